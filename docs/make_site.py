@@ -42,6 +42,7 @@ PLACES = {
     "quanterr/guide": "guide/index.md",
     **{f"quanterr/guide/{topic}.md": f"guide/{topic}.md" for topic in guide.TOPICS},
 }
+SOURCES = "https://raw.githubusercontent.com/quanterr/quanterr/main"  # of pages as plain Markdown
 LANGUAGES = {".yml": "yaml", ".toml": "toml", ".jq": "jq", ".py": "python"}
 OF_CI = "# Continuous integration\n\nFiles to copy. [Gates](guide/gates.md) explains what they do.\n"
 OF_RECORDERS = (
@@ -63,6 +64,7 @@ def main() -> None:
         if source.endswith(".md"):
             write(place, adapt_links((ROOT / source).read_text("utf-8"), source))
     write("guide/index.md", make_guide_index())
+    write("llms.txt", make_llms_txt())
     write("ci.md", show_files(OF_CI, sorted((ROOT / "examples/ci").iterdir())))
     write("recording.md", show_files(OF_RECORDERS, [ROOT / name for name in RECORDERS]))
     write("licence.md", f"# Licence\n\n```\n{(ROOT / 'LICENSE').read_text('utf-8')}```\n")
@@ -118,11 +120,20 @@ def adapt_links(text: str, source: str) -> str:
 
 def make_guide_index() -> str:
     """Return the list of pages with the first sentence of each."""
-    lines = ["# Guide", "", "`quanterr guide` shows these pages in a terminal.", ""]
-    for topic in guide.TOPICS:
-        title, _, first = guide.read_page(topic).splitlines()[:3]
-        lines.append(f"- [{title.removeprefix('# ')}]({topic}.md): {first}")
-    return "\n".join(lines)
+    return "\n".join(["# Guide", "", "`quanterr guide` shows these pages in a terminal.", "", *list_pages("{}.md")])
+
+
+def list_pages(address: str) -> list[str]:
+    """Return a line with a link for each page of the guide."""
+    pages = {topic: guide.read_page(topic).splitlines() for topic in guide.TOPICS}
+    return [f"- [{lines[0].removeprefix('# ')}]({address.format(topic)}): {lines[2]}" for topic, lines in pages.items()]
+
+
+def make_llms_txt() -> str:
+    """Return the list of the guide's pages as Markdown for language models, in the form of llmstxt.org."""
+    summary = (ROOT / "README.md").read_text("utf-8").split("\n\n")[1].replace("\n", " ")
+    lines = ["# quanterr", "", f"> {summary}", "", "Begin with the page on automation.", "", "## Guide", ""]
+    return "\n".join([*lines, *list_pages(f"{SOURCES}/quanterr/guide/{{}}.md")]) + "\n"
 
 
 def show_files(text: str, files: Iterable[Path]) -> str:

@@ -42,6 +42,8 @@ COMMANDS = {
     "mistake-session": "quanterr compare original.safetensors quantized.safetensors -l atn",
     "specification-session": "quanterr formats eetq",
     "number-session": "quanterr explain floor",
+    "automation-session": "quanterr compare original.safetensors quantized.safetensors --thresholds int8 -q "
+    "-o report.json",
 }
 
 

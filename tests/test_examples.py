@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+from types import ModuleType
 
 import make_guide
 import pytest
@@ -71,6 +73,50 @@ def test_the_library_session_runs(model, tmp_path):
     assert 0 == done.returncode, done.stderr
     assert "verdict: pass" in done.stdout
     assert (tmp_path / "report.json").exists()
+
+
+def test_actions_have_the_versions_of_our_own_workflows():
+    ours = dict(re.findall(r"uses: (actions/[\w-]+)@\w+ # v(\d+)", read_all(make_guide.ROOT / ".github/workflows")))
+    theirs = re.findall(r"uses: (actions/[\w-]+)@v(\d+)", read_all(EXAMPLES / "ci"))
+    both = [(name, version, ours[name]) for name, version in theirs if name in ours]
+
+    assert both
+    assert [] == [one for one in both if one[1] != one[2]]
+
+
+def read_all(folder):
+    return "\n".join(path.read_text() for path in sorted(folder.glob("*.yml")))
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "wandb", "trackio"])
+def test_numbers_are_logged_under_names_that_every_tracker_takes(tracker, model, tmp_path, monkeypatch):
+    """The trackers themselves are not installed here: this stands in for the calls that all three have."""
+    logged = {}
+
+    class Tracker(ModuleType):
+        def __getattr__(self, name):
+            return self
+
+        def __call__(self, *values, **_):
+            if values and isinstance(values[0], dict):
+                logged.update(values[0])
+            return self
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setitem(sys.modules, tracker, Tracker(tracker))
+    quanterr.sweep(model, "int8_row,fp8_row", layers="layers").save(tmp_path / "ranking.json")
+    monkeypatch.setattr(sys, "argv", ["track.py", str(tmp_path / "ranking.json"), "--to", tracker])
+    runpy.run_path(str(EXAMPLES / "track.py"), run_name="__main__")
+
+    expected = quanterr.read_document(tmp_path / "ranking.json").metrics()
+    assert logged == expected
+    assert logged["int8_row/rank"] == 1.0
+    assert [] == [name for name in logged if not re.fullmatch(r"[\w./ -]+", name)]  # what MLflow allows
 
 
 class TestJobs:

@@ -6,6 +6,7 @@ import pytest
 import sample_documents as sample
 from forked import call
 from msgspec.structs import replace
+from sample_reports import report_of, small
 
 import quanterr
 from quanterr.documents.evaluation.values import VOCABULARY
@@ -245,3 +246,34 @@ def test_a_checkpoint_is_no_baseline(stored, tmp_path):
 
     assert Status.UNREADABLE == done.returncode
     assert "is a checkpoint, not a report" in done.stderr
+
+
+class TestMetrics:
+    @pytest.mark.parametrize("make", ["evaluation", "ranking", "plan", "inspection", "images"])
+    def test_every_number_of_a_document_has_a_name_that_gates_know(self, make):
+        document = getattr(sample, make)()
+        numbers = document.metrics()
+        of_subject = {name.rpartition("/")[2] for name in numbers}
+
+        assert of_subject
+        for name in of_subject:
+            parse(f"{name} >= 0", KINDS[document.schema_].values.VOCABULARY)
+
+    def test_numbers_of_a_report_are_those_that_gates_judge(self):
+        report = replace(report_of(small()), findings=[])
+        numbers = report.metrics()
+        rules = [f"global({name[7:]}) == {value!r}" for name, value in numbers.items() if name.startswith("global/")]
+        rules += [f"{name} == {value!r}" for name, value in numbers.items() if not name.startswith("global/")]
+
+        assert len(rules) > 10
+        judged = quanterr.judge(report, require=[rule for rule in rules if "inf" not in rule])
+        assert {"pass"} == {gate.status for gate in judged.gates}
+
+    def test_numbers_of_candidates_begin_with_their_names(self):
+        evaluation = sample.evaluation()
+
+        numbers = evaluation.metrics()
+
+        first = evaluation.candidates[0]
+        assert numbers[f"{first.name}/kld_mean"] == first.scores.kld_mean
+        assert {name.rpartition("/")[0] for name in numbers} == {one.name for one in evaluation.candidates}

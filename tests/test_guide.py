@@ -18,8 +18,8 @@ from quanterr import guide
 from quanterr.errors import Status, UsageError
 
 README = make_guide.README.read_text()
-OUTPUTS_PAGE = (guide.PAGES / "outputs.md").read_text()
-RECIPES = re.findall(r"^jq ((?:-es )?'[^']+') report\.json$", OUTPUTS_PAGE, re.MULTILINE)
+PAGE_OF_JQ = (guide.PAGES / "automation.md").read_text()
+RECIPES = re.findall(r"^jq ((?:-es )?'[^']+') report\.json$", PAGE_OF_JQ, re.MULTILINE)
 ISSUED = [
     "'.layers | sort_by(.snr_db) | .[0:5]'",
     "'.layers | map({name: .layer_name, mae: .mean_absolute_error})'",

@@ -98,7 +98,9 @@ class Subject:
 
     def list_metrics(self) -> dict[str, float]:
         """Return the metrics of the subject itself that have a value; global(snr_db) is called ``global/snr_db``."""
-        both = {f"global/{name}": self.get_model_metric(name) for name in self.vocabulary.model} | dict(self.whole)
+        both = {f"global/{name}": self.get_model_metric(name) for name in self.vocabulary.model} | {
+            name: self.whole[name] for name in self.vocabulary.whole
+        }
         return {name: float(value) for name, value in both.items() if value is not None}
 
     def find_cause(self, metric: str, item: str | None) -> str | None:

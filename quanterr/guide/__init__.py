@@ -44,6 +44,7 @@ TOPICS = (
     "outputs",
     "settings",
     "library",
+    "automation",
     "troubleshooting",
     "numbers",
     "producers",
