@@ -45,12 +45,8 @@ TESTS ?= -m 'not slow'
 tests: install ## pytest, without tests marked slow
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
-# Whole commands, browsers, properties and damage: what the inner loop leaves to `make test`.
-SESSIONS = bad_inputs cli diff examples faults files fuzz gate_command guide html_in_browser injection mutate outputs \
-	rank_command render settings integers formats
-
 test-fast: install ## the tests of the inner loop (45 s)
-	$(MAKE) --no-print-directory tests TESTS="-m 'not slow' $(SESSIONS:%=--ignore=tests/test_%.py)"
+	$(MAKE) --no-print-directory tests TESTS="-m 'not slow and not session'"
 
 test-slow: install ## tests marked slow: whole processes, many inputs
 	$(MAKE) --no-print-directory tests TESTS='-m slow'

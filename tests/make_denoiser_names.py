@@ -1,6 +1,6 @@
 """Generate quanterr/pairing/converters/denoisers.json by running diffusers' single-file converters on labels.
 
-python tests/make_denoiser_names.py        tests/test_denoiser_names.py checks the file against diffusers
+python tests/make_denoiser_names.py        tests/pairing/test_denoiser_names.py checks the file against diffusers
 
 Every row of a small file in the authors' names gets a label of its own, one integer. Where the labels end up shows
 which parameters of diffusers a stored tensor holds, and in which order.
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import diffusers
 import torch
-from denoisers import FAMILIES, SDXL, UNET, converter, renamed, unet_names, wan, z_image
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+from support.denoisers import FAMILIES, SDXL, UNET, converter, renamed, unet_names, wan, z_image
 
 FILE = Path(__file__).resolve().parent.parent / "quanterr" / "pairing" / "converters" / "denoisers.json"
 SOURCE = (

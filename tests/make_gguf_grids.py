@@ -1,6 +1,6 @@
 """Generate quanterr/formats/shared/ggml_grids.py from the tables of the gguf package.
 
-python tests/make_gguf_grids.py        tests/test_gguf_grids.py checks the file against the package
+python tests/make_gguf_grids.py        tests/formats/test_gguf_grids.py checks the file against the package
 """
 
 import base64

@@ -5,7 +5,7 @@ The package on PyPI is older than llama.cpp. The source distribution of llama-cp
     pip download --no-binary :all: --no-deps llama-cpp-python==0.3.36        and unpack it
     PYTHONPATH=llama_cpp_python-0.3.36/vendor/llama.cpp/gguf-py python tests/make_gguf_names.py
 
-tests/test_gguf_names.py checks the file against the installed package.
+tests/pairing/test_gguf_names.py checks the file against the installed package.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Generate the parts of README.md and of the guide that the program defines, and put them in place.
 
-python tests/make_guide.py        tests/test_guide.py checks the files against them
+python tests/make_guide.py        tests/guide/test_guide.py checks the files against them
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from forked import call
+from support.forked import call
 
 from quanterr.metrics.scores import Score
 
@@ -124,7 +124,7 @@ def formats() -> str:
 
 def conversions() -> str:
     """Return a table of the golden conversions that are compared completely."""
-    from conversions import CONVERTERS, REFUSED, read_golden
+    from support.conversions import CONVERTERS, REFUSED, read_golden
 
     rows = ["| converter | models |", "|---|---|"]
     for converter in CONVERTERS:
@@ -177,7 +177,7 @@ def block_map() -> str:
     import io
 
     from rich.console import Console
-    from sample_reports import report_of, small
+    from support.sample_reports import report_of, small
 
     from quanterr.documents.comparison.view import map_cells
     from quanterr.outputs.block_map import draw_block_maps

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from browsing import BROWSER, DRIVER, started
 from msgspec.structs import replace
 from PIL import Image
-from sample_reports import Model, report_of
+from support.browsing import BROWSER, DRIVER, started
+from support.sample_reports import Model, report_of
 
 from quanterr.outputs.page import rendering as html
 

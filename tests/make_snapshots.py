@@ -1,6 +1,6 @@
 """Write the outputs of small documents as snapshots, to review before a change is accepted.
 
-python tests/make_snapshots.py        tests/test_outputs.py compares the outputs with tests/snapshots
+python tests/make_snapshots.py        tests/outputs/test_outputs.py compares the outputs with tests/snapshots
 """
 
 import io
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import sample_documents
 from rich.console import Console
-from sample_reports import report_of, tiny
+from support import sample_documents
+from support.sample_reports import report_of, tiny
 
 from quanterr.documents.diff.base import Difference
 from quanterr.outputs import OUTPUTS

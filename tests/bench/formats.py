@@ -35,7 +35,7 @@ from quanterr.tensors.workspace import Workspace
 from quanterr.util.platform import usable_cores
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from gguf_stored import Stored, write_gguf
+from support.gguf_stored import Stored, write_gguf
 
 Tensors = dict[str, Tensor]
 FP8, E8M0 = torch.float8_e4m3fn, torch.uint8

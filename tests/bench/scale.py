@@ -157,7 +157,7 @@ def from_server(folder: Path, pair: list[str], rate: float) -> None:
 
 def count_requests(path: Path) -> None:
     """What opening a checkpoint of many tensors takes."""
-    from serving import serving
+    from support.serving import serving
 
     from quanterr.checkpoints import open_checkpoint
 

@@ -20,7 +20,7 @@ from bench import COLS, ROWS, make
 HUB = """
 import sys
 from pathlib import Path
-from serving import serving_hub
+from support.serving import serving_hub
 folder, limit, window, lifetime = sys.argv[1:]
 with serving_hub(Path(folder), int(limit), float(window), int(lifetime)) as hub:
     print(hub.url, flush=True)

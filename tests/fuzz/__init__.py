@@ -8,5 +8,5 @@
     finding.py             what counts as a defect
 
 A target makes an input of a Random and checks it: the check returns what came of it and raises only on a
-defect. tests/test_fuzz.py runs a few inputs of each; `make fuzz` a million (python -m fuzz, in tests/).
+defect. tests/project/test_fuzz.py runs a few inputs of each; `make fuzz` a million (python -m fuzz, in tests/).
 """

@@ -12,7 +12,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-from gguf_stored import ARRAY, BOOL, F32, I32, IDS, TEXT, U8, U16, U32, U64, padded, text
+from support.gguf_stored import ARRAY, BOOL, F32, I32, IDS, TEXT, U8, U16, U32, U64, padded, text
 
 from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, changed_bytes, few, number, other_text

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from sample_reports import report_of, tiny
-from stored import original, quantized, write
+from support.sample_reports import report_of, tiny
+from support.stored import original, quantized, write
 
 import quanterr
 from fuzz.finding import Target, folder, refusal, require

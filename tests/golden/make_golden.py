@@ -1,4 +1,4 @@
-"""Makes the golden files of tests/test_formats.py.
+"""Makes the golden files of tests/formats/test_formats.py.
 
     python tests/golden/make_golden.py FIXTURES
 

@@ -1,4 +1,4 @@
-"""Makes the golden files of the GGUF formats for tests/test_formats.py.
+"""Makes the golden files of the GGUF formats for tests/formats/test_formats.py.
 
     python tests/golden/make_golden_gguf.py FIXTURES        needs numpy, safetensors and gguf
 
@@ -104,7 +104,7 @@ def save(format: str, case: str, kind: str, stored: Arrays, values: Arrays, orig
     path = HERE / format / f"{case}.gguf"
     path.parent.mkdir(exist_ok=True)
     if kind == "Q2_0":  # gguf-py does not know it
-        from gguf_stored import Stored, gguf
+        from support.gguf_stored import Stored, gguf
 
         tensors = [Stored(name, kind, values[name].shape, array.tobytes()) for name, array in stored.items()]
         path.write_bytes(gguf(tensors))

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # tests/packing.py
+sys.path.insert(0, str(Path(__file__).parent.parent))  # tests/support/packing.py
 
-import packing
+from support import packing
 
 Tensors = dict[str, Tensor]
 Ends = tuple[int | None, ...]  # where each axis is cut

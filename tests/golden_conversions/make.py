@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conversions import applied, elements_of, gather, read_golden, write_golden
 from llama_cpp_runs import LlamaCpp
 from mlx_runs import Mlx
 from originals import ORIGINALS, Original, write_original
 from safetensors.numpy import save_file
+from support.conversions import applied, elements_of, gather, read_golden, write_golden
 
 LABEL_BITS = 21  # labels are 1 + k·2^-21: they stay distinct, and sums with small numbers exact, in float32
 FUNCTIONS = ("exp", "negexp", "softplus")

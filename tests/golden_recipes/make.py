@@ -1,4 +1,4 @@
-"""Writes what the libraries that recipes follow make of a few weights: tests/test_recipes.py holds the recipes to it.
+"""Writes what the libraries that recipes follow make of a few weights, for tests/recipes/test_recipes.py.
 
     pip install compressed-tensors==0.20.0 bitsandbytes==0.50.2 torchao==0.18.0 gguf==0.19.0 ml_dtypes==0.6.0 \
         'mlx[cpu]==0.32.4'

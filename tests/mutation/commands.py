@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from casting import swapped_rows
-from forked import call
 from safetensors.torch import save_file
+from support.casting import swapped_rows
+from support.forked import call
 
 from mutation import files
 from mutation.judging import STRUCTURAL, Outcome

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from making import CPU, dequantized, planned
 from safetensors.torch import load_file, save_file
+from support.making import CPU, dequantized, planned
 
 import quanterr
 from mutation.accidents import MUTATIONS, Mutation, Stored, Weight

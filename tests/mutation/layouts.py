@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import packing
 import torch
 from safetensors.torch import load_file
+from support import packing
 from torch import Tensor
 
 from mutation.coding import E4M3, SIGNED_E2M1, Coded, Grid, Layout, Stored, integers, of_table

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import packing
 import torch
 from safetensors.torch import load_file, save_file
+from support import packing
 from torch import Tensor
 
 import quanterr

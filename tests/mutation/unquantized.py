@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import casting
 import torch
+from support import casting
 from torch import Tensor
 
 from mutation.coding import Coded, Layout, sound

@@ -9,8 +9,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from gguf_stored import Stored, architecture, write_gguf
 from safetensors.torch import save_file
+from support.gguf_stored import Stored, architecture, write_gguf
 from torch import Tensor
 
 import quanterr

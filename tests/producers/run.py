@@ -28,8 +28,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
-from making import dequantized, planned  # noqa: E402  # tests/making.py
 from safetensors.torch import load_file  # noqa: E402
+from support.making import dequantized, planned  # noqa: E402  # tests/support/making.py
 from torch import Tensor  # noqa: E402
 
 import quanterr  # noqa: E402

@@ -1,0 +1,737 @@
+import errno
+import os
+import tempfile
+import time
+from math import prod
+from pathlib import Path
+
+import pytest
+import safetensors
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.making import NEW_LIBRARY
+from support.stored import as_header, entry, original, raw_header, shards, write, write_index
+
+from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints.base import DTYPE_BITS, CheckpointFile
+from quanterr.checkpoints.hub_cache import cache_folder
+from quanterr.errors import CheckpointError, UsageError
+
+A, B, C = ({name: torch.full((2, 3), value)} for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0)))
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path, monkeypatch):
+    """A cache of the tests' own, and a current folder where nothing is called like a model."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    found = tmp_path / "model"
+    found.mkdir()
+    return found
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """An open file of ten bytes."""
+    path = tmp_path / "digits"
+    path.write_bytes(b"0123456789")
+    file = CheckpointFile(path)
+    yield file
+    file.close()
+
+
+def opened(path):
+    """What is stored there, closed again."""
+    with open_checkpoint(path) as checkpoint:
+        return checkpoint
+
+
+def names_of(path):
+    return list(opened(path).entries)
+
+
+def refusal(error, path):
+    """The message with which a checkpoint is refused."""
+    with pytest.raises(error) as raised:
+        open_checkpoint(path)
+    return str(raised.value)
+
+
+def cached(hub, name="models--org--name", revision="main", inside="model.safetensors"):
+    """A model as the Hub's own library caches it: links to blobs; returns its snapshot."""
+    snapshot = hub / name / "snapshots" / COMMIT
+    blob = write(hub / name / "blobs" / f"{len(inside):064}", A)
+    (snapshot / inside).parent.mkdir(parents=True)
+    (snapshot / inside).symlink_to(os.path.relpath(blob, (snapshot / inside).parent))
+    (hub / name / "refs").mkdir()
+    (hub / name / "refs" / revision).write_text(f"{COMMIT}\n")
+    return snapshot
+
+
+# One file
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "flux1-dev.sft", "no_suffix", "größe.safetensors", "a b"])
+def test_a_file_is_opened_whatever_it_is_called(tmp_path, name):
+    path = write(tmp_path / name, original(), {"format": "pt"})
+
+    checkpoint = opened(path)
+
+    assert (str(path), "file", None) == (checkpoint.path, checkpoint.kind, checkpoint.revision)
+    assert set(original()) == set(checkpoint.entries)
+    assert ({"format": "pt"},) == checkpoint.metadata
+    assert () == checkpoint.notes
+
+
+def test_a_path_may_be_a_string_or_a_path(tmp_path):
+    path = write(tmp_path / "model.safetensors", A)
+
+    assert names_of(path) == names_of(str(path))
+
+
+@pytest.mark.parametrize("name", [b"\xff.safetensors", b"\xe9/model.safetensors"])
+def test_a_name_need_not_be_unicode(tmp_path, name):
+    path = tmp_path / os.fsdecode(name)
+    path.parent.mkdir(exist_ok=True)
+
+    assert ["a"] == names_of(write(path, A))
+
+
+def test_a_link_is_followed(tmp_path):
+    write(tmp_path / "blob", A)
+    (tmp_path / "model.safetensors").symlink_to("blob")
+
+    assert ["a"] == names_of(tmp_path / "model.safetensors")
+
+
+def test_an_entry_says_what_is_stored(tmp_path):
+    with open_checkpoint(write(tmp_path / "model.safetensors", original())) as checkpoint:
+        found = checkpoint.entries["model.layers.0.mlp.up_proj.weight"]
+
+        assert ("BF16", (32, 16)) == (found.dtype, found.shape)
+        assert (512, 16, 1_024) == (found.n, found.bits, found.nbytes)
+        assert "model.layers.0.mlp.up_proj.weight (BF16 [32, 16])" == str(found)
+        assert (16 * 16 + 32 * 16 + 16) * 2 == checkpoint.nbytes
+
+
+def test_entries_come_as_the_header_lists_them(tmp_path):
+    fields = {name: entry(offsets=(4 * n, 4 * n + 4)) for name, n in (("z", 1), ("a", 2), ("m", 0))}
+    path = raw_header(tmp_path / "model.safetensors", as_header(fields), b"mmmmzzzzaaaa")
+
+    with open_checkpoint(path) as checkpoint:
+        read = {name: found.read() for name, found in checkpoint.entries.items()}
+
+    assert ["z", "a", "m"] == list(read)
+    assert {"z": b"zzzz", "a": b"aaaa", "m": b"mmmm"} == read
+
+
+def test_a_header_may_be_padded_with_spaces(tmp_path):
+    path = raw_header(tmp_path / "model.safetensors", as_header({"w": entry()}) + b"   ", b"1234")
+
+    assert ["w"] == names_of(path)
+
+
+@pytest.mark.skipif(not NEW_LIBRARY, reason="this safetensors knows fewer dtypes")
+def test_every_dtype_of_the_library_is_known(tmp_path):
+    for dtype, bits in DTYPE_BITS.items():
+        path = tmp_path / dtype
+        raw_header(path, as_header({"w": entry(dtype, (8,), (0, bits))}), bytes(bits))
+
+        assert bits == opened(path).entries["w"].bits
+
+
+def test_a_checkpoint_is_closed_behind_its_block(tmp_path):
+    with open_checkpoint(write(tmp_path / "model.safetensors", A)) as checkpoint:
+        pass
+    checkpoint.close()
+
+    with pytest.raises(CheckpointError, match=r"read failed at byte .*: EBADF"):
+        checkpoint.entries["a"].read()
+
+
+def test_no_file_stays_open_when_opening_fails(folder):
+    write(folder / "model-00001-of-00002.safetensors", A)
+    raw_header(folder / "model-00002-of-00002.safetensors", b"[]")
+    before = os.listdir("/dev/fd")
+
+    refusal(CheckpointError, folder)
+
+    assert len(before) == len(os.listdir("/dev/fd"))
+
+
+# Folders and indexes
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "flux1-dev.sft", "diffusion_pytorch_model.safetensors"])
+def test_a_folder_with_a_single_file_is_that_file(folder, name):
+    write(folder / name, A)
+    (folder / "README.md").write_text("")
+
+    checkpoint = opened(folder)
+
+    assert (str(folder), "folder", ["a"]) == (checkpoint.path, checkpoint.kind, list(checkpoint.entries))
+
+
+def test_a_folder_with_an_index_has_all_its_shards(folder):
+    checkpoint = opened(shards(folder, A, B, C))
+
+    assert ("folder", ["a", "b", "c"]) == (checkpoint.kind, list(checkpoint.entries))
+    assert 3 == len(checkpoint.files)
+    assert "model-00002-of-00003.safetensors" == checkpoint.entries["b"].file.path.name
+
+
+def test_an_index_may_be_named_itself(folder):
+    shards(folder, A, B)
+
+    checkpoint = opened(folder / "model.safetensors.index.json")
+
+    assert ("index", ["a", "b"]) == (checkpoint.kind, list(checkpoint.entries))
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "sft"])
+def test_shards_need_no_index(folder, suffix):
+    shards(folder, A, B, index=False)
+    for path in folder.iterdir():
+        path.rename(path.with_suffix(f".{suffix}"))
+
+    assert ["a", "b"] == names_of(folder)
+
+
+def test_an_index_of_another_name_is_found(folder):
+    write(folder / "weights.safetensors", A)
+    write_index(folder, {"a": "weights.safetensors"}, "diffusion_pytorch_model.safetensors.index.json")
+
+    assert ["a"] == names_of(folder)
+
+
+def test_of_several_indexes_that_of_the_model_is_taken(folder):
+    shards(folder, A, B)
+    write(folder / "adapter.safetensors", C)
+    write_index(folder, {"c": "adapter.safetensors"}, "adapter.safetensors.index.json")
+
+    assert ["a", "b"] == names_of(folder)
+
+
+def test_a_shard_alone_is_opened_when_it_is_named(folder):
+    shards(folder, A, B)
+
+    assert ["b"] == names_of(folder / "model-00002-of-00002.safetensors")
+
+
+def test_the_second_copy_that_mistral_ships_is_left_aside(folder):
+    shards(folder, A, B, index=False)
+    write(folder / "consolidated.safetensors", C)
+
+    assert ["a", "b"] == names_of(folder)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model.safetensors", "model.fp16.safetensors"],
+        ["model.safetensors", "model.sft"],
+        ["a-00001-of-00001.safetensors", "b-00001-of-00001.safetensors"],
+        ["a-00001-of-00001.safetensors", "a-00001-of-00002.safetensors"],
+        ["a-00001-of-00001.safetensors", "extra.safetensors"],
+    ],
+)
+def test_a_folder_with_several_checkpoints_is_ambiguous(folder, names):
+    for name in names:
+        write(folder / name, A)
+
+    with pytest.raises(UsageError) as raised:
+        open_checkpoint(folder)
+
+    assert 2 == raised.value.status
+    assert f"ambiguous, choose one of {', '.join(sorted(names))}" in str(raised.value)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_all_missing_shards_are_listed_at_once(folder, index):
+    shards(folder, A, B, C, index=index)
+    for number in (1, 3):
+        (folder / f"model-{number:05}-of-00003.safetensors").unlink()
+
+    message = refusal(CheckpointError, folder)
+
+    assert f"{folder}: 2 of 3 shards missing: " in message
+    assert message.endswith("model-00001-of-00003.safetensors, model-00003-of-00003.safetensors")
+
+
+@pytest.mark.parametrize("denoiser", ["transformer", "unet"])
+def test_the_folder_of_a_pipeline_is_its_denoiser(folder, denoiser):
+    for name in (denoiser, "vae", "text_encoder"):
+        (folder / name).mkdir()
+        write(folder / name / "diffusion_pytorch_model.safetensors", A)
+    (folder / denoiser / "config.json").write_text('{"_class_name": "X"}')
+    (folder / "model_index.json").write_text("{}")
+
+    checkpoint = opened(folder)
+
+    assert (f"{folder}/{denoiser}", "folder", []) == (checkpoint.path, checkpoint.kind, list(checkpoint.notes))
+    assert {"config.json": {"_class_name": "X"}} == checkpoint.config
+
+
+def test_a_pipeline_with_two_denoisers_is_ambiguous(folder):
+    for name in ("transformer", "transformer_2"):
+        (folder / name).mkdir()
+    (folder / "model_index.json").write_text("{}")
+
+    told = f"a pipeline with several denoisers, choose one of {folder}/transformer, {folder}/transformer_2"
+    assert told in refusal(UsageError, folder)
+
+
+def test_a_pipeline_with_weights_of_its_own_is_these_weights(folder):
+    (folder / "transformer").mkdir()
+    (folder / "model_index.json").write_text("{}")
+    write(folder / "model.safetensors", A)
+
+    assert str(folder) == opened(folder).path
+
+    write(folder / "ae.safetensors", A)
+
+    assert "choose one of ae.safetensors, model.safetensors, transformer/" in refusal(UsageError, folder)
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [((), "it is empty"), (("b.bin", "a.txt"), "it holds a.txt, b.bin"), (("x\x1b",), "x\\x1b")],
+)
+def test_a_folder_without_weights_says_what_it_holds(folder, held, told):
+    for name in held:
+        (folder / name).write_text("")
+
+    message = refusal(CheckpointError, folder)
+
+    assert "no checkpoint found (looked for *.safetensors.index.json, *.safetensors, *.sft and *.gguf; " in message
+    assert told in message
+
+
+def test_tensors_that_the_index_leaves_out_are_noted(folder):
+    write(folder / "weights.safetensors", A | B)
+
+    checkpoint = opened(write_index(folder, {"a": "weights.safetensors"}))
+
+    assert ["a", "b"] == list(checkpoint.entries)
+    assert 1 == len(checkpoint.notes)
+    assert checkpoint.notes[0].endswith(": index does not list b; compared anyway")
+
+
+def test_a_shard_that_the_index_does_not_name_is_noted(folder):
+    shards(folder, A, B)
+    assert () == opened(folder).notes
+    write_index(folder, dict.fromkeys(A, "model-00001-of-00002.safetensors"))
+    write(folder / "model-00003-of-00009.safetensors", B)  # of another series
+    checkpoint = opened(folder)
+
+    assert list(A) == list(checkpoint.entries)
+    assert (
+        f"{folder}: index does not name model-00002-of-00002.safetensors, which is in the same folder; ignored",
+    ) == checkpoint.notes
+
+
+def test_an_unknown_field_of_an_entry_is_noted(tmp_path):
+    path = raw_header(tmp_path / "w.safetensors", as_header({"w": entry(strides=[1])}), b"1234")
+
+    assert (f'{path}: w: ignoring unknown field "strides"',) == opened(path).notes
+
+
+# What is stored with the weights
+
+
+def test_the_configuration_beside_a_folder_is_read(folder):
+    shards(folder, A, B)
+    (folder / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    expected = {
+        "config.json": {"quantization_config": {"quant_method": "fp8"}},
+        "hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}},
+    }
+
+    assert expected == opened(folder).config
+    assert expected == opened(folder / "model.safetensors.index.json").config
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "flux1-dev.safetensors"])
+def test_the_configuration_beside_a_single_file_is_read(folder, name):
+    write(folder / name, A)
+    (folder / "config.json").write_text('{"a": 1}')
+
+    assert {"config.json": {"a": 1}} == opened(folder / name).config
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        (b'{"a": NaN, "b": -Infinity}', ["a", "b"]),
+        (b'{"a": 1, "a": 2}', ["a"]),
+        (b'{"a": ', None),
+        (b"\xff", None),
+        (b"[" * 200_000, None),
+        (b'{"a": ' + b"1" * 5_000 + b"}", None),
+    ],
+)
+def test_a_configuration_is_a_hint_and_never_stops_the_comparison(folder, text, config):
+    write(folder / "model.safetensors", A)
+    (folder / "config.json").write_bytes(text)
+
+    found = opened(folder).config.get("config.json")
+
+    assert config == (found and list(found))
+
+
+def test_a_huge_configuration_is_left_unread(folder):
+    write(folder / "model.safetensors", A)
+    (folder / "config.json").write_text("{}")
+    os.truncate(folder / "config.json", 16 * 2**20 + 1)
+
+    assert {} == opened(folder).config
+
+
+@pytest.mark.parametrize(
+    "made",
+    [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path), lambda path: os.symlink("/dev/null", path)],
+    ids=["FIFO", "folder", "/dev/zero", "/dev/null"],
+)
+def test_a_configuration_that_is_no_regular_file_is_ignored_at_once(folder, made):
+    write(folder / "model.safetensors", A)
+    made(folder / "config.json")
+
+    with open_checkpoint(folder) as checkpoint:
+        assert {} == checkpoint.config
+        assert (f"{folder}/config.json: ignored: not a regular file",) == checkpoint.notes
+
+
+def test_a_revision_that_is_no_regular_file_is_ignored_at_once(hub):
+    cached(hub)
+    revision = hub / "models--org--name" / "refs" / "main"
+    revision.unlink()
+    os.mkfifo(revision)
+
+    with pytest.raises(CheckpointError, match="nor in the Hugging Face cache"):
+        open_checkpoint("org/name")
+
+
+# The cache of the Hub
+
+
+@pytest.mark.parametrize("given", ["org/name", "hf://org/name", "hf://org/name@main", f"org/name@{COMMIT}"])
+def test_a_cached_model_is_opened_by_its_name(hub, given):
+    cached(hub)
+
+    checkpoint = opened(given)
+
+    assert (given, COMMIT, ["a"]) == (checkpoint.path, checkpoint.revision, list(checkpoint.entries))
+
+
+def test_a_part_of_a_cached_model_is_opened_by_its_path(hub):
+    cached(hub, revision="v1.0", inside="transformer/diffusion_model.safetensors")
+
+    for inside in ("transformer", "transformer/diffusion_model.safetensors"):
+        checkpoint = opened(f"hf://org/name@v1.0/{inside}")
+
+        assert (COMMIT, ["a"]) == (checkpoint.revision, list(checkpoint.entries))
+
+
+def test_the_denoiser_of_a_cached_pipeline_is_opened(hub):
+    snapshot = cached(hub, inside="transformer/diffusion_model.safetensors")
+    (snapshot / "model_index.json").write_text("{}")
+
+    for name in ("org/name", "hf://org/name"):
+        checkpoint = opened(name)
+
+        assert ("hf://org/name/transformer", ["a"]) == (checkpoint.path, list(checkpoint.entries))
+        assert ["a"] == list(opened(checkpoint.path).entries)
+
+
+def test_links_of_an_index_and_shards_into_the_blobs_are_followed(hub):
+    snapshot = cached(hub, inside="model-00001-of-00001.safetensors")
+    blob = write_index(hub / "models--org--name" / "blobs", {"a": "model-00001-of-00001.safetensors"}, "e0f1")
+    (snapshot / "model.safetensors.index.json").symlink_to(os.path.relpath(blob, snapshot))
+
+    assert ["a"] == names_of("org/name")
+
+
+def test_a_folder_of_that_name_goes_before_the_cache(hub):
+    cached(hub)
+    write(Path("org/name/model.safetensors"), B)
+
+    checkpoint = opened("org/name")
+
+    assert (None, ["b"]) == (checkpoint.revision, list(checkpoint.entries))
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    assert tmp_path / "hub" == cache_folder()
+
+    monkeypatch.delenv("HF_HUB_CACHE")
+    assert tmp_path / "home" / "hub" == cache_folder()
+
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert tmp_path / "xdg" / "huggingface" / "hub" == cache_folder()
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tmp_path / ".cache" / "huggingface" / "hub" == cache_folder()
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ("org/name", "hf download org/name"),
+        ("hf://org/name", "hf download org/name"),
+        ("org/name@v2", "hf download org/name --revision v2"),
+        ("hf://org/name@v2/unet", "hf download org/name --revision v2"),
+    ],
+)
+def test_what_is_not_cached_says_how_to_get_it(hub, given, command):
+    message = refusal(CheckpointError, given)
+
+    assert f"nor in the Hugging Face cache ({hub}); get it with `{command}`" in message
+
+
+def test_a_revision_that_is_not_cached_is_not_replaced_by_another(hub):
+    cached(hub)
+
+    assert "--revision v2" in refusal(CheckpointError, "org/name@v2")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["hf://org", "hf://", "hf://../name", "hf://org/..", "hf://org/name/../../x", "hf://org/name@a b"],
+)
+def test_what_is_no_name_of_a_model_is_refused(given):
+    assert "no such file, and not a model id like org/name" in refusal(CheckpointError, given)
+
+
+# Reading
+
+
+@pytest.mark.parametrize(("offset", "n", "read"), [(0, 10, b"0123456789"), (3, 4, b"3456"), (10, 0, b"")])
+def test_any_range_of_a_file_is_read(stored, offset, n, read):
+    assert read == stored.read(offset, n)
+
+
+@pytest.mark.parametrize(("offset", "n"), [(0, 11), (9, 2), (10, 1), (100, 1)])
+def test_a_range_behind_the_end_is_an_error_that_says_where_the_file_ends(stored, offset, n):
+    with pytest.raises(CheckpointError, match=rf"ends at byte {max(offset, 10)}, .*truncated"):
+        stored.read(offset, n)
+
+
+def test_a_file_that_gets_shorter_is_an_error_and_no_signal(tmp_path):
+    with open_checkpoint(write(tmp_path / "model.safetensors", A)) as checkpoint:
+        os.truncate(tmp_path / "model.safetensors", checkpoint.files[0].size - 1)
+
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: changed while being read \(size"):
+            checkpoint.entries["a"].read()
+
+
+def test_a_read_that_brings_less_is_continued(stored, monkeypatch):
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, views, offset: preadv(fd, [views[0][:3]], offset))
+
+    assert b"123456789" == stored.read(1, 9)
+
+
+def failing(monkeypatch, code, times):
+    """Reading fails so many times, as on a network; returns the pauses made between."""
+    preadv, pauses, calls = os.preadv, [], []
+
+    def read(*arguments):
+        calls.append(arguments)
+        if len(calls) <= times:
+            raise OSError(code, os.strerror(code))
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    return pauses
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_read_that_fails_for_a_moment_is_repeated(stored, monkeypatch, code):
+    pauses = failing(monkeypatch, code, times=3)
+
+    assert b"456" == stored.read(4, 3)
+    assert 3 == len(pauses)
+    assert pauses[0] < pauses[1] < pauses[2]
+
+
+def test_a_read_that_keeps_failing_is_an_error_that_says_where(stored, monkeypatch):
+    failing(monkeypatch, errno.EIO, times=100)
+
+    with pytest.raises(CheckpointError, match=r"digits: read failed at byte 4: EIO") as raised:
+        stored.read(4, 3)
+
+    assert 3 == raised.value.status
+
+
+def test_other_errors_are_not_repeated(stored, monkeypatch):
+    pauses = failing(monkeypatch, errno.EINVAL, times=1)
+
+    with pytest.raises(CheckpointError, match="read failed at byte 0: EINVAL"):
+        stored.read(0, 1)
+
+    assert [] == pauses
+
+
+# What may not change meanwhile
+
+
+def test_a_file_that_nobody_touched_is_unchanged(stored):
+    stored.read(0, 10)
+
+    stored.check_unchanged()
+
+
+def grow(path):
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def touch(path):
+    os.utime(path, ns=(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [(grow, "10 → 11"), (touch, "10 → 10"), (lambda path: os.truncate(path, 3), "10 → 3")]
+)
+def test_a_file_that_was_written_to_is_noticed(stored, change, told):
+    change(stored.path)
+
+    with pytest.raises(CheckpointError, match=rf"changed while being read \(size {told}\); results disc"):
+        stored.check_unchanged()
+
+
+def test_one_changed_shard_is_enough(folder):
+    with open_checkpoint(shards(folder, A, B)) as checkpoint:
+        checkpoint.check_unchanged()
+        touch(folder / "model-00002-of-00002.safetensors")
+
+        with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors: changed"):
+            checkpoint.check_unchanged()
+
+
+def test_a_file_put_in_its_place_does_not_matter(tmp_path):
+    path = write(tmp_path / "model.safetensors", A)
+    with open_checkpoint(path) as checkpoint:
+        before = checkpoint.entries["a"].read()
+        os.replace(write(tmp_path / "other", B), path)
+
+        assert before == checkpoint.entries["a"].read()
+        checkpoint.check_unchanged()
+
+
+# Any file
+
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+]
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter("__metadata__".__ne__)
+SHAPES = st.lists(st.integers(0, 5), max_size=4)
+any_file = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def tensor(dtype, shape):
+    """Any bits, but for booleans, of which there are two."""
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    raw = torch.randint(0, 256, (prod(shape) * dtype.itemsize,), dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+@any_file
+@given(st.dictionaries(NAMES, st.builds(tensor, st.sampled_from(DTYPES), SHAPES), max_size=5))
+def test_what_is_read_is_what_the_library_reads(tensors):
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "model.safetensors", tensors)
+        expected = {
+            name: (held["dtype"], tuple(held["shape"]), bytes(held["data"]))
+            for name, held in safetensors.deserialize(path.read_bytes())
+        }
+        with open_checkpoint(path) as checkpoint:
+            actual = {name: (e.dtype, e.shape, e.read()) for name, e in checkpoint.entries.items()}
+
+    assert expected == actual
+
+
+def outcome(raw):
+    """Whether a file of these bytes is taken, and every dtype known; what is wrong must be a CheckpointError."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(raw)
+        try:
+            with open_checkpoint(path) as checkpoint:
+                for found in checkpoint.entries.values():
+                    found.read()
+                return not any(found.unknown for found in checkpoint.entries.values())
+        except CheckpointError:
+            return False
+
+
+VALID = (64).to_bytes(8, "little") + as_header({"w": entry()}).ljust(64) + b"1234"
+
+
+@any_file
+@given(st.integers(0, len(VALID)), st.integers(0, 3), st.binary(max_size=3))
+def test_a_file_with_any_damage_is_taken_only_if_the_library_takes_it(at, taken, put):
+    raw = VALID[:at] + put + VALID[at + taken :]
+
+    if outcome(raw):
+        assert safetensors.deserialize(raw)
+
+
+@any_file
+@given(st.integers(0, len(VALID)), st.integers(0, 3), st.binary(max_size=3))
+def test_a_file_with_any_damage_is_taken_leniently_as_strictly_or_with_a_note(at, taken, put):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(VALID[:at] + put + VALID[at + taken :])
+        found = []
+        for lenient in (False, True):
+            try:
+                with open_checkpoint(path, lenient) as checkpoint:
+                    entries = [(e.name, e.dtype, e.shape, e.offset, e.nbytes) for e in checkpoint.entries.values()]
+                    found.append((entries, checkpoint.notes, [e.read() for e in checkpoint.entries.values()]))
+            except CheckpointError:
+                found.append(None)
+
+    strict, lenient = found
+    assert strict == lenient or (strict is None and lenient[1])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@any_file
+@given(
+    st.sampled_from(["shape", "data_offsets", "extra"]) | st.none(),
+    st.sampled_from(["w", "__metadata__"]),
+    JSON,
+)
+@pytest.mark.slow
+def test_a_header_with_any_value_anywhere_is_read_or_refused(field, name, value):
+    changed = {name: value} if field is None else {"w": entry() | {field: value}}
+    header = as_header({"w": entry()} | changed)
+    raw = len(header).to_bytes(8, "little") + header + b"1234"
+
+    if outcome(raw):
+        assert safetensors.deserialize(raw)

@@ -1,0 +1,661 @@
+"""The reader of GGUF files: what it finds, what it refuses, and what no bytes can make it do."""
+
+import struct
+import tempfile
+import tracemalloc
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.gguf_stored import (
+    BOOL,
+    F32,
+    I32,
+    LLAMA,
+    U8,
+    U16,
+    U32,
+    U64,
+    Stored,
+    array,
+    gguf,
+    key,
+    padded,
+    text,
+    write_gguf,
+)
+from support.making import finish
+from support.stored import write
+
+from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints.base import DTYPE_BITS
+from quanterr.checkpoints.ggml_types import BLOCKS, REFUSED, TYPES
+from quanterr.checkpoints.gguf_file import ARRAY, TEXT
+from quanterr.errors import CheckpointError, UsageError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+UNREADABLE = 3
+
+A, B = Stored("a", "F32", (2, 3), bytes(range(24))), Stored("b", "Q8_0", (3, 64))
+
+
+def opened(path):
+    """What is stored there, closed again."""
+    with open_checkpoint(path) as checkpoint:
+        return checkpoint
+
+
+def refused(path):
+    """The message with which a checkpoint is refused, as unreadable; it must be fit to be printed."""
+    with pytest.raises(CheckpointError) as raised:
+        open_checkpoint(path)
+    assert UNREADABLE == raised.value.status
+    assert str(raised.value).isprintable()
+    return str(raised.value)
+
+
+# What is found
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "no_suffix", "größe.gguf"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_file_is_opened_whatever_it_is_called(tmp_path, name, version):
+    checkpoint = opened(write_gguf(tmp_path / name, [A, B], LLAMA, version=version))
+
+    assert ("file", ["a", "b"], ()) == (checkpoint.kind, list(checkpoint.entries), checkpoint.notes)
+    assert ({},) == checkpoint.metadata
+
+
+def test_an_entry_says_what_is_stored_with_the_outermost_dimension_first(tmp_path):
+    with open_checkpoint(write_gguf(tmp_path / "model.gguf", [A, B, Stored("c", "Q4_K", (2, 3, 512))])) as checkpoint:
+        found = {name: (e.dtype, e.shape, e.n, e.nbytes) for name, e in checkpoint.entries.items()}
+
+        assert bytes(range(24)) == checkpoint.entries["a"].read()
+    assert ("F32", (2, 3), 6, 24) == found["a"]
+    assert ("Q8_0", (3, 64), 192, 204) == found["b"]
+    assert ("Q4_K", (2, 3, 512), 3072, 12 * 144) == found["c"]
+
+
+@pytest.mark.parametrize("name", TYPES.values())
+def test_every_type_has_its_size(tmp_path, name):
+    n, n_bytes = BLOCKS.get(name) or (1, DTYPE_BITS[name] // 8)
+    stored = Stored("x", name, (2, n), b"x" * (2 * n_bytes))
+    with open_checkpoint(write_gguf(tmp_path / "model.gguf", [stored, A])) as checkpoint:
+        assert (name, stored.raw) == (checkpoint.entries["x"].dtype, checkpoint.entries["x"].read())
+        assert A.raw == checkpoint.entries["a"].read()
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (0,), (3, 0), (1, 2, 3, 4)])
+def test_a_tensor_may_have_up_to_four_dimensions_and_no_element(tmp_path, shape):
+    assert shape == opened(write_gguf(tmp_path / "model.gguf", [Stored("a", "F32", shape), B])).entries["a"].shape
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 32, 64, 4096])
+def test_the_alignment_is_what_the_file_says(tmp_path, alignment):
+    keys = [key("general.alignment", U32, alignment)]
+    with open_checkpoint(write_gguf(tmp_path / "model.gguf", [A, B], keys, alignment=alignment)) as checkpoint:
+        assert A.raw == checkpoint.entries["a"].read()
+        assert 0 == checkpoint.entries["b"].offset % alignment
+
+
+def test_the_last_tensor_needs_no_padding(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", [A])
+    path.write_bytes(path.read_bytes()[:-8])
+
+    assert ["a"] == list(opened(path).entries)
+
+
+def test_a_file_may_hold_no_tensor(tmp_path):
+    assert {} == opened(write_gguf(tmp_path / "vocabulary.gguf", [], LLAMA)).entries
+
+
+def test_tensors_may_lie_in_another_order_than_they_are_listed(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", [A._replace(offset=224), B._replace(offset=0)])
+    raw = path.read_bytes()
+    path.write_bytes(raw[: -224 - 32] + padded(B.raw, 32) + padded(A.raw, 32))
+
+    with open_checkpoint(path) as checkpoint:
+        assert {"a": A.raw, "b": B.raw} == {name: found.read() for name, found in checkpoint.entries.items()}
+
+
+class TestMetadata:
+    def of(self, folder, *keys):
+        return opened(write_gguf(folder / "model.gguf", [A], keys)).gguf
+
+    def test_tells_the_architecture_and_its_heads(self, tmp_path):
+        found = self.of(tmp_path, *LLAMA)
+
+        assert ("llama", 4, 2) == (found.architecture, found.heads(0), found.kv_heads(7))
+        assert 4 == found.get_model_int("attention.head_count")
+        assert 4 == found.get_int("llama.attention.head_count")
+
+    def test_tells_the_heads_of_each_block_where_they_differ(self, tmp_path):
+        heads = array("x.attention.head_count", I32, [8, 4, 16])
+        found = self.of(tmp_path, key("general.architecture", TEXT, "x"), heads)
+
+        assert [8, 4, 16, None] == [found.heads(block) for block in range(4)]
+        assert [8, 4, 16, None] == [found.kv_heads(block) for block in range(4)]
+        assert found.get_model_int("attention.head_count") is None
+
+    def test_says_nothing_where_there_is_nothing(self, tmp_path):
+        found = self.of(tmp_path)
+
+        assert (None, None, None, None) == (
+            found.architecture,
+            found.heads(0),
+            found.kv_heads(0),
+            found.get_int("general.file_type"),
+        )
+
+    def test_is_not_taken_for_a_number_if_it_is_none(self, tmp_path):
+        found = self.of(
+            tmp_path,
+            key("general.architecture", U32, 1),
+            key("general.file_type", TEXT, "7"),
+            key("None.attention.head_count", BOOL, True),
+        )
+
+        assert (None, None, None) == (found.architecture, found.get_int("general.file_type"), found.heads(0))
+
+    def test_has_values_of_every_type(self, tmp_path):
+        kinds = {0: 200, 1: -3, 2: 60_000, 3: -300, 4: 2**31, 5: -(2**31), 6: 0.5, 7: True, 10: 2**63, 11: -1, 12: 0.1}
+        found = self.of(tmp_path, *(key(f"k{kind}", kind, value) for kind, value in kinds.items()))
+
+        assert {f"k{kind}": value for kind, value in kinds.items()} == found.values
+
+    def test_leaves_out_the_tokenizer_and_what_is_long(self, tmp_path):
+        found = self.of(
+            tmp_path,
+            array("tokenizer.ggml.tokens", TEXT, ["token"] * 3_000),
+            array("tokenizer.ggml.scores", F32, [0.0] * 3),
+            array("long", U8, [1] * 1_025),
+            array("texts", TEXT, ["a"]),
+            array("short", U16, [1, 2]),
+            key("template", TEXT, "x" * 5_000),
+            key("name", TEXT, "Größe"),
+            key("tokenizer.ggml.eos", U32, 2),
+        )
+
+        assert {"short": (1, 2), "name": "Größe"} == found.values
+
+    def test_may_be_larger_than_what_is_read_at_a_time(self, tmp_path):
+        texts = ["x" * n for n in (0, 7, 700_000, 1, 1 << 20, 400_000, 3)]
+        found = self.of(tmp_path, array("tokenizer.ggml.tokens", TEXT, texts), *LLAMA[:3])
+
+        assert "llama" == found.architecture
+
+    def test_may_have_text_that_is_no_utf8(self, tmp_path):
+        found = self.of(tmp_path, text("general.name") + struct.pack("<I", TEXT) + text(b"\xff"))
+
+        assert {"general.name": "\ufffd"} == found.values
+
+
+def test_what_lies_beside_a_gguf_file_is_another_checkpoint_s(tmp_path):
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+
+    assert {} == opened(write_gguf(tmp_path / "model.gguf", [A])).config
+
+
+# The shape of tensors that ComfyUI-GGUF stores in another one
+
+
+def original_shape(name, *sizes):
+    return array(f"comfy.gguf.orig_shape.{name}", I32, sizes)
+
+
+@pytest.mark.parametrize("shape", [(64,), (8, 8), (4, 2, 8), (2, 2, 2, 2, 2, 2)])
+def test_a_weight_has_the_shape_that_it_had_originally(tmp_path, shape):
+    stored = Stored("a.weight", "Q4_0", (2, 32))
+    found = opened(write_gguf(tmp_path / "model.gguf", [stored], [original_shape("a.weight", *shape)]))
+
+    assert (shape, 36) == (found.entries["a.weight"].shape, found.entries["a.weight"].nbytes)
+
+
+def test_a_kernel_over_time_and_space_has_five_dimensions(tmp_path):
+    package = pytest.importorskip("gguf", reason="gguf is not installed")
+    kernel = torch.ones(2, 3, 1, 2, 2).numpy()
+    writer = package.GGUFWriter(tmp_path / "wan.gguf", "wan")
+    writer.add_tensor("patch_embedding.weight", kernel)
+    finish(writer)
+    found = opened(tmp_path / "wan.gguf").entries["patch_embedding.weight"]
+
+    assert (kernel.shape, kernel.nbytes) == (found.shape, found.nbytes)
+
+
+def test_an_original_shape_without_its_tensor_is_noted(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", [A], [original_shape("gone", 1)])
+
+    assert (f"{path}: comfy.gguf.orig_shape.… names gone, which is not stored",) == opened(path).notes
+
+
+# Split files
+
+
+def split(folder, shards, counts=None, numbers=None, totals=None):
+    """The shards of a model, each with these tensors; returns their paths."""
+    n, total = len(shards), sum(map(len, shards))
+    paths = []
+    for number, tensors in enumerate(shards):
+        keys = [
+            key("split.no", U16, numbers[number] if numbers else number),
+            key("split.count", U16, counts[number] if counts else n),
+            key("split.tensors.count", I32, totals[number] if totals else total),
+        ]
+        path = folder / f"model-{number + 1:05}-of-{n:05}.gguf"
+        paths.append(write_gguf(path, tensors, [*keys, *(LLAMA if number == 0 else ())]))
+    return paths
+
+
+class TestSplitFiles:
+    def test_are_opened_as_one_by_any_of_them_and_by_their_folder(self, tmp_path):
+        paths = split(tmp_path, [[A], [], [B]])
+
+        for path in (*paths, tmp_path):
+            found = opened(path)
+
+            assert (["a", "b"], 3) == (list(found.entries), len(found.files))
+            assert "llama" == found.gguf.architecture
+        assert ("file", "folder") == (opened(paths[1]).kind, opened(tmp_path).kind)
+
+    def test_must_all_be_there(self, tmp_path):
+        paths = split(tmp_path, [[A], [B], []])
+        paths[0].unlink()
+        paths[2].unlink()
+
+        for path in paths:
+            assert refused(path).endswith("2 of 3 shards missing: model-00001-of-00003.gguf, model-00003-of-00003.gguf")
+
+    def test_must_agree_on_how_many_they_are(self, tmp_path):
+        paths = split(tmp_path, [[A], [B]], counts=[2, 3])
+
+        assert f"{paths[1]}: shard 2 of 3 (split.no, split.count), but opened as 2 of 2" in refused(paths[0])
+
+    def test_must_be_in_their_places(self, tmp_path):
+        paths = split(tmp_path, [[A], [B]], numbers=[1, 0])
+
+        assert f"{paths[0]}: shard 2 of 2 (split.no, split.count), but opened as 1 of 2" in refused(paths[0])
+
+    def test_must_hold_as_many_tensors_as_they_say(self, tmp_path):
+        paths = split(tmp_path, [[A], [B]], totals=[3, 3])
+
+        assert f"{paths[0]}: split.tensors.count says 3 tensors, the shards hold 2" == refused(paths[0])
+
+    def test_must_not_hold_a_tensor_twice(self, tmp_path):
+        paths = split(tmp_path, [[A], [A]])
+
+        assert f"a is in {paths[0]} and in {paths[1]}" == refused(paths[1])
+
+    def test_must_keep_their_names(self, tmp_path):
+        paths = split(tmp_path, [[A], [B]])
+        path = paths[1].rename(tmp_path / "second.gguf")
+
+        message = refused(path)
+        assert f"{path}: shard 2 of 2 (split.no, split.count), but opened as 1 of 1" in message
+        assert message.endswith("its name should end in -00002-of-00002.gguf, in the same folder as the others")
+
+    def test_must_say_that_they_are_split(self, tmp_path):
+        for number in (1, 2):
+            write_gguf(tmp_path / f"m-{number:05}-of-00002.gguf", [A] if number == 1 else [B])
+
+        assert "shard 1 of 1 (split.no, split.count), but opened as 1 of 2" in refused(tmp_path)
+
+    def test_must_all_be_gguf(self, tmp_path):
+        paths = split(tmp_path, [[A], [B]])
+        write(paths[1], {"c": torch.zeros(2)})
+
+        assert "of 2 shards 1 are GGUF files, the others not" in refused(paths[0])
+
+    @pytest.mark.parametrize("name", ["m-00001-of-00001.gguf", "m-00001-of-00000.gguf", "m-00003-of-00002.gguf"])
+    def test_may_be_a_single_one(self, tmp_path, name):
+        assert ["a"] == list(opened(write_gguf(tmp_path / name, [A])).entries)
+
+
+# Names and contents
+
+
+def test_the_first_bytes_tell_the_format_and_not_the_name(tmp_path):
+    one = write_gguf(tmp_path / "a.safetensors", [A])
+    other = write(tmp_path / "b.gguf", {"a": torch.zeros(2, 3)})
+
+    assert (f"{one}: is a GGUF file, despite its name",) == opened(one).notes
+    assert (f"{other}: is a safetensors file, despite its name",) == opened(other).notes
+    assert ["a"] == list(opened(one).entries) == list(opened(other).entries)
+
+
+def test_a_file_with_123_tensors_is_not_taken_for_safetensors(tmp_path):
+    """Its ninth byte is an opening brace."""
+    path = write_gguf(tmp_path / "model", [Stored(f"t{n}") for n in range(123)])
+
+    assert b"{" == path.read_bytes()[8:9]
+    assert 123 == len(opened(path).entries)
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path):
+    write_gguf(tmp_path / "model.gguf", [A])
+    (tmp_path / "README.md").write_text("")
+
+    assert ("folder", ["a"]) == (opened(tmp_path).kind, list(opened(tmp_path).entries))
+
+
+@pytest.mark.parametrize("other", ["model-Q8_0.gguf", "mmproj.gguf", "model.safetensors"])
+def test_a_folder_with_several_checkpoints_is_ambiguous(tmp_path, other):
+    write_gguf(tmp_path / "model-Q4_0.gguf", [A])
+    write_gguf(tmp_path / other, [A])
+
+    with pytest.raises(UsageError, match=r"ambiguous, choose one of .*model-Q4_0\.gguf"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty file (0 bytes)"),
+        (b"GG", "too short for a GGUF header (2 bytes)"),
+        (b"GGUF", "truncated in the header: the version should have 4 bytes at byte 4, but the file ends at 4"),
+        (b"GGML\x03\0\0\0", "not a GGUF file: it begins with b'GGML', expected b'GGUF'"),
+        (b"lmgg\x01\0\0\0", "is a GGML file from before GGUF; convert the model again with llama.cpp"),
+        (b"tjgg\x03\0\0\0", "is a GGML file from before GGUF"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4932\n", "is a Git LFS pointer"),
+        (b"<!DOCTYPE html>\n<html>", "looks like HTML"),
+        (b"PK\x03\x04\x00\x00\x08\x08archive/data.pkl", "never unpickles"),
+        (b"\x80\x02}q\x00(X", "is a Python pickle"),
+        (bytes(100), r"not a GGUF file: it begins with b'\x00\x00\x00\x00'"),
+    ],
+)
+def test_another_file_is_told_from_its_first_bytes(tmp_path, content, says):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+
+    message = refused(path)
+
+    assert message.startswith(f"{path}: ")
+    assert says in message
+
+
+# Damage
+
+
+class Bad(NamedTuple):
+    """A damaged file, and what is said of it."""
+
+    what: str
+    raw: bytes
+    says: str
+
+
+def header(n_tensors=0, n_keys=0, version=3):
+    return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_keys)
+
+
+def typed(name, kind, raw=b""):
+    """A key with a type and these bytes as its value."""
+    return text(name) + struct.pack("<I", kind) + raw
+
+
+def tensor_of(n_dimensions=1, sizes=(4,), kind=0, offset=0, name="a"):
+    """A file with one tensor of four numbers, whose header claims this."""
+    info = text(name) + struct.pack("<I", n_dimensions) + b"".join(struct.pack("<Q", size) for size in sizes)
+    return padded(header(1) + info + struct.pack("<IQ", kind, offset), 32) + bytes(32)
+
+
+WRAPPED = (20, 5_581, 8_681 * 49_477, 384_773)  # 2^64 + 4 elements
+WHOLE = gguf([A, B], LLAMA)
+BIG_ENDIAN = b"GGUF" + struct.pack(">IQQ", 3, 1, 0) + bytes(40)
+ALIGNED = "general.alignment"
+
+BAD = [
+    # the version
+    Bad("version 1", header(version=1), "GGUF version 1, which llama.cpp no longer reads; convert the model again"),
+    Bad("a newer version", header(version=4), "GGUF version 4; quanterr reads 2 and 3"),
+    Bad("no version", header(version=0), "GGUF version 0; quanterr reads 2 and 3"),
+    Bad("big endian", BIG_ENDIAN, "big endian GGUF, version 3; quanterr reads little endian files. Convert it with gg"),
+    # numbers
+    Bad("no numbers", header()[:12], "truncated in the header: the number of tensors should have 8 bytes at byte 8"),
+    Bad("too many tensors", header(1_000_001), "1000001 tensors exceed the limit of 1000000"),
+    Bad("2^64 - 1 tensors", header(2**64 - 1), "18446744073709551615 tensors exceed the limit"),
+    Bad("too many keys", header(0, 2**17 + 1), "131073 keys exceed the limit of 131072"),
+    Bad("2^64 - 1 keys", header(0, 2**64 - 1), "18446744073709551615 keys exceed the limit"),
+    Bad("more tensors than fit", header(1_000) + bytes(100), "1000 tensors do not fit in 124 bytes"),
+    Bad("more keys than fit", header(0, 1_000) + bytes(100), "1000 keys do not fit in 124 bytes"),
+    # keys
+    Bad("a long key", gguf([], [key("k" * 70_000, U8, 1)]), "key number 0 has 70000 bytes; the limit is 65535"),
+    Bad("a key of 2^63 bytes", header(0, 1) + struct.pack("<Q", 2**63) + bytes(20), f"has {2**63} bytes; the limit"),
+    Bad("a key beyond the file", header(0, 1) + struct.pack("<Q", 999) + bytes(20), "key number 0 should have 999 by"),
+    Bad("a key without name", gguf([], [key("", U8, 1)]), "key number 0 has no name"),
+    Bad("a key that is no UTF-8", gguf([], [key(b"\xff\xfe", U8, 1)]), r"key number 0 is not valid UTF-8: b'\xff\xfe'"),
+    Bad("a key twice", gguf([], [key("k", U8, 1), key("k", U8, 2)]), "key k appears twice"),
+    Bad("a tokenizer's key twice", gguf([], LLAMA[3:] * 2), "key tokenizer.ggml.tokens appears twice"),
+    Bad("a key that blinks", gguf([], [typed("\x1b[5m", 13, bytes(20))]), r"key \x1b[5m has the unknown type 13"),
+    Bad("an unknown type", gguf([], [typed("k", 4_000_000_000, bytes(9))]), "k has the unknown type 4000000000; types"),
+    Bad("a cut value", header(0, 1) + typed("k", U64, bytes(3)), "key k should have 8 bytes at byte 37, but the file"),
+    Bad("a text beyond the file", gguf([], [typed("k", TEXT, struct.pack("<Q", 2**62))]), f"k should have {2**62} by"),
+    Bad("an array beyond the file", gguf([], [array("k", F32, [], 2**61)]), f"k should have {2**63} bytes"),
+    Bad("an array of 2^64 - 1", gguf([], [array("k", U64, [], 2**64 - 1)]), "key k should have 147573952589676412920"),
+    Bad("texts beyond the file", gguf([], [array("k", TEXT, [], 2**20)]), "key k should have 8388608 bytes"),
+    Bad("too many texts", gguf([], [array("k", TEXT, [], 2**63)]), f"key k has {2**63} elements; the limit is 167"),
+    Bad("a text in an array beyond the file", gguf([], [typed("k", ARRAY, struct.pack("<IQQQ", TEXT, 1, 2**60, 0))]),
+        f"key k should have {2**60} bytes"),
+    Bad("an array of arrays", gguf([], [typed("k", ARRAY, struct.pack("<IQ", ARRAY, 1))]), "k is an array of arrays"),
+    Bad("nested deep", gguf([], [typed("k", ARRAY, struct.pack("<IQ", ARRAY, 1) * 10_000)]), "is an array of arrays"),
+    Bad("an array of an unknown type", gguf([], [typed("k", ARRAY, struct.pack("<IQ", 13, 1))]), "unknown type 13"),
+    # the alignment
+    *(Bad(f"alignment {n}", gguf([A], [key(ALIGNED, U32, n)]), f"{ALIGNED} is {n}; it must be a power of two")
+      for n in (0, 3, 48, 2**31)),
+    *(Bad(f"an alignment of type {kind}", gguf([A], [key(ALIGNED, kind, of)]), f"{ALIGNED} has type {kind}; it must be")
+      for kind, of in ((U64, 32), (I32, 32), (U16, 32), (BOOL, True), (F32, 32.0), (TEXT, "32"), (TEXT, "x" * 5_000))),
+    Bad("an array as alignment", gguf([A], [array(ALIGNED, U32, [32])]), f"{ALIGNED} has type 9; it must be of type"),
+    Bad("a count of shards in words", gguf([A], [key("split.count", TEXT, "2")]), "should be a whole number"),
+    # tensors
+    Bad("no room for a tensor", header(1) + text("a") + struct.pack("<I", 2) + bytes(15), "a should have 8 bytes at"),
+    Bad("a long name", gguf([Stored("n" * 5_000)]), "nnn: name of 5000 characters; the limit is 4096"),
+    Bad("a name of 2^64 - 1", header(1) + struct.pack("<Q", 2**64 - 1) + bytes(20), "18446744073709551615 bytes"),
+    Bad("a name that is no UTF-8", header(1) + text(b"\xff\xff") + bytes(30), "name of tensor number 0 is not valid"),
+    Bad("a name twice", gguf([A, A]), "tensor name a appears twice"),
+    Bad("six dimensions", tensor_of(6, (1,) * 6), "a: 6 dimensions; the limit is 5"),
+    Bad("2^32 - 1 dimensions", tensor_of(2**32 - 1), "a: 4294967295 dimensions; the limit is 5"),
+    Bad("a huge dimension", tensor_of(2, (0, 2**41)), "a: dimension exceeds 2^40: [0, 2199023255552]"),
+    Bad("a dimension of 2^64 - 1", tensor_of(1, (2**64 - 1,)), "a: dimension exceeds 2^40: [18446744073709551615]"),
+    Bad("a product of 2^64 + 4", tensor_of(4, WRAPPED), f"a: shape {list(WRAPPED[::-1])} is too large: 2^63 byte"),
+    Bad("a product of 2^160", tensor_of(4, (2**40,) * 4), "is too large: 2^63 bytes or more"),
+    Bad("a product of 2^61", tensor_of(2, (2**40, 2**21)), "is too large: 2^63 bytes or more"),
+    Bad("a product of 2^61 - 2^21", tensor_of(2, (2**40 - 1, 2**21)), "truncated: 9,223,372,036,846,387,"),
+    Bad("no element, but of 2^62 rows", tensor_of(3, (0, 2**40, 2**22)), "[4194304, 1099511627776, 0] is too large"),
+    Bad("too large", tensor_of(1, (9,)), "truncated: 4 bytes missing (have 96, need 100); first affected: a"),
+    Bad("a row of half a block", tensor_of(1, (48,), 2), "a: rows of 48 elements are not whole blocks of Q4_0, which"),
+    Bad("a row of a Q4_K", tensor_of(2, (32, 8), 12), "are not whole blocks of Q4_K, which have 256"),
+    Bad("a number of a type of blocks", tensor_of(0, (), 2), "a: rows of 1 elements are not whole blocks of Q4_0"),
+    # original shapes
+    Bad("another size", gguf([A], [original_shape("a", 5)]), "a: comfy.gguf.orig_shape.… says (5,), but [2, 3] elem"),
+    Bad("a negative size", gguf([A], [original_shape("a", -2, -3)]), "orig_shape.… says (-2, -3), but [2, 3]"),
+    Bad("no array", gguf([A], [key("comfy.gguf.orig_shape.a", I32, 6)]), "orig_shape.… says 6, but [2, 3]"),
+    Bad("numbers with a point", gguf([A], [array("comfy.gguf.orig_shape.a", F32, [6.0])]), "says (6.0,), but [2, 3]"),
+    Bad("words", gguf([A], [array("comfy.gguf.orig_shape.a", TEXT, ["6"])]), "should be a whole number or a shape"),
+    Bad("many dimensions", gguf([A], [original_shape("a", 6, *[1] * 40)]), "orig_shape.… says (6, 1, 1"),
+    Bad("too many dimensions", gguf([A], [original_shape("a", *[1] * 2_000)]), "should be a whole number or a shape"),
+    # where the data lies
+    Bad("an odd offset", gguf([A, B._replace(offset=40)]), "b: offset 40 is not a multiple of 32"),
+    Bad("an overlap", gguf([A, B._replace(offset=0)]), "a and b overlap at 0–24"),
+    Bad("a hole", gguf([A, B._replace(offset=64)]) + bytes(32), "bytes 32–64 belong to no tensor (between a and b)"),
+    Bad("a hole at the start", gguf([A._replace(offset=32)]) + bytes(32), "bytes 0–32 belong to no tensor (between"),
+    Bad("an offset beyond the file", gguf([A, B._replace(offset=2**40)]), f"b: offset {2**40} is past the end"),
+    Bad("an offset of 2^64 - 32", gguf([A, B._replace(offset=2**64 - 32)]), "b: offset 18446744073709551584 is past"),
+    Bad("bytes behind the last", gguf([A, B]) + b"x", "1 trailing byte after the last tensor"),
+    Bad("bytes behind no tensor", gguf([]) + b"x", "1 trailing byte after the last tensor"),
+    Bad("data cut off", WHOLE[:-30], "truncated: 10 bytes missing (have 546, need 556); first affected: b"),
+    Bad("no data", WHOLE[: -len(padded(A.raw, 32) + padded(B.raw, 32))], "first affected: a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.what)
+def test_a_damaged_file_is_refused_with_the_reason(tmp_path, bad):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(bad.raw)
+
+    message = refused(path)
+
+    assert message.startswith(f"{path}: ")
+    assert bad.says in message
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.what)
+def test_a_damaged_file_costs_no_memory(tmp_path, bad):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(bad.raw)
+    tracemalloc.start()
+    try:
+        refused(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 20 * len(bad.raw) + (1 << 20)
+
+
+UNKNOWN = {99: "unknown type id 99 (the file may be newer than quanterr ", 2**32 - 1: "unknown type id 4294967295 "} | {
+    number: f"type {name} (id {number}), " for number, (name, _) in REFUSED.items()
+}
+
+
+@pytest.mark.parametrize(("kind", "says"), UNKNOWN.items())
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_tensor_of_an_unknown_type_is_named_and_leaves_the_others_readable(tmp_path, kind, says, place):
+    known = [A, B._replace(name="\x1b[5m")]
+    tensors = [*known[:place], Stored("unknown", kind, (5,), bytes(40)), *known[place:]]
+    with open_checkpoint(write_gguf(tmp_path / "model.gguf", tensors)) as checkpoint:
+        read = [checkpoint.entries[tensor.name].read() for tensor in known]
+
+    assert [tensor.name for tensor in tensors] == list(checkpoint.entries)
+    assert [tensor.raw for tensor in known] == read
+    assert checkpoint.entries["unknown"].unknown.startswith(says)
+    assert all(name == "unknown" or entry.unknown is None for name, entry in checkpoint.entries.items())
+    assert checkpoint.notes[0].startswith(f"{tmp_path}/model.gguf: unknown: {says}")
+
+
+@pytest.mark.parametrize(("number", "fork"), [(36, "I2_S"), (37, "I8_S"), (38, "TL1")])
+def test_ids_of_removed_types_name_the_fork_that_reused_them(tmp_path, number, fork):
+    with open_checkpoint(write_gguf(tmp_path / "model.gguf", [A, Stored("w", number, (64, 64), bytes(1056))])) as found:
+        says = found.entries["w"].unknown
+
+    assert says.startswith(f"type {fork} or IQ4_NL_")
+    assert f"(id {number}), {fork} in microsoft/BitNet's fork of" in says
+
+
+@pytest.mark.parametrize(("stored", "unknown"), [(64 * 64 // 32 * 17, False), (896, True)])
+def test_an_id_that_a_fork_may_have_reused_is_doubted_where_too_few_bytes_are_stored(tmp_path, stored, unknown):
+    tensors = [Stored(name, 39, (64, 64), bytes(stored)) for name in "ab"]
+    if unknown:
+        tensors.append(A._replace(name="c"))
+    with open_checkpoint(write_gguf(tmp_path / "model.gguf", tensors)) as checkpoint:
+        found = [checkpoint.entries[name].unknown for name in "ab"]
+
+    assert [unknown] * 2 == [one is not None for one in found]
+    for one in found if unknown else ():
+        assert one.startswith("type TL2 (id 39), as microsoft/BitNet's fork of llama.cpp may have it: too few bytes")
+
+
+def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    for size in range(len(WHOLE) - len(padded(B.raw, 32)) + len(B.raw)):
+        path.write_bytes(WHOLE[:size])
+
+        assert refused(path)
+
+
+# Any file
+
+any_file = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)
+
+
+def outcome(raw):
+    """The tensors of a file of these bytes; None if it is refused. Whatever is wrong must be a CheckpointError."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        path.write_bytes(raw)
+        try:
+            with open_checkpoint(path) as checkpoint:
+                for found in checkpoint.entries.values():
+                    assert 0 <= found.offset <= found.offset + found.nbytes <= len(raw)
+                    found.read()
+                return {name: (e.dtype, e.shape, e.offset, e.nbytes) for name, e in checkpoint.entries.items()}
+        except CheckpointError:
+            return None
+
+
+@any_file
+@given(st.integers(0, len(WHOLE)), st.integers(0, 9), st.binary(max_size=9))
+def test_a_file_with_any_damage_is_read_or_refused(at, taken, put):
+    damaged = WHOLE[:at] + put + WHOLE[at + taken :]
+
+    assert min(peak_of(damaged) for _ in range(2)) < 1 << 20  # other threads, of pytest-xdist, allocate as well
+
+
+def peak_of(raw):
+    """Bytes that were allocated at most while a file was read."""
+    tracemalloc.start()
+    try:
+        outcome(raw)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 31, 32, 255, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1])
+
+
+@any_file
+@given(st.integers(4, len(WHOLE) - 8), NUMBERS, st.sampled_from(["<Q", "<I"]))
+def test_a_file_with_any_number_anywhere_is_read_or_refused(at, number, kind):
+    put = struct.pack(kind, number % 2 ** (8 * struct.calcsize(kind)))
+
+    outcome(WHOLE[:at] + put + WHOLE[at + len(put) :])
+
+
+class TestTheGgufPackage:
+    """The reader of llama.cpp's own package: we may be stricter, never laxer, and never find something else."""
+
+    @pytest.fixture
+    def package(self):
+        return pytest.importorskip("gguf", reason="the gguf package is not installed")
+
+    def of_package(self, package, path):
+        reader = package.GGUFReader(path)
+        return {
+            tensor.name: (
+                tensor.tensor_type.name,
+                tuple(int(size) for size in reversed(tensor.shape)),
+                int(tensor.data_offset),
+                int(tensor.n_bytes),
+            )
+            for tensor in reader.tensors
+        }
+
+    @pytest.mark.parametrize(
+        "path", sorted(GOLDEN.glob("*/*.gguf")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+    )
+    def test_finds_the_same_in_every_golden_file(self, package, path):
+        if path.parent.name == "gguf_q2_0":
+            pytest.skip("gguf 0.19 does not know Q2_0")
+        expected = self.of_package(package, path)
+        actual = outcome(path.read_bytes())
+        if path.stem == "comfy_shapes":  # which the package leaves as they are stored
+            expected, actual = ({name: (f[0], *f[2:]) for name, f in found.items()} for found in (expected, actual))
+
+        assert expected == actual
+
+    @settings(any_file, max_examples=100)
+    @given(st.integers(0, len(WHOLE)), st.integers(0, 3), st.binary(max_size=3))
+    def test_takes_every_file_that_we_take(self, at, taken, put):
+        package = pytest.importorskip("gguf", reason="the gguf package is not installed")
+        raw = WHOLE[:at] + put + WHOLE[at + taken :]
+        found = outcome(raw)
+        known = {*TYPES.values()} - {"Q2_0"}
+        if found is None or any(name not in known for name, *_ in found.values()):
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.gguf"
+            path.write_bytes(raw)
+
+            assert found == self.of_package(package, path)

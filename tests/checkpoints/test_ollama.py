@@ -1,0 +1,61 @@
+"""Models in the local store of Ollama, by their names."""
+
+import json
+
+import pytest
+from support.gguf_stored import LLAMA, Stored, write_gguf
+
+from quanterr import open_checkpoint
+from quanterr.errors import CheckpointError
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A store with llama3.2:1b and a model of the Hugging Face hub, as Ollama lays it out."""
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    (tmp_path / "blobs").mkdir()
+    for n, place in enumerate(("registry.ollama.ai/library/llama3.2/1b", "hf.co/someone/model-GGUF/Q8_0")):
+        digest = f"{n:064x}"
+        write_gguf(tmp_path / f"blobs/sha256-{digest}", [Stored(f"tensor{n}", "F32", (2, 4))], LLAMA)
+        layers = [
+            {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:0"},
+            {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": 1},
+        ]
+        (tmp_path / "manifests" / place).parent.mkdir(parents=True)
+        (tmp_path / "manifests" / place).write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("llama3.2:1b", "tensor0"),
+        ("library/llama3.2:1b", "tensor0"),
+        ("registry.ollama.ai/library/llama3.2:1b", "tensor0"),
+        ("hf.co/someone/model-GGUF:Q8_0", "tensor1"),
+    ],
+)
+def test_a_name_is_its_file(store, name, tensor):
+    with open_checkpoint(f"ollama:{name}") as checkpoint:
+        assert [tensor] == list(checkpoint.entries)
+
+
+@pytest.mark.parametrize("name", ["llama3.2", "llama3.2:8b", "other"])
+def test_a_model_that_is_not_there_is_an_error_that_lists_those_that_are(store, name):
+    with pytest.raises(
+        CheckpointError, match=r"it has hf\.co/someone/model-GGUF:Q8_0, llama3\.2:1b; get it with `ollama "
+    ):
+        open_checkpoint(f"ollama:{name}")
+
+
+@pytest.mark.parametrize("name", ["", "../../etc", "a/b/c/d", "a:../x", "a b"])
+def test_what_is_no_name_is_an_error(store, name):
+    with pytest.raises(CheckpointError, match=r"not a name of Ollama, such as ollama:llama3\.2:1b"):
+        open_checkpoint(f"ollama:{name}")
+
+
+def test_a_damaged_manifest_is_no_model(store):
+    (store / "manifests/registry.ollama.ai/library/llama3.2/1b").write_text('{"layers": [{"mediaType": 1}, 2]}')
+
+    with pytest.raises(CheckpointError, match="not in the store of Ollama"):
+        open_checkpoint("ollama:llama3.2:1b")

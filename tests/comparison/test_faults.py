@@ -1,0 +1,160 @@
+"""What the machine does to a run: too little memory, too few files, signals at any moment."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from support.forked import command, signalled, signalled_before
+from support.stored import pair, raw_header, write, write_index
+
+from quanterr.documents.reading import read_report
+from quanterr.errors import Status
+
+pytestmark = pytest.mark.session
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A BF16 original of 64 MiB and its FP8 cast, larger than the memory that some tests leave."""
+    folder = tmp_path_factory.mktemp("large")
+    weight = torch.randn(2048, 2048, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = {f"layers.{n}.mlp.weight": weight.clone() for n in range(8)}
+    y = {name: weight.to(torch.float8_e4m3fn) for name in x}
+    return write(folder / "x.safetensors", x), write(folder / "y.safetensors", y)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("mib", [0, 1, 3, 6, 12, 24, 30, 48])
+    def test_that_is_too_little_is_an_error_of_the_environment_that_says_so(self, large, mib):
+        done = command("compare", *large, "--device", "cpu", "-q", memory=mib * MIB)
+
+        assert done.status in (Status.ENVIRONMENT, Status.OK), done.stderr  # how much is needed depends on the cores
+        assert done.status == Status.OK or "quanterr: out of memory" in done.stderr
+        assert done.status == Status.ENVIRONMENT or mib > 20
+        assert "Traceback" not in done.stderr
+
+    def test_may_be_less_than_the_files_have(self, tmp_path):
+        """Neither the run nor the library that checks the header needs room for a file."""
+        header = {"w": {"dtype": "BF16", "shape": [1, 1 << 30], "data_offsets": [0, 2 << 30]}}
+        path = raw_header(tmp_path / "x.safetensors", json.dumps(header).encode())
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size + (2 << 30))
+
+        done = command("inspect", path, memory=256 * MIB)
+
+        assert (Status.OK, "") == (done.status, done.stderr)
+
+
+def in_shards(folder, n):
+    """One tensor a shard, and the same in one file."""
+    names = [f"layers.{number}.weight" for number in range(n)]
+    header = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+    for name in names:
+        raw_header(folder / f"{name}.safetensors", json.dumps({name: header}).encode(), bytes(range(16)))
+    index = write_index(folder, {name: f"{name}.safetensors" for name in names})
+    entries = {name: header | {"data_offsets": [16 * at, 16 * at + 16]} for at, name in enumerate(names)}
+    return raw_header(folder / "whole.st", json.dumps(entries).encode(), bytes(range(16)) * n), index
+
+
+class TestOpenFiles:
+    def test_may_be_more_than_the_soft_limit(self, tmp_path):
+        done = command("compare", *in_shards(tmp_path, 2000), "-q", files=256)
+
+        assert Status.OK == done.status, done.stderr
+        assert "2000" not in done.stderr
+        assert "compared" in done.stderr
+
+    def test_beyond_the_hard_limit_are_an_error_of_the_environment(self, tmp_path):
+        limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+        done = command("compare", *in_shards(tmp_path, 100), "-q", before=limit)
+
+        assert Status.ENVIRONMENT == done.status
+        assert "safetensors: too many open files; raise the limit with `ulimit -n`" in done.stderr
+
+
+OLD = '{"schema": "quanterr.report"}  an earlier report'
+SIGNALLED = {signal.SIGINT: Status.INTERRUPTED, signal.SIGTERM: Status.TERMINATED, signal.SIGKILL: -signal.SIGKILL}
+
+
+def after_goes(n, number):
+    """Python that sends the signal once so much of the work is begun."""
+    return signalled_before("quanterr.comparison.worker.Worker.sum_chunks", n, number)
+
+
+@pytest.mark.slow
+class TestSignals:
+    """The work is eight weights, each taken in one go."""
+
+    def ended(self, files, path, before):
+        """How the command ended where an earlier report lies; whatever is there then is whole."""
+        path.write_text(OLD)
+        done = command("compare", *files, "--device", "cpu", "-q", "-o", path, before=before)
+        assert "Traceback" not in done.stderr
+        report = None if path.read_text() == OLD else read_report(path)
+        assert done.status < 0 or report is not None or done.status == Status.INTERRUPTED  # before there was any
+        assert report is None or report.complete or (done.status > 0 and "inconclusive" == report.verdict)
+        return done.status, report
+
+    @pytest.mark.parametrize("goes", [0, 3, 5])
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_at_work_leave_a_report_that_is_incomplete_and_passes_no_gate(self, large, tmp_path, number, goes):
+        path = tmp_path / "report.json"
+        status, report = self.ended(large, path, after_goes(goes, number))
+        judged = command("gate", path, "--require", "lossless >= 0", "--require", "snr_db >= -1000")
+
+        assert (SIGNALLED[number], False) == (status, report.complete)
+        assert any("interrupted" in reason for reason in report.reasons)
+        assert ["report.json"] == [file.name for file in tmp_path.iterdir()]
+        assert Status.INCONCLUSIVE == judged.status
+
+    @pytest.mark.parametrize("goes", [0, 6])
+    def test_that_kill_at_work_leave_the_earlier_report(self, large, tmp_path, goes):
+        before = after_goes(goes, signal.SIGKILL)
+
+        assert (-signal.SIGKILL, None) == self.ended(large, tmp_path / "report.json", before)
+
+    @pytest.mark.parametrize("number", SIGNALLED)
+    def test_at_any_moment_leave_a_whole_report(self, large, tmp_path, number):
+        moments = random.Random(0)
+        for _ in range(4):
+            before = signalled(moments.uniform(0, 0.8), number)
+            status, _ = self.ended(large, tmp_path / "report.json", before)
+
+            assert status in (Status.OK, SIGNALLED[number], -number)
+
+    @pytest.mark.parametrize("call", ["fsync", "replace"])
+    def test_that_kill_while_the_report_is_written_leave_the_earlier_one(self, tmp_path, call):
+        path = tmp_path / "report.json"
+        path.write_text(OLD)
+        done = command(
+            "compare",
+            *pair(tmp_path),
+            "-q",
+            "-o",
+            path,
+            before=f"import os; os.{call} = lambda *_: os.kill(os.getpid(), 9)",
+        )
+
+        assert (-signal.SIGKILL, OLD) == (done.status, path.read_text())
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("seconds", [0.2, 0.7])
+    def test_before_the_work_end_it_without_a_word_of_a_gate(self, tmp_path, number, seconds):
+        """While torch is still being imported; a bare except of some library may swallow one signal, never several."""
+        words = [sys.executable, "-m", "quanterr", "compare", *map(str, pair(tmp_path)), "-q"]
+        for _ in range(3):
+            process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+            time.sleep(seconds)
+            process.send_signal(number)
+            said = process.communicate(timeout=60)[1]
+            if process.returncode:
+                break
+
+        assert process.returncode in (-number, SIGNALLED[number]), said

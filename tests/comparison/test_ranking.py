@@ -1,0 +1,444 @@
+"""Which candidate is best for its size, and which layers could come from another: from real reports of tiny models."""
+
+import json
+import math
+import threading
+
+import pytest
+import torch
+from msgspec.structs import replace
+from support.making import numbers, quantized_fp8, quantized_int8, store
+
+import quanterr
+from quanterr.comparison import compare_each
+from quanterr.documents.ranking.making import make_ranking, name_candidates
+from quanterr.documents.ranking.view import conclusion
+from quanterr.errors import ReportError, UsageError
+from quanterr.gates import apply_rules
+from quanterr.gates.expression import parse
+from quanterr.gates.rules import Rule
+from quanterr.options import CompareOptions
+
+A, B, C = "layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"
+NORM = "layers.0.input_layernorm.weight"
+
+
+def original():
+    return {name: numbers(64, 128, seed=n) for n, name in enumerate((A, B, C))} | {NORM: numbers(128, seed=7)}
+
+
+def stored_by(recipe, tensors, names=(A, B, C)):
+    found = dict(tensors)
+    for name in names:
+        found[name], found[f"{name}_scale"] = recipe(tensors[name])
+    return found
+
+
+def coarse(x):
+    """FP8 with two bits of mantissa: 6 dB less than with three, and as many bytes."""
+    scale = x.float().abs().max() / torch.finfo(torch.float8_e5m2).max
+    return (x.float() / scale).to(torch.float8_e5m2), scale
+
+
+@pytest.fixture
+def x(tmp_path):
+    return store(tmp_path / "x.safetensors", original())
+
+
+@pytest.fixture
+def rank(tmp_path, x):
+    """The ranking of candidates that are given as tensors by name."""
+
+    def ranking(of=x, **candidates):
+        paths = [store(tmp_path / f"{name}.safetensors", tensors) for name, tensors in candidates.items()]
+        return quanterr.rank(of, paths, device="cpu")
+
+    return ranking
+
+
+def by_name(ranking):
+    return {candidate.name: candidate for candidate in ranking.candidates}
+
+
+class TestOrder:
+    def test_the_least_error_comes_first_whatever_the_order_given(self, rank):
+        found = rank(
+            coarse=stored_by(coarse, original()),
+            fp8=stored_by(quantized_fp8, original()),
+            int8=stored_by(quantized_int8, original()),
+        )
+
+        assert ["int8", "fp8", "coarse"] == [c.name for c in found.candidates]
+        assert [1, 2, 3] == [c.rank for c in found.candidates]
+        assert ("pass", [A, B, C]) == (found.verdict, [layer.layer_name for layer in found.layers])
+
+    def test_numbers_are_those_of_compare_where_the_same_layers_differ(self, rank, tmp_path, x):
+        found = by_name(rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original())))
+        report = quanterr.compare(x, tmp_path / "fp8.safetensors", device="cpu")
+        n = 3 * 64 * 128
+
+        # Energies of the original are summed in float32 or float64, as the errors beside them ask.
+        assert math.isclose(report.aggregate.overall_snr_db, found["fp8"].snr_db, rel_tol=1e-9)
+        assert report.aggregate.overall_snr_db == found["fp8"].overall_snr_db
+        assert math.isclose(n * report.aggregate.mean_squared_error, found["fp8"].squared_error, rel_tol=1e-12)
+        assert report.aggregate.worst_layer_snr_db == found["fp8"].worst_layer.snr_db
+        assert n + 3 * 4 + 2 * 128 == found["fp8"].bytes
+        assert 8 * (n + 3 * 4 + 2 * 128) / (n + 128) == found["fp8"].bits_per_weight
+        assert {"fp8_tensor": 3} == found["fp8"].formats
+
+    def test_a_layer_that_is_left_alone_is_no_error_and_not_out_of_the_sum(self, rank):
+        """Pooled over its own layer the candidate that quantizes only one of them would be the last."""
+        found = rank(all=stored_by(quantized_fp8, original()), one=stored_by(quantized_fp8, original(), [A]))
+        one, every = by_name(found)["one"], by_name(found)["all"]
+
+        assert ([1, 2], ["all", "one"]) == ([one.rank, every.rank], found.front)
+        assert one.squared_error == next(c.squared_error for c in found.layers[0].choices if c.candidate == "all")
+        assert one.snr_db > every.snr_db + 4
+        assert abs(one.overall_snr_db - every.overall_snr_db) < 1
+
+    def test_a_copy_has_no_error_and_no_snr(self, rank):
+        found = rank(copy=original(), fp8=stored_by(quantized_fp8, original()))
+        copy = by_name(found)["copy"]
+
+        assert (1, 0.0, None, True) == (copy.rank, copy.squared_error, copy.snr_db, copy.on_front)
+        assert ["fp8", "copy"] == found.front
+        assert {"copy"} == {layer.best for layer in found.layers}
+
+    def test_equal_candidates_are_both_on_the_front(self, rank):
+        tensors = stored_by(quantized_fp8, original())
+
+        assert {"a", "b"} == set(rank(a=tensors, b=tensors).front)
+
+    def test_changed_norms_are_no_error_of_weights(self, rank):
+        tensors = stored_by(quantized_fp8, original())
+        found = by_name(rank(a=tensors, b=tensors | {NORM: original()[NORM] * 1.001}))
+
+        assert found["a"].squared_error == found["b"].squared_error
+
+
+class TestFront:
+    def test_who_is_larger_and_worse_is_behind_and_says_whom(self, rank):
+        rows = stored_by(coarse, original())
+        for name in (A, B, C):  # the same numbers in more bytes
+            rows[f"{name}_scale"] = rows[f"{name}_scale"].expand(64, 1).contiguous()
+        found = rank(rows=rows, int8=stored_by(quantized_int8, original()), copy=original())
+        behind = by_name(found)["rows"]
+
+        assert (False, "int8") == (behind.on_front, behind.behind)
+        assert ["int8", "copy"] == found.front
+
+
+class TestInconclusive:
+    @pytest.fixture
+    def found(self, rank):
+        broken = stored_by(quantized_int8, original())
+        broken[f"{B}_scale"] = broken[f"{B}_scale"] * 3
+        return rank(broken=broken, fp8=stored_by(quantized_fp8, original()), coarse=stored_by(coarse, original()))
+
+    def test_is_not_ranked_and_says_why(self, found):
+        broken = found.candidates[-1]
+
+        assert ("broken", "inconclusive", None, False) == (broken.name, broken.verdict, broken.rank, broken.on_front)
+        assert None is broken.snr_db is broken.bytes is broken.squared_error
+        assert "the scale is off by a factor of 3" in broken.not_ranked
+        assert "inconclusive" == found.verdict
+        assert found.reasons[0].startswith("broken: ")
+
+    def test_is_one_whose_squares_vanish(self, rank, x):
+        """It would look identical beside the others."""
+        tiny = 1e-200 * numbers(64, 128).double()
+        found = by_name(rank(good={A: tiny}, bad={A: -tiny}, of=store(x.parent / "tiny.safetensors", {A: tiny})))
+
+        assert (1, None) == (found["good"].rank, found["bad"].rank)
+
+    def test_changes_nothing_for_the_others(self, found, rank):
+        alone = rank(fp8=stored_by(quantized_fp8, original()), coarse=stored_by(coarse, original()))
+
+        assert alone.candidates == found.candidates[:2]
+        assert (alone.layers, alone.swaps, alone.front) == (found.layers, found.swaps, found.front)
+
+    def test_if_all_are_nothing_is_ranked(self, rank):
+        less = stored_by(quantized_fp8, original())
+        del less[A], less[f"{A}_scale"]
+        found = rank(a=less, b=less)
+
+        assert ([], [], []) == (found.front, found.layers, found.swaps)
+        assert [None, None] == [candidate.rank for candidate in found.candidates]
+        assert "only in the original" in found.reasons[0]
+
+    def test_whatever_has_no_finite_error_is_not_ranked_either(self, tmp_path, x):
+        paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
+        first, second = compare_each(x, paths, CompareOptions(device="cpu"))
+        undefined = [replace(second.layers[0], error_norm=None), *second.layers[1:]]
+        found = make_ranking(["a", "b"], [first, replace(second, layers=undefined)])
+
+        assert ("inconclusive", ["a"]) == (found.verdict, found.front)
+        assert f"the error of {A} is undefined" == found.candidates[1].not_ranked
+
+    def test_when_interrupted_all_are(self, tmp_path, x):
+        stop = threading.Event()
+        stop.set()
+        paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
+        found = quanterr.rank(x, paths, device="cpu", stop=stop)
+
+        assert (False, "inconclusive", []) == (found.complete, found.verdict, found.front)
+        assert all("interrupted" in candidate.not_ranked for candidate in found.candidates)
+
+
+class TestLayers:
+    def test_come_in_natural_order_whichever_are_identical_where(self, tmp_path):
+        names = [f"layers.{n}.mlp.up_proj.weight" for n in (0, 2, 10)]
+        x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
+        paths = [
+            store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, x, [name])) for n, name in enumerate(names)
+        ]
+        found = quanterr.rank(store(tmp_path / "x.safetensors", x), paths[::-1], device="cpu")
+
+        assert names == [layer.layer_name for layer in found.layers]
+
+    def test_each_has_its_best_candidate(self, rank):
+        one = stored_by(quantized_int8, original(), [A]) | stored_by(coarse, {B: original()[B]}, [B])
+        mixed = original() | one | stored_by(quantized_int8, {C: original()[C]}, [C])
+        found = rank(mixed=mixed, fp8=stored_by(quantized_fp8, original()))
+
+        assert {A: "mixed", B: "fp8", C: "mixed"} == {layer.layer_name: layer.best for layer in found.layers}
+        assert {"mixed": 2, "fp8": 1} == {c.name: c.best_layers for c in found.candidates}
+
+
+class TestSwaps:
+    def test_propose_the_layer_that_is_worse_than_in_another_and_not_what_gains_next_to_nothing(self, rank):
+        x = original()
+        bad = stored_by(quantized_int8, x, [A, C]) | stored_by(coarse, {B: x[B]}, [B])
+        found = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))  # C as it is: a little better, much larger
+        (swaps,) = (swaps for swaps in found.swaps if swaps.candidate == "bad")
+        (swap,) = swaps.layers
+        own = by_name(found)["bad"]
+        errors = {choice.candidate: choice.squared_error for choice in found.layers[1].choices}
+
+        assert (B, "good", "int8_tensor", 0) == (swap.layer_name, swap.take_from, swap.format, swap.bytes_change)
+        assert errors["good"] - errors["bad"] == swap.squared_error_change == swaps.squared_error_change
+        assert own.bytes == swaps.bytes
+        error = own.squared_error + swap.squared_error_change
+        assert math.isclose(10 ** (-swaps.snr_db / 10) / 10 ** (-own.snr_db / 10), error / own.squared_error)
+
+    def test_tell_what_they_cost_the_most_gain_a_byte_first(self, rank):
+        found = rank(coarse=stored_by(coarse, original()), copy=original())
+        (swaps,) = found.swaps
+        gains = [swap.squared_error_change / swap.bytes_change for swap in swaps.layers]
+
+        assert ("coarse", sorted(gains)) == (swaps.candidate, gains)
+        assert {64 * 128 - 4} == {swap.bytes_change for swap in swaps.layers}
+        assert by_name(found)["copy"].bytes == swaps.bytes
+        assert None is swaps.snr_db
+
+    def test_are_all_that_cost_no_bytes_and_few_others(self, tmp_path):
+        names = [f"layers.{n}.mlp.up_proj.weight" for n in range(15)]
+        x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
+        int8, fp8 = (stored_by(recipe, x, names) for recipe in (quantized_int8, quantized_fp8))
+        early = {name for name in int8 if int(name.split(".")[1]) < 6}
+        mixed = [int8 | {name: fp8[name] for name in early}, fp8 | {name: int8[name] for name in early}]
+        paths = [store(tmp_path / f"{n}.safetensors", tensors) for n, tensors in enumerate(mixed)]
+
+        (free,) = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu").swaps
+        taken = {swap.layer_name for swap in free.layers}
+        assert ("0", 0, early & set(names)) == (free.candidate, free.bytes_change, taken)
+
+    def test_mix_only_what_one_runtime_loads(self, x):
+        """Better layers of ggml's types cannot be loaded beside INT4 of compressed-tensors, those of INT8 can."""
+        found = quanterr.sweep(x, to=["int4_g32", "gguf_q4_1", "gguf_q8_0", "int8_row"], device="cpu")
+        taken = {swaps.candidate: {swap.take_from for swap in swaps.layers} for swaps in found.swaps}
+
+        assert {"int4_g32": {"int8_row"}, "gguf_q4_1": {"gguf_q8_0"}} == {
+            name: taken[name] for name in ("int4_g32", "gguf_q4_1")
+        }
+
+    def test_leave_out_layers_that_are_tied_to_a_norm(self, tmp_path):
+        """The factors that AWQ moved into a norm would be missing beside another candidate's norm."""
+        x = {A.replace("up_proj", "gate_proj"): numbers(64, 128, seed=1), A: numbers(64, 128)}
+        norm = "layers.0.post_attention_layernorm.weight"
+        x[norm] = torch.ones(128).bfloat16()
+        factors = torch.linspace(0.25, 4, 128)
+        folded = {name: (w.float() * factors).bfloat16() if w.dim() > 1 else w for name, w in x.items()}
+        folded = stored_by(quantized_int8, folded, [name for name in x if name != norm])
+        folded[norm] = (x[norm].float() / factors).bfloat16()
+        plain = stored_by(coarse, x, [name for name in x if name != norm])
+        paths = [store(tmp_path / f"{name}.safetensors", t) for name, t in (("folded", folded), ("plain", plain))]
+        found = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu")
+
+        assert any(f.code == "folded_scales" for f in by_name(found)["folded"].findings)
+        assert 2 == len(found.layers)
+        assert [] == found.swaps
+
+
+class TestKept:
+    def test_a_few_layers_of_the_best_are_proposed_without_being_asked(self, tmp_path):
+        names = [f"layers.{n}.mlp.up_proj.weight" for n in range(24)]
+        x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
+        bad = stored_by(quantized_int8, x, names[1:]) | stored_by(coarse, {names[0]: x[names[0]]}, names[:1])
+        paths = [
+            store(tmp_path / "bad.safetensors", bad),
+            store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, x, names)),
+        ]
+        found = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu")
+        (kept,) = found.kept
+        (layer,) = kept.layers
+
+        assert ("bad", names[0], None, "BF16") == (kept.candidate, layer.layer_name, layer.take_from, layer.format)
+        assert kept.bytes == by_name(found)["bad"].bytes + layer.bytes_change
+        assert "; 1 of its layers kept in BF16 gives" in conclusion(found)
+
+    def test_a_budget_is_of_each_candidate(self, tmp_path, x):
+        paths = [
+            store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
+            for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
+        ]
+        found = quanterr.rank(x, paths, device="cpu", keep_original=f"{2 * 64 * 128}")
+        own = by_name(found)
+
+        assert ["int8", "coarse"] == [kept.candidate for kept in found.kept]
+        for kept in found.kept:
+            assert 2 == len(kept.layers)
+            assert kept.bytes_change <= 2 * 64 * 128
+            left = own[kept.candidate].squared_error + kept.squared_error_change
+            gain = kept.snr_db - own[kept.candidate].snr_db
+            assert math.isclose(gain, 10 * math.log10(own[kept.candidate].squared_error / left))
+
+    def test_a_gain_is_reached(self, tmp_path, x):
+        paths = [
+            store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
+            for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
+        ]
+        found = quanterr.rank(x, paths, device="cpu", keep_original="3dB")
+
+        for kept in found.kept:
+            assert kept.snr_db >= by_name(found)[kept.candidate].snr_db + 3
+            assert 2 == len(kept.layers)
+
+
+def sensitivity(path, **alphas):
+    """A file of evaluate --sensitivity with these alphas."""
+    weights = [{"layer_name": {"a": A, "b": B}.get(name, name), "alpha": alpha} for name, alpha in alphas.items()]
+    document = {"schema": "quanterr.sensitivity", "schema_version": "1.0", "weights": weights}
+    path.write_text(json.dumps(document))
+    return path
+
+
+class TestSensitivity:
+    def test_predicts_and_says_who_is_best_by_it(self, tmp_path, x):
+        """A layer that matters most is stored worse by the candidate that has less error in all."""
+        int8 = stored_by(quantized_int8, original())
+        int8[B], int8[f"{B}_scale"] = coarse(original()[B])
+        paths = [
+            store(tmp_path / "int8.safetensors", int8),
+            store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original())),
+        ]
+        found = quanterr.rank(x, paths, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", a=0.5, b=100.0, x=1))
+        reports = {path.stem: quanterr.compare(x, path, device="cpu") for path in paths}
+
+        for candidate in found.candidates:
+            nmse = {layer.layer_name: layer.nmse for layer in reports[candidate.name].layers}
+            assert math.isclose(0.5 * nmse[A] + 100 * nmse[B], candidate.predicted_kld, rel_tol=1e-12)
+        best, other = sorted(found.candidates, key=lambda candidate: candidate.predicted_kld)
+        told = f"; {best.name} has the least predicted KLD" in conclusion(found)
+        assert told == (best.name != found.candidates[0].name)
+        assert best.predicted_kld < other.predicted_kld
+
+    def test_gives_each_layer_its_share_and_gates_may_ask_for_it(self, tmp_path, x):
+        y = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
+        report = quanterr.compare(x, y, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", a=0.5))
+        known = [layer for layer in report.layers if layer.predicted_kld is not None]
+
+        assert [(A, 0.5 * known[0].nmse)] == [(layer.layer_name, layer.predicted_kld) for layer in known]
+        assert known[0].predicted_kld == report.aggregate.predicted_kld
+        assert str(tmp_path / "s.json") == report.settings.sensitivity
+        assert "sensitivity_missing" in [found.code for found in report.findings]
+        assert "pass" == apply_rules(report, [Rule("g", parse("global(predicted_kld) <= 1"))]).verdict
+        assert quanterr.compare(x, y, device="cpu").aggregate.predicted_kld is None
+
+    def test_of_another_model_is_inconclusive(self, tmp_path, x):
+        y = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
+        report = quanterr.compare(x, y, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", other=1.0))
+
+        assert ("inconclusive", ["the sensitivity names none of the compared weights"]) == (
+            report.verdict,
+            report.reasons,
+        )
+
+    @pytest.mark.parametrize(
+        "text", ["{", "[]", '{"schema": "x"}', '{"schema": "quanterr.sensitivity", "weights": []}']
+    )
+    def test_a_file_that_is_none_is_refused(self, tmp_path, x, text):
+        (tmp_path / "s.json").write_text(text)
+        with pytest.raises(ReportError):
+            quanterr.rank(x, [x, tmp_path / "s.json"], sensitivity=tmp_path / "s.json")
+
+
+class TestNames:
+    def test_are_the_ends_of_the_paths_without_what_all_share(self):
+        assert ["q4", "q5"] == name_candidates(["a/q4.gguf", "b/q5.gguf"])
+        assert ["q4.gguf", "q4.sft"] == name_candidates(["a/q4.gguf", "b/q4.sft"])
+
+    def test_of_equal_file_names_have_their_folders(self):
+        paths = ["a/x/model.safetensors", "b/x/model.safetensors", "c/other.safetensors"]
+
+        assert ["a/x/model", "b/x/model", "other"] == name_candidates(paths)
+        assert ["model", "q8"] == name_candidates(["org/model/", "recipes/q8/"])
+        assert ["/a/q4", "b/a/q4"] == name_candidates(["/a/q4.sft", "/b/a/q4.sft"])
+
+    @pytest.mark.parametrize("paths", [[], ["a"], ["a", "a"], ["a/b", "./a//b"]])
+    def test_must_be_two_that_differ(self, paths):
+        with pytest.raises(UsageError, match=r"at least two|given twice"):
+            name_candidates(paths)
+
+    def test_of_no_unicode_are_told_in_ascii(self):
+        names = name_candidates(["a\udcff.sft", "b.sft"])
+
+        assert ["a\\udcff", "b"] == names
+
+
+def test_json_is_strict_and_only_run_changes(rank):
+    candidates = {"copy": original(), "fp8": stored_by(quantized_fp8, original())}
+    documents = [json.loads(rank(**candidates).to_json(), parse_constant=pytest.fail) for _ in range(2)]
+    for document in documents:
+        document.pop("run")
+
+    assert documents[0] == documents[1]
+    assert ("quanterr.ranking", "1.6") == (documents[0]["schema"], documents[0]["schema_version"])
+
+
+def test_a_candidate_may_be_an_open_checkpoint(tmp_path, x):
+    y = store(tmp_path / "y.safetensors", stored_by(quantized_fp8, original()))
+    z = store(tmp_path / "z.safetensors", stored_by(quantized_int8, original()))
+    with quanterr.open_checkpoint(y) as checkpoint:
+        assert ["z", "y"] == [c.name for c in quanterr.rank(x, [checkpoint, z], device="cpu").candidates]
+
+
+class TestConclusion:
+    def test_names_the_best_its_lead_and_its_price(self, rank):
+        found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        lead = found.candidates[0].snr_db - found.candidates[1].snr_db
+
+        assert conclusion(found).startswith(f"int8 is best by its weights: {lead:.2f} dB more than fp8 ")
+
+    @pytest.mark.parametrize(
+        ("sizes", "words"),
+        [
+            ((1007, 1000), "for 0.7 % more bytes"),
+            ((970, 1000), "in 3 % fewer bytes"),
+            ((1999, 1000), "for 100 % more bytes"),
+            ((1000, 1000), "in as many bytes"),
+        ],
+    )
+    def test_the_price_is_that_of_the_second(self, rank, sizes, words):
+        found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        for candidate, size in zip(found.candidates, sizes, strict=True):
+            candidate.bytes = size
+
+        assert conclusion(found).endswith(words)
+
+    def test_of_none_that_is_ranked_says_so(self, rank):
+        found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        for candidate in found.candidates:
+            candidate.rank = None
+
+        assert "no candidate can be ranked" == conclusion(found)

@@ -1,0 +1,372 @@
+"""Several processes for one run, on the loopback: the same report, and nobody hangs.
+
+MOMENTS=20 python -m pytest tests/comparison/test_ranks.py     as many moments at which a rank is killed; 2 otherwise
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import gguf
+import pytest
+from support.forked import call, signalled, signalled_before, together
+from support.gguf_stored import TEXT, Stored, key, write_gguf
+from support.making import legacy, numbers, store
+from support.simulated_device import UNKNOWN
+from support.small_models import ids, saved
+from test_smoothing import FED, factors, int4, model
+
+from quanterr.errors import Status
+
+pytestmark = pytest.mark.slow  # each starts several processes
+MOMENTS = int(os.environ.get("MOMENTS", "2"))
+LIMIT = 60  # seconds in which all ranks end when one does
+RECIPES = ("--to", "fp8_row,int4_g32:asym,nf4", "--device", "cpu")
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return str(listening.getsockname()[1])
+
+
+SMALL_PIECES = """
+import sys
+from quanterr.comparison import ranks, scheduler
+scheduler.CPU_CHUNK, scheduler.CHUNKS_AT_ONCE, scheduler.PIECE, scheduler.SMALL = 1 << 13, 2, 1 << 15, 1 << 12
+finish = ranks.Ranks.finish
+ranks.Ranks.finish = lambda own, parts: print(len(parts), file=sys.stderr) or finish(own, parts)
+"""
+
+
+def environment(rank, world, port):
+    """The variables that torchrun sets."""
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    return {key: str(value) for key, value in own.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+# Ranks that do not wait long for one that was killed before they met.
+SHORT_START = "from quanterr.util import rank_group; rank_group.START = 20.0\n"
+
+
+def run(world, *words, cwd, before=""):
+    """All ranks to their end: status, standard output and standard error of each; of one, without a meeting."""
+    if world == 1:
+        done = call(*words, cwd=cwd)
+        return [(done.returncode, done.stdout, done.stderr)]
+    return meet([words] * world, [cwd] * world, [before] * world)
+
+
+def meet(lines, folders, befores=None):
+    """Ranks that are given different words, folders, or Python that is executed first."""
+    port = free_port()
+    runs = zip(lines, folders, befores or [""] * len(lines), strict=True)
+    return together(
+        (words, environment(rank, len(lines), port), cwd, before) for rank, (words, cwd, before) in enumerate(runs)
+    )
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """Weights of different sizes, one of them as large as all others."""
+    folder = tmp_path_factory.mktemp("ranks")
+    tensors = {f"model.layers.{n}.mlp.up_proj.weight": numbers(64 + 8 * n, 256, seed=n) for n in range(12)}
+    tensors["model.layers.12.mlp.up_proj.weight"] = numbers(4096, 256, seed=99)
+    tensors["model.norm.weight"] = numbers(256, seed=100)
+    return store(folder / "x.safetensors", tensors)
+
+
+@pytest.fixture(scope="module")
+def alone(original):
+    """What one process finds."""
+    return without_run(call("sweep", original, *RECIPES, "--json").stdout)
+
+
+def without_run(text):
+    return json.loads(text) | {"run": None}
+
+
+class TestEvaluate:
+    """Micro-batches are shared."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def words(cls, tmp_path_factory):
+        pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
+        folder = tmp_path_factory.mktemp("evaluate")
+        mixtral, bert = saved("mixtral", folder / "mixtral"), saved("bert", folder / "bert")
+        more = (
+            "--against",
+            "fp8_row,int4_g32",
+            "--tokens",
+            ids(folder),
+            "--context",
+            16,
+            "--batch",
+            2,
+            "--dtype",
+            "float64",
+            "--json",
+        )
+        return {"mixtral": (mixtral, *more), "bert": (bert, *more)}
+
+    @pytest.mark.parametrize(("name", "world"), [("mixtral", 2), ("mixtral", 4), ("bert", 3)])
+    def test_the_result_is_that_of_one_process(self, words, tmp_path, name, world):
+        one, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
+        output_errors = [each.pop("output errors") for each in (one, many)]
+        for each in (one, many):
+            del each["checksum"]  # of their digits
+
+        assert one == many
+        assert pytest.approx(output_errors[0], rel=1e-9) == output_errors[1]  # their sums are in another order
+
+    @staticmethod
+    def evaluated(world, *words, cwd):
+        """What rank 0 says and writes, with output errors and by-products by the names of weights."""
+        cwd.mkdir()
+        done = run(world, "evaluate", *words, "--saliency-out", "s.json", "--importance-out", "i.gguf", cwd=cwd)
+        assert {Status.OK} == {status for status, _, _ in done}, done
+        assert not "".join(out + err for _, out, err in done[1:])
+        found = without_run(done[0][1])
+        rows = [row | {"of": one["name"]} for one in found["candidates"] for row in one.pop("weights")]
+        salient = json.loads((cwd / "s.json").read_text())["weights"]
+        return found | {
+            "output errors": {(row["of"], row["layer_name"]): row["output_error"] for row in rows},
+            "salient": {row["layer_name"]: (row["inputs"], row["columns"]) for row in salient},
+            "importance": (cwd / "i.gguf").stat().st_size,
+        }
+
+    def test_ranks_with_other_tokens_are_told(self, words, tmp_path):
+        own = ["evaluate", *words["bert"]]
+        done = meet([own, [*own, "--chunks", 4]], [tmp_path] * 2)
+
+        assert [Status.USAGE] * 2 == [status for status, _, _ in done]
+        assert "rank 1 differs from rank 0 in tokens" in done[0].stderr
+        assert ("", "") == done[1][1:]
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_the_result_is_that_of_one_process_and_rank_0_alone_speaks(original, alone, tmp_path, world):
+    done = run(world, "sweep", original, *RECIPES, "--json", cwd=tmp_path)
+
+    assert {Status.OK} == {status for status, _, _ in done}, done
+    assert alone == without_run(done[0][1])
+    assert {("", "")} == {texts for _, *texts in ((s, o, e) for s, o, e in done[1:]) for texts in [tuple(texts)]}
+
+
+@UNKNOWN
+def test_each_rank_has_a_device_of_its_own(original, tmp_path):
+    words = ("sweep", original, "--to", "fp8_row,int4_g32:asym", "--device", "auto", "--json")
+    one, two = (
+        meet([words] * world, [tmp_path] * world, [f"from simulated_device import enter; enter({world})\n"] * world)
+        for world in (1, 2)
+    )
+
+    assert {Status.OK} == {status for status, _, _ in (*one, *two)}, two
+    assert "sim:0 (simulated)" == json.loads(two[0].stdout)["run"]["device"]
+    assert without_run(one[0].stdout) == without_run(two[0].stdout)
+
+
+def with_folded_scales(folder):
+    """Scales of three weights in the norm before them, and a row that is wrong, with importance."""
+    x, s = model(), factors(128)
+    x |= {f"model.layers.{n}.mlp.up_proj.weight": numbers(200 + n, 128, seed=n) for n in range(1, 9)}
+    norm = "model.layers.0.input_layernorm.weight"
+    y = {name: int4(weight) if weight.dim() > 1 else weight for name, weight in x.items()}
+    y |= {norm: x[norm] / s} | {name: int4(x[name] * s) for name in FED}
+    y["model.layers.3.mlp.up_proj.weight"][17] *= -3
+    matrix = {f"blk.{n}.ffn_up.weight": numbers(1, 128, seed=n).float().square() for n in range(9)}
+    (folder / "m.dat").write_bytes(legacy({name: means.numpy() for name, means in matrix.items()}))
+    return [store(folder / f"{side}.safetensors", each) for side, each in (("x", x), ("y", y))]
+
+
+def with_experts(folder):
+    """Single experts beside the stacks of a GGUF file, each with its importance."""
+    names = [f"model.layers.{{}}.mlp.experts.{expert}.up_proj.weight" for expert in range(3)]
+    x, stacks, matrix = {}, [], {}
+    for n in range(6):
+        stack = numbers(3, 40 + 8 * n, 64, seed=n).float()
+        x |= {name.format(n): stack[expert].clone() for expert, name in enumerate(names)}
+        raw = gguf.quants.quantize(stack.numpy(), gguf.GGMLQuantizationType.Q4_0)
+        own = f"blk.{n}.ffn_up_exps.weight"
+        stacks.append(Stored(own, "Q4_0", tuple(stack.shape), raw.tobytes()))
+        matrix[own] = numbers(3, 64, seed=n).float().square()
+    (folder / "m.dat").write_bytes(legacy({name: means.numpy() for name, means in matrix.items()}))
+    quantized = write_gguf(folder / "y.gguf", stacks, [key("general.architecture", TEXT, "llama")])
+    return [store(folder / "x.safetensors", x), quantized]
+
+
+@pytest.mark.parametrize("made", [with_folded_scales, with_experts])
+def test_what_pairing_made_of_weights_is_the_same_everywhere(tmp_path, made):
+    words = ("compare", *made(tmp_path), "--importance", tmp_path / "m.dat", "--device", "cpu", "-q", "-o", "-")
+    (_, alone, said), *_ = run(1, *words, cwd=tmp_path)
+    assert alone, said
+    done = run(3, *words, cwd=tmp_path)
+
+    assert without_run(alone) == without_run(done[0][1])
+    found = json.loads(alone)
+    assert found["aggregate"]["weighted_snr_db"] is not None
+    if made is with_folded_scales:
+        assert {"folded_scales", "scale_factor"} <= {finding["code"] for finding in found["findings"]}
+    else:
+        assert {"gguf_q4_0"} == {layer["format"] for layer in found["layers"]}
+
+
+def test_a_sample_is_shared(original, tmp_path):
+    words = ("sweep", original, *RECIPES, "--sample", "20%", "--json")
+    (_, alone, _), *_ = run(1, *words, cwd=tmp_path)
+    (status, shared, _), *others = run(3, *words, cwd=tmp_path)
+
+    assert (0, without_run(alone)) == (status, without_run(shared))
+    assert json.loads(alone)["run"]["read_bytes"] == json.loads(shared)["run"]["read_bytes"]
+    assert [(0, "", "")] * 2 == others
+
+
+def test_ranks_with_other_samples_are_told(original, tmp_path):
+    lines = [("sweep", original, *RECIPES, "--sample", share, "-q") for share in ("20%", "30%")]
+    done = meet(lines, [tmp_path] * 2)
+
+    assert {Status.USAGE} == {status for status, _, _ in done}
+    assert "rank 1 differs from rank 0 in sample" in done[0][2]
+
+
+def test_a_huge_weight_is_shared(original, alone, tmp_path):
+    """In pieces that are small enough for this one."""
+    words = ("sweep", original, *RECIPES, "-o", "s.json", "-q", "--resume", "j", "-l", "12")
+    done = run(3, *words, cwd=tmp_path, before=SMALL_PIECES)
+    expected = [layer for layer in alone["layers"] if ".12." in layer["layer_name"]]
+
+    assert {Status.OK} == {status for status, _, _ in done}, done
+    assert "1" in "".join(err for _, _, err in done[1:]).split()  # another rank had a part
+    assert expected == without_run((tmp_path / "s.json").read_text())["layers"]
+
+
+def test_torchrun_starts_them(original, alone, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    done = subprocess.run(
+        [*command, "-m", "quanterr", "sweep", original, *RECIPES, "--json", "-o", tmp_path / "sweep.json"],
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT,
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert alone == without_run((tmp_path / "sweep.json").read_text())
+
+
+def test_journals_of_ranks_are_taken_over(original, alone, tmp_path):
+    words = ("sweep", original, *RECIPES, "--json", "--resume", "journal")
+    run(3, *words, cwd=tmp_path)
+    journals = sorted(tmp_path.glob("journal*"))
+    assert ["journal", "journal.1", "journal.2"] == [path.name for path in journals]
+    for path in journals[1:]:
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[: len(lines) // 2]))
+    done = run(3, *words, cwd=tmp_path)
+
+    assert {Status.OK} == {status for status, _, _ in done}, done
+    assert alone == without_run(done[0][1])
+
+
+def test_srun_starts_them(original, alone, tmp_path):
+    """With its variables; there is no Slurm here."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "SLURM_STEP_NUM_TASKS": "2"}
+    words = [sys.executable, "-m", "quanterr", "sweep", original, *RECIPES, "--json"]
+    processes = [
+        subprocess.Popen(
+            words,
+            env=os.environ | meeting | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            text=True,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=LIMIT)[0] for process in processes]
+
+    assert alone == without_run(said[0])
+    assert "" == said[1]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
+    words = ("sweep", original, *RECIPES, "--json", "--resume", "journal")
+    run(3, *words, cwd=tmp_path)
+    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}
+    done = run(world, *words, cwd=tmp_path)
+
+    assert alone == without_run(done[0][1])
+    assert sizes == {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}  # nothing was done again
+
+
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_killed_together_they_go_on(original, alone, tmp_path, moment):
+    """Each is killed once it has recorded a few weights, unless it ends before because another was."""
+    words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
+    before = SHORT_START + signalled_before("quanterr.comparison.journal.Journal.add", moment + 1)
+    killed = run(3, *words, cwd=tmp_path, before=before)
+    assert -signal.SIGKILL in {each.status for each in killed}
+    assert {Status.OK} == {status for status, _, _ in run(3, *words, cwd=tmp_path)}
+
+    assert alone == without_run((tmp_path / "s.json").read_text())
+
+
+def test_a_gate_that_does_not_hold_is_rank_0s_status(original, tmp_path):
+    done = run(2, "sweep", original, *RECIPES, "-q", "--require", "snr_db >= 99", cwd=tmp_path)
+
+    assert [Status.GATE_FAILED, Status.OK] == [status for status, _, _ in done]
+
+
+def test_a_node_with_another_file_is_named(original, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    shutil.copy(original, tmp_path / "a/x.safetensors")
+    store(tmp_path / "b/x.safetensors", {"model.layers.0.mlp.up_proj.weight": numbers(64, 256)})
+    done = meet([("sweep", "x.safetensors", *RECIPES, "-o", "s.json")] * 2, [tmp_path / name for name in "ab"])
+    said = [each.stderr for each in done]
+
+    assert [Status.USAGE] * 2 == [status for status, _, _ in done]
+    assert re.search(
+        "rank 1 differs from rank 0 in inputs, contents, plan|rank 0 differs from rank 1 in inputs", said[0]
+    )
+    assert "" == said[1]
+    assert not (tmp_path / "a/s.json").exists()
+
+
+def test_a_file_that_one_node_does_not_see_ends_all(original, tmp_path):
+    names = (original, original, "missing.safetensors")
+    done = meet([("sweep", name, *RECIPES, "-q") for name in names], [tmp_path] * 3)
+    said = [each.stderr for each in done]
+
+    assert [Status.UNREADABLE] * 3 == [status for status, _, _ in done]
+    assert "quanterr: rank 2: missing.safetensors: no such file" in said[0]
+    assert ["", ""] == said[1:]
+
+
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
+    """At any moment: before they have met, or while they compute and when they are nearly done."""
+    chosen = random.Random(moment)
+    victim = chosen.randrange(3)
+    befores = [SHORT_START] * 3
+    befores[victim] += signalled(chosen.uniform(0.5, 1.5) if moment % 2 else chosen.uniform(0, 0.5))
+    words = ("sweep", original, *RECIPES, "-q", "-o", "s.json")
+    started = time.monotonic()
+    statuses = [each.status for each in meet([words] * 3, [tmp_path] * 3, befores)]
+    others = [status for n, status in enumerate(statuses) if n != victim]
+
+    assert time.monotonic() - started < LIMIT
+    if (tmp_path / "s.json").exists():  # it was done before
+        assert alone == without_run((tmp_path / "s.json").read_text())
+        assert statuses[0] in (Status.OK, -signal.SIGKILL)
+    else:
+        assert -signal.SIGKILL == statuses[victim]
+        assert {Status.OK, Status.ENVIRONMENT} >= set(others)
+        assert victim == 0 or Status.OK not in others  # rank 0 had all, and was killed while it let the others go

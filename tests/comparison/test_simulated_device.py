@@ -1,0 +1,193 @@
+"""The simulated device: it refuses what CUDA refuses, and finds work that is in order by luck alone."""
+
+import pytest
+import torch
+from support.simulated_device import NAME, UNKNOWN, make_empty, register, simulated
+from support.simulated_streams import Event, HazardError, Stream, choose, current
+
+pytestmark = UNKNOWN
+
+
+@pytest.fixture
+def there():
+    """The device."""
+    register()
+    with simulated():
+        yield torch.device(NAME, 0)
+
+
+def pinned(n):
+    return make_empty(n, pin_memory=True).zero_()
+
+
+class TestPlaces:
+    @pytest.mark.parametrize(
+        "mix",
+        [
+            lambda x, y: x + y,
+            lambda x, y: y + x,
+            lambda x, y: torch.add(y, y, out=x),
+            lambda x, y: y.add_(x),
+            lambda x, y: torch.cat([x, y]),
+            lambda x, y: x.index_select(0, y.long()),
+            lambda x, y: y[x.long()],
+            lambda x, y: x.__setitem__(torch.tensor([0, 1]), y[:2]),
+            lambda x, y: torch.bucketize(x, y),
+            lambda x, y: x.equal(y),
+            lambda x, y: x.sum() + y.sum() + y,
+            lambda x, y: x.clamp(y.sum()),
+            lambda x, y: y.sum().add_(x.sum()),
+        ],
+    )
+    def test_do_not_mix(self, there, mix):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            mix(torch.arange(4.0, device=there), torch.arange(4.0))
+
+    @pytest.mark.parametrize(
+        "mix",
+        [
+            lambda x, y: x + y.sum(),
+            lambda x, y: y.sum() * x,
+            lambda x, y: x[y.long()],
+            lambda x, y: x[[1, 2]],
+            lambda x, y: x.__setitem__(y.long(), y.sum()),
+            lambda x, y: x.__setitem__([1, 2], 1),
+            lambda x, y: x.copy_(y),
+            lambda x, y: y.copy_(x),
+            lambda x, y: x.__setitem__(slice(2), y[:2]),
+            lambda x, y: x.new_tensor([1.0]) + x,
+            lambda x, y: x + y.to(x.device),
+            lambda x, y: x.cpu() + y,
+            lambda x, y: torch.where(x > 1, x, y.sum()),
+        ],
+    )
+    def test_mix_as_cuda_allows(self, there, mix):
+        mix(torch.arange(4.0, device=there), torch.arange(4.0))
+
+    def test_of_two_devices_do_not_mix_either(self):
+        with simulated(count=2):
+            x, y = (torch.ones(2, device=f"{NAME}:{number}") for number in (0, 1))
+            with pytest.raises(RuntimeError, match="of tensors on"):
+                x + y
+
+            assert [1, 1] == y.to(x.device).tolist()
+
+    def test_are_no_memory_of_the_host(self, there):
+        x = torch.ones(2, device=there)
+        with pytest.raises(TypeError, match="copy it to host memory first"):
+            x.numpy()
+
+        assert not isinstance(x.data_ptr(), int)
+        assert x.data_ptr() == x.view(2, 1).data_ptr() != x[1:].data_ptr()
+
+
+class TestCudaLacks:
+    def test_products_of_integers(self, there):
+        x = torch.ones(2, 2, dtype=torch.int32, device=there)
+        with pytest.raises(NotImplementedError, match="mm is not implemented on CUDA"):
+            x @ x
+
+    def test_operations_that_only_the_cpu_has(self, there):
+        with pytest.raises(NotImplementedError, match="histogram has no CUDA kernel"):
+            torch.histogram(torch.ones(4, device=there), 2)
+
+    def test_results_that_change_their_shape(self, there):
+        x = torch.ones(4, device=there)
+        with pytest.raises(RuntimeError, match="gives its result another shape"), pytest.warns(match="resized"):
+            torch.add(x, 1, out=torch.empty(3, device=there))
+
+    def test_dtypes_that_the_test_names(self):
+        with simulated(lacks=[torch.float64]), pytest.raises(TypeError, match="does not support"):
+            torch.ones(2, device=NAME).double()
+
+
+class TestMemory:
+    def test_runs_out_at_a_byte(self):
+        with simulated(limit=64) as device:
+            x = torch.zeros(16, device=NAME)
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.zeros(1, dtype=torch.uint8, device=NAME)
+            y = x[:8]  # the same memory
+            del x
+
+            assert 64 == device.used
+            del y
+            assert (0, 64) == (device.used, device.peak)
+
+
+class TestOrder:
+    """Copies and streams."""
+
+    def test_of_a_copy_and_another_use_of_the_buffer(self, there):
+        host, x = pinned(4), torch.zeros(4, device=there)
+        x.copy_(host, non_blocking=True)
+        host += 1
+
+        with pytest.raises(HazardError, match="filled again before the copy"):
+            (x + 1).tolist()
+
+    def test_is_kept_by_an_event(self, there):
+        host, x, copied = pinned(4), torch.zeros(4, device=there), Event(there)
+        x.copy_(host, non_blocking=True)
+        copied.record()
+        copied.synchronize()
+        host += 1
+
+        assert [0, 0, 0, 0] == x.tolist()
+
+    def test_is_not_kept_by_an_event_of_before(self, there):
+        host, x, copied = pinned(4), torch.zeros(4, device=there), Event(there)
+        copied.record()
+        x.copy_(host, non_blocking=True)
+        copied.synchronize()
+        host += 1
+
+        with pytest.raises(HazardError, match="filled again before the copy"):
+            x.tolist()
+
+    @pytest.mark.parametrize(
+        "copy", [lambda x, host: x.copy_(host), lambda x, host: x.copy_(host.clone(), non_blocking=True)]
+    )
+    def test_is_kept_by_a_copy_that_blocks_or_is_of_memory_that_is_not_pinned(self, there, copy):
+        host, x = pinned(4), torch.zeros(4, device=there)
+        copy(x, host)
+        host += 1
+
+        assert [0, 0, 0, 0] == x.tolist()
+
+    @pytest.fixture
+    def other(self, there):
+        """A tensor that another stream made, and that stream."""
+        stream = current(0)
+        x = torch.zeros(4, device=there)
+        choose(Stream(there))
+        yield x, stream
+        stream.synchronize()
+        choose(stream)
+
+    def test_of_streams_is_none(self, other):
+        with pytest.raises(HazardError, match="on one stream"):
+            other[0] + 1
+
+    def test_of_streams_is_kept_by_waiting_on_the_host(self, other):
+        other[1].synchronize()
+
+        assert [1, 1, 1, 1] == (other[0] + 1).tolist()
+
+    def test_of_streams_is_kept_by_an_event_on_the_device(self, other):
+        made = Event()
+        made.record(other[1])
+        current(0).wait_event(made)
+
+        assert [1, 1, 1, 1] == (other[0] + 1).tolist()
+
+    def test_of_streams_does_not_matter_for_bytes_apart(self, other):
+        x, stream = other
+        stream.synchronize()
+        x[:2].add_(1)
+        first = current(0)
+        choose(stream)
+        x[2:].add_(2)
+        with pytest.raises(HazardError, match="on one stream"):
+            x[1:].add_(1)
+        first.synchronize()

@@ -1,0 +1,151 @@
+"""Several candidates in one pass: the digits of a comparison of each, and the original read once."""
+
+import pytest
+import torch
+from msgspec.structs import replace
+from support.making import numbers, quantized_fp8, quantized_int8, store
+
+import quanterr
+from quanterr.checkpoints import CheckpointFile, open_checkpoint
+from quanterr.comparison import compare_each, finishing, run
+from quanterr.comparison.tasks import group_by_original
+from quanterr.kernel.library import VARIABLE
+from quanterr.options import CompareOptions
+from quanterr.pairing import pair
+from quanterr.selection import LayerSelection
+
+SHAPES = {"layers.0.mlp.up_proj.weight": (700, 1000), "layers.0.mlp.down_proj.weight": (300, 2000), "small": (9, 7)}
+WILD = "layers.1.mlp.up_proj.weight"  # only the exact sums can tell
+
+
+def original():
+    tensors = {name: numbers(*shape, seed=n) for n, (name, shape) in enumerate(SHAPES.items())}
+    wild = numbers(64, 128, seed=9).float()
+    wild[3, 5] = 1e30
+    return tensors | {WILD: wild.bfloat16()}
+
+
+def stored_by(recipe, tensors):
+    found = {}
+    for name, weight in tensors.items():
+        found[name], found[f"{name}_scale"] = recipe(weight)
+    return found
+
+
+@pytest.fixture
+def files(tmp_path):
+    """An original, and FP8, INT8, a BF16 copy of half of it."""
+    x = original()
+    made = [stored_by(quantized_fp8, x), stored_by(quantized_int8, x), x | {"small": x["small"] * 1.5}]
+    return store(tmp_path / "x.safetensors", x), [
+        store(tmp_path / f"{n}.safetensors", tensors) for n, tensors in enumerate(made)
+    ]
+
+
+def without_run(report):
+    return [line for line in report.to_json().splitlines() if not line.startswith('"run"')]
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """(name of the file, offset, bytes) of whatever is read."""
+    monkeypatch.setenv(VARIABLE, "torch")  # whose reads Python sees
+    seen = []
+    read = CheckpointFile.read_into
+    monkeypatch.setattr(
+        CheckpointFile,
+        "read_into",
+        lambda self, view, offset: seen.append((self.path.name, offset, len(view))) or read(self, view, offset),
+    )
+    return seen
+
+
+class TestPass:
+    def test_each_report_has_the_digits_of_a_comparison(self, files):
+        x, candidates = files
+        together = [without_run(report) for report in compare_each(x, candidates, CompareOptions(device="cpu"))]
+
+        assert together == [without_run(quanterr.compare(x, y, device="cpu")) for y in candidates]
+
+    def test_the_order_of_the_candidates_changes_nothing(self, files):
+        x, candidates = files
+        forth, back = (compare_each(x, order, CompareOptions(device="cpu")) for order in (candidates, candidates[::-1]))
+
+        assert [without_run(r) for r in forth] == [without_run(r) for r in back][::-1]
+
+    def test_each_byte_of_the_original_is_read_once_but_for_samples_and_worst_rows(self, files, reads):
+        x, candidates = files
+        with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(finishing, "_find_worst", lambda *_: None)  # reads a row again
+            patch.setattr(finishing, "compute_fingerprint", lambda *_: None)  # reads a few bytes again
+            patch.setattr(run, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
+            patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at those of doubtful weights afterwards
+            reads.clear()
+            compare_each(checkpoint, candidates, CompareOptions(device="cpu"), samples=False)
+            weights = sorted((entry.offset, entry.nbytes) for entry in checkpoint.entries.values())
+        pieces = sorted((offset, n) for name, offset, n in reads if name == x.name)
+
+        assert sum(n for _, n in weights) == sum(n for _, n in pieces)
+        assert weights[0][0] == pieces[0][0]
+        assert all(offset + n == pieces[k + 1][0] for k, (offset, n) in enumerate(pieces[:-1]))
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+    def test_each_report_has_the_digits_of_a_comparison_on_cuda_too(self, files):
+        x, candidates = files
+        together = [without_run(report) for report in compare_each(x, candidates, CompareOptions(device="cuda"))]
+
+        assert together == [without_run(quanterr.compare(x, y, device="cuda")) for y in candidates]
+
+    def test_of_an_incomplete_candidate_the_others_know_nothing(self, files, tmp_path):
+        x, candidates = files
+        less = stored_by(quantized_fp8, {name: t for name, t in original().items() if name != "small"})
+        partial = store(tmp_path / "partial.safetensors", less)
+        reports = compare_each(x, [partial, candidates[0]], CompareOptions(device="cpu"))
+
+        assert ["inconclusive", "pass"] == [report.verdict for report in reports]
+        assert without_run(quanterr.compare(x, candidates[0], device="cpu")) == without_run(reports[1])
+
+
+class TestTogether:
+    def jobs(self, original, *candidates):
+        with open_checkpoint(original) as x:
+            plans, recognized = [], {}
+            for path in candidates:
+                with open_checkpoint(path) as y:
+                    plans.append(pair(x, y, LayerSelection(), recognized).pairs)
+            return group_by_original(plans)
+
+    def test_pairs_of_one_weight_of_the_original_are_one_task(self, files):
+        x, candidates = files
+        tasks = self.jobs(x, *candidates)
+
+        assert [len(SHAPES) + 1, {3}] == [len(tasks), {len(jobs) for jobs in tasks}]
+        assert [0, 1, 2] == [job.candidate for job in tasks[0]]
+
+    def test_a_quantized_original_is_shared_as_well(self, files):
+        _, candidates = files
+
+        assert {2} == {len(jobs) for jobs in self.jobs(candidates[0], *candidates[1:])}
+
+    def test_who_needs_the_original_transposed_stands_alone(self, tmp_path):
+        name = "h.0.mlp.c_fc.weight"
+        weight = numbers(64, 32)
+        x = store(tmp_path / "x.safetensors", {name: weight})
+        as_it_is = store(tmp_path / "a.safetensors", {name: weight * 1.01})
+        turned = [store(tmp_path / f"{n}.safetensors", {name: n * weight.t().contiguous()}) for n in (1.01, 1.02)]
+        tasks = self.jobs(x, as_it_is, *turned)
+        reports = compare_each(x, [as_it_is, *turned], CompareOptions(device="cpu"))
+
+        assert [[0], [1, 2]] == [[job.candidate for job in jobs] for jobs in tasks]
+        assert [(64, 32), (32, 64), (32, 64)] == [report.layers[0].tensor_shape for report in reports]
+        assert reports[0].layers[0].error_norm == pytest.approx(reports[1].layers[0].error_norm)
+
+    def test_what_is_not_known_to_be_the_same_stands_alone(self, files):
+        x, candidates = files
+        with open_checkpoint(x) as checkpoint, open_checkpoint(candidates[0]) as y:
+            first = pair(checkpoint, y, LayerSelection()).pairs[0]
+        one = replace(first, original=replace(first.original, dequantize=lambda *_: torch.zeros(1)))
+        other = replace(first, original=replace(first.original, dequantize=lambda *_: torch.zeros(1)))
+
+        assert 2 == len(group_by_original([[one], [other]]))

@@ -1,0 +1,265 @@
+"""A checkpoint written back as floats has the values that its producer decodes, in every format."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.forked import call
+from support.making import numbers, quantized_fp8, quantized_int8
+from test_formats import NUMBERS as CASES
+from test_formats import agree, expected_of, values_of
+
+import quanterr
+from quanterr.dequantization import run
+from quanterr.errors import CheckpointError, Interrupted, ResourceError, Status, UsageError
+
+ALONE = [case for case in CASES if case.suffix != ".gguf"]
+
+
+def names(cases):
+    return [f"{case.parent.name}/{case.stem}" for case in cases]
+
+
+@pytest.mark.parametrize("case", CASES, ids=names(CASES))
+def test_golden_values_are_written_in_the_original_s_form(case, tmp_path):
+    quanterr.dequantize(case, tmp_path / "out.safetensors", like=expected_of(case))
+    made, wanted = load_file(tmp_path / "out.safetensors"), values_of(case)
+
+    assert {name: (x.shape, x.dtype) for name, x in wanted.items()} == {n: (x.shape, x.dtype) for n, x in made.items()}
+    assert [] == [name for name, x in wanted.items() if not agree(case, x, made[name])]
+
+
+@pytest.mark.parametrize("case", ALONE, ids=names(ALONE))
+def test_without_an_original_golden_values_are_written_or_refused(case, tmp_path):
+    with suppress(CheckpointError):  # its shape, its codes' width or the like are not stored
+        quanterr.dequantize(case, tmp_path / "out.safetensors", dtype="f32")
+    if not list(tmp_path.iterdir()):
+        return
+    made, wanted = load_file(tmp_path / "out.safetensors"), values_of(case)
+
+    assert [] == [name for name, x in wanted.items() if name in made and made[name].shape != x.shape]
+    assert [] == [name for name, x in wanted.items() if name in made and not agree(case, x, made[name].to(x.dtype))]
+
+
+def weights():
+    return {f"model.layers.{n}.mlp.up_proj.weight": numbers(64, 256, seed=n) for n in range(4)}
+
+
+CONFIG = {"architectures": ["X"], "hidden_size": 64}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with an FP8 model, its config and its tokenizer; and the folder of its original."""
+    for name in ("original", "fp8"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+    save_file(
+        {k: x.bfloat16() for k, x in weights().items()} | {"norm.weight": torch.ones(64)},
+        tmp_path / "original/model.safetensors",
+    )
+    stored = {"norm.weight": torch.ones(64)}
+    for name, x in weights().items():
+        stored[name], stored[f"{name}_scale"] = quantized_fp8(x)
+    save_file(stored, tmp_path / "fp8/model.safetensors")
+    quantization = {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "fp8/config.json").write_text(json.dumps(CONFIG | quantization | {"text_config": quantization}))
+    (tmp_path / "fp8/quantize_config.json").write_text("{}")
+    (tmp_path / "fp8/README.md").write_text("how it was quantized")
+    return tmp_path
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+class TestFolder:
+    def test_has_shards_their_index_config_without_quantization_and_tokenizer(self, model):
+        made = quanterr.dequantize(model / "fp8", model / "out", max_shard="40KB")
+        index = json.loads((model / "out/model.safetensors.index.json").read_text())
+        config = json.loads((model / "out/config.json").read_text())
+
+        assert {"config.json", "tokenizer.json", "model.safetensors.index.json", *made.files} == set(
+            contents(model / "out")
+        )
+        assert 5 == len(index["weight_map"])
+        assert set(made.files) == set(index["weight_map"].values())
+        assert CONFIG | {"text_config": {}} == config
+        assert ({"fp8_tensor": 4}, 1) == (made.formats, made.copied)
+
+    def test_compares_as_the_quantized_model_does(self, model):
+        quanterr.dequantize(model / "fp8", model / "out", dtype="f32")
+        snr = [quanterr.compare(model / "original", model / side).aggregate.overall_snr_db for side in ("fp8", "out")]
+        same = quanterr.compare(model / "fp8", model / "out")
+
+        assert snr[0] == snr[1]
+        assert ([], 5) == (same.layers, len(same.lossless))
+
+    def test_rounds_to_the_dtype_and_says_how_much_that_is(self, model):
+        made = quanterr.dequantize(model / "fp8", model / "out")
+        report = quanterr.compare(model / "fp8", model / "out")
+
+        assert {"torch.bfloat16"} == {layer.quantized_dtype for layer in report.layers}
+        assert report.aggregate.overall_snr_db == pytest.approx(made.rounding_db, rel=1e-6)
+
+    def test_like_an_original_has_its_dtypes_and_its_config(self, model):
+        quanterr.dequantize(model / "fp8", model / "out", like=model / "original")
+        made = load_file(model / "out/model.safetensors")
+
+        assert {name: x.dtype for name, x in load_file(model / "original/model.safetensors").items()} == {
+            name: x.dtype for name, x in made.items()
+        }
+        assert CONFIG == json.loads((model / "out/config.json").read_text())
+
+    def test_only_selected_tensors_are_written_if_asked(self, model):
+        quanterr.dequantize(model / "fp8", model / "out.safetensors", layers=["layers.2"])
+
+        assert ["model.layers.2.mlp.up_proj.weight"] == list(load_file(model / "out.safetensors"))
+
+    def test_a_run_that_goes_on_tells_no_rounding_of_a_part(self, model):
+        stop = threading.Event()
+
+        def stop_after_a_file(progress):
+            if list(model.glob(".out.quanterr-partial/*.safetensors")):
+                stop.set()
+
+        with pytest.raises(Interrupted):
+            quanterr.dequantize(model / "fp8", model / "out", max_shard="5kB", on_progress=stop_after_a_file, stop=stop)
+        again = quanterr.dequantize(model / "fp8", model / "out", max_shard="5kB")
+
+        assert again.rounding_db is None
+        assert quanterr.dequantize(model / "fp8", model / "whole", max_shard="5kB").rounding_db is not None
+
+    def test_what_was_written_is_read_back_if_asked(self, model, monkeypatch):
+        quanterr.dequantize(model / "fp8", model / "good", verify=True)
+        monkeypatch.setattr(run.os, "fsync", lambda descriptor: os.pwrite(descriptor, b"\xff\xff", 4000))
+
+        with pytest.raises(ResourceError, match="reads back otherwise than it was written"):
+            quanterr.dequantize(model / "fp8", model / "bad", verify=True)
+        assert not (model / "bad").exists()
+
+
+class TestRefused:
+    @pytest.mark.parametrize("place", ["fp8", "fp8/model.safetensors", "original"])
+    def test_what_exists_is_not_overwritten(self, model, place):
+        before = contents(model / "fp8")
+
+        with pytest.raises(UsageError, match="nothing is overwritten"):
+            quanterr.dequantize(model / "fp8", model / place)
+        assert before == contents(model / "fp8")
+
+    def test_values_beyond_the_dtype(self, tmp_path):
+        codes, _ = quantized_int8(numbers(8, 64))
+        save_file({"a.weight": codes, "a.weight_scale": torch.tensor(1000.0)}, tmp_path / "x.safetensors")
+
+        with pytest.raises(UsageError, match=r"a.weight: its largest value, 1.27e\+05, is beyond the range of F16"):
+            quanterr.dequantize(tmp_path / "x.safetensors", tmp_path / "out.safetensors", dtype="f16")
+        assert not (tmp_path / "out.safetensors").exists()
+
+    def test_a_config_that_is_no_json_before_anything_is_written(self, model):
+        (model / "fp8/config.json").write_text("nonsense")
+
+        with pytest.raises(CheckpointError, match=r"fp8/config.json: is not valid .* cannot be removed; mend it"):
+            quanterr.dequantize(model / "fp8", model / "out")
+        assert not list(model.glob("*out*"))
+
+    def test_a_gguf_file_without_its_original(self, tmp_path):
+        case = next(case for case in CASES if case.suffix == ".gguf")
+
+        with pytest.raises(UsageError, match="the model that it was made from: like ORIGINAL"):
+            quanterr.dequantize(case, tmp_path / "out")
+
+    def test_an_original_with_a_weight_that_the_model_lacks(self, model):
+        more = load_file(model / "original/model.safetensors") | {"lm_head.weight": numbers(64, 64)}
+        save_file(more, model / "original/model.safetensors")
+
+        with pytest.raises(CheckpointError, match=r"1 tensor cannot be written: lm_head.weight: "):
+            quanterr.dequantize(model / "fp8", model / "out", like=model / "original")
+
+    def test_a_full_disk_before_anything_is_written(self, model, monkeypatch):
+        monkeypatch.setattr(run.shutil, "disk_usage", lambda folder: run.shutil._ntuple_diskusage(9, 9, 9))
+
+        with pytest.raises(ResourceError, match=r"needs 128.* KiB, but only 9 B are free there"):
+            quanterr.dequantize(model / "fp8", model / "out")
+
+    def test_a_size_that_is_none(self, model):
+        with pytest.raises(UsageError, match="max_shard 5 apples: give bytes, such as 5GB"):
+            quanterr.dequantize(model / "fp8", model / "out", max_shard="5 apples")
+
+
+class TestInterrupted:
+    def test_goes_on_with_the_files_that_are_complete(self, model, monkeypatch):
+        quanterr.dequantize(model / "fp8", model / "whole", max_shard="40KB")
+        stop, finished, replace = threading.Event(), [], os.replace
+
+        def stop_after_two(source, target):
+            replace(source, target)
+            finished.append(target)
+            if len(finished) == 3:  # the first is what identifies the run
+                stop.set()
+
+        monkeypatch.setattr(run.os, "replace", stop_after_two)
+        with pytest.raises(Interrupted):
+            quanterr.dequantize(model / "fp8", model / "out", max_shard="40KB", stop=stop)
+        assert not (model / "out").exists()
+        left = {
+            path.name: path.stat().st_mtime_ns for path in (model / ".out.quanterr-partial").glob("model-*.safetensors")
+        }
+        monkeypatch.setattr(run.os, "replace", replace)
+        quanterr.dequantize(model / "fp8", model / "out", max_shard="40KB")
+
+        assert 2 == len(left)
+        assert left.items() <= {path.name: path.stat().st_mtime_ns for path in (model / "out").iterdir()}.items()
+        assert contents(model / "whole") == contents(model / "out")
+        assert not (model / ".out.quanterr-partial").exists()
+
+    def test_files_of_other_settings_are_not_taken_over(self, model, monkeypatch):
+        monkeypatch.setattr(run, "_finish", lambda *_: None)
+        quanterr.dequantize(model / "fp8", model / "out", dtype="f16")
+        monkeypatch.undo()
+        quanterr.dequantize(model / "fp8", model / "out")
+
+        assert {torch.bfloat16, torch.float32} == {x.dtype for x in load_file(model / "out/model.safetensors").values()}
+
+    @pytest.mark.slow
+    def test_killed_at_any_moment_it_ends_with_the_same_bytes(self, tmp_path):
+        """In processes of their own, which SIGKILL ends."""
+        stored = {}
+        for n in range(24):
+            stored[f"layers.{n}.weight"], stored[f"layers.{n}.weight_scale"] = quantized_fp8(
+                numbers(1024, 2048, seed=n)
+            )
+        save_file(stored, tmp_path / "x.safetensors")
+        words = [sys.executable, "-m", "quanterr", "dequantize", "x.safetensors", "--max-shard", "10MB", "-q", "-o"]
+        started = time.monotonic()
+        subprocess.run([*words, "whole"], cwd=tmp_path, check=True)
+        took = time.monotonic() - started
+        for n in range(20):
+            process = subprocess.Popen([*words, "out"], cwd=tmp_path)
+            time.sleep(took * (0.4 + 0.03 * n))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        subprocess.run([*words, "out"], cwd=tmp_path) if not (tmp_path / "out").exists() else None
+
+        assert contents(tmp_path / "whole") == contents(tmp_path / "out")
+
+
+def test_the_command_says_what_it_wrote(model):
+    done = call("dequantize", "fp8", "-o", "out", cwd=model)
+    again = call("dequantize", "fp8", "-o", "out", cwd=model)
+
+    assert (Status.OK, "") == (done.returncode, done.stderr)
+    assert done.stdout.startswith(
+        "wrote out: 128.25 KiB in 1 file\ndecoded fp8_tensor: 4 weights; copied 1 tensor; rounded "
+    )
+    assert Status.USAGE == again.returncode
+    assert "-o out: exists; nothing is overwritten" in again.stderr

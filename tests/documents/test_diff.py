@@ -1,0 +1,289 @@
+"""Two reports next to each other: every layer of either ends in exactly one place."""
+
+import io
+import json
+import subprocess
+import sys
+from math import inf
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from support import sample_documents
+from support.forked import call
+from support.making import store
+from support.reports import finding, made, row
+from support.stored import pair
+
+import quanterr
+from quanterr.documents.diff.base import SAME_DB, Difference, format_sizes
+from quanterr.documents.diff.making import diff_reports as diff
+from quanterr.errors import Status, UsageError
+from quanterr.outputs.markdown import format_prose
+from quanterr.outputs.sections import TERMINAL
+from quanterr.outputs.terminal import console, show
+
+pytestmark = pytest.mark.session
+
+PATHS = ("old.json", "new.json")
+
+
+def of(old, new, **more):
+    return diff(old, new, PATHS, **more)
+
+
+class TestLayers:
+    def test_come_with_the_largest_change_first(self):
+        old = made({"a": 30.0, "b": 30.0, "c": 30.0, "d": 30.0, "e": 30.0})
+        found = of(old, made({"a": 29.0, "b": 20.0, "c": 30.0, "d": 31.0, "e": 33.0}))
+
+        assert [("b", -10.0), ("a", -1.0)] == [(item.layer, item.change_db) for item in found.worse]
+        assert [("e", 3.0), ("d", 1.0)] == [(item.layer, item.change_db) for item in found.better]
+        assert 1 == found.unchanged
+
+    def test_that_another_device_rounds_otherwise_did_not_change(self):
+        found = of(made({"a": 30.0, "b": 30.0}), made({"a": 30.0 + SAME_DB / 2, "b": 30.0 + 2 * SAME_DB}))
+
+        assert (1, ["b"]) == (found.unchanged, [item.layer for item in found.better])
+
+    def test_that_are_new_or_gone_are_named(self):
+        found = of(made({"a": 30.0, "b": 30.0}), made({"b": 30.0, "c": 30.0}))
+
+        assert (["c"], ["a"]) == (found.added, found.gone)
+
+    @pytest.mark.parametrize(
+        ("new", "reason"),
+        [
+            (made({"a": None}), "its SNR is undefined"),
+            (made(missing=["a"]), "not compared: has no counterpart"),
+            (made({"a": 99.0}, findings=[finding("a")]), "broken"),
+            (made(rows=[row("a", 99.0, finite=False)]), "has elements that are NaN or infinite"),
+            (made({"a": -inf}), "its SNR is minus infinity: the original is all zeros"),
+        ],
+    )
+    def test_whose_number_was_lost_got_worse_and_come_first_and_the_other_way_round(self, new, reason):
+        new.layers.extend(made({"b": 1.0}).layers)
+        worse, better = of(made({"a": 30.0, "b": 30.0}), new), of(new, made({"a": 30.0, "b": 30.0}))
+
+        assert [("a", reason), ("b", None)] == [(item.layer, item.reason) for item in worse.worse]
+        assert ["a", "b"] == [item.layer for item in better.better]
+
+    def test_that_became_the_same_on_both_sides_got_better(self):
+        same, differs = made(lossless=["a"]), made({"a": 90.0})
+
+        assert ["is identical to the original"] == [item.reason for item in of(differs, same).better]
+        assert ["was identical to the original"] == [item.reason for item in of(same, differs).worse]
+        assert 1 == of(same, same).unchanged
+
+    def test_without_a_number_in_either_are_undefined(self):
+        assert ["a"] == of(made({"a": None}), made(missing=["a"])).undefined
+
+    def test_in_another_format_are_named(self):
+        found = of(made({"a": 30.0}), made(rows=[row("a", 20.0, format="nvfp4")]))
+
+        assert [("a", "fp8_tensor", "nvfp4")] == [(c.layer, c.old_format, c.new_format) for c in found.format_changes]
+
+    def test_that_are_norms_or_biases_are_among_them(self):
+        assert ["n"] == [item.layer for item in of(made(other={"n": 9.0}), made(other={"n": 3.0})).worse]
+
+
+SIDE = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([None, 10.0, 20.0, inf, -inf, "same", "missing"]))
+
+
+def from_side(side):
+    return made(
+        {name: snr for name, snr in side.items() if not isinstance(snr, str)},
+        lossless=[name for name, snr in side.items() if snr == "same"],
+        missing=[name for name, snr in side.items() if snr == "missing"],
+    )
+
+
+@given(SIDE, SIDE)
+def test_every_layer_of_either_is_counted_once(old, new):
+    found = of(from_side(old), from_side(new))
+    named = [item.layer for item in found.worse + found.better] + found.undefined + found.added + found.gone
+
+    assert len(named) == len(set(named))
+    assert len(old.keys() | new.keys()) == len(named) + found.unchanged
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@given(SIDE, SIDE)
+def test_the_other_way_round_is_the_opposite(old, new):
+    there, back = of(from_side(old), from_side(new)), of(from_side(new), from_side(old))
+
+    assert {item.layer for item in there.worse} == {item.layer for item in back.better}
+    assert (there.added, there.unchanged) == (back.gone, back.unchanged)
+
+
+class TestWhatCompares:
+    NEW = made({"a": 30.0})
+
+    @pytest.mark.parametrize("change", [torch.neg, lambda weight: weight.roll(1, 0)], ids=["negated", "rolled"])
+    def test_is_of_the_same_values_not_of_the_same_norms_alone(self, tmp_path, change):
+        x, y = pair(tmp_path)
+        tensors = load_file(x)
+        name = next(name for name, weight in tensors.items() if weight.ndim == 2)
+        other = store(tmp_path / "other.safetensors", tensors | {name: change(tensors[name])})
+        (tmp_path / "old.json").write_text(quanterr.compare(x, y, device="cpu").to_json())
+        (tmp_path / "new.json").write_text(quanterr.compare(other, other, device="cpu").to_json())
+
+        with pytest.raises(UsageError, match=f"the original {name} has other values there than here"):
+            quanterr.diff(tmp_path / "old.json", tmp_path / "new.json")
+
+    @pytest.mark.parametrize(
+        "old",
+        [
+            made({"a": 30.0}, original={"tensors": 9, "bytes": 300}),
+            made({"a": 30.0}, selection={"patterns": ["attn"]}),
+            made({"a": 30.0}, settings={"outlier_threshold": 0.5}),
+            made({"a": 30.0}, settings={"metrics_version": 2}),
+            made(rows=[row("a", 30.0, original_norm=2.0)]),
+            made(lossless=["a"], lossless_norm=2.0),
+        ],
+        ids=[
+            "another model",
+            "another selection",
+            "other settings",
+            "other metrics",
+            "another original of the same shapes",
+            "another original, identical",
+        ],
+    )
+    def test_is_not_a_report_of_something_else_unless_that_is_forced(self, old):
+        with pytest.raises(UsageError, match=r"old\.json cannot be compared with new\.json: it .*--force"):
+            of(old, self.NEW)
+
+        found = of(old, self.NEW, force=True)
+        assert found.difference
+        assert found.view(10).conclusion.startswith("not comparable: it ")
+
+    def test_is_one_of_the_same_original_where_a_layer_is_no_longer_finite(self):
+        found = of(made(rows=[row("a", None, original_norm=0.9, finite=False)]), self.NEW)
+
+        assert (None, ["a"]) == (found.difference, [item.layer for item in found.better])
+
+    def test_is_a_report_that_stands_elsewhere(self):
+        assert of(made({"a": 30.0}), self.NEW).difference is None
+
+
+def lines_of(found, top):
+    file = io.StringIO()
+    show(found.view(top), console(file))
+    return file.getvalue().splitlines()
+
+
+class TestView:
+    def test_shows_the_verdicts_the_size_and_so_many_layers(self):
+        old = made({f"layer{n}": 30.0 for n in range(5)})
+        new = made({f"layer{n}": 20.0 for n in range(5)}, quantized={"bytes": 75}, verdict="fail")
+        view = of(old, new).view(top=2)
+        totals, worse = (part for section in view.sections if TERMINAL in section.media for part in section.parts)
+
+        assert "5 layers worse, 0 better; 28.50 -> 28.50 dB over all; 150 B -> 75 B (-50.00 %); pass -> fail" == (
+            view.conclusion
+        )
+        assert [
+            ["old", "pass", "5", "28.50", "0.50", "0.5", "150 B"],
+            ["new", "fail", "5", "28.50", "0.50", "0.5", "75 B"],
+        ] == totals.rows
+        assert [["layer0", "30.00", "20.00", "-10"], ["layer1", "30.00", "20.00", "-10"]] == worse.rows
+        assert 3 == worse.more
+
+    def test_never_shows_a_change_as_none(self):
+        shown = "\n".join(lines_of(of(made({"a": 30.0}), made({"a": 30.0 - 2e-6})), 1))
+
+        assert "-2e-06" in shown
+
+    def test_has_what_became_the_same_as_the_original_last(self):
+        found = of(made({"a": 30.0, "b": 30.0}), made({"b": 31.0}, lossless=["a"]))
+
+        assert ["b", "a"] == [item.layer for item in found.better]
+
+    def test_holds_no_name_that_a_terminal_or_ci_obeys(self):
+        names = ["::error::x", "a\x1b[31m\nb", "\u202ex", "c"]
+        old = made(dict.fromkeys(names[:3], 30.0) | {"gone\x07": 1.0})
+        lines = lines_of(of(old, made(dict.fromkeys(names, 20.0))), 10)
+
+        assert all(line.isprintable() for line in lines)
+        assert not [line for line in lines if line.lstrip().startswith("::")]
+
+    @pytest.mark.parametrize("kind", ["report", "evaluation", "ranking", "plan"])
+    def test_says_in_every_output_what_changed(self, kind):
+        found = getattr(sample_documents, f"{kind}_diff")()
+        outputs = {output.name: io.StringIO() for output in Difference.OUTPUTS}
+        for output in Difference.OUTPUTS:
+            output.write(found, outputs[output.name])
+        fields = json.loads(outputs["json"].getvalue())
+        changed = fields if kind == "report" else fields["candidates"][0]
+        layer = (changed["worse"] + changed["better"])[0]["layer"]
+
+        assert f"quanterr.{kind}_diff".replace("report_", "") == fields["schema"]
+        for name in ("csv", "html", "md"):
+            assert layer in outputs[name].getvalue().replace("<wbr>", ""), name
+        assert format_prose(found.view(0).conclusion) in outputs["md"].getvalue()
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("diff")
+    old, new = folder / "old.json", folder / "new.json"
+    text = quanterr.compare(*pair(folder)).to_json()
+    fields = json.loads(text)
+    fields["layers"][0]["snr_db"] -= 3
+    fields["layers"][1]["layer_name"] = "##[error]new"
+    old.write_text(text)
+    new.write_text(json.dumps(fields))
+    return old, new
+
+
+class TestCommand:
+    def test_shows_what_changed_and_exits_0(self, reports):
+        done = call("diff", "-v", *reports)
+
+        assert Status.OK == done.returncode
+        assert "\n1 layer worse\n" in done.stdout
+        assert "\\x23#[error]new" in done.stdout
+        assert "##[" not in done.stdout
+
+    def test_says_which_report_was_changed_since_it_was_written(self, reports):
+        lines = call("diff", *reports).stderr.splitlines()
+
+        assert [f"quanterr: warning: {reports[1]}: its checksum does not match: it was edited"] == lines
+
+    def test_writes_all_of_it_as_json(self, reports):
+        fields = json.loads(call("diff", *reports, "--json", "--top-layers", "0").stdout)
+
+        assert ("quanterr.diff", "1.1") == (fields["schema"], fields["schema_version"])
+        assert -3 == pytest.approx(fields["worse"][0]["change_db"])
+        assert ["##[error]new"] == fields["added"]
+
+    def test_a_closed_pipe_and_a_full_disk_are_told_apart(self, reports):
+        words = " ".join(map(str, reports))
+        script = f"{sys.executable} -m quanterr diff {words} --json"
+        pipe = subprocess.run(["bash", "-c", f"{script} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True)
+        full = subprocess.run(["bash", "-c", f"{script} > /dev/full"], capture_output=True, text=True)
+
+        assert pipe.returncode in (Status.OK, Status.BROKEN_PIPE)
+        assert Status.ENVIRONMENT == full.returncode
+        assert "standard output: No space left" in full.stderr
+
+    def test_2_for_reports_that_do_not_compare_and_3_for_what_is_no_report(self, reports, tmp_path):
+        fields = json.loads(reports[0].read_text())
+        fields["original"]["bytes"] += 1
+        other = tmp_path / "other.json"
+        other.write_text(json.dumps(fields))
+
+        assert Status.USAGE == call("diff", other, reports[1]).returncode
+        assert Status.OK == call("diff", other, reports[1], "--force").returncode
+        assert Status.UNREADABLE == call("diff", reports[0], __file__).returncode
+        other.write_text(json.dumps(json.loads(reports[0].read_text()) | {"complete": False}))
+        assert Status.UNREADABLE == call("diff", reports[0], other).returncode
+        assert Status.USAGE == call("diff", reports[0]).returncode
+
+
+def test_a_size_that_hardly_changed_has_no_minus_before_zero():
+    assert "97.66 KiB -> 97.66 KiB (+0.00 %)" == format_sizes(100_001, 100_000)
+    assert "100.00 KiB -> 75.00 KiB (-25.00 %)" == format_sizes(102_400, 76_800)

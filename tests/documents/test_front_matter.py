@@ -1,0 +1,129 @@
+"""The front matter of model cards, read by PyYAML and, as the hub reads it, by huggingface_hub."""
+
+from functools import partial
+
+import pytest
+import yaml
+from msgspec.structs import replace
+from support.hostile_names import SHORT
+from support.sample_documents import evaluation
+
+from quanterr.documents.evaluation.front_matter import put_front_matter
+from quanterr.errors import UsageError
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.files import update_section
+from quanterr.outputs.markdown import BEGIN, END
+
+MD = next(output for output in OUTPUTS if output.name == "md")
+
+
+def sample(original="hf://org/model@main", **changes):
+    """An evaluation of one candidate."""
+    made = evaluation()
+    own = [replace(made.candidates[0], **changes)]
+    run = replace(made.run, command=["quanterr", "evaluate", "/home/me/original", "--text", "a=/home/me/a.txt"])
+    return replace(made, original=original, candidates=own, run=run)
+
+
+def front(text):
+    """The front matter of a card, and what is behind it."""
+    _, head, rest = text.removeprefix("\ufeff").replace("\r\n", "\n").split("---\n", 2)
+    return yaml.safe_load(head), rest
+
+
+def test_a_card_gets_the_keys_of_the_hub(tmp_path):
+    card = tmp_path / "README.md"
+    card.write_text(f"# Model\n{BEGIN}\n{END}\n")
+    found = sample()
+    for _ in range(2):  # the second time changes nothing
+        update_section(str(card), found, MD, finish=partial(put_front_matter, evaluation=found))
+        head, rest = front(card.read_text())
+        [entry] = head["model-index"]
+        [result] = entry["results"]
+        values = {metric["type"]: metric["value"] for metric in result["metrics"]}
+
+        assert ("org/model", "quantized", "fp8") == (head["base_model"], head["base_model_relation"], entry["name"])
+        assert ("text-generation", "wiki.txt") == (result["task"]["type"], result["dataset"]["name"])
+        assert values["kld_mean"] == pytest.approx(found.candidates[0].scores.kld_mean, rel=1e-5)
+        assert "quanterr evaluate original --text a=a.txt" == head["quanterr"]["command"]
+        assert "/home/me" not in card.read_text()
+        assert rest.startswith("\n# Model\n")
+        assert card.read_text().count("model-index:") == 1
+
+
+def test_the_hub_reads_it():
+    from huggingface_hub import ModelCard
+
+    data = ModelCard(put_front_matter("# Model\n", "card", sample())).data
+
+    assert ("org/model", "quantized") == (data.base_model, data.to_dict()["base_model_relation"])
+    assert {one.metric_type for one in data.eval_results} >= {"kld_mean", "ppl", "top1"}
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_other_keys_and_comments_stay(newline, mark):
+    lines = ["---", "# mine", "license: mit", "base_model:", "- old/one", "tags:", "  - a", "---", "# Model", "---", ""]
+    made = put_front_matter(mark + newline.join(lines), "card", sample())
+    head, rest = front(made)
+
+    assert ("mit", ["a"], "org/model") == (head["license"], head["tags"], head["base_model"])
+    assert made.startswith(f"{mark}---{newline}# mine{newline}license: mit{newline}")
+    assert rest == "# Model\n---\n"
+    assert made.count("\r\n") == (made.count("\n") if newline == "\r\n" else 0)
+
+
+def test_results_of_somebody_else_stay():
+    text = "---\nmodel-index:\n- name: x\n  results: []\n---\n"
+    once = put_front_matter(text, "card", sample())
+
+    assert [{"name": "x", "results": []}] == front(once)[0]["model-index"]
+
+
+@pytest.mark.parametrize(
+    ("original", "base"),
+    [
+        ("hf://org/model", "org/model"),
+        ("/root/.cache/huggingface/hub/models--org--model/snapshots/ab12", "org/model"),
+        ("/home/me/model", None),
+        ("org/model", None),  # a folder may be called so
+    ],
+)
+def test_a_base_model_is_no_guess(original, base):
+    head = front(put_front_matter("", "card", sample(original)))[0]
+
+    assert base == head.get("base_model")
+    assert ("base_model_relation" in head) == (base is not None)
+
+
+@pytest.mark.parametrize("text", ["---\na: b\n", "---\n{a: b}\n---\n", "---\njust words\n---\n"])
+def test_what_is_no_front_matter_is_refused(text):
+    with pytest.raises(UsageError, match="card: its front matter"):
+        put_front_matter(text, "card", sample())
+
+
+@pytest.mark.parametrize("name", SHORT, ids=lambda name: ascii(name[:16]))
+def test_names_are_only_text(name):
+    made = sample(original=name, name=name, reasons=[name])
+    head, rest = front(put_front_matter("# Model\n", "card", replace(made, reasons=[name])))
+
+    assert {"model-index", "quanterr"} == set(head) - {"base_model", "base_model_relation"}
+    assert isinstance(head["model-index"][0]["name"], str)
+    assert rest == "\n# Model\n"
+
+
+def test_a_name_that_yaml_1_2_would_read_as_a_number_is_quoted():
+    made = put_front_matter("", "card", sample(name="1e5"))
+
+    assert '- name: "1e5"' in made.splitlines()
+
+
+def test_a_verdict_is_that_of_the_evaluation():
+    """Without gates, a pass means evaluated; what is inconclusive stays so."""
+    bare = sample(gates=[])
+    said = [
+        front(put_front_matter("", "card", replace(bare, verdict=verdict)))[0]["quanterr"]["verdict"]
+        for verdict in ("pass", "inconclusive")
+    ]
+
+    assert ["evaluated", "inconclusive"] == said

@@ -1,0 +1,119 @@
+"""Outputs say a reason once: of several candidates, and of gates."""
+
+import io
+
+import pytest
+from make_snapshots import show_view, terminal
+from msgspec.structs import replace
+from support import sample_documents
+from support.sample_reports import report_of, tiny
+
+from quanterr.documents.comparison import items
+from quanterr.documents.gate_results import Verdict
+from quanterr.documents.subjects import combine_verdicts
+from quanterr.findings import make_finding
+from quanterr.gates import judge
+from quanterr.gates.as_text import format_gates
+from quanterr.gates.github import format_summary, make_annotations
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.card import format_numbers
+from quanterr.outputs.formatting import name_candidates
+from quanterr.outputs.sections import merge_findings
+
+RULES = ["upper(kld_mean) <= 0.02", "top1 >= 0.9"]
+MISMATCH = "rope_theta is 10000, the original"
+NAMED = [("both candidates", 2), ("all 3 candidates", 3)]
+
+
+def sound_evaluation():
+    found = sample_documents.evaluation()
+    sound = [replace(one, findings=[], verdict="pass", reasons=["evaluated"], gates=[]) for one in found.candidates]
+    return replace(found, candidates=sound, verdict="pass", reasons=["evaluated"])
+
+
+DOCUMENTS = {
+    "inconclusive": sample_documents.evaluation,
+    "fails": lambda: judge(sound_evaluation(), require=RULES),
+    "report": lambda: judge(report_of(sample_documents.model("x")), require=["snr_db >= 33", "layers <= 5"]),
+}
+
+
+def candidates_of(document):
+    return getattr(document, "candidates", [document])
+
+
+def messages_of(document) -> list[str]:
+    gates = [gate for one in candidates_of(document) for gate in one.gates if gate.status == "fail"]
+    assert gates
+    return [gate.message for gate in gates]
+
+
+@pytest.mark.parametrize(("words", "n"), NAMED)
+def test_a_reason_of_all_candidates_counts_them(words, n):
+    found = {str(k): Verdict("fail", ["too far", *([] if k else ["and more"])], []) for k in range(n)}
+
+    assert ("fail", [f"{words}: too far", "0: and more"]) == combine_verdicts(found)
+
+
+def test_some_candidates_are_named_and_one_alone_is():
+    assert "a, b" == name_candidates(["a", "b"], 3)
+    assert "a" == name_candidates(["a"], 1)
+
+
+@pytest.mark.parametrize("output", [output.name for output in OUTPUTS if output.name in ("md", "csv", "html")])
+def test_the_reasons_of_an_evaluation_name_a_shared_one_once(output):
+    file = io.StringIO()
+    next(one for one in OUTPUTS if one.name == output).write(sample_documents.evaluation(), file)
+    header = file.getvalue().partition("wiki.txt")[0]
+
+    assert 1 == header.count(MISMATCH) or output == "csv"
+    assert f"both candidates: {MISMATCH}" in header
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+class TestGates:
+    def test_in_a_terminal(self, kind):
+        document = DOCUMENTS[kind]()
+        gates = [line for one in candidates_of(document) for line in format_gates(one.gates)]
+        said = terminal(lambda to: show_view(document, to), width=200) + "\n".join(gates)
+
+        assert [1] * len(messages_of(document)) == [said.count(message) for message in messages_of(document)]
+
+    def test_in_a_summary(self, kind):
+        document = DOCUMENTS[kind]()
+        said = "".join(map(format_summary, candidates_of(document))) + format_numbers(document)
+
+        assert all(said.count(message) <= 1 for message in messages_of(document))
+        assert all(gate.require in said for one in candidates_of(document) for gate in one.gates)
+
+    def test_in_annotations(self, kind):
+        document = DOCUMENTS[kind]()
+        said = "\n".join(line for one in candidates_of(document) for line in make_annotations(one))
+
+        assert all(1 == said.count(message) for message in messages_of(document))
+
+
+def test_a_gate_that_cannot_be_judged_is_one_annotation():
+    """It is why the verdict is inconclusive, and the message of a gate."""
+    found = sound_evaluation()
+    few = [replace(one, scores=replace(one.scores, chunks=4)) for one in found.candidates[:1]]
+    judged = judge(replace(found, candidates=few), require=RULES[:1]).candidates[0]
+
+    assert "inconclusive" == judged.verdict
+    assert 1 == len(make_annotations(judged))
+    assert "cannot be judged" in format_summary(judged)
+
+
+def test_a_finding_that_begins_with_its_recipe_names_it_once():
+    found = make_finding("fallback_recipe", "info", None, "gguf_q4_k: 2 weights are stored as gguf_q5_0")
+    shown = merge_findings([("gguf_q4_k", found), ("plan.json", replace(found, message="another"))], 2).found
+
+    assert ["", "plan.json"] == [name for name, _ in shown]
+
+
+def test_junit_says_why_a_report_is_unreliable_in_one_test_only():
+    report = report_of(tiny())
+    suite, reason = items.suites(report)[0], report.reasons[0]
+
+    assert reason in suite.cases[0].message
+    assert reason not in suite.cases[0].output

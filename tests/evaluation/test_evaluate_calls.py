@@ -1,0 +1,380 @@
+"""Denoisers on recorded calls, against diffusers' own forward with the same dequantized weights."""
+
+import json
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.float32 import of_squared_error
+
+import quanterr
+from quanterr.errors import CheckpointError, UsageError
+from quanterr.outputs.card import format_numbers
+
+diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
+
+MODELS = {
+    "FluxTransformer2DModel": {
+        "patch_size": 1, "in_channels": 4, "num_layers": 2, "num_single_layers": 2, "attention_head_dim": 16,
+        "num_attention_heads": 2, "joint_attention_dim": 32, "pooled_projection_dim": 32, "axes_dims_rope": (4, 4, 8),
+    },
+    "SD3Transformer2DModel": {
+        "sample_size": 8, "patch_size": 1, "in_channels": 4, "num_layers": 2, "attention_head_dim": 8,
+        "num_attention_heads": 4, "joint_attention_dim": 32, "caption_projection_dim": 32,
+        "pooled_projection_dim": 64, "out_channels": 4,
+    },
+    "WanTransformer3DModel": {
+        "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4,
+        "out_channels": 4, "text_dim": 16, "freq_dim": 256, "ffn_dim": 32, "num_layers": 2, "cross_attn_norm": True,
+        "qk_norm": "rms_norm_across_heads", "rope_max_seq_len": 32,
+    },
+    "QwenImageTransformer2DModel": {
+        "patch_size": 2, "in_channels": 16, "out_channels": 4, "num_layers": 2, "attention_head_dim": 16,
+        "num_attention_heads": 4, "joint_attention_dim": 16, "guidance_embeds": False, "axes_dims_rope": (8, 4, 4),
+    },
+    "LTXVideoTransformer3DModel": {
+        "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16,
+        "cross_attention_dim": 32, "num_layers": 2, "qk_norm": "rms_norm_across_heads", "caption_channels": 16,
+    },
+}  # fmt: skip
+
+
+def inputs_of(name, seed):
+    """Tensors of a call, and its other arguments."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    return {
+        "FluxTransformer2DModel": lambda: ({
+            "hidden_states": drawn(1, 16, 4), "encoder_hidden_states": drawn(1, 8, 32),
+            "pooled_projections": drawn(1, 32), "timestep": torch.tensor([0.7]), "img_ids": drawn(16, 3),
+            "txt_ids": drawn(8, 3),
+        }, {}),
+        "SD3Transformer2DModel": lambda: ({
+            "hidden_states": drawn(1, 4, 8, 8), "encoder_hidden_states": drawn(1, 12, 32),
+            "pooled_projections": drawn(1, 64), "timestep": torch.tensor([500]),
+        }, {}),
+        "WanTransformer3DModel": lambda: ({
+            "hidden_states": drawn(1, 4, 2, 8, 8), "timestep": torch.tensor([500]),
+            "encoder_hidden_states": drawn(1, 12, 16),
+        }, {"return_dict": False}),
+        "QwenImageTransformer2DModel": lambda: ({
+            "hidden_states": drawn(1, 16, 16), "encoder_hidden_states": drawn(1, 7, 16),
+            "encoder_hidden_states_mask": torch.ones(1, 7, dtype=torch.long), "timestep": torch.tensor([0.5]),
+        }, {"img_shapes": [[(1, 4, 4)]]}),
+        "LTXVideoTransformer3DModel": lambda: ({
+            "hidden_states": drawn(1, 32, 4), "encoder_hidden_states": drawn(1, 12, 16),
+            "timestep": torch.tensor([500]), "encoder_attention_mask": torch.ones(1, 12),
+        }, {"num_frames": 2, "height": 4, "width": 4}),
+    }[name]()  # fmt: skip
+
+
+def saved(name, folder):
+    torch.manual_seed(1)
+    model = getattr(diffusers, name)(**MODELS[name]).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def recorded(name, path, number_of_calls=6, **changed):
+    """A file of calls, two groups of them."""
+    tensors, said = {}, {}
+    for number in range(number_of_calls):
+        own, plain = inputs_of(name, number)
+        tensors |= {f"{number:04}/{key}": value.contiguous() for key, value in own.items()}
+        said[f"{number:04}"] = {"group": f"prompt {number // 3}", "step": number % 3, "arguments": plain}
+    metadata = {"version": 1, "class": name, "calls": said} | changed
+    save_file(tensors, path, {"quanterr.inputs": json.dumps(metadata)})
+    return path
+
+
+def fp8_scaled(tensors):
+    """ComfyUI's scaled FP8, and the values that it stands for."""
+    written, values = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}, dict(tensors)
+    for name, tensor in tensors.items():
+        written[name] = tensor
+        if tensor.dim() == 2 and name.endswith(".weight") and "blocks" in name:
+            scale = tensor.abs().max() / 448
+            codes = (tensor / scale).to(torch.float8_e4m3fn)
+            written[name], written[name.replace(".weight", ".scale_weight")] = codes, scale
+            values[name] = codes.float() * scale
+    return written, values
+
+
+def errors(model, values, name, calls):
+    """Of each call, by diffusers' own forward."""
+    found = []
+    base = {key: value.clone() for key, value in model.state_dict().items()}
+    for number in range(calls):
+        own, plain = inputs_of(name, number)
+        outputs = []
+        for state in (base, values):
+            model.load_state_dict(state)
+            with torch.no_grad():
+                returned = model(**own, **plain)
+            outputs.append((returned[0] if isinstance(returned, tuple) else returned.sample).double())
+        x, y = outputs
+        found.append(float((y - x).square().sum() / x.square().sum()))
+    model.load_state_dict(base)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_output_errors_are_those_of_diffusers_own_forward(name, tmp_path):
+    model = saved(name, tmp_path / "original")
+    written, values = fp8_scaled(load_file(next((tmp_path / "original").glob("*.safetensors"))))
+    save_file(written, tmp_path / "fp8.safetensors")
+    inputs = recorded(name, tmp_path / "inputs.safetensors")
+    found = quanterr.evaluate(tmp_path / "original", [tmp_path / "fp8.safetensors"], inputs=inputs)
+    outputs, expected = found.candidates[0].outputs, errors(model, values, name, 6)
+    means = [sum(expected[:3]) / 3, sum(expected[3:]) / 3]
+
+    mean = sum(expected) / 6
+    assert mean == pytest.approx(outputs.output_error, rel=of_squared_error(mean))
+    assert max(expected) == pytest.approx(outputs.output_error_worst, rel=of_squared_error(max(expected)))
+    assert f"{expected.index(max(expected)):04}" == outputs.worst_call
+    assert abs(means[0] - means[1]) / 2 == pytest.approx(outputs.output_error_se, abs=mean * of_squared_error(mean))
+    assert [(0, 2), (1, 2), (2, 2)] == [(step.step, step.calls) for step in outputs.steps]
+    assert ("calls", "pass", 2) == (found.kind, found.verdict, outputs.groups)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"class": "SD3Transformer2DModel"}, "calls of SD3Transformer2DModel, not of FluxTransformer2DModel"),
+        (
+            {"calls": {"0000": {"arguments": {"colour": "red"}}}},
+            "has colour, which Flux",
+        ),
+    ],
+)
+def test_calls_of_another_model_are_refused(changed, says, tmp_path):
+    saved("FluxTransformer2DModel", tmp_path / "original")
+    inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1, **changed)
+
+    with pytest.raises(UsageError, match=says):
+        quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=inputs)
+
+
+def test_a_call_that_lacks_an_argument_is_refused(tmp_path):
+    saved("FluxTransformer2DModel", tmp_path / "original")
+    save_file({"0000/timestep": torch.ones(1)}, tmp_path / "inputs.safetensors")
+
+    with pytest.raises(UsageError, match="call 0000 lacks hidden_states, which FluxTransformer2DModel needs"):
+        quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "inputs.safetensors")
+
+
+def test_shapes_that_do_not_fit_are_wrong_usage(tmp_path):
+    saved("FluxTransformer2DModel", tmp_path / "original")
+    own, _ = inputs_of("FluxTransformer2DModel", 0)
+    tensors = {f"a/{key}": value.contiguous() for key, value in own.items()} | {"a/hidden_states": torch.ones(1, 16, 5)}
+    save_file(tensors, tmp_path / "inputs.safetensors")
+
+    with pytest.raises(UsageError, match="inputs: FluxTransformer2DModel cannot take a call: "):
+        quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "inputs.safetensors")
+
+
+def test_a_text_is_no_input_of_a_denoiser(tmp_path):
+    saved("FluxTransformer2DModel", tmp_path / "original")
+    (tmp_path / "text").write_text("words")
+
+    with pytest.raises(UsageError, match="reads no text: give recorded calls with inputs"):
+        quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], text=tmp_path / "text")
+
+
+def test_a_model_that_diffusers_lacks_is_named(tmp_path):
+    saved("FluxTransformer2DModel", tmp_path / "original")
+    path = tmp_path / "original" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_class_name": "Flux9Transformer2DModel"}))
+    inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1)
+
+    with pytest.raises(CheckpointError, match="has no model Flux9Transformer2DModel"):
+        quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=inputs)
+
+
+def test_an_original_that_gives_zeros_has_no_error_to_be_measured(tmp_path):
+    saved("FluxTransformer2DModel", tmp_path / "original")
+    path = next((tmp_path / "original").glob("*.safetensors"))
+    tensors = load_file(path)
+    save_file(tensors, tmp_path / "other.safetensors")
+    save_file(tensors | {key: torch.zeros_like(tensors[key]) for key in ("proj_out.weight", "proj_out.bias")}, path)
+    inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1)
+
+    with pytest.raises(CheckpointError, match="call 0000: the original's output is zero"):
+        quanterr.evaluate(tmp_path / "original", [tmp_path / "other.safetensors"], inputs=inputs)
+
+
+def test_every_output_says_how_far_the_outputs_are_apart(tmp_path):
+    saved("FluxTransformer2DModel", tmp_path / "original")
+    inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 2)
+    found = quanterr.evaluate(
+        tmp_path / "original", inputs=inputs, against=["int8_row"], require=["output_snr_db >= 20"]
+    )
+    for suffix in ("json", "html", "md", "csv", "xml", "jsonl"):
+        found.save(tmp_path / f"e.{suffix}")
+
+    assert "output SNR" in (tmp_path / "e.md").read_text()
+    assert "output_snr_db &gt;= 20" in (tmp_path / "e.xml").read_text()
+    assert "pass" == found.verdict
+
+
+def test_what_the_example_records_is_what_the_model_was_called_with(tmp_path):
+    name = "QwenImageTransformer2DModel"
+    model = saved(name, tmp_path / "original")
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "capture_inputs.py"))
+    with example["Recorder"](model, every=2) as recorder, torch.no_grad():
+        for group in ("a", "b"):
+            with recorder.group(group):
+                for seed in range(3):
+                    own, plain = inputs_of(name, seed)
+                    model(own.pop("hidden_states"), **own, **plain)
+    recorder.save(tmp_path / "calls.safetensors")
+    found = quanterr.evaluate(tmp_path / "original", inputs=tmp_path / "calls.safetensors", against=["int8_row"])
+    outputs = found.candidates[0].outputs
+
+    assert (4, 2, [0, 2]) == (outputs.calls, outputs.groups, [step.step for step in outputs.steps])
+    assert 0 < outputs.output_error < 0.1
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+OTHERS = {
+    "CLIPVisionModel": (SMALL | {"image_size": 16, "patch_size": 8}, {"pixel_values": (2, 3, 16, 16)}),
+    "BertForSequenceClassification": (SMALL | {"vocab_size": 50, "num_labels": 1}, {"inputs_embeds": (2, 6, 32)}),
+    "ASTModel": (
+        SMALL | {"max_length": 32, "num_mel_bins": 16, "patch_size": 8, "time_stride": 8, "frequency_stride": 8},
+        {"input_values": (2, 32, 16)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_of_transformers_take_calls(name, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    fields, shapes = OTHERS[name]
+    kind = getattr(transformers, name)
+    torch.manual_seed(3)
+    model = kind(kind.config_class(**fields)).eval()
+    model.save_pretrained(tmp_path / "original")
+    stored = load_file(tmp_path / "original" / "model.safetensors")
+    written, values = dict(stored), dict(stored)
+    for key, tensor in stored.items():
+        if tensor.dim() == 2 and "layer" in key and key.endswith(".weight"):
+            scale = tensor.abs().amax(1, keepdim=True) / 127
+            codes = (tensor / scale).round()
+            written[key], written[key.replace(".weight", ".weight_scale")] = codes.to(torch.int8), scale
+            values[key] = codes * scale
+    save_file(written, tmp_path / "int8.safetensors")
+    inputs = [{key: torch.randn(shape) for key, shape in shapes.items()} for _ in range(2)]
+    calls = {f"{n}/{key}": value for n, own in enumerate(inputs) for key, value in own.items()}
+    save_file(calls, tmp_path / "calls.safetensors", {"quanterr.inputs": json.dumps({"version": 1, "class": name})})
+
+    def run(folder):
+        own = kind.from_pretrained(folder).eval()
+        with torch.no_grad():
+            return [own(**each)[0].double() for each in inputs]
+
+    (tmp_path / "values").mkdir()
+    shutil.copy(tmp_path / "original" / "config.json", tmp_path / "values")
+    save_file(values, tmp_path / "values" / "model.safetensors", {"format": "pt"})
+    x_and_y = zip(run(tmp_path / "original"), run(tmp_path / "values"), strict=True)
+    expected = [float((y - x).square().sum() / x.square().sum()) for x, y in x_and_y]
+    found = quanterr.evaluate(
+        tmp_path / "original", [tmp_path / "int8.safetensors"], inputs=tmp_path / "calls.safetensors"
+    )
+
+    mean = sum(expected) / 2
+    assert mean > 0
+    assert mean == pytest.approx(found.candidates[0].outputs.output_error, rel=of_squared_error(mean))
+    assert ("calls", name, "pass") == (found.kind, found.model, found.verdict)
+
+
+def test_a_language_model_takes_calls_or_a_text(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers.BertModel(transformers.BertConfig(**SMALL | {"vocab_size": 50})).save_pretrained(tmp_path / "original")
+    save_file({"0/pixel_values": torch.ones(1)}, tmp_path / "calls.safetensors")
+
+    with pytest.raises(UsageError, match="call 0 has pixel_values, which BertModel does not take"):
+        quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "calls.safetensors")
+
+
+def test_timesteps_stay_exact_in_the_floor():
+    from quanterr.evaluation.measures.floor import _ExactScalars
+
+    guidance, hidden, weight = torch.tensor([3.5]), torch.ones(1, 2, 2), torch.ones(2, 2).bfloat16()
+    with _ExactScalars():
+        scaled = guidance.to(torch.bfloat16) * 1000
+        product = torch.nn.functional.linear(hidden, weight)
+
+    assert [3500.0] == scaled.tolist()  # in bfloat16 it would be 3504
+    assert torch.bfloat16 == product.dtype
+    assert torch.bfloat16 == hidden.to(torch.bfloat16).dtype
+
+
+class TestTheFloor:
+    @staticmethod
+    def evaluated(tmp_path, stored, name="SD3Transformer2DModel", **options):
+        model = saved(name, tmp_path / "float32").to(stored)
+        model.save_pretrained(tmp_path / "original")
+        inputs = recorded(name, tmp_path / "inputs.safetensors", 3)
+        return model, quanterr.evaluate(tmp_path / "original", against=["int8_row"], inputs=inputs, **options)
+
+    @pytest.mark.parametrize("name", ["SD3Transformer2DModel", "FluxTransformer2DModel"])
+    def test_is_the_original_in_its_own_dtype_against_float32(self, name, tmp_path, monkeypatch):
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # with bfloat16 in the CPU, it rounds its own sums
+        model, found = self.evaluated(tmp_path, torch.bfloat16, name)
+        expected = []
+        for number in range(3):
+            own, plain = inputs_of(name, number)
+            half = {
+                key: value.bfloat16() if value.is_floating_point() and not key.endswith("_ids") else value
+                for key, value in own.items()
+            }  # FLUX's timestep 0.7 is 1000 · 0.7 = 700 in bfloat16 as well
+            with torch.no_grad():
+                y = model.bfloat16()(**half, **plain).sample.double()
+                x = model.float()(**own, **plain).sample.double()
+            expected.append(float((y - x).square().sum() / x.square().sum()))
+
+        mean = sum(expected) / 3  # the side in bfloat16 is the same code with the same roundings
+        assert mean == pytest.approx(found.floor.outputs.output_error, rel=of_squared_error(mean))
+        assert ("bfloat16", None, 3) == (found.floor.dtype, found.floor.reason, found.floor.outputs.calls)
+
+    def test_is_in_every_table_and_names_who_is_below_it(self, tmp_path):
+        _, found = self.evaluated(tmp_path, torch.bfloat16)
+        found.candidates[0].outputs.output_error = found.floor.outputs.output_error / 2
+        text = format_numbers(found)
+
+        assert "floor: the original in bfloat16" in text
+        assert "below the floor: int8_row: bfloat16 alone rounds more than that" in text
+        assert "Output error by step" in text
+
+    @pytest.mark.parametrize(
+        ("dtype", "options", "says"),
+        [
+            (torch.float32, {}, "the original is not stored in a 16-bit float"),
+            (torch.bfloat16, {"dtype": "bfloat16"}, "both sides compute in 16 bits: --dtype float32 measures it"),
+        ],
+    )
+    def test_says_why_there_is_none(self, tmp_path, dtype, options, says):
+        _, found = self.evaluated(tmp_path, dtype, **options)
+
+        assert (None, says) == (found.floor.outputs, found.floor.reason)
+        assert f"no floor: {says}" in format_numbers(found)
+
+    def test_that_fails_ends_nothing_else(self, tmp_path):
+        _, found = self.evaluated(tmp_path, torch.float16)
+        model = saved("SD3Transformer2DModel", tmp_path / "large")
+        model.proj_out.weight.data.mul_(1e6).clamp_(-6e4, 6e4)
+        model.half().save_pretrained(tmp_path / "large")
+        inputs = tmp_path / "inputs.safetensors"
+        large = quanterr.evaluate(tmp_path / "large", against=["int8_row"], inputs=inputs)
+
+        assert found.floor.outputs.output_error > 0
+        assert "the original's output is not finite in float16" == large.floor.reason
+        assert large.candidates[0].outputs.output_error > 0

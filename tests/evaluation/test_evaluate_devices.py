@@ -1,0 +1,152 @@
+"""Where an evaluation computes: the same numbers on every device."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import simulated_device
+from support.float32 import OF_OUTPUT, of_squared_error
+from support.forked import call
+from support.simulated_device import NAME, UNKNOWN, simulated
+from support.small_models import ids, saved
+from test_evaluate import CONTEXT, candidate
+
+import quanterr
+from quanterr.errors import ResourceError
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+
+MODELS = ["llama", "llama tied", "mixtral", "gemma3", "gpt2", "mamba", "t5", "bert"]
+SCORES = ("ppl_original", "ppl", "kld_mean")
+
+
+def made(name, folder):
+    original = saved(name, folder / "original")
+    return original, candidate(original)[0], ids(folder)
+
+
+def figures(candidate):
+    """Scores, errors of blocks and of weights, and predictions of an evaluation, as they are in its JSON."""
+    found = {name: (candidate["scores"] or {}).get(name) for name in SCORES}
+    found |= {name: (candidate["embeddings"] or {}).get(name) for name in ("cosine_mean", "relative_error")}
+    found |= {block["name"]: block["relative_error"] for block in candidate["blocks"]}
+    for weight in candidate["weights"]:
+        found[weight["layer_name"]], found[weight["layer_name"] + ": predicted"] = (
+            weight["output_error"],
+            weight["predicted_kld"],
+        )
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def test_one_that_is_not_there_is_a_matter_of_the_machine(tmp_path):
+    original, quantized, tokens = made("llama", tmp_path)
+
+    with pytest.raises(ResourceError, match="try --device cpu"):
+        quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, device="cuda:99")
+
+
+def agree(x, y, relative=None):
+    """Whether figures agree: to ``relative``, or as far as float32 allows where all are squares of differences."""
+    assert x.keys() == y.keys()
+    return all(
+        x[name] == pytest.approx(y[name], rel=relative or of_squared_error(y[name] or 1.0), abs=2 * OF_OUTPUT**2)
+        for name in x
+    )
+
+
+def on_both(make):
+    """The figures of an evaluation on the CPU, and of the same on a simulated device."""
+    here = make("cpu")
+    with simulated():
+        there = make(NAME)
+    assert f"{NAME} (simulated)" == there.run.device
+    return [figures(json.loads(found.to_json())["candidates"][0]) for found in (here, there)]
+
+
+@UNKNOWN
+@pytest.mark.parametrize("name", MODELS)
+def test_a_device_agrees_with_the_cpu(name, tmp_path):
+    original, quantized, tokens = made(name, tmp_path)
+
+    assert agree(
+        *on_both(lambda device: quanterr.evaluate(original, [quantized], tokens=tokens, context=16, device=device))
+    )
+
+
+@UNKNOWN
+@pytest.mark.parametrize("activations", ["int8_token", "fp8_token", "nvfp4"])
+def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path):
+    original, quantized, tokens = made("llama", tmp_path)
+    how = {
+        "context": 16,
+        "dtype": "float64",
+        "activations": activations,
+        "kv": "fp8",
+    }  # no rounding is a matter of luck
+
+    assert agree(
+        *on_both(lambda device: quanterr.evaluate(original, [quantized], tokens=tokens, device=device, **how)),
+        relative=1e-9,
+    )
+
+
+@UNKNOWN
+@pytest.mark.slow  # imports diffusers
+def test_a_denoiser_agrees_with_the_cpu(tmp_path):
+    pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
+    import test_evaluate_calls as calls
+
+    name = "QwenImageTransformer2DModel"
+    calls.saved(name, tmp_path / "original")
+    stored = load_file(next((tmp_path / "original").glob("*.safetensors")))
+    save_file(calls.fp8_scaled(stored)[0], tmp_path / "fp8.safetensors")
+    sides = tmp_path / "original", [tmp_path / "fp8.safetensors"]
+    inputs = calls.recorded(name, tmp_path / "inputs.safetensors", number_of_calls=2)
+    here = quanterr.evaluate(*sides, inputs=inputs, device="cpu")
+    with simulated():
+        there = quanterr.evaluate(*sides, inputs=inputs, device=NAME)
+    x, y = (found.candidates[0].outputs.output_error for found in (here, there))
+
+    assert x == pytest.approx(y, rel=of_squared_error(y))
+
+
+@UNKNOWN
+@pytest.mark.parametrize("limit", [100, 50_000, 150_000])  # bytes: for the first buffers, for weights, for logits
+def test_a_lack_of_memory_is_a_matter_of_the_machine(limit, tmp_path):
+    original, quantized, tokens = made("llama", tmp_path)
+    how = {"tokens": tokens, "context": 16, "device": NAME}
+    with simulated(limit=limit), pytest.raises(ResourceError, match="memory") as raised:
+        quanterr.evaluate(original, [quantized], **how)
+
+    assert 5 == raised.value.status
+
+
+@UNKNOWN
+@pytest.mark.slow  # a process of its own: after a backward pass torch knows no further devices
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_the_sensitivity_is_that_of_the_cpu(name, tmp_path):
+    original, quantized, tokens = made(name, tmp_path)
+    here = quanterr.evaluate(
+        original, [quantized], tokens=tokens, context=16, device="cpu", sensitivity=tmp_path / "s.json"
+    )
+    words = *map(str, (original, quantized, tokens)), f"sensitivity={tmp_path}/there.json"
+    done = call(*words, program=str(Path(simulated_device.__file__)))
+
+    assert 0 == done.returncode, done.stderr[-2000:]
+    assert agree(*(figures(json.loads(text)["candidates"][0]) for text in (here.to_json(), done.stdout)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize("name", MODELS)
+def test_cuda_agrees_with_the_cpu(name, tmp_path):
+    original, quantized, tokens = made(name, tmp_path)
+    here, there = (
+        quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, device=device).to_json()
+        for device in ("cpu", "cuda")
+    )
+    x, y = (figures(json.loads(text)["candidates"][0]) for text in (here, there))
+
+    assert pytest.approx(x, rel=1e-3) == y

@@ -1,0 +1,168 @@
+"""A plan is evaluated as the recipes that it names, and measured while it is made."""
+
+import json
+import random
+from math import exp, sqrt
+
+import pytest
+from support.small_models import ids, saved, with_words
+
+import quanterr
+from quanterr.documents.plan.view import conclusion
+from quanterr.documents.sensitivity import KLD, Sensitivity, read_sensitivity
+from quanterr.errors import UsageError
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+CONTEXT = 16
+
+
+def divergences(original, tokens, against):
+    found = quanterr.evaluate(original, against=against, tokens=tokens, context=CONTEXT)
+    return {candidate.name: candidate.scores.kld_mean for candidate in found.candidates}
+
+
+def test_a_plan_of_one_recipe_is_that_recipe_and_a_mix_is_neither(tmp_path):
+    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
+    plan = quanterr.plan(original, bits=20, to=["int8_row"], device="cpu")
+    names = [layer.layer_name for layer in plan.layers]
+    for title, recipes in (("uniform", ["int8_row"]), ("mix", ["int8_row", "original"])):
+        for n, layer in enumerate(plan.layers):
+            layer.recipe = recipes[n % len(recipes)]
+        plan.save(tmp_path / f"{title}.json")
+    found = divergences(original, tokens, ["int8_row", str(tmp_path / "uniform.json"), str(tmp_path / "mix.json")])
+    one, uniform, mix = found.values()
+
+    assert len(names) > 2
+    assert 0 < mix < one == uniform
+
+
+def test_a_plan_of_another_original_is_refused(tmp_path):
+    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
+    plan = quanterr.plan(original, bits=20, to=["int8_row"], device="cpu")
+    plan.layers[0].layer_name = "model.layers.9.mlp.up_proj.weight"
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(UsageError, match=r"it is of another original: .* is not there"):
+        divergences(original, tokens, str(tmp_path / "plan.json"))
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory):
+    """A model with a tokenizer, a text, and a sensitivity beside which three recipes were measured."""
+    folder = tmp_path_factory.mktemp("studied")
+    original = saved("llama", folder / "original")
+    with_words(original)
+    draw = random.Random(5)
+    text = folder / "text.txt"
+    text.write_text(" ".join(f"w{draw.randrange(90)}" for _ in range(640)))
+    made = quanterr.evaluate(
+        original, against=RECIPES, text=text, context=CONTEXT, sensitivity=folder / "s.json", sensitivity_chunks=20
+    )
+    return original, text, folder / "s.json", {one.name: one.scores for one in made.candidates}
+
+
+SUMMED = 2 * 96 * 2.0**-24  # errors and values, of float32, squared and added along at most 96 columns
+RECIPES = ["int8_row", "int6_g32", "int4_g32"]
+
+
+class TestCalibration:
+    def test_a_recipe_that_was_measured_costs_what_was_measured(self, studied):
+        original, _, path, scores = studied
+        ranking = quanterr.sweep(original, to=[*RECIPES, "int5_g32"], sensitivity=path, device="cpu")
+        found = {one.name: one.predicted_kld for one in ranking.candidates}
+
+        for recipe in RECIPES:
+            assert pytest.approx(scores[recipe].kld_mean, rel=SUMMED) == found[recipe]
+        assert found["int6_g32"] < found["int5_g32"] < found["int4_g32"]
+
+    def test_others_are_corrected_by_what_these_were_off_on_average(self, studied):
+        *_, path, scores = studied
+        rows = json.loads(path.read_text())["recipes"]
+        off = [scores[recipe].kld_mean / rows[recipe]["predicted_kld"] for recipe in RECIPES]
+        found = read_sensitivity(str(path))
+        name, alpha = next(iter(found.weights.items()))
+
+        average = (off[0] * off[1] * off[2]) ** (1 / 3)
+        assert pytest.approx(average * alpha) == found.alphas()[name] == found.alphas("int5_g32")[name]
+        assert f"int8_row {off[0]:.2f}" in found.note
+
+    def test_the_interval_of_others_is_that_of_one_more_ratio(self):
+        """ln of the ratios is -1, 0, 1: deviation 1; t is that of NIST's table for two degrees of freedom."""
+        found = Sensitivity({"w": 2.0}, factors={"a": exp(-1), "b": 1.0, "c": exp(1)})
+        margin = exp(4.303 * sqrt(4 / 3))
+
+        assert found.margin == pytest.approx(margin, rel=0.0005 * sqrt(4 / 3))  # t has three decimals
+        assert f"19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the prediction" in found.note
+
+    def test_two_recipes_have_no_interval(self):
+        found = Sensitivity({"w": 2.0}, factors={"a": 0.5, "b": 1.0})
+
+        assert found.margin is None
+        assert "measure 3 or more" in found.note
+
+    @pytest.mark.parametrize(("kld", "error"), [(1e-3, 5e-4), (KLD.farthest + 0.01, 1e-4), (0.0, 0.0), (-1e-9, 0.0)])
+    def test_noise_and_what_is_far_off_calibrate_nothing(self, studied, tmp_path, kld, error):
+        document = json.loads(studied[2].read_text())
+        document["recipes"] = {"int8_row": {"kld": kld, "kld_se": error, "predicted_kld": 1e-3}}
+        (tmp_path / "s.json").write_text(json.dumps(document))
+        found = read_sensitivity(str(tmp_path / "s.json"))
+
+        assert (found.factors, found.factor, found.note) == ({}, 1.0, None)
+
+    def test_without_any_alphas_are_as_they_were_written(self):
+        assert Sensitivity({"w": 2.0}).alphas("int8_row") == {"w": 2.0}
+
+    def test_plans_say_so(self, studied):
+        original, _, path, _ = studied
+        plan = quanterr.plan(original, bits=6, to=RECIPES, sensitivity=path, device="cpu")
+
+        assert "calibrated by recipes measured" in plan.notes[0]
+
+
+class TestVerify:
+    def test_the_number_is_that_of_an_evaluation(self, studied):
+        original, text, path, _ = studied
+        options = {"text": text, "context": CONTEXT, "device": "cpu"}
+        plan = quanterr.plan(original, bits=6, to=RECIPES, sensitivity=path, verify=True, **options)
+        alone = quanterr.evaluate(original, against=[plan], **options).candidates[0].scores
+
+        assert (alone.kld_mean, alone.kld_error) == (plan.measured.kld, plan.measured.kld_se)
+        assert f"measured {plan.measured.kld:.4g}" in conclusion(plan)
+
+    @pytest.mark.parametrize("wrong", [0.2, 1, 5])
+    def test_a_limit_is_kept_by_what_is_measured(self, studied, tmp_path, wrong):
+        original, text, path, scores = studied
+        document = json.loads(path.read_text())
+        document["recipes"] = {}  # the predictions are wrong by a factor
+        document["weights"] = [
+            {"layer_name": row["layer_name"], "alpha": wrong * row["alpha"]}
+            for row in document["weights"]
+            if row["alpha"]
+        ]
+        (tmp_path / "s.json").write_text(json.dumps(document))
+        limit = (scores["int6_g32"].kld_mean * scores["int4_g32"].kld_mean) ** 0.5
+        plan = quanterr.plan(
+            original, max_kld=limit, to=RECIPES, sensitivity=tmp_path / "s.json", verify=True, text=text,
+            context=CONTEXT, device="cpu",
+        )  # fmt: skip
+
+        assert limit / 2 < plan.measured.kld <= limit
+        assert plan.goal == f"--max-kld {limit:g}"
+
+    def test_it_needs_a_text_and_a_text_needs_it(self, studied):
+        original, text, path, _ = studied
+        for options in ({"verify": True}, {"text": text}):
+            with pytest.raises(UsageError, match="give both"):
+                quanterr.plan(original, bits=6, sensitivity=path, **options)
+
+    def test_what_is_measured_has_no_importance_matrix(self, studied):
+        original, text, path, _ = studied
+        with pytest.raises(UsageError, match="omit importance"):
+            quanterr.plan(original, bits=6, sensitivity=path, verify=True, text=text, importance="imatrix.gguf")
+
+    def test_a_text_that_says_nothing_measures_nothing(self, studied, tmp_path):
+        original, _, path, _ = studied
+        (tmp_path / "same.txt").write_text("w1 " * 640)
+        with pytest.raises(UsageError, match=r"^verify: "):
+            quanterr.plan(
+                original, bits=6, to=RECIPES, sensitivity=path, verify=True, text=tmp_path / "same.txt", context=CONTEXT
+            )

@@ -1,0 +1,143 @@
+"""The floor of language models: the original in the dtype that it is stored in, against plain transformers in it."""
+
+import json
+
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
+from support.small_models import ids, saved, stored, with_words
+from test_evaluate import CONTEXT, expected, plain
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+import quanterr
+from quanterr.documents.evaluation.wording import is_below_floor
+from quanterr.evaluation.measures import floor
+from quanterr.evaluation.models.units import Unit
+from quanterr.outputs.card import format_numbers
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+
+
+def in_bfloat16(name, folder):
+    """A model that is stored in bfloat16."""
+    saved(name, folder)
+    tensors = {key: tensor.bfloat16() for key, tensor in stored(folder).items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def evaluated(folder, name="llama", n=96, **options):
+    """Evaluate a model that is stored in bfloat16 against two recipes."""
+    original, tokens = in_bfloat16(name, folder / "original"), ids(folder, n)
+    return tokens, quanterr.evaluate(
+        original, against=["int8_row", "int4_g32"], tokens=tokens, context=CONTEXT, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return evaluated(tmp_path_factory.mktemp("floor"), n=9 * CONTEXT)[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "deepseek_v3", "t5"])
+def test_is_the_divergence_of_plain_transformers_in_bfloat16(name, tmp_path):
+    """Both add up in float32, in another order: 1 of 2^11 roundings to bfloat16 goes the other way, by a unit.
+
+    That is 3 % of the noise, and as often towards the exact value as away from it: of some thousand roundings, 1 %.
+    """
+    tokens, found = evaluated(tmp_path, name, batch=3)
+    chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
+    x, y = (plain(name, tmp_path / "original", chunks, dtype) for dtype in (torch.float32, torch.bfloat16))
+    base, ppl, kld = expected(name, x, y, chunks)
+
+    assert (base, ppl, kld) == (
+        pytest.approx(found.floor.scores.ppl_original, rel=1e-4),
+        pytest.approx(found.floor.scores.ppl, rel=1e-3),
+        pytest.approx(found.floor.scores.kld_mean, rel=3e-2),
+    )
+    assert ("bfloat16", None, [0, 1, 2]) == (found.floor.dtype, found.floor.reason, found.floor.chunks)
+
+
+def test_of_an_encoder_is_that_of_its_hidden_states_in_all_chunks(tmp_path):
+    """As above; the error is a root, so that 1 % of the noise's energy is half a per cent of it."""
+    tokens, found = evaluated(tmp_path, "bert", n=6 * CONTEXT)
+    chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
+    x, y = (plain("bert", tmp_path / "original", chunks, dtype).double() for dtype in (torch.float32, torch.bfloat16))
+    floor = found.floor.embeddings
+    cosines = torch.nn.functional.cosine_similarity(x.mean(1), y.mean(1), -1)
+
+    assert 6 == floor.chunks
+    assert pytest.approx(float((y - x).norm() / x.norm()), rel=1.5e-2) == floor.relative_error
+    assert pytest.approx(float(1 - cosines.mean()), rel=3e-2) == 1 - floor.cosine_mean
+    errors = [candidate.embeddings.relative_error for candidate in found.candidates]
+    assert [error <= floor.relative_error for error in errors] == [is_below_floor(found, c) for c in found.candidates]
+    assert errors[0] < floor.relative_error < errors[1]
+
+
+def test_reads_the_first_chunks_alone(found):
+    assert [0, 1, 2, 3] == found.floor.chunks
+    assert (9, 4) == (found.tokens.chunks, len(found.floor.scores.kld_chunks))
+
+
+def test_is_a_row_and_names_who_is_below_it_on_the_same_chunks(found, tmp_path):
+    """A candidate is worse on the chunks that the floor has not read, and below it on the others."""
+    near, far = found.candidates
+    chunks = [0.5 * kld for kld in found.floor.scores.kld_chunks] + [1.0] * 5
+    scores = replace(near.scores, kld_chunks=chunks, kld_mean=sum(chunks) / 9)
+    changed = replace(found, candidates=[replace(near, scores=scores), far])
+    for ending in ("json", "csv"):
+        changed.save(tmp_path / f"e.{ending}")
+    text = format_numbers(changed)
+
+    assert "floor: the original in bfloat16, 4 chunks" in text
+    assert "below the floor: int8_row: bfloat16 alone rounds more than that" in text
+    assert f"floor,,kld_mean,,{found.floor.scores.kld_mean!r}" in (tmp_path / "e.csv").read_text()
+    assert changed.floor == quanterr.read_document(str(tmp_path / "e.json")).floor
+    assert json.loads((tmp_path / "e.json").read_text())["floor"]["outputs"] is None
+
+
+def test_a_candidate_above_it_is_not_named(found):
+    assert found.floor.scores.kld_mean < found.candidates[1].scores.kld_mean
+    assert "int4_g32: bfloat16 alone rounds" not in format_numbers(found)
+
+
+def test_there_is_none_of_the_dtype_in_which_both_are_computed(tmp_path):
+    _, found = evaluated(tmp_path, dtype="bfloat16")
+    says = "both sides compute in 16 bits: --dtype float32 measures it"
+
+    assert (None, says) == (found.floor.scores, found.floor.reason)
+
+
+def test_there_is_none_of_an_original_in_float32(tmp_path):
+    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
+    found = quanterr.evaluate(original, against=["int8_row"], tokens=tokens, context=CONTEXT)
+
+    assert (None, "the original is not stored in a 16-bit float") == (found.floor.scores, found.floor.reason)
+
+
+def test_several_texts_have_their_first_chunks_each(tmp_path):
+    original = in_bfloat16("llama", tmp_path / "original")
+    with_words(original)
+    for n, name in enumerate("ab"):
+        words = [f"w{(7 * k + n) % 90}" for k in range(8 * CONTEXT)]
+        (tmp_path / f"{name}.txt").write_text(" ".join(words))
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    found = quanterr.evaluate(original, against=["int8_row"], text=texts, context=CONTEXT)
+
+    assert [0, 1, 2, 3, 8, 9, 10, 11] == found.floor.chunks
+
+
+def test_what_a_model_computes_from_weights_is_converted_each_time():
+    """It may be at the address of what it computed before; weights themselves are converted once."""
+    module = torch.nn.Linear(8, 8, bias=False).bfloat16()
+    weight, x = module.weight.detach(), torch.ones(1, 8, dtype=torch.bfloat16)
+    products = floor._Products()
+    products.keep(Unit("u", module))
+    with torch.inference_mode(), products:
+        assert torch.equal(F.linear(x, weight), F.linear(x, weight.clone()))
+        assert torch.equal(F.linear(x, weight.t()), F.linear(x, weight.t().clone()))
+        assert torch.equal(F.linear(x, weight[:4]), F.linear(x, weight)[:, :4])
+        computed = 2 * weight
+        before = F.linear(x, computed)
+        assert torch.equal(F.linear(x, computed.mul_(2)), 2 * before)

@@ -1,0 +1,82 @@
+"""Products of linear layers by oneDNN: as exact as torch's own, and none is left out."""
+
+import pytest
+import torch
+from support.small_models import ids, saved
+from torch.nn import functional as F  # noqa: N812
+
+import quanterr
+from quanterr.evaluation.running import linear
+from quanterr.tensors import products
+
+K = 192
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(products, "_onednn_is_faster", lambda: True)
+
+
+def made(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(
+    "x",
+    [
+        pytest.param(made(32, K), id="rows"),
+        pytest.param(made(2, 9, K), id="chunks"),
+        pytest.param(made(2, 9, K)[:, 4:], id="ends of chunks"),
+        pytest.param(made(K), id="a vector"),
+        pytest.param(made(0, K), id="none"),
+        pytest.param(made(K, 32).t(), id="transposed"),
+        pytest.param(made(8, 2 * K)[:, ::2], id="every other column"),
+    ],
+)
+@pytest.mark.parametrize(
+    "weight",
+    [made(40, K), made(K, 40).t(), made(80, K)[8:48], made(40, 1).expand(40, K)],
+    ids=["plain", "transposed", "a part", "one value a row"],
+)
+def test_products_are_those_of_float32(onednn, x, weight, with_bias):
+    """In any order, a sum of K products and a bias is off by at most (K + 1) 2^-24 Σ |x w|, and some second order."""
+    bias = made(40) if with_bias else None
+    want = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    of_sizes = F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
+    found = products.multiply(x, weight, bias)
+
+    assert (want.shape, torch.float32) == (found.shape, found.dtype)
+    assert bool(((found - want).abs() <= (K + 2) * 2.0**-24 * of_sizes).all())
+
+
+def test_parts_of_columns_are_left_to_torch(monkeypatch):
+    """oneDNN computes them without vectors."""
+    monkeypatch.setattr(products, "_onednn_is_faster", lambda: pytest.fail("oneDNN"))
+    x, weight = made(8, K), made(40, 2 * K)[:, :K]
+
+    assert torch.equal(F.linear(x, weight), products.multiply(x, weight))
+
+
+def test_gradients_are_those_of_torch(onednn):
+    x, weight = made(8, K).requires_grad_(), made(40, K)
+    found, want = (torch.autograd.grad(of(x, weight).square().sum(), x)[0] for of in (products.multiply, F.linear))
+
+    assert torch.equal(want, found)
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("float32", 1), ("float64", 0)])
+def test_all_linear_layers_of_both_sides_are_computed_so(dtype, times, tmp_path, monkeypatch):
+    """A Llama has seven in each block, and its head; those of a model in float64 are left as they are.
+
+    Products of output errors, which oneDNN does not compute on every CPU, have inputs without an axis for chunks.
+    """
+    pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+    original, computed = saved("llama", tmp_path / "original"), []
+    monkeypatch.setattr(linear, "multiply", lambda *args: computed.append(args[0].dim()) or F.linear(*args))
+    found = quanterr.evaluate(original, against="int8_row", tokens=ids(tmp_path), context=32, batch=99, dtype=dtype)
+    blocks = sum(".layers." in block.name for block in found.candidates[0].blocks)
+
+    assert times * 2 * (7 * blocks + 1) == computed.count(3)

@@ -1,0 +1,192 @@
+"""Which weights matter to the output of a denoiser: against plain autograd, and against what errors really do."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import quanterr
+from quanterr.errors import UsageError
+from quanterr.evaluation.by_products.gauss_newton import SEED
+from quanterr.evaluation.run import study
+
+diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
+
+from support.denoisers import call, made, nested, write_calls  # noqa: E402 - it imports diffusers
+
+N_CALLS = 4
+# Both compute in float64, in the same order but for sums: about n roundings of 2^-53, n below 1e5 terms.
+FLOAT64 = 1e-9
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory):
+    """A small FLUX in both namings, recorded calls, and the sensitivity of each with five candidates."""
+    folder = tmp_path_factory.mktemp("flux")
+    model, tensors = made("FLUX.1", folder / "original")
+    save_file(tensors, folder / "original.safetensors")
+    inputs = write_calls("FLUX.1", folder / "calls.safetensors", N_CALLS)
+    stored = load_file(next((folder / "original").glob("*.safetensors")))
+    paths = []
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        changed = {
+            key: value + 0.003 * value.std() * torch.randn(value.shape, generator=generator)
+            if value.dim() > 1
+            else value
+            for key, value in stored.items()
+        }
+        paths.append(folder / f"{seed}.safetensors")
+        save_file(changed, paths[-1])
+    found = {}
+    for name, original, options in (
+        ("folder", folder / "original", {}),
+        ("file", folder / "original.safetensors", {"config": folder / "original"}),
+    ):
+        s = folder / f"{name}.json"
+        found[name] = quanterr.evaluate(
+            original, paths, inputs=inputs, dtype="float64", sensitivity=s, sensitivity_chunks=N_CALLS, **options
+        )
+    return folder, model.double(), found
+
+
+def plain_squares(model, family, n_calls):
+    """Σ over calls of the squared gradients of u · y / ‖y‖, by autograd through the whole model."""
+    generator = torch.Generator().manual_seed(SEED)
+    found = {}
+    for number in range(n_calls):
+        arguments = {
+            key: value.double() if value.is_floating_point() and value.dim() > 1 and not key.endswith("_ids") else value
+            for key, value in call(family, number).items()
+        }
+        model.zero_grad()
+        output = model(**nested(arguments), return_dict=False)[0]
+        signs = 2 * torch.randint(0, 2, output.shape, generator=generator) - 1
+        ((output * signs).sum() / output.detach().norm()).backward()
+        for key, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                found[key] = found.get(key, 0) + parameter.grad.square()
+    return found
+
+
+def alpha_of(squares, weight):
+    """The cost of an error that has an NMSE of 1 in each row, where it is spread evenly."""
+    return float((squares.flatten(1).mean(1) * weight.flatten(1).square().sum(1)).sum())
+
+
+def alphas(path):
+    document = json.loads(path.read_text())
+    return {row["layer_name"]: row["alpha"] for row in document["weights"]}, document
+
+
+def test_alpha_is_that_of_plain_autograd(flux):
+    folder, model, _ = flux
+    squares = plain_squares(model, "FLUX.1", N_CALLS)
+    found, document = alphas(folder / "folder.json")
+    weights = {key: weight.detach() for key, weight in model.named_parameters() if weight.dim() > 1}
+
+    assert found.keys() == weights.keys()
+    for key, weight in weights.items():
+        want = alpha_of(squares[key], weight) / N_CALLS
+        assert found[key] == pytest.approx(want, rel=FLOAT64), key
+    assert ("output error", N_CALLS) == (document["cost"], document["tokens"]["scored"])
+
+
+def test_a_prediction_weighs_each_element(flux):
+    folder, model, found = flux
+    squares = plain_squares(model, "FLUX.1", N_CALLS)
+    other = load_file(folder / "0.safetensors")
+    weights = dict(model.named_parameters())
+    for row in found["folder"].candidates[0].weights:
+        error = other[row.layer_name].double() - weights[row.layer_name].detach()
+        want = float((error.square() * squares[row.layer_name]).sum()) / N_CALLS
+        assert row.predicted_output_error == pytest.approx(want, rel=FLOAT64), row.layer_name
+
+
+def test_fused_weights_cost_what_their_parts_cost(flux):
+    folder, _, found = flux
+    of_parts, _ = alphas(folder / "folder.json")
+    fused, _ = alphas(folder / "file.json")
+    block = "transformer_blocks.0.attn.to_"
+
+    assert fused["double_blocks.0.img_attn.qkv.weight"] == pytest.approx(
+        sum(of_parts[f"{block}{one}.weight"] for one in "qkv"), rel=FLOAT64
+    )
+    for a, b in zip(found["folder"].candidates, found["file"].candidates, strict=True):
+        assert a.predicted_output_error == pytest.approx(b.predicted_output_error, rel=FLOAT64)
+
+
+def test_predicts_what_independent_errors_do(flux):
+    """Of one draw the error is a sum of squares of a few dominant directions; of five, and four probes, the means agree
+    within a factor of two."""
+    _, _, found = flux
+    candidates = found["folder"].candidates
+    predicted, measured = (
+        sum(values)
+        for values in (
+            [one.predicted_output_error for one in candidates],
+            [one.outputs.output_error for one in candidates],
+        )
+    )
+
+    assert 0.5 < predicted / measured < 2
+
+
+class TestReaders:
+    """compare, sweep and plan predict output error with it, and say so."""
+
+    def test_compare_predicts_what_alpha_says(self, flux):
+        folder, _, _ = flux
+        path = next((folder / "original").glob("*.safetensors"))
+        report = quanterr.compare(path, folder / "0.safetensors", sensitivity=folder / "folder.json", device="cpu")
+        known, _ = alphas(folder / "folder.json")
+        layers = {layer.layer_name: layer for layer in report.layers}
+        a, b = (load_file(one)["proj_out.weight"].double() for one in (path, folder / "0.safetensors"))
+        nmse = float((b - a).square().sum() / a.square().sum())
+
+        assert layers["proj_out.weight"].predicted_output_error == pytest.approx(
+            known["proj_out.weight"] * nmse, rel=1e-9
+        )
+        assert layers["proj_out.weight"].predicted_kld is None is report.aggregate.predicted_kld
+        assert report.aggregate.predicted_output_error == pytest.approx(
+            sum(layers[name].predicted_output_error for name in known), rel=1e-9
+        )
+
+    def test_sweep_and_plan_use_the_prediction(self, flux):
+        folder, _, _ = flux
+        asked = {"sensitivity": folder / "folder.json", "device": "cpu"}
+        ranking = quanterr.sweep(folder / "original", ["int8_row", "int4_g32"], **asked)
+        plan = quanterr.plan(folder / "original", bits=6.5, to=["int8_row,int4_g32"], **asked)
+        cheapest = quanterr.plan(folder / "original", max_output_error=plan.cost, to=["int8_row,int4_g32"], **asked)
+        plan.save(folder / "plan.md")
+        ranking.save(folder / "ranking.md")
+        text = (folder / "plan.md").read_text()
+
+        predicted = [one.predicted_output_error for one in ranking.candidates]
+        assert predicted == sorted(predicted)
+        assert "predicted output error" in (folder / "ranking.md").read_text()
+        assert ("predicted output error", True) == (plan.measure, plan.cost < max(predicted))
+        assert "KLD" not in text
+        assert cheapest.bytes <= plan.bytes
+        assert cheapest.cost <= plan.cost
+        assert cheapest.goal.startswith("--max-output-error")
+
+    def test_a_limit_of_the_other_cost_is_refused(self, flux):
+        with pytest.raises(
+            UsageError, match=r"max_kld: .*folder.json gives a predicted output error, and no predicted KLD"
+        ):
+            quanterr.plan(flux[0] / "original", max_kld=0.1, sensitivity=flux[0] / "folder.json")
+
+
+def test_kernels_of_convolutions_have_a_sensitivity(tmp_path):
+    model, _ = made("SD 1.5", tmp_path / "original")
+    inputs = write_calls("SD 1.5", tmp_path / "calls.safetensors", 1)
+    study(tmp_path / "original", inputs=inputs, dtype="float64", sensitivity=tmp_path / "s.json")
+    found, _ = alphas(tmp_path / "s.json")
+    squares = plain_squares(model.double(), "SD 1.5", 1)
+    kernel = dict(model.named_parameters())["conv_in.weight"].detach()
+    want = alpha_of(squares["conv_in.weight"], kernel)
+
+    assert found["conv_in.weight"] == pytest.approx(want, rel=FLOAT64)
+    assert found.keys() == squares.keys()

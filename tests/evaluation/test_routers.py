@@ -1,0 +1,88 @@
+"""The experts that routers choose, against plain transformers."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.small_models import auto_of, ids, saved
+from test_evaluate import CONTEXT, EXACTLY, candidate
+
+import quanterr
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+
+
+def coarse(weight):
+    """Codes from -3 to 3 and a scale for each row: routers must disagree."""
+    scale = weight.abs().amax(1, keepdim=True) / 3
+    return (weight / scale).round().to(torch.int8), scale
+
+
+def routed(name, folder, chunks):
+    """What each router of a plain model says of all tokens: logits and experts."""
+    model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
+    found = {}
+    for path, module in model.named_modules():
+        if type(module).__name__.endswith("Router"):
+            module.register_forward_hook(lambda _, __, output, path=path: found.update({path: output}))
+    with torch.inference_mode():
+        model(input_ids=chunks, use_cache=False)
+    return found
+
+
+def measured(folder, name, **options):
+    original, tokens = saved(name, folder / "original"), ids(folder, 8 * CONTEXT)
+    quantized, values = candidate(original, coarse)
+    found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY | options)
+    return original, values, load_file(tokens)["ids"].view(-1, CONTEXT), found
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3", "llama4"])
+def test_agreement_is_that_of_plain_transformers(name, tmp_path):
+    """The router of DeepSeek computes in float32, from inputs that differ by roundings of float64."""
+    original, values, chunks, found = measured(tmp_path, name)
+    x, y = (routed(name, folder, chunks) for folder in (original, values))
+    rows = {row.name: row for row in found.candidates[0].routers}
+
+    assert set(x) == set(rows)
+    for router, row in rows.items():
+        if name == "llama4":  # weights, which are zero but for the chosen expert, and logits
+            logits = [each[router][1].double() for each in (x, y)]
+            chosen = [each[router][0] > 0 for each in (x, y)]
+        else:
+            logits = [each[router][0].double() for each in (x, y)]
+            chosen = [torch.zeros(logits[0].shape).scatter(1, each[router][2], 1) > 0 for each in (x, y)]
+        log_p, log_q = (each.log_softmax(-1) for each in logits)
+
+        assert row.same_experts == float((chosen[0] == chosen[1]).all(-1).double().mean())
+        assert row.router_kld == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-5)
+        assert (8 * CONTEXT, 4, 1 if name == "llama4" else 2) == (row.tokens, row.experts, row.chosen)
+    assert min(row.same_experts for row in rows.values()) < 1
+
+
+def test_every_output_has_them_and_gates_hold(tmp_path):
+    _, _, _, found = measured(tmp_path, "mixtral", require=["min(same_experts) >= 0.999"])
+    for ending in ("md", "csv", "json"):
+        found.save(tmp_path / f"e.{ending}")
+    worst = min(found.candidates[0].routers, key=lambda row: row.same_experts)
+
+    assert f"routers,quantized,{worst.name},same_experts,{worst.same_experts!r}" in (tmp_path / "e.csv").read_text()
+    assert found.candidates == quanterr.read_document(str(tmp_path / "e.json")).candidates
+    assert ("fail", worst.same_experts) == (found.verdict, found.candidates[0].gates[0].observed)
+
+
+def test_batches_add_up(tmp_path):
+    _, _, _, found = measured(tmp_path, "mixtral")
+    tokens = tmp_path / "ids.safetensors"
+    one = quanterr.evaluate(
+        tmp_path / "original", [tmp_path / "quantized"], tokens=tokens, context=CONTEXT, dtype="float64", batch=1
+    )
+
+    for row, other in zip(found.candidates[0].routers, one.candidates[0].routers, strict=True):
+        assert (row.name, row.tokens, row.same_experts) == (other.name, other.tokens, other.same_experts)
+        assert row.router_kld == pytest.approx(other.router_kld, rel=1e-9)
+
+
+def test_a_dense_model_has_none(tmp_path):
+    _, _, _, found = measured(tmp_path, "llama")
+
+    assert [] == found.candidates[0].routers

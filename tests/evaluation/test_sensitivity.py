@@ -1,0 +1,184 @@
+"""Which weights matter: against a plain backward pass through the whole model, and against what errors really do."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.forked import call
+from support.small_models import auto_of, ids, saved, stored
+from test_evaluate import CONTEXT, FLOAT64, candidate
+
+import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.errors import UsageError
+from quanterr.evaluation.by_products.fisher import SEED, Fisher
+from quanterr.evaluation.by_products.sensitivity import WHOLE, Curvature, profile
+from quanterr.evaluation.models import building
+from quanterr.evaluation.models.folder import model_folder
+from quanterr.evaluation.models.names import ConversionNames
+from quanterr.evaluation.models.sides import Sides
+from quanterr.evaluation.running.stepping import Stream
+from quanterr.pairing.importance import read_importance
+from quanterr.tensors.devices import CPU
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+
+
+def streamed(folder, chunks):
+    """The profile, a unit at a time."""
+    with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as found:
+        sides = Sides(checkpoint)
+        model = building.Architecture(building.read_config(found), torch.float64).build()
+        inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
+        stream = Stream(model, ConversionNames(model, sides.weights), sides.get, inputs, CPU, graph=True)
+        try:
+            return profile(stream, len(inputs), Fisher(CONTEXT // 2))
+        finally:
+            stream.close()
+
+
+def plain(name, folder, chunks):
+    """The same with everything in memory: of each matrix, Σ over chunks of the squared gradient; and the matrix.
+
+    √½ is in the loss, as there: models that compute norms in float32 round its gradients.
+    """
+    model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(SEED)
+    found = {}
+    for chunk in chunks:
+        logits = model(input_ids=chunk[None], use_cache=False).logits[0, CONTEXT // 2 : -1]
+        labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)[:, 0]
+        model.zero_grad()
+        (0.5**0.5 * torch.nn.functional.cross_entropy(logits, labels, reduction="sum")).backward()
+        for path, weight in model.named_parameters():
+            if weight.dim() > 1:
+                found[path] = found.get(path, 0) + weight.grad.square()
+    return {path: (squares, model.get_parameter(path).detach()) for path, squares in found.items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "qwen3_moe", "phi3", "gpt2"])
+def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
+    folder = saved(name, tmp_path / "original")
+    chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
+    found = streamed(folder, chunks)
+    known = plain(name, folder, chunks)
+    tied = ("embed_tokens", "wte")  # whose gradients plain torch adds up
+    both = [path for path in known if WHOLE in found.found.get(path, {}) and not any(part in path for part in tied)]
+
+    assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
+    assert len(both) >= 8
+    for path in both:
+        curvature, (squares, weight) = found.found[path][WHOLE], known[path]
+        largest = float(squares.max())
+        assert torch.allclose(squares, curvature.squares, rtol=FLOAT64, atol=FLOAT64 * largest), path
+        want = float((squares.mean(1) * weight.square().sum(1)).sum()) / found.scored
+        assert curvature.alpha(found.scored) == pytest.approx(want, rel=FLOAT64), path
+        error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(weight)  # costs what alpha says
+        assert curvature.predicted(error, found.scored) == pytest.approx(want * 0.1**2, rel=FLOAT64), path
+
+
+def test_an_error_is_weighed_by_its_own_element():
+    curvature = Curvature()
+    curvature.add(torch.tensor([[1e3, 0.0], [0.0, 2.0]]))
+    curvature.add(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
+
+    assert curvature.predicted(torch.tensor([[0.0, 1.0], [1.0, 0.5]]), 1) == 1.25
+
+
+def test_a_tied_head_matters_in_both_of_its_uses(tmp_path):
+    """Its weight is stored once: what an error of it costs is what it does as an embedding, and as the head."""
+    original, tokens = saved("llama tied", tmp_path / "original"), ids(tmp_path, 320)
+    (tmp_path / "other").mkdir()
+    tensors, name = stored(original), "model.embed_tokens.weight"
+    noise = torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(4)) * tensors[name].std()
+    save_file(tensors | {name: tensors[name] + 0.01 * noise}, tmp_path / "other" / "model.safetensors")
+    found = quanterr.evaluate(
+        original, [tmp_path / "other"], tokens=tokens, context=CONTEXT, dtype="float64",
+        sensitivity=tmp_path / "s.json", sensitivity_chunks=20,
+    ).candidates[0]  # fmt: skip
+    [row] = [row for row in json.loads((tmp_path / "s.json").read_text())["weights"] if row["layer_name"] == name]
+    made = streamed(original, load_file(tokens)["ids"].view(-1, CONTEXT))
+    both = [made.found[path][WHOLE].alpha(made.scored) for path in made.found if "embed" in path or "lm_head" in path]
+
+    assert len(both) == 2
+    assert row["alpha"] == pytest.approx(sum(both), rel=FLOAT64)
+    assert 0.5 < found.predicted_kld / found.scores.kld_mean < 2
+
+
+class TestEvaluation:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def made(cls, tmp_path_factory):
+        """A model with small random errors in all matrices of its blocks, and one with a third of them."""
+        folder = tmp_path_factory.mktemp("sensitivity")
+        original = saved("llama", folder / "original")
+        generator = torch.Generator().manual_seed(3)
+        tensors, paths = stored(original), []
+        noise = {k: torch.randn(v.shape, generator=generator) * v.std() for k, v in tensors.items() if "proj" in k}
+        for name, share in (("large", 0.03), ("small", 0.01)):
+            (folder / name).mkdir()
+            changed = {key: value + share * noise.get(key, 0) for key, value in tensors.items()}
+            save_file(changed, folder / name / "model.safetensors")
+            paths.append(folder / name)
+        found = quanterr.evaluate(
+            original, paths, tokens=ids(folder, 320), context=CONTEXT, sensitivity=folder / "s.json",
+            sensitivity_chunks=10,
+        )  # fmt: skip
+        return found, json.loads((folder / "s.json").read_text())
+
+    def test_predicts_what_small_errors_cost(self, made):
+        for each in made[0].candidates:
+            assert 0.5 < each.predicted_kld / each.scores.kld_mean < 2
+
+    def test_is_quadratic_in_the_error(self, made):
+        large, small = (each.predicted_kld for each in made[0].candidates)
+
+        assert pytest.approx(9, rel=1e-3) == large / small
+
+    def test_is_the_sum_over_the_weights(self, made):
+        for each in made[0].candidates:
+            known = [weight.predicted_kld for weight in each.weights if weight.predicted_kld is not None]
+            assert pytest.approx(sum(known)) == each.predicted_kld
+
+    def test_the_file_names_every_matrix_the_most_sensitive_first(self, made):
+        _, document = made
+        alphas = [row["alpha"] for row in document["weights"]]
+
+        assert ("quanterr.sensitivity", "1.3") == (document["schema"], document["schema_version"])
+        assert alphas == sorted(alphas, reverse=True)
+        assert {"model.layers.0.mlp.up_proj.weight", "lm_head.weight"} <= {r["layer_name"] for r in document["weights"]}
+        assert "a ranking first" in document["note"]
+
+    def test_standard_errors_fall_with_the_root_of_the_chunks(self, tmp_path):
+        original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 40 * CONTEXT)
+        found = []
+        for chunks in (4, 40):
+            asked = {"tokens": tokens, "context": CONTEXT, "sensitivity": tmp_path / "s.json"}
+            quanterr.evaluation.run.study(original, **asked, sensitivity_chunks=chunks)
+            rows = json.loads((tmp_path / "s.json").read_text())["weights"]
+            found.append({row["layer_name"]: row["alpha_se"] / row["alpha"] for row in rows})
+        gains = sorted(found[0][name] / found[1][name] for name in found[1])
+
+        assert 2 < gains[len(gains) // 2] < 5  # of ten times as many chunks
+        assert all(0 < share < 1 for share in found[1].values())
+
+    def test_is_of_models_that_continue_a_text(self, tmp_path):
+        original = saved("bert", tmp_path / "original")
+        quantized, _ = candidate(original)
+        with pytest.raises(UsageError, match="for models that continue a text; bert does not"):
+            quanterr.evaluate(
+                original, [quantized], tokens=ids(tmp_path), context=CONTEXT, sensitivity=tmp_path / "s.json"
+            )
+
+
+def test_an_original_is_studied_without_a_candidate(tmp_path):
+    original = saved("llama", tmp_path / "original")
+    words = ("--tokens", ids(tmp_path), "--context", 32)
+    done = call("evaluate", original, *words, "--sensitivity", "s.json", "--importance-out", "i.gguf", cwd=tmp_path)
+
+    assert (0, "") == (done.returncode, done.stdout), done.stderr
+    assert done.stderr.endswith("quanterr: wrote s.json, i.gguf\n")
+    assert 16 == len(json.loads((tmp_path / "s.json").read_text())["weights"])
+    assert "blk.0.ffn_up.weight" in read_importance(tmp_path / "i.gguf")
+    assert 2 == call("evaluate", original, *words, cwd=tmp_path).returncode

@@ -1,0 +1,150 @@
+"""Divergence by position and the worst tokens, against plain transformers; their text is shown as text alone."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file
+from support.hostile_names import SHORT
+from support.sample_documents import evaluation as sample
+from support.small_models import ids, saved, with_words
+from test_evaluate import CONTEXT, EXACTLY, FLOAT64, candidate, plain
+from test_injection import CHECKS, STORABLE, check_lines, page_of, rendered
+
+import quanterr
+from quanterr.documents.evaluation.model import LikelyToken, PositionScores, WorstToken
+from quanterr.evaluation.running.workload import CAUSAL, Measures
+from quanterr.outputs.card import format_numbers
+from quanterr.outputs.sections import Chart
+from quanterr.outputs.terminal import console, show
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+
+
+def measured(folder, name):
+    """An evaluation, and the probabilities of both sides by plain transformers: (chunks, positions, vocabulary)."""
+    original, tokens = saved(name, folder / "original"), ids(folder)
+    with_words(original)
+    quantized, values = candidate(original)
+    chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
+    found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
+    half = CONTEXT // 2
+    rows = slice(None) if name == "t5" else slice(half, -1)
+    x, y = (plain(name, each, chunks)[:, rows].double().log_softmax(-1) for each in (original, values))
+    return found.candidates[0], x, y, chunks, half if name == "t5" else half + 1
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_positions_and_tokens_are_those_of_plain_transformers(name, tmp_path):
+    found, x, y, chunks, begin = measured(tmp_path, name)
+    kld = (x.exp() * (x - y)).sum(-1)
+    by_position = kld.mean(0).tolist()
+    chunk, place = divmod(int(kld.argmax()), kld.shape[1])
+    worst, target = found.worst_tokens[0], int(chunks[chunk, begin + place])
+    p, q = x[chunk, place].exp(), y[chunk, place].exp()
+
+    assert [(n, n, 3) for n in range(begin, CONTEXT)] == [
+        (one.first, one.last, one.predictions) for one in found.positions
+    ]
+    assert by_position == pytest.approx([one.kld_mean for one in found.positions], rel=FLOAT64)
+    assert (chunk, begin + place, "ids") == (worst.chunk, worst.position, worst.source)
+    assert float(kld.max()) == pytest.approx(worst.kld, rel=FLOAT64)
+    assert (target, int(p.argmax()), int(q.argmax())) == (
+        worst.token.id,
+        worst.predicted_original.id,
+        worst.predicted.id,
+    )
+    assert [float(each) for each in (p[target], q[target], p.max(), q.max())] == pytest.approx(
+        [worst.token.p_original, worst.token.p, worst.predicted_original.p_original, worst.predicted.p], rel=FLOAT64
+    )
+    assert sorted(kld.flatten().tolist(), reverse=True) == pytest.approx(
+        [one.kld for one in found.worst_tokens], rel=FLOAT64
+    )
+    before = chunks[chunk, max(begin + place - 16, 0) : begin + place].tolist()
+    words = [f"w{n}" if n < 90 else "[UNK]" if n == 90 else "" for n in before]
+    assert " ".join(filter(None, words)) == worst.before
+
+
+def test_spans_of_positions_have_the_same_width(tmp_path):
+    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 192)
+    found = quanterr.evaluate(original, against=["int4_g32"], tokens=tokens, context=96).candidates[0]
+    scores, spans = found.scores, found.positions
+
+    assert ([(49, 51), (52, 54), (94, 95)], 16) == (
+        [(spans[n].first, spans[n].last) for n in (0, 1, -1)],
+        len(spans),
+    )
+    assert sum(one.predictions for one in spans) == scores.tokens == 94
+    assert sum(one.predictions * one.kld_mean for one in spans) / 94 == pytest.approx(scores.kld_mean, rel=1e-12)
+    assert (None, None) == (found.worst_tokens[0].before, found.worst_tokens[0].token.text)
+
+
+def test_of_conversations_the_tokens_of_answers_have_their_places():
+    """The places of what the assistant said, in conversations of different lengths."""
+    scored = torch.tensor([[0, 0, 1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1, 0, 0]], dtype=torch.bool)
+    chunks = torch.arange(10, 26).view(2, 8)
+    logits = torch.randn(2, 2, 8, 32, generator=torch.Generator().manual_seed(0))
+    measures = Measures()
+    base, other = (SimpleNamespace(logits=each) for each in logits)
+    CAUSAL.measure(base, other, chunks, 0, measures, scored)
+    log_p, log_q = logits.double().log_softmax(-1)
+    kld = (log_p.exp() * (log_p - log_q)).sum(-1)
+    found = {(one.chunk, one.position): one for one in measures.scores.worst()}
+
+    assert {(0, 2), (0, 3), (0, 6), (1, 5)} == set(found)
+    for (chunk, position), one in found.items():
+        assert one.kld == pytest.approx(float(kld[chunk, position - 1]), rel=FLOAT64)
+        assert one.target == chunks[chunk, position]
+
+
+def shown(text):
+    """An evaluation with that text around its worst token and as its token; and with positions."""
+    token = LikelyToken(7, text, 0.5, 0.25)
+    worst = WorstToken(3, 300, text, 1.5, text, token, token, token)
+    spans = [PositionScores(16 * n, 16 * n + 15, 0.01 / (n + 1), 256) for n in range(16)]
+    made = sample()
+    changed = [replace(one, worst_tokens=[worst], positions=spans, name=text or "x") for one in made.candidates]
+    return replace(made, candidates=changed)
+
+
+TAME = page_of(rendered(shown("tame"), "html"))
+
+
+@pytest.mark.parametrize("text", SHORT, ids=lambda text: ascii(text[:16]))
+def test_text_of_tokens_is_nothing_but_text(text, tmp_path):
+    found = shown(text)
+    for output in ("json", "jsonl", "csv", "md", "junit"):
+        CHECKS[output](rendered(found, output))
+    CHECKS["md"](format_numbers(found))
+    with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
+        show(found.view(5), console(file), verbose=True)
+
+    check_lines((tmp_path / "out.txt").read_text(encoding="utf-8"))
+    assert page_of(rendered(found, "html")) == TAME
+    if text in STORABLE:  # a tokenizer's text is Unicode
+        found.save(tmp_path / "e.json")
+        assert quanterr.read_document(str(tmp_path / "e.json")).candidates == found.candidates
+
+
+def test_every_reader_sees_them(tmp_path):
+    found = shown("to be")
+    with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
+        show(found.view(5), console(file), verbose=True)
+    for text in (format_numbers(found), rendered(found, "html"), (tmp_path / "out.txt").read_text()):
+        assert "Worst tokens" in text
+        assert "to be" in text
+        assert "50 % → 25 %" in text
+    assert "300-" not in rendered(found, "csv")
+    assert "list,candidate,name" in rendered(found, "csv")
+    assert "positions,to be,0-15,,0.01," in rendered(found, "csv")
+
+
+def test_a_page_draws_a_line_for_each_candidate():
+    found = shown("a")
+    page = rendered(found, "html")
+    charts = [part for one in found.view(5).sections for part in one.parts if isinstance(part, Chart)]
+
+    assert [2, 2] == [len(chart.curves) for chart in charts]  # by position, and of hidden states
+    assert page.count('class="curve c') == 4
+    assert page.count("L", page.index('class="curve c0"'), page.index('class="curve c1"')) >= 15

@@ -1,0 +1,203 @@
+"""Which finding explains which: each row of the table, with a file in which it does."""
+
+from itertools import combinations_with_replacement
+
+import pytest
+import torch
+from mutation import unusual
+from support.making import compared, numbers
+
+from quanterr.documents.base import SEVERITIES
+from quanterr.documents.finding_codes import CODES
+from quanterr.findings import explanations, make_finding
+from quanterr.findings.explanations import EXPLANATIONS, drop_explained
+
+NAME = "layers.0.mlp.up_proj.weight"
+NORM = "layers.0.input_layernorm.weight"
+
+
+def by_row(x, times=1.0):
+    unit = times * x.abs().amax(1, keepdim=True) / 127
+    return (x / unit).round().to(torch.int8), unit
+
+
+def weight_of(rows):
+    return numbers(rows, 256, seed=3).float()
+
+
+def damaged(folder, change, rows=64):
+    """The findings of one weight whose codes, or whose scales, are changed."""
+    x = weight_of(rows)
+    codes, unit = change(*by_row(x))
+    return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
+
+
+def every_other_negative(codes, unit):
+    signs = torch.where(torch.arange(64)[:, None] % 2 == 0, 1, -1)
+    return codes * signs.to(torch.int8), unit * signs
+
+
+def zeros_in_a_row(codes, unit):
+    codes[7, ::2] = 0
+    return codes, unit
+
+
+def noise_in_rows(codes, unit):
+    """Which are not sampled."""
+    generator = torch.Generator().manual_seed(1)
+    codes = (codes.float() * 7 / 127).round()  # of 4 bits
+    codes[20:90] += torch.randint(-3, 4, (70, 256), generator=generator)
+    return codes.to(torch.int8), unit * 127 / 7
+
+
+def values_of_one_size(folder):
+    """Each code is the largest: by design."""
+    x = numbers(64, 256, seed=3).sign().float() * 0.03
+    codes, unit = by_row(x)
+    return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit.bfloat16()}).findings
+
+
+def coarse_and_at_random(folder):
+    """One outlier in each row leaves the others two or three codes."""
+    x = numbers(64, 256, seed=3).float()
+    x[:, 17] = 2.0
+    unit = x.abs().amax(1, keepdim=True) / 7
+    random = torch.rand(x.shape, generator=torch.Generator().manual_seed(5))
+    codes = (x / unit + 0.7 * (random - 0.5)).round().to(torch.int8)
+    return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
+
+
+def truncated(folder):
+    """Codes of few bits, so that what is left is clearly smaller."""
+    x = weight_of(64)
+    unit = x.abs().amax(1, keepdim=True) / 15
+    return compared(folder, {NAME: x}, {NAME: (x / unit).trunc().to(torch.int8), f"{NAME}_scale": unit}).findings
+
+
+def rounded_down(folder):
+    x = weight_of(64)
+    unit = x.abs().amax(1, keepdim=True) / 127
+    return compared(folder, {NAME: x}, {NAME: (x / unit).floor().to(torch.int8), f"{NAME}_scale": unit}).findings
+
+
+def another_weight(folder):
+    codes, unit = by_row(numbers(64, 256, seed=4).float())
+    return damaged(folder, lambda *_: (codes, unit))
+
+
+def larger_weight(folder):
+    """Of other values, with scales for them."""
+    codes, unit = by_row(1.5 * numbers(64, 256, seed=4).float())
+    return damaged(folder, lambda *_: (codes, unit))
+
+
+def one_scale_for_both(folder):
+    """As a runtime needs it that fuses q, k and v, though the values of v are far smaller."""
+    q, v = (numbers(64, 256, seed=n).float() * size for n, size in enumerate((1, 0.02)))
+    unit, names = q.abs().max() / 127, [f"layers.0.self_attn.{part}_proj.weight" for part in "qv"]
+    x = dict(zip(names, (q, v), strict=True))
+    y = {name: (one / unit).round().to(torch.int8) for name, one in x.items()}
+    return compared(folder, x, y | {f"{name}_scale": unit for name in names}).findings
+
+
+def norm_in_another_order(folder):
+    x = {NORM: 1 + numbers(128, seed=1)}
+    return compared(folder, x, {NORM: x[NORM].flip(0)}).findings
+
+
+def rows_in_another_order_than_the_name_says(folder):
+    """Mistral's names say that the rows of heads are in pairs."""
+    x = numbers(64, 256).float()
+    codes, unit = by_row(x)
+    (folder / "config.json").write_text('{"num_attention_heads": 4}')
+    quantized = {"layers.0.attention.wq.weight": codes, "layers.0.attention.wq.weight_scale": unit}
+    return compared(folder, {"model.layers.0.self_attn.q_proj.weight": x}, quantized).findings
+
+
+# Of each row the first cause and the first finding that it explains → findings of files in which it does.
+CASES = {
+    ("wrong_convention", "scale_factor"): rows_in_another_order_than_the_name_says,
+    ("underflows", "implausible_error"): lambda folder: (
+        unusual.compared(unusual.KINDS["very tiny"](), folder, None, "Q8_0").findings
+    ),
+    ("near", "implausible_error"): values_of_one_size,
+    ("usual", "implausible_error"): coarse_and_at_random,
+    ("signed", "scale_negative"): lambda folder: damaged(folder, every_other_negative),
+    ("scale_factor", "excess_error"): lambda folder: damaged(folder, lambda codes, unit: (codes, 3 * unit)),
+    ("nonfinite_original", "excess_error"): another_weight,
+    ("one way", "scale_factor"): truncated,
+    ("one way", "zero_points"): rounded_down,
+    ("implausible_error", "scale_loss"): larger_weight,
+    ("shared_scale", "implausible_error"): one_scale_for_both,
+    ("scale_loss", "implausible_error"): lambda folder: damaged(folder, lambda *_: by_row(weight_of(64), 64)),
+    ("excess_error", "implausible_error"): lambda folder: damaged(folder, zeros_in_a_row),
+    ("excess_rows", "bad_rows"): lambda folder: damaged(folder, noise_in_rows, rows=1024),
+    ("scale_factor", "unquantized_changed"): norm_in_another_order,
+}
+
+
+def key(row):
+    return row.causes[0], row.explained[0]
+
+
+@pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
+def test_what_a_row_explains_is_told_without_that_row(row, tmp_path, monkeypatch):
+    with_it = {found.code for found in CASES[key(row)](tmp_path)}
+    monkeypatch.setattr(explanations, "EXPLANATIONS", tuple(other for other in EXPLANATIONS if other is not row))
+    without = {found.code for found in CASES[key(row)](tmp_path)}
+
+    assert with_it < without
+    assert without - with_it <= set(row.explained)
+
+
+def test_every_row_has_codes_a_reason_and_a_case():
+    assert CASES.keys() == {key(row) for row in EXPLANATIONS}
+    for row in EXPLANATIONS:
+        assert row.reason
+        assert set(row.causes) - set(explanations.FACTS) <= CODES.keys()
+        assert set(row.explained) <= CODES.keys()
+
+
+def rank(severity):
+    return -SEVERITIES.index(severity)  # the most severe is the highest
+
+
+@pytest.mark.parametrize(("earlier", "later"), list(combinations_with_replacement(EXPLANATIONS, 2)))
+def test_no_row_explains_what_an_earlier_one_takes_for_a_cause(earlier, later):
+    """So the order of findings, and of rows that have nothing in common, does not matter."""
+    assert set(earlier.causes).isdisjoint(later.explained) or rank(later.most) < rank(earlier.least)
+
+
+def a_finding(code, severity, layer, **evidence):
+    return make_finding(code, severity, layer, "x", **evidence)
+
+
+@pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
+def test_a_cause_explains_nothing_of_other_weights(row):
+    effect = a_finding(row.explained[0], row.most, "a")
+    cause = a_finding(row.causes[0], row.least, "b")
+
+    assert [effect, cause] == drop_explained([effect, cause], {row.causes[0]: {"b"}})
+
+
+@pytest.mark.parametrize(("severity", "stands"), [("warning", True), ("error", False)])
+def test_a_cause_has_to_be_bad_enough(severity, stands):
+    found = [a_finding("scale_factor", severity, "a"), a_finding("excess_error", "warning", "a")]
+
+    assert stands == (found == drop_explained(found, {}))
+
+
+@pytest.mark.parametrize(("named", "stands"), [(["a"], True), (["a", "b"], False)])
+def test_a_finding_about_many_goes_where_all_are_explained(named, stands):
+    found = [
+        a_finding("scale_factor", "error", None, layers=named),
+        a_finding("unquantized_changed", "warning", None, layers=["a", "b"]),
+    ]
+
+    assert stands == (found == drop_explained(found, {}))
+
+
+def test_what_is_about_no_weight_is_not_explained():
+    found = [a_finding("scale_factor", "error", "a"), a_finding("implausible_error", "error", None)]
+
+    assert found == drop_explained(found, {})

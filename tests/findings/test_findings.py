@@ -1,0 +1,818 @@
+"""Findings: each from a checkpoint that has just that fault, and none from valid ones."""
+
+import ast
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from support.making import compared, numbers, quantized_fp8, quantized_int8
+
+import quanterr
+from quanterr.documents.base import Finding
+from quanterr.documents.finding_codes import CODES, FORMER_NAMES
+from quanterr.findings import make_finding
+from quanterr.findings.factors import explain_factor, explain_factors
+from quanterr.findings.repairs import Sample, describe_order, find_simplest_repair
+from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.samples.measuring import SampleMeasurer
+
+UP = "layers.{}.mlp.up_proj.weight"
+SHAPE = 64, 128
+
+
+def model(n=1, shape=SHAPE):
+    return {UP.format(i): numbers(*shape, seed=i) for i in range(n)}
+
+
+def stored(x, quantize=quantized_fp8):
+    """Codes and one scale for each weight."""
+    found = {}
+    for name, weight in x.items():
+        found[name], found[f"{name}_scale"] = quantize(weight)
+    return found
+
+
+def by_row(weight):
+    scale = weight.float().abs().amax(1, keepdim=True) / 127
+    return (weight.float() / scale).round().to(torch.int8), scale
+
+
+def told(report):
+    return {finding.code: finding for finding in report.findings}
+
+
+def faulty(folder, change, n=1, quantize=quantized_fp8, shape=SHAPE):
+    """What is found once ``change`` was at the stored tensors of the last weight."""
+    x = model(n, shape)
+    y = stored(x, quantize)
+    name = UP.format(n - 1)
+    change(y, name)
+    return told(compared(folder, x, y)), name
+
+
+def times(factor):
+    def change(y, name):
+        y[f"{name}_scale"] = y[f"{name}_scale"] * factor
+
+    return change
+
+
+def codes_as(function):
+    def change(y, name):
+        y[name] = function(y[name].view(torch.uint8)).contiguous().view(y[name].dtype)
+
+    return change
+
+
+class TestCodes:
+    def test_evidence_is_what_json_can_hold(self):
+        made = make_finding(
+            "implausible_error", "error", None, "x", snr_db=-math.inf, cosine_similarity=math.nan, rows=[1]
+        )
+
+        assert {"snr_db": None, "cosine_similarity": None, "rows": [1]} == made.evidence
+
+    def test_every_finding_that_is_made_has_a_code_and_one_of_its_severities_and_every_code_is_used(self):
+        made, used = {}, set()
+        for path in Path(quanterr.__file__).parent.rglob("*.py"):
+            declares = path.name in ("finding_codes.py", "explanations.py")
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "make_finding":
+                    code, severity = (getattr(value, "value", None) for value in node.args[:2])
+                    if isinstance(code, str):
+                        made.setdefault(code, set()).add(severity)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not declares:
+                    used.add(node.value)
+
+        assert made
+        assert made.keys() <= CODES.keys()
+        for code, severities in made.items():
+            assert {severity for severity in severities if isinstance(severity, str)} <= set(CODES[code].severities)
+        assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # put together from the side
+
+    def test_former_names_are_read_as_todays(self):
+        made = Finding(code="far_off", severity="error", layer=None, message="x", remedy=None, evidence={})
+
+        assert "implausible_error" == made.code
+        assert set(FORMER_NAMES.values()) <= CODES.keys()
+        assert FORMER_NAMES.keys().isdisjoint(CODES)
+
+    def test_every_code_has_an_example_and_a_remedy_in_whole_sentences(self):
+        for code, row in CODES.items():
+            assert row.example, code
+            assert row.remedy[0].isupper(), code
+            assert row.remedy.endswith("."), code
+
+
+@pytest.mark.parametrize("quantize", [quantized_fp8, quantized_int8, by_row])
+def test_sound_weights_raise_nothing(tmp_path, quantize):
+    x = model(6)
+
+    assert [] == compared(tmp_path, x, stored(x, quantize)).findings
+
+
+class TestScales:
+    @pytest.mark.parametrize("factor", [3.0, 0.25, 1.1, 448.0, -1.0])
+    def test_a_factor_is_named_with_the_level_without_it(self, tmp_path, factor):
+        found, name = faulty(tmp_path, times(factor))
+
+        assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
+        assert factor == pytest.approx(float(found["scale_factor"].evidence["found"]), rel=0.002)
+        assert f"off by a factor of {found['scale_factor'].evidence['found']}" in found["scale_factor"].message
+        assert found["scale_factor"].evidence["snr_db_repaired"] > 30 > found["scale_factor"].evidence["snr_db"]
+        assert "implausible_error" not in found
+
+    def test_a_factor_that_is_but_a_part_of_the_error_is_a_warning(self, tmp_path):
+        def four_bits(weight):
+            scale = weight.float().abs().amax() / 127
+            coarse = weight.float().abs().amax() / 7
+            return ((weight.float() / coarse).round() * coarse / scale).round().to(torch.int8), scale * 1.1
+
+        x = model()
+        found = told(compared(tmp_path, x, stored(x, four_bits)))
+
+        assert {"scale_factor": "warning", "excess_error": "error"} == {c: found[c].severity for c in found}
+        assert "1.124 times the original's overall" in found["scale_factor"].message  # no repair: 31 dB are attainable
+
+    def test_the_same_factor_in_many_weights_is_one_finding(self, tmp_path):
+        x = model(4)
+        y = stored(x)
+        for name in x:
+            y[f"{name}_scale"] = y[f"{name}_scale"] * 2
+        report = compared(tmp_path, x, y)
+        errors = [finding for finding in report.findings if finding.severity == "error"]
+
+        assert [("scale_factor", None)] == [(finding.code, finding.layer) for finding in errors]
+        assert list(x) == errors[0].evidence["layers"]
+        assert "4 weights are the original times 2" in errors[0].message
+        assert "power of two" in errors[0].message
+        assert "inconclusive" == report.verdict
+
+    def test_scales_of_other_rows_are_told(self, tmp_path):
+        x = {name: (weight * torch.linspace(0.5, 2, 64)[:, None]).bfloat16() for name, weight in model().items()}
+        y = stored(x, by_row)
+        name = UP.format(0)
+        y[f"{name}_scale"] = y[f"{name}_scale"].roll(1, 0)
+        found = told(compared(tmp_path, x, y))
+
+        assert "one factor per row corrects it" in found["scale_factor"].message
+        assert "each scale belongs 1 place earlier" in found["scale_factor"].message
+
+    def test_scales_of_other_blocks_are_told(self, tmp_path):
+        x = model(shape=(128, 128))
+        name = UP.format(0)
+        levels = torch.logspace(-1, 1, 16).reshape(4, 4).repeat_interleave(32, 0).repeat_interleave(32, 1)
+        x[name] = (x[name] * levels).bfloat16()
+        blocks = x[name].float().reshape(4, 32, 4, 32)
+        scale = blocks.abs().amax((1, 3)) / 127
+        codes = (blocks / scale[:, None, :, None]).round().reshape(128, 128).to(torch.int8)
+        found = told(compared(tmp_path, x, {name: codes, f"{name}_scale": scale.t().contiguous()}))
+
+        assert "one factor per block corrects it" in found["scale_factor"].message
+        assert "error" == found["scale_factor"].severity
+
+    def test_factors_of_columns_are_told(self, tmp_path):
+        x = model()
+        name = UP.format(0)
+        found = told(compared(tmp_path, x, stored({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row)))
+
+        assert "one factor per column corrects it" in found["scale_factor"].message
+
+    def test_scales_of_one_are_told_once_for_all(self, tmp_path):
+        x = {name: (weight * 20).to(torch.float8_e4m3fn).float() for name, weight in model(2).items()}
+        y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
+        y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
+        found = told(compared(tmp_path, {name: weight * 1.001 for name, weight in x.items()}, y))
+
+        assert ("info", list(x)) == (found["scale_constant"].severity, found["scale_constant"].evidence["layers"])
+
+    @pytest.mark.parametrize("judged", [True, False])
+    def test_codes_at_the_end_of_their_range_are_told(self, tmp_path, monkeypatch, judged):
+        def clipped(weight):
+            scale = weight.float().abs().amax() / 127 / 4
+            return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+        if not judged:  # as of codebooks, whose scales are not judged
+            monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
+        x = model()
+        found = told(compared(tmp_path, x, stored(x, clipped)))
+
+        assert ("error", "warning")[not judged] == found["scale_loss" if judged else "saturated"].severity
+        assert judged == ("saturated" not in found)
+
+
+class TestScalesOfActivations:
+    @pytest.mark.parametrize(
+        ("value", "code", "severity"),
+        [
+            (math.nan, "scale_nonfinite", "error"),
+            (math.inf, "scale_nonfinite", "error"),
+            (0.0, "scale_zero", "warning"),
+            (-0.5, "scale_negative", "warning"),
+        ],
+    )
+    @pytest.mark.parametrize("ending", ["mlp.up_proj.input_scale", "self_attn.k_scale"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_that_nothing_can_be_scaled_by(self, tmp_path, ending, value, code, severity, dtype):
+        x, name = model(), f"layers.0.{ending}"
+        report = compared(tmp_path, x, stored(x) | {name: torch.tensor([0.5, value], dtype=dtype)})
+        (found,) = report.findings
+
+        assert (code, severity, [name]) == (found.code, found.severity, found.evidence["tensors"])
+        assert name in found.message
+        assert ("inconclusive" if severity == "error" else "pass") == report.verdict
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("layers.0.mlp.up_proj.input_scale", torch.tensor(0.5)),
+            ("layers.0.mlp.up_proj.input_zero_point", torch.tensor(0.0)),
+            ("layers.0.mlp.up_proj.input_scale", torch.zeros(4, dtype=torch.uint8)),
+            ("scaled_fp8", torch.zeros(2)),
+            ("layers.0.mlp.up_proj.input_activation_scale", torch.tensor(0.0)),
+        ],
+    )
+    def test_others_are_nothing_to_tell(self, tmp_path, name, value):
+        x = model()
+
+        assert [] == compared(tmp_path, x, stored(x) | {name: value}).findings
+
+
+@pytest.mark.parametrize(
+    ("factor", "scale", "words"),
+    [
+        (-1.0, 0.5, "sign is inverted"),
+        (3.0, 1.0, "the real scale was dropped"),
+        (0.02, 0.0004, "applied twice"),
+        (0.0004, 0.02, "inverse"),
+        (0.02, 0.02, "already include them"),
+        (448.0, 0.01, "largest FP8 E4M3"),
+        (1 / 127, 0.3, "largest INT8"),
+        (0.25, 0.3, "power of two"),
+        (1.3, 0.01, ""),
+    ],
+)
+def test_what_a_factor_suggests(factor, scale, words):
+    scales = ScaleStatistics(1, 0, 0, 0, scale, scale, scale)
+
+    assert words in explain_factor(factor, scales)
+    assert bool(words) == bool(explain_factor(factor, scales))
+
+
+@pytest.mark.parametrize(("others", "is_told"), [([0.5, 4.0], True), ([0.25, 0.31], False)])
+def test_a_wrong_exponent_makes_all_factors_powers_of_two(others, is_told):
+    assert is_told == ("power of two" in explain_factor(0.25, None, others))
+
+
+def test_a_missing_scale_is_told_rather_than_a_factor():
+    assert ": no scale is stored for it; the real scale was dropped" == explain_factor(448.0, None, (), True)
+
+
+@pytest.mark.parametrize(
+    ("stored", "factors", "words"),
+    [
+        (lambda s: s * 0 + 1, lambda s: 1 / s, "every stored scale is 1; the real scales were dropped"),
+        (lambda s: s * s, lambda s: s, "applied twice, or stored squared"),
+        (lambda s: 1 / s, lambda s: s**-2, "inverse"),
+        (lambda s: s, lambda s: s, "already include them"),
+        (lambda s: s.roll(1), lambda s: s.roll(1) / s, "belongs 1 place earlier"),
+        (lambda s: s.roll(16), lambda s: s.roll(16) / s, "belongs 16 places later"),
+        (lambda s: s, lambda s: s.flip(0) / s, ""),
+        (lambda s: -s, lambda s: s, ""),
+    ],
+)
+def test_what_the_factors_of_rows_suggest_of_their_scales(stored, factors, words):
+    scales = torch.rand(32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.01
+    told = explain_factors(factors(scales), stored(scales))
+
+    assert words in told
+    assert bool(words) == bool(told)
+
+
+class TestOrder:
+    def test_rows_in_another_order(self, tmp_path):
+        found, name = faulty(tmp_path, codes_as(lambda codes: codes.roll(1, 0)))
+
+        assert ("error", name) == (found["permuted"].severity, found["permuted"].layer)
+        assert "its rows are in a different order (shifted by 1)" in found["permuted"].message
+        assert found["permuted"].evidence["snr_db_repaired"] > 30
+
+    def test_columns_whose_neighbours_are_exchanged(self, tmp_path):
+        found, _ = faulty(tmp_path, codes_as(lambda codes: codes.reshape(64, 64, 2).flip(2).reshape(64, 128)))
+
+        assert "its columns are in a different order (neighbours are swapped" in found["permuted"].message
+
+    def test_no_simple_rule(self, tmp_path):
+        order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+        found, _ = faulty(tmp_path, codes_as(lambda codes: codes[order]))
+
+        assert "irregular order" in found["permuted"].message
+
+    def test_the_other_way_round(self, tmp_path):
+        found, _ = faulty(tmp_path, codes_as(lambda codes: codes.t()), shape=(64, 64))
+
+        assert "error" == found["transposed"].severity
+
+    @pytest.mark.parametrize(
+        ("there", "words"),
+        [
+            (lambda i: i ^ 1, "neighbours"),
+            (lambda i: (i - 2) % 64, "shifted by 2"),
+            (lambda i: (i + 3) % 64, "shifted by -3"),
+            (lambda i: 63 - i, "in reverse"),
+            (lambda i: i ^ 7, "reversed within runs of 8"),
+            (lambda i: i ^ 16, "halves of runs of 32 are swapped, as with nibbles in the wrong order"),
+            (lambda i: i % 8 * 8 + i // 8, "interleaved"),
+            (lambda i: i * 5 % 64, "irregular order"),
+        ],
+    )
+    def test_an_order_in_words(self, there, words):
+        own = list(range(64))
+
+        assert words in describe_order(own, [there(i) for i in own], 64)
+
+    @pytest.mark.parametrize(
+        ("places", "code", "words"),
+        [
+            (
+                [0, 1, 0, 1, 0, 1],
+                "swapped_weight",
+                "2 of 6 experts of the original are left, the others are lost (2 holds 0",
+            ),
+            ([5, 0, 1, 2, 3, 4], "permuted", "its experts are in a different order (shifted by 1)"),
+        ],
+    )
+    def test_experts_in_other_places(self, tmp_path, places, code, words):
+        name = "model.layers.0.mlp.experts.down_proj"
+        x = {name: numbers(6, 256, 1100)}  # the sample that repairs see ends within the first
+        found = told(compared(tmp_path, x, {name: x[name][places]}))
+
+        assert {code} == found.keys()
+        assert places == found[code].evidence["experts"]
+        assert words in found[code].message
+
+    def test_experts_that_the_original_repeats_are_in_their_places(self, tmp_path):
+        name = "model.layers.0.mlp.experts.down_proj"
+        x = numbers(4, 64, 64)[[0, 0, 2, 3]]
+        found = told(compared(tmp_path, {name: x}, {name: torch.cat([x[:3], 0.5 * x[3:]])}))
+
+        assert not {"permuted", "swapped_weight"} & found.keys()
+
+    @pytest.mark.parametrize(
+        "name", ["model.layers.0.mlp.gate_up_proj.weight", "model.layers.0.mlp.experts.gate_up_proj"]
+    )
+    def test_gate_and_up_that_are_exchanged(self, tmp_path, name):
+        x = {name: numbers(*([3] if "experts" in name else []), 512, 640)}
+        found = told(compared(tmp_path, x, {name: x[name].roll(256, -2)}))
+
+        assert {"permuted"} == found.keys()
+        assert "gate is stored where up belongs, and up for gate" in found["permuted"].message
+
+    def test_the_weight_of_another_layer_is_named(self, tmp_path):
+        x = model(3)
+        y = stored(x)
+        first, second = UP.format(0), UP.format(2)
+        for part in ("", "_scale"):
+            y[first + part], y[second + part] = y[second + part], y[first + part]
+        found = [f for f in compared(tmp_path, x, y).findings if f.code == "swapped_weight"]
+
+        assert [(first, second), (second, first)] == [(f.layer, f.evidence["weight"]) for f in found]
+
+    def test_another_tensor_altogether_is_far_off_and_nothing_mends_it(self, tmp_path):
+        x = model()
+        found = told(compared(tmp_path, x, stored({name: numbers(*SHAPE, seed=9) for name in x})))
+
+        assert {"implausible_error"} == found.keys()
+
+
+@pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e155, 1e-160), (1e160, 1.001e160)])
+def test_values_that_float64_cannot_square_are_no_pass(tmp_path, x, y):
+    ones = torch.ones(16, 64, dtype=torch.float64)
+    report = compared(tmp_path, {"a.weight": x * ones}, {"a.weight": y * ones})
+
+    assert ("inconclusive", ["implausible_error"]) == (report.verdict, [finding.code for finding in report.findings])
+
+
+class TestZeroPoints:
+    def test_errors_that_lean_to_one_side(self, tmp_path):
+        x = model()
+        found = told(compared(tmp_path, x, stored({name: weight + 0.002 for name, weight in x.items()}, by_row)))
+
+        assert ("warning", UP.format(0)) == (found["biased_error"].severity, found["biased_error"].layer)
+
+    @pytest.mark.parametrize(("rows", "codes"), [(1, set()), (4, {"biased_error"})])
+    def test_a_few_errors_lean_to_one_side_by_chance(self, tmp_path, rows, codes):
+        """The mean of 64 errors is a third of their energy at 4.6 standard errors, as chance does; of 256 at 9."""
+        errors = torch.tensor([1.0, -1.0]).repeat(rows * 32).view(rows, 64) + math.sqrt(0.5)
+        steps, scale = by_row(numbers(rows, 64))
+        y = steps * scale
+        x = y - 0.8 * scale * errors
+        found = told(compared(tmp_path, {"a.weight": x}, stored({"a.weight": y}, by_row)))
+
+        assert codes == found.keys() & {"biased_error"}
+
+    def test_a_shift_of_each_row_mends_it(self, tmp_path):
+        x = model()
+        shifts = torch.linspace(-0.2, 0.2, 64)[:, None]
+        found = told(compared(tmp_path, x, stored({name: weight + shifts for name, weight in x.items()}, by_row)))
+
+        assert "one shift per row corrects it" in found["zero_points"].message
+
+
+class TestRows:
+    def test_that_are_all_zero(self, tmp_path):
+        def change(y, name):
+            y[name].view(torch.uint8)[[5, 9]] = 0
+
+        found, name = faulty(tmp_path, change)
+
+        assert ("warning", name, [5, 9]) == (
+            found["dead_rows"].severity,
+            found["dead_rows"].layer,
+            found["dead_rows"].evidence["rows"],
+        )
+
+    def test_far_worse_than_the_rest(self, tmp_path):
+        def change(y, name):
+            y[name].view(torch.uint8)[7, ::8] = 0
+
+        found, _ = faulty(tmp_path, change)
+
+        assert [7] == found["bad_rows"].evidence["rows"]
+
+    def test_that_share_a_scale_with_an_outlier_are_nothing_to_tell(self, tmp_path):
+        x = numbers(1024, 128)
+        x[3, 5] = 30 * x.float().std()
+        blocks = [by_row(block.reshape(1, -1)) for block in x.split(128)]
+        codes = torch.cat([codes.view(128, 128) for codes, _ in blocks])
+        scale = torch.cat([scale for _, scale in blocks])
+        report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
+        rows = report.layers[0].worst_rows
+
+        assert report.layers[0].format == "int8_block"
+        assert rows[0].snr_db < report.layers[0].snr_db - 8
+        assert "bad_rows" not in told(report)
+
+
+def test_far_below_the_usual_level_of_its_format(tmp_path, monkeypatch):
+    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as of codebooks, with no nearest code
+    x = model()
+    found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
+
+    assert ("warning", [31, 32]) == (found["below_usual"].severity, found["below_usual"].evidence["usual_snr_db"])
+
+
+NORM, BIAS = "layers.0.input_layernorm.weight", "layers.0.mlp.up_proj.bias"
+OTHER_BIAS = "layers.1.mlp.up_proj.bias"
+
+
+def vectors():
+    """A norm around 1, two biases around 0."""
+    norm = (1 + 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(0))).bfloat16()
+    return {NORM: norm, BIAS: numbers(64, seed=1), OTHER_BIAS: numbers(64, seed=2)}
+
+
+class TestVectors:
+    @pytest.mark.parametrize(
+        ("name", "broken", "code", "words"),
+        [
+            (NORM, lambda x: x[NORM] * 0, "implausible_error", "all its values are zero"),
+            (NORM, lambda x: x[NORM] * (torch.arange(128) % 3 == 0), "implausible_error", "of its 128 values are zero"),
+            (NORM, lambda x: -x[NORM], "scale_factor", "times -1: the sign is inverted"),
+            (NORM, lambda x: x[NORM] * 1000, "scale_factor", "times 1000"),
+            (NORM, lambda x: x[NORM].flip(0), "permuted", "a permutation of the original"),
+            (NORM, lambda x: x[NORM].roll(1), "permuted", "a permutation of the original"),
+            (NORM, lambda x: 50 * numbers(128, seed=9), "implausible_error", "another tensor, or damaged"),
+            (NORM, lambda x: x[NORM] * 20 + 0.3 * numbers(128, seed=9), "scale_factor", "times 20"),
+            (BIAS, lambda x: x[BIAS] * 0, "implausible_error", "all its values are zero"),
+            (BIAS, lambda x: x[BIAS] * 10, "scale_factor", "times 10"),
+            (BIAS, lambda x: x[BIAS][torch.randperm(64)], "permuted", "a permutation of the original"),
+            (BIAS, lambda x: x[OTHER_BIAS], "swapped_weight", f"match {OTHER_BIAS} of the original"),
+            (BIAS, lambda x: numbers(64, seed=9), "implausible_error", "another tensor, or damaged"),
+        ],
+    )
+    def test_that_are_broken_are_errors(self, tmp_path, name, broken, code, words):
+        x = vectors()
+        report = compared(tmp_path, x, x | {name: broken(x).to(x[name].dtype)})
+        found = [finding for finding in report.findings if finding.severity != "info"]
+
+        assert ("inconclusive", [(code, "error", name)]) == (
+            report.verdict,
+            [(finding.code, finding.severity, finding.layer) for finding in found],
+        )
+        assert words in found[0].message
+
+    @pytest.mark.parametrize(
+        ("name", "sound"),
+        [
+            (NORM, lambda x: x[NORM].half()),
+            (NORM, lambda x: x[NORM].float() * 1.0005),
+            (BIAS, lambda x: x[BIAS] + 0.01 * numbers(64, seed=9)),
+        ],
+    )
+    def test_that_are_cast_or_corrected_a_little_are_nothing_to_warn_of(self, tmp_path, name, sound):
+        x = vectors() | model()
+        report = compared(tmp_path, x, x | stored(model()) | {name: sound(x)})
+
+        assert {"info"} >= {finding.severity for finding in report.findings}
+
+    @pytest.mark.parametrize("change", [lambda _: 5.6 * numbers(64, seed=9), lambda x: x + 0.02 * numbers(64, seed=9)])
+    def test_biases_of_quantized_weights_may_be_corrected_however_much(self, tmp_path, change):
+        x = vectors() | model()
+        report = compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])})
+        found = told(report)["bias_corrected"]
+        weight = x["layers.0.mlp.up_proj.weight"].float()
+        difference = change(x[BIAS]).to(x[BIAS].dtype).float() - x[BIAS].float()
+        shift = float((difference.abs() / weight.norm(dim=1)).max())
+        codes, scale = quantized_fp8(weight)
+        share = float(difference.norm() / (codes.float() * scale - weight).norm())  # inputs of size one
+
+        assert ("pass", [BIAS]) == (report.verdict, found.evidence["layers"])
+        assert found.evidence["shift"] == pytest.approx(shift, rel=1e-3)
+        assert found.evidence["share"] == pytest.approx(share, rel=1e-3)
+        assert ("info" if share <= 1 else "warning") == found.severity
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda x: 2 * x, "it was multiplied by 2"),
+            (lambda x: x / 2, "it was multiplied by 0.5"),
+            (lambda x: -x, "it was multiplied by -1"),
+            (lambda x: x * (torch.arange(64) < 40), "elements became zero"),
+            (lambda x: x * (torch.arange(64) != 40), "elements became zero"),
+            (lambda x: x * (1 + (torch.arange(64) == 40)), "rows with little error changed far more than the others"),
+        ],
+    )
+    def test_corrections_make_no_such_changes_however_small(self, tmp_path, change, words):
+        x = vectors() | model()
+        x[BIAS] *= 0.01  # the error of the weight does more to the outputs
+        found = told(compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])}))["bias_corrected"]
+
+        assert ("warning", True) == (found.severity, found.evidence["share"] < 1)
+        assert words in found.message
+
+    @pytest.mark.parametrize("norm_too", [False, True])
+    def test_corrected_biases_are_not_told_among_other_changes_too(self, tmp_path, norm_too):
+        x = vectors() | model()
+        changed = {BIAS: 3 * x[BIAS]} | ({NORM: 1.01 * x[NORM].float()} if norm_too else {})
+        report = compared(tmp_path, x, x | stored(model()) | changed)
+        found = told(report)
+
+        assert [BIAS] == found["bias_corrected"].evidence["layers"]
+        assert {BIAS, *([NORM] if norm_too else [])} == {layer.layer_name for layer in report.other_changes}
+        assert norm_too == ("other_changes" in found)
+        if norm_too:
+            assert (1, "info") == (found["other_changes"].evidence["tensors"], found["other_changes"].severity)
+            assert BIAS not in found["other_changes"].message
+
+    @pytest.mark.parametrize(("by", "severity"), [(0.1, "info"), (0.95, "info"), (1.05, "warning"), (20, "warning")])
+    @pytest.mark.parametrize("norm", [None, 4.0])
+    def test_corrections_are_judged_by_what_the_error_does_to_typical_inputs(self, tmp_path, by, severity, norm):
+        x = vectors() | model()
+        x["layers.0.post_attention_layernorm.weight"] = torch.full((128,), norm or 1.0)
+        weight = x["layers.0.mlp.up_proj.weight"].float()
+        codes, scale = quantized_fp8(weight)
+        noise = numbers(64, seed=9).float()
+        noise *= by * (norm or 1) * (codes.float() * scale - weight).norm() / noise.norm()
+        x[BIAS] = x[BIAS].float()
+        found = told(compared(tmp_path, x, x | stored(model()) | {BIAS: x[BIAS] + noise}))["bias_corrected"]
+
+        assert severity == found.severity
+        assert found.evidence["share"] == pytest.approx(by, rel=1e-3)
+
+    def test_biases_are_copied_where_no_quantizer_of_the_format_corrects_them(self, tmp_path):
+        x = vectors() | model()
+        weight = x.pop("layers.0.mlp.up_proj.weight")
+        name = "layers.0.mlp.up_proj.weight"
+        absmax = weight.float().abs().amax(1)
+        codes = (weight.float() / absmax[:, None] * 127).round().to(torch.int8)
+        y = x | {name: codes, name.replace("weight", "SCB"): absmax, BIAS: x[BIAS] + 0.01 * numbers(64, seed=9)}
+        report = compared(tmp_path, x | {name: weight}, y)
+
+        assert "bnb_int8" == report.layers[0].format
+        assert [BIAS] == told(report)["unquantized_changed"].evidence["layers"]
+        assert "bias_corrected" not in told(report)
+
+    @pytest.mark.parametrize("around_zero", [False, True])
+    def test_that_may_have_taken_up_scales_are_a_warning(self, tmp_path, around_zero):
+        x = vectors()
+        factors = torch.logspace(-1, 1, 128)[torch.randperm(128, generator=torch.Generator().manual_seed(0))]
+        x[NORM] = (x[NORM].float() - 1).clamp(min=-0.8) if around_zero else x[NORM].float().abs()
+        norm = (1 + x[NORM]) * factors - 1 if around_zero else x[NORM] * factors
+        found = told(compared(tmp_path, x, x | {NORM: norm}))
+
+        assert {"implausible_error", "other_changes"} == found.keys()
+        assert ("warning", [NORM]) == (
+            found["implausible_error"].severity,
+            found["implausible_error"].evidence["layers"],
+        )
+
+    def test_a_norm_of_ones_is_what_is_left_where_it_was_fused_and_yet_a_warning(self, tmp_path):
+        x = vectors()
+        found = told(compared(tmp_path, x, x | {NORM: torch.ones(128)}))
+
+        assert "warning" == found["implausible_error"].severity
+
+    def test_a_norm_of_ones_that_is_zero_is_told_with_both_readings(self, tmp_path):
+        x = {NORM: torch.ones(64)}
+        found = told(compared(tmp_path, x, {NORM: torch.zeros(64)}))
+
+        assert "warning" == found["norm_offset"].severity
+        assert "stored minus one, or lost" in found["norm_offset"].message
+
+    @pytest.mark.parametrize("change", [lambda x: x - 1, lambda x: x + 1], ids=["minus", "plus"])
+    @pytest.mark.parametrize("changed", [["layers.3.norm.weight"], ["norm.weight"]])
+    def test_one_of_many_norms_that_differs_by_one_is_an_error(self, tmp_path, change, changed):
+        x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
+        report = compared(tmp_path, x, x | {name: change(x[name]) for name in changed})
+
+        assert [("norm_offset", "error", *changed)] == [
+            (found.code, found.severity, found.layer) for found in report.findings if found.severity != "info"
+        ]
+        assert "inconclusive" == report.verdict
+
+    def test_a_norm_of_no_block_may_differ_by_one_as_those_of_all_blocks_do(self, tmp_path):
+        x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
+        found = told(compared(tmp_path, x, {name: norm + 1 for name, norm in x.items()}))
+
+        assert ("warning", sorted(x)) == (
+            found["norm_offset"].severity,
+            sorted(found["norm_offset"].evidence["layers"]),
+        )
+
+    @pytest.mark.parametrize(
+        ("y", "severity"), [(0.0, "error"), (-100.0, "warning"), (300.0, "warning"), (101.0, None), (60.0, None)]
+    )
+    def test_of_few_elements(self, tmp_path, y, severity):
+        report = compared(tmp_path, {"logit_scale": torch.tensor(100.0)}, {"logit_scale": torch.tensor(y)})
+
+        assert severity == next((f.severity for f in report.findings if f.code == "implausible_error"), None)
+
+    def test_small_values_that_a_cast_makes_zero_are_no_error(self, tmp_path):
+        x = torch.full((64,), 1e-9)
+        report = compared(tmp_path, {BIAS: x}, {BIAS: x.half()})
+
+        assert "error" not in {finding.severity for finding in report.findings}
+
+    @pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e160, 1.001e160)])
+    def test_values_that_float64_cannot_square_are_no_pass(self, tmp_path, x, y):
+        ones = torch.ones(64, dtype=torch.float64)
+
+        assert "inconclusive" == compared(tmp_path, {BIAS: x * ones}, {BIAS: y * ones}).verdict
+
+
+class TestNumbersThatTellNothing:
+    @pytest.mark.parametrize("factor", [2.0, -5.0])
+    def test_squares_that_vanish_are_an_error(self, tmp_path, factor):
+        x = numbers(16, 32).double() * 1e-200
+        found = told(compared(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
+
+        assert ("error", "a.weight") == (found["implausible_error"].severity, found["implausible_error"].layer)
+        assert "their squares underflow" in found["implausible_error"].message
+
+    def test_an_element_that_is_not_finite_is_told_once(self, tmp_path):
+        x = numbers(16, 32).float()
+        broken = x.clone()
+        broken[0, 0] = torch.nan
+        report = compared(tmp_path, {"a.weight": broken}, {"a.weight": x + 0.001})
+
+        assert ["nonfinite_original"] == [found.code for found in report.findings]
+
+
+class TestAllWeights:
+    def test_one_far_below_its_group(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # else its excess says it
+        x = model(8)
+        y = stored(x, by_row)
+        name = UP.format(3)
+        noise = 0.1 * numbers(*SHAPE, seed=99).float()
+        y[name], y[f"{name}_scale"] = by_row(x[name].float() + noise)
+        found = told(compared(tmp_path, x, y))
+
+        assert ("warning", name) == (found["group_outlier"].severity, found["group_outlier"].layer)
+
+    def test_a_cast_that_loses_more_of_small_values_is_none(self, tmp_path):
+        """float16 rounds what is below its normal numbers: 80 dB where the other weights are lossless."""
+        x = {UP.format(n): (numbers(*SHAPE, seed=n) * (2.0**-10 if n == 3 else 0.1)).bfloat16() for n in range(8)}
+        report = compared(tmp_path, x, {name: w.half() for name, w in x.items()})
+
+        assert 60 < min(layer.snr_db for layer in report.layers) < 100
+        assert "group_outlier" not in told(report)
+
+    def test_what_a_repair_explains_is_not_told_twice(self, tmp_path):
+        found, name = faulty(tmp_path, times(1.5), 8, by_row)
+
+        assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
+        assert "group_outlier" not in found
+
+    def test_bad_rows_of_many_are_an_error_of_each(self, tmp_path):
+        x = model(8)
+        y = stored(x, by_row)
+        for name in list(x)[:4]:
+            y[name][7, ::2] = 0
+        report = compared(tmp_path, x, y)
+        found = [one for one in report.findings if one.severity != "info"]
+
+        assert {("excess_error", "error")} == {(one.code, one.severity) for one in found}
+        assert list(x)[:4] == [one.layer for one in found]
+        assert all("1 sampled row (7)" in one.message for one in found)
+
+    def test_bad_rows_of_many_without_nearest_codes_are_no_warning(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
+        x = model(8)
+        y = stored(x, by_row)
+        for name in list(x)[:4]:
+            y[name][7, ::2] = 0
+        report = compared(tmp_path, x, y)
+        (found,) = (found for found in report.findings if found.code == "bad_rows")
+
+        assert ("info", None, list(x)[:4]) == (found.severity, found.layer, found.evidence["layers"])
+        assert found.message.startswith("4 of 8 weights have rows with far more error")
+
+    def test_norms_that_differ_by_one(self, tmp_path):
+        x = {f"layers.{n}.input_layernorm.weight": numbers(64, seed=n) for n in range(2)}
+        found = told(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))
+
+        assert ("warning", list(x)) == (found["norm_offset"].severity, found["norm_offset"].evidence["layers"])
+
+    def test_the_same_twice(self, tmp_path):
+        x = model()
+
+        assert [("identical", "warning")] == [(f.code, f.severity) for f in compared(tmp_path, x, x).findings]
+
+    def test_sides_that_are_swapped(self, tmp_path):
+        x = model(2)
+        report = compared(tmp_path, stored(x), x)
+
+        assert ("warning", "pass") == (told(report)["swapped_sides"].severity, report.verdict)
+        assert "the original stores 2 weights quantized" in told(report)["swapped_sides"].message
+
+    @pytest.mark.parametrize(
+        ("changed", "coded", "severity"),
+        [(1, True, "warning"), (3, True, "error"), (3, False, "warning"), (0, True, None)],
+    )
+    def test_tensors_that_a_quantizer_copies(self, tmp_path, changed, coded, severity):
+        """Of six tensors in BF16, some are those of another training step."""
+        x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
+        y = x | {name: weight + 0.01 * numbers(32, 64, seed=9) for name, weight in list(x.items())[:changed]}
+        codes = model() if coded else {}
+        report = compared(tmp_path, x | codes, y | stored(codes))
+        found = told(report).get("unquantized_changed")
+
+        assert severity == (found and found.severity)
+        assert ("inconclusive" if severity == "error" else "pass") == report.verdict
+        if found:
+            assert (6, list(y)[:changed]) == (found.evidence["tensors"], found.evidence["layers"])
+            assert found.message.startswith(f"{changed} of 6 tensors that both checkpoints store unquantized differ")
+
+    def test_norms_alone_are_no_proof_of_another_checkpoint(self, tmp_path):
+        x = {f"layers.{n}.norm.weight": numbers(64, seed=n) for n in range(6)}
+        y = {name: weight + 0.01 * numbers(64, seed=9) for name, weight in x.items()}
+        found = told(compared(tmp_path, x | model(), y | stored(model())))
+
+        assert "warning" == found["unquantized_changed"].severity
+
+    def test_tensors_that_are_cast_need_not_be_the_same(self, tmp_path):
+        x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
+        y = {name: weight.to(torch.float16) * 1.0001 for name, weight in x.items()}
+
+        assert "unquantized_changed" not in told(compared(tmp_path, x | model(), y | stored(model())))
+
+    def test_codes_that_lost_nothing(self, tmp_path):
+        x = {name: weight.to(torch.float8_e4m3fn).float() for name, weight in model().items()}
+        y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
+        y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
+        found = told(compared(tmp_path, x, y))
+
+        assert "warning" == found["lossless_codes"].severity
+
+    def test_a_configuration_of_codes_that_are_not_there(self, tmp_path):
+        x = model()
+        y = {name: weight * 1.001 for name, weight in x.items()}
+        found = told(compared(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
+
+        assert "warning" == found["config_without_codes"].severity
+
+
+class TestRepairsAreJudgedOnWhatTheyWereNotFittedTo:
+    @pytest.mark.parametrize("shape", [(2, 512), (8, 64), (64, 64)])
+    def test_factors_that_merely_shrink_noise_are_none(self, shape):
+        x, noise = (torch.randn(shape, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (1, 2))
+
+        assert find_simplest_repair(Sample(x, x + 1.2 * noise), 2) is None
+
+    def test_a_factor_for_each_column_is_found_on_the_other_rows(self):
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        factors = torch.linspace(0.2, 3, 64, dtype=torch.float64)
+        repair, corrected = find_simplest_repair(Sample(x, x * factors), 8)
+
+        assert ("scale_factor", True) == (repair.code, corrected.snr_db > 200)
+        assert "per column" in repair.message
+
+    def test_what_stays_far_from_what_the_scales_allow_is_no_repair(self):
+        x, noise = (torch.randn(64, 64, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+        sample = Sample(x.double(), (2 * x + 0.2 * noise).double())
+
+        assert find_simplest_repair(sample, 8, attainable_db=15.0) is not None
+        assert find_simplest_repair(sample, 8, attainable_db=40.0) is None

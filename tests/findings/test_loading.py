@@ -1,0 +1,321 @@
+"""Codes that loaders do not read as such: what config.json and labels must say of them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from mutation.coding import sound
+from mutation.layouts import bnb, gptq, labelled_int8, named, nvfp4
+from safetensors.torch import save_file
+from support.gguf_stored import Stored, architecture, key, write_gguf
+from support.making import numbers, store
+
+import quanterr
+from quanterr.findings.families import FAMILIES, KNOWN
+from quanterr.findings.heads import Heads
+from quanterr.formats import FORMATS
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+UINT32 = 4  # of a GGUF key
+NAME = "model.layers.0.self_attn.q_proj.weight"
+OTHER = "model.layers.0.mlp.up_proj.weight"
+CASES = {
+    "gptq": "gptq/gptq_v1_w8_g128_sym",
+    "awq": "awq_gemm/awq_gemm_g128",
+    "fp8": "fp8_row/ct_fp8_channel.safetensors",
+}
+SHAPES = {"q": (64, 64), "k": (32, 64), "v": (32, 64), "o": (64, 64)}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+X = numbers(128, 256).float()
+
+
+def folder(path, tensors, config=MODEL):
+    """A checkpoint in Hugging Face's layout."""
+    return store(path, tensors, config=config)
+
+
+def of_golden(path, case, config):
+    """The same of a golden file, beside another config.json."""
+    path.mkdir()
+    source = GOLDEN / case
+    files = source.glob("*.safetensors") if source.is_dir() else [source]
+    for file in files:
+        shutil.copy(file, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def told(checkpoint, code="undeclared_codes"):
+    return [one for one in quanterr.inspect(checkpoint).findings if one.code == code]
+
+
+def compared(tmp_path, x, y, config):
+    """Findings about what is stored for an original, by code."""
+    report = quanterr.compare(
+        store(tmp_path / "x.safetensors", x), folder(tmp_path / "y", y, MODEL | config), device="cpu"
+    )
+    return {one.code: one for one in report.findings}
+
+
+class TestUndeclared:
+    @pytest.mark.parametrize(
+        ("case", "does"),
+        [
+            ("gptq/gptq_v1_w8_g128_sym", "which is not stored, and refuse"),
+            ("awq_gemm/awq_gemm_g128", "which is not stored, and refuse"),
+            ("ct_pack/ct_w4a16_g32_asym", "which is not stored, and refuse"),
+            ("bnb_nf4/bnb_nf4_double_quant.safetensors", "refuse codes of another shape"),
+            ("mlx_affine/mlx_5_bits.safetensors", "refuse codes of another shape"),
+            ("fp8_block/fp8_block128_scale_inv.safetensors", "take its codes for weights"),
+            ("fp8_row/ct_fp8_channel.safetensors", "take its codes for weights"),
+            ("nvfp4/modelopt_nvfp4.safetensors", "refuse codes of another shape"),
+        ],
+    )
+    def test_codes_that_no_file_declares_are_told(self, tmp_path, case, does):
+        (one,) = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": None}))
+
+        assert ("warning" if case.startswith("fp8_row/") else "error") == one.severity
+        assert "config.json declares no quantization, but " in one.message
+        assert does in one.message
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"hidden_size": 64},
+            {"_class_name": "FluxTransformer2DModel"},
+            MODEL | {"quantization_config": {"quant_method": "compressed-tensors"}},
+            MODEL | {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
+            MODEL | {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}},
+        ],
+        ids=["no model", "of diffusers", "declared", "of the text", "deeper"],
+    )
+    def test_what_is_no_model_or_declares_them_is_silent(self, tmp_path, config):
+        assert [] == told(of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", config))
+
+    @pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_model_description.json"])
+    def test_another_file_may_declare_them(self, tmp_path, name):
+        path = of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", MODEL)
+        (path / name).write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+
+        assert [] == told(path)
+
+    def test_so_may_a_header(self, tmp_path):
+        x = numbers(64, 64).float()
+        tensors = {NAME: x.to(torch.float8_e4m3fn), f"{NAME}_scale": torch.ones(64, 1)}
+        path = folder(tmp_path / "y", {})
+        save_file(tensors, path / "model.safetensors", {"quantization": "fp8"})
+
+        assert [] == told(path)
+
+    def test_files_of_other_names_belong_to_other_programs(self, tmp_path):
+        path = of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", MODEL)
+        file = (path / "model.safetensors").rename(path / "denoiser_fp8.safetensors")
+
+        assert [] == told(file)
+
+    def test_numbers_and_casts_need_no_declaration(self, tmp_path):
+        x = numbers(64, 64).float()
+
+        assert [] == told(folder(tmp_path / "y", {NAME: x, OTHER: x.to(torch.float8_e4m3fn)}))
+
+
+class TestLabels:
+    def tensors(self, labels):
+        layout, found = named("INT8 128 × 128"), {}
+        for n in range(3):
+            name = f"blocks.{n}.attn.weight"
+            stored = labelled_int8(name, sound(layout, numbers(256, 256, seed=n).float()))
+            found |= {key: value for key, value in stored.items() if "comfy" not in key or n in labels}
+        return found
+
+    def test_a_layer_without_a_label_among_others(self, tmp_path):
+        (one,) = told(store(tmp_path / "y.safetensors", self.tensors((0, 2))))
+
+        assert ("error", ["blocks.1.attn.weight"]) == (one.severity, one.evidence["layers"])
+        assert "1 weight has codes and scales, but no comfy_quant label as others have: blocks.1." in one.message
+
+    @pytest.mark.parametrize(("labels", "severities"), [((0, 1, 2), []), ((), ["info"])])
+    def test_all_or_none(self, tmp_path, labels, severities):
+        found = told(store(tmp_path / "y.safetensors", self.tensors(labels)))
+
+        assert severities == [one.severity for one in found]
+
+    def test_blocks_that_are_called_tensorwise(self, tmp_path):
+        coded = sound(named("INT8 128 × 128"), numbers(256, 256).float())
+        stored = labelled_int8("a.weight", coded, "int8_tensorwise")
+        (one,) = told(store(tmp_path / "y.safetensors", stored), "ambiguous_layout")
+
+        assert "labelled int8_tensorwise, but its scale a.weight_scale (F32 [2, 2]) is one per block" in one.message
+
+
+class TestMethods:
+    @pytest.mark.parametrize(
+        ("stored", "method", "severity"),
+        [
+            ("gptq", "awq", "warning"),
+            ("awq", "gptq", "warning"),
+            ("gptq", "fp8", "error"),
+            ("gptq", "unheard-of", "error"),
+            ("fp8", "gptq", "error"),
+            ("fp8", "unheard-of", "warning"),
+            ("fp8", "modelopt", None),
+            ("gptq", "auto-round", None),
+            ("awq", "intel/auto-round", None),
+            ("fp8", "auto-round", None),
+        ],
+    )
+    def test_that_do_not_read_what_is_stored(self, tmp_path, stored, method, severity):
+        path = of_golden(tmp_path / "y", CASES[stored], MODEL | {"quantization_config": {"quant_method": method}})
+        found = [one for one in told(path, "config_mismatch") if one.evidence.get("key") == "quant_method"]
+
+        assert [severity] * bool(severity) == [one.severity for one in found]
+        assert all(f"declares quant_method {method}, but " in one.message for one in found)
+
+    @pytest.mark.parametrize(
+        ("config", "n"),
+        [
+            ({"quantization_config": {"group_size": 64, "bits": 5}}, 1),
+            ({"quantization": {"group_size": 64, "bits": 5}}, 0),
+            ({"quantization": {"group_size": 64, "bits": 5}, "quantization_config": {"quant_method": "fp8"}}, 0),
+        ],
+        ids=["elsewhere", "there", "beside what it was made from"],
+    )
+    def test_mlx_has_a_key_of_its_own(self, tmp_path, config, n):
+        path = of_golden(tmp_path / "y", "mlx_affine/mlx_5_bits.safetensors", MODEL | config)
+
+        assert n == sum("mlx-lm looks for it" in one.message for one in told(path, "config_mismatch"))
+        assert not any("declares quant_method" in one.message for one in told(path, "config_mismatch"))
+
+    @pytest.mark.parametrize(("four", "eight", "n"), [(True, False, 0), (True, True, 1), (False, False, 1)])
+    def test_bits_of_bitsandbytes(self, tmp_path, four, eight, n):
+        said = {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": eight}
+        case = "bnb_nf4/bnb_nf4_double_quant.safetensors"
+        found = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": said}), "config_mismatch")
+
+        assert n == sum(" stored as bnb_nf4: " in one.message for one in found)
+
+    def test_formats_of_families_exist_and_methods_are_in_lower_case(self):
+        names = {row.name for row in FORMATS}
+
+        assert all(family.formats <= names for family in FAMILIES)
+        assert all(method == method.lower() for method in KNOWN)
+
+
+class TestReadings:
+    """Which numbers are reported: those that are loaded."""
+
+    def test_bitsandbytes_goes_by_what_the_state_says(self, tmp_path):
+        coded = sound(named("NF4"), X)
+        config = {"quantization_config": named("NF4").config}
+        found = compared(tmp_path, {NAME: X}, bnb(NAME, coded, "fp4"), config)["wrong_convention"]
+
+        assert "error" == found.severity
+        assert "as quant_type says fp4, which is how it will be loaded; " in found.message
+        assert found.evidence["snr_db"] < 0 < 15 < found.evidence["snr_db_other"]
+
+    def test_a_state_that_is_only_called_otherwise_is_read_right_and_doubted(self, tmp_path):
+        stored = bnb(NAME, sound(named("NF4"), X))
+        stored[f"{NAME}.quant_state.bitsandbytes__fp4"] = stored.pop(f"{NAME}.quant_state.bitsandbytes__nf4")
+        found = compared(tmp_path, {NAME: X}, stored, {"quantization_config": named("NF4").config})
+
+        assert "wrong_convention" not in found
+        assert "says quant_type nf4, by which bitsandbytes decodes" in found["ambiguous_layout"].message
+
+    @pytest.mark.parametrize(("denied", "codes"), [(True, {"wrong_convention", "ambiguous_layout"}), (False, set())])
+    def test_an_order_of_columns_that_the_configuration_denies(self, tmp_path, denied, codes):
+        layout, order = named("GPTQ 4 bits"), torch.randperm(256, generator=torch.Generator().manual_seed(3))
+        x = X * torch.linspace(0.1, 4, 256)
+        config = {"quantization_config": layout.config | {"desc_act": not denied}}
+        stored = gptq(NAME, sound(layout, x[:, order]), 4, order)
+        found = compared(tmp_path, {NAME: x}, stored, config)
+
+        assert codes == found.keys() & {"wrong_convention", "ambiguous_layout"}
+        if denied:
+            assert "columns in order, as config.json declares desc_act false" in found["wrong_convention"].message
+            assert found["wrong_convention"].evidence["snr_db_other"] > 15
+
+
+class TestRefused:
+    def test_nvfp4_with_half_of_its_scales(self, tmp_path):
+        stored = nvfp4(NAME, sound(named("NVFP4"), numbers(64, 256).float()))
+        stored[f"{NAME}_scale"] = stored[f"{NAME}_scale"][:, ::2].contiguous()
+        config = MODEL | {"quantization_config": named("NVFP4").config}
+        (one,) = told(folder(tmp_path / "y", stored, config), "not_read")
+        assert "has one number for each 32 columns, but NVFP4 has one for each 16" in one.message
+
+        wide = {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}
+        assert [] == told(folder(tmp_path / "z", stored, MODEL | {"quantization_config": wide}), "not_read")
+
+    @pytest.mark.parametrize("config", [{"quantization_config": {"load_in_4bit": True}}, {}], ids=["said", "seen"])
+    def test_codes_of_bitsandbytes_without_their_state(self, tmp_path, config):
+        stored = bnb(NAME, sound(named("NF4"), self.x()))
+        bare = {OTHER: bnb(OTHER, sound(named("NF4"), self.x()))[OTHER]}
+        (one,) = told(folder(tmp_path / "y", stored | bare, config), "not_read")
+
+        assert one.layer == OTHER
+        assert (
+            "are 4-bit codes of bitsandbytes, of which absmax (their scales), quant_map and quant_state" in one.message
+        )
+
+    def x(self):
+        return numbers(64, 128).float()
+
+    def test_a_column_of_bytes_elsewhere_is_no_code_of_bitsandbytes(self, tmp_path):
+        assert [] == told(folder(tmp_path / "y", {OTHER: torch.ones(8, 1, dtype=torch.uint8)}), "not_read")
+
+
+class TestHeads:
+    def found(self, tmp_path, config, shapes):
+        x = {f"model.layers.0.self_attn.{n}_proj.weight": numbers(*shape).float() for n, shape in shapes.items()}
+        found = compared(tmp_path, x, {name: weight.bfloat16() for name, weight in x.items()}, config)
+        return found.get("config_mismatch")
+
+    @pytest.mark.parametrize(
+        ("config", "shapes"),
+        [
+            (HEADS, SHAPES),
+            (HEADS, SHAPES | {"q": (128, 64)}),
+            ({**HEADS, "head_dim": None}, SHAPES | {"k": (16, 64)}),
+            (HEADS | {"kv_lora_rank": 8}, SHAPES | {"k": (16, 64)}),
+            (HEADS | {"v_head_dim": 8}, SHAPES | {"v": (16, 64), "o": (64, 32)}),
+        ],
+        ids=["plain", "gated", "unsaid", "latent", "values"],
+    )
+    def test_that_fit_or_cannot_be_known(self, tmp_path, config, shapes):
+        assert self.found(tmp_path, config, shapes) is None
+
+    @pytest.mark.parametrize("changed", [{"head_dim": 32}, {"num_key_value_heads": 4}, {"num_attention_heads": 8}])
+    def test_that_do_not_fit(self, tmp_path, changed):
+        one = self.found(tmp_path, HEADS | changed, SHAPES)
+
+        assert ("warning", "head_dim") == (one.severity, one.evidence["key"])
+        assert "k [32, 64]" in one.message
+
+    def test_no_finding_if_any_layer_fits(self):
+        assert Heads(4, 2, 16, 16).fit(SHAPES)
+        assert not Heads(4, 2, 8, 8).fit(SHAPES)
+
+    @pytest.mark.parametrize(
+        ("changed", "told"),
+        [
+            ({}, None),
+            ({"rope.dimension_count": 16}, None),
+            ({"rope.dimension_count": 8}, "rope.dimension_count 8, but heads have 16 elements: llama.cpp refuses"),
+            ({"attention.key_length": 32}, "declares 4 query heads and 2 key heads, keys of 32"),
+            ({"attention.value_length": 8}, "values of 8 elements, but the projections are of other sizes"),
+        ],
+    )
+    def test_of_gguf(self, tmp_path, changed, told):
+        x = {f"blk.0.attn_{n}.weight": numbers(*SHAPES[n[0]]).float() for n in ("q", "k", "v", "output")}
+        said = {"embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2} | changed
+        keys = [key(f"llama.{name}", UINT32, value) for name, value in said.items()]
+        tensors = [Stored(name, "F16", tuple(w.shape), w.half().numpy().tobytes()) for name, w in x.items()]
+        path = write_gguf(tmp_path / "y.gguf", tensors, (*architecture("llama")[:1], *keys))
+        report = quanterr.compare(store(tmp_path / "x.safetensors", x), path, device="cpu")
+        found = [one.message for one in report.findings if one.code == "config_mismatch"]
+
+        assert (told is None) == (found == [])
+        assert told is None or told in found[0]

@@ -1,0 +1,130 @@
+"""What methods leave, which is no fault, and what none of them does: see findings/methods.py."""
+
+import pytest
+import torch
+from mutation import methods
+from mutation.coding import coded, compensated, sound
+from mutation.layouts import named
+from mutation.originals import drawn, matrix
+from mutation.pairs import Bench, Case, made
+from mutation.scales import declared_by_gptq
+from support.making import compared
+
+import quanterr
+from quanterr.findings.methods import AWQ, GGML, GPTQ, LEARNED, PLAIN, UNKNOWN, find_declared_method, find_method
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+ATTENTION = "model.layers.0.self_attn"
+ROW = 9
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"quant_method": "gptq"}, GPTQ),
+        ({"quant_method": "gptq", "autoround_version": "0.4"}, LEARNED),
+        ({"quant_method": "awq"}, AWQ),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"actorder": "static"}}}}, GPTQ),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"actorder": None}}}}, UNKNOWN),
+        ({}, PLAIN),
+    ],
+)
+def test_the_configuration_names_the_method(config, method):
+    assert method == find_declared_method(config)
+    assert GGML == find_method(find_declared_method(config), "gguf_q4_k", folded=False)
+
+
+def warnings(report):
+    """What is said of the weights; the configuration is that of a larger model."""
+    return {one.code for one in report.findings if one.severity != "info"} - {"config_mismatch"}
+
+
+@pytest.fixture
+def outlier():
+    """A weight of which one row has a single value far larger than the rest, in a column of large inputs."""
+    x, generator = matrix(256, 512, 5).float(), drawn(6)
+    inputs = torch.randn(1024, 64, generator=generator) @ torch.randn(64, 512, generator=generator)
+    inputs[:, 40] = 30 * inputs[:, 40].abs() + 100
+    inputs += inputs[:, 40:41] * torch.randn(1, 512, generator=generator) * 0.3
+    x[ROW, 40] = 40 * x[ROW].abs().max()
+    return x.bfloat16(), inputs
+
+
+@pytest.fixture
+def gptq(tmp_path, outlier):
+    """The sound pair by GPTQ, with those inputs."""
+    x, inputs = outlier
+    layout = declared_by_gptq(named("GPTQ 4 bits"))
+    return made(Bench(tmp_path), layout, {NAME: x}, lambda layout, x: compensated(layout, x, inputs))
+
+
+def test_a_row_whose_large_error_gptq_spreads_is_no_fault(gptq):
+    assert set() == warnings(gptq.report)
+
+
+def test_the_same_row_made_of_other_values_is_a_warning(gptq):
+    before = gptq.weights[NAME]
+    codes = before.codes.clone()
+    codes[20] = codes[21]
+    report = compared_with(gptq, before, codes)
+    assert {"excess_rows"} <= warnings(report)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_row_is_excused_by_the_directions_that_errors_share_where_nothing_declares_gptq(tmp_path, shared):
+    x, generator = matrix(256, 512, 5), drawn(6)
+    pair = made(Bench(tmp_path), named("CT INT4 g128"), {NAME: x})
+    direction, other = ((torch.rand(512, generator=generator) < 0.06).float() for _ in range(2))
+    off = torch.randn(256, 1, generator=generator).sign() * direction
+    off[ROW] = 3 * (direction if shared else other)
+    before = pair.weights[NAME]
+    codes = (before.codes + before.layout.groups(off)).clamp(-8, 7)
+    assert shared != ("excess_rows" in warnings(compared_with(pair, before, codes)))
+
+
+def compared_with(pair, before, codes):
+    """The report where the weight has other codes."""
+    after = coded(before.layout, pair.x[NAME], *before.wanted, codes=codes)
+    path = pair.written(Case("other codes", {NAME: after}), pair.path)
+    return quanterr.compare(pair.original, path, device="cpu")
+
+
+@pytest.mark.parametrize("layout", ["AWQ", "NF4", "INT8 row", "MLX 4 bits"])
+def test_scales_that_leave_the_ends_of_the_range_unused_are_a_warning(tmp_path, layout):
+    x = matrix(256, 512, 3)
+    bench = Bench(tmp_path)
+    assert {"scale_loss"} == warnings(made(bench, named(layout), {NAME: x}, methods.scaled(1.3)).report)
+    assert set() == warnings(made(bench, named(layout), {NAME: x}, sound).report)
+
+
+def test_the_largest_value_that_fp8_clips_is_a_warning(tmp_path):
+    x = matrix(256, 512, 3).float()
+    unit = x.abs().amax() / 448
+    for factor, expected in ((1.0, set()), (0.85, {"scale_loss"})):
+        codes = (x / (factor * unit)).clamp(-448, 448).to(torch.float8_e4m3fn)
+        folder = tmp_path / str(factor)
+        folder.mkdir()
+        report = compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": factor * unit})
+        assert expected == warnings(report)
+
+
+def test_one_scale_for_fused_weights_is_right_if_one_needs_it(tmp_path):
+    x = {
+        f"model.layers.0.self_attn.{part}_proj.weight": matrix(128, 512, n).float() / 3**n
+        for n, part in enumerate("qkv")
+    }
+    unit = max(one.abs().max() for one in x.values()) / 127
+    stored = {name: (one / unit).round().to(torch.int8) for name, one in x.items()}
+    report = compared(tmp_path, x, stored | {f"{name}_scale": unit for name in x})
+
+    assert set() == warnings(report)
+    assert 2 == sum(one.code == "shared_scale" for one in report.findings)
+
+
+def test_a_shared_scale_that_no_weight_needs_is_an_error(tmp_path):
+    x = {f"{ATTENTION}.{part}_proj.weight": matrix(128, 512, n).float() for n, part in enumerate("qk")}
+    unit = 30 * max(one.abs().max() for one in x.values()) / 127
+    stored = {name: (one / unit).round().to(torch.int8) for name, one in x.items()}
+    report = compared(tmp_path, x, stored | {f"{name}_scale": unit for name in x})
+
+    assert {"error"} == {one.severity for one in report.findings if one.code == "scale_loss"}

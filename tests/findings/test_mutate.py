@@ -1,0 +1,196 @@
+"""A few pairs of each family of `make mutate`, and whether the suite tells what it is there to tell."""
+
+import pytest
+import torch
+from mutation import alone, both_sides, coding, configs, golden, judging, scales, sources, unquantized
+from mutation.__main__ import verdict
+from mutation.accidents import MUTATIONS, Mutation
+from mutation.judging import STRUCTURAL, Loss, Outcome, Pair, loss
+from mutation.layouts import LAYOUTS, STACKS, named
+from mutation.originals import LAYERS, drawn, matrix, norm, stacked
+from mutation.pairs import Bench, Case, as_matrix, made, not_compared
+from mutation.parts import DAMAGES
+from mutation.running import JOBS
+
+from quanterr.errors import CheckpointError
+
+pytestmark = pytest.mark.session
+
+FEW = [
+    "fp8_row/ct_fp8_channel.safetensors",
+    "gptq/gptq_v1_w4_g32_asym_gptqmodel",
+    "gguf_q4_1/llama_quantize.gguf",
+    "nvfp4/modelopt_nvfp4.safetensors",
+]
+ONE_EACH = sorted(golden.of_each_format())
+TOLD = ("noticed", "slight", "small", "by design")
+DAMAGE = {damage.name: damage for damage in scales.DAMAGES}
+
+
+@pytest.fixture
+def few():
+    """Of two blocks a matrix, a smaller one, its bias and a norm."""
+    tensors = {}
+    for n in range(LAYERS):
+        block = f"model.layers.{n}."
+        tensors[f"{block}mlp.down_proj.weight"] = matrix(128, 512, n)
+        tensors[f"{block}self_attn.v_proj.weight"] = matrix(128, 256, 10 + n)
+        tensors[f"{block}self_attn.v_proj.bias"] = norm(128, 20 + n)
+        tensors[f"{block}input_layernorm.weight"] = norm(256, 30 + n)
+    return tensors
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def told(outcomes):
+    """What is judged badly."""
+    return [str(outcome) for outcome in outcomes if outcome.told in judging.BAD]
+
+
+class TestFamilies:
+    @pytest.mark.parametrize("layout", ["INT8 row", "AWQ", "Q4_0"])
+    def test_bad_scales_are_noticed(self, bench, few, layout):
+        pair = made(bench, named(layout), few)
+        cases = [scales.case(pair, DAMAGE[name]) for name in ("all × 64", "tensor / 6", "tile zero")]
+        assert [] == told(pair.outcome("scales", one) for one in cases if one)
+        assert ["clean"] == [judging.of_sound("scales", layout, pair.report).told]
+
+    @pytest.mark.parametrize("layout", ["Q2_K", "Q6_K", "IQ4_XS", "Q8_0", "NF4 double", "FP8 tensor"])
+    def test_scales_of_few_bits_and_of_far_larger_rows_are_no_fault(self, bench, few, layout):
+        for name in few:
+            if name.endswith("_proj.weight"):
+                few[name] = few[name].clone()
+                few[name][5::9] *= 3e-4
+                few[name][7::16, :64] = 0
+        pair = made(bench, named(layout), few)
+        assert judging.of_sound("scales", layout, pair.report).told in ("clean", "told")
+
+    @pytest.mark.parametrize("layout", ["FP8 tensor", "FP8 128 × 128"])
+    def test_small_values_below_a_scale_of_larger_ones_are_noticed(self, bench, few, layout):
+        pair = made(bench, named(layout), few)
+        found = pair.outcome("scales", scales.case(pair, DAMAGE["all × 64"]))
+        assert ("noticed", True) == (found.told, found.loss.layer < 1)
+
+    def test_other_sources_are_noticed(self, bench, few):
+        pair = made(bench, named("CT INT4 g128"), few)
+        change = sources.SOURCES["LoRA of 15 %"]
+        changed = {name: coding.sound(pair.layout, change(few[name])) for name in few if name.endswith("_proj.weight")}
+        assert "noticed" == pair.outcome("sources", Case("LoRA", changed)).told
+
+    def test_another_config_is_noticed(self, bench, few):
+        pair = made(bench, named("FP8 row"), few)
+        cases = list(configs.of_models(pair))
+        outcomes = [
+            pair.outcome("configs", case) for case in cases if case.name.split()[1] in ("rope_theta", "model_type")
+        ]
+        assert ["noticed", "by design"] == [outcome.told for outcome in outcomes]
+
+    def test_what_is_not_quantized_is_watched(self, bench, few):
+        pair = made(bench, named("FP8 row"), few, dtype=torch.float32)
+        changed = {unquantized.V_BIAS: few[unquantized.V_BIAS].float().roll(1)}
+        assert "noticed" == pair.outcome("casts", Case("rolled", changed)).told
+
+    @pytest.mark.parametrize("name", ["FP8 expert", "FP8 row"])
+    def test_what_both_sides_lost_is_noticed(self, bench, name):
+        outcomes = list(both_sides.experts(bench, name))
+        assert {"noticed", "clean"} == {outcome.told for outcome in outcomes}
+
+    def test_what_shows_without_an_original_is_noticed(self, bench):
+        assert {"noticed", "clean"} == {outcome.told for outcome in alone.outcomes(bench, "FP8 expert")}
+
+    @pytest.mark.parametrize("name", FEW)
+    def test_accidents_are_noticed(self, bench, name):
+        sound = golden.made_sound(golden.GOLDEN / name, bench)
+        outcomes = [outcome for mutation in MUTATIONS for outcome in golden.broken(sound, mutation)]
+        outcomes += [outcome for damage in DAMAGES for outcome in golden.damaged(sound, damage)]
+        assert len(outcomes) > 10
+        assert [] == told(outcomes)
+
+    @pytest.mark.slow  # a file of each format
+    @pytest.mark.parametrize("case", ONE_EACH, ids=golden.named)
+    def test_a_sound_file_raises_no_error(self, bench, case):
+        report = golden.made_sound(case, bench).report
+        assert [] == [found.message for found in report.findings if found.severity == "error"]
+
+
+class TestLosses:
+    def test_are_of_the_whole_and_of_the_worst_part(self):
+        x = torch.randn(64, 128, generator=drawn(1))
+        y = x + 0.01 * torch.randn(x.shape, generator=drawn(2))
+        worse = y.clone()
+        worse[5] = x[5] + 10 * (y - x)[5]  # 20 dB
+        found = loss(Pair(x, y), Pair(x, worse))
+        energy = (y - x).double().square()
+        whole = 10 * torch.log10(1 + 99 * energy[5].sum() / energy.sum())
+
+        assert found.layer == pytest.approx(float(whole), abs=1e-3)  # y is float32
+        assert found.part == pytest.approx(20, abs=1e-3)
+
+    def test_of_what_is_not_finite_are_structural(self):
+        x = torch.ones(4, 4)
+        assert STRUCTURAL == loss(Pair(x, x), Pair(x, x * torch.inf))
+
+    def test_of_luck_do_not_count(self):
+        x = torch.randn(64, 128, generator=drawn(1))
+        pairs = Pair(x, x), Pair(x, x * 1.001)
+        assert loss(*pairs, best_db=50.0).layer == pytest.approx(0)
+        assert loss(*pairs, best_db=70.0).layer == pytest.approx(10, abs=0.01)
+
+    @pytest.mark.parametrize("layout", [*LAYOUTS, *STACKS], ids=lambda layout: layout.name)
+    def test_are_of_what_is_stored(self, bench, few, layout):
+        """Two programs see one SNR: what is written here, and what is read of it."""
+        x = stacked() if layout.family == "experts" else few
+        pair = made(bench, layout, x)
+        shown = {layer.layer_name: layer.snr_db for layer in pair.report.layers}
+        own = {name: judging.snr(as_matrix(x[name]), y.values) for name, y in pair.weights.items() if name in shown}
+
+        assert own
+        assert own == pytest.approx(shown, abs=1e-4)  # the values are float32
+
+
+class TestVerdicts:
+    def test_what_nothing_is_told_of_is_silent(self, bench, few):
+        pair = made(bench, named("INT8 row"), few)
+        found = pair.outcome("scales", Case("nothing", {}))
+        assert ("SILENT", 1) == (found.told, verdict([found]))
+
+    def test_a_small_loss_may_be(self, bench, few):
+        pair = made(bench, named("INT8 row"), few)
+        found = pair.outcome("scales", Case("nothing", {}, Loss(0.9, 5.9)))
+        assert ("small", 0) == (found.told, verdict([found]))
+
+    def test_a_failure_is_silent_and_a_refusal_is_not(self):
+        refused, failed = (
+            not_compared("family", "name", STRUCTURAL, error)
+            for error in (CheckpointError("file", "why"), ValueError())
+        )
+        assert ("noticed", "SILENT") == (refused.told, failed.told)
+        assert "ERROR" == not_compared("family", "name", None, CheckpointError("file", "why")).told
+
+    def test_sound_pairs_may_have_a_warning_in_a_hundred(self):
+        clean, warned = (Outcome("family", "name", told, None) for told in ("clean", "WARNED"))
+        assert 0 == verdict([warned, *[clean] * 99])
+        assert 1 == verdict([warned, *[clean] * 98])
+
+    def test_what_changes_nothing_is_not_counted(self, bench):
+        sound = golden.made_sound(golden.GOLDEN / FEW[0], bench)
+        assert [] == list(golden.broken(sound, Mutation("nothing", lambda _stored, _weight: True)))
+
+    def test_the_table_counts_both_sides(self):
+        outcomes = [
+            Outcome("a", "x", "noticed", STRUCTURAL),
+            Outcome("a", "y", "clean", None),
+            Outcome("b", "z", "SILENT", STRUCTURAL),
+        ]
+        rows = {line.split()[0]: line.split()[1:] for line in judging.table(outcomes).splitlines()}
+        assert rows["a"] == ["1", "1", "1", "1"]
+        assert rows["b"] == ["1", "1"]
+        assert rows["all"] == ["2", "1", "1", "1", "1"]
+
+
+def test_no_two_have_one_name():
+    for found in (MUTATIONS, DAMAGES, scales.DAMAGES, JOBS):
+        assert len(found) == len({one.name for one in found})

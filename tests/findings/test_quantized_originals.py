@@ -1,0 +1,55 @@
+"""An original that is itself quantized: what its codes and scales seem to lose says nothing."""
+
+import gguf
+import pytest
+from support.gguf_stored import Stored, architecture, write_gguf
+from support.making import numbers
+
+import quanterr
+
+Q4, Q8 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0
+NAMES = [f"blk.{n}.ffn_up.weight" for n in range(4)]
+X = {name: numbers(256, 256, seed=n).float().numpy() for n, name in enumerate(NAMES)}
+
+
+def coded(x, kind):
+    return {name: (gguf.quants.quantize(value, kind), kind) for name, value in x.items()}
+
+
+def values(codes):
+    return {name: gguf.quants.dequantize(*one) for name, one in codes.items()}
+
+
+def compared(folder, x, y):
+    paths = []
+    for side, codes in (("x", x), ("y", y)):
+        tensors = [Stored(name, kind.name, (256, 256), data.tobytes()) for name, (data, kind) in codes.items()]
+        paths.append(write_gguf(folder / f"{side}.gguf", tensors, architecture("llama")))
+    return quanterr.compare(*paths, device="cpu")
+
+
+OF_VALUES, OF_COARSE_VALUES = coded(X, Q4), coded(values(coded(X, Q8)), Q4)
+
+
+def test_codes_of_the_real_original_are_not_called_wrong(tmp_path):
+    report = compared(tmp_path, OF_VALUES, OF_COARSE_VALUES)
+    (found,) = report.findings
+
+    assert ("quantized_original", "warning", NAMES) == (found.code, found.severity, found.evidence["layers"])
+    assert "the original is itself quantized, and no finer than the quantized checkpoint: 4 weights in gguf_q4_0" in (
+        found.message
+    )
+    assert f"both differ by {found.evidence['snr_db']:.1f} to " in found.message
+
+
+@pytest.mark.parametrize("y", [coded(values(coded(X, Q8)), Q4), coded(X, Q8)], ids=["of Q8_0", "the same"])
+def test_a_finer_original_is_one(tmp_path, y):
+    assert not {"quantized_original"} & {one.code for one in compared(tmp_path, coded(X, Q8), y).findings}
+
+
+def test_one_weight_that_was_not_made_from_the_original_is_damaged(tmp_path):
+    y = coded(values(OF_VALUES), Q8) | {NAMES[2]: coded(X, Q8)[NAMES[2]]}
+    found = {one.code: one for one in compared(tmp_path, OF_VALUES, y).findings}
+
+    assert ("error", NAMES[2]) == (found["excess_error"].severity, found["excess_error"].layer)
+    assert "quantized_original" not in found

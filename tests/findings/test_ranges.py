@@ -1,0 +1,156 @@
+"""Scales of inputs, keys and values, against what norms and weights allow."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.making import numbers, quantized_fp8
+
+from quanterr.checkpoints import open_checkpoint
+from quanterr.findings import check_activation_scales
+from quanterr.pairing import pair
+from quanterr.selection import LayerSelection
+
+BLOCKS, WIDTH = 5, 64
+OF_ATTENTION, OF_MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+# Largest numbers, as of a model whose norms are about 0.5; those of down_proj as massive activations are.
+LARGEST = {"self_attn.o_proj": 1.5, "mlp.down_proj": 2.0}
+MASSIVE = "model.layers.3.mlp.down_proj.input_scale"
+
+
+def model(norm=0.5, without_norms=False):
+    x = {}
+    for n in range(BLOCKS):
+        block = f"model.layers.{n}."
+        for at, name in enumerate([*OF_ATTENTION, "o_proj"]):
+            x[f"{block}self_attn.{name}.weight"] = numbers(WIDTH, WIDTH, seed=10 * n + at) * 2.5
+        for at, name in enumerate([*OF_MLP, "down_proj"]):
+            x[f"{block}mlp.{name}.weight"] = numbers(WIDTH, WIDTH, seed=10 * n + 5 + at) * 2.5
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            if not without_norms:
+                x[f"{block}{name}.weight"] = norm + numbers(WIDTH, seed=n)
+    return x
+
+
+def scales(largest_code=448.0):
+    """As calibrated from numbers that differ by a factor of 2 between blocks."""
+    y = {}
+    for n in range(BLOCKS):
+        block, size = f"model.layers.{n}.", 2 ** (n / (BLOCKS - 1)) / largest_code
+        for name in (f"self_attn.{name}" for name in (*OF_ATTENTION, "o_proj")):
+            y[f"{block}{name}.input_scale"] = torch.tensor(LARGEST.get(name, 2.0) * size)
+        for name in (f"mlp.{name}" for name in (*OF_MLP, "down_proj")):
+            y[f"{block}{name}.input_scale"] = torch.tensor(LARGEST.get(name, 2.0) * size)
+        y[f"{block}self_attn.k_scale"], y[f"{block}self_attn.v_scale"] = torch.tensor(3.0 * size), torch.tensor(size)
+    y[MASSIVE] *= 10
+    return y
+
+
+def found(folder, changed=(), x=None):
+    x, coded = x or model(), {}
+    for name, weight in x.items():
+        coded[name] = weight
+        if weight.dim() == 2:
+            coded[name], coded[f"{name}_scale"] = quantized_fp8(weight)
+    save_file(x, folder / "x.safetensors")
+    blocks = {name.split(".")[2] for name in x}
+    own = {name: scale for name, scale in (scales() | dict(changed)).items() if name.split(".")[2] in blocks}
+    save_file(coded | own, folder / "y.safetensors")
+    with open_checkpoint(folder / "x.safetensors") as original, open_checkpoint(folder / "y.safetensors") as quantized:
+        return list(check_activation_scales(pair(original, quantized, LayerSelection((), ()), None)))
+
+
+def test_calibrated_ones_are_silent(tmp_path):
+    assert [] == found(tmp_path)
+
+
+@pytest.mark.parametrize("factor", [100, 0.01])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "self_attn.q_proj.input_scale",
+        "self_attn.o_proj.input_scale",
+        "mlp.up_proj.input_scale",
+        "self_attn.k_scale",
+        "self_attn.v_scale",
+    ],
+)
+def test_one_that_fits_no_such_numbers_is_told(tmp_path, place, factor):
+    name = f"model.layers.2.{place}"
+    (one,) = found(tmp_path, {name: scales()[name] * factor})
+
+    assert ("scale_unlike", "warning", [name]) == (one.code, one.severity, one.evidence["tensors"])
+    assert ("which clips numbers at" if factor < 1 else "weights allow") in one.message
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (0.01, "which clips numbers at 0.0238: by its weights, most are about 0.12"),
+        (100, "for numbers up to 238: weights"),
+    ],
+)
+def test_products_of_gate_and_up_bound_the_inputs_of_down(tmp_path, factor, words):
+    name = "model.layers.1.mlp.down_proj.input_scale"
+    y = scales()
+    (one,) = found(
+        tmp_path,
+        {
+            name: y[name] * factor,
+        },
+    )
+
+    assert [name] == one.evidence["tensors"]
+    assert words in one.message
+
+
+def test_a_neuron_that_is_far_above_others_may_be_massive(tmp_path):
+    x = model()
+    for name in ("gate_proj", "up_proj"):
+        x[f"model.layers.3.mlp.{name}.weight"][7] *= 8
+
+    assert [] == found(tmp_path, x=x, changed={MASSIVE: scales()[MASSIVE] * 30})
+
+
+def test_norms_decide_on_a_scale_that_is_apart(tmp_path):
+    """The norm of one block is 20 times smaller, and so is its scale."""
+    x, y = model(), scales()
+    x["model.layers.2.input_layernorm.weight"] /= 20
+    names = [f"model.layers.2.self_attn.{name}" for name in ("q_proj.input_scale", "k_scale", "v_scale")]
+
+    assert [] == found(tmp_path, {name: y[name] / 20 for name in names}, x)
+
+
+def test_norms_that_are_stored_minus_one(tmp_path):
+    """They multiply by 0.9 to 1.1, which the stored numbers, about 0, do not say of themselves."""
+    assert [] == found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(8.0) / 448}, model(0.0))
+    assert found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(200.0) / 448}, model(0.0))
+
+
+def test_a_norm_of_keys_decides_instead_of_their_weight(tmp_path):
+    x = model() | {f"model.layers.{n}.self_attn.k_norm.weight": torch.full((16,), 20.0) for n in range(BLOCKS)}
+
+    assert [] == found(tmp_path, {"model.layers.2.self_attn.k_scale": torch.tensor(100.0) / 448}, x)
+
+
+@pytest.mark.parametrize(
+    ("place", "factor", "n"),
+    [
+        ("self_attn.q_proj.input_scale", 100, 1),
+        ("self_attn.v_scale", 0.01, 1),
+        ("mlp.down_proj.input_scale", 0.01, 1),
+        ("mlp.down_proj.input_scale", 100, 0),  # may be massive activations
+        ("self_attn.q_proj.input_scale", 15, 0),
+    ],
+)
+def test_peers_alone_decide_without_norms(tmp_path, place, factor, n):
+    name = f"model.layers.2.{place}"
+
+    assert n == len(found(tmp_path, {name: scales()[name] * factor}, model(without_norms=True)))
+
+
+def test_different_modules_are_no_peers(tmp_path):
+    """Of a model with few blocks, modules are held against each other by their role, for far larger factors."""
+    y = {name: scale / 100 if "o_proj" in name else scale for name, scale in scales().items()}
+    few = {name: x for name, x in model(without_norms=True).items() if "layers.0" in name or "layers.1" in name}
+
+    assert [] == found(tmp_path, x=few, changed=y)

@@ -1,0 +1,341 @@
+"""Sound files of real methods, written here in float64 by code that shares nothing with quanterr: nothing is amiss."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from support import packing
+from support.making import compared, legacy
+
+MODULE = "model.layers.0.mlp.up_proj"
+NAME = f"{MODULE}.weight"
+MLX = {"quantization": {"group_size": 64, "bits": 8}}
+GPTQ = {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "gptq"}}
+
+
+def weights(rows, cols, seed=0, sizes=0.4, outliers=3):
+    """Heavy tails, rows of many sizes, and columns of outliers; exact in BF16, float64."""
+    random = np.random.default_rng(seed)
+    w = 0.02 * random.standard_t(5, (rows, cols)) * np.exp(sizes * random.standard_normal((rows, 1)))
+    w[:, random.choice(cols, outliers, replace=False)] *= random.uniform(4, 12, outliers)
+    return torch.tensor(w).bfloat16().double().numpy()
+
+
+@cache
+def inputs(cols=256, n=512):
+    """Correlated, with channels of many sizes, and a few that are far larger."""
+    random = np.random.default_rng(0)
+    directions, _ = np.linalg.qr(random.standard_normal((cols, cols)))
+    x = (random.standard_normal((n, cols)) / np.sqrt(np.arange(1, cols + 1))) @ directions.T
+    x *= np.exp(0.5 * random.standard_normal(cols))
+    x[:, random.choice(cols, 4, replace=False)] *= 10
+    return x
+
+
+def by_gptq(w, x, bits, group, symmetric, in_order=False):
+    """Codes, zero points and scales, (r, c) each, as the paper has them; the group of each column, for inputs x.
+
+    ``in_order``: columns of large inputs first (act-order).
+    """
+    hessian = x.T @ x
+    hessian += 0.01 * np.diag(hessian).mean() * np.eye(len(hessian))
+    order = np.argsort(-np.diag(hessian)) if in_order else np.arange(len(hessian))
+    factor = np.linalg.cholesky(np.linalg.inv(hessian[order][:, order])).T
+    left, top = w[:, order].copy(), 2**bits - 1
+    codes, zeros, scales = np.zeros((3, *w.shape))
+    for col in range(w.shape[1]):
+        if col % group == 0:
+            part = left[:, col : col + group]
+            low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+            if symmetric:
+                high = np.maximum(high, -low)
+                low = -high
+            scale = np.float16((high - low) / top).astype(float)
+            zero = np.full(len(w), (top + 1) / 2) if symmetric else np.round(-low / scale)
+        codes[:, col] = np.clip(np.round(left[:, col] / scale) + zero, 0, top)
+        zeros[:, col], scales[:, col] = zero, scale
+        error = (left[:, col] - (codes[:, col] - zero) * scale) / factor[col, col]
+        left[:, col:] -= np.outer(error, factor[col, col:])
+    back = np.argsort(order)
+    return codes[:, back], zeros[:, back], scales[:, back], (np.arange(w.shape[1]) // group)[back]
+
+
+def as_gptq(codes, zeros, scales, groups, bits):
+    """As GPTQModel stores it."""
+    first = np.unique(groups, return_index=True)[1]
+    return {
+        f"{MODULE}.qweight": torch.from_numpy(packing.dense(codes.astype(int), bits).T.copy()),
+        f"{MODULE}.qzeros": torch.from_numpy(packing.less_one(zeros[:, first].T.astype(int), bits).copy()),
+        f"{MODULE}.scales": torch.from_numpy(scales[:, first].T.astype(np.float16).copy()),
+        f"{MODULE}.g_idx": torch.from_numpy(groups.astype(np.int32)),
+    }
+
+
+def report_of(folder, w, stored, config=None, **options):
+    return compared(folder, {NAME: torch.from_numpy(w).bfloat16()}, stored, config=config or {}, **options)
+
+
+def told(report, least="info"):
+    severities = ("info", "warning", "error")[("info", "warning", "error").index(least) :]
+    return {found.code: found for found in report.findings if found.severity in severities}
+
+
+def snr_db(x, y):
+    return 10 * np.log10((x**2).sum() / ((y - x) ** 2).sum())
+
+
+class TestErrorsThatMakeUpForEachOther:
+    """GPTQ as it is: outputs gain, each weight loses."""
+
+    @pytest.mark.parametrize("in_order", [False, True])
+    @pytest.mark.parametrize("symmetric", [False, True])
+    @pytest.mark.parametrize("bits", [2, 3, 4, 8])
+    def test_are_no_fault(self, tmp_path, bits, symmetric, in_order):
+        w, x = weights(64, 256, bits), inputs()
+        codes, zeros, scales, groups = by_gptq(w, x, bits, 64, symmetric, in_order)
+        plain = (np.clip(np.round(w / scales) + zeros, 0, 2**bits - 1) - zeros) * scales
+        y = (codes - zeros) * scales
+        report = report_of(tmp_path, w, as_gptq(codes, zeros, scales, groups, bits), GPTQ)
+
+        assert snr_db(x @ w.T, x @ y.T) > snr_db(x @ w.T, x @ plain.T)
+        assert report.layers[0].excess_db == pytest.approx(snr_db(w, plain) - snr_db(w, y), abs=0.5)
+        assert {} == told(report, "warning")
+
+    @pytest.mark.parametrize("bits", [3, 8])
+    def test_are_no_error_where_no_config_names_the_method(self, tmp_path, bits):
+        w, x = weights(64, 256, bits), inputs()
+        report = report_of(tmp_path, w, as_gptq(*by_gptq(w, x, bits, 64, True, True), bits))
+
+        assert {} == told(report, "error")
+
+    def test_a_block_that_none_makes_up_for_is_told(self, tmp_path):
+        w, x = weights(64, 256), inputs()
+        codes, *rest = by_gptq(w, x, 8, 64, True)
+        codes[20, 64:128] = codes[20, 127:63:-1]
+        found = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), GPTQ), "warning")["excess_error"]
+
+        assert [[20, 64]] == found.evidence["places"]
+
+    @pytest.mark.parametrize(("config", "severity"), [(GPTQ, "warning"), (None, "error")])
+    def test_that_are_too_large_are_a_warning_at_most(self, tmp_path, config, severity):
+        w, x = weights(64, 256), inputs()
+        codes, *rest = by_gptq(w, x, 8, 64, True)
+        codes = np.clip(codes + np.random.default_rng(1).integers(-3, 4, codes.shape), 0, 255)
+        found = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), config))["excess_error"]
+
+        assert severity == found.severity
+        assert found.evidence["excess_db"] > 8
+
+    @pytest.mark.parametrize(("importance", "is_error"), [(1e-6, False), (1.0, True)])
+    def test_count_as_much_as_the_importance_says(self, tmp_path, importance, is_error):
+        w, even = weights(64, 256), np.arange(256) % 2 == 0
+        scales = np.abs(w).max(1, keepdims=True) / 127
+        codes = np.round(w / scales) + 128
+        codes[:, even] += np.random.default_rng(1).integers(-3, 4, codes[:, even].shape)
+        stored = as_gptq(np.clip(codes, 0, 255), np.full(w.shape, 128.0), scales + 0 * w, np.zeros(256, int), 8)
+        imatrix = tmp_path / "imatrix.dat"
+        imatrix.write_bytes(legacy({"blk.0.ffn_up.weight": np.where(even, importance, 1.0)}))
+        report = report_of(tmp_path, w, stored, importance=imatrix)
+
+        assert is_error == ("excess_error" in told(report, "error"))
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def nibbles(values):
+    """E2M1 codes of (r, c), two in a byte, the first in the low bits."""
+    codes = np.abs(np.abs(values)[..., None] - E2M1).argmin(-1) | np.signbit(values) << 3
+    return torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
+
+
+def as_mxfp4(w, exponent):
+    """As ModelOpt and Quark store it, by a rule for exponents."""
+    blocks = w.reshape(len(w), -1, 32)
+    exponents = exponent(np.abs(blocks).max(2, keepdims=True))
+    values = np.clip(blocks / 2.0**exponents, -6, 6).reshape(w.shape)
+    return {NAME: nibbles(values), f"{NAME}_scale": torch.from_numpy((exponents[..., 0] + 127).astype(np.uint8))}
+
+
+def as_nvfp4(w, scale=None):
+    """As ModelOpt stores it; ``scale`` is that of the tensor."""
+    blocks = w.reshape(len(w), -1, 16)
+    scale = scale or np.abs(w).max() / 448 / 6
+    scales = torch.from_numpy(np.abs(blocks).max(2) / 6 / scale).to(torch.float8_e4m3fn)
+    steps = scales.double().numpy()[..., None] * scale
+    values = np.divide(blocks, steps, out=np.zeros_like(blocks), where=steps != 0).clip(-6, 6)
+    second = torch.tensor(scale, dtype=torch.float32)
+    return {NAME: nibbles(values.reshape(w.shape)), f"{NAME}_scale": scales, f"{NAME}_scale_2": second}
+
+
+def as_int8(w, scales, offsets=0.5):
+    """Codes of 8 bits, rounded up where what is left is above 1 less the offsets."""
+    codes = np.floor(np.divide(w, scales, out=np.zeros_like(w), where=scales != 0) + offsets).clip(-128, 127)
+    return {NAME: torch.from_numpy(codes.astype(np.int8)), f"{NAME}_scale": torch.from_numpy(scales).float()}
+
+
+SIGNS = np.where(np.random.default_rng(3).random((64, 256)) < 0.5, -1.0, 1.0)
+
+
+class TestPowersOfTwo:
+    @pytest.mark.parametrize("rule", [lambda x: np.floor(np.log2(x)) - 2, lambda x: np.ceil(np.log2(x / 6))])
+    @pytest.mark.parametrize(
+        "w",
+        [
+            weights(64, 256),
+            0.018 * SIGNS,
+            0.0149 + 0 * SIGNS,  # which OCP's rule clips by a fifth
+            np.exp(np.random.default_rng(4).standard_normal((64, 1))) * SIGNS,
+            np.random.default_rng(5).uniform(-0.0155, 0.0155, (64, 256)),
+        ],
+        ids=["heavy tails", "two values", "constant", "two values a row", "uniform"],
+    )
+    def test_by_any_rule_are_good_scales(self, tmp_path, w, rule):
+        w = torch.from_numpy(w).bfloat16().double().numpy()
+
+        expected = {"constant_weight"} if w.min() == w.max() else set()
+
+        assert expected == told(report_of(tmp_path, w, as_mxfp4(w, rule))).keys()
+
+    def test_of_half_the_size_are_told(self, tmp_path):
+        w = weights(64, 256)
+        found = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
+
+        assert "larger values are clipped" in found["scale_loss"].message
+
+
+class TestZeros:
+    def test_of_the_original_have_scales_of_zero(self, tmp_path):
+        w = weights(64, 256, outliers=0)  # columns of outliers are an info of their own
+        w[10:14] = 0
+        stored = as_int8(w, np.abs(w).max(1, keepdims=True) / 127)
+
+        assert {} == told(report_of(tmp_path, w, stored))
+
+    def test_that_take_values_away_are_told(self, tmp_path):
+        w = weights(64, 256)
+        scales = np.abs(w).max(1, keepdims=True) / 127
+        w[10:13], scales[10:14] = 0, 0
+        found = told(report_of(tmp_path, w, as_int8(w, scales)))
+
+        assert 4 == found["scale_zero"].evidence["scales"]
+
+
+class TestUnderflow:
+    @pytest.mark.parametrize(("rows", "severity"), [(1, "info"), (40, "warning")])
+    def test_of_rows_beside_far_larger_ones(self, tmp_path, rows, severity):
+        w = weights(128, 256)
+        w[5 : 5 + rows] *= 1e-6
+        (found,) = report_of(tmp_path, w, as_nvfp4(w)).findings
+
+        assert ("underflow", severity) == (found.code, found.severity)
+        assert "too small for the scales of nvfp4" in found.message
+
+    def test_is_no_excuse_for_another_scale(self, tmp_path):
+        """Zeros where a scale could have been stored."""
+        w = weights(128, 256)
+        stored = as_nvfp4(w)
+        stored[f"{NAME}_scale"][5] = 0
+        stored[NAME][5] = 0
+        found = told(report_of(tmp_path, w, stored), "warning")
+
+        assert "scales are zero: all values are lost" in found["scale_loss"].message
+
+
+@pytest.mark.parametrize("make", [np.sign, np.ones_like, lambda w: np.sign(np.round(30 * w))])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_few_values_are_exact_in_any_codes(tmp_path, make, by_row):
+    sizes = np.exp(np.random.default_rng(6).standard_normal((64, 1))) if by_row else 0.02
+    w = torch.from_numpy(make(weights(64, 256)) * sizes).bfloat16().double().numpy()
+    report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True)))
+    found, *others = report.findings
+
+    assert ("lossless_codes", "info") == (found.code, found.severity)
+    assert "BitNet" in found.remedy
+    assert (["constant_weight"] if w.min() == w.max() else []) == [other.code for other in others]
+
+
+class TestRoundingAtRandom:
+    @pytest.mark.parametrize("heavy", [1, 40])
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_is_no_fault(self, tmp_path, heavy, shared):
+        w = weights(64, 256)
+        w[17] *= heavy
+        scales = np.abs(w).max(1, keepdims=True) / 127
+        scales = scales.max().reshape(1) if shared else scales
+        report = report_of(tmp_path, w, as_int8(w, scales, np.random.default_rng(7).random(w.shape)))
+
+        assert {} == told(report, "warning")
+        assert report.layers[0].excess_db > 2.5
+
+    def test_always_down_is_told(self, tmp_path):
+        w = weights(64, 256)
+        report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True) / 127, 0.0))
+
+        assert {"excess_error"} == set(told(report, "warning"))
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.5])
+def test_factors_of_a_fold_are_known_as_well_as_codes_show_them(tmp_path, spread):
+    """Of AWQ in 3 bits: nothing says what they were but the codes."""
+    up, down = weights(384, 256, 2), weights(256, 384, 3)
+    s = np.exp(spread * np.random.default_rng(2).standard_normal(384))
+    other = "model.layers.0.mlp.down_proj.weight"
+    x = {name: torch.from_numpy(w).bfloat16() for name, w in ((NAME, up), (other, down))}
+    report = compared(
+        tmp_path, x, packing.as_ct_pack(NAME, up / s[:, None], 3) | packing.as_ct_pack(other, down * s, 3)
+    )
+
+    assert {} == told(report, "warning")
+
+
+class TestNearestCodes:
+    """Of outliers that leave the rest few codes: no factor explains what rounding costs."""
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("group", [32, 256])
+    def test_of_two_bits_are_no_error(self, tmp_path, group, seed):
+        w = weights(64, 256, seed)
+        w[:, 40 * seed] *= 20
+
+        assert {} == told(report_of(tmp_path, w, packing.as_ct_pack(NAME, w, 2, group)), "warning")
+
+    @pytest.mark.parametrize("bits", [2, 3, 4])
+    def test_beside_a_column_of_outliers_that_gptq_makes_up_for_are_no_error(self, tmp_path, bits):
+        w = weights(64, 256)
+        w[:, 17] *= 30
+        report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), bits, 256, True), bits))
+
+        assert {} == told(report, "error")
+
+
+def as_mlx(w, bits):
+    """As MLX stores it: biases that are rounded to BF16 after the codes were made."""
+    blocks = w.reshape(len(w), -1, 64)
+    low, high = blocks.min(2, keepdims=True), blocks.max(2, keepdims=True)
+    scales = (high - low) / (2**bits - 1)
+    codes = np.round((blocks - low) / scales).astype(int).reshape(w.shape)
+    return {
+        f"{MODULE}.weight": torch.from_numpy(packing.dense(codes, bits).view(np.uint32)),
+        f"{MODULE}.scales": torch.from_numpy(scales[..., 0]).bfloat16(),
+        f"{MODULE}.biases": torch.from_numpy(low[..., 0]).bfloat16(),
+    }
+
+
+class TestRoundedAfterwards:
+    """Severity goes by size: biases or scales that are rounded after the codes leave a little in some parts."""
+
+    def test_is_no_fault(self, tmp_path):
+        w = weights(64, 256)
+
+        assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
+
+    def test_rows_of_their_neighbours_are_told(self, tmp_path):
+        w = weights(1024, 256, sizes=0.1)
+        stored = as_mlx(w, 8)
+        for key in stored:
+            stored[key][100:104] = stored[key][101:105].clone()
+        found = told(report_of(tmp_path, w, stored, MLX), "warning")
+
+        assert "excess_rows" in found

@@ -1,0 +1,83 @@
+"""Weights that were made of other values than the original's, and sound ones that are as far from the nearest codes."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import packing
+from support.making import numbers
+
+import quanterr
+
+NAME = "layers.0.mlp.up_proj"
+
+
+def signs(folder, x, source, bits=4):
+    """The signs that are found where the integers of groups of 32 were made of ``source``, and the loss in dB."""
+    save_file({f"{NAME}.weight": torch.from_numpy(x).bfloat16()}, folder / "x.safetensors")
+    save_file(packing.as_ct_pack(f"{NAME}.weight", source, bits), folder / "y.safetensors")
+    report = quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
+    found = [found for found in report.findings if found.code == "another_source"]
+    assert {"warning"} >= {one.severity for one in found}
+    return [one.evidence["signs"] for one in found]
+
+
+@pytest.fixture(scope="module")
+def original():
+    random = np.random.default_rng(5)
+    w = 0.02 * random.standard_t(5, (384, 512)) * np.exp(0.3 * random.standard_normal((384, 1)))
+    return torch.tensor(w).bfloat16().double().numpy()
+
+
+def error_of(x, bits=4):
+    """The root of the mean square of what rounding to the nearest costs."""
+    step = np.abs(x.reshape(len(x), -1, 32)).max(2) / (2 ** (bits - 1) - 0.5)
+    return np.sqrt((step**2).mean() / 12)
+
+
+def test_a_finetune_is_another_source(tmp_path, original):
+    noise = np.random.default_rng(1).standard_normal(original.shape) * 0.7 * error_of(original)
+
+    assert [["rounding"]] == signs(tmp_path, original, original + noise)
+
+
+def test_a_merged_adapter_is_another_source(tmp_path, original):
+    random = np.random.default_rng(2)
+    update = random.standard_normal((384, 4)) @ random.standard_normal((4, 512))
+    found = signs(tmp_path, original, original + update / update.std() * 0.7 * error_of(original))
+
+    assert 1 == len(found)
+    assert "directions" in found[0]
+
+
+def test_values_that_were_quantized_before_are_another_source(tmp_path, original):
+    blocks = original.reshape(384, -1, 64)
+    step = np.abs(blocks).max(2, keepdims=True) / 7
+    found = signs(tmp_path, original, (np.round(blocks / step) * step).reshape(original.shape))
+
+    assert 1 == len(found)
+    assert "grid" in found[0]
+
+
+def by_row(folder, rounding):
+    """The signs that are found where 4 bits with one scale for each row were rounded so."""
+    x = numbers(256, 512, seed=3).float()
+    unit = x.abs().amax(1, keepdim=True) / 7
+    codes = rounding(x / unit).clamp(-7, 7)
+    save_file({f"{NAME}.weight": x}, folder / "x.safetensors")
+    save_file({f"{NAME}.weight": codes.to(torch.int8), f"{NAME}.weight_scale": unit}, folder / "y.safetensors")
+    report = quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
+    return [found.evidence["signs"] for found in report.findings if found.code == "another_source"]
+
+
+def at_random(values):
+    return (values + torch.rand(values.shape, generator=torch.Generator().manual_seed(2)) - 0.5).round()
+
+
+@pytest.mark.parametrize("rounding", [torch.round, at_random, torch.trunc])
+def test_to_round_otherwise_is_no_other_source(tmp_path, rounding):
+    assert [] == by_row(tmp_path, rounding)
+
+
+def test_the_nearest_codes_are_of_the_original(tmp_path, original):
+    assert [] == signs(tmp_path, original, original)

@@ -1,0 +1,509 @@
+"""What a checkpoint says of its model, held against its tensors."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.gguf_stored import Stored, architecture, key, write_gguf
+from support.making import numbers, quantized_fp8, store
+
+import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints.base import Unread
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+UINT32 = 4  # of a GGUF key
+NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+
+
+def model():
+    x = {f"model.layers.{n}.{name}.weight": numbers(64, 64, seed=n).float() for n in range(2) for name in NAMES}
+    return x | {"model.embed_tokens.weight": numbers(32, 64, seed=9).float()}
+
+
+def coded(x, but=()):
+    found = {}
+    for name, weight in x.items():
+        if "embed" in name or name in but:
+            found[name] = weight
+            continue
+        unit = weight.abs().amax(1, keepdim=True) / 127
+        found |= {name: (weight / unit).round().to(torch.int8), f"{name}_scale": unit}
+    return found
+
+
+def coded_by_tensor(x):
+    found = {}
+    for name, weight in x.items():
+        found[name], found[f"{name}_scale"] = quantized_fp8(weight)
+    return found
+
+
+def report_of(folder, y, config=None, x=None):
+    (folder / "x").mkdir(exist_ok=True)
+    (folder / "y").mkdir(exist_ok=True)
+    save_file(x or model(), folder / "x/model.safetensors")
+    save_file(y, folder / "y/model.safetensors")
+    if config is not None:
+        (folder / "y/config.json").write_text(json.dumps(config))
+    return quanterr.compare(folder / "x", folder / "y", device="cpu")
+
+
+def mismatches(report):
+    return [finding.message for finding in report.findings if finding.code == "config_mismatch"]
+
+
+def told(report):
+    return {finding.code: finding for finding in report.findings}
+
+
+def test_a_config_that_fits_says_nothing(tmp_path):
+    assert [] == mismatches(report_of(tmp_path, coded(model()), CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_hidden_layers": 3}, "config.json declares 3 blocks, but the tensors belong to 2"),
+        ({"num_hidden_layers": 1}, "config.json declares 1 block, but the tensors belong to 2"),
+        ({"hidden_size": 128}, "config.json declares a width of 128, but model.embed_tokens.weight has 64"),
+        ({"num_attention_heads": 5}, "config.json declares 5 heads (num_attention_heads), which do not divide"),
+        ({"text_config": {"num_hidden_layers": 4}}, "config.json declares 4 blocks, but the tensors belong to 2"),
+    ],
+)
+def test_sizes_that_do_not_fit(tmp_path, changed, message):
+    (found,) = mismatches(report_of(tmp_path, coded(model()), CONFIG | changed))
+
+    assert found.startswith(message)
+
+
+def test_blocks_of_multi_token_prediction_may_follow(tmp_path):
+    config = CONFIG | {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}
+
+    assert [] == mismatches(report_of(tmp_path, coded(model()), config))
+
+
+@pytest.mark.parametrize("entry", ["model.layers.1.mlp.up_proj", "re:.*layers.1.*up_proj", "up_proj", "*.up_proj"])
+def test_a_layer_that_is_said_to_be_left_and_is_quantized(tmp_path, entry):
+    config = CONFIG | {"quantization_config": {"quant_method": "compressed-tensors", "ignore": [entry]}}
+    (found,) = mismatches(report_of(tmp_path, coded(model()), config))
+
+    assert "from quantization, but codes are stored: " in found
+    assert "model.layers.1.mlp.up_proj.weight" in found
+
+
+@pytest.mark.parametrize(("ignored", "n"), [([], 1), (["model.layers.1.mlp.down_proj"], 0), (["re:["], 1)])
+def test_a_layer_that_is_said_to_be_quantized_and_is_not(tmp_path, ignored, n):
+    config = CONFIG | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ignored}}
+    found = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
+
+    assert n == sum("does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
+
+
+@pytest.mark.parametrize(("by_name", "n"), [({"model.layers.1.mlp.down_proj": None}, 0), ({}, 1)])
+def test_torchao_excludes_layers_by_null(tmp_path, by_name, n):
+    every = {"_default": {"_type": "IntxWeightOnlyConfig"}}
+    kinds = {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": every | by_name}}}
+    config = CONFIG | {"quantization_config": {"quant_method": "torchao", "quant_type": kinds}}
+    found = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
+
+    assert n == sum("does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
+
+
+@pytest.mark.parametrize(("tied", "n"), [(True, 1), (False, 0)])
+def test_a_head_that_is_quantized_although_the_embedding_stands_for_it(tmp_path, tied, n):
+    x = model() | {"lm_head.weight": numbers(32, 64, seed=8).float()}
+    found = mismatches(report_of(tmp_path, coded(x), CONFIG | {"tie_word_embeddings": tied}, x))
+
+    assert n == sum("tie_word_embeddings, but lm_head.weight is quantized separately" in one for one in found)
+
+
+def of_golden(folder, case, quantization_config):
+    """A golden folder beside another configuration, compared with its expected values."""
+    shutil.copytree(GOLDEN / case, folder / "y")
+    for path in (folder / "y").glob("*config.json"):
+        path.unlink()
+    (folder / "y/config.json").write_text(json.dumps({"quantization_config": quantization_config}))
+    return quanterr.compare(f"{GOLDEN / case}.expected.safetensors", folder / "y", device="cpu")
+
+
+@pytest.mark.parametrize(("version", "n"), [("GEMM", 0), ("gemv", 1), ("0.14.0", 0)])
+def test_the_layout_of_awq_that_is_declared(tmp_path, version, n):
+    found = mismatches(of_golden(tmp_path, "awq_gemm/awq_gemm_g128", {"quant_method": "awq", "version": version}))
+
+    assert n == sum("declares awq_gemv, but" in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("case", "sym", "told"),
+    [("w4_g32_asym_gptqmodel", True, True), ("w4_g32_asym_gptqmodel", False, False), ("w2_g64_sym", True, False)],
+)
+def test_zero_points_where_none_are_declared(tmp_path, case, sym, told):
+    report = of_golden(tmp_path, f"gptq/gptq_v1_{case}", {"quant_method": "gptq", "sym": sym})
+
+    assert told == any("config.json declares sym, but its zero points" in one.message for one in report.findings)
+
+
+def test_gguf_metadata_that_does_not_fit(tmp_path):
+    x = {"blk.0.attn_q.weight": numbers(64, 64, seed=1).float(), "token_embd.weight": numbers(32, 64, seed=2).float()}
+    tensors = [Stored(name, "F16", tuple(w.shape), w.half().numpy().tobytes()) for name, w in x.items()]
+    keys = (*architecture("llama"), key("llama.block_count", UINT32, 3), key("llama.embedding_length", UINT32, 32))
+    path = write_gguf(tmp_path / "y.gguf", tensors, keys)
+    save_file(x, tmp_path / "x.safetensors")
+    found = mismatches(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))
+
+    assert "the GGUF metadata declares 3 blocks, but the tensors belong to 1" in found
+    assert "the GGUF metadata declares a width of 32, but token_embd.weight has 64" in found
+
+
+class TestIndex:
+    def folder(self, tmp_path, total):
+        x = model()
+        save_file(x, tmp_path / "x.safetensors")
+        (tmp_path / "y").mkdir()
+        save_file(x, tmp_path / "y/model-00001-of-00001.safetensors")
+        index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(x, "model-00001-of-00001.safetensors")}
+        (tmp_path / "y/model.safetensors.index.json").write_text(json.dumps(index))
+        return sum(weight.numel() * 4 for weight in x.values())
+
+    def notes(self, tmp_path):
+        report = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y", device="cpu")
+        return [finding.message for finding in report.findings if finding.code == "nonstandard_file"]
+
+    def test_another_total_size_is_noted(self, tmp_path):
+        size = self.folder(tmp_path, 17)
+        (found,) = self.notes(tmp_path)
+
+        assert f"index says 17 bytes (total_size), its tensors have {size:,}" in found
+
+    def test_the_right_one_is_not(self, tmp_path):
+        self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
+
+        assert [] == self.notes(tmp_path)
+
+    def test_a_whole_model_that_some_loaders_read_in_its_place_is_noted(self, tmp_path):
+        self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
+        save_file({"a": torch.ones(1)}, tmp_path / "y/model.safetensors")
+        (found,) = self.notes(tmp_path)
+
+        assert "index does not name model.safetensors, which is in the same folder; ignored" in found
+
+
+class TestUnread:
+    """Weights in the same folder."""
+
+    def found(self, tmp_path, name, tensors, side="y", index=True):
+        TestIndex().folder(tmp_path, None)
+        if not index:
+            (tmp_path / "y/model.safetensors.index.json").unlink()
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x.safetensors").rename(tmp_path / "x/model.safetensors")
+        save_file(tensors, tmp_path / side / name)
+        report = quanterr.compare(tmp_path / "x", tmp_path / "y", device="cpu")
+        return [one for one in report.findings if one.code in ("unread_weights", "nonstandard_file")]
+
+    @pytest.mark.parametrize("index", [True, False])
+    def test_a_copy_for_another_runtime_is_an_info(self, tmp_path, index):
+        own = {"layers.0.attention.wq.weight": torch.ones(64, 64)}
+        (one,) = self.found(tmp_path, "consolidated.safetensors", own, index=index)
+
+        assert ("info", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
+        assert (
+            f"{tmp_path / 'y'}: weight files in the same folder were not read: consolidated.safetensors" == one.message
+        )
+
+    @pytest.mark.parametrize("side", ["x", "y"])
+    @pytest.mark.parametrize(
+        "tensor", [torch.ones(64, 64, dtype=torch.bfloat16), torch.ones(32, 64)], ids=["dtype", "shape"]
+    )
+    def test_the_same_tensors_otherwise_are_a_warning(self, tmp_path, tensor, side):
+        own = {"model.layers.0.mlp.up_proj.weight": tensor, "other": torch.ones(1)}
+        (one,) = self.found(tmp_path, "consolidated.safetensors", own, side)
+
+        assert ("warning", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
+        assert "stores 1 tensor of the same name with another shape or size: model.layers.0.mlp.up_proj.weight" in (
+            one.message
+        )
+
+    def test_the_same_tensors_are_an_info(self, tmp_path):
+        (one,) = self.found(tmp_path, "model-copy.safetensors", model())
+
+        assert "info" == one.severity
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "adapter_model.safetensors",
+            "adapters.safetensors",
+            "model.fp16.safetensors",
+            "model.fp16-00001-of-00002.safetensors",
+            "model-00001-of-00002.fp16.safetensors",
+            "pytorch_model.bin",
+            "model.gguf",
+        ],
+    )
+    def test_what_is_read_only_where_it_is_asked_for_is_silent(self, tmp_path, name):
+        assert [] == self.found(tmp_path, name, {key: weight.half() for key, weight in model().items()})
+
+    @pytest.mark.parametrize("content", [b"", b"version https://git-lfs", bytes(100)])
+    def test_what_cannot_be_read_is_named_all_the_same(self, tmp_path, content):
+        x = store(tmp_path / "x", model(), config={})
+        (x / "consolidated.safetensors").write_bytes(content)
+        with open_checkpoint(x) as checkpoint:
+            assert (Unread("consolidated.safetensors"),) == checkpoint.unread
+
+    def test_the_other_side_may_be_in_the_same_folder(self, tmp_path):
+        x = store(tmp_path / "x", model(), config={})
+        y = store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
+
+        assert "unread_weights" not in told(quanterr.compare(x, y, device="cpu"))
+
+    def test_inspect_says_so_as_well(self, tmp_path):
+        x = store(tmp_path / "x", model(), config={})
+        store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
+        (found,) = [one for one in quanterr.inspect(x).findings if one.code == "unread_weights"]
+
+        assert "warning" == found.severity
+
+    def test_a_file_that_is_named_is_the_one_that_is_meant(self, tmp_path):
+        x = store(tmp_path / "x", model(), config={})
+        store(x / "other.safetensors", model())
+        with open_checkpoint(x / "model.safetensors") as checkpoint:
+            assert () == checkpoint.unread
+
+
+class TestActivations:
+    @pytest.mark.parametrize("scale", [1e29, 1e-38])
+    def test_a_scale_that_no_activation_has(self, tmp_path, scale):
+        name = "model.layers.0.mlp.up_proj.input_scale"
+        found = told(report_of(tmp_path, coded(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
+
+        assert ("warning", [name]) == (found.severity, found.evidence["tensors"])
+
+    def test_seven_scales_for_no_seven_of_anything(self, tmp_path):
+        name = "model.layers.0.mlp.up_proj.input_scale"
+        found = told(report_of(tmp_path, coded(model()) | {name: torch.ones(7)}))["scale_misfit"]
+
+        assert f"{name} (7)" in found.message
+
+    @pytest.mark.parametrize("value", [float("nan"), 1e29])
+    def test_rope_freqs_that_no_runtime_can_use(self, tmp_path, value):
+        x = {"blk.0.attn_q.weight": numbers(64, 64, seed=1).float()}
+        freqs = torch.tensor([1.0, value])
+        tensors = [Stored(name, "F32", tuple(w.shape), w.numpy().tobytes()) for name, w in x.items()]
+        tensors.append(Stored("rope_freqs.weight", "F32", (2,), freqs.numpy().tobytes()))
+        path = write_gguf(tmp_path / "y.gguf", tensors, architecture("llama"))
+        save_file(x, tmp_path / "x.safetensors")
+        found = told(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))["bad_table"]
+
+        assert ("error", ["rope_freqs.weight"]) == (found.severity, found.evidence["tensors"])
+
+
+class TestNeighbours:
+    """Scales of activations beside those of the same module in other blocks."""
+
+    BLOCKS = 4
+    NAME = "model.layers.2.mlp.down_proj.input_scale"
+
+    def x(self):
+        return {
+            f"model.layers.{n}.{name}.weight": numbers(64, 64, seed=n) for n in range(self.BLOCKS) for name in NAMES
+        }
+
+    def scales(self):
+        """As calibrated ones are: a hundred times between blocks, and more between modules."""
+        y = {}
+        for n in range(self.BLOCKS):
+            for at, name in enumerate(NAMES):
+                y[f"model.layers.{n}.{name}.input_scale"] = torch.tensor(0.00123 * 4.1**n * 1.7**at)
+            for name in "kv":
+                y[f"model.layers.{n}.self_attn.{name}_scale"] = torch.tensor(0.0321 * 3.1**n)
+        return y
+
+    def found(self, tmp_path, changed, without=()):
+        scales = {name: scale for name, scale in (self.scales() | changed).items() if name not in without}
+        x = self.x()
+        report = report_of(tmp_path, coded_by_tensor(x) | scales, x=x)
+        return [one for one in report.findings if one.code == "scale_unlike"]
+
+    def test_calibrated_ones_are_silent(self, tmp_path):
+        assert [] == self.found(tmp_path, {})
+
+    @pytest.mark.parametrize("factor", [1e-5, 1e5])
+    def test_one_far_from_the_others_is_told_with_both_values(self, tmp_path, factor):
+        value = 0.02 * factor
+        (one,) = self.found(tmp_path, {self.NAME: torch.tensor(value)})
+
+        assert ("warning", [self.NAME]) == (one.severity, one.evidence["tensors"])
+        assert f"{self.NAME} ({value:.3g}; the others' median is " in one.message
+
+    def test_the_inverse_is_told(self, tmp_path):
+        name = "model.layers.2.self_attn.q_proj.input_scale"
+        (one,) = self.found(tmp_path, {name: 1 / self.scales()[name]})
+
+        assert [name] == one.evidence["tensors"]
+
+    def test_that_of_the_weight_is_told(self, tmp_path):
+        own = coded_by_tensor(self.x())[self.NAME.replace("input_scale", "weight_scale")]
+        (one,) = self.found(tmp_path, {self.NAME: own})
+
+        assert "equal to the scale of the weight in 1 tensor, unlike in others" in one.message
+
+    def test_copies_of_all_scales_of_weights_are_a_convention(self, tmp_path):
+        y = coded_by_tensor(self.x())
+        copies = {name.replace("weight_scale", "input_scale"): y[name] for name in y if name.endswith("weight_scale")}
+
+        assert [] == self.found(tmp_path, copies)
+
+    @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
+    def test_one_that_is_missing_is_told(self, tmp_path, name):
+        (one,) = self.found(tmp_path, {}, [name])
+
+        assert f"missing for 1 layer, unlike for the same layers of other blocks: {name}" in one.message
+
+    @pytest.mark.parametrize("value", [0.0, -0.1, float("inf"), float("nan")])
+    @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
+    def test_one_that_is_stored_is_not_missing(self, tmp_path, name, value):
+        assert [] == self.found(tmp_path, {name: torch.tensor(value)})
+
+    def test_modules_of_which_half_have_none_are_calibrated_otherwise(self, tmp_path):
+        assert [] == self.found(
+            tmp_path, {}, [name for name in self.scales() if "layers.0" in name or "layers.1" in name]
+        )
+
+    def test_a_cache_of_such_values_there_is_none(self, tmp_path):
+        huge = {f"model.layers.{n}.self_attn.k_scale": torch.tensor(1e6) for n in range(self.BLOCKS)}
+        (one,) = self.found(tmp_path, huge)
+
+        assert "above 1e+05 for 4 tensors of the KV cache: model.layers.0.self_attn.k_scale (1e+06)" in one.message
+
+    @pytest.mark.parametrize(("factor", "n"), [(5e3, 0), (1e5, 1)])
+    def test_experts_differ_by_more(self, tmp_path, factor, n):
+        name = "model.layers.0.mlp.experts.{}.up_proj.input_scale"
+        experts = {name.format(k): torch.tensor(0.01) for k in range(8)}
+
+        assert n == len(self.found(tmp_path, experts | {name.format(3): torch.tensor(0.01 * factor)}))
+
+
+class TestScheme:
+    """What config.json declares of groups, zero points and codes."""
+
+    CASE = "ct_pack/ct_w4a16_g32_asym"
+
+    def found(self, folder, case, **changed):
+        config = json.loads((GOLDEN / case / "config.json").read_text())["quantization_config"]
+        for group in config["config_groups"].values():
+            group["weights"] |= changed
+        return mismatches(of_golden(folder, case, config))
+
+    def test_that_is_stored_is_silent(self, tmp_path):
+        assert [] == self.found(tmp_path, self.CASE)
+
+    @pytest.mark.parametrize(
+        ("changed", "told"),
+        [
+            ({"group_size": 64}, "declares group_size 64, but groups of 32 columns are stored for 1 weight"),
+            ({"symmetric": True}, "declares symmetric codes, but zero points are stored for 1 weight"),
+        ],
+    )
+    def test_of_compressed_tensors_that_is_not(self, tmp_path, changed, told):
+        assert any(told in message for message in self.found(tmp_path, self.CASE, **changed))
+
+    def test_of_codes_of_another_type(self, tmp_path):
+        weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        config = {"quant_method": "compressed-tensors", "config_groups": groups}
+        found = mismatches(report_of(tmp_path, coded(model()), CONFIG | {"quantization_config": config}))
+
+        assert any(
+            "declares codes of type float, but codes of I8 are stored for 12 weights" in message for message in found
+        )
+
+    def declared(self, folder, format="int-quantized", own=None, targets=("Linear",), **weights):
+        """What is told of INT8 by rows beside a configuration of compressed-tensors."""
+        weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True} | weights
+        groups = {"group_0": {"targets": list(targets), "weights": weights, "format": own}}
+        config = {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
+        x = {name: torch.cat([weight] * 4, 1) for name, weight in model().items()}
+        return mismatches(report_of(folder, coded(x), {"quantization_config": config}, x))
+
+    @pytest.mark.parametrize(
+        ("changed", "told"),
+        [
+            ({}, None),
+            ({"format": "naive-quantized"}, None),
+            ({"format": "pack-quantized", "own": "int-quantized"}, "format pack-quantized, but int8_row are stored"),
+            ({"own": "pack-quantized"}, "format pack-quantized, but int8_row are stored for 12 weights"),
+            ({"format": "mixed-precision"}, None),
+            ({"format": "pack-quantized"}, "format pack-quantized, but int8_row are stored for 12 weights"),
+            ({"strategy": "group", "group_size": 256}, None),
+            ({"strategy": "group", "group_size": 128}, "group_size 128, but groups of 256 columns are stored for 12"),
+            ({"strategy": "tensor"}, "strategy tensor, but a scale for each channel are stored for 12 weights"),
+            ({"strategy": "block"}, "strategy block, but a scale for each channel are stored for 12 weights"),
+            ({"targets": ["re:.*proj$"]}, None),
+            ({"targets": ["model.language_model.layers.0.self_attn", "QKVParallelLinear"]}, None),
+            ({"targets": ["re:.*mlp.*"]}, "targets re:.*mlp.* and no others, but codes are stored for 8 weights"),
+            ({"targets": ["Conv2d"]}, "targets Conv2d and no others, but codes are stored for 12 weights"),
+        ],
+    )
+    def test_of_compressed_tensors(self, tmp_path, changed, told):
+        found = self.declared(tmp_path, **changed)
+
+        assert (told is None) == (found == [])
+        assert told is None or told in found[0]
+
+    @pytest.mark.parametrize(("size", "n"), [(None, 1), ([128, 128], 0)], ids=["not declared", "declared"])
+    def test_of_blocks_of_fp8(self, tmp_path, size, n):
+        x = {"model.layers.0.mlp.up_proj.weight": numbers(256, 256).float()}
+        ((name, weight),) = x.items()
+        y = {name: weight.to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(2, 2)}
+        config = {"quant_method": "fp8", "weight_block_size": size}
+        found = mismatches(report_of(tmp_path, y, {"quantization_config": config}, x))
+
+        assert n == sum("declares quant_method fp8 without weight_block_size, but scales of blocks" in m for m in found)
+
+    @pytest.mark.parametrize(("said", "n"), [(False, 1), (True, 0)])
+    def test_of_zero_points_of_awq_that_are_denied(self, tmp_path, said, n):
+        config = {"quant_method": "awq", "zero_point": said}
+        report = of_golden(tmp_path, "awq_gemm/awq_gemm_g128", config)
+
+        assert n == sum("declares zero_point false, but " in one.message for one in report.findings)
+
+    def test_of_two_files_that_contradict_each_other(self, tmp_path):
+        config = CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+        (tmp_path / "y").mkdir()
+        (tmp_path / "y/hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+        found = mismatches(report_of(tmp_path, coded(model()), config))
+
+        (one,) = found
+        assert (
+            "declares quant_algo FP8, but hf_quant_config.json declares NVFP4: some runtimes read one, some the other"
+            in one
+        )
+
+    @pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
+    @pytest.mark.parametrize(("algorithm", "told"), [("FP8", False), ("NVFP4", True), ("W4A8_NVFP4_FP8", True)])
+    def test_of_modelopt_that_is_not_stored(self, tmp_path, where, algorithm, told):
+        config = CONFIG
+        (tmp_path / "y").mkdir()
+        if where == "config.json":
+            config = CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": algorithm}}
+        else:
+            (tmp_path / "y" / where).write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+        found = mismatches(report_of(tmp_path, coded_by_tensor(model()), config))
+
+        assert told == any(
+            f"{where} declares quant_algo {algorithm}, but fp8_tensor are stored for 13 weights" in one for one in found
+        )
+
+    @pytest.mark.parametrize(("more", "n"), [({}, 1), ({"dynamic": {"-:.*": {}}}, 0)])
+    def test_of_linears_of_which_most_are_not_quantized(self, tmp_path, more, n):
+        names = [name for name in model() if "embed" not in name]
+        config = CONFIG | {"quantization_config": {"quant_method": "gptq"} | more}
+        found = mismatches(report_of(tmp_path, coded(model(), names[1:]), config))
+
+        assert n == sum("and does not exclude" in message for message in found)

@@ -1,0 +1,111 @@
+"""Blocks of ggml in safetensors are read as those of a GGUF file: the values are those of golden files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import quanterr
+from quanterr import open_checkpoint
+from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.errors import CheckpointError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NAME = "model.layers.0.mlp.up_proj"
+
+
+def stored_in_gguf(kind):
+    """The bytes of a golden weight's rows, (rows, bytes), and the values that its producer decodes."""
+    for case in sorted((GOLDEN / f"gguf_{kind.lower()}").glob("*.gguf")):
+        with open_checkpoint(case) as checkpoint:
+            for entry in checkpoint.entries.values():
+                if entry.dtype == kind and len(entry.shape) == 2 and entry.shape[1] % BLOCKS[kind][0] == 0:
+                    raw = torch.frombuffer(bytearray(entry.read()), dtype=torch.uint8).view(entry.shape[0], -1)
+                    return raw, load_file(case.with_name(f"{case.stem}.expected.safetensors"))[entry.name]
+    raise LookupError(kind)
+
+
+def written(folder, tensors, config):
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return folder
+
+
+def compared(tmp_path, values, tensors, config):
+    save_file({f"{NAME}.weight": values}, tmp_path / "original.safetensors")
+    return quanterr.compare(
+        tmp_path / "original.safetensors", written(tmp_path / "quantized", tensors, config), device="cpu"
+    )
+
+
+def method(bits, name):
+    return {"quant_method": "gguf", "bits": bits, "format": name}
+
+
+def layer(kind, n_bytes):
+    layers = {NAME: {"quant_algo": kind, "group_size": 256, "block_payload_bytes": n_bytes, "packing": "ggml"}}
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "name"),
+    [("Q4_0", 4, "q_0"), ("Q8_0", 8, "q_0"), ("Q4_K", 4, "q_k_m"), ("Q5_K", 5, "q_k_s"), ("Q6_K", 6, "q_k")],
+)
+def test_gptqmodel_has_them_in_rows(tmp_path, kind, bits, name):
+    raw, values = stored_in_gguf(kind)
+    report = compared(tmp_path, values, {f"{NAME}.qweight": raw}, method(bits, name))
+
+    assert [(f"{NAME}.weight", f"gguf_{kind.lower()}")] == [(one.layer_name, one.format) for one in report.lossless]
+    assert [] == report.not_compared
+
+
+@pytest.mark.parametrize(("kind", "n_bytes"), [("IQ2_XS", 74), ("IQ1_S", 50), ("IQ2_XXS", 66), ("Q8_0", 34)])
+def test_modelopt_has_an_axis_for_the_bytes_of_a_block(tmp_path, kind, n_bytes):
+    raw, values = stored_in_gguf(kind)
+    report = compared(tmp_path, values, {f"{NAME}.weight": raw.view(len(raw), -1, n_bytes)}, layer(kind, n_bytes))
+
+    assert [(f"{NAME}.weight", f"gguf_{kind.lower()}")] == [(one.layer_name, one.format) for one in report.lossless]
+    assert [] == report.not_compared
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "words"),
+    [
+        (
+            {f"{NAME}.qweight": torch.zeros(4, 100, dtype=torch.uint8)},
+            method(4, "q_k_m"),
+            "blocks have 144 bytes: no row of 100",
+        ),
+        ({f"{NAME}.qweight": torch.zeros(4, 144, dtype=torch.uint8)}, method(3, "q_k"), "not a type of ggml"),
+        ({f"{NAME}.weight": torch.zeros(4, 2, 60, dtype=torch.uint8)}, layer("IQ2_XS", 60), "blocks have 74 bytes"),
+        ({f"{NAME}.weight": torch.zeros(4, 2, 60, dtype=torch.uint8)}, layer("W9A9", 60), "not a type of ggml"),
+    ],
+)
+def test_what_does_not_fit_its_declaration_is_an_error(tmp_path, tensors, config, words):
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(written(tmp_path / "x", tensors, config))
+
+
+def test_damage_is_noticed(tmp_path):
+    """A weight of normal numbers, coded by the gguf library; a scale of a block is doubled."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed (pip install -e '.[dev]')")
+    values = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)) * 0.02
+    raw = torch.from_numpy(gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType.Q8_0)).clone()
+    sound = compared(tmp_path, values, {f"{NAME}.qweight": raw.clone()}, method(8, "q_0"))
+    raw[3, 1] += 4  # the exponent of a float16: twice the scale
+    (tmp_path / "broken").mkdir()
+    broken = compared(tmp_path / "broken", values, {f"{NAME}.qweight": raw}, method(8, "q_0"))
+
+    assert set() == {found.severity for found in sound.findings} & {"warning", "error"}
+    assert {found.layer for found in broken.findings if found.severity != "info"} == {f"{NAME}.weight"}
+
+
+@pytest.mark.parametrize("layers", [["a"], "a", None, {"a": "b"}])
+def test_layers_of_another_form_declare_no_blocks(tmp_path, layers):
+    values = torch.randn(4, 64, generator=torch.manual_seed(0))
+    report = compared(tmp_path, values, {f"{NAME}.weight": values}, {"quantized_layers": layers})
+
+    assert [f"{NAME}.weight"] == [one.layer_name for one in report.lossless]

@@ -1,0 +1,651 @@
+"""``quanterr gate`` and the gates of ``quanterr compare``: statuses, what is reported, what is written."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from msgspec.structs import replace
+from support.forked import call
+from support.stored import original, pair, quantized, write
+
+import quanterr
+from quanterr.documents.gate_results import Gate, Violation
+from quanterr.errors import Status, UsageError
+from quanterr.gates.github import MAX_SUMMARY, format_summary, make_annotations
+from quanterr.gates.verdicts import Verdict
+from quanterr.util.text import format_decisive
+
+pytestmark = pytest.mark.session
+
+UP, Q = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+HOSTILE = [
+    "::error::esc\x1b[31m\n::add-mask::x.weight",
+    "##[error]x.weight",
+    "`back``ticks`|<b>.weight",
+    "\u202eevil\u2028.weight",
+    "%0A::stop-commands::.weight",
+    r"a\|b|c##vso[task.complete]x.weight",
+]
+LOCAL = {"GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
+
+
+def gate(*words, env=None):
+    return call("gate", *words, env=LOCAL | (env or {}))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return quanterr.compare(*pair(tmp_path_factory.mktemp("gate")))
+
+
+@pytest.fixture
+def stored(report, tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text(report.to_json())
+    return path
+
+
+@pytest.fixture
+def worse(report, tmp_path):
+    """The same, one layer 3 dB worse."""
+    fields = json.loads(report.to_json())
+    fields["layers"][0]["snr_db"] -= 3
+    path = tmp_path / "worse.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    x = {name: torch.randn(16, 16, generator=torch.Generator().manual_seed(0)).bfloat16() for name in HOSTILE}
+    compared = quanterr.compare(write(folder / "x.safetensors", x), write(folder / "y.safetensors", quantized(x)))
+    path = folder / "report.json"
+    path.write_text(compared.to_json())
+    assert set(HOSTILE) == {layer.layer_name for layer in compared.layers}
+    return path
+
+
+class TestStatus:
+    def test_of_a_copy_of_the_original_is_inconclusive_and_says_why(self, tmp_path):
+        x = write(tmp_path / "x.safetensors", {UP: torch.ones(16, 16)})
+        path = tmp_path / "report.json"
+        path.write_text(quanterr.compare(x, shutil.copy(x, tmp_path / "copy.safetensors")).to_json())
+
+        done = gate(path, "--require", "snr_db >= 20")
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert "verdict: inconclusive\n  - all compared tensors are identical; " in done.stderr
+
+    def test_0_where_all_hold(self, stored):
+        done = gate(stored, "--require", "snr_db >= 20", "--fail-if", "findings.error > 0")
+
+        assert (Status.OK, "") == (done.returncode, done.stdout)
+        assert done.stderr.startswith(
+            "gates: 2 of 2 hold\npass: gate snr_db >= 20 holds: 3 layers (1 identical), the nearest"
+        )
+        assert done.stderr.endswith("verdict: pass\n")
+
+    def test_1_where_one_does_not(self, stored):
+        done = gate(stored, "--require", "snr_db >= 99", "--require", "min(snr_db) >= 20")
+
+        assert Status.GATE_FAILED == done.returncode
+        assert done.stderr.startswith(
+            "gates: 1 of 2 hold\nFAIL: gate snr_db >= 99 does not hold: 2 of 3 layers (1 identical), the worst"
+        )
+        assert done.stderr.endswith("verdict: fail\n")
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            (),
+            ("--require", "snr >= 30"),
+            ("--thresholds", "no-such-file.toml"),
+            ("--require", "delta(snr_db) >= 0"),
+            ("--require", "snr_db >= 1", "--update-baseline"),
+            ("--require", "snr_db >= 1", "--explain", "nowhere"),
+            ("--require", "snr_db >= 1", "-o", "report.docx"),
+        ],
+        ids=" ".join,
+    )
+    def test_2_for_wrong_usage(self, stored, words):
+        done = gate(stored, *words)
+
+        assert (Status.USAGE, "") == (done.returncode, done.stdout)
+        assert done.stderr.startswith("quanterr: ")
+
+    def test_2_for_a_baseline_of_something_else(self, stored, worse):
+        fields = json.loads(worse.read_text())
+        fields["original"]["bytes"] += 1
+        worse.write_text(json.dumps(fields))
+        done = gate(stored, "--require", "delta(snr_db) >= 0", "--baseline", worse)
+
+        assert Status.USAGE == done.returncode
+        assert "the baseline does not apply to this report: it has a different original" in done.stderr
+
+    @pytest.mark.parametrize("link", [os.link, os.symlink, None])
+    @pytest.mark.parametrize("words", [(), ("--update-baseline",)], ids=" ".join)
+    def test_2_for_a_baseline_that_is_the_report_itself(self, stored, link, words):
+        before, baseline = stored.read_text(), stored if link is None else stored.with_name("baseline.json")
+        if link:
+            link(stored, baseline)
+        done = gate(stored, "--require", "delta(snr_db) >= 0", "--baseline", baseline, *words)
+
+        assert Status.USAGE == done.returncode
+        assert f"quanterr: --baseline {baseline}: is the report itself; give an older report" in done.stderr
+        assert before == stored.read_text()
+
+    def test_2_for_a_report_that_is_not_there_is_told_of_the_report(self, stored):
+        done = gate("no.json", "--require", "delta(snr_db) >= 0", "--baseline", stored)
+
+        assert (Status.UNREADABLE, "quanterr: no.json: no such file\n") == (done.returncode, done.stderr)
+
+    @pytest.mark.parametrize("which", ["report", "baseline"])
+    def test_3_for_a_report_that_cannot_be_read(self, stored, which):
+        cut = stored.with_name("cut.json")
+        cut.write_text(stored.read_text()[:-30])
+        words = (cut, "--baseline", stored) if which == "report" else (stored, "--baseline", cut)
+        done = gate(*words, "--require", "delta(snr_db) >= 0")
+
+        assert Status.UNREADABLE == done.returncode
+        assert f"quanterr: {cut}: is not valid UTF-8 JSON" in done.stderr
+
+    @pytest.mark.parametrize("rule", ["snr_db >= 20", "snr_db >= 99"])
+    def test_4_for_an_unreliable_report_whatever_the_gates_say(self, stored, rule):
+        fields = json.loads(stored.read_text())
+        fields["complete"] = False
+        stored.write_text(json.dumps(fields))
+        done = gate(stored, "--require", rule)
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert done.stderr.endswith("verdict: inconclusive\n  - the run was interrupted\n")
+
+    def test_a_partial_report_may_be_allowed_and_is_then_judged(self, stored):
+        fields = json.loads(stored.read_text())
+        fields |= {"verdict": "inconclusive", "reasons": ["part of it"]}
+        stored.write_text(json.dumps(fields))
+
+        assert Status.OK == gate(stored, "--require", "snr_db >= 20", "--allow-partial").returncode
+        assert Status.GATE_FAILED == gate(stored, "--require", "snr_db >= 99", "--allow-partial").returncode
+
+
+class TestWhatIsTold:
+    def test_of_a_layer_is_its_value_with_as_many_digits_as_it_takes_the_limit_and_the_margin(self, stored, report):
+        lower, higher = sorted(layer.snr_db for layer in report.layers)
+        limit = lower + 1e-12
+        one = gate(stored, "--require", f"snr_db >= {limit!r}").stderr
+        both = gate(stored, "--require", "snr_db >= 99").stderr
+
+        assert f"gate snr_db >= {limit!r} does not hold" in one
+        assert f"{format_decisive(lower, limit)} (margin {format_decisive(lower - limit, 0)})" in one
+        assert float(format_decisive(lower, limit)) < limit
+        assert f"{higher:.5g}, limit 99, margin {higher - 99:.5g}" in both
+
+    def test_is_the_reason_of_the_rule_and_at_most_five_layers(self, tmp_path, hostile):
+        path = tmp_path / "thresholds.toml"
+        path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nreason = "prompts drift"\n')
+        fields = json.loads(hostile.read_text())
+        fields["layers"] += [fields["layers"][0] | {"layer_name": f"more{n}"} for n in range(3)]
+        fields["aggregate"]["total_layers"] += 3
+        (tmp_path / "report.json").write_text(json.dumps(fields))
+        lines = gate(tmp_path / "report.json", "--thresholds", path).stderr.splitlines()
+
+        assert "      because: prompts drift" in lines
+        assert 5 == sum(line.startswith("      - ") for line in lines)
+        assert "      and 4 more layers" in lines
+
+    def test_of_a_warning_does_not_change_the_status(self, stored, tmp_path):
+        path = tmp_path / "thresholds.toml"
+        path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nseverity = "warn"\n')
+        done = gate(stored, "--thresholds", path)
+
+        assert Status.OK == done.returncode
+        assert "warn: gate x: snr_db >= 99 does not hold" in done.stderr
+
+    def test_strict_warnings_make_it_decide(self, stored, tmp_path):
+        path = tmp_path / "thresholds.toml"
+        path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nseverity = "warn"\n')
+        done = gate(stored, "--thresholds", path, "--strict-warnings")
+
+        assert Status.GATE_FAILED == done.returncode
+        assert "FAIL: gate x: snr_db >= 99 does not hold" in done.stderr
+
+    def test_explain_goes_to_stdout(self, stored):
+        done = gate(stored, "--thresholds", "fp8", "--explain", UP)
+        lines = done.stdout.splitlines()
+
+        assert f"layer {UP}, in layers" == lines[0]
+        assert lines[1].startswith("  rule layers: snr_db >= 25: holds: ")
+        assert "  rule model: global(overall_snr_db) >= 30: applies to the whole model" == lines[2]
+
+    def test_explain_goes_to_stderr_where_the_report_goes_to_stdout(self, stored):
+        done = gate(stored, "--thresholds", "fp8", "--explain", UP, "-o", "-")
+
+        assert "pass" == json.loads(done.stdout)["verdict"]
+        assert f"layer {UP}, in layers" in done.stderr
+
+
+class TestWhatIsWritten:
+    def test_the_report_with_its_new_verdict(self, stored, tmp_path):
+        judged = tmp_path / "judged.json"
+        gate(stored, "--require", "snr_db >= 99", "-o", judged)
+        before, after = json.loads(stored.read_text()), json.loads(judged.read_text())
+
+        assert ("pass", [], "fail") == (before["verdict"], before["gates"], after["verdict"])
+        assert [after["gates"][0]["message"]] == after["reasons"]
+        assert before["layers"] == after["layers"]
+        assert quanterr.read_report(judged).to_json() == judged.read_text()
+
+    def test_judging_again_forgets_the_gates_before(self, stored, tmp_path):
+        judged, again = tmp_path / "judged.json", tmp_path / "again.json"
+        gate(stored, "--require", "snr_db >= 99", "-o", judged)
+        gate(judged, "--require", "snr_db >= 20", "-o", again)
+        fields = json.loads(again.read_text())
+
+        assert ("pass", 1) == (fields["verdict"], len(fields["gates"]))
+        assert ["everything selected was compared; the gate holds"] == fields["reasons"]
+
+    def test_the_report_itself_is_never_overwritten(self, stored):
+        done = gate(stored, "--require", "snr_db >= 20", "-o", stored)
+
+        assert Status.USAGE == done.returncode
+
+    def test_the_baseline_only_if_all_gates_hold_and_only_if_asked(self, stored, worse, tmp_path):
+        baseline = tmp_path / "baseline.json"
+        baseline.write_text(stored.read_text())
+        rule = ("--require", "delta(snr_db) >= -0.5", "--baseline", baseline)
+
+        done = gate(worse, *rule, "--update-baseline")
+        assert Status.GATE_FAILED == done.returncode
+        assert done.stderr.endswith(f"baseline {baseline}: not updated: fail\n")
+        assert stored.read_text() == baseline.read_text()
+
+        done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline)
+        assert Status.OK == done.returncode
+        assert stored.read_text() == baseline.read_text()
+
+        done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline, "--update-baseline")
+        assert done.stderr.endswith(f"baseline {baseline}: updated to this report\n")
+        assert json.loads(worse.read_text())["layers"] == json.loads(baseline.read_text())["layers"]
+
+        assert Status.GATE_FAILED == gate(worse, "--require", "delta(snr_db) > 0", "--baseline", baseline).returncode
+
+    def test_the_baseline_is_left_where_only_a_warning_does_not_hold(self, stored, worse, tmp_path):
+        path, baseline = tmp_path / "thresholds.toml", tmp_path / "baseline.json"
+        path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "delta(snr_db) >= -0.5"\nseverity = "warn"\n')
+        baseline.write_text(stored.read_text())
+        done = gate(worse, "--thresholds", path, "--baseline", baseline, "--update-baseline")
+
+        assert Status.OK == done.returncode
+        assert done.stderr.endswith(f"baseline {baseline}: not updated: warning: gate x does not hold\n")
+        assert stored.read_text() == baseline.read_text()
+
+    def test_a_baseline_of_another_original_is_not_updated_even_if_no_rule_compares(self, stored, worse):
+        fields = json.loads(worse.read_text())
+        fields["original"]["tensors"] += 1
+        worse.write_text(json.dumps(fields))
+        done = gate(stored, "--require", "snr_db >= 1", "--baseline", worse, "--update-baseline")
+
+        assert Status.USAGE == done.returncode
+        assert fields == json.loads(worse.read_text())
+
+
+class TestCompare:
+    def test_judges_its_own_report(self, tmp_path):
+        path = tmp_path / "report.json"
+        words = ("compare", *pair(tmp_path), "-o", path, "--thresholds", "fp8")
+        done = call(*words, "--require", "snr_db >= 99", env=LOCAL)
+        fields = json.loads(path.read_text())
+
+        assert Status.GATE_FAILED == done.returncode
+        assert done.stdout.startswith("FAIL (exit 1): 1 of 5 gates does not hold\n")
+        assert "gates: 4 of 5 hold\nFAIL: gate snr_db >= 99 does not hold" in done.stderr
+        assert (["layers", "model", "codes", "coverage", "snr_db >= 99"], "fail") == (
+            [found["id"] for found in fields["gates"]],
+            fields["verdict"],
+        )
+
+    def test_an_unreliable_result_outranks_a_gate_that_does_not_hold(self, tmp_path):
+        x = write(tmp_path / "x.safetensors", original())
+        y = write(
+            tmp_path / "y.safetensors", {name: t for name, t in quantized(original()).items() if "norm" not in name}
+        )
+        words = ("compare", x, y, "-q", "--require", "snr_db >= 99", "-l")
+
+        assert Status.INCONCLUSIVE == call(*words, "layers", env=LOCAL).returncode
+        assert Status.GATE_FAILED == call(*words, "layers", "--allow-partial", env=LOCAL).returncode
+
+    def test_compares_with_a_baseline(self, report, stored, worse, tmp_path):
+        words = ("compare", *pair(tmp_path), "-q", "--require", "delta(snr_db) >= -0.001", "--baseline")
+
+        assert Status.OK == call(*words, stored, env=LOCAL).returncode
+
+    @pytest.mark.parametrize(
+        ("rules", "stops"),
+        [
+            (("--require", "snr_db >= 99"), True),
+            (("--require", "global(nmse) < 1", "--fail-if", "snr_db < 99"), True),
+            (("--require", "delta(snr_db) >= -0.5", "--baseline", "better.json"), True),
+            (("--require", "weighted_nmse <= 1"), True),  # undefined
+            (("--require", "snr_db >= 20"), False),
+            (("--require", "snr_db >= 20", "--require", "max(snr_db) <= 1"), False),
+        ],
+    )
+    def test_stops_at_the_first_layer_that_violates_a_rule_if_asked_to(self, report, tmp_path, rules, stops):
+        path, better = tmp_path / "report.json", tmp_path / "better.json"
+        better.write_text(replace(report, layers=[replace(row, snr_db=40.0) for row in report.layers]).to_json())
+        rules = [better if word == better.name else word for word in rules]
+        words = ("compare", *pair(tmp_path), "-q", "-o", path, *rules)
+        whole = call(*words, env=LOCAL)
+        done = call(*words, "--fail-fast", env=LOCAL)
+        fields = json.loads(path.read_text())
+
+        assert whole.returncode == done.returncode
+        assert (not stops, 1 if stops else 2) == (fields["complete"], len(fields["layers"]))
+        if stops:
+            first = fields["layers"][0]["layer_name"]
+            assert re.search(rf"quanterr: stopped by --fail-fast: gate .* does not hold for {first}: ", done.stderr)
+            assert ("inconclusive", Status.GATE_FAILED) == (fields["verdict"], done.returncode)
+            assert "interrupted: 2 of 3 weights were compared" == fields["reasons"][0]
+            assert 1 == fields["coverage"]["original"]["not_reached"]["tensors"]
+            assert "error" not in fields["coverage"]["original"]
+            assert quanterr.read_report(path).to_json() == path.read_text()
+
+    def test_tells_what_the_layers_of_an_interrupted_run_violate(self, tmp_path):
+        path = tmp_path / "report.json"
+        words = ("compare", *pair(tmp_path), "-q", "-o", path, "--require", "snr_db >= 99", "--fail-fast")
+        call(*words, "--require", "mean(snr_db) >= 9", env=LOCAL)
+        first, second = json.loads(path.read_text())["gates"]
+
+        assert ("fail", 1) == (first["status"], len(first["violations"]))
+        assert first["violations"][0]["observed"] == first["observed"] < 99
+        assert ("fail", None) == (second["status"], second["observed"])
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("--require", "snr >= 30"),
+            ("--fail-fast",),
+            ("--fail-fast", "--require", "global(nmse) <= 1"),
+            ("--thresholds", "no.toml"),
+            ("--require", "delta(snr_db) >= 0"),
+        ],
+        ids=" ".join,
+    )
+    def test_a_mistake_in_the_rules_costs_no_run(self, words):
+        done = call("compare", "no-such-original", "no-such-quantized", *words, env=LOCAL)
+
+        assert Status.USAGE == done.returncode
+        assert "no-such-original" not in done.stderr
+
+    def test_a_baseline_that_cannot_be_relied_on_costs_no_run(self, stored):
+        fields = json.loads(stored.read_text()) | {"complete": False}
+        stored.write_text(json.dumps(fields))
+        words = ("no-such-original", "no-such-quantized", "--require", "delta(snr_db) >= 0", "--baseline", stored)
+        done = call("compare", *words, env=LOCAL)
+
+        assert Status.USAGE == done.returncode
+        assert "quanterr: the baseline is not reliable: its run was interrupted; compare again" in done.stderr
+
+    def test_a_baseline_of_something_else_keeps_the_comparison(self, worse, tmp_path):
+        fields = json.loads(worse.read_text())
+        fields["original"]["tensors"] += 1
+        worse.write_text(json.dumps(fields))
+        path = tmp_path / "kept.json"
+        words = ("-q", "-o", path, "--require", "delta(snr_db) >= -9", "--baseline", worse)
+        done = call("compare", *pair(tmp_path), *words, env=LOCAL)
+        kept = json.loads(path.read_text())
+
+        assert Status.USAGE == done.returncode
+        assert "inconclusive" == kept["verdict"]
+        assert kept["reasons"][0].startswith("not judged: the baseline does not apply to this report")
+        assert Status.OK == gate(path, "--require", "snr_db >= 20").returncode
+        assert Status.GATE_FAILED == gate(path, "--require", "snr_db >= 99").returncode
+
+    def test_a_baseline_of_something_else_loses_no_comparison_of_the_library(self, worse, tmp_path):
+        fields = json.loads(worse.read_text())
+        fields["original"]["tensors"] += 1
+        worse.write_text(json.dumps(fields))
+        with pytest.raises(UsageError, match="the baseline does not apply to this report") as caught:
+            quanterr.compare(*pair(tmp_path), baseline=worse, require=["delta(snr_db) >= -9"], device="cpu")
+
+        assert "inconclusive" == caught.value.document.verdict
+        assert f"not judged: {caught.value}" == caught.value.document.reasons[0]
+
+    def test_says_once_that_a_report_was_changed_since_it_was_written(self, tmp_path):
+        path, changed = tmp_path / "report.json", tmp_path / "changed.json"
+        assert Status.OK == call("compare", *pair(tmp_path), "-q", "-o", path, env=LOCAL).returncode
+        changed.write_text(path.read_text().replace('"complete": true', '"complete":  true'))
+        words = ("--require", "snr_db >= 20", "-o", tmp_path / "again.json")
+
+        assert "changed" not in gate(path, *words).stderr
+        assert 1 == gate(changed, *words).stderr.count(f"{changed}: its checksum does not match")
+
+
+class TestGitHub:
+    def test_gets_a_summary_and_annotations(self, stored, tmp_path):
+        path = tmp_path / "summary.md"
+        path.write_text("before\n")
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
+        done = gate(stored, "--require", "snr_db >= 99", "--require", "min(snr_db) >= 20", env=env)
+
+        assert path.read_text().startswith("before\n### quanterr: fail\n\n| gate | holds |")
+        assert 1 == done.stderr.count("\n::error title=quanterr::gate snr_db >= 99 does not hold")
+        assert "" == done.stdout
+
+    @pytest.mark.parametrize("words", [("-q",), ("-o", "-")])
+    def test_gets_the_verdict_of_compare_without_gates(self, tmp_path, words):
+        path, (x, y) = tmp_path / "summary.md", pair(tmp_path)
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
+        good = call("compare", x, y, *words, env=env)
+        bad = call("compare", x, write(tmp_path / "less.safetensors", {"other": torch.ones(2, 2)}), *words, env=env)
+        first, reason = path.read_text().split("### quanterr: inconclusive\n\n")
+
+        assert first.startswith("### quanterr: pass\n\n## Weight fidelity\n")
+        assert "| SNR |" in first
+        assert "<!--" not in first
+        assert reason.startswith("- ")
+        assert "| gate |" not in reason
+        assert (Status.OK, Status.INCONCLUSIVE) == (good.returncode, bad.returncode)
+        assert "::error" not in good.stderr
+        assert 1 == bad.stderr.count("::error title=quanterr::inconclusive: ")
+
+    def test_the_summary_has_the_numbers_and_what_changed_since_the_baseline(self, stored, tmp_path):
+        path = tmp_path / "summary.md"
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
+        baseline = tmp_path / "baseline.json"
+        baseline.write_bytes(stored.read_bytes())
+        done = gate(stored, "--require", "delta(snr_db) >= -0.5", "--baseline", baseline, env=env)
+        text = path.read_text()
+
+        assert Status.OK == done.returncode, done.stderr
+        assert "| gate | holds |" in text
+        assert "Since the baseline: 0 layers worse, 0 better" in text
+        assert "| SNR |" in text
+        assert "layers, the worst first, by SNR:" in text
+        assert 1 == text.count("| yes |")  # the gates once
+        assert "| holds |" not in text.replace("| gate | holds |", "")
+
+    def test_a_summary_that_cannot_be_written_is_told_and_changes_nothing(self, stored, tmp_path):
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
+        done = gate(stored, "--require", "snr_db >= 20", env=env)
+
+        assert Status.OK == done.returncode
+        assert "quanterr: $GITHUB_STEP_SUMMARY: Is a directory" in done.stderr
+
+    def test_elsewhere_gets_neither(self, stored, tmp_path):
+        path = tmp_path / "summary.md"
+        done = gate(stored, "--require", "snr_db >= 99", env={"GITHUB_STEP_SUMMARY": str(path)})
+
+        assert not path.exists()
+        assert "::error" not in done.stderr
+
+    def test_a_name_is_neither_a_command_nor_markdown(self, hostile, tmp_path):
+        path = tmp_path / "summary.md"
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
+        rules = [word for name in HOSTILE for word in ("--require", f"snr_db >= 9{HOSTILE.index(name)}")]
+        done = gate(hostile, *rules, env=env)
+        commands = [line for line in done.stderr.splitlines() if line.lstrip().startswith("::")]
+
+        assert Status.GATE_FAILED == done.returncode
+        assert 6 == len(commands)
+        assert all(line.startswith("::error title=quanterr::gate ") for line in commands)
+        assert not re.search(r"##\w*\[", done.stderr)
+        assert done.stderr.replace("\n", "").isprintable()
+        assert "%0A" not in done.stderr.replace("%250A", "").replace("- %0A", "").replace("worst %0A", "")
+        text = path.read_text()
+        assert text.replace("\n", "").isprintable()
+        of_gates, numbers = text.split("\n## Weight fidelity\n")
+        assert all(line[0] in "#|`-<" for line in of_gates.splitlines() if line)
+        assert {line.count("|") for line in of_gates.splitlines() if line[:1] == "|"} == {7}
+        titles = ("Not compared: ", "By format:", "By role:", "The 5 worst layers", "Made by ")
+        assert all(line[0] in "*-|" or line.startswith(titles) for line in numbers.splitlines() if line)
+
+    def test_a_reason_is_no_command_either(self, hostile, tmp_path):
+        fields = json.loads(hostile.read_text())
+        fields["findings"].append(
+            {
+                "code": "x",
+                "severity": "error",
+                "layer": HOSTILE[0],
+                "message": HOSTILE[0],
+                "remedy": None,
+                "evidence": {},
+            }
+        )
+        path = tmp_path / "report.json"
+        path.write_text(json.dumps(fields))
+        done = gate(path, "--require", "snr_db >= 1", "--explain", HOSTILE[1])
+
+        assert Status.INCONCLUSIVE == done.returncode
+        assert not [line for line in (done.stdout + done.stderr).splitlines() if line.lstrip().startswith("::")]
+        assert "##[" not in done.stdout + done.stderr
+        assert (done.stdout + done.stderr).replace("\n", "").isprintable()
+
+
+def failed(n, severity="error", violations=()):
+    return Gate(
+        f"gate{n}",
+        "snr_db >= 1",
+        [],
+        severity,
+        None,
+        "fail",
+        1,
+        0,
+        0,
+        0.0,
+        1.0,
+        -1.0,
+        None,
+        f"gate{n}",
+        list(violations),
+    )
+
+
+class TestLimitsOfGitHub:
+    @pytest.mark.parametrize(("n", "shown"), [(1, 1), (10, 10), (11, 10), (50, 10)])
+    def test_at_most_ten_annotations_of_which_the_last_counts_the_rest(self, n, shown):
+        lines = make_annotations(Verdict("fail", [], [failed(k) for k in range(n)]))
+
+        assert shown == len(lines)
+        assert (f"and {n - 9} more gates do not hold" in lines[-1]) == (n > 10)
+
+    def test_errors_come_before_warnings_and_what_is_left_out_is_as_bad_as_its_worst(self):
+        gates = [failed(n, "warn") for n in range(12)] + [failed(99)]
+        lines = make_annotations(Verdict("fail", [], gates))
+
+        assert lines[0].startswith("::error ")
+        assert "gate99" in lines[0]
+        assert {"::warning"} == {line.split()[0] for line in lines[1:]}
+
+    def test_a_warning_is_one_and_an_unreliable_result_comes_first(self):
+        lines = make_annotations(Verdict("inconclusive", ["100 % why\r"], [failed(1, "warn")]))
+
+        assert ["::error title=quanterr::inconclusive: 100 %25 why\\x0d", "::warning title=quanterr::gate1"] == lines
+
+    def test_a_summary_is_never_too_large_and_says_so(self):
+        violations = [Violation(f"{n}" + "ä" * 150, 0.1, -0.9, None) for n in range(20)]
+        text = format_summary(Verdict("fail", [], [failed(n, violations=violations) for n in range(500)]))
+
+        assert MAX_SUMMARY - 1000 < len(text.encode()) <= MAX_SUMMARY
+        assert "The rest is omitted" in text[-200:]
+        assert "" == format_summary(Verdict("fail", [], [failed(1)]), limit=10)
+
+    def test_of_the_layers_of_a_gate_the_20_worst_are_named(self):
+        violations = [Violation(f"layer{n}", 0.1, -0.9, None) for n in range(6000)]
+        text = format_summary(Verdict("fail", [], [failed(1, violations=violations)]))
+
+        assert 20 == sum(line.startswith("- `layer") for line in text.splitlines())
+        assert "- and 5,980 more" in text
+
+
+class TestLibrary:
+    def test_judges_a_report(self, report):
+        judged = quanterr.judge(report, "fp8", require=["snr_db >= 20"], fail_if=["layers == 0"])
+
+        assert ("pass", 6) == (judged.verdict, len(judged.gates))
+        assert [] == report.gates
+
+    def test_judges_against_another(self, report):
+        assert "pass" == quanterr.judge(report, require=["delta(snr_db) == 0"], baseline=report).verdict
+        judged = quanterr.judge(report, require=["snr_db > 0"], baseline=report)
+        assert ["snr_db > 0", "delta(snr_db) >= -0.5"] == [gate.require for gate in judged.gates]
+
+    def test_a_stored_report_is_judged_alike(self, report, stored):
+        rules = ["snr_db >= 31.5", "p50(nmse) <= 1", "global(cosine_similarity) >= 0.9"]
+
+        assert quanterr.judge(report, require=rules) == quanterr.judge(quanterr.read_report(stored), require=rules)
+
+
+@pytest.mark.slow
+def test_a_report_that_was_called_for_with_bytes_that_are_no_unicode_is_read(tmp_path):
+    path = os.fsencode(tmp_path) + b"/\xff.json"
+    words = [sys.executable, "-m", "quanterr", "compare", *pair(tmp_path), "-q", "-o", path]
+    subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
+    os.rename(path, tmp_path / "report.json")
+
+    assert r"\udcff.json" in quanterr.read_report(tmp_path / "report.json").run.command[-1]
+    assert Status.OK == gate(tmp_path / "report.json", "--require", "snr_db >= 1").returncode
+
+
+def test_judging_a_stored_report_needs_no_torch(stored):
+    code = (
+        f"from quanterr.cli import app\n"
+        f"try: app(['gate', {str(stored)!r}, '--require', 'snr_db >= 1'])\n"
+        f"except SystemExit as end: assert end.code == 0, end.code\n"
+        f"import sys; sys.exit('torch' in sys.modules)"
+    )
+
+    assert 0 == subprocess.run([sys.executable, "-c", code], capture_output=True).returncode
+
+
+class TestBaselineAlone:
+    """Without any rule a baseline asks that no layer is clearly worse than there."""
+
+    def lowered(self, stored, by):
+        """The same report with one layer's SNR lower."""
+        fields = json.loads(stored.read_text())
+        fields["layers"][0]["snr_db"] -= by
+        path = stored.with_name(f"lowered{by}.json")
+        path.write_text(json.dumps(fields))
+        return path
+
+    @pytest.mark.parametrize(("by", "status"), [(0.4, Status.OK), (0.6, Status.GATE_FAILED)])
+    def test_half_a_decibel_is_the_limit_and_the_rule_is_named(self, stored, by, status):
+        done = gate(self.lowered(stored, by), "--baseline", stored)
+
+        assert status == done.returncode
+        assert "baseline: delta(snr_db) >= -0.5" in done.stderr
+
+    @pytest.mark.parametrize("words", [("--require", "snr_db >= 1"), ("--thresholds", "gguf-q4_k")])
+    def test_rules_that_do_not_compare_with_it_get_one_that_does(self, stored, words):
+        near, far = (gate(self.lowered(stored, by), "--baseline", stored, *words) for by in (0.1, 0.7))
+
+        assert "delta(snr_db) >= -0.5" in near.stderr
+        assert Status.GATE_FAILED == far.returncode

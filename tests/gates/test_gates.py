@@ -1,0 +1,760 @@
+"""Rules against reports: what holds, and that nothing undefined, missing or broken ever does."""
+
+import operator
+import re
+from math import inf, nan, nextafter
+from statistics import fmean
+from xml.etree.ElementTree import Element, tostring
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.reports import finding, made, row
+
+from quanterr.documents.comparison.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, ReportValues
+from quanterr.documents.gate_results import exit_status
+from quanterr.errors import Status, UsageError
+from quanterr.gates.as_text import format_gates
+from quanterr.gates.explanation import explain_layer
+from quanterr.gates.expression import FUNCTIONS, OF_INTERVAL, OPERATORS, parse
+from quanterr.gates.rules import Rule
+from quanterr.gates.verdicts import judge_subject
+from quanterr.outputs import junit
+from quanterr.util.text import format_decisive
+
+
+def judge(report, *rules, baseline=None):
+    """The gates of a synthetic report; a rule may be its condition alone."""
+    rules = [rule if isinstance(rule, Rule) else Rule(rule, parse(rule)) for rule in rules]
+    return judge_subject(ReportValues(report), rules, ReportValues(baseline) if baseline else None)
+
+
+def gate(report, rule, baseline=None, **more):
+    """The one gate of a rule."""
+    return judge(report, Rule("id", parse(rule), **more), baseline=baseline).gates[0]
+
+
+LAYERS = {"a": 20.0, "b": 30.0, "c": 40.0}
+OWN, MARKED = {"original_fingerprint": "0badcafe"}, {"original_fingerprint": "decafbad"}
+BEFORE = made({"a": 21.0, "b": 30.0, "c": 39.0})
+
+# A value of every function, the one that a lower limit meets first, and the one that an upper limit does.
+TABLE = {
+    "snr_db": (20.0, 40.0),
+    "each(snr_db)": (20.0, 40.0),
+    "min(snr_db)": (20.0, 20.0),
+    "max(snr_db)": (40.0, 40.0),
+    "mean(snr_db)": (30.0, 30.0),
+    "median(snr_db)": (30.0, 30.0),
+    "p25(snr_db)": (25.0, 25.0),
+    "p5(snr_db)": (21.0, 21.0),
+    "share(snr_db >= 30)": (2 / 3, 2 / 3),
+    "global(overall_snr_db)": (28.5, 28.5),
+    "delta(snr_db)": (-1.0, 1.0),
+    "rel_delta(snr_db)": (-1 / 21, 1 / 39),
+    "ratio(snr_db)": (20 / 21, 40 / 39),
+    "original_compared_fraction": (0.75, 0.75),
+    "findings.warning": (1.0, 1.0),
+}
+OF_LAYERS = [value for value in TABLE if "snr_db" in value and "global" not in value]
+
+
+def whole(**more):
+    return made(LAYERS, findings=[finding(None, "warning")], **more)
+
+
+def weighted_by(path, outlier_threshold=0.01):
+    return {"outlier_threshold": outlier_threshold, "importance": path, "sensitivity": path}
+
+
+def compares(value):
+    return "delta" in value or "ratio" in value
+
+
+def baseline_for(value):
+    return BEFORE if compares(value) else None
+
+
+class TestEveryFunction:
+    def test_is_in_the_table(self):
+        functions = {value.partition("(")[0] for value in TABLE if "(" in value}
+
+        found = {"pNN" if name in ("p25", "p5") else name for name in functions}
+        assert {row.name for row in FUNCTIONS} - OF_INTERVAL == found  # no number of a report has a standard error
+
+    @pytest.mark.parametrize(("value", "lowest", "highest"), [(k, *v) for k, v in TABLE.items()])
+    def test_holds_up_to_its_limit_and_not_a_digit_beyond(self, value, lowest, highest):
+        above, below = nextafter(lowest, inf), nextafter(highest, -inf)
+        expected = {
+            f"{value} >= {lowest!r}": "pass",
+            f"{value} >= {above!r}": "fail",
+            f"{value} > {lowest!r}": "fail",
+            f"{value} > {nextafter(lowest, -inf)!r}": "pass",
+            f"{value} <= {highest!r}": "pass",
+            f"{value} <= {below!r}": "fail",
+            f"{value} < {highest!r}": "fail",
+            f"{value} < {nextafter(highest, inf)!r}": "pass",
+            f"{value} == {lowest!r}": "pass" if lowest == highest else "fail",
+            f"{value} == {above!r}": "fail",
+            f"{value} != {lowest!r}": "fail",
+            f"{value} != {above!r}": "pass",
+        }
+
+        assert expected == {rule: gate(whole(), rule, baseline_for(value)).status for rule in expected}
+
+    @pytest.mark.parametrize("value", TABLE)
+    def test_shows_the_value_with_as_many_digits_as_decide(self, value):
+        lowest, limit = TABLE[value][0], nextafter(TABLE[value][0], inf)
+        found = gate(whole(), f"{value} >= {limit!r}", baseline_for(value))
+
+        assert (lowest, limit, lowest - limit) == (found.observed, found.limit, found.margin)
+        assert found.margin < 0
+        assert format_decisive(lowest, limit) in found.message
+        assert float(format_decisive(lowest, limit)) < limit
+
+    @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
+    @pytest.mark.parametrize("sign", OPERATORS)
+    @pytest.mark.parametrize("undefined", [None, nan])
+    def test_holds_neither_way_where_a_value_is_undefined(self, value, sign, undefined):
+        report = made({"a": 20.0, "b": undefined, "c": 40.0}, overall=None, aggregate={"nonfinite": {}})
+        condition = parse(f"{value} {sign} 30")
+        before = ReportValues(BEFORE) if compares(value) else None
+        rules = [Rule("this", condition), Rule("opposite", condition.negate())]
+
+        assert ["fail", "fail"] == [g.status for g in judge_subject(ReportValues(report), rules, before).gates]
+
+    @pytest.mark.parametrize("value", OF_LAYERS)
+    def test_leaves_out_what_is_undefined_if_it_is_told_to(self, value):
+        report = made({"a": 20.0, "new" if compares(value) else "b": None, "c": 40.0})
+        before = made({"a": 21.0, "c": 39.0}) if compares(value) else None
+        found = gate(report, f"{value} >= -100", before, undefined="skip")
+
+        assert ("pass", 3, 1) == (found.status, found.judged, found.skipped)
+        assert "3 layers, 1 skipped" in found.message
+
+    @pytest.mark.parametrize("value", OF_LAYERS)
+    def test_does_not_hold_where_all_that_differ_are_left_out(self, value):
+        report = made({"a": None, "b": None}, lossless=["same"])
+        before = made({}, lossless=["same"]) if compares(value) else None
+        found = gate(report, f"{value} >= -100", before, undefined="skip")
+
+        assert ("fail", 3, 2) == (found.status, found.judged, found.skipped)
+        assert "that differs has snr_db over 3 layers (1 identical), 2 skipped" in found.message
+
+    @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
+    @pytest.mark.parametrize("undefined", ["fail", "skip"])
+    def test_holds_neither_way_where_nothing_has_a_value(self, value, undefined):
+        report = made({"a": None}, overall=None, aggregate={"nonfinite": {}})
+        for text in (f"{value} >= -100", f"{value} < -100"):
+            assert "fail" == gate(report, text, baseline_for(value), undefined=undefined).status
+
+    @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
+    def test_holds_neither_way_where_there_is_no_layer(self, value):
+        report = made(overall=None, aggregate={"nonfinite": {"overall_snr_db": "nan"}})
+        for text in (f"{value} >= -100", f"{value} < -100"):
+            assert "fail" == gate(report, text, baseline_for(value)).status
+
+    @pytest.mark.parametrize("value", OF_LAYERS)
+    def test_holds_neither_way_where_its_patterns_select_nothing(self, value):
+        for text in (f"{value} >= -100", f"{value} < -100"):
+            with pytest.raises(UsageError, match='rule "id": no layer matches "nowhere"'):
+                gate(whole(), text, baseline_for(value), layers=("a", "nowhere"))
+            for dead in ("nowhere", "!nowhere"):
+                found = gate(whole(verdict="inconclusive"), text, baseline_for(value), layers=("a", dead))
+
+                assert "fail" == found.status
+                assert f'no layer matches "{dead}"' in found.message
+
+    @pytest.mark.parametrize("value", TABLE)
+    def test_holds_neither_way_on_an_incomplete_report(self, value):
+        for text in (f"{value} >= -100", f"{value} < -100"):
+            found = judge(whole(complete=False), text, baseline=baseline_for(value))
+
+            assert ("inconclusive", "fail") == (found.verdict, found.gates[0].status)
+
+    @pytest.mark.parametrize("value", [value for value in TABLE if "." not in value])
+    def test_does_not_know_a_metric_that_is_misspelt_and_names_the_nearest(self, value):
+        metric = "original_compared_fraction" if "fraction" in value else "snr_db"
+        with pytest.raises(UsageError, match=f"did you mean .*{metric}"):
+            parse(f"{value.replace(metric, metric[:-2] + metric[:-3:-1])} >= 30")
+
+    @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            {"findings": [finding("b")]},
+            {"missing": ["d"]},
+            {"missing": ["b"]},
+            {"rows": [row("d", 30.0, finite=False)]},
+        ],
+        ids=["finding", "missing", "compared and missing", "not finite"],
+    )
+    @pytest.mark.parametrize("undefined", ["fail", "skip"])
+    def test_holds_neither_way_where_a_layer_cannot_be_relied_on(self, value, spoil, undefined):
+        report = made(LAYERS, **spoil)
+        for text in (f"{value} >= -100", f"{value} < -100"):
+            assert "fail" == gate(report, text, baseline_for(value), undefined=undefined).status
+
+
+class TestIdenticalLayers:
+    @pytest.mark.parametrize("value", ["snr_db", "min(snr_db)", "mean(snr_db)", "p05(snr_db)", "share(snr_db >= 9)"])
+    def test_satisfy_every_floor(self, value):
+        found = gate(made(lossless=["a", "b"]), f"{value} >= 1")
+
+        assert ("pass", 2, 2) == (found.status, found.judged, found.identical)
+        assert "the same on both sides" in found.message
+
+    def test_that_are_skipped_are_told(self):
+        report = made(lossless=["a", "b"])
+        report.lossless[0].bits_per_weight = None
+        found = gate(report, "bits_per_weight <= 16", undefined="skip")
+
+        assert found.message.endswith("holds: 2 layers, 1 skipped, the same on both sides")
+
+    @pytest.mark.parametrize("metric", [name for name, r in LAYER_METRICS.items() if r.better == "lower"])
+    def test_satisfy_every_bound_of_an_error(self, metric):
+        report = made(lossless=["a"], settings=weighted_by("one.dat"))
+
+        assert ("fail" if metric == "saturated_pct" else "pass") == gate(report, f"{metric} <= 16").status
+        assert metric in EQUAL_LAYER or metric in ("bits_per_weight", "saturated_pct")
+
+    @pytest.mark.parametrize(
+        "rule",
+        ["weighted_snr_db >= 20", "weighted_nmse <= 1", "share(weighted_nmse <= 1) >= 1", "global(weighted_nmse) <= 1"],
+    )
+    @pytest.mark.parametrize("undefined", ["fail", "skip"])
+    def test_are_weighted_only_where_there_is_an_importance_matrix(self, rule, undefined):
+        weighted, plain = (made(lossless=["a"], settings=weighted_by(path)) for path in ("one.dat", None))
+
+        assert "pass" == gate(weighted, rule, undefined=undefined).status
+        assert "fail" == gate(plain, rule, undefined=undefined).status
+
+    def test_do_not_stand_in_for_a_layer_that_the_matrix_does_not_name(self):
+        report = made(rows=[row("b", 30.0, weighted_snr_db=None)], lossless=["a"], settings=weighted_by("one.dat"))
+
+        assert ["b"] == [violation.layer for violation in gate(report, "weighted_snr_db >= 20").violations]
+
+    def test_stay_out_of_what_is_taken_over_layers(self):
+        found = gate(made(LAYERS, lossless=["same"]), "mean(snr_db) >= 30")
+
+        assert ("pass", 30.0, 4, 1) == (found.status, found.observed, found.judged, found.identical)
+
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        {
+            "max(bits_per_weight)": 16.0,
+            "min(bits_per_weight)": 8.0,
+            "mean(bits_per_weight)": 12.0,
+            "share(bits_per_weight <= 8.5)": 0.5,
+        }.items(),
+    )
+    def test_count_for_what_they_cost(self, value, expected):
+        report = made(rows=[row("a", 30.0, bits_per_weight=8.0)], lossless=["same"])
+
+        assert expected == gate(report, f"{value} <= 100").observed
+
+    def test_satisfy_limits_of_the_whole_model(self):
+        assert "pass" == gate(made(lossless=["a"], overall=None), "global(overall_snr_db) >= 30").status
+        assert "fail" == gate(made(lossless=["a"]), "global(compression_ratio) >= 0").status
+
+    def test_have_no_size_of_their_own(self):
+        assert "fail" == gate(made(lossless=["a"]), "quantized_norm >= 0").status
+
+    def test_perfect_values_are_those_of_the_metrics(self):
+        assert (inf, 0.0, 1.0, inf) == tuple(
+            EQUAL_LAYER[name] for name in ("snr_db", "nmse", "cosine_similarity", "effective_bits")
+        )
+        assert not {"original_norm", "quantized_norm", "bits_per_weight", "theoretical_sqnr_db"} & set(EQUAL_LAYER)
+
+
+class TestInfiniteValues:
+    """They are null in the report: something is broken, and no rule about it holds."""
+
+    @pytest.mark.parametrize("value", OF_LAYERS)
+    @pytest.mark.parametrize("infinite", [inf, -inf])
+    @pytest.mark.parametrize("undefined", ["fail", "skip"])
+    def test_hold_neither_way_and_are_not_left_out(self, value, infinite, undefined):
+        report = made({"a": 20.0, "b": infinite, "c": 40.0})
+        for text in (f"{value} >= -100", f"{value} <= 100"):
+            found = gate(report, text, baseline_for(value), undefined=undefined)
+
+            assert ("fail", f"snr_db is {infinite}") == (found.status, found.violations[0].reason)
+
+    @pytest.mark.parametrize("infinite", ["+inf", "-inf"])
+    def test_of_the_whole_model_hold_neither_way(self, infinite):
+        report = made(LAYERS, overall=None, aggregate={"nonfinite": {"overall_snr_db": infinite}})
+        for text in ("global(overall_snr_db) >= -100", "global(overall_snr_db) <= 100"):
+            assert "fail" == gate(report, text).status
+
+    def test_come_before_those_that_violate_a_limit(self):
+        found = gate(made({"b": 10.0, "a": -inf}), "snr_db >= 20")
+
+        assert ["a", "b"] == [violation.layer for violation in found.violations]
+
+    def test_are_no_start_to_get_better_from(self):
+        before, report = made({"a": -inf, "b": 30.0}), made({"a": -inf, "b": 30.0})
+
+        assert ["a"] == [v.layer for v in gate(report, "delta(snr_db) >= -1", before).violations]
+
+
+class TestSelection:
+    def test_norms_and_biases_that_differ_are_judged_where_a_pattern_names_them(self):
+        report = made({"a.weight": 30.0}, other={"a.bias": 3.0})
+
+        assert "pass" == gate(report, "snr_db >= 20").status
+        assert "pass" == gate(report, "snr_db >= 20", layers=("*.weight",)).status
+        assert "fail" == gate(report, "snr_db >= 20", layers=("a.*",)).status
+
+    def test_what_is_left_out_is_not_judged(self):
+        assert "pass" == gate(made(LAYERS), "snr_db >= 30", layers=("!a",)).status
+
+    def test_leaving_out_what_is_not_there_is_wrong_usage(self):
+        report = made({"model.mlp.up": 20.0}, lossless=["same"], other={"norm": 9.0})
+        for layers in (("!model.mpl*",), ("mlp", "!model.mpl*")):
+            with pytest.raises(UsageError, match=r'rule "id": no layer matches "!model\.mpl\*"; did you mean'):
+                gate(report, "snr_db >= 20", layers=layers)
+
+        assert "pass" == gate(report, "snr_db >= 20", layers=("!same", "!norm")).status
+
+    def test_what_was_not_compared_can_be_left_out(self):
+        assert "pass" == gate(made(LAYERS, missing=["gone"]), "snr_db >= 20", layers=("!gone",)).status
+
+    def test_a_pattern_of_layers_that_the_report_leaves_out_is_told_as_such(self):
+        report = made(LAYERS, selection={"patterns": ["attn", "!*.bias"]})
+        with pytest.raises(UsageError, match=r'no layer matches "!mlp".* \(the report covers only attn !\*\.bias\)'):
+            gate(report, "snr_db >= 20", layers=("!mlp",))
+
+    def test_a_layer_that_is_missing_elsewhere_is_no_reason(self):
+        report = made(LAYERS, missing=["d"], findings=[finding("e")])
+
+        assert "pass" == gate(report, "snr_db >= 20", layers=("a", "b")).status
+
+    def test_of_one_id_the_last_rule_that_selects_a_layer_decides(self):
+        strict = Rule("id", parse("snr_db >= 30"))
+        lenient = Rule("id", parse("snr_db >= 15"), layers=("a",))
+        first, second = judge(made(LAYERS), strict, lenient).gates
+
+        assert ("pass", 2) == (first.status, first.judged)
+        assert ("pass", 1) == (second.status, second.judged)
+
+    def test_of_different_ids_all_apply(self):
+        strict = Rule("one", parse("snr_db >= 30"))
+        lenient = Rule("two", parse("snr_db >= 15"), layers=("a",))
+
+        assert ["fail", "pass"] == [found.status for found in judge(made(LAYERS), strict, lenient).gates]
+
+    def test_a_rule_that_decides_for_no_layer_does_not_hold(self):
+        first = judge(made({"a": 30.0}), Rule("id", parse("snr_db >= 1")), Rule("id", parse("snr_db >= 2"), ("a",)))
+
+        assert "later rules with the same id decide for all layers that it selects" in first.gates[0].message
+
+
+class TestBaseline:
+    def test_a_layer_that_is_gone_does_not_hold(self):
+        found = gate(made({"a": 20.0}), "delta(snr_db) >= -9", BEFORE, undefined="skip")
+
+        assert ["b", "c"] == [violation.layer for violation in found.violations]
+        assert "is in the baseline but not in this report" == found.violations[0].reason
+
+    @pytest.mark.parametrize(("undefined", "status"), [("fail", "fail"), ("skip", "pass")])
+    def test_a_layer_that_is_new_has_no_change(self, undefined, status):
+        found = gate(made(LAYERS | {"d": 30.0}), "delta(snr_db) >= -9", BEFORE, undefined=undefined)
+
+        assert status == found.status
+
+    def test_a_layer_that_was_the_same_on_both_sides_and_no_longer_is_got_worse_without_limit(self):
+        assert "fail" == gate(made({"a": 90.0}), "delta(snr_db) >= -1000", made(lossless=["a"])).status
+        relative = "rel_delta(snr_db) >= -1000"
+        now, before = made({"a": 90.0, "b": 30.0}), made({"b": 30.0}, lossless=["a"])
+        assert "fail" == gate(now, relative, before, undefined="skip").status
+        assert "pass" == gate(made(lossless=["a"]), "delta(snr_db) >= 1000", made({"a": 90.0})).status
+
+    @pytest.mark.parametrize("before", [{"a": 30.0}, {"a": None}])
+    def test_only_a_layer_that_is_new_is_left_out(self, before):
+        report = made({"a": None, "b": 30.0})
+        for old in (made(before | {"b": 30.0}), made({"b": 30.0}, lossless=["a"])):
+            found = gate(report, "delta(snr_db) >= -1", old, undefined="skip")
+
+            assert ("fail", 0, "a") == (found.status, found.skipped, found.violations[0].layer)
+
+    def test_a_layer_that_was_the_same_on_both_sides_is_told_as_such(self):
+        same, differs = made(lossless=["a"]), made({"a": 90.0})
+
+        def reason(rule, report, before):
+            return gate(report, rule, before).violations[0].reason
+
+        was = "; it was the same on both sides in the baseline"
+        assert f"delta(snr_db) is -inf{was}" == reason("delta(snr_db) >= -100", differs, same)
+        assert f"rel_delta(nmse) is inf{was}" == reason("rel_delta(nmse) <= 100", differs, same)
+        assert "delta(snr_db) is inf" == reason("delta(snr_db) <= 100", same, differs)
+        assert "snr_db is -inf" == reason("delta(snr_db) >= -100", made({"a": -inf}), differs)
+        assert "snr_db is -inf" == judge(made({"a": -inf}), "snr_db >= 1").gates[0].violations[0].reason
+
+    @pytest.mark.parametrize("function", ["delta", "rel_delta"])
+    def test_a_layer_that_stays_the_same_on_both_sides_did_not_change(self, function):
+        assert "pass" == gate(made(lossless=["a"]), f"{function}(snr_db) == 0", made(lossless=["a"])).status
+        assert "pass" == gate(made(lossless=["a"]), f"{function}(nmse) == 0", made(lossless=["a"])).status
+
+    @pytest.mark.parametrize("undefined", ["fail", "skip"])
+    @pytest.mark.parametrize(
+        ("spoil", "reason"),
+        [
+            ({"rows": [row("a", 20.0)], "findings": [finding("a")]}, "cannot be relied on in the baseline"),
+            ({"rows": [row("a", 20.0, finite=False)]}, "cannot be relied on in the baseline"),
+            ({"missing": ["a"]}, "was not compared in the baseline"),
+        ],
+        ids=["finding", "not finite", "missing"],
+    )
+    def test_a_layer_that_cannot_be_relied_on_in_the_baseline_is_never_skipped(self, undefined, spoil, reason):
+        before, report = made({"b": 30.0}, **spoil), made({"a": 30.0, "b": 30.0})
+        found = gate(report, "delta(snr_db) >= 0", before, undefined=undefined)
+
+        assert [("a", reason)] == [(violation.layer, violation.reason) for violation in found.violations]
+        assert "pass" == judge(report, "snr_db >= 30", "delta(snr_db) >= -90", baseline=before).gates[0].status
+
+    @pytest.mark.parametrize(
+        ("before", "why"),
+        [
+            (made(LAYERS, original={"tensors": 4, "bytes": 300}), "a different original: 4 tensors there, 3 here"),
+            (made(LAYERS, original={"tensors": 3, "bytes": 301}), "a different original: 301 bytes there, 300 here"),
+            (made(LAYERS, selection={"patterns": ["attn"]}), "different selection: attn there, all layers here"),
+            (made(LAYERS, settings=weighted_by(None, 0.1)), "another outlier threshold: 0.1 there, 0.01 here"),
+            (made(rows=[row("a", 20.0, original_norm=1.001)]), "the norm of the original a is 1.001 there, 1.0 here"),
+            (made(rows=[row("a", 20.0) | MARKED]), "the original a has other values there than here"),
+        ],
+    )
+    def test_of_something_else_is_refused(self, before, why):
+        with pytest.raises(UsageError) as caught:
+            judge(
+                made(rows=[row(name, snr) | OWN for name, snr in LAYERS.items()]),
+                "delta(snr_db) >= -1",
+                baseline=before,
+            )
+
+        assert "the baseline does not apply to this report: it " in str(caught.value)
+        assert why in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("before", "why"),
+        [
+            (made(LAYERS, complete=False), "its run was interrupted"),
+            (made(LAYERS, findings=[finding(None)]), "it is inconclusive: None: broken"),
+            (made(LAYERS, missing=["d"], findings=[finding(None)]), "it is inconclusive: None: broken"),
+            (made(LAYERS, verdict="inconclusive", reasons=["why"]), "it is inconclusive: why"),
+            (made(), "it is inconclusive: nothing was compared"),
+        ],
+    )
+    def test_that_cannot_be_relied_on_as_a_whole_is_refused(self, before, why):
+        with pytest.raises(UsageError, match=f"the baseline is not reliable: {why}; compare again, or"):
+            judge(made(LAYERS), Rule("id", parse("delta(snr_db) >= -1"), undefined="skip"), baseline=before)
+
+    def test_a_layer_that_is_not_finite_does_not_tell_another_original(self):
+        broken, good = made(rows=[row("a", None, original_norm=0.9, finite=False)]), made({"a": 20.0})
+        found = judge(broken, "delta(snr_db) >= -1", baseline=good)
+
+        assert ("inconclusive", Status.INCONCLUSIVE) == (found.verdict, exit_status(found))
+        assert "has elements that are NaN or infinite" == found.gates[0].violations[0].reason
+        assert "fail" == gate(good, "delta(snr_db) >= -1", broken).status
+
+    @pytest.mark.parametrize(
+        ("there", "here"),
+        [("a/one.dat", "a/two.dat"), (None, "one.dat"), ("one.dat", None), ("C:\\m\\one.dat", "two.dat")],
+    )
+    def test_of_another_importance_matrix_is_refused_where_that_counts(self, there, here):
+        before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, here))
+        names = [re.split(r"[/\\]", path or "none")[-1] for path in (there, here)]
+        for rule in ("delta(weighted_snr_db) >= -1", "rel_delta(weighted_nmse) <= 1"):
+            with pytest.raises(
+                UsageError, match="it has another importance matrix: {} in the baseline, {} in this".format(*names)
+            ):
+                judge(after, "snr_db >= 1", rule, baseline=before)
+
+        assert "pass" == judge(after, "delta(snr_db) >= -1", "weighted_nmse <= 1", baseline=before).verdict
+
+    @pytest.mark.parametrize("there", ["/elsewhere/one.dat", "C:\\m\\one.dat", "one.dat"])
+    def test_of_the_same_importance_matrix_in_another_folder_is_taken(self, there):
+        before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, "m/one.dat"))
+
+        assert "pass" == gate(after, "delta(weighted_snr_db) >= -1", before).status
+
+    def test_of_another_device_is_taken(self):
+        before = made(rows=[row("a", 20.0, original_norm=1 + 1e-9)])
+
+        assert "pass" == gate(made({"a": 20.0}), "delta(snr_db) >= 0", before).status
+
+
+class TestVerdict:
+    def test_passes_where_all_hold_and_says_how_many(self):
+        found = judge(made(LAYERS), "snr_db >= 1", "min(snr_db) >= 1")
+
+        assert ("pass", Status.OK) == (found.verdict, exit_status(found))
+        assert ["everything selected was compared; 2 gates hold"] == found.reasons
+
+    def test_fails_with_one_reason_a_gate(self):
+        found = judge(made(LAYERS), "snr_db >= 25", "min(snr_db) >= 1", "max(snr_db) < 40")
+
+        assert ("fail", Status.GATE_FAILED) == (found.verdict, exit_status(found))
+        assert [found.gates[0].message, found.gates[2].message] == found.reasons
+        assert "gate snr_db >= 25 does not hold: 1 of 3 layers, the worst a: 20 (margin -5)" == found.reasons[0]
+
+    def test_a_warning_does_not_change_it(self):
+        found = judge(made(LAYERS), Rule("id", parse("snr_db >= 25"), severity="warn"), "min(snr_db) >= 1")
+
+        assert ("pass", Status.OK, "fail") == (found.verdict, exit_status(found), found.gates[0].status)
+        assert "the gate holds; failed with a warning: 1 gate" in found.reasons[0]
+
+    @pytest.mark.parametrize(
+        ("report", "reason"),
+        [
+            (made(LAYERS, verdict="inconclusive", reasons=["why"]), "why"),
+            (made(LAYERS, verdict="inconclusive"), "the report is inconclusive without a reason"),
+            (made(LAYERS, complete=False), "the run was interrupted"),
+            (made(LAYERS, missing=["d"]), "d: not compared: has no counterpart"),
+            (made(LAYERS, findings=[finding("a")]), "a: broken"),
+            (made(LAYERS, findings=[finding("not a layer")]), "not a layer: broken"),
+            (made(LAYERS, findings=[finding(None)]), "None: broken"),
+            (made(LAYERS, rows=[row("d", 30.0, finite=False)]), "d: has elements that are NaN or infinite"),
+            (made(), "nothing was compared"),
+        ],
+    )
+    def test_an_unreliable_report_is_inconclusive_whatever_the_gates_say(self, report, reason):
+        for rule in ("findings.info == 0", "snr_db >= 1000"):
+            found = judge(report, rule)
+
+            assert ("inconclusive", reason) == (found.verdict, found.reasons[0])
+            assert Status.INCONCLUSIVE == exit_status(found)
+
+    def test_a_partial_report_that_is_allowed_is_judged_by_its_gates(self):
+        report = made(LAYERS, missing=["d"])
+
+        assert Status.OK == exit_status(judge(report, "findings.info == 0"), allow_partial=True)
+        assert Status.GATE_FAILED == exit_status(judge(report, "snr_db >= 1"), allow_partial=True)
+
+    def test_what_earlier_gates_said_is_no_reason_any_more(self):
+        before = judge(made(LAYERS, missing=["d"]), "snr_db >= 1000")
+        stored = made(LAYERS, missing=["d"], verdict="inconclusive", reasons=before.reasons)
+        stored.gates = before.gates
+
+        assert before.reasons[:1] == judge(stored, "findings.info == 0").reasons
+
+    def test_violations_come_worst_first(self):
+        found = gate(made(LAYERS | {"d": None}), "snr_db >= 35")
+
+        assert [("d", None), ("a", -15.0), ("b", -5.0)] == [(v.layer, v.margin) for v in found.violations]
+        assert "d" == found.worst_layer
+
+    def test_a_gate_that_holds_names_the_layer_nearest_to_the_limit(self):
+        found = gate(made(LAYERS, lossless=["same"]), "snr_db >= 15")
+
+        assert ("a", 20.0, 5.0) == (found.worst_layer, found.observed, found.margin)
+
+    def test_a_margin_too_large_for_a_number_is_left_out(self):
+        assert gate(made(LAYERS), "snr_db >= -1.7e308").margin is not None
+        assert gate(made(rows=[row("a", 1.7e308)]), "snr_db >= -1.7e308").margin is None
+
+
+class TestCause:
+    """A warning says why a number is bad; an error already stands in the number's place."""
+
+    TRUNCATED = "20.0 dB: truncated"
+    FOUND = finding("a", "warning") | {"code": "excess_error", "message": f"a: {TRUNCATED}"}
+
+    @pytest.mark.parametrize("rule", ["snr_db >= 25", "global(overall_snr_db) >= 99", "findings.warning == 0"])
+    def test_is_told_in_every_output_with_the_value(self, rule):
+        found = gate(made(LAYERS, findings=[self.FOUND]), rule)
+        suite = Element("testsuite")
+        junit._add_gate(suite, found)
+
+        assert self.TRUNCATED in found.message
+        assert found.violations[0].observed is not None
+        for text in ("\n".join(format_gates([found])), tostring(suite, encoding="unicode")):
+            assert self.TRUNCATED in text
+            assert f"{found.observed:.5g} (margin" in text
+
+    def test_is_said_once_on_stderr(self):
+        gates = judge(made(LAYERS, findings=[self.FOUND]), "snr_db >= 25", "snr_db >= 26", "min(snr_db) >= 99").gates
+
+        assert 1 == "\n".join(format_gates(gates[:2])).count(self.TRUNCATED)
+
+    @pytest.mark.parametrize(
+        ("code", "rule", "layer"),
+        [
+            ("unused_codes", "snr_db >= 25", "a"),
+            ("excess_error", "layers <= 1", ""),
+            ("excess_error", "snr_db >= 99", "b"),
+        ],
+    )
+    def test_is_none_where_the_finding_does_not_explain_the_number(self, code, rule, layer):
+        more = {"layers": (layer,)} if layer else {}
+        found = gate(made(LAYERS, findings=[self.FOUND | {"code": code}]), rule, **more)
+
+        assert "fail" == found.status
+        assert self.TRUNCATED not in found.message
+
+
+class TestReportMetrics:
+    @pytest.mark.parametrize(
+        ("metric", "value"),
+        {
+            "original_compared_fraction": 0.75,
+            "quantized_compared_fraction": 1.0,
+            "layers": 3,
+            "lossless": 2,
+            "other_changes": 1,
+            "not_compared": 1,
+            "findings.error": 0,
+            "findings.warning": 2,
+            "findings.info": 1,
+        }.items(),
+    )
+    def test_are_what_the_report_says(self, metric, value):
+        told = [finding(None, severity) for severity in ("warning", "info", "warning")]
+        report = made(LAYERS, lossless=["x", "y"], other={"n": 3.0}, missing=["m"], findings=told)
+
+        assert value == gate(report, f"{metric} == {value}").observed
+        assert metric in REPORT_METRICS
+
+    def test_are_undefined_where_nothing_was_selected(self):
+        nothing = {"original_compared_fraction": None, "quantized_compared_fraction": None}
+
+        assert "fail" == gate(made(LAYERS, coverage=nothing), "original_compared_fraction >= 0").status
+
+
+class TestExplain:
+    RULES = (
+        Rule("attn", parse("snr_db >= 30"), ("a*",)),
+        Rule("attn", parse("snr_db >= 15"), ("a2",)),
+        Rule("all", parse("mean(snr_db) >= 15")),
+        Rule("model", parse("global(nmse) <= 1")),
+        Rule("pct", parse("saturated_pct <= 1"), undefined="skip"),
+    )
+    REPORT = made({"a1": 20.0, "b": 30.0}, rows=[row("a2", 16.0, saturated_pct=None)])
+
+    def test_names_the_rule_that_decides(self):
+        lines = explain_layer(ReportValues(self.REPORT), self.RULES, "a2")
+
+        assert [
+            "layer a2, in layers",
+            "  rule attn: snr_db >= 30: selects it; a later rule with the same id decides",
+            "  rule attn: snr_db >= 15: holds: 16 (margin 1)",
+            "  rule all: mean(snr_db) >= 15: includes it with 16",
+            "  rule model: global(nmse) <= 1: applies to the whole model",
+            "  rule pct: saturated_pct <= 1: skips it: saturated_pct is undefined",
+        ] == lines
+
+    def test_says_what_stands_against_a_layer(self):
+        assert "does not hold: 20 (margin -10)" in explain_layer(ReportValues(self.REPORT), self.RULES, "a1")[1]
+        assert "does not select it" in explain_layer(ReportValues(self.REPORT), self.RULES, "b")[1]
+        broken = ReportValues(made({"a1": 20.0}, findings=[finding("a1")]))
+        assert "does not hold: broken" in explain_layer(broken, self.RULES, "a1")[1]
+
+    def test_says_that_a_layer_is_new(self):
+        rules = [Rule("new", parse("delta(snr_db) >= 0"), undefined="skip")]
+        lines = explain_layer(ReportValues(self.REPORT), rules, "a1", ReportValues(made({"b": 30.0})))
+
+        assert "  rule new: delta(snr_db) >= 0: skips it: is not in the baseline" == lines[1]
+
+    def test_names_the_nearest_layer(self):
+        report = ReportValues(made({"model.layers.0.mlp.weight": 1.0}))
+        with pytest.raises(UsageError, match=r"no layer named .*did you mean model\.layers\.0\.mlp\.weight"):
+            explain_layer(report, self.RULES, "layers.0.mlp.weight")
+
+
+COMPARE = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+SIGNS = st.sampled_from(list(OPERATORS))
+LIMITS = st.floats(-60, 100)
+STATES = st.sampled_from(["good", "good", "good", "null", "not finite", "finding", "missing", "the same", "other"])
+FUNCTION = st.sampled_from(["each", "min", "max", "mean", "median", "p10", "share", "delta", "rel_delta", "global"])
+
+
+@st.composite
+def reports(draw):
+    """A report of a few layers, each in some state; the states by name."""
+    states = {f"layer{n}": draw(STATES) for n in range(draw(st.integers(0, 5)))}
+    snr = {name: draw(st.floats(-50, 90)) for name in states}
+    rows = [row(name, snr[name], finite=state != "not finite") for name, state in states.items() if state in GOOD]
+    rows += [row(name, None) for name, state in states.items() if state == "null"]
+
+    def named(state):
+        return [name for name, found in states.items() if found == state]
+
+    report = made(
+        rows=rows,
+        lossless=named("the same"),
+        missing=named("missing"),
+        other={name: snr[name] for name in named("other")},
+        findings=[finding(name) for name in named("finding")],
+    )
+    return report, states, snr
+
+
+GOOD = ("good", "not finite", "finding")
+BROKEN = {"not finite", "finding", "missing"}
+
+
+@given(made_up=reports(), function=FUNCTION, sign=SIGNS, limit=LIMITS, skip=st.booleans())
+def test_no_report_with_a_null_a_missing_layer_or_an_error_passes_a_rule_about_it(made_up, function, sign, limit, skip):
+    report, states, snr = made_up
+    text = {
+        "share": f"share(snr_db {sign} {limit!r}) >= 0",
+        "global": f"global(overall_snr_db) {sign} {limit!r}",
+    }.get(function, f"{function}(snr_db) {sign} {limit!r}")
+    undefined = "skip" if skip else "fail"
+    baseline = made(dict.fromkeys(states or ["gone"], 20.0)) if "delta" in function else None
+    found = judge(report, Rule("id", parse(text), undefined=undefined), baseline=baseline)
+    about = [state for state in states.values() if state != "other" or function == "global"]
+
+    if BROKEN & set(about) or not about or ("null" in about and not skip and function != "global"):
+        assert "fail" == found.gates[0].status
+    if BROKEN & set(states.values()) or not states:
+        assert "inconclusive" == found.verdict
+    if found.gates[0].status == "pass" and function == "each":
+        good = [snr[name] for name, state in states.items() if state == "good"]
+        assert all(COMPARE[sign](value, limit) for value in good)
+    if found.gates[0].status == "pass" and function in ("min", "max", "mean"):
+        good = [snr[name] for name, state in states.items() if state == "good"] or [inf]
+        value = {"min": min, "max": max, "mean": fmean}[function](good)
+        assert COMPARE[sign](value, limit) or abs(value - limit) < 1e-9
+
+
+@given(made_up=reports(), function=FUNCTION, sign=SIGNS, limit=LIMITS)
+def test_a_rule_and_its_opposite_never_hold_both(made_up, function, sign, limit):
+    report, states, _ = made_up
+    metric = "overall_snr_db" if function == "global" else "snr_db > 3" if function == "share" else "snr_db"
+    condition = parse(f"{function}({metric}) {sign} {limit!r}")
+    baseline = ReportValues(made(dict.fromkeys(states or ["gone"], 20.0))) if "delta" in function else None
+    rules = [Rule("this", condition), Rule("opposite", condition.negate())]
+
+    assert ["pass", "pass"] != [found.status for found in judge_subject(ReportValues(report), rules, baseline).gates]
+
+
+class TestNames:
+    def test_every_number_of_a_layer_can_be_judged(self):
+        report = made({"a": 0.5})
+        for metric in LAYER_METRICS:
+            assert "pass" == gate(report, f"{metric} > 0").status
+
+    def test_every_number_of_the_model_can_be_judged(self):
+        report = made({"a": 0.5}, overall=0.5)
+        for metric in MODEL_METRICS:
+            assert "pass" == gate(report, f"global({metric}) > 0").status
+
+
+@pytest.mark.parametrize("code", ["identical", "swapped_sides"])
+def test_no_rule_holds_for_the_original_itself_or_for_swapped_sides(code):
+    found = {"code": code, "severity": "warning", "layer": None, "message": "is this the quantized checkpoint?"}
+    report = made(LAYERS, findings=[found])
+
+    judged = judge(report, "snr_db >= 10")
+
+    assert ("inconclusive", [found["message"]]) == (judged.verdict, judged.reasons)
+    assert Status.INCONCLUSIVE == exit_status(judged)
+    assert "pass" == judge(report).verdict  # nothing is claimed without a rule
+    assert "pass" == judge(made(LAYERS, findings=[found | {"severity": "info"}]), "snr_db >= 10").verdict

@@ -1,0 +1,279 @@
+"""One language of rules for every document: evaluations, rankings, plans; ``quanterr gate`` on each."""
+
+import json
+
+import pytest
+from msgspec.structs import replace
+from support import sample_documents as sample
+from support.forked import call
+from support.sample_reports import report_of, small
+
+import quanterr
+from quanterr.documents.evaluation.values import VOCABULARY
+from quanterr.documents.kinds import KINDS
+from quanterr.errors import Status, UsageError
+from quanterr.gates.expression import parse
+
+LOCAL = {"GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
+CHUNKS = 16
+
+
+def statuses(evaluation, *rules, **more):
+    """Of the gates of the first candidate."""
+    return [gate.status for gate in quanterr.judge(evaluation, require=rules, **more).candidates[0].gates]
+
+
+@pytest.fixture
+def evaluation():
+    """Whose first candidate has a KLD of 0.0125 ± 0.0006, relative errors of 1 and 2 % behind its two blocks."""
+    made = sample.evaluation()
+    candidates = [replace(one, findings=[], gates=[], verdict="pass", reasons=["evaluated"]) for one in made.candidates]
+    return replace(made, candidates=candidates)
+
+
+@pytest.fixture
+def stored(evaluation, tmp_path):
+    evaluation.save(tmp_path / "evaluation.json")
+    return tmp_path / "evaluation.json"
+
+
+class TestEvaluations:
+    @pytest.mark.parametrize(
+        ("rule", "status"),
+        [
+            ("kld_mean <= 0.0125", "pass"),
+            ("kld_mean < 0.0125", "fail"),
+            ("kld_mean == 0.0125", "pass"),
+            ("upper(kld_mean) < 0.0136", "fail"),  # 0.0125 + 1.96 · 0.0006 = 0.013676
+            ("upper(kld_mean) < 0.0137", "pass"),
+            ("lower(kld_mean) > 0.0113", "pass"),  # 0.011324
+            ("lower(kld_mean) > 0.0114", "fail"),
+            ("max(relative_error) <= 0.02", "pass"),
+            ("max(relative_error) < 0.02", "fail"),
+            ("share(relative_error <= 0.015) == 0.5", "pass"),
+            ("worst_token_error <= 0.05", "pass"),
+            ("median(cosine) >= 0.9999", "pass"),
+            ("max(output_error) <= 0.001", "pass"),
+            ("max(output_error) < 0.001", "fail"),
+            ("each(predicted_kld) <= 0.002", "pass"),  # of each weight
+            ("predicted_kld <= 0.002", "fail"),  # of the candidate: 0.011
+            ("min(accuracy) >= 0.725", "pass"),
+            ("accuracy > 0.725", "fail"),
+            ("cosine_mean > -2", "fail"),  # of encoders: undefined here
+        ],
+    )
+    def test_have_functions_over_blocks_weights_and_tasks(self, evaluation, rule, status):
+        assert [status] == statuses(evaluation, rule)
+
+    @pytest.mark.parametrize(
+        ("rule", "status"),
+        [
+            ("ratio(kld_mean) <= 2", "pass"),
+            ("ratio(kld_mean) < 2", "fail"),
+            ("delta(kld_mean) <= 0.0125", "pass"),
+            ("delta(kld_mean) < 0.0125", "fail"),
+            ("rel_delta(kld_mean) == 1", "pass"),
+            ("delta(output_error) <= 0.001", "pass"),  # of each weight: 0.001 and 0.0005 more
+            ("ratio(output_error) == 2", "pass"),
+            ("delta(accuracy) == 0", "pass"),
+        ],
+    )
+    def test_compare_with_a_baseline(self, evaluation, rule, status):
+        worse = sample.evaluation(2.0)
+        worse = replace(worse, candidates=[replace(one, findings=[]) for one in worse.candidates])
+
+        assert [status] == statuses(worse, rule, baseline=evaluation)
+
+    def test_a_baseline_alone_allows_a_tenth_more(self, evaluation):
+        assert "pass" == quanterr.judge(evaluation, baseline=sample.evaluation()).verdict
+        assert "fail" == quanterr.judge(evaluation, baseline=sample.evaluation(0.9)).verdict
+
+    def test_a_baseline_of_another_text_is_refused(self, evaluation):
+        other = replace(evaluation, tokens=replace(evaluation.tokens, sha256="f" * 64))
+        with pytest.raises(UsageError, match="another text"):
+            quanterr.judge(evaluation, baseline=other)
+
+    def test_what_must_not_hold_fails_where_it_is_undefined_too(self, evaluation):
+        for rule in ("kld_mean > 0.01", "cosine_mean < 2", "min(cosine) < 1"):
+            found = quanterr.judge(evaluation, fail_if=[rule])
+            assert "fail" == found.candidates[0].gates[0].status, rule
+
+    def test_patterns_select_weights(self, evaluation, tmp_path):
+        rules = tmp_path / "rules.toml"
+        rules.write_text(
+            'schema = 1\n[[rule]]\nid = "q"\nrequire = "output_error < 0.0006"\nlayers = ["model.layers.1.*"]\n'
+        )
+        gate = quanterr.judge(evaluation, rules).candidates[0].gates[0]
+
+        assert ("pass", 2) == (gate.status, gate.judged)
+
+    def test_a_pattern_that_selects_none_is_wrong_usage(self, evaluation, tmp_path):
+        rules = tmp_path / "rules.toml"
+        rules.write_text('schema = 1\n[[rule]]\nid = "q"\nrequire = "output_error < 1"\nlayers = ["nothing_here"]\n')
+        with pytest.raises(UsageError, match="nothing_here"):
+            quanterr.judge(evaluation, rules)
+
+    def test_judging_again_forgets_what_gates_said_and_keeps_why_it_is_inconclusive(self, evaluation):
+        failed = quanterr.judge(evaluation, require=["kld_mean < 0"])
+        missing = replace(
+            evaluation.candidates[0], verdict="inconclusive", reasons=["1 tensor taken from the original"]
+        )
+        without = replace(evaluation, candidates=[missing])
+
+        assert ("fail", "pass") == (failed.verdict, quanterr.judge(failed, require=["kld_mean < 1"]).verdict)
+        for _ in range(2):
+            without = quanterr.judge(without, require=["kld_mean < 0"])
+            assert "inconclusive" == without.verdict
+            assert "fp8: 1 tensor taken from the original" == without.reasons[0]
+
+    @pytest.mark.parametrize(
+        ("rule", "words"),
+        [
+            ("kld_men <= 1", "no metric of the evaluation named kld_men; did you mean kld_mean, "),
+            ("global(kld_mean) <= 1", "kld_mean is a metric of the evaluation; write it without global()"),
+            (
+                "mean(kld_mean) <= 1",
+                "kld_mean is a metric of the evaluation itself, not of its parts: write kld_mean alone",
+            ),
+            ("upper(kld_max) <= 1", "kld_max has no standard error; write it without upper(), which takes "),
+            ("upper(output_error) <= 1", "output_error has no standard error"),
+            ("snr_db >= 30", "no metric of the evaluation named snr_db"),
+        ],
+    )
+    def test_say_what_there_is_instead(self, rule, words):
+        with pytest.raises(UsageError) as raised:
+            parse(rule, VOCABULARY)
+
+        assert words in str(raised.value)
+
+
+class TestReports:
+    def test_have_no_intervals(self):
+        with pytest.raises(UsageError, match=r"snr_db has no standard error; .* no metric of a report"):
+            parse("upper(snr_db) >= 30")
+
+    def test_their_own_numbers_compare_with_a_baseline(self):
+        found = parse("delta(findings.warning) <= 0")
+
+        assert ("whole", "delta") == (found.scope, found.function)
+
+
+class TestRankingsAndPlans:
+    def test_candidates_of_a_ranking_are_judged_each(self):
+        found = quanterr.judge(sample.ranking(), require=["bits_per_weight <= 100", "max(bytes) < 1"])
+
+        assert ["pass", "fail"] == [gate.status for gate in found.candidates[0].gates]
+        assert ("inconclusive", "inconclusive") == (found.candidates[-1].verdict, found.verdict)
+
+    def test_a_plan_has_no_verdict_to_store(self):
+        with pytest.raises(UsageError, match="a plan stores no verdict"):
+            quanterr.judge(sample.plan(), require=["bits_per_weight <= 9"])
+
+
+def gate(*words, env=None):
+    return call("gate", *words, env=LOCAL | (env or {}))
+
+
+class TestCommand:
+    """Each starts a process of its own: statuses and streams."""
+
+    def test_judges_an_evaluation_in_the_same_language(self, stored, tmp_path):
+        done = gate(stored, "--fail-if", "upper(kld_mean) > 0.02", "--require", "max(relative_error) <= 0.02", "--json")
+        found = json.loads(done.stdout)
+
+        assert (Status.GATE_FAILED, "fail") == (done.returncode, found["verdict"])
+        assert ["pass", "fail"] == [one["verdict"] for one in found["candidates"]]
+
+    def test_explains_a_block_and_a_weight(self, stored):
+        rules = ("--require", "kld_mean < 1", "--require", "output_error < 1", "--require", "max(cosine) < 2")
+        done = gate(stored, *rules, "--explain", "model.layers.0.mlp.up_proj.weight")
+
+        assert 2 == done.stdout.count("layer model.layers.0.mlp.up_proj.weight, in weight")
+        assert "rule kld_mean < 1: applies to the whole model" in done.stdout
+        assert "rule output_error < 1: holds: 0.001 (margin 0.999)" in done.stdout
+        assert "rule max(cosine) < 2: applies to blocks" in done.stdout
+
+    def test_makes_it_the_baseline_and_tells_github(self, stored, evaluation, tmp_path):
+        baseline = tmp_path / "baseline.json"
+        sample.evaluation().save(baseline)
+        words = ("--baseline", baseline, "--update-baseline", "-o", tmp_path / "judged.xml")
+        done = gate(stored, *words, env={"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")})
+
+        assert Status.OK == done.returncode, done.stderr
+        assert "pass" == json.loads(baseline.read_text())["verdict"]
+        assert "### quanterr `fp8`: pass" in (tmp_path / "summary.md").read_text()
+        assert "ratio(kld_mean)" in (tmp_path / "judged.xml").read_text()
+
+    def test_judges_plans_and_rankings(self, tmp_path):
+        sample.plan().save(tmp_path / "plan.json")
+        sample.ranking().save(tmp_path / "ranking.json")
+        plan = gate(tmp_path / "plan.json", "--require", "bits_per_weight <= 8.1", "--require", "min(snr_db) >= 20")
+        ranking = gate(tmp_path / "ranking.json", "--require", "snr_db >= 1", "--allow-partial")
+
+        assert "fail" in plan.stderr  # a layer that stays has no SNR: it is undefined, and does not hold
+        assert (Status.GATE_FAILED, Status.GATE_FAILED) == (plan.returncode, ranking.returncode), ranking.stderr
+
+    def test_a_plan_is_in_the_summary_of_a_job(self, tmp_path):
+        sample.plan().save(tmp_path / "plan.json")
+        env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+        done = gate(tmp_path / "plan.json", "--require", "bits_per_weight <= 9", env=env)
+
+        assert Status.OK == done.returncode, done.stderr
+        assert ["### quanterr: pass", "## Quantization plan"] == [
+            line for line in (tmp_path / "summary.md").read_text().splitlines() if line.startswith("#")
+        ]
+
+    def test_a_baseline_of_another_kind_is_wrong_usage(self, stored, tmp_path):
+        sample.plan().save(tmp_path / "plan.json")
+        done = gate(stored, "--baseline", tmp_path / "plan.json")
+
+        assert Status.USAGE == done.returncode
+        assert "plan.json: the kind of the baseline (plan) differs from the document's (evaluation)" in done.stderr
+
+
+def test_every_kind_of_document_has_its_vocabulary():
+    for kind in KINDS.values():
+        vocabulary = kind.values.VOCABULARY
+        assert kind.name.lower() == vocabulary.document
+        assert parse(vocabulary.example, vocabulary)
+        assert vocabulary.no_worse is None or parse(vocabulary.no_worse, vocabulary)
+
+
+def test_a_checkpoint_is_no_baseline(stored, tmp_path):
+    checkpoint = tmp_path / "model.safetensors"
+    checkpoint.write_bytes((2).to_bytes(8, "little") + b"{}")
+    done = call("gate", stored, "--baseline", checkpoint)
+
+    assert Status.UNREADABLE == done.returncode
+    assert "is a checkpoint, not a report" in done.stderr
+
+
+class TestMetrics:
+    @pytest.mark.parametrize("make", ["evaluation", "ranking", "plan", "inspection", "images"])
+    def test_every_number_of_a_document_has_a_name_that_gates_know(self, make):
+        document = getattr(sample, make)()
+        numbers = document.metrics()
+        of_subject = {name.rpartition("/")[2] for name in numbers}
+
+        assert of_subject
+        for name in of_subject:
+            parse(f"{name} >= 0", KINDS[document.schema_].values.VOCABULARY)
+
+    def test_numbers_of_a_report_are_those_that_gates_judge(self):
+        report = replace(report_of(small()), findings=[])
+        numbers = report.metrics()
+        rules = [f"global({name[7:]}) == {value!r}" for name, value in numbers.items() if name.startswith("global/")]
+        rules += [f"{name} == {value!r}" for name, value in numbers.items() if not name.startswith("global/")]
+
+        assert len(rules) > 10
+        judged = quanterr.judge(report, require=[rule for rule in rules if "inf" not in rule])
+        assert {"pass"} == {gate.status for gate in judged.gates}
+
+    def test_numbers_of_candidates_begin_with_their_names(self):
+        evaluation = sample.evaluation()
+
+        numbers = evaluation.metrics()
+
+        first = evaluation.candidates[0]
+        assert numbers[f"{first.name}/kld_mean"] == first.scores.kld_mean
+        assert {name.rpartition("/")[0] for name in numbers} == {one.name for one in evaluation.candidates}

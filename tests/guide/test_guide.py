@@ -1,0 +1,233 @@
+"""What README and guide show is what the program prints; guide and explain find what there is."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import make_guide
+import pytest
+from support.forked import call, in_terminal
+from support.making import quantized_fp8
+from support.small_models import ids, quantized_by, saved
+from support.small_models import stored as read_stored
+from support.stored import pair, write
+
+import quanterr
+from quanterr import guide
+from quanterr.errors import Status, UsageError
+
+pytestmark = pytest.mark.session
+
+README = make_guide.README.read_text()
+PAGE_OF_JQ = (guide.PAGES / "automation.md").read_text()
+RECIPES = re.findall(r"^jq ((?:-es )?'[^']+') report\.json$", PAGE_OF_JQ, re.MULTILINE)
+ISSUED = [
+    "'.layers | sort_by(.snr_db) | .[0:5]'",
+    "'.layers | map({name: .layer_name, mae: .mean_absolute_error})'",
+    "'.aggregate | {mae: .mean_absolute_error, snr: .overall_snr_db}'",
+]
+
+needs_jq = pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+
+
+@pytest.mark.parametrize(
+    ("page", "part"), [(page, part) for page in make_guide.PAGES for part in make_guide.parts_of(page)]
+)
+def test_what_the_program_makes_is_up_to_date(page, part):
+    assert make_guide.PARTS[part]() == make_guide.between(page.read_text(), part)
+
+
+def test_every_part_has_its_place():
+    assert make_guide.PARTS.keys() == {part for page in make_guide.PAGES for part in make_guide.parts_of(page)}
+
+
+def test_the_readme_is_short():
+    assert len(README.encode()) <= 12_000
+
+
+def test_the_readme_counts_the_formats():
+    assert {str(len(quanterr.FORMATS))} == set(re.findall(r"(\d+)\s+(?:layouts|\[formats\])", README))
+
+
+class TestGuide:
+    def test_is_short(self):
+        pages = [(guide.PAGES / f"{topic}.md").read_text() for topic in guide.TOPICS]
+        written = [re.sub(r"<!-- ([a-z-]+): made by .*?<!-- /\1 -->", "", page, flags=re.DOTALL) for page in pages]
+
+        assert sum(len(page.split()) for page in written) <= 15_000
+
+    @pytest.mark.parametrize("topic", guide.TOPICS)
+    def test_each_page_begins_with_a_command(self, topic):
+        assert re.match(r"# .+\n\n.+\n\n```(console\n\$|python\n)", guide.read_page(topic))
+
+    def test_lists_every_page_that_is_there(self):
+        assert set(guide.TOPICS) == {page.stem for page in guide.PAGES.glob("*.md")}
+        assert all(f"  {topic} " in guide.list_pages() for topic in guide.TOPICS)
+
+    @pytest.mark.parametrize("topic", guide.TOPICS)
+    def test_shows_a_page_without_its_markers(self, topic):
+        text = guide.read_page(topic)
+
+        assert text.startswith("# ")
+        assert "made by" not in text
+        assert (topic == "outputs") == ("<!--" in text)  # the markers of render --update
+
+    @pytest.mark.parametrize("topic", guide.TOPICS)
+    def test_links_lead_to_pages(self, topic):
+        assert set(re.findall(r"\]\((.+?)\.md\)", guide.read_page(topic))) <= set(guide.TOPICS)
+
+    def test_an_unknown_page_names_the_nearest(self):
+        done = call("guide", "metric")
+
+        assert (Status.USAGE, "") == (done.returncode, done.stdout)
+        assert "did you mean metrics" in done.stderr
+
+    def test_is_plain_text_in_a_pipe_and_drawn_in_a_terminal(self):
+        assert "# Settings" in call("guide", "settings").stdout
+        assert "\x1b[" in in_terminal("explain", "scale_factor")
+
+    def test_without_a_topic_lists_the_pages(self):
+        assert guide.list_pages() == call("guide").stdout.rstrip()
+
+
+class TestExplain:
+    @pytest.mark.parametrize("kind", [*guide.KINDS, guide.list_formats], ids=lambda kind: kind.__name__)
+    def test_knows_every_name(self, kind):
+        for entry in kind():
+            assert entry.text in guide.explain(entry.name)
+
+    @pytest.mark.parametrize(
+        ("name", "found"),
+        [("far_off", "## implausible_error"), ("0", "Exit status"), ("fp8_block", "Format"), ("p99_9", "## pNN")],
+    )
+    def test_says_what_it_is(self, name, found):
+        done = call("explain", name)
+
+        assert found in done.stdout + done.stderr
+
+    @pytest.mark.parametrize(
+        ("name", "listed"),
+        [
+            ("int4_g32", "int4_g128"),
+            ("int3_channel", "int8_channel"),
+            ("INT4_g64:asym", "int4_g128"),
+            ("nf4_g128", "nf4"),
+            ("fp8_block1x128", "fp8_block128"),
+            ("mlx_q8_g32", "mlx_q4_g64"),
+            ("gguf_q2_k:strict", "gguf_q2_k"),
+        ],
+    )
+    def test_a_recipe_of_other_numbers_is_explained_as_the_listed_one(self, name, listed):
+        assert guide.explain(name).startswith(f"## {listed}\n")
+
+    def test_a_misspelt_name_is_wrong_usage_and_the_nearest_are_named(self):
+        with pytest.raises(UsageError, match="did you mean scale_factor"):
+            guide.explain("scale_facto")
+
+
+def test_the_make_targets_exist():
+    targets = set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE))
+    makefile = (make_guide.ROOT / "Makefile").read_text()
+
+    assert targets
+    assert set() == {target for target in targets if f"\n{target}:" not in makefile}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jq")
+    original, quantized = pair(folder)
+    path = folder / "report.json"
+    path.write_text(quanterr.compare(original, quantized).to_json())
+    return path
+
+
+@needs_jq
+class TestRecipes:
+    def jq(self, recipe, report):
+        words = recipe.split(" ", 1) if recipe.startswith("-es") else [recipe]
+        return subprocess.run(
+            ["jq", *words[:-1], words[-1].strip("'"), str(report)], capture_output=True, text=True, check=False
+        )
+
+    def test_are_those_that_users_have_in_their_scripts(self):
+        assert set(ISSUED) <= set(RECIPES)
+
+    def test_the_five_worst_layers_come_worst_first(self, report):
+        layers = json.loads(self.jq(RECIPES[0], report).stdout)
+
+        assert layers
+        assert sorted(layer["snr_db"] for layer in layers) == [layer["snr_db"] for layer in layers]
+
+    def test_names_and_errors_of_all_layers(self, report):
+        found = json.loads(self.jq(RECIPES[1], report).stdout)
+        layers = json.loads(report.read_text())["layers"]
+
+        assert [{"name": x["layer_name"], "mae": x["mean_absolute_error"]} for x in layers] == found
+
+    def test_the_whole_model(self, report):
+        aggregate = json.loads(report.read_text())["aggregate"]
+        expected = {"mae": aggregate["mean_absolute_error"], "snr": aggregate["overall_snr_db"]}
+
+        assert expected == json.loads(self.jq(RECIPES[2], report).stdout)
+
+    def test_the_gate_passes_a_good_report(self, report):
+        assert 0 == self.jq(RECIPES[3], report).returncode
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            lambda r: r.update(verdict="inconclusive"),
+            lambda r: r.update(complete=False),
+            lambda r: r.update(layers=[]),
+            lambda r: r["layers"][0].update(snr_db=None),
+            lambda r: r["layers"][0].update(snr_db="Infinity"),
+            lambda r: r["layers"][0].update(snr_db=27.9),
+            lambda r: r["layers"][0].pop("snr_db"),
+            lambda r: r.pop("layers"),
+            lambda r: r.clear(),
+        ],
+    )
+    def test_the_gate_fails_closed(self, report, tmp_path, spoil):
+        spoilt = json.loads(report.read_text())
+        spoil(spoilt)
+        path = tmp_path / "report.json"
+        path.write_text(json.dumps(spoilt))
+
+        assert 0 != self.jq(RECIPES[3], path).returncode
+
+    @pytest.mark.parametrize("times", [0, 2])
+    def test_the_gate_fails_closed_on_a_file_without_a_report_or_with_several(self, report, tmp_path, times):
+        path = tmp_path / "report.json"
+        path.write_text(times * report.read_text())
+
+        assert 0 != self.jq(RECIPES[3], path).returncode
+
+    def test_the_gate_of_the_examples_passes_and_fails_closed(self, report, tmp_path):
+        gate = ["jq", "-e", "-s", "-f", str(make_guide.ROOT / "examples/ci/gate.jq")]
+        empty = tmp_path / "empty.json"
+        empty.write_text("")
+
+        assert 0 == subprocess.run([*gate, str(report)], capture_output=True).returncode
+        assert 0 != subprocess.run([*gate, str(empty)], capture_output=True).returncode
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_library_page_run(tmp_path, monkeypatch):
+    """All of them, in their order, on a small model: a few seconds, as evaluate runs it."""
+    pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+    saved("llama", tmp_path / "original")
+    (tmp_path / "fp8").mkdir()
+    write(tmp_path / "fp8/model.safetensors", quantized_by(quantized_fp8, read_stored(tmp_path / "original"))[0])
+    ids(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    page, found = (guide.PAGES / "library.md").read_text(), {}
+    for example in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(example, found)
+
+    assert {"report", "judged", "ranking", "plan", "evaluation", "inspection", "new"} <= found.keys()
+    assert "pass" == found["report"].verdict
+    assert (tmp_path / "report.html").is_file()
+    for name in re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE):
+        assert f"quanterr.{name}(" in page

@@ -1,0 +1,123 @@
+"""Every word that an output shows is explained, and completion offers it."""
+
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from support import sample_documents
+from support.sample_reports import report_of, tiny
+
+from quanterr import guide
+from quanterr.cli import completion
+from quanterr.documents.base import Finding
+from quanterr.documents.comparison.layers import BUCKETS
+from quanterr.documents.diff.candidates.model import Word as Change
+from quanterr.documents.finding_codes import CODES
+from quanterr.documents.gate_results import Word as Verdict
+from quanterr.documents.kinds import KINDS
+from quanterr.documents.ranking import gains
+from quanterr.metrics import NONFINITE
+from quanterr.outputs.sections import FigureGroup, Shares, Table
+from quanterr.selection.roles import ALIASES, OTHER, ROLES
+
+ROOMS = [Path(guide.__file__).parents[1] / name for name in ("documents", "outputs")]
+# Calls that declare a heading → its argument, by position and by keyword.
+DECLARED = {"Column": (0, "header"), "Figure": (0, "title"), "MapMetric": (0, "column"), "Table": (1, "first")}
+SAMPLES = {
+    "report": lambda: report_of(tiny()),
+    **{
+        name: getattr(sample_documents, name)
+        for kind in ("ranking", "evaluation", "plan", "inspection", "images")
+        for name in (kind, f"{kind}_diff")
+    },
+    "encoder": sample_documents.encoder,
+    "diff": sample_documents.report_diff,
+}
+OF_DATA = re.compile(r"[\d,]+-[\d,]+|[\d.]+ % (of columns )?out|scale [+-]\d+ %|step \d+|")  # headings with numbers
+
+
+def declared_headings() -> set[str]:
+    """Headings that the code declares as texts, also those of tables that no sample has."""
+    found = set(
+        re.findall(r'title: "([^"$]+)"', "".join(path.read_text() for room in ROOMS for path in room.rglob("*.js")))
+    )
+    for path in (path for room in ROOMS for path in room.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in DECLARED:
+                position, keyword = DECLARED[call.func.id]
+                given = [*call.args[position : position + 1], *(k.value for k in call.keywords if k.arg == keyword)]
+                found |= {one.value for one in given if isinstance(one, ast.Constant)}
+    return found
+
+
+def shown_words(document) -> set[str]:
+    """The headings and figures of a document, its verdict and the codes of its findings."""
+    view, found = document.view(10), set()
+    names = {one.name for one in getattr(document, "candidates", ())}
+    for part in (part for section in view.sections for part in section.parts):
+        if isinstance(part, Table):
+            found |= {part.first, *(column.header for column in part.columns)} - names
+        elif isinstance(part, FigureGroup):
+            found |= {figure.title for figure in part.shown}
+        elif isinstance(part, Shares):
+            found |= {share.title for whole in part.wholes for share in whole.shares}
+    return found | {view.word or "pass"}
+
+
+def of_vocabularies() -> set[str]:
+    found = set()
+    for kind in KINDS.values():
+        words = kind.values.VOCABULARY
+        found |= {*words.items, *words.items.values(), *words.whole, *words.model}
+        found |= {score.title for score in words.scores.values()}
+    return found
+
+
+WORDS = {
+    "headings": declared_headings(),
+    "rules": of_vocabularies(),
+    "findings": {*CODES, *get_args(Finding.__annotations__["severity"])},
+    "verdicts": {*get_args(Verdict), "compared", "evaluated"},
+    "roles": {*(role for role, _ in ROLES), *ALIASES, OTHER},
+    "states": {*BUCKETS, *BUCKETS.values(), "not compared", "not ranked", "undefined", "exact", "not finite"},
+    "changes": {*get_args(Change), "within chance", "new", "gone"},
+    "gains": set(gains.WORDS.values()),
+    "rows": {"floor", "macro average", "this plan", "knee", "Pareto-optimal", *NONFINITE},
+}
+
+
+def unexplained(words: set[str]) -> set[str]:
+    found = set()
+    for word in words:
+        if OF_DATA.fullmatch(word):
+            continue
+        try:
+            guide.explain(word)
+        except guide.UsageError:
+            found.add(word)
+    return found
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_every_declared_word_is_explained(kind):
+    assert WORDS[kind]
+    assert set() == unexplained(WORDS[kind])
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_every_word_of_a_document_is_explained(kind):
+    assert set() == unexplained(shown_words(SAMPLES[kind]()))
+
+
+def test_a_word_is_found_in_other_spellings():
+    assert guide.explain("old SNR dB") == guide.explain("SNR") == guide.explain("snr")
+    assert "## attention" in guide.explain("attn")
+
+
+def test_completion_offers_them():
+    offered = set(completion.names())
+
+    assert {"predicted KLD", "attn", "not compared", "relative", "kld_mean_se", "fp8_row"} <= offered
+    assert {*CODES, *guide.words.WORDS} <= offered

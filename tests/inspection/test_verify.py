@@ -1,0 +1,77 @@
+"""Checksums of the hub: of its local cache, and of downloads; tests/checkpoints/test_remote.py asks a hub itself."""
+
+from hashlib import sha256
+
+import pytest
+from support.making import numbers, store
+
+import quanterr
+from quanterr.checkpoints import checksums
+from quanterr.errors import UsageError
+
+
+@pytest.fixture
+def file(tmp_path):
+    return store(tmp_path / "m.safetensors", {"a.weight": numbers(64, 128)})
+
+
+def digest(path):
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def cache(file, name):
+    """The file as a blob of the local cache, of this name; the link of its snapshot."""
+    blobs, snapshot = file.parent / "blobs", file.parent / "snapshots" / "c0ffee"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    file.rename(blobs / name)
+    (snapshot / file.name).symlink_to(blobs / name)
+    return snapshot / file.name
+
+
+def note(file, etag):
+    """What huggingface_hub writes beside a download."""
+    folder = file.parent / ".cache/huggingface/download"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{file.name}.metadata").write_text(f"{'c0ffee' * 6}abcd\n{etag}\n1712656091.123\n")
+    return file
+
+
+@pytest.mark.parametrize("place", [cache, note])
+def test_a_file_that_is_as_stated_is_verified(file, place, monkeypatch):
+    monkeypatch.setattr(checksums, "PIECE", 1000)
+    found = quanterr.inspect(place(file, digest(file)), verify=True)
+
+    assert (1, []) == (found.verified, found.findings)
+    assert found.run.read_bytes > 64 * 128 * 2
+
+
+@pytest.mark.parametrize("place", [cache, note])
+def test_another_file_is_an_error_that_names_both(file, place):
+    actual, stated = digest(file), "a" * 64
+    path = place(file, stated)
+    found = quanterr.inspect(path, verify=True)
+    (told,) = found.findings
+
+    assert (0, "checksum_mismatch", "error") == (found.verified, told.code, told.severity)
+    assert f"{path}: its SHA-256 is {actual}, and the hub states {stated}" in told.message
+    assert found.problems
+
+
+@pytest.mark.parametrize("etag", [None, "11c5a3d5811f50298f278a704980280950aedb10", "not a checksum"])
+def test_without_a_stated_checksum_there_is_nothing_to_verify(file, etag):
+    with pytest.raises(UsageError, match="no checksum to verify"):
+        quanterr.inspect(note(file, etag) if etag else file, verify=True)
+
+
+def test_shards_without_one_are_a_warning(tmp_path):
+    shards = [store(tmp_path / f"m-0000{n}-of-00002.safetensors", {f"{n}.weight": numbers(64, 128)}) for n in (1, 2)]
+    note(shards[0], digest(shards[0]))
+    found = quanterr.inspect(tmp_path, verify=True)
+
+    assert (1, ["warning"]) == (found.verified, [one.severity for one in found.findings])
+    assert "no SHA-256 of 1 file: m-00002-of-00002.safetensors" in found.findings[0].message
+
+
+def test_is_not_asked_for_by_default(file):
+    assert [] == quanterr.inspect(note(file, "a" * 64)).findings

@@ -1,0 +1,281 @@
+"""Comparisons on a simulated accelerator: numbers and findings of the CPU, order on streams, little memory."""
+
+import gc
+import json
+from itertools import groupby
+
+import pytest
+import torch
+from support.making import numbers
+from support.simulated_device import NAME, UNKNOWN, check_tables, is_pinned, register, simulated
+from support.stored import write
+from test_formats import CASES, GOLDEN, expected_of, values_of
+from test_scheduler import stored
+
+import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.comparison import scheduler
+from quanterr.errors import ResourceError
+from quanterr.kernel import library
+from quanterr.tensors.devices import CPU, describe_device, own_stream, pick_device
+from quanterr.tensors.workspace import Workspace
+
+pytestmark = UNKNOWN
+SUMS = 1e-9  # float64 sums of float32 rows, added in another order
+# The smallest file of each format, and those whose scales are quantized again.
+FEW = {
+    min(of_format, key=lambda case: case.stat().st_size) for _, of_format in groupby(CASES, lambda case: case.parent)
+}
+FEW |= {case for case in CASES if "double_quant" in case.stem}
+
+
+@pytest.fixture(autouse=True)
+def torch_kernel(monkeypatch):
+    """The CPU computes by torch's kernel, as devices do."""
+    monkeypatch.setenv(library.VARIABLE, "torch")
+
+
+def device(number=0):
+    register()
+    return torch.device(NAME, number)
+
+
+def document(report):
+    """What a report says, but for the run."""
+    found = json.loads(report.to_json())
+    del found["run"]
+    return found
+
+
+def both(make, **where):
+    """The documents of two reports, one made on the CPU, one on the device."""
+    here = make("cpu")
+    with simulated(**where):
+        return document(here), document(make(NAME))
+
+
+def blurred(case, folder):
+    """A golden file's values, each off by some per cent: an original from which the file differs."""
+    random = torch.Generator().manual_seed(0)
+    values = {
+        name: (tensor * (1 + 0.02 * torch.randn(tensor.shape, generator=random))).to(tensor.dtype)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in values_of(case).items()
+    }
+    return write(folder / "original.safetensors", values)
+
+
+def cases():
+    """Every golden file, those beside :data:`FEW` marked as slow."""
+    for case in CASES:
+        marks = () if case in FEW else pytest.mark.slow
+        yield pytest.param(case, id=f"{case.parent.name}/{case.stem}", marks=marks)
+
+
+@pytest.mark.parametrize("case", [*cases()])
+def test_numbers_and_findings_are_those_of_the_cpu(case, tmp_path, monkeypatch):
+    check_tables(monkeypatch, "quanterr.formats")
+    # To the bit: the same operations of torch, one after the other, on the same chunks.
+    original = blurred(case, tmp_path)
+    here, there = both(lambda name: quanterr.compare(original, case, device=name))
+
+    assert here == there
+
+
+def test_what_is_read_exactly_is_exact_there_too():
+    case = min(FEW)
+    with simulated():
+        report = quanterr.compare(expected_of(case), case, device=NAME)
+
+    assert not report.layers
+    assert report.lossless
+
+
+class TestRanking:
+    def test_candidates_are_ranked_as_on_the_cpu(self, tmp_path):
+        original, quantized = stored(tmp_path, a=(64, 64), b=(32, 96))
+        candidates = [quantized, stored(tmp_path / "other", a=(64, 64), b=(32, 96))[1]]
+        here, there = both(lambda name: quanterr.rank(original, candidates, device=name))
+
+        assert here == there
+
+    def test_recipes_are_swept_as_on_the_cpu(self, tmp_path):
+        original, _ = stored(tmp_path, a=(64, 64))
+        to = ["fp8_row", "int4_g32", "nvfp4", "gguf_q4_k"]
+        here, there = both(lambda name: quanterr.sweep(original, to=to, device=name))
+
+        assert here == there
+
+    def test_recipes_are_planned_as_on_the_cpu(self, tmp_path):
+        original, _ = stored(tmp_path, a=(64, 64), b=(32, 96))
+        here, there = both(lambda name: quanterr.plan(original, to=["fp8_row", "int4_g32"], bits=6.0, device=name))
+
+        assert here == there
+
+
+def test_measure_takes_tensors_of_the_device():
+    x = numbers(40, 70)
+    y = x + 0.1 * numbers(40, 70, seed=1)
+    here = quanterr.measure(x, y)
+    with simulated():
+        there = quanterr.measure(x.to(device()), y.to(device()))
+
+    assert here == there
+
+
+class TestMany:
+    """Weights in several ranges, and as many workers as there are on a GPU, each with a stream of its own."""
+
+    @pytest.fixture(autouse=True)
+    def _small_ranges(self, monkeypatch):
+        monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 12)
+        monkeypatch.setattr(scheduler, "DEVICE_CHUNK", 1 << 12)
+        monkeypatch.setattr(scheduler, "SMALL", 1)
+
+    def test_workers_on_their_own_streams_add_up_to_the_same(self, tmp_path):
+        files = stored(tmp_path, a=(20, 1000), b=(10, 800), c=(8, 8))
+        here, there = both(lambda name: quanterr.compare(*files, device=name))
+
+        assert here == there
+
+    @pytest.mark.parametrize("name", ["quip_sharp/handmade_rvq3", "vptq/vptq_synthetic"])
+    def test_parts_that_workers_share_are_in_order(self, name, tmp_path):
+        case = GOLDEN / f"{name}.safetensors"
+        original = blurred(case, tmp_path)
+        here, there = both(lambda name: quanterr.compare(original, case, device=name))
+
+        assert here == there
+
+
+class TestBuffers:
+    """What workers read and share, on streams of their own."""
+
+    @pytest.fixture
+    def entry(self, tmp_path):
+        """128 numbers from 0 on."""
+        with open_checkpoint(write(tmp_path / "x.safetensors", {"x": torch.arange(128.0)})) as checkpoint:
+            yield checkpoint.entries["x"]
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_are_filled_again_only_after_the_copy_to_the_device(self, entry, number):
+        with simulated(count=2):
+            workspace = Workspace(device(number))
+            pieces = [workspace.read("x", entry, first, (64,)).clone() for first in (0, 64)]
+
+            assert [*range(128)] == torch.cat(pieces).tolist()
+            assert all(is_pinned(host) for host, _ in workspace._hosts.values())
+
+    def test_are_shared_once_they_are_made(self, entry):
+        with simulated():
+            there = device()
+            for _ in range(2):
+                with own_stream(there):
+                    workspace = Workspace(there)
+                    found = workspace.share("x", entry, lambda: torch.arange(4, device=there))
+            total = int(found.sum())
+
+        assert 6 == total
+
+    def test_are_shared_once_their_pieces_are_filled(self, entry):
+        with simulated():
+            there = device()
+            workspaces = [Workspace(there) for _ in range(2)]
+            for workspace in workspaces:
+                with own_stream(there):
+                    found = workspace.share(
+                        "x", entry, lambda: torch.empty(2, device=there), lambda out, piece: out[piece].fill_(piece), 2
+                    )
+            with own_stream(there):
+                total = int(found.sum())
+
+        assert 1 == total
+
+    def test_are_kept_for_all_who_use_them(self, entry):
+        with simulated():
+            there = device()
+            workspaces = [Workspace(there) for _ in range(2)]
+            for workspace in workspaces:
+                with own_stream(there):
+                    found = workspace.share("x", entry, lambda: torch.arange(4, device=there)) + 1
+            workspaces.clear()  # frees the shared tensor, which the second stream may still read
+            del workspace
+
+            assert (4,) == found.shape
+
+
+class TestRoom:
+    """On a device whose memory is short: chunks of 2^14 elements, halved down to 2^12, on the CPU 2^11."""
+
+    @pytest.fixture(autouse=True)
+    def _small_chunks(self, monkeypatch):
+        for name, n in (("DEVICE_CHUNK", 1 << 14), ("LEAST_DEVICE_CHUNK", 1 << 12), ("CPU_CHUNK", 1 << 11)):
+            monkeypatch.setattr(scheduler, name, n)
+
+    @pytest.fixture
+    def files(self, tmp_path):
+        return stored(tmp_path, a=(70, 1000))
+
+    def compared(self, files, name=NAME, **where):
+        """The report, the chunk sizes of its sums, and the bytes that it took at most."""
+        with simulated(**where) as there:
+            return quanterr.compare(*files, device=name), there.peak
+
+    def test_that_lacks_a_byte_is_found_with_smaller_chunks(self, files):
+        whole, most = self.compared(files)
+        found, peak = self.compared(files, limit=most - 1)
+
+        assert peak < most
+        assert whole.run.device == found.run.device
+        assert whole.layers[0].max_absolute_error == found.layers[0].max_absolute_error
+        assert whole.layers[0].mean_squared_error == pytest.approx(found.layers[0].mean_squared_error, rel=SUMS)
+
+    def test_that_lacks_everything_is_found_on_the_cpu(self, files):
+        whole, _ = self.compared(files)
+        found, peak = self.compared(files, "auto", limit=1000)
+
+        assert peak <= 1000
+        assert f"{NAME}:0 (simulated); also cpu, as memory ran out at a.weight" == found.run.device
+        assert whole.layers[0].mean_squared_error == pytest.approx(found.layers[0].mean_squared_error, rel=SUMS)
+
+    def test_is_an_error_where_the_cpu_may_not_go_on(self, files):
+        with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu") as raised:
+            self.compared(files, limit=1000)
+
+        assert 5 == raised.value.status
+
+    def test_is_given_back_at_the_end(self, files):
+        with simulated() as there:
+            quanterr.compare(*files, device=NAME)
+            gc.collect()
+
+            assert there.used < 1 << 14  # tables that formats keep
+
+
+class TestChoice:
+    def test_auto_is_the_accelerator(self):
+        with simulated():
+            assert torch.device(NAME, 0) == pick_device("auto")
+
+    def test_each_rank_of_a_machine_has_its_own(self, monkeypatch):
+        for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
+            monkeypatch.setenv(name, value)
+        with simulated(count=2):
+            assert torch.device(NAME, 1) == pick_device("auto")
+        with simulated(), pytest.raises(ResourceError, match="sees 1 SIM devices here; try --device cpu"):
+            pick_device("auto")
+
+    @pytest.mark.parametrize("lacking", [torch.float64, torch.float8_e4m3fn], ids=str)
+    def test_one_that_lacks_a_dtype_is_refused_by_name(self, lacking):
+        with simulated(lacks=[lacking]):
+            assert CPU == pick_device("auto")
+            with pytest.raises(ResourceError, match=f"does not compute in {str(lacking)[6:]}, .*; try --device cpu"):
+                pick_device(NAME)
+
+    def test_one_that_is_full_has_its_dtypes(self):
+        with simulated(limit=0):
+            assert torch.device(NAME, 0) == pick_device("auto")
+
+    def test_is_described_with_its_product(self):
+        with simulated():
+            assert "sim:0 (simulated)" == describe_device(device())

@@ -1,0 +1,214 @@
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.making import CPU, planned, same_bits
+from test_formats import NUMBERS, expected_of
+
+from quanterr.kernel.decoding import read_values
+from quanterr.kernel.levels import (
+    E2M1,
+    E2M3,
+    E4M3,
+    E5M2,
+    INT8,
+    OF_DTYPE,
+    TERNARY,
+    Scaling,
+    nibbles,
+    signed_bytes,
+    uniform,
+)
+from quanterr.kernel.library import find_best
+from quanterr.samples.nearest import find_nearest, measure_rounding
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import FilledWorkspace, Workspace
+
+NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, numbers that are no codes
+    "aqlm",
+    "ct_sparse_bitmask",
+    "dense",
+    "exl2",
+    "exl3",
+    "gguf_iq1_m",
+    "gguf_iq1_s",
+    "gguf_iq2_s",
+    "gguf_iq2_xs",
+    "gguf_iq2_xxs",
+    "gguf_iq3_s",
+    "gguf_iq3_xxs",
+    "nunchaku_bias",
+    "quip_sharp",
+    "spqr",
+    "vptq",
+}
+WITH_NEAREST = [case for case in NUMBERS if case.parent.name not in NO_NEAREST]
+
+
+def rounded(weight):
+    """The whole weight, in the space of its codes: what is stored, what codes are multiplied by, and its weight."""
+    inner = weight.rotated.weight if weight.rotated else weight
+    chunk = Chunk(0, inner.matrix[0], 0, inner.matrix[1])
+    y = inner.dequantize(chunk, Workspace(CPU)).weight.float().clone()
+    scales = inner.scaling(chunk, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    unit = scales.unit.expand(y.shape).clone() if scales else None
+    return inner, y, scales and Scaling(unit, None if scales.shift is None else scales.shift.clone())
+
+
+def coded(case):
+    with planned(expected_of(case), case) as plan:
+        found = [rounded(pair.quantized) for pair in plan.pairs]
+    return [(weight, y, scales) for weight, y, scales in found if scales]
+
+
+def usable(weight, y, scales):
+    """What is finite, and no code beyond the last level, as random blocks of TQ2_0 hold them."""
+    codes = (y if scales.shift is None else y - scales.shift) / scales.unit
+    fine = y.isfinite() & scales.unit.isfinite() & ~(codes > weight.levels.highest + 0.5)
+    return fine if scales.shift is None else fine & scales.shift.isfinite()
+
+
+@pytest.mark.skipif(find_best().kernel is None, reason="no compiled kernel here")
+@pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_scales_are_the_same_if_the_kernel_decodes_codes(case):
+    filled = [FilledWorkspace(CPU) for _ in range(4)]
+    with planned(expected_of(case), case) as plan:
+        for weight in (pair.quantized for pair in plan.pairs):
+            chunk = Chunk(0, weight.matrix[0], 0, weight.matrix[1])
+            expected = weight.scaling(chunk, filled[:2])
+            found = weight.scaling(chunk, filled[2:], partial(read_values, find_best().kernel, weight))
+
+            assert (expected is None) == (found is None)
+            assert expected is None or all(
+                one is other or same_bits(one.float(), other.float())
+                for one, other in zip(expected, found, strict=True)
+            )
+
+
+@pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")
+class TestEveryGoldenCaseWithNearestCodes:
+    def test_what_is_stored_is_the_nearest_to_itself(self, case):
+        for weight, y, scales in coded(case):
+            fine = usable(weight, y, scales)
+            found = find_nearest(weight.levels, y, y, scales)
+
+            assert torch.equal(found.values[fine], y[fine])
+            assert not found.outside[fine].any()
+            assert not found.steps[fine].any()
+
+    def test_nothing_stored_is_nearer_to_anything(self, case):
+        for weight, y, scales in coded(case):
+            fine = usable(weight, y, scales)
+            noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+            x = y + noise * scales.unit.abs()
+            found = find_nearest(weight.levels, x, y, scales)
+            room = 1e-6 * y.abs()[fine].amax() + 1e-5 * scales.unit.abs()[fine]
+
+            assert ((found.values - x).abs()[fine] <= (y - x).abs()[fine] + room).all()
+
+
+# The codes of one format become integers of a byte before they are scaled again: they are beside the line.
+ON_A_LINE = [case for case in WITH_NEAREST if case.parent.name != "asym_w4a8_int8"]
+
+
+@pytest.mark.parametrize("case", ON_A_LINE, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_levels_are_those_that_its_producer_reads(case):
+    for weight, y, scales in coded(case):
+        fine = usable(weight, y, scales) & (scales.unit != 0)
+        other = torch.full_like(y, torch.nan)  # nothing is given as it is stored
+        found = find_nearest(weight.levels, y, other, scales)
+        far = (found.values - y).abs()[fine] > 1e-5 * scales.unit.abs()[fine] + 4e-7 * y.abs()[fine].amax()
+
+        assert not far.any()
+
+
+def test_the_other_formats_have_no_nearest_code():
+    found = {True: set(), False: set()}
+    for case in NUMBERS:
+        with planned(expected_of(case), case) as plan:
+            for pair in plan.pairs:
+                inner = pair.quantized.rotated.weight if pair.quantized.rotated else pair.quantized
+                found[inner.levels is not None].add(pair.quantized.format)
+
+    assert found[False] - found[True] == NO_NEAREST
+
+
+ALL_LEVELS = [uniform(2), uniform(8), signed_bytes(3), INT8, E2M1, E2M3, E4M3, E5M2, nibbles([-1.0, 0.1, 0.5, 2.0])]
+
+
+def values_of(levels):
+    """Every value of a code, by its definition."""
+    if levels.table:
+        return torch.tensor(levels.table)
+    if levels.mantissa:
+        exponents = [2.0**e for e in range(-20, 16) if 2.0**e >= levels.normal]
+        steps = range(2**levels.mantissa)
+        magnitudes = [levels.normal * m / 2**levels.mantissa for m in steps]
+        magnitudes += [e * (1 + m / 2**levels.mantissa) for e in exponents for m in steps]
+        kept = [m for m in magnitudes if m <= levels.highest]
+        return torch.tensor(sorted({*kept, *(-m for m in kept)}))
+    return torch.arange(levels.lowest, levels.highest + 1)
+
+
+@pytest.mark.parametrize("levels", [*ALL_LEVELS, *OF_DTYPE.values()])
+class TestLevels:
+    def test_each_value_has_a_number_and_neighbours_differ_by_one(self, levels):
+        values = values_of(levels)
+        numbers = levels.numbers(values)
+
+        assert (numbers.diff() == 1).all()
+        assert torch.equal(levels.values(numbers), values)
+
+    @settings(max_examples=40)
+    @given(st.data())
+    def test_the_nearest_is_nearest_of_all(self, levels, data):
+        numbers = st.floats(2 * levels.lowest - 1, 2 * levels.highest + 1, width=32)
+        codes = torch.tensor(data.draw(st.lists(numbers, min_size=1, max_size=50)))
+        values = values_of(levels)
+        nearest = levels.nearest(codes)
+        least = (codes[:, None] - values).abs().min(1).values
+
+        assert torch.allclose((nearest - codes).abs(), least, rtol=1e-5, atol=1e-6)
+        assert torch.equal(levels.values(levels.numbers(codes)), nearest)
+
+    @settings(max_examples=40)
+    @given(st.data())
+    def test_the_short_test_never_says_nearest_of_what_is_not(self, levels, data):
+        values = values_of(levels)
+        numbers = st.floats(1.5 * levels.lowest, 1.5 * levels.highest, width=32)
+        x = torch.tensor([data.draw(st.lists(numbers, min_size=8, max_size=8))])
+        y = values[torch.tensor([data.draw(st.lists(st.integers(0, len(values) - 1), min_size=8, max_size=8))])]
+        scales = Scaling(torch.ones(1, 1))
+        if measure_rounding(levels, x, y - x, scales, Workspace(CPU)) is not None:
+            least = (x[..., None] - values).abs().amin(-1)
+
+            assert ((y - x).abs() <= least * 1.0001).all()
+
+
+def test_the_short_test_knows_plain_rounding():
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
+    unit = x.abs().amax(1, keepdim=True) / 448
+    y = (x / unit).to(torch.float8_e4m3fn).float() * unit
+
+    assert measure_rounding(E4M3, x, y - x, Scaling(unit), Workspace(CPU)) == pytest.approx(1 / 12, rel=0.1)
+    y[3, 5] += 64 * unit[3, 0]
+    assert measure_rounding(E4M3, x, y - x, Scaling(unit), Workspace(CPU)) is None
+
+
+def test_a_scale_of_zero_leaves_what_is_stored_and_is_out_of_range():
+    x, y = torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2)
+    found = find_nearest(INT8, x, y, Scaling(torch.zeros(1, 1)))
+
+    assert found.values.tolist() == [[0.0, 0.0]]
+    assert found.outside.tolist() == [[True, False]]
+
+
+def test_a_code_that_no_quantizer_writes_is_a_step_beyond_the_last():
+    """Two bits hold a fourth value, twice the third: it is the nearest only to what is nearer to it."""
+    x, y = torch.tensor([[1.0, 1.9, 1.0]]), torch.tensor([[2.0, 2.0, 1.0]])
+    found = find_nearest(TERNARY, x, y, Scaling(torch.ones(1, 1)))
+
+    assert found.values.tolist() == [[1.0, 2.0, 1.0]]
+    assert found.steps.tolist() == [[1.0, 1.0, 0.0]]

@@ -1,0 +1,195 @@
+import math
+import sys
+from copy import deepcopy
+from dataclasses import fields
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.making import summed, summed_by_chunk
+
+from quanterr.documents.comparison.layer import Layer
+from quanterr.metrics import Measurement
+from quanterr.metrics.scores import compute_scores
+from quanterr.metrics.sums import ADDED, KEPT_ROWS, ONE, Sums, as_float, exact, worst_rows
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+ODD = [0.0, -0.0, 1.0, -1.5, 0.1, 448.0, 1e30, -1e30, 1e-30, 1e-40, math.nan, math.inf, -math.inf]
+EXTREMES = {"e_max": max, "e_min": min, "relative_max": max, "x_max": max, "cast_max": max}
+PLACES = ("worst", "rows", "matrices", "histogram", "peaks")
+
+
+def facts(sums):
+    """Every field, and every metric made from them, in a form that == compares.
+
+    Of the rows only the worst few count: which others are still kept is no fact.
+    """
+    told = {field.name: getattr(sums, field.name) for field in fields(Sums) if field.init}
+    told["rows"] = worst_rows(sums.rows.items())
+    return told, compute_scores(Layer, Measurement(sums, 8, 16, 8, True))
+
+
+@st.composite
+def chunks_of_a_weight(draw):
+    """Sums of the chunks of one weight, whole rows or pieces of them."""
+    rows, cols = draw(st.integers(1, 30)), draw(st.integers(1, 6))
+    number = st.one_of(st.floats(-2, 2, width=16), st.sampled_from(ODD))
+    values = st.lists(number, min_size=rows * cols, max_size=rows * cols)
+    x, y = (torch.tensor(draw(values)).float().view(rows, cols) for _ in range(2))
+    if draw(st.booleans()):  # most of the weight is the same on both sides
+        y = torch.where(torch.rand(rows, cols, generator=torch.Generator().manual_seed(rows)) < 0.2, y, x)
+    return summed_by_chunk(x, y, draw(st.integers(1, 2 * cols)), draw(st.booleans()))
+
+
+def grouped(parts, random):
+    """The parts merged in any order, in groups of any depth, empty ones between them."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return Sums()
+    shuffled = random.sample(parts, len(parts))
+    cut = random.randint(0, len(parts))
+    if cut in (0, len(parts)):
+        return Sums.merge([Sums(), *shuffled, Sums()])
+    return Sums.merge([grouped(shuffled[:cut], random), Sums(), grouped(shuffled[cut:], random)])
+
+
+@pytest.mark.slow
+class TestMerging:
+    @given(chunks_of_a_weight(), st.randoms(use_true_random=False))
+    @settings(deadline=None, max_examples=150)
+    def test_is_exact_in_any_order_and_grouping(self, parts, random):
+        in_order = Sums.merge(parts)
+
+        assert facts(in_order) == facts(grouped(parts, random))
+
+    @given(chunks_of_a_weight())
+    @settings(deadline=None, max_examples=50)
+    def test_leaves_the_parts_as_they_were(self, parts):
+        before = deepcopy([facts(part) for part in parts])
+        Sums.merge([*parts, *parts])
+
+        assert before == [facts(part) for part in parts]
+
+    @given(chunks_of_a_weight())
+    @settings(deadline=None, max_examples=50)
+    def test_with_nothing_changes_nothing(self, parts):
+        for part in parts:
+            assert facts(part) == facts(Sums.merge([Sums(), part, Sums()]))
+
+    def test_of_nothing_is_the_sums_of_no_element(self):
+        assert facts(Sums()) == facts(Sums.merge([]))
+        assert Sums().exact
+        assert not Sums().nonfinite
+
+    def test_of_many_rows_finds_the_worst_of_all(self):
+        x = torch.ones(500, 4)
+        y = x + 0.001 * torch.randperm(500, generator=torch.Generator().manual_seed(0))[:, None]
+        parts = summed_by_chunk(x, y, 12)
+        whole = summed(x, y, wide=True)
+
+        assert [row for row, _ in worst_rows(whole.rows.items())] == [
+            row for row, _ in worst_rows(Sums.merge(parts).rows.items())
+        ]
+        assert len(Sums.merge(parts).rows) <= 4 * KEPT_ROWS
+
+    def test_of_other_weights_leaves_out_what_means_something_in_one_weight_alone(self):
+        first, second = summed(torch.ones(3, 4), torch.zeros(3, 4)), summed(torch.ones(2, 2), torch.ones(2, 2))
+        total = Sums()
+        for sums in (first, second):
+            total.merge_other_weight(sums)
+
+        assert (
+            total.worst,
+            total.rows,
+            total.n,
+            total.e_sq,
+            total.e_max,
+            total.e_min,
+        ) == (None, {}, 16, 12 * ONE, 1.0, 0.0)
+
+
+class TestFields:
+    def test_that_are_integers_are_all_added(self):
+        integers = tuple(field.name for field in fields(Sums) if field.type in ("int", int))
+
+        assert integers == ADDED
+
+    def test_are_each_merged_in_a_way_that_a_test_knows(self):
+        assert {field.name for field in fields(Sums) if field.init} == {*ADDED, *EXTREMES, *PLACES}
+
+    @pytest.mark.parametrize("name", ADDED)
+    def test_that_are_added_are_added(self, name):
+        total = Sums.merge([Sums(**{name: 3}), Sums(**{name: -(1 << 200)}), Sums(**{name: 4})])
+
+        assert Sums(**{name: 7 - (1 << 200)}) == total
+
+    @pytest.mark.parametrize(("name", "pick"), EXTREMES.items())
+    @pytest.mark.parametrize("values", [(0.25, 3.0), (3.0, 0.25), (1.0, 1.0)])
+    def test_that_are_extremes_are_picked(self, name, pick, values):
+        total = Sums.merge([Sums(**{name: value}) for value in values])
+
+        assert Sums(**{name: pick(values)}) == total
+
+
+def unit(value):
+    return Fraction(value) * ONE
+
+
+class TestExact:
+    @given(FINITE)
+    @settings(max_examples=500)
+    def test_and_back_is_the_same_number(self, value):
+        assert value == as_float(exact(value))
+        assert unit(value) == exact(value)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            0.0,
+            -0.0,
+            math.ulp(0.0),
+            -math.ulp(0.0),
+            sys.float_info.min,
+            sys.float_info.min - math.ulp(0.0),
+            sys.float_info.max,
+            -sys.float_info.max,
+            sys.float_info.epsilon,
+            1 / 3,
+            1e308,
+            1e-320,
+        ],
+    )
+    def test_and_back_is_the_same_number_at_the_ends_of_the_range(self, value):
+        assert value == as_float(exact(value))
+
+    def test_of_the_smallest_number_is_one(self):
+        assert exact(math.ulp(0.0)) == 1
+        assert exact(1.0) == ONE
+
+    @given(st.lists(FINITE, max_size=20))
+    def test_sums_are_rounded_once(self, values):
+        total = sum(map(exact, values))
+        expected = sum(map(Fraction, values))
+
+        assert expected * ONE == total
+        if abs(expected) <= sys.float_info.max:
+            assert float(expected) == as_float(total)
+
+    def test_sums_do_not_lose_the_small_beside_the_huge(self):
+        total = exact(1e308) + exact(5e-324) - exact(1e308)
+
+        assert as_float(total) == 5e-324
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_sums_beyond_float64_are_infinite(self, sign):
+        total = 2 * exact(sign * sys.float_info.max)
+
+        assert sign * math.inf == as_float(total)
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_of_infinity_is_infinity(self, sign):
+        assert sign * math.inf == as_float(exact(sign * math.inf))
+        assert sign * math.inf == as_float(exact(sign * math.inf) - exact(sign * sys.float_info.max))

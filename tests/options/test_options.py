@@ -1,0 +1,125 @@
+"""Options are declared once: the command line, the library and settings files have the same."""
+
+import re
+from dataclasses import fields
+from math import inf, nan
+from typing import Annotated, get_args, get_type_hints
+
+import pytest
+import typer
+from support.stored import pair
+from typer.testing import CliRunner
+
+import quanterr
+from quanterr import options
+from quanterr.cli.options import AllBut, Only, with_options
+from quanterr.errors import UsageError
+from quanterr.options import CompareOptions, EvaluateOptions, PlanOptions, RankOptions, SweepOptions
+
+KINDS = (CompareOptions, RankOptions, SweepOptions, PlanOptions, EvaluateOptions)
+POSITIONAL = {"SweepOptions": {"to"}}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_keywords_of_the_library_are_the_fields(kind):
+    keywords = getattr(options, kind.__name__.replace("Options", "Keywords"))
+    expected = {name: hint for name, hint in get_type_hints(kind).items() if name in {f.name for f in fields(kind)}}
+
+    assert {name: hint for name, hint in expected.items() if name not in POSITIONAL.get(kind.__name__, ())} == (
+        get_type_hints(keywords)
+    )
+
+
+@pytest.mark.parametrize(("given", "expected"), [("attn", ("attn",)), (["attn", "mlp"], ["attn", "mlp"]), ((), ())])
+def test_a_string_is_one_of_several(given, expected):
+    assert expected == CompareOptions(layers=given).layers
+
+
+NUMBERS = [
+    (kind, name)
+    for kind in KINDS
+    for name, hint in get_type_hints(kind).items()
+    if float in get_args(hint) or hint is float
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_a_number_is_finite(kind, name, value):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value}: must be a finite number"):
+        kind(**{name: value})
+
+
+def test_a_number_is_within_its_range():
+    with pytest.raises(UsageError, match="--context 1: must be at least 2"):
+        EvaluateOptions(context=1)
+    with pytest.raises(UsageError, match="--saliency 101: must be at most 100"):
+        EvaluateOptions(saliency=101)
+
+
+def test_the_text_of_a_help_names_no_rare_option():
+    from quanterr.cli import app
+
+    for command in typer.main.get_command(app).commands.values():
+        rare = [param.opts[0] for param in command.params if param.name in getattr(command.callback, "rare", ())]
+        assert set() == {*rare} & {*re.findall(r"--[a-z-]+", command.help)}, command.name
+
+
+class TestLibrary:
+    def test_takes_a_string_as_the_command_line_does(self, tmp_path):
+        report = quanterr.compare(*pair(tmp_path), layers="attn,mlp", require="snr_db >= 1")
+
+        assert (["attn", "mlp"], ["snr_db >= 1"]) == (report.selection.patterns, [gate.id for gate in report.gates])
+
+    def test_judges_what_it_compares(self, tmp_path):
+        x, y = pair(tmp_path)
+
+        assert "fail" == quanterr.compare(x, y, fail_if=["snr_db < 90"]).verdict
+        assert "fail" == quanterr.sweep(x, "fp8_row,int8_row", require="snr_db >= 90").verdict
+
+    def test_a_wrong_rule_costs_no_run(self, tmp_path):
+        with pytest.raises(UsageError, match="no metric of a layer named snr; did you mean"):
+            quanterr.compare(tmp_path / "nowhere", tmp_path / "nothing", require=["snr >= 1"])
+
+    def test_a_size_may_have_a_unit(self, tmp_path):
+        x, _ = pair(tmp_path)
+
+        assert 700 * 1024 >= quanterr.plan(x, size="700KiB", to="fp8_row,int8_row").bytes
+        with pytest.raises(UsageError, match="give bytes, such as 6GiB"):
+            quanterr.plan(x, size="3dB", to="fp8_row")
+
+
+class TestCommand:
+    """What with_options makes of a command."""
+
+    def seen(self, kind, *words):
+        found = []
+
+        def command(options: kind, number: int = 1) -> None:
+            found.append(options)
+
+        app = typer.Typer()
+        app.command()(with_options(command))
+        result = CliRunner().invoke(app, list(words))
+        return found[0] if found else result.output
+
+    def test_has_the_fields_of_its_options(self):
+        found = self.seen(CompareOptions, "-l", "attn", "-l", "mlp", "--outlier-threshold", "0.5", "--fail-if", "a < 1")
+
+        assert (["attn", "mlp"], 0.5, ["a < 1"], ()) == (
+            found.layers,
+            found.outlier_threshold,
+            found.fail_if,
+            found.require,
+        )
+
+    def test_leaves_out_what_it_does_not_take(self):
+        assert "No such option" in self.seen(Annotated[CompareOptions, AllBut(("layers",))], "-l", "attn")
+        assert "No such option" in self.seen(Annotated[CompareOptions, Only(("layers",))], "--device", "cpu")
+
+    def test_refuses_a_word_that_is_none_of_a_literal(self):
+        assert "block" == self.seen(PlanOptions, "--same-in", "block").same_in
+        assert "is not one of" in self.seen(PlanOptions, "--same-in", "nothing")
+
+    def test_defaults_are_those_of_the_library(self):
+        assert PlanOptions() == self.seen(PlanOptions)

@@ -1,0 +1,246 @@
+"""The HTML page as a file: what it may do, what it holds, how large it is. How it behaves: test_html_in_browser.py."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zlib
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from support.sample_reports import hostile, large_page, mixed, report_of, small, tiny
+
+from quanterr.documents.comparison import page_data as layers_of_page
+from quanterr.documents.comparison import view
+from quanterr.documents.comparison.model import Report
+from quanterr.outputs.page import rendering as pages
+from quanterr.outputs.page.columns import DIFFERS, DIGITS, round_digits
+from quanterr.outputs.sections import Column, Section, Table
+from quanterr.util.text import display
+
+LIMIT = 2_000_000  # bytes
+SCRIPTS = pages.FOLDER / "scripts"
+SOURCES = "\n".join(path.read_text() for path in sorted(SCRIPTS.glob("*.js")))
+
+
+def page(report):
+    file = io.StringIO()
+    pages.write(report, file)
+    return file.getvalue()
+
+
+def section_of(part):
+    """A page's section with one part."""
+    report = report_of(tiny())
+    file = io.StringIO()
+    pages.write(report, file, report.view(0)._replace(sections=[Section("only", "Only", [part])], maps=None))
+    return file.getvalue().partition('<details id="only"')[2].rpartition("</details>")[0]
+
+
+def test_a_faultless_file_needs_nothing_and_has_no_layers_to_keep():
+    found = report_of(small(bad=False))
+    low = replace(found, formats={name: replace(one, usual_snr_db=[40, 42]) for name, one in found.formats.items()})
+
+    assert "Nothing needs to be done" in page(found)
+    assert 'id="keep"' not in page(found)
+    for doubted in (low, replace(found, verdict="fail"), report_of(small())):
+        assert "Nothing needs to be done" not in page(doubted)
+        assert 'id="keep"' in page(doubted)
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and the content of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.content, self.policy = [], {}, ""
+        self.text, self.open = [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        if "http-equiv" in attributes:
+            self.policy = attributes["content"]
+        self.open = f"{tag} {attributes.get('type', '')}".strip() if tag in ("script", "style") else ""
+
+    def handle_endtag(self, tag):
+        self.open = ""
+
+    def handle_data(self, data):
+        if self.open:
+            self.content[self.open] = self.content.get(self.open, "") + data
+        else:
+            self.text.append(data)
+
+
+def unpacked(text):
+    packed = json.loads(Page(text).content["script application/json"])
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+def names(data):
+    """As the page's script puts them together."""
+    numbers = iter(data["numbers"])
+    return [re.sub("\0", lambda _: str(next(numbers)), data["patterns"][n]) for n in data["columns"]["pattern"]]
+
+
+@pytest.fixture(scope="module")
+def report():
+    return report_of(mixed())
+
+
+@pytest.fixture(scope="module")
+def evil():
+    return page(hostile())
+
+
+class TestWhatItMayDo:
+    def test_only_its_own_script_and_style_may_run(self, report):
+        found = Page(page(report))
+        allowed = dict(part.split(" ", 1) for part in found.policy.split("; "))
+
+        assert "'none'" == allowed["default-src"] == allowed["base-uri"] == allowed["form-action"]
+        assert {"default-src", "base-uri", "form-action", "style-src", "script-src", "img-src"} == allowed.keys()
+        for element, policy in (("style", "style-src"), ("script module", "script-src")):
+            digest = hashlib.sha256(found.content[element].encode()).digest()
+            assert f"'sha256-{base64.b64encode(digest).decode()}'" == allowed[policy]
+
+    def test_the_policy_comes_before_everything_that_it_is_about(self, report):
+        names = [name for name, _ in Page(page(report)).elements]
+
+        assert ["html", "head", "meta", "meta"] == names[:4]
+
+    def test_it_fetches_nothing(self, report):
+        text = page(report)
+        addresses = [value for _, attributes in Page(text).elements for key, value in attributes.items()
+                     if key in ("src", "href", "action", "srcset", "poster", "data")]  # fmt: skip
+
+        assert ["data:,", "#layers"] == addresses[:2]
+        assert all(address.startswith("#") for address in addresses[2:])
+        assert "http" not in text.replace("http-equiv", "")
+        assert not re.search(r"@import|url\(", text)
+
+    def test_it_needs_no_style_of_elements_and_no_handlers_in_them(self, report):
+        keys = {key for _, attributes in Page(page(report)).elements for key in attributes}
+
+        assert not [key for key in keys if key == "style" or key.startswith("on")]
+
+    @pytest.mark.parametrize(
+        "word", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "setTimeout(",
+                 "createContextualFragment", "DOMParser", "fetch(", "import(", "srcdoc", 'setAttribute("style'],
+    )  # fmt: skip
+    def test_its_script_makes_text_and_no_markup(self, word):
+        assert word not in SOURCES
+
+    def test_every_script_is_part_of_a_page(self):
+        used = {*pages.LAYER_SCRIPTS, *pages.MAP_SCRIPTS, *view.SCRIPTS}
+
+        assert used == {path.stem for path in SCRIPTS.glob("*.js")}
+
+
+class TestHostileNames:
+    def test_make_no_element(self, evil):
+        plain = {name for name, _ in Page(page(report_of(mixed()))).elements}
+        found = Page(evil).elements
+
+        assert {name for name, _ in found} <= plain | {"code"}
+        assert 2 == sum(name == "script" for name, _ in found)
+        assert not [key for _, attributes in found for key in attributes if key.startswith("on") or key == "src"]
+
+    def test_are_text(self, evil):
+        text = "".join(Page(evil).text)
+
+        assert "<img src=x onerror=\"document.title='pwned'\">" in text
+        assert "</script><script>document.title='pwned'</script>" in text
+        assert r"\u202eesrever\u2066" in text
+
+    def test_leave_the_page_and_its_policy_whole(self, evil):
+        found = Page(evil)
+
+        assert found.policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert "document.title='pwned'" not in "".join(found.content.values())
+
+    def test_are_cut_to_a_length_that_can_be_shown(self, evil):
+        assert len(evil) < 400_000
+        assert max(map(len, names(unpacked(evil)))) <= 200
+
+
+class TestData:
+    @pytest.mark.parametrize("make", [lambda: report_of(mixed()), hostile], ids=["mixed", "hostile"])
+    def test_names_are_put_together_as_they_were(self, make):
+        report = make()
+        entries = [*report.layers, *report.other_changes, *report.lossless, *report.not_compared]
+
+        assert [display(entry.layer_name) for entry in entries] == names(layers_of_page.page_data(report))
+
+    def test_columns_are_equally_long(self, report):
+        data = layers_of_page.page_data(report)
+        total = sum(len(x) for x in (report.layers, report.other_changes, report.lossless, report.not_compared))
+
+        assert {total} == {len(column) for column in data["columns"].values()}
+
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [(0.0, 0.0), (1e-300, 1e-300), (0.123456, 0.1235), (-123456.0, -123500.0), (None, None)],
+    )
+    def test_numbers_are_rounded_and_0_is_only_0(self, value, shown):
+        assert shown == round_digits(value, DIGITS)
+
+    def test_everything_is_told_of_the_worst_layers_and_those_with_findings(self, report, monkeypatch):
+        monkeypatch.setattr(layers_of_page, "DETAILED", 2)
+        named = replace(report.findings[0], layer=report.layers[-1].layer_name, severity="error")
+        changed = replace(report, findings=[named], other_changes=[])
+        data = layers_of_page.page_data(changed)
+        worst = sorted(range(len(report.layers)), key=lambda n: report.layers[n].snr_db)[:2]
+
+        assert sorted({*worst, len(report.layers) - 1}) == sorted(data["details"]["rows"])
+        assert len(report.layers) - 1 == data["findings"][0]["row"]
+
+    def test_undefined_numbers_are_null(self, report):
+        spoilt = msgspec.json.decode(report.to_json(), type=Report)
+        spoilt.layers[3].snr_db = None
+        data = unpacked(page(spoilt))
+
+        assert data["columns"]["snr_db"][3] is None
+        assert 3 in data["details"]["rows"]
+
+    def test_errors_have_room_before_everything_else(self, report):
+        info, error = (replace(report.findings[0], severity=s) for s in ("info", "error"))
+        many = replace(report, findings=[info] * 600 + [error])
+
+        assert "error" == layers_of_page.pick_findings(many)[0].severity
+        assert "and 401 more findings, in the JSON" in page(many)
+
+
+@pytest.mark.slow
+def test_a_page_of_47000_layers_is_small():
+    """It grows with the number of layers, so a quarter of them says how large it is."""
+    text = large_page()
+    bare = len(page(report_of(tiny())).encode())
+    layers = unpacked(text)["columns"]["status"].count(DIFFERS)
+
+    assert layers > 10_000
+    assert bare + (len(text.encode()) - bare) * 47_000 / layers < LIMIT
+
+
+def test_a_page_without_layers_says_so():
+    model = tiny()
+    model.weights, model.floor = [], None
+
+    assert "No layer differs, so there is no error to show." in page(report_of(model))
+
+
+@pytest.mark.parametrize(
+    ("rows", "minor", "folded"),
+    [(20, 0, None), (21, 0, "11 more rows"), (20, 4, "4 rows below 1 %"), (25, 4, "15 more rows")],
+)
+def test_a_table_of_many_rows_shows_the_first_and_folds_the_others(rows, minor, folded):
+    table = Table("", "layer", (Column("bytes", 0),), [[f"row-{n}", "1"] for n in range(rows)], 0, minor, "below 1 %")
+    shown = section_of(table)
+
+    assert ([folded] if folded else []) == re.findall("<summary>([^<]*)</summary>", shown)
+    assert [f"row-{n}" for n in range(rows)] == re.findall(r"row-\d+", shown)

@@ -1,0 +1,400 @@
+"""Hostile names, paths, configurations, labels and rules: nothing gets through, and JSON has them exactly."""
+
+import csv
+import io
+import json
+import os
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+import torch
+from markdown_it import MarkdownIt
+from msgspec.structs import replace
+from support.forked import call
+from support.hostile_names import HOSTILE, SHORT
+from support.sample_reports import report_of, tiny
+from support.stored import quantized, raw_header, write
+
+from quanterr.cli import progress
+from quanterr.cli.progress import Bar, Heartbeat
+from quanterr.comparison.scheduler import Progress
+from quanterr.documents.base import dumps
+from quanterr.documents.comparison.model import Report
+from quanterr.documents.gate_results import Gate, Violation
+from quanterr.gates.as_text import format_gates
+from quanterr.gates.github import LEFT_OUT, format_summary, make_annotations
+from quanterr.gates.rules import read_rules
+from quanterr.gates.verdicts import Verdict
+from quanterr.outputs import OUTPUTS
+from quanterr.outputs.files import check_targets
+from quanterr.outputs.terminal import console, show
+from quanterr.util import strict_json
+from quanterr.util.text import display, escape_text
+
+pytestmark = pytest.mark.session
+
+COMMAND = re.compile(r"^\s*::|##\w*\[", re.IGNORECASE)
+FORMULA = tuple("=+-@\t\r＝＋－＠")
+NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?|-?inf|nan", re.IGNORECASE)
+
+# What a file can be called, and a tensor.
+FILE_NAMES = [name.replace("/", "_").replace("\0", "_") for name in SHORT if name.strip(". ")]
+STORABLE = [name for name in SHORT if not re.search("[\ud800-\udfff]", name)]
+
+every_name = pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name[:16]))
+
+
+def check_lines(text, commands=()):
+    """Text in a terminal or in the log of a CI; only lines that begin with one of ``commands`` may be commands."""
+    for line in text.split("\n"):
+        assert line.isprintable(), ascii(line)
+        assert not COMMAND.search(line) or line.startswith(tuple(commands)), line
+
+
+def check_json(text):
+    """JSON: ASCII, and no line of it is a command."""
+    assert text.isascii()
+    check_lines(text.replace("\r", ""))
+
+
+def check_csv(text):
+    """No cell is a formula, whatever of these is taken for the end of a cell."""
+    for delimiter in ",;\t":
+        for row in csv.reader(io.StringIO(text), delimiter=delimiter):
+            for cell in row:
+                bare = cell.strip(" \"'") if delimiter != "," and not cell.startswith("'") else cell
+                assert not bare.startswith(FORMULA) or NUMBER.fullmatch(bare), ascii(cell)
+    check_text(text)
+
+
+def check_text(text):
+    """Nothing but lines of what can be printed."""
+    assert all(line.isprintable() for line in text.replace("\u200b", "").split("\n")), ascii(text)[:500]
+
+
+TAGS = {"h2", "h3", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "code"}
+
+
+def check_markdown(text):
+    """Tables, lists and code, without a link, and as many cells in each row as there are heads."""
+    check_text(text)
+    document = Elements(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
+    assert document.tags <= TAGS
+    assert {name for name, _ in document.attributes} <= {"style"}  # how a column is aligned
+    for block in re.split(r"\n(?!\|)", text):
+        rows = [line for line in block.splitlines() if line.startswith("|")]
+        assert len({line.count("|") for line in rows}) <= 1, block
+        assert not any("\\" in line for line in rows)  # which readers of tables do not agree about
+
+
+class Elements(HTMLParser):
+    """Elements of a page and their attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.scripts = set(), [], 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        self.scripts += tag == "script"
+
+
+def page_of(text):
+    """The elements of a page and the kinds of their attributes, which no name may change."""
+    page = Elements(text)
+    return page.tags, page.scripts, {name for name, _ in page.attributes}
+
+
+TAME_PAGE = {}
+
+
+def check_html(text):
+    """The elements and attributes of a page of tame names, and no others."""
+    check_text(text)
+    if not TAME_PAGE:
+        TAME_PAGE["page"] = page_of(rendered(named("tame"), "html"))
+    assert page_of(text) == TAME_PAGE["page"]
+
+
+def check_junit(text):
+    check_text(text)
+    known = {"testsuites", "testsuite", "testcase", "failure", "error", "skipped", "system-out", "system-err"}
+    assert {element.tag for element in ElementTree.fromstring(text).iter()} <= known
+
+
+CHECKS = {
+    "json": check_json,
+    "jsonl": check_json,
+    "csv": check_csv,
+    "md": check_markdown,
+    "html": check_html,
+    "junit": check_junit,
+}
+
+
+def named(name):
+    """A report in which whatever comes from a file is called so."""
+    report = report_of(tiny())
+    for n, layer in enumerate([*report.layers, *report.other_changes, *report.lossless]):
+        layer.layer_name = name + "." * n
+        layer.display_name = display(layer.layer_name)
+        layer.role = layer.format = layer.original_format = layer.original_dtype = layer.quantized_dtype = name
+        layer.block = layer.comfy_format = name
+    for layer in report.layers:
+        layer.evidence = (name,)
+    for gate in report.gates:
+        gate.id = gate.require = gate.reason = gate.message = gate.worst_layer = name
+        gate.layers = [name]
+        gate.violations = [Violation(name, None, None, name), Violation(name, 1.0, -1.0, None)]
+    lost = replace(report.not_compared[0], layer_name=name, display_name=display(name), reason=name)
+    told = {"path": name, "prefix": name, "revision": name, "notes": [name]}
+    side = replace(report.original, **told)
+    found = replace(
+        report.findings[0], code=name, severity="error", layer=name, message=name, remedy=name, evidence={name: name}
+    )
+    return replace(
+        report,
+        reasons=[name],
+        original=side,
+        quantized=side,
+        selection=replace(report.selection, patterns=[name]),
+        formats={name: next(iter(report.formats.values()))},
+        findings=[found],
+        groups={kind: {name: next(iter(of.values()))} for kind, of in report.groups.items()},
+        not_compared=[lost],
+        tool=replace(report.tool, version=name),
+        run=replace(report.run, command=[name], device=name, started=name, torch=name),
+    )
+
+
+def rendered(report, output):
+    file = io.StringIO()
+    next(row for row in OUTPUTS if row.name == output).write(report, file)
+    return file.getvalue()
+
+
+# Each output by itself
+
+
+def test_every_output_has_its_check():
+    assert {output.name for output in OUTPUTS} == set(CHECKS)
+
+
+@every_name
+def test_a_name_is_only_text_in_every_output(name):
+    report = named(name)
+    for output, check in CHECKS.items():
+        check(rendered(report, output))
+    file = io.StringIO()
+    show(report.view(30), console(file, "never"), verbose=True)
+
+    check_lines(file.getvalue() + report.brief())
+
+
+@every_name
+def test_a_name_can_be_read_back_exactly_from_json(name):
+    report = named(name)
+    text = rendered(report, "json")
+
+    assert name == json.loads(text)["layers"][0]["layer_name"] == json.loads(dumps({name: name}))[name]
+    assert name == json.loads(rendered(report, "jsonl").splitlines()[1])["layer_name"]
+    if name.encode(errors="ignore").decode() == name:  # a lone surrogate is no text, and never was a tensor's name
+        assert name == msgspec.json.decode(text, type=Report).layers[0].layer_name
+
+
+def gate_of(name):
+    violations = [Violation(name, None, None, name), Violation(name, 1.0, -1.0, None)]
+    return Gate(name, name, [name], "error", name, "fail", 2, 0, 0, 1.0, 2.0, -1.0, name, name, violations)
+
+
+@every_name
+def test_a_gate_is_only_text(name):
+    judged = Verdict("inconclusive", [name], [gate_of(name)])
+
+    check_lines("\n".join(format_gates(judged.gates)))
+    check_lines("\n".join(make_annotations(judged)), ["::error title=quanterr::"])
+    check_markdown(format_summary(judged))
+
+
+@every_name
+def test_a_name_in_the_progress_is_only_text(name, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    beat = Heartbeat()
+    now[0] = 100
+    beat(Progress(100, 50, name))
+    check_lines(capsys.readouterr().err)
+
+
+@every_name
+def test_a_name_in_the_bar_is_only_text(name, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    bar = Bar()
+    bar(Progress(100, 1, name))
+    bar(Progress(100, 50, name))
+    bar.close()
+
+    check_lines(capsys.readouterr().err.replace("\r", "\n").replace("\x1b[A", ""))
+
+
+@every_name
+def test_a_name_in_an_error_is_only_text(name):
+    check_lines(escape_text(f"quanterr: {display(name)}: x\nTraceback: {name}"))
+
+
+def toml(text):
+    """A basic string of TOML; a lone surrogate has no way to be in one."""
+    return json.dumps(re.sub("[\ud800-\udfff]", "", text), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@pytest.mark.parametrize("name", [name for name in SHORT if name.strip()], ids=lambda name: ascii(name[:16]))
+@pytest.mark.parametrize("key", ["id", "require", "severity", "layers", "reason", "unknown"])
+def test_a_rule_is_only_text(tmp_path, name, key):
+    rule = {"id": '"x"', "require": '"snr_db >= 30"'} | {key: f"[{toml(name)}]" if key == "layers" else toml(name)}
+    path = tmp_path / "t.toml"
+    path.write_text("schema = 1\n[[rule]]\n" + "\n".join(f"{k} = {v}" for k, v in rule.items()), encoding="utf-8")
+    try:
+        rules = read_rules(path)
+    except Exception as error:
+        check_lines(f"quanterr: {error}")
+    else:
+        assert key in ("id", "layers", "reason")
+        assert rules
+
+
+@pytest.mark.parametrize("name", FILE_NAMES, ids=lambda name: ascii(name[:16]))
+def test_a_path_in_an_error_is_only_text(tmp_path, name):
+    from quanterr.checkpoints import open_checkpoint
+    from quanterr.errors import QuanterrError
+
+    path = os.fsencode(tmp_path) + b"/" + name.encode(errors="backslashreplace") + b"\xff.safetensors"
+    path = os.fsdecode(path)
+    with pytest.raises(QuanterrError) as missing:
+        open_checkpoint(path)
+    raw_header(tmp_path / os.path.basename(path), b"{]")
+    with pytest.raises(QuanterrError) as broken:
+        open_checkpoint(path)
+    with pytest.raises(QuanterrError) as near:
+        open_checkpoint(path.replace(".safetensors", ".safetensor"))
+    with pytest.raises(QuanterrError) as written:
+        check_targets([path], [])
+
+    for error in (missing, broken, near, written):
+        check_lines(f"quanterr: {error.value}")
+        assert str(error.value).isprintable()
+
+
+def test_json_holds_no_command_and_the_same_text():
+    text = strict_json.dumps({"##[a]": "###vso[##", "n": 1})
+
+    assert "##" not in text
+    assert {"##[a]": "###vso[##", "n": 1} == json.loads(text)
+
+
+# The whole command
+
+
+PLACE = "d\x1b[31m\n::error::x ##[error] =1+1 `|` <b>\u202e"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """Two checkpoints and thresholds that are hostile throughout."""
+    folder = tmp_path_factory.mktemp("hostile") / PLACE
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    x = {f"{name}.weight": torch.randn(16, 16, generator=generator).bfloat16() for name in STORABLE}
+    y = quantized(x)
+    gone = y.popitem()[0]
+    y.pop(gone.removesuffix("_scale"), None)
+    labels = {"_quantization_metadata": json.dumps({"layers": {name: {"format": name} for name in STORABLE[:20]}})}
+    write(folder / "x.safetensors", x)
+    write(folder / "=y\n.safetensors", y)
+    write(folder / "labelled" / "model.safetensors", y, labels | {name or "k": name for name in STORABLE})
+    config = {"quant_method": STORABLE[10], "config_groups": {name: {"weights": name} for name in STORABLE}}
+    told = {"architectures": [STORABLE[11]], "model_type": STORABLE[12], "quantization_config": config}
+    (folder / "labelled" / "config.json").write_text(json.dumps(told))
+    rules = [
+        f"[[rule]]\nid = {toml(name)}\nrequire = 'snr_db >= 99'\nreason = {toml(name)}"
+        for name in SHORT
+        if name.strip()
+    ]
+    (folder / "t.toml").write_text("\n".join(["schema = 1", *dict.fromkeys(rules)]), encoding="utf-8")
+    return folder
+
+
+ON_GITHUB = {"GITHUB_ACTIONS": "true", "NO_COLOR": "1"}
+
+
+@pytest.fixture(scope="module")
+def compared(hostile):
+    outputs = [
+        word for suffix in ("json", "jsonl", "csv", "md", "html", "xml") for word in ("-o", hostile / f"r.{suffix}")
+    ]
+    env = ON_GITHUB | {"GITHUB_STEP_SUMMARY": str(hostile / "summary.md")}
+    rules = ["--thresholds", hostile / "t.toml"]
+    return call("compare", hostile / "x.safetensors", hostile / "=y\n.safetensors", "-v", *rules, *outputs, env=env)
+
+
+def test_compare_lets_nothing_through(hostile, compared):
+    assert 4 == compared.returncode
+    check_lines(compared.stdout)
+    check_lines(compared.stderr, ["::error title=quanterr::"])
+    check_markdown((hostile / "summary.md").read_text().removesuffix(LEFT_OUT))
+    for output in OUTPUTS:
+        if output.name != "html":
+            CHECKS[output.name]((hostile / f"r{output.suffix}").read_text())
+    check_text((hostile / "r.html").read_text())
+    stored = json.loads((hostile / "r.json").read_text())
+    names = {row["layer_name"] for key in ("layers", "not_compared") for row in stored[key]}
+    assert {f"{name}.weight" for name in STORABLE} <= names
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gate", "r.json", "--thresholds", "t.toml", "--explain", f"{STORABLE[3]}.weight"),
+        ("gate", "r.json", "--thresholds", "t.toml", "--explain", STORABLE[0]),
+        ("diff", "r.json", "r.json"),
+        ("diff", "r.json", "r.json", "--json"),
+        ("render", "r.json", "--to", "csv"),
+        ("inspect", "labelled", "-v"),
+        ("inspect", "labelled", "--json"),
+        ("compare", "x.safetensors", "labelled"),
+        ("compare", "x.safetensors", "=y\n.safetensor"),
+        ("rank", "x.safetensors", "=y\n.safetensors", "labelled"),
+        ("gate", "gone\n::error::.json", "--require", "snr_db >= 1"),
+        ("gate", "r.json", "--thresholds", "##[error]\n.toml"),
+        ("compare", "x.safetensors", "=y\n.safetensors", "-l", "##[error]\n::x"),
+    ],
+    ids=lambda words: ascii(" ".join(words))[:50],
+)
+def test_no_command_lets_anything_through(hostile, compared, words):
+    there = [
+        str(hostile / word) if re.search(r"json$|toml$|tensors?$|labelled", word) and word[0] != "-" else word
+        for word in words
+    ]
+    done = call(*there, env=ON_GITHUB)
+
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 1, 2, 3, 4)
+    check_lines(done.stderr, ["::error title=quanterr::"])
+    check_lines(done.stdout)
+
+
+def test_the_traceback_of_a_bug_is_only_text(hostile):
+    before = (
+        "import quanterr.comparison.run\n"
+        "def broken(x, *a, **k): raise RuntimeError('\\n'.join(x.entries))\n"
+        "quanterr.comparison.run.pair = broken\n"
+    )
+    done = call("compare", *[hostile / "x.safetensors"] * 2, before=before)
+
+    assert 70 == done.returncode
+    assert "RuntimeError" in done.stderr
+    check_lines(done.stderr)

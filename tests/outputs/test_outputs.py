@@ -1,0 +1,491 @@
+"""What the outputs say of reports, good, bad and hostile."""
+
+import csv
+import io
+import json
+import re
+import struct
+import sys
+from html.parser import HTMLParser
+from math import inf, isnan, nan
+from xml.etree import ElementTree
+
+import make_snapshots
+import msgspec
+import pytest
+from markdown_it import MarkdownIt
+from msgspec.structs import replace
+from support import sample_documents
+from support.sample_reports import HOSTILE, hostile, report_of, tiny
+
+from quanterr.documents.base import Finding, dumps, dumps_each
+from quanterr.documents.comparison import items
+from quanterr.documents.comparison.model import Report
+from quanterr.errors import UsageError
+from quanterr.outputs import OUTPUTS, card, markdown
+from quanterr.outputs import csv as as_csv
+from quanterr.outputs.terminal import console, show
+from quanterr.util.text import display, format_decisive
+
+pytestmark = pytest.mark.session
+
+NAMES = [output.name for output in OUTPUTS]
+
+
+def rendered(report, name):
+    file = io.StringIO()
+    next(output for output in OUTPUTS if output.name == name).write(report, file)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def report():
+    """Inconclusive: one tensor was not compared."""
+    return report_of(tiny())
+
+
+@pytest.fixture(scope="module")
+def evil():
+    return hostile()
+
+
+def flawless():
+    model = tiny()
+    model.missing, model.floor = [], None
+    return report_of(model)
+
+
+# What stands in them
+
+
+@pytest.mark.parametrize("name", make_snapshots.SNAPSHOTS)
+def test_outputs_are_as_somebody_accepted_them(name):
+    assert (make_snapshots.FOLDER / name).read_text(encoding="utf-8") == make_snapshots.SNAPSHOTS[name]()
+
+
+def test_there_is_a_snapshot_for_each_file_and_the_other_way_round():
+    assert {path.name for path in make_snapshots.FOLDER.iterdir()} == set(make_snapshots.SNAPSHOTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("verdict", ["inconclusive", "fail", "pass"])
+def test_the_verdict_comes_before_any_number_of_a_layer(report, name, verdict):
+    text = rendered(replace(report, verdict=verdict), name)
+    first = min(text.find(layer.layer_name) for layer in report.layers if layer.layer_name in text)
+
+    assert -1 < text.find(verdict) < first or name == "junit"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_not_compared_is_named_with_the_reason(report, name):
+    text = rendered(report, name)
+
+    assert "its scale is missing" in text
+    assert "model.layers.1.mlp.down_proj.weight" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_report_gives_the_same_bytes_new_and_read_back(report, name):
+    assert rendered(report, name) == rendered(msgspec.json.decode(report.to_json(), type=Report), name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_report_of_nothing_can_be_written(report, name):
+    empty = {key: [] for key in ("layers", "other_changes", "lossless", "not_compared", "findings", "gates", "reasons")}
+    nothing = replace(report, **empty, groups={}, formats={})
+
+    assert "inconclusive" in rendered(nothing, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_undefined_numbers_can_be_written(report, name):
+    spoilt = msgspec.json.decode(report.to_json(), type=Report)
+    for layer in spoilt.layers:
+        layer.nonfinite = {"snr_db": "nan", "relative_error": "+inf", "mean_error": "-inf"}
+        layer.snr_db = layer.relative_error = layer.mean_error = None
+    for aggregate in (spoilt.aggregate, *spoilt.groups["format"].values()):
+        aggregate.overall_snr_db = aggregate.worst_layer_snr_db = aggregate.cosine_similarity = None
+
+    assert rendered(spoilt, name)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "json"])
+@pytest.mark.slow
+def test_no_output_holds_what_is_no_text(evil, name):
+    text = rendered(evil, name)
+    escaped = text.encode("unicode_escape").decode()  # JSON Lines are ASCII: what they escape stays data
+
+    assert not [c for c in text if not c.isprintable() and c != "\n"], escaped[:200]
+
+
+# JSON Lines
+
+
+class TestJsonLines:
+    def test_the_first_line_counts_the_others(self, report):
+        head, *lines = map(json.loads, rendered(report, "jsonl").splitlines())
+        found = {record: sum(line["record"] == record for line in lines) for record in Report.ITEMS.values()}
+
+        assert ("report", "inconclusive") == (head["record"], head["verdict"])
+        assert found == head["records"]
+
+    def test_lines_are_the_items_of_the_json_report(self, report):
+        stored = json.loads(report.to_json())
+        _, *lines = map(json.loads, rendered(report, "jsonl").splitlines())
+
+        for key, record in Report.ITEMS.items():
+            assert [{"record": record} | item for item in stored[key]] == [x for x in lines if x["record"] == record]
+
+
+# CSV
+
+
+class TestCsv:
+    def rows(self, report):
+        return list(csv.DictReader(io.StringIO(rendered(report, "csv"))))
+
+    def test_numbers_are_written_in_full(self, report):
+        rows = {row["layer_name"]: row for row in self.rows(report)}
+        for layer in report.layers:
+            row = rows[layer.layer_name]
+
+            assert layer.snr_db == float(row["snr_db"])
+            assert layer.absolute_error_percentiles.p99_9 == float(row["absolute_error_percentiles_p99_9"])
+            assert layer.worst_element.y == float(row["worst_element_y"])
+
+    def test_every_tensor_has_a_line_with_the_verdict(self, report):
+        lists = [(key, item.layer_name) for key in items.LISTS for item in getattr(report, key)]
+        rows = self.rows(report)
+
+        assert [("report", ""), *lists] == [(row["list"], row["layer_name"]) for row in rows]
+        assert {"inconclusive"} == {row["quanterr_verdict"] for row in rows}
+
+    def test_every_report_has_the_same_columns(self, report, evil):
+        heads = {rendered(x, "csv").splitlines()[0] for x in (report, evil, flawless())}
+
+        assert 1 == len(heads)
+
+    def test_no_column_is_forgotten(self, report):
+        entries = [item for key in items.LISTS for item in getattr(report, key)]
+
+        assert {name for entry in entries for name in items.values(entry)} <= set(items.CSV_COLUMNS)
+
+    def test_a_value_without_a_column_is_an_error(self, report, monkeypatch):
+        *columns, last = items.CSV_COLUMNS
+        monkeypatch.setattr(items, "CSV_COLUMNS", columns)
+
+        with pytest.raises(KeyError, match=last):
+            rendered(report, "csv")
+
+    def test_what_is_undefined_is_no_empty_cell(self, report):
+        spoilt = msgspec.json.decode(report.to_json(), type=Report)
+        spoilt.layers[0].snr_db = spoilt.layers[0].mean_error = None
+        spoilt.layers[0].nonfinite = {"snr_db": "nan", "mean_error": "-inf"}
+        row = next(row for row in self.rows(spoilt) if row["layer_name"] == spoilt.layers[0].layer_name)
+
+        assert isnan(float(row["snr_db"]))
+        assert -float("inf") == float(row["mean_error"])
+
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [
+            ("=1+1", "'=1+1"),
+            ("+1", "'+1"),
+            ("-1", "'-1"),
+            ("@SUM(A1)", "'@SUM(A1)"),
+            ("\t=1", r"\x09=1"),
+            ("\r=1", r"\x0d=1"),
+            ("a;=1", "a;'=1"),
+            ("＝1", "'＝1"),
+            ("a=b", "a=b"),
+            (-1.5, -1.5),
+            (0, 0),
+            (None, None),
+            (True, "true"),
+            ([2, 3], "2x3"),
+            ("+inf", "'+inf"),
+            ("-inf", "'-inf"),
+        ],
+    )
+    def test_no_text_is_a_formula(self, value, shown):
+        assert shown == as_csv.format_cell(value)
+
+    def test_no_cell_of_a_hostile_report_is_a_formula(self, evil):
+        cells = [cell for row in self.rows(evil) for cell in row.values()]
+        formulas = [cell for cell in cells if cell[:1] in tuple("=+-@\t\r") and not is_number(cell)]
+
+        assert [] == formulas
+
+
+def is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# Markdown
+
+
+def ascii_id(text):
+    return ascii(text[:12])
+
+
+class Document(HTMLParser):
+    """Elements of a page, its comments, and the text in its code."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.comments, self.code, self.attributes = set(), [], [], []
+        self.depth = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag == "code":
+            self.depth, self.code = 1, [*self.code, ""]
+
+    def handle_endtag(self, tag):
+        if tag == "code":
+            self.depth = 0
+
+    def handle_data(self, data):
+        if self.depth:
+            self.code[-1] += data
+
+    def handle_comment(self, data):
+        self.comments.append(data.strip())
+
+
+class TestMarkdown:
+    def html(self, text):
+        return Document(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
+
+    def test_of_a_hostile_report_is_text_and_tables(self, evil):
+        document = self.html(rendered(evil, "md"))
+
+        known = {"h2", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "code"}
+        assert document.tags == known
+        assert [] == document.attributes
+        assert ["quanterr:begin", "quanterr:end"] == document.comments
+
+    @pytest.mark.parametrize("name", [name for name in HOSTILE if name.strip()], ids=ascii_id)
+    def test_a_name_stays_what_it_is_and_in_its_cell(self, name):
+        table = f"| a | b |\n|---|---|\n| {markdown.format_code(name)} | `x` |\n"
+
+        assert [display(name), "x"] == self.html(table).code
+
+    @pytest.mark.parametrize("text", [text for text in HOSTILE if text.strip()], ids=ascii_id)
+    def test_a_sentence_is_no_markup(self, text):
+        document = self.html(f"- {markdown.format_prose(text)}\n")
+
+        assert {"ul", "li"} == document.tags
+
+    def test_a_card_is_a_sentence_a_table_and_what_is_wrong(self, report):
+        """A plan has four tables, an evaluation twelve; excerpts and paths of this machine are in none."""
+        for document in (report, *(make() for make in (sample_documents.plan, sample_documents.evaluation))):
+            said = card.section(document)
+            assert 1 == said.count("|---|\n")
+            assert not re.search("&#(?!124;)", said)  # but of |, which would end a cell
+        assert all(found.message in said for found in document.candidates[0].findings if found.severity != "info")
+
+    def test_a_damaged_layer_is_described_once(self, report):
+        damage = "blk.0: off by a factor of 4"
+        found = Finding("scale_factor", "error", "blk.0", damage, "mend it", {})
+        gate = f"gate min(snr_db) >= 20 does not hold: 1 of 3 layers, the worst {damage}"
+        told = replace(report, verdict="inconclusive", reasons=[damage, gate], findings=[found])
+
+        for said in (card.section(told), told.brief()):
+            assert said.count("off by a factor of 4") == 1
+            assert "the worst as above" in said
+
+    @pytest.mark.parametrize(
+        ("path", "shown"),
+        [
+            ("../llm/smol", "smol"),
+            ("./a/b", "b"),
+            ("~/a/b", "b"),
+            ("/a/b/", "b"),
+            ("org/a", "org/a"),
+            ("hf://a/b",) * 2,
+        ],
+    )
+    def test_no_path_of_a_machine_is_published(self, path, shown):
+        assert shown == markdown.shorten_path(path)
+
+    def test_mentions_issues_and_links_are_split(self):
+        told = markdown.format_prose("@everyone #1 https://evil.example www.evil.example a@b.example")
+
+        for found in ("@e", "#1", "://", "www.", "@b"):
+            assert found not in told
+
+    def test_gates_show_five_digits_and_more_where_these_would_hide_the_decision(self, report):
+        gate = report.gates[0]
+
+        assert f"{gate.margin:.5g}" in rendered(report, "html")
+        assert ("31.545", "29.999999", "30.000001") == (
+            format_decisive(31.545435637647685),
+            format_decisive(29.999999, 30),
+            format_decisive(30.000001, 30),
+        )
+
+
+class TestUpdating:
+    def update(self, text):
+        return markdown.replace_section(text, card.section(flawless()), "README.md")
+
+    def test_only_what_is_between_the_comments_changes(self):
+        made = self.update(f"# Model\n\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
+
+        assert made == f"# Model\n\n{card.section(flawless())}after\n"
+
+    def test_twice_is_the_same_as_once(self):
+        once = self.update(f"{markdown.BEGIN}\n{markdown.END}\n")
+
+        assert once == self.update(once)
+
+    def test_of_a_hostile_report_can_be_updated_again(self, evil):
+        text = markdown.replace_section(f"{markdown.BEGIN}\n{markdown.END}\n", card.section(evil), "README.md")
+
+        assert card.section(flawless()) == self.update(text)
+
+    def test_line_endings_a_byte_order_mark_and_a_missing_last_newline_stay(self):
+        made = self.update(f"\ufeff{markdown.BEGIN}\r\n{markdown.END}")
+
+        assert made.startswith(f"\ufeff{markdown.BEGIN}\r\n")
+        assert made.endswith(markdown.END)
+        assert made.count("\n") == made.count("\r\n")
+
+    @pytest.mark.parametrize(
+        "marks",
+        [
+            [],
+            [markdown.BEGIN],
+            [markdown.END],
+            [markdown.END, markdown.BEGIN],
+            [markdown.BEGIN, markdown.BEGIN, markdown.END],
+            [markdown.BEGIN, markdown.END, markdown.BEGIN, markdown.END],
+        ],
+    )
+    def test_anything_but_one_pair_of_comments_is_refused(self, marks):
+        with pytest.raises(UsageError, match=r"README\.md: .*quanterr:begin"):
+            self.update("\n".join(["# Model", *marks, "after"]))
+
+    @pytest.mark.parametrize(
+        ("text", "before"),
+        [
+            ("", ""),
+            ("# Model\n", "# Model\n\n"),
+            ("# Model", "# Model\n\n"),
+            ("\ufeff# M\r\nx\r\n", "\ufeff# M\r\nx\r\n\r\n"),
+        ],
+    )
+    def test_a_document_without_comments_gets_them_at_its_end_where_that_is_asked_for(self, text, before):
+        once = markdown.replace_section(text, card.section(flawless()), "README.md", append=True)
+
+        assert once.startswith(before + markdown.BEGIN)
+        assert once == markdown.replace_section(once, card.section(flawless()), "README.md", append=True)
+        assert ("\r\n" in text) == (once.count("\r\n") == once.count("\n"))
+
+    def test_appending_repairs_no_broken_comments(self):
+        with pytest.raises(UsageError, match=r"README\.md: needs .*quanterr:begin"):
+            markdown.replace_section(f"{markdown.BEGIN}\n", card.section(flawless()), "README.md", append=True)
+
+    def test_comments_within_a_line_are_text(self):
+        with pytest.raises(UsageError, match="no comments mark the place of the report"):
+            self.update(f"put {markdown.BEGIN} and {markdown.END} here")
+
+
+# JUnit
+
+
+class TestJunit:
+    def suites(self, report):
+        root = ElementTree.fromstring(rendered(report, "junit"))
+        return root, {suite.get("name"): suite for suite in root}
+
+    def test_what_was_not_compared_is_an_error_and_a_gate_that_does_not_hold_a_failure(self, report):
+        root, suites = self.suites(report)
+        errors = [case.get("name") for case in suites["comparison"] if case.find("error") is not None]
+        failures = [case.get("name") for case in suites["gates"] if case.find("failure") is not None]
+
+        assert "quanterr: inconclusive" == root.get("name")
+        assert "model.layers.1.mlp.down_proj.weight" in errors
+        assert ["snr: snr_db >= 31.0"] == failures
+
+    def test_counts_are_those_of_the_cases(self, report, evil):
+        for x in (report, evil, flawless()):
+            root, suites = self.suites(x)
+            for counted, kind in (("tests", None), ("errors", "error"), ("failures", "failure")):
+                found = [s.findall("testcase" if kind is None else f"testcase/{kind}") for s in suites.values()]
+
+                assert list(map(len, found)) == [int(suite.get(counted)) for suite in suites.values()]
+                assert int(root.get(counted)) == sum(map(len, found))
+
+    def test_a_report_without_a_reason_against_it_passes_one_test(self):
+        root, _ = self.suites(flawless())
+
+        assert ("1", "0", "0") == (root.get("tests"), root.get("errors"), root.get("failures"))
+
+    @pytest.mark.parametrize(("verdict", "kind"), [("inconclusive", "errors"), ("fail", "failures")])
+    def test_a_verdict_is_never_hidden_whatever_else_the_report_says(self, verdict, kind):
+        root, _ = self.suites(replace(flawless(), verdict=verdict, reasons=[], gates=[]))
+
+        assert "1" == root.get(kind)
+
+    def test_a_warning_fails_no_test(self, report):
+        spoilt = msgspec.json.decode(report.to_json(), type=Report)
+        spoilt.gates[0].severity = "warn"
+        _, suites = self.suites(spoilt)
+
+        assert "0" == suites["gates"].get("failures")
+        assert "does not hold, a warning" in suites["gates"][0].find("system-err").text
+
+    def test_thousands_of_problems_are_cut_and_told(self, report):
+        lost = [replace(report.not_compared[0], layer_name=f"layers.{n}") for n in range(3000)]
+        _, suites = self.suites(replace(report, not_compared=lost))
+
+        assert "and 2,000 more tensors were not compared" == suites["comparison"][-1].get("name")
+
+    def test_no_character_is_left_that_xml_cannot_hold(self):
+        whole = "".join(map(chr, range(sys.maxunicode + 1)))
+        element = ElementTree.Element("x", a=display(whole, len(whole) * 10))
+
+        ElementTree.fromstring(ElementTree.tostring(element, encoding="unicode"))
+
+    def test_hostile_names_stay_text(self, evil):
+        _, suites = self.suites(evil)
+        names = [case.get("name") for case in suites["comparison"]]
+
+        assert {display(name) for name in HOSTILE} <= set(names)
+        assert {"testcase"} == {element.tag for suite in suites.values() for element in suite}
+        assert items.MAX_CASES > len(names)
+
+
+def test_the_terminal_shows_hostile_names_as_text(evil):
+    file = make_snapshots.Terminal()
+    show(evil.view(30), console(file, "never"), verbose=True)
+
+    assert not [c for c in file.getvalue() if not c.isprintable() and c != "\n"]
+
+
+NOT_A_NUMBER = [
+    struct.unpack("<d", bits)[0] for bits in (b"\1" + b"\0" * 5 + b"\xf0\x7f", b"\1" + b"\0" * 5 + b"\xf8\xff")
+]
+
+
+@pytest.mark.parametrize("number", [nan, inf, -inf, *NOT_A_NUMBER])
+@pytest.mark.parametrize(
+    "place", [list, lambda n: {"é": (n,)}, lambda n: Finding("", "info", None, "", None, {"n": n})]
+)
+def test_a_number_that_json_lacks_is_refused_wherever_it_is(number, place):
+    with pytest.raises(ValueError, match="is not JSON"):
+        dumps_each([0.5, place([number])], ",\n")
+
+
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308, 2**70, None, True, "é", "\ud800", "a\n\x7f"])
+def test_parts_written_at_once_are_what_each_is_alone(value):
+    assert dumps_each([value, [value], 0.1], ",\n ") == ",\n ".join(map(dumps, [value, [value], 0.1]))
+    assert value == json.loads(dumps(value))

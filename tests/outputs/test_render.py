@@ -1,0 +1,207 @@
+"""``quanterr render``: other outputs of a stored report, as its users call it."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from msgspec.structs import replace
+from support import sample_documents
+from support.forked import call, call_anew
+from support.sample_reports import hostile, report_of, tiny
+from support.stored import pair
+
+from quanterr.errors import Status
+from quanterr.outputs import OUTPUTS
+
+pytestmark = pytest.mark.session
+
+MARKS = "<!-- quanterr:begin -->\n<!-- quanterr:end -->\n"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("render") / "report.json"
+    path.write_text(report_of(tiny()).to_json())
+    return path
+
+
+class TestOutputs:
+    @pytest.mark.parametrize("name", [output.name for output in OUTPUTS])
+    def test_to_writes_to_standard_output_and_the_verdict_to_standard_error(self, stored, name):
+        done = call("render", stored, "--to", name)
+
+        assert Status.OK == done.returncode
+        assert "inconclusive" in done.stdout
+        assert done.stderr.startswith("quanterr: inconclusive: 6 layers, ")
+
+    def test_quiet_is_accepted(self, stored, tmp_path):
+        assert Status.OK == call("render", stored, "-q", "-o", tmp_path / "report.csv").returncode
+
+    def test_a_page_proposes_the_command_that_the_run_proposed(self, tmp_path):
+        plan = sample_documents.plan()
+        run = replace(plan.run, command=["quanterr", "plan", "original.safetensors"])
+        replace(plan, run=run).save(tmp_path / "plan.json")
+        plan.save(tmp_path / "library.json")
+        for name in ("plan", "library"):
+            assert Status.OK == call("render", tmp_path / f"{name}.json", "-o", tmp_path / f"{name}.html").returncode
+
+        proposed = "quanterr plan original.safetensors --export llmcompressor"
+        assert proposed in (tmp_path / "plan.html").read_text()
+        assert "Next command" not in (tmp_path / "library.html").read_text()
+
+    def test_suffixes_choose_and_several_are_written(self, stored, tmp_path):
+        paths = [tmp_path / f"report{output.suffix}" for output in OUTPUTS]
+        done = call("render", stored, *(word for path in paths for word in ("-o", path)))
+
+        assert (Status.OK, "") == (done.returncode, done.stdout)
+        assert stored.read_text() == (tmp_path / "report.json").read_text()
+        assert "testsuites" == ElementTree.parse(tmp_path / "report.xml").getroot().tag
+        assert 1 + 9 == len(list(csv.DictReader((tmp_path / "report.csv").read_text().splitlines())))
+        assert all(json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines())
+
+    def test_to_outranks_the_suffix(self, stored, tmp_path):
+        call("render", stored, "--to", "csv", "-o", tmp_path / "report.txt")
+
+        assert (tmp_path / "report.txt").read_text().startswith("quanterr_verdict,")
+
+    def test_they_are_what_compare_writes(self, tmp_path):
+        paths = [tmp_path / f"compared{output.suffix}" for output in OUTPUTS]
+        call("compare", *pair(tmp_path), "-q", *(word for path in paths for word in ("-o", path)))
+
+        for output, path in zip(OUTPUTS, paths, strict=True):
+            call("render", tmp_path / "compared.json", "-o", tmp_path / f"rendered{output.suffix}")
+
+            assert path.read_bytes() == (tmp_path / f"rendered{output.suffix}").read_bytes()
+
+    def test_a_document_without_a_place_is_appended_to_where_that_is_asked_for(self, stored, tmp_path):
+        document = tmp_path / "card.md"
+        document.write_text("# Model\n")
+        refused = call("render", stored, "--update", document)
+
+        assert Status.USAGE == refused.returncode
+        assert "use --append to add it at the end" in refused.stderr
+        assert Status.OK == call("render", stored, "--update", document, "--append").returncode
+        assert document.read_text().startswith("# Model\n\n<!-- quanterr:begin -->\n")
+        assert Status.USAGE == call("render", stored, "--append", "-o", tmp_path / "r.html").returncode
+
+    def test_a_document_is_updated_in_place_and_an_output_written_at_once(self, stored, tmp_path):
+        document = tmp_path / "README.md"
+        document.write_text(f"# Model\n{MARKS}more\n")
+        done = call("render", stored, "--update", document, "-o", tmp_path / "report.html")
+
+        assert Status.OK == done.returncode
+        assert "**Verdict: inconclusive**" in document.read_text()
+        assert (tmp_path / "report.html").exists()
+
+    @pytest.mark.slow
+    def test_a_hostile_report_can_be_rendered_in_a_poor_locale(self, tmp_path):
+        path = tmp_path / "report.json"
+        path.write_text(re.sub(r"\\ud[89a-f]..", "?", hostile().to_json()))  # a lone surrogate cannot be read
+        poor = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+        for output in OUTPUTS:
+            done = call_anew("render", path, "--to", output.name, env=poor)
+
+            assert (Status.OK, True) == (done.returncode, bool(done.stdout)), done.stderr
+            assert "\x1b" not in done.stderr
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            ((), "nothing to write"),
+            (("--to", "pdf"), "'pdf' is not one of 'json', 'jsonl', 'csv', 'html', 'md', 'junit'"),
+            (("-o", "report.pdf"), "unknown suffix"),
+            (("--to", "md", "-o", "a", "-o", "b"), "--to is for one output"),
+        ],
+    )
+    def test_wrong_usage_is_2(self, stored, words, told):
+        done = call("render", stored, *words)
+
+        assert Status.USAGE == done.returncode
+        assert told in done.stderr
+
+    def test_the_report_itself_is_never_replaced(self, stored):
+        before = stored.read_text()
+
+        assert Status.USAGE == call("render", stored, "-o", stored).returncode
+        assert before == stored.read_text()
+
+    @pytest.mark.parametrize(
+        "text", ["# Model\n", f"{MARKS}{MARKS}", "<!-- quanterr:end -->\n<!-- quanterr:begin -->\n"]
+    )
+    def test_a_document_without_one_pair_of_comments_is_refused(self, stored, tmp_path, text):
+        document = tmp_path / "README.md"
+        document.write_text(text)
+        done = call("render", stored, "--update", document)
+
+        assert Status.USAGE == done.returncode
+        assert "<!-- quanterr:begin -->" in done.stderr
+        assert text == document.read_text()
+
+    @pytest.mark.parametrize(
+        ("spoil", "told"),
+        [
+            (lambda text: re.sub(r'("schema_version": )"1\.\d+"', r'\1"2.0"', text), "report schema 2.0"),
+            (lambda text: text[: len(text) // 2], "truncated"),
+            (lambda text: text.replace('"snr_db":3', '"snr_db":NaN,"x":3', 1), "NaN"),
+            (lambda text: text.replace('"verdict":', '"verdict": "pass", "verdict":', 1), "duplicate key"),
+            (lambda text: text.replace('"total_layers":6', '"total_layers":5', 1), "was edited"),
+            (lambda text: text.replace('"verdict": "inconclusive"', '"verdict": "pass"', 1), "its verdict is pass"),
+            (lambda text: "{}", "not a report"),
+            (lambda text: "", "empty file"),
+        ],
+    )
+    def test_a_report_that_is_not_whole_is_3_and_nothing_is_written(self, stored, tmp_path, spoil, told):
+        path = tmp_path / "spoilt.json"
+        path.write_text(spoil(stored.read_text()))
+        done = call("render", path, "-o", tmp_path / "report.html")
+
+        assert Status.UNREADABLE == done.returncode
+        assert told in done.stderr
+        assert not (tmp_path / "report.html").exists()
+
+    def test_a_missing_report_is_3(self, tmp_path):
+        assert Status.UNREADABLE == call("render", tmp_path / "none.json", "--to", "md").returncode
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+    def test_a_full_disk_is_5(self, stored):
+        assert Status.ENVIRONMENT == call("render", stored, "--to", "html", "-o", "/dev/full").returncode
+
+    def test_a_closed_pipe_ends_quietly(self, stored):
+        command = f"{sys.executable} -m quanterr render {stored} --to html | head -c 10; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+
+        assert done.returncode in (Status.OK, Status.BROKEN_PIPE)
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["ranking", "evaluation", "plan", "images"])
+def test_every_document_can_be_rendered(kind, tmp_path):
+    document = getattr(sample_documents, kind)()
+    document.save(tmp_path / "x.json")
+    suffixes = ("json", "jsonl", "csv", "html", "md", "xml")
+    done = call("render", tmp_path / "x.json", *(word for s in suffixes for word in ("-o", tmp_path / f"y.{s}")))
+
+    assert (0, document.brief() + "\n") == (done.returncode, done.stderr)
+    for suffix in suffixes:
+        document.save(tmp_path / f"z.{suffix}")
+        assert (tmp_path / f"z.{suffix}").read_bytes() == (tmp_path / f"y.{suffix}").read_bytes()
+    call("render", tmp_path / "x.json", "--update", tmp_path / "y.md")
+    made = (tmp_path / "y.md").read_text()
+    assert made.endswith((tmp_path / "z.md").read_text())
+    assert made.startswith("---\n") == (kind == "evaluation")
+
+
+def test_what_is_not_read_again_is_named(tmp_path):
+    (tmp_path / "d.json").write_text('{"schema": "quanterr.diff", "schema_version": "1.1"}')
+    done = call("render", tmp_path / "d.json", "-o", tmp_path / "x.html")
+
+    assert Status.UNREADABLE == done.returncode
+    assert "d.json: is a quanterr.diff, which is not read again; give one of quanterr.report, " in done.stderr

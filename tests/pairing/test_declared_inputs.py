@@ -1,0 +1,219 @@
+"""What producers' own files declare of inputs, keys and values, against what their libraries do with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import quanterr
+from quanterr.checkpoints import Entry
+from quanterr.checkpoints.ggml_types import BLOCKS, INPUT_SCHEMES
+from quanterr.checkpoints.labels import Label
+from quanterr.findings.activations import report_cache_scales, report_lone_rotations
+from quanterr.pairing.inputs import _read_comfy, _read_torchao, find_cache_scales
+from quanterr.pairing.transforms import find_lone_transforms, find_online_transforms
+
+FOLDER = Path(__file__).parents[1] / "golden_declared"  # make.py there says how the files were made
+CASES = [
+    (path.stem, setting) for path in sorted(FOLDER.glob("*.json")) for setting in json.loads(path.read_text())["cases"]
+]
+SIZES = {"F8_E4M3": 1, "I8": 1, "U8": 1, "F16": 2, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}
+
+
+def written(
+    folder: Path, producer: str, setting: str, without: str | tuple[str, ...] = ""
+) -> tuple[Path, dict[str, str]]:
+    """A checkpoint with these headers, whose numbers are zeros; and what is declared. ``without``: ends of names."""
+    case = json.loads((FOLDER / f"{producer}.json").read_text())["cases"][setting]
+    header, end = {}, 0
+    for name, (dtype, shape) in case["tensors"].items():
+        if without and name.endswith(without):
+            continue
+        size = SIZES[dtype]
+        for edge in shape:
+            size *= edge
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps({"__metadata__": case.get("metadata", {}) | {"format": "pt"}, **header}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)  # zeros
+    (folder / "config.json").write_text(json.dumps({"quantization_config": case["config"]}))
+    return folder, case["declared"]
+
+
+@pytest.mark.parametrize(("producer", "setting"), CASES)
+def test_inspect_says_what_the_producers_library_does(producer, setting, tmp_path):
+    folder, declared = written(tmp_path, producer, setting)
+    found = quanterr.inspect(folder)
+
+    assert declared == {w.name.removesuffix(".weight"): w.activations for w in found.weights if w.activations}
+
+
+MISSING = ("missing_input_scale", "missing_kv_scale")
+
+
+@pytest.mark.parametrize(("producer", "setting"), CASES)
+def test_no_scale_is_called_missing_in_a_producers_own_file(producer, setting, tmp_path):
+    found = quanterr.inspect(written(tmp_path, producer, setting)[0])
+
+    assert [] == [one.code for one in found.findings if one.code in MISSING]
+
+
+@pytest.mark.parametrize(
+    ("without", "told"),
+    [
+        (".k_scale", "scales of keys are missing for 1 attention module: model.layers.0.self_attn; vLLM refuses"),
+        (".v_scale", "scales of values are missing for 1 attention module: model.layers.0.self_attn; vLLM uses those"),
+        ((".k_scale", ".v_scale"), "scales of keys and values are missing for 1 attention module"),
+    ],
+    ids=["k", "v", "both"],
+)
+def test_a_declared_cache_without_scales_is_a_finding(without, told, tmp_path):
+    found = quanterr.inspect(written(tmp_path, "modelopt", "FP8_KV", without)[0])
+    (missing,) = (one for one in found.findings if one.code in MISSING)
+
+    assert ("fp8", "missing_kv_scale", "warning") == (found.kv, missing.code, missing.severity)
+    assert ["model.layers.0.self_attn"] == missing.evidence["modules"]
+    assert told in missing.message
+
+
+def cache_findings(stored, **scheme):
+    sizes = {"a.k_proj.weight": 64} | stored
+    entries = {name: Entry(name, "F32", (n,), None, 0, 4 * n) for name, n in sizes.items()}
+    declared = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False} | scheme
+    found = report_cache_scales(find_cache_scales({"kv_cache_scheme": declared}, entries))
+    return [(one.code, one.severity, one.message) for one in found]
+
+
+def test_one_scale_for_keys_and_values_is_not_missing():
+    ((code, severity, message),) = cache_findings({"a.kv_scale": 1})
+
+    assert ("missing_kv_scale", "info") == (code, severity)
+    assert "keys and values share one scale, kv_scale, in 1 attention module: a; vLLM uses it for both" in message
+
+
+def test_scales_of_several_numbers_are_not_missing():
+    ((code, severity, message),) = cache_findings({"a.k_scale": 128, "a.v_scale": 128})
+
+    assert ("scale_misfit", "warning") == (code, severity)
+    assert "several numbers in 2 tensors, where one was declared: a.k_scale (128), a.v_scale (128)" in message
+
+
+def test_scales_by_head_that_are_declared_are_silent():
+    assert [] == cache_findings({"a.k_scale": 4, "a.v_scale": 4}, strategy="attn_head")
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (["weight_input", "weight_output"], []),
+        (["weight_input", "input"], ["r4 (input)"]),
+        (["k_cache"], ["r4 (k_cache)"]),
+    ],
+)
+def test_rotations_of_inputs_are_known_from_fused_ones(places, expected):
+    apply = [{"targets": ["Linear"], "location": place} for place in places]
+    config = {"transform_config": {"config_groups": {"r4": {"type": "hadamard", "apply": apply}}}}
+
+    assert expected == find_online_transforms(config, [])
+
+
+STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # as compressed-tensors stores it, once
+
+
+@pytest.mark.parametrize(
+    ("kind", "places", "entries", "expected"),
+    [
+        ("hadamard", ["weight_input", "input"], {}, []),
+        ("random-hadamard", ["weight_input", "input"], STORED_MATRIX, []),
+        ("random-hadamard", ["weight_output", "weight_input"], {}, []),
+        ("hadamard", ["q_attn", "k_cache"], {}, []),
+        ("hadamard", ["weight_input"], {}, ["applied as weight_input only"]),
+        ("random-hadamard", ["weight_input", "input"], {}, ["r4_input.weight, is not stored"]),
+    ],
+)
+def test_a_rotation_without_its_counterpart_is_noticed(kind, places, entries, expected):
+    apply = [{"targets": ["re:.*down_proj$"], "location": place} for place in places]
+    config = {"transform_config": {"config_groups": {"r4": {"type": kind, "apply": apply}}}}
+    found = list(report_lone_rotations(find_lone_transforms(config, entries)))
+
+    assert [("missing_rotation", "warning")] * len(expected) == [(one.code, one.severity) for one in found]
+    for one, words in zip(found, expected, strict=True):
+        assert words in one.message
+
+
+@pytest.mark.parametrize(
+    ("producer", "setting", "without"),
+    [
+        ("compressed_tensors", "FP8", ".input_scale"),
+        ("compressed_tensors", "NVFP4", ".input_global_scale"),
+        ("modelopt", "INT8_SMOOTHQUANT", ".input_scale"),
+        ("quark", "fp8", ".input_scale"),
+        ("quark", "nvfp4", ".input_scale_2"),
+    ],
+)
+def test_a_static_scale_that_is_not_stored_is_not_made_up(producer, setting, without, tmp_path):
+    found = quanterr.inspect(written(tmp_path, producer, setting, without)[0])
+    (missing,) = (one for one in found.findings if one.code == "missing_input_scale")
+
+    assert {"unknown": 7} == found.activations
+    assert 7 == len(missing.evidence["layers"])
+    assert f"{without[1:]} is missing for 7 weights: " in missing.message
+
+
+AO, INT8 = "Float8DynamicActivationFloat8WeightConfig", "Int8DynamicActivationInt8WeightConfig"
+
+
+def torchao(kind: str, **fields: object) -> dict[str, object]:
+    return {"_type": kind, "_version": 2, "_data": fields}
+
+
+@pytest.mark.parametrize(
+    ("quant_type", "expected"),
+    [
+        ({"default": torchao(AO, granularity=[{"_type": "PerRow"}, {"_type": "PerRow"}])}, "fp8_token"),
+        ({"default": torchao(AO, granularity=[{"_type": "PerTensor"}, {"_type": "PerTensor"}])}, "fp8_tensor"),
+        ({"default": torchao(INT8, granularity={"_type": "PerTensor"})}, "int8_tensor"),
+        ({"default": torchao(INT8, act_mapping_type={"_data": "ASYMMETRIC"})}, "int8_token_asym"),
+        ({"default": torchao("Int8DynamicActivationIntxWeightConfig")}, "int8_token_asym"),
+        ({"default": torchao("Int8StaticActivationInt8WeightConfig")}, ""),
+        ({"default": torchao("Int8WeightOnlyConfig")}, None),
+        ({"default": torchao("FqnToConfig", fqn_to_config={"a": torchao(AO), "_default": None})}, "fp8_tensor"),
+        ({"default": torchao("FqnToConfig", fqn_to_config={"b": torchao(AO), "_default": None})}, None),
+        ({"default": torchao("FqnToConfig", fqn_to_config={"re:[ac]": torchao(AO)})}, "fp8_tensor"),
+        ("int8_dynamic_activation_int8_weight", ""),
+    ],
+)  # fmt: skip
+def test_torchaos_configurations_are_read_field_by_field(quant_type, expected):
+    found = _read_torchao("a", {"quant_type": quant_type}, {})
+
+    assert expected == (None if found is None else found.scheme)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"format": "float8_e4m3fn"}, "fp8_static"),
+        ({"format": "float8_e4m3fn", "full_precision_matrix_mult": True}, None),
+        ({"format": "mxfp8"}, "mxfp8_ceil"),
+        ({"format": "int8_tensorwise", "convrot": True}, "int8_token"),
+        ({"format": "convrot_w4a4"}, "int4_token_narrow"),
+        ({"format": "convrot_w4a4", "linear_dtype": "int8"}, "int8_token"),
+        ({"format": "asym_w4a8_int8"}, "int8_token"),
+        ({"format": "svdquant_w4a4"}, "int4_g64_narrow"),
+        ({"format": "svdquant_w4a4", "act_unsigned": True}, ""),
+        ({"format": "awq_w4a16"}, None),
+    ],
+)
+def test_labels_read_comfyui_say_how_inputs_are_rounded(fields, expected):
+    found = _read_comfy("a", Label("tensor", fields), {})
+
+    assert expected == (None if found is None else found.scheme)
+
+
+def test_every_type_of_ggml_has_the_inputs_of_its_vec_dot_type():
+    """Copied from type_traits_cpu in ggml-cpu.c; Q8_1, for Q4_1 and Q5_1, has the codes of Q8_0."""
+    blocks_of_32 = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "Q1_0", "Q2_0"]
+
+    assert dict.fromkeys(BLOCKS, "q8_k") | dict.fromkeys(blocks_of_32, "q8_0") == INPUT_SCHEMES

@@ -1,0 +1,265 @@
+"""Denoisers in diffusers' names against the same in the names of their authors, paired from headers alone."""
+
+import json
+from math import inf, log, log10
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.making import compared, dequantized, finish, numbers, planned
+
+import quanterr
+from quanterr.pairing.converters.denoisers import families, find_held, naming_between
+
+diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
+
+# diffusers' Chroma imports a class of FLUX from its old place.
+pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
+
+from make_denoiser_names import FILE, MODELS, document, pieces_of  # noqa: E402
+from support.denoisers import FAMILIES, converter, made, scaled_fp8  # noqa: E402 - they import diffusers
+
+COMFY = "model.diffusion_model."
+ROUNDED = 20 / log(10) * 2**-24  # dB: each difference is rounded to float32 once
+OF_TABLE = {family: row for row in families() for family, _, _ in MODELS[row.name]}
+OF_TABLE |= {"SDXL": OF_TABLE["SD 1.5"], "Wan image to video": OF_TABLE["Wan"]}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request, tmp_path_factory):
+    """A family, its folder of diffusers, its tensors in the authors' names, and the converter of these."""
+    folder = tmp_path_factory.mktemp("model")
+    built, tensors = made(request.param, folder / "diffusers")
+
+    def convert(authors):
+        found = converter(request.param)(checkpoint=dict(authors), config=dict(built.config))
+        return {name: found[name] for name in built.state_dict()}
+
+    return request.param, folder / "diffusers", tensors, convert
+
+
+def energy(x):
+    return float(x.double().square().sum())
+
+
+def snr(x, y):
+    """The SNR in dB of tensors by name, in float64; infinite where they are equal."""
+    errors = {name: energy(x[name].double() - y[name].double()) for name in x}
+    return {name: 10 * log10(energy(x[name]) / error) if error else inf for name, error in errors.items()}
+
+
+def check(report, expected):
+    """Check that everything was compared, without a doubt, with the expected SNR."""
+    assert ("pass", [], []) == (report.verdict, report.not_compared, report.findings)
+    found = {layer.layer_name: layer.snr_db for layer in report.layers}
+    found |= dict.fromkeys((layer.layer_name for layer in report.lossless), inf)
+    assert expected == pytest.approx(found, rel=0, abs=ROUNDED)
+
+
+def with_prefix(tensors):
+    return {name if name.startswith(COMFY) else COMFY + name: tensor for name, tensor in tensors.items()}
+
+
+def test_a_quantized_file_in_the_authors_names_is_compared_with_diffusers_folder(model, tmp_path):
+    _, folder, tensors, convert = model
+    written, values = scaled_fp8(tensors)
+    save_file(with_prefix(written), tmp_path / "fp8.safetensors")
+    report = quanterr.compare(folder, tmp_path / "fp8.safetensors", device="cpu")
+
+    check(report, snr(convert(tensors), convert(values)))
+
+
+def test_a_quantized_file_in_diffusers_names_is_what_the_authors_file_is_compared_with(model, tmp_path):
+    family, _, tensors, convert = model
+    written, values = scaled_fp8(convert(tensors))
+    save_file({name: tensor.contiguous() for name, tensor in written.items()}, tmp_path / "fp8.safetensors")
+    save_file(tensors, tmp_path / "original.safetensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    pieces = pieces_of(family, shapes, dict(FAMILIES[family][1]))
+
+    with planned(tmp_path / "original.safetensors", tmp_path / "fp8.safetensors") as plan:
+        assert {"scaled_fp8"} == {leftover.name for leftover in plan.leftovers} - not_in_diffusers(pieces)
+        found = {pair.name: dequantized(pair.quantized).clone() for pair in plan.pairs}
+
+    assert {with_own_prefix(name, shapes) for name, held in pieces.items() if held} == found.keys()
+    for name, held in pieces.items():
+        parts = [values[piece.name].chunk(1 if piece.part is None else 2)[piece.part or 0] for piece in held]
+        own = with_own_prefix(name, shapes)
+        assert not parts or torch.equal(torch.cat(parts).flatten(), found[own].flatten()), name
+
+
+def not_in_diffusers(pieces):
+    return {name for name, held in pieces.items() if not held}
+
+
+def with_own_prefix(name, names):
+    return name if name in names else COMFY + name
+
+
+def test_the_table_says_what_diffusers_converters_do(model):
+    family, _, tensors, _ = model
+    if family not in OF_TABLE:
+        assert all(name in tensors for name in load_folder(model))  # the same names
+        return
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    expected = pieces_of(family, shapes, dict(FAMILIES[family][1]))
+    held = find_held(OF_TABLE[family], tensors)
+    found = {
+        name: held[own].pieces if (own := with_own_prefix(name, tensors)) in held else (name,) for name in expected
+    }
+
+    assert {name: tuple(map(str, pieces)) for name, pieces in expected.items()} == found
+
+
+def load_folder(model):
+    return load_file(next(model[1].glob("*.safetensors")))
+
+
+def test_no_name_means_one_thing_to_the_authors_and_another_to_diffusers():
+    for family in families():
+        parameters = {piece.partition(":")[0] for pieces in family.tensors.values() for piece in pieces}
+
+        assert parameters.isdisjoint(family.tensors)
+        assert not any(name.endswith((".weight", ".bias")) for name in family.tensors)
+
+
+def test_is_what_make_denoiser_names_makes():
+    wanted = json.loads(FILE.read_text())["source"].split()[1].rstrip(":")
+    if diffusers.__version__ != wanted:
+        pytest.skip(f"the names were made from diffusers {wanted}; it is {diffusers.__version__}")
+
+    assert document() == FILE.read_text()
+
+
+def flux_pair(folder):
+    """FLUX.1 as a folder of diffusers, and its tensors in the authors' names."""
+    _, tensors = made("FLUX.1", folder / "diffusers")
+    return folder / "diffusers", tensors
+
+
+def compared_with(folder, original, tensors):
+    save_file(tensors, folder / "quantized.safetensors")
+    return quanterr.compare(original, folder / "quantized.safetensors", device="cpu")
+
+
+def exchanged(tensor, *order):
+    """The tensor with its equal parts in another order."""
+    parts = tensor.chunk(len(order))
+    return torch.cat([parts[n] for n in order])
+
+
+def found_in(report):
+    return {(finding.severity, finding.code, finding.layer) for finding in report.findings}
+
+
+class TestOfWrongFiles:
+    def test_rows_of_keys_and_values_are_exchanged(self, tmp_path):
+        original, tensors = flux_pair(tmp_path)
+        name = "double_blocks.0.img_attn.qkv.weight"
+        report = compared_with(tmp_path, original, tensors | {name: exchanged(tensors[name], 0, 2, 1)})
+
+        assert {("error", "swapped_weight", f"transformer_blocks.0.attn.to_{one}.weight") for one in "kv"} == found_in(
+            report
+        )
+
+    def test_scale_and_shift_are_as_diffusers_has_them(self, tmp_path):
+        original, tensors = flux_pair(tmp_path)
+        name = "final_layer.adaLN_modulation.1.weight"
+        report = compared_with(tmp_path, original, tensors | {name: exchanged(tensors[name], 1, 0)})
+
+        assert {("error", "permuted", "norm_out.linear.weight")} == found_in(report)
+
+    def test_a_joined_tensor_lacks_rows(self, tmp_path):
+        original, tensors = flux_pair(tmp_path)
+        name = "single_blocks.0.linear1.weight"
+        report = compared_with(tmp_path, original, tensors | {name: tensors[name][:-32].clone()})
+
+        assert "inconclusive" == report.verdict
+        assert 4 == sum(one.side == "original" for one in report.not_compared)
+
+    def test_a_tensor_is_stored_under_both_names(self, tmp_path):
+        original, tensors = flux_pair(tmp_path)
+        twice = {"x_embedder.linear": tensors["img_in.weight"], "net.img_in.weight": tensors["img_in.weight"]}
+        report = compared_with(tmp_path, original, tensors | {name: value.clone() for name, value in twice.items()})
+        (left,) = [one for one in report.not_compared if one.layer_name == "x_embedder.weight"]
+
+        assert left.reason.startswith("two weights could hold it: ")
+
+
+def test_a_tensor_that_diffusers_leaves_out_changes_nothing(tmp_path):
+    _, tensors = made("Z-Image", tmp_path / "diffusers")
+    save_file(tensors | {"norm_final.weight": torch.ones(256)}, tmp_path / "authors.safetensors")
+    reports = [
+        quanterr.compare(*pair, device="cpu")
+        for pair in (
+            (tmp_path / "diffusers", tmp_path / "authors.safetensors"),
+            (tmp_path / "authors.safetensors", tmp_path / "diffusers"),
+        )
+    ]
+
+    assert ["pass", "pass"] == [report.verdict for report in reports]
+    assert [[], []] == [report.not_compared for report in reports]
+
+
+@pytest.mark.parametrize("family", ["Wan", "FLUX.1", "SD 1.5"])
+def test_a_gguf_file_has_the_authors_names(family, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    _, tensors = made(family, tmp_path / "diffusers")
+    writer = gguf.GGUFWriter(tmp_path / "q8.gguf", "flux")
+    for name, tensor in tensors.items():
+        while tensor.dim() > 1 and len(tensor) == 1:  # as ggml counts axes
+            tensor = tensor[0]
+        if tensor.dim() == 2 and tensor.shape[1] % 32 == 0:
+            writer.add_tensor(name.removeprefix(COMFY), gguf.quants.quantize(tensor.numpy(), q8), raw_dtype=q8)
+        else:
+            writer.add_tensor(name.removeprefix(COMFY), tensor.half().numpy())
+    finish(writer)
+    report = quanterr.compare(tmp_path / "diffusers", tmp_path / "q8.gguf", device="cpu")
+
+    assert ("pass", []) == (report.verdict, report.not_compared)
+    assert 1 == report.coverage.original_compared_fraction == report.coverage.quantized_compared_fraction
+    assert {"dense", "gguf_q8_0"} == {layer.format for layer in report.layers}
+    assert min(layer.snr_db for layer in report.layers) > 35
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (["model.layers.0.self_attn.q_proj.weight"], ["model.layers.0.self_attn.qkv_proj.weight"]),
+        (["layers.0.attention.wq.weight"], ["model.layers.0.self_attn.q_proj.weight"]),
+        (["double_blocks.0.img_attn.qkv.weight"], ["double_blocks.0.img_attn.to_q.weight"]),
+        (["double_blocks.0.img_attn.qkv.weight"], []),
+    ],
+)
+def test_other_names_need_no_table(names):
+    assert naming_between(*names) is None
+    assert naming_between(*names[::-1]) is None
+
+
+def test_nunchaku_divides_the_authors_tensors_otherwise(tmp_path):
+    joined, first, second = numbers(96, 32), numbers(224, 32, seed=1), numbers(32, 160, seed=2)
+    original = {
+        "double_blocks.0.img_attn.qkv.weight": joined,
+        "single_blocks.0.linear1.weight": first,
+        "single_blocks.0.linear2.weight": second,
+    }
+    quantized = {
+        "transformer_blocks.0.qkv_proj.weight": joined,
+        "single_transformer_blocks.0.qkv_proj.weight": first[:96],
+        "single_transformer_blocks.0.mlp_fc1.weight": first[96:],
+        "single_transformer_blocks.0.out_proj.weight": second[:, :32],
+        "single_transformer_blocks.0.mlp_fc2.weight": second[:, 32:],
+    }
+    report = compared(tmp_path, original, quantized)
+
+    assert ("pass", [], []) == (report.verdict, report.not_compared, report.layers)
+    assert original.keys() == {layer.layer_name for layer in report.lossless}
+
+
+@pytest.mark.parametrize("family", ["LTX-2", "Cosmos-Predict2"])
+def test_names_that_are_written_down_here_are_all_converted(family):
+    ((name, config, make),) = MODELS[family]
+    found = {piece.name for held in pieces_of(name, make(), config).values() for piece in held}
+
+    assert getattr(diffusers, name)(**config).state_dict().keys() == found

@@ -1,0 +1,238 @@
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.gguf_stored import TEXT, Stored, key, write_gguf
+from support.making import legacy, numbers, quantized_fp8, store
+from typer.testing import CliRunner
+
+import quanterr
+from quanterr.cli import app
+from quanterr.errors import CheckpointError
+from quanterr.pairing.importance import read_importance
+
+NAME = "model.layers.0.self_attn.q_proj.weight"
+COLUMNS = np.linspace(0.1, 4, 64, dtype=np.float32)
+
+
+def gguf(path, entries):
+    """A GGUF imatrix: name → (means (matrices, columns), counts)."""
+    tensors = []
+    for name, (means, counts) in entries.items():
+        means, counts = np.asarray(means, np.float32), np.asarray(counts, np.float32)
+        tensors.append(Stored(f"{name}.in_sum2", "F32", means.shape, (means * counts[:, None]).tobytes()))
+        tensors.append(Stored(f"{name}.counts", "F32", (len(counts), 1), counts.tobytes()))
+    return write_gguf(path, tensors, [key("general.type", TEXT, "imatrix")])
+
+
+def stored(path, kind, means):
+    if kind == "gguf":
+        return gguf(path, {"blk.0.attn_q.weight": ([means], [12.0])})
+    path.write_bytes(legacy({"blk.0.attn_q.weight": means}))
+    return path
+
+
+def expected(x, y, means):
+    x, y, means = (np.asarray(a, np.float64) for a in (x, y, means))
+    return (means * (y - x) ** 2).sum() / (means * x**2).sum()
+
+
+def layer(folder, x, y, importance, **more):
+    a = store(folder / "x.safetensors", {NAME: x} | more)
+    b = store(folder / "y.safetensors", {NAME: y} | more)
+    return quanterr.compare(a, b, importance=importance, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["gguf", "dat"])
+@pytest.mark.parametrize("odd", [False, True], ids=["tame", "with NaN"])
+def test_error_is_weighted_by_columns(tmp_path, kind, odd):
+    x = numbers(48, 64).float()
+    y = x + 0.01 * numbers(48, 64, seed=1).float()
+    means = COLUMNS
+    if odd:  # takes the exact way
+        x[3, 5] = 1e30
+        y[3, 5] = 1e30
+    report = layer(tmp_path, x, y, stored(tmp_path / f"m.{kind}", kind, means))
+    want = expected(x, y, means)
+
+    assert pytest.approx(want, rel=1e-6) == report.layers[0].weighted_nmse == report.aggregate.weighted_nmse
+    assert pytest.approx(-10 * np.log10(want), rel=1e-6) == report.layers[0].weighted_snr_db
+    energy = ((y - x).double().square().numpy() * np.asarray(means)).sum()
+    assert pytest.approx(np.sqrt(energy), rel=1e-6) == report.layers[0].weighted_error_norm
+    assert str(tmp_path / f"m.{kind}") == report.settings.importance
+
+
+def test_without_a_matrix_there_is_no_weighted_error(tmp_path):
+    report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), None)
+
+    assert None is report.layers[0].weighted_nmse is report.aggregate.weighted_snr_db
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["stacked", "single experts"])
+def test_each_expert_has_its_own(tmp_path, single):
+    means = np.stack([COLUMNS, COLUMNS[::-1], np.full(64, 9)])
+    x, y = numbers(3, 40, 64).float(), numbers(3, 40, 64, seed=1).float()
+    path = gguf(tmp_path / "m.gguf", {"blk.0.ffn_up_exps.weight": (means, [5, 6, 0])})
+    names = ["model.layers.0.mlp.experts.up_proj"]
+    tensors = [{names[0]: side} for side in (x, y)]
+    if single:
+        names = [f"model.layers.0.mlp.experts.{e}.up_proj.weight" for e in range(3)]
+        tensors = [{name: side[e].clone() for e, name in enumerate(names)} for side in (x, y)]
+    files = [store(tmp_path / f"{n}.safetensors", side) for n, side in enumerate(tensors)]
+    report = quanterr.compare(*files, importance=path, device="cpu")
+    means[2] = 1  # never counted
+    want = expected(x, y, means[:, None])
+
+    assert pytest.approx(want, rel=1e-6) == report.aggregate.weighted_nmse
+    assert "importance_uncovered" in {finding.code for finding in report.findings}
+
+
+@pytest.mark.parametrize("experts", [3, 4])  # of 40 rows each: a stack's matrices divide them, or do not
+@pytest.mark.parametrize(
+    "single", ["mlp.experts.{}.up_proj", "block_sparse_moe.experts.{}.w3"], ids=["Qwen", "Mixtral"]
+)
+@pytest.mark.parametrize("kind", ["gguf", "dat"])
+def test_single_experts_beside_a_stack_have_each_their_own(tmp_path, experts, single, kind):
+    means = np.stack([np.roll(COLUMNS, 7 * e) for e in range(experts)])
+    x, y = numbers(experts, 40, 64).float(), numbers(experts, 40, 64, seed=1).float()
+    stack = "blk.0.ffn_up_exps.weight"
+    names = [f"model.layers.0.{single.format(e)}.weight" for e in range(experts)]
+    original = store(tmp_path / "x.safetensors", {name: x[e].clone() for e, name in enumerate(names)})
+    quantized = write_gguf(
+        tmp_path / "y.gguf",
+        [Stored(stack, "F32", tuple(y.shape), y.numpy().tobytes())],
+        [key("general.architecture", TEXT, "llama")],
+    )
+    path = tmp_path / f"m.{kind}"
+    if kind == "gguf":
+        gguf(path, {stack: (means, [5, 0, *range(6, 4 + experts)])})
+        means[1] = 1  # never counted
+    else:
+        path.write_bytes(legacy({stack: means}))
+    report = quanterr.compare(original, quantized, importance=path, device="cpu")
+    found = {row.layer_name: row.weighted_nmse for row in report.layers}
+
+    assert {name: pytest.approx(expected(x[e], y[e], means[e]), rel=1e-6) for e, name in enumerate(names)} == found
+    assert ([1] if kind == "gguf" else []) == [
+        finding.evidence["experts"] for finding in report.findings if finding.code == "importance_uncovered"
+    ]
+
+
+def test_an_expert_that_the_stack_lacks_has_no_importance(tmp_path):
+    path = gguf(tmp_path / "m.gguf", {"blk.0.ffn_up_exps.weight": (np.stack([COLUMNS] * 2), [5, 6])})
+    names = [f"model.layers.0.mlp.experts.{e}.up_proj.weight" for e in range(3)]
+    files = [store(tmp_path / f"{n}.safetensors", {name: numbers(40, 64, seed=n) for name in names}) for n in range(2)]
+    report = quanterr.compare(*files, importance=path, device="cpu")
+
+    assert [True, True, False] == [row.weighted_nmse is not None for row in report.layers]
+    assert names[2] in next(f.message for f in report.findings if f.code == "importance_missing")
+
+
+def test_weights_that_the_matrix_lacks_are_told(tmp_path):
+    more = {"model.layers.0.mlp.up_proj.weight": numbers(8, 64, seed=3)}
+    report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), stored(tmp_path / "m.dat", "dat", COLUMNS), **more)
+
+    assert "mlp.up_proj" in next(f.message for f in report.findings if f.code == "importance_missing")
+
+
+@pytest.mark.parametrize(
+    ("covered", "severity"),
+    [(10, "warning"), (18, "warning"), (19, "info"), (20, "info")],
+    ids=["half", "all but a block", "all but a weight", "all but the head and a router"],
+)
+def test_weights_that_the_matrix_should_have_are_a_warning(tmp_path, covered, severity):
+    names = [f"model.layers.{n}.mlp.{kind}_proj.weight" for n in range(10) for kind in ("up", "gate")]
+    x = {name: numbers(8, 64, seed=n) for n, name in enumerate(["lm_head.weight", *names])}
+    router = {"model.layers.0.mlp.gate.weight": numbers(8, 64, seed=99)}
+    y = {}
+    for name, weight in x.items():
+        y[name], y[f"{name}_scale"] = quantized_fp8(weight)
+    matrix = tmp_path / "m.dat"
+    matrix.write_bytes(legacy({f"blk.{n // 2}.ffn_{('up', 'gate')[n % 2]}.weight": COLUMNS for n in range(covered)}))
+    files = [store(tmp_path / "x.safetensors", x | router), store(tmp_path / "y.safetensors", y | router)]
+    report = quanterr.compare(*files, importance=matrix, device="cpu")
+    (found,) = [one for one in report.findings if one.code == "importance_missing"]
+    layers = [row for row in report.layers if row.weighted_nmse is not None]
+
+    assert severity == found.severity
+    assert (severity == "warning") == (
+        f"{20 - covered} of 20 quantized weights, {1 - covered / 20:.0%}" in found.message
+    )
+    assert pytest.approx(1 - covered / 20) == found.evidence["share"]
+    assert covered == len(layers)
+    energy = [row.weighted_error_norm**2 for row in layers]
+    total = sum(e / row.weighted_nmse for e, row in zip(energy, layers, strict=True))
+    assert pytest.approx(sum(energy) / total, rel=1e-6) == report.aggregate.weighted_nmse
+
+
+def test_matrix_without_columns_is_refused(tmp_path):
+    path = gguf(tmp_path / "m.gguf", {"blk.0.attn_q.weight": (np.zeros((1, 0)), [1])})
+
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight: no mean squares"):
+        read_importance(path)
+
+
+def test_matrix_of_another_model_is_an_error(tmp_path):
+    path = tmp_path / "m.dat"
+    path.write_bytes(legacy({"blk.77.attn_q.weight": COLUMNS}))
+    report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), path)
+
+    assert "inconclusive" == report.verdict
+    assert "importance_unmatched" in {finding.code for finding in report.findings}
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "not an importance matrix"),
+        (b"\x00\x00\x00\x00", "number of entries is 0"),
+        (legacy({"a": COLUMNS})[:40], "truncated"),
+        (legacy({"a": COLUMNS * np.nan}), "not finite"),
+        (legacy({"a": -COLUMNS}), "negative"),
+    ],
+    ids=["empty", "no entry", "truncated", "NaN", "negative"],
+)
+def test_damaged_legacy_files_are_refused(tmp_path, raw, says):
+    (tmp_path / "m.dat").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=says):
+        read_importance(tmp_path / "m.dat")
+
+
+def test_a_model_is_no_importance_matrix(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", [Stored("a")], [key("general.architecture", TEXT, "llama")])
+    with pytest.raises(CheckpointError, match=r"general\.type"):
+        read_importance(path)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_read_or_refused(tmp_path_factory, raw):
+    path = tmp_path_factory.mktemp("any") / "m.dat"
+    path.write_bytes(raw)
+    with contextlib.suppress(CheckpointError):
+        read_importance(path)
+
+
+def test_missing_file_is_status_three(tmp_path):
+    path = store(tmp_path / "x.safetensors", {NAME: numbers(8, 64)})
+    done = CliRunner().invoke(app, ["compare", str(path), str(path), "--importance", str(tmp_path / "no.dat")])
+
+    assert isinstance(done.exception, CheckpointError)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_scales_that_suit_important_columns_are_no_loss_if_the_importance_is_given(tmp_path, given):
+    x = numbers(64, 64).float()
+    x[:, 32:] *= 5
+    scale = x[:, :32].abs().amax(1, keepdim=True) / 127
+    stored = {NAME: (x / scale).round().clamp(-127, 127).to(torch.int8), f"{NAME}_scale": scale}
+    means = np.repeat(np.float32([1.0, 1e-9]), 32)
+    importance = gguf(tmp_path / "m.gguf", {"blk.0.attn_q.weight": ([means], [12.0])}) if given else None
+    a, b = store(tmp_path / "x.safetensors", {NAME: x}), store(tmp_path / "y.safetensors", stored)
+    report = quanterr.compare(a, b, importance=importance, device="cpu")
+    found = {one.code for one in report.findings if one.severity != "info"}
+
+    assert given != ("scale_loss" in found)

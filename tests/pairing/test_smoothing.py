@@ -1,0 +1,263 @@
+import pytest
+import torch
+from support.making import compared, numbers, store
+
+from quanterr.checkpoints import open_checkpoint
+from quanterr.documents.gate_results import exit_status
+from quanterr.errors import Status
+from quanterr.pairing import pair
+from quanterr.pairing.sampling import error_up_to_factor, on_cpu, relative_error
+from quanterr.selection import LayerSelection
+
+BLOCK = "model.layers.0."
+FED = [f"{BLOCK}self_attn.{letter}_proj.weight" for letter in "qkv"]
+
+
+def int4(weight):
+    """The weight as 4-bit codes of groups of 32 would give it back."""
+    groups = weight.float().view(-1, 32)
+    scale = groups.abs().amax(1, keepdim=True) / 7
+    return ((groups / scale).round().clamp(-8, 7) * scale).view(weight.shape).to(torch.bfloat16)
+
+
+def model(norm=None):
+    weights = {name: numbers(64, 128, seed=n) for n, name in enumerate(FED)}
+    weights[f"{BLOCK}input_layernorm.weight"] = torch.ones(128) + 0.1 * torch.randn(128) if norm is None else norm
+    weights[f"{BLOCK}mlp.up_proj.weight"] = numbers(96, 128, seed=7)
+    weights[f"{BLOCK}mlp.down_proj.weight"] = numbers(64, 96, seed=8)
+    return weights
+
+
+def factors(n, seed=1):
+    return torch.empty(n).log_normal_(0, 0.5, generator=torch.Generator().manual_seed(seed))
+
+
+def folded(report):
+    return [finding for finding in report.findings if finding.code == "folded_scales"]
+
+
+class TestNorm:
+    @pytest.mark.parametrize("less_one", [False, True], ids=["norm", "norm less one"])
+    def test_that_took_up_scales_is_found_and_they_are_undone(self, tmp_path, less_one):
+        x, s = model(), factors(128)
+        norm = f"{BLOCK}input_layernorm.weight"
+        y = x | {norm: x[norm] / s} | {name: int4(x[name] * s) for name in FED}
+        if less_one:
+            x, y = x | {norm: x[norm] - 1}, y | {norm: y[norm] - 1}
+        report = compared(tmp_path, x, y)
+        layers = {layer.layer_name: layer.snr_db for layer in report.layers}
+
+        assert set(FED) == layers.keys()
+        assert all(snr > 10 for snr in layers.values())
+        assert [("info", norm)] == [(finding.severity, finding.layer) for finding in folded(report)]
+        assert folded(report)[0].evidence["snr_db_as_stored"] < 9 < 10 < folded(report)[0].evidence["snr_db"]
+        assert set(FED) == set(folded(report)[0].evidence["layers"])
+        assert Status.OK == exit_status(report)
+
+    def test_that_took_up_scales_which_some_of_what_it_feeds_lack_is_an_error(self, tmp_path):
+        x, s = model(), factors(128)
+        norm = f"{BLOCK}input_layernorm.weight"
+        y = x | {norm: x[norm] / s, FED[0]: int4(x[FED[0]] * s)} | {name: int4(x[name]) for name in FED[1:]}
+        report = compared(tmp_path, x, y)
+        _, error = folded(report)
+
+        assert ("error", norm, FED[1:]) == (error.severity, error.layer, error.evidence["layers"])
+        assert Status.INCONCLUSIVE == exit_status(report)
+
+    def test_that_changed_alone_explains_nothing(self, tmp_path):
+        x = model()
+        norm = f"{BLOCK}input_layernorm.weight"
+        y = x | {norm: x[norm] / factors(128)} | {name: int4(x[name]) for name in FED}
+        report = compared(tmp_path, x, y)
+
+        assert [] == folded(report)
+        assert all(layer.snr_db > 10 for layer in report.layers)
+
+    def test_that_is_the_same_hides_no_scaled_weight(self, tmp_path):
+        x, s = model(), factors(128)
+        report = compared(tmp_path, x, x | {name: int4(x[name] * s) for name in FED})
+
+        assert [] == folded(report)
+        assert all(layer.snr_db < 9 for layer in report.layers)
+
+    def test_of_another_block_is_not_looked_at(self, tmp_path):
+        x, s = model(), factors(128)
+        other = "model.layers.1.input_layernorm.weight"
+        x |= {other: torch.ones(128)}
+        report = compared(tmp_path, x, x | {other: 1 / s} | {name: int4(x[name] * s) for name in FED})
+
+        assert [] == folded(report)
+
+
+class TestWeight:
+    UP, DOWN = f"{BLOCK}mlp.up_proj.weight", f"{BLOCK}mlp.down_proj.weight"
+
+    def test_that_took_up_scales_is_found_and_they_are_undone(self, tmp_path):
+        x, s = model(), 3 * factors(96)
+        y = x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN] * s)}
+        report = compared(tmp_path, x, y)
+
+        assert {self.UP, self.DOWN} == set(folded(report)[0].evidence["layers"])
+        assert all(layer.snr_db > 10 for layer in report.layers)
+
+    def test_alone_wrong_is_not_mended(self, tmp_path):
+        x, s = model(), 3 * factors(96)
+        report = compared(tmp_path, x, x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN])})
+
+        assert [] == folded(report)
+        assert [(self.UP, "scale_factor")] == [(f.layer, f.code) for f in report.findings if f.severity == "error"]
+
+
+def true_db(x, y):
+    return float(10 * torch.log10(x.double().square().sum() / (x - y).double().square().sum()))
+
+
+def int2(weight):
+    """The weight as 2-bit codes of groups of 32 would give it back: most of them too small."""
+    groups = weight.float().view(-1, 32)
+    scale = groups.abs().amax(1, keepdim=True) / 1.5
+    return ((groups / scale).round().clamp(-2, 1) * scale).view(weight.shape).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_few_bits_alone_are_no_fold(tmp_path, seed):
+    names = (TestWeight.UP, TestWeight.DOWN)
+    x = {name: numbers(128, 128, seed=2 * seed + n) for n, name in enumerate(names)}
+    for weight in x.values():
+        weight[:, 7::30] *= 4
+
+    assert [] == folded(compared(tmp_path, x, {name: int2(weight) for name, weight in x.items()}))
+
+
+class TestFoldsThatMeet:
+    NORM, UP, DOWN = (f"{BLOCK}{name}.weight" for name in ("post_attention_layernorm", "mlp.up_proj", "mlp.down_proj"))
+    GATE, V, OUT = (f"{BLOCK}{name}.weight" for name in ("mlp.gate_proj", "self_attn.v_proj", "self_attn.o_proj"))
+
+    @pytest.mark.parametrize("spread", [0.1, 0.5, 1.0], ids=["little", "some", "much"])
+    def test_are_all_undone(self, tmp_path, spread):
+        """Norm → gate and up, up → down, norm → q, k and v, v → o for two heads of 64 rows."""
+        x = model() | {self.NORM: torch.rand(128) + 0.5, self.GATE: numbers(96, 128, seed=9)}
+        x[self.OUT] = numbers(64, 128, seed=10)
+        x[self.NORM][5] = 0  # a channel that is switched off says nothing of its factor
+        norm = f"{BLOCK}input_layernorm.weight"
+        s, t, u, v = (factors(n, seed) ** spread for seed, n in enumerate((128, 128, 64, 96)))
+        moved = dict.fromkeys(FED[:2], s) | {self.V: s / u[:, None], self.OUT: u.repeat(2)}
+        moved |= {self.GATE: t, self.UP: t / v[:, None], self.DOWN: v}
+        y = (
+            x
+            | {norm: x[norm] / s, self.NORM: x[self.NORM] / t}
+            | {name: int4(x[name] * f) for name, f in moved.items()}
+        )
+        report = compared(tmp_path, x, y)
+        (found,) = folded(report)
+
+        assert set(moved) == set(found.evidence["layers"])
+        assert {layer.layer_name: pytest.approx(layer.snr_db, abs=0.3) for layer in report.layers} == {
+            name: true_db(x[name], y[name] / f) for name, f in moved.items()
+        }
+        assert not [one.message for one in report.findings if one.severity != "info"]
+        assert "pass" == report.verdict
+
+    def test_explain_norms_with_biases_and_other_names(self, tmp_path):
+        block, s, t = "model.decoder.layers.0.", factors(128), factors(96, 2)
+        first = [f"{block}{name}.weight" for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")]
+        one, two = (f"{block}{name}.weight" for name in ("fc1", "fc2"))
+        x = {name: numbers(96, 128, seed=n) for n, name in enumerate((*first, one))}
+        x |= {two: numbers(128, 96, seed=7), f"{block}fc1.bias": numbers(1, 96, seed=8)[0].float()}
+        for norm in ("self_attn_layer_norm", "final_layer_norm"):
+            x |= {f"{block}{norm}.{kind}": 1 + numbers(1, 128, seed=9)[0].float() for kind in ("weight", "bias")}
+        moved = dict.fromkeys(first, s) | {one: s / t[:, None], two: t}
+        y = (
+            x
+            | {name: x[name] / s for name in x if "layer_norm" in name}
+            | {f"{block}fc1.bias": x[f"{block}fc1.bias"] / t}
+        )
+        y |= {name: int4(x[name] * f) for name, f in moved.items()}
+        report = compared(tmp_path, x, y)
+
+        assert {layer.layer_name: pytest.approx(layer.snr_db, abs=0.3) for layer in report.layers} == {
+            name: true_db(x[name], y[name] / f) for name, f in moved.items()
+        }
+        assert not [one.message for one in report.findings if one.severity != "info"]
+
+    BIASED = "model.layers.0.self_attn.v_proj.bias"
+
+    @pytest.mark.parametrize("forgotten", [False, True], ids=["undone", "forgotten"])
+    def test_that_come_out_of_rows_belong_to_their_bias_too(self, tmp_path, forgotten):
+        x, u = {self.V: numbers(64, 128, seed=3), self.OUT: numbers(64, 64, seed=10)}, 3 * factors(64)
+        x[self.BIASED] = numbers(64, seed=11)
+        y = {self.V: int4(x[self.V] / u[:, None]), self.OUT: int4(x[self.OUT] * u)}
+        report = compared(tmp_path, x, y | {self.BIASED: x[self.BIASED] / (1 if forgotten else u)})
+        errors = [(one.code, one.layer) for one in report.findings if one.severity == "error"]
+
+        assert ([("folded_scales", self.BIASED)] if forgotten else []) == errors
+        assert ("inconclusive" if forgotten else "pass") == report.verdict
+
+    @pytest.mark.parametrize("forgotten", [False, True], ids=["undone", "forgotten"])
+    def test_that_come_out_of_a_norm_belong_to_its_bias_too(self, tmp_path, forgotten):
+        norm, bias = (f"{BLOCK}input_layernorm.{kind}" for kind in ("weight", "bias"))
+        x, s = model() | {bias: numbers(128, seed=11)}, factors(128)
+        y = x | {norm: x[norm] / s, bias: x[bias] / (1 if forgotten else s)} | {name: int4(x[name] * s) for name in FED}
+        errors = [(one.code, one.layer) for one in compared(tmp_path, x, y).findings if one.severity == "error"]
+
+        assert ([("folded_scales", bias)] if forgotten else []) == errors
+
+    def test_columns_of_zeros_and_rows_of_another_weight_are_not_explained(self, tmp_path):
+        x, s = model(), factors(96)
+        y = x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN] * s.flip(0))}
+        report = compared(tmp_path, x, y)
+
+        assert [] == folded(report)
+        assert "pass" != report.verdict
+
+
+def test_fused_rotation_that_config_tells_of_is_an_error(tmp_path):
+    place = {"targets": ["re:.*q_proj$"], "location": "weight_input"}
+    transform = {"config_groups": {"R1": {"type": "hadamard", "apply": [place]}}}
+    config = {"quantization_config": {"quant_method": "compressed-tensors", "transform_config": transform}}
+    x = {"q_proj.weight": numbers(32, 64)}
+    report = compared(tmp_path, x, {"q_proj.weight": numbers(32, 64, seed=1)}, config=config)
+
+    assert "rotated_weights" in {finding.code for finding in report.findings}
+    assert Status.INCONCLUSIVE == exit_status(report)
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_a_norm_times_nearly_one_number_is_a_fold_if_its_weights_went_the_other_way(tmp_path, bits):
+    norm, s = f"{BLOCK}input_layernorm.weight", (1 + 0.06 * numbers(128, seed=9).float()) / 1.066
+    x = model()
+    rounded = int4 if bits == 4 else lambda weight: (weight.float() * 50).round() / 50
+    y = x | {norm: x[norm] / s} | {name: rounded(x[name] * s).bfloat16() for name in FED}
+    right, wrong = (
+        compared(tmp_path, x, y),
+        compared(tmp_path, x, y | {name: rounded(x[name]).bfloat16() for name in FED}),
+    )
+
+    assert [norm] == [finding.layer for finding in folded(right)]
+    assert "scale_factor" not in {finding.code for finding in right.findings}
+    assert [] == folded(wrong)
+    assert "scale_factor" in {finding.code for finding in wrong.findings}
+
+
+def test_a_norm_with_noise_is_no_fold(tmp_path):
+    """Weights that lost more by rounding than these factors would mend tell nothing of them."""
+    norm = f"{BLOCK}input_layernorm.weight"
+    x = model()
+    noisy = x[norm] * (1 + 0.02 * torch.randn(128, generator=torch.Generator().manual_seed(1)))
+    y = x | {norm: noisy} | {name: int4(x[name]).bfloat16() for name in FED}
+    report = compared(tmp_path, x, y)
+
+    assert [] == folded(report)
+    assert "unquantized_changed" in {finding.code for finding in report.findings}
+
+
+@pytest.mark.parametrize("rows", [64, 1024], ids=["read at once", "read in pieces"])
+def test_a_sample_of_float64_has_all_its_rows(tmp_path, rows):
+    """Pieces of float64 are not converted, so they must be copied before the next is read."""
+    x = torch.randn(rows, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sides = [open_checkpoint(store(tmp_path / f"{y.dtype}.safetensors", {"a.weight": y})) for y in (x, x.float())]
+    made = pair(*sides, LayerSelection()).pairs[0]
+    with on_cpu() as workspaces:
+        errors = [find(made.original, made.quantized, workspaces) for find in (relative_error, error_up_to_factor)]
+
+    assert max(errors) <= 2**-24  # the largest relative rounding error of float32

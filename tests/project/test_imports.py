@@ -1,0 +1,209 @@
+"""The direction of the imports, and what must never import torch."""
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from support import stored
+
+import quanterr
+
+PACKAGE = Path(quanterr.__file__).parent
+MODULES = {
+    ".".join(("quanterr", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+DOCUMENTS = "documents"  # with outputs: views are made of its sections, and it writes any document
+# The rooms: packages and single modules of the first level. A room imports from its own floor's predecessors only.
+FLOORS = [
+    {"version", "errors", "metrics"},
+    {"util"},
+    {"selection"},
+    {"options", "checkpoints", DOCUMENTS},
+    {"gates", "tensors"},
+    {"kernel"},
+    {"formats"},
+    {"pairing", "recipes"},
+    {"samples"},
+    {"findings"},
+    {"inspection"},
+    {"comparison", "evaluation", "guide"},
+    {"planning", "dequantization"},
+    {"cli", "lm_eval", "quanterr"},
+    {"__main__"},
+]
+TORCH_FREE = {
+    "version",
+    "errors",
+    "metrics",
+    "util",
+    "selection",
+    "options",
+    "checkpoints",
+    DOCUMENTS,
+    "gates",
+    "guide",
+    "cli",
+}
+TORCH_FREE |= {"quanterr", "__main__"}
+BUT = {"quanterr.metrics.histogram", "quanterr.metrics.peaks"}  # the modules of those rooms that compute on tensors
+TORCH_FREE_MODULES = {
+    "quanterr.planning.goals",
+    "quanterr.kernel.library",
+    "quanterr.kernel.structs",
+    "quanterr.kernel.build",
+}  # of other rooms
+
+
+def room(module):
+    name = module.split(".")[1] if "." in module else module
+    return DOCUMENTS if name in ("documents", "outputs") else name
+
+
+@cache
+def imported(module, at_once=False):
+    """What a module imports of the package, and torch; ``at_once``: what it needs to be imported itself."""
+    tree = ast.parse(MODULES[module].read_text())
+    if at_once:
+        tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))]
+        tree.body = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {name if (name := f"{node.module}.{a.name}") in MODULES else node.module for a in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.split(".")[0] in ("quanterr", "torch")}
+
+
+def test_every_room_has_its_floor():
+    assert set.union(*FLOORS) == {room(module) for module in MODULES}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_downwards(module):
+    floor = next(n for n, rooms in enumerate(FLOORS) if room(module) in rooms)
+    allowed = {room(module)}.union(*FLOORS[:floor])
+
+    assert set() == {name for name in imported(module) if name.startswith("quanterr") and room(name) not in allowed}
+
+
+def test_no_imports_form_a_circle():
+    """Not even those of types alone, or within functions."""
+    left = {module: {name for name in imported(module) if name in MODULES} - {module} for module in MODULES}
+    while leaves := {module for module, others in left.items() if not others & left.keys()}:
+        left = {module: others for module, others in left.items() if module not in leaves}
+
+    assert {} == left
+
+
+@pytest.mark.parametrize("module", sorted({m for m in MODULES if room(m) in TORCH_FREE} - BUT | TORCH_FREE_MODULES))
+def test_these_import_no_torch(module):
+    seen, left = set(), {module}
+    while left:
+        name = left.pop()
+        seen.add(name)
+        packages = {name.rpartition(".")[0]} & MODULES.keys()  # importing a module imports its package
+        left |= {found for found in imported(name, at_once=True) | packages if found in MODULES} - seen
+        assert not {found for found in imported(name, at_once=True) if found.split(".")[0] == "torch"}, name
+
+
+def test_formats_do_not_import_each_other():
+    formats = {module for module in MODULES if module.startswith("quanterr.formats.") and module.count(".") == 2}
+    formats -= {"quanterr.formats.base", "quanterr.formats.shared"}
+
+    assert set() == {(module, other) for module in formats for other in imported(module) & formats}
+
+
+def test_commands_that_need_no_torch_do_not_import_it():
+    """Their imports inside functions: only running them shows those."""
+    commands = [["--help"], ["compare", "--help"], ["schema"], ["render", "--help"], ["gate", "--help"]]
+    commands += [["diff", "--help"], ["rank", "--help"]]
+    code = (
+        "import sys, quanterr.outputs\nfrom quanterr.cli import app\n"
+        f"for words in {commands}:\n    app(words, standalone_mode=False)\n"
+        "    assert not {'torch', 'jinja2'} & sys.modules.keys(), words\n"
+        "[output.write for output in quanterr.outputs.OUTPUTS]\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_mistakes_in_commands_and_inputs_end_them_before_torch_is_imported(tmp_path):
+    """torch takes seconds. One process for all: the forked ones of other tests have imported it."""
+    good, damaged = str(tmp_path / "good.safetensors"), str(tmp_path / "damaged.safetensors")
+    stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
+    Path(damaged).write_bytes(b"\xff" * 64)
+    pair, missing = [good, good], str(tmp_path / "missing")
+    mistakes = [
+        (2, ["compare", good]),
+        (2, ["compare", *pair, "--unknown"]),
+        (2, ["compare", *pair, "--device", "gpu"]),
+        (2, ["compare", *pair, "-l", "re:("]),
+        (2, ["compare", *pair, "--require", "snr >"]),
+        (2, ["compare", *pair, "-o", "report.docx"]),
+        (3, ["compare", *pair, "--importance", missing]),
+        (3, ["compare", *pair, "--baseline", missing]),
+        (3, ["compare", *pair, "--plan", missing]),
+        (3, ["compare", good, missing]),
+        (3, ["compare", good, damaged]),
+        (3, ["rank", *pair, damaged]),
+        (3, ["sweep", damaged]),
+        (2, ["plan", good]),
+        (3, ["plan", missing, "--bits", "4"]),
+        (3, ["inspect", damaged]),
+        (2, ["inspect", good, "--hardware", "abacus"]),
+        (2, ["evaluate", good]),
+        (3, ["evaluate", good, missing]),
+        (2, ["gate", missing, "--require", "snr >"]),
+    ]
+    code = (
+        "import sys\nfrom quanterr import cli\n"
+        f"for status, words in {mistakes}:\n    sys.argv[1:] = words\n"
+        "    assert status == cli._run_app(), words\n    assert 'torch' not in sys.modules, words"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert 0 == done.returncode, done.stderr
+
+
+HIDDEN = """
+import sys
+sys.modules["torch"] = None  # importing it raises ModuleNotFoundError
+from quanterr import cli
+for status, words in {calls}:
+    sys.argv[1:] = words
+    assert status == cli._run_app(), words
+"""
+
+
+def test_stored_results_are_judged_and_shown_where_torch_is_not_installed(tmp_path):
+    """In a process of its own: the forked ones of other tests have imported torch."""
+    good, report = str(tmp_path / "good.safetensors"), str(tmp_path / "r.json")
+    stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
+    quanterr.compare(good, good, device="cpu").save(report)
+    calls = [
+        (4, ["gate", report, "--thresholds", "fp8", "-q"]),
+        (0, ["diff", report, report, "-q"]),
+        (0, ["render", report, "-o", str(tmp_path / "r.html"), "-o", str(tmp_path / "r.md"), "-q"]),
+        (5, ["compare", good, good]),
+    ]
+    done = subprocess.run([sys.executable, "-c", HIDDEN.format(calls=calls)], capture_output=True, text=True)
+
+    assert 0 == done.returncode, done.stderr
+    assert "quanterr: this command needs torch, which is not installed: pip install torch" in done.stderr
+
+
+def test_the_version_is_printed_without_the_report():
+    code = "from quanterr.cli import app; app(['--version'], standalone_mode=False)"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+    assert "quanterr.documents" not in done.stderr

@@ -1,0 +1,113 @@
+"""What outliers cost, and how much scales matter: against quantizing the same weights by hand."""
+
+import json
+from math import log10
+
+import pytest
+import torch
+from support.forked import call
+from support.making import numbers, store
+from test_importance import gguf as importance_file
+
+import quanterr
+from quanterr.errors import Status
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+RECIPES = ["int8_row", "int4_g32", "nf4", "gguf_q4_0"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """One weight with a few large elements."""
+    x = numbers(48, 256, seed=1).float()
+    x.view(-1)[:: 12288 // 6] *= 20
+    tensors = {NAME: x, "model.norm.weight": numbers(256)}
+    return store(tmp_path_factory.mktemp("studied") / "x.safetensors", tensors), x
+
+
+@pytest.fixture(scope="module")
+def studies(original):
+    return {one.candidate: one for one in quanterr.sweep(original[0], RECIPES, study=True, device="cpu").studies}
+
+
+def noise(x, recipe):
+    return float((quanterr.fake_quantize(x, recipe) - x).double().square().sum())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_outliers_stay_and_scales_need_not_reach_them(original, studies, recipe):
+    _, x = original
+    for changed in studies[recipe].outliers:
+        kept = x.clone()
+        kept.view(-1)[x.abs().view(-1).topk(max(round(x.numel() * changed.percent / 100), 1)).indices] = 0
+        assert pytest.approx(10 * log10(noise(x, recipe) / noise(kept, recipe)), abs=1e-6) == changed.gain_db
+    assert [0.01, 0.1, 1.0] == [changed.percent for changed in studies[recipe].outliers]
+    assert studies[recipe].outliers[1].gain_db > 0
+
+
+def test_scales_are_stretched_and_shrunk(original, studies):
+    _, x = original
+    scale = x.abs().amax(1, keepdim=True) / 127
+    for changed in studies["int8_row"].scales:
+        own = scale * (1 + changed.percent / 100)
+        error = (x / own).round().clamp(-127, 127) * own - x
+        expected = 10 * log10(noise(x, "int8_row") / float(error.double().square().sum()))
+        assert pytest.approx(expected, abs=1e-3) == changed.gain_db
+    assert {None} == {changed.gain_db for changed in studies["gguf_q4_0"].scales}
+
+
+def test_without_the_option_there_are_none(original):
+    assert [] == quanterr.sweep(original[0], ["int8_row"], device="cpu").studies
+
+
+def test_the_command_shows_and_stores_them(original, tmp_path):
+    done = call("sweep", "-v", original[0], "--to", "int8_row,gguf_q4_0", "--study", "-o", tmp_path / "s.json")
+    found = json.loads((tmp_path / "s.json").read_text())
+
+    assert Status.OK == done.returncode, done.stderr
+    assert "dB gained by keeping outliers unquantized and by other scales" in done.stdout
+    assert "scale -10 %" in done.stdout
+    assert ["int8_row", "gguf_q4_0"] == [one["candidate"] for one in found["studies"]]
+    assert torch.tensor([c["gain_db"] for c in found["studies"][0]["scales"]]).isfinite().all()
+
+
+def test_bandwidth_bounds_the_tokens_a_second_of_each_recipe(original, tmp_path):
+    words = ("sweep", "-v", original[0], "--to", "int8_row,int4_g32", "--hardware", "900GB/s")
+    done = call(*words, "-o", tmp_path / "s.json")
+    found = {one["name"]: one for one in json.loads((tmp_path / "s.json").read_text())["candidates"]}
+    sizes = {name: quanterr_bytes(name) for name in found}
+
+    assert "max. tokens/s" in done.stdout
+    for name, one in found.items():
+        assert pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == one["tokens_per_second"]  # and the norm
+    ranking = quanterr.sweep(original[0], ["int8_row", "int4_g32"], hardware="900GB/s", device="cpu")
+    assert {c.name: c.tokens_per_second for c in ranking.candidates} == {
+        name: one["tokens_per_second"] for name, one in found.items()
+    }
+    refused = call("sweep", original[0], "--hardware", "H1000")
+    assert (Status.USAGE, True) == (refused.returncode, "did you mean H100?" in refused.stderr)
+
+
+def quanterr_bytes(recipe):
+    """Codes and scales of 48 x 256 elements."""
+    return {"int8_row": 48 * 256 + 48 * 4, "int4_g32": 48 * 256 // 2 + 48 * 8 * 4 + 16}[recipe]
+
+
+def test_columns_that_matter_most_may_stay(tmp_path):
+    """Of 200 columns the two with the largest importance, which are the largest too."""
+    x = torch.randn(64, 200, generator=torch.Generator().manual_seed(2))
+    x[:, [7, 150]] *= 20
+    path = store(tmp_path / "x.safetensors", {"model.layers.0.mlp.up_proj.weight": x})
+    means = torch.ones(1, 200).index_fill_(1, torch.tensor([7, 150]), 9.0)
+    matrix = importance_file(tmp_path / "i.gguf", {"blk.0.ffn_up.weight": (means, [1.0])})
+    plain, known = (
+        quanterr.sweep(path, ["int8_row"], study=True, device="cpu", **more).studies[0]
+        for more in ({}, {"importance": matrix})
+    )
+    rest = x.index_fill(1, torch.tensor([7, 150]), 0)
+    noises = [float(((quanterr.fake_quantize(y, "int8_row") - y) ** 2).sum()) for y in (x, rest)]
+
+    assert [] == plain.columns
+    assert 1.0 == known.columns[0].percent
+    assert pytest.approx(10 * log10(noises[0] / noises[1]), abs=1e-6) == known.columns[0].gain_db
+    assert plain.scales == known.scales

@@ -1,0 +1,163 @@
+"""Groups, tiles and rows beside the sample: what the one pass over a weight shows of them is looked at."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import packing
+
+import quanterr
+from quanterr.kernel import library
+
+NAME = "layers.0.mlp.up_proj.weight"
+ROWS, COLS, ROW = 1024, 512, 333  # the sample has 16 runs of a few rows; this is in none
+NATIVE = pytest.mark.skipif(library.find_best().kernel is None, reason="no compiled kernel here")
+KERNELS = ["torch", pytest.param("native", marks=NATIVE)]
+
+
+@pytest.fixture(scope="module")
+def original():
+    random = np.random.default_rng(4)
+    w = 0.02 * random.standard_t(6, (ROWS, COLS)) * np.exp(0.3 * random.standard_normal((ROWS, 1)))
+    return torch.tensor(w).bfloat16().double().numpy()
+
+
+def told(folder, x, stored):
+    save_file({NAME: torch.from_numpy(x).bfloat16()}, folder / "x.safetensors")
+    save_file(stored, folder / "y.safetensors")
+    report = quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
+    return {found.code: found for found in report.findings if found.severity != "info"}
+
+
+def by_group(x, change=lambda scales: None):
+    """Integers of 4 bits in groups of 32, the nearest of scales that ``change`` has changed."""
+    blocks = x.reshape(ROWS, -1, 32)
+    scales = np.float16(np.abs(blocks).max(2) / 7.5)
+    change(scales)
+    unit = np.where(scales == 0, np.inf, scales.astype(float))[..., None]
+    codes = np.clip(np.round(blocks / unit), -8, 7) + 8
+    return {
+        f"{NAME}_packed": torch.from_numpy(packing.dense(codes.reshape(x.shape).astype(int), 4)),
+        f"{NAME}_scale": torch.from_numpy(scales),
+        f"{NAME}_shape": torch.tensor(x.shape),
+    }
+
+
+def by_tile(x, change=lambda scales: None):
+    """Integers of 8 bits in tiles of 32 by 32."""
+    tiles = x.reshape(ROWS // 32, 32, COLS // 32, 32)
+    scales = np.float32(np.abs(tiles).max((1, 3)) / 127)
+    change(scales)
+    codes = np.clip(np.round(tiles / scales[:, None, :, None]), -127, 127).reshape(x.shape)
+    return {NAME: torch.from_numpy(codes).to(torch.int8), f"{NAME}_scale": torch.from_numpy(scales)}
+
+
+@pytest.mark.parametrize("store", [by_group, by_tile])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_sound_weight_has_none(tmp_path, monkeypatch, original, store, kernel):
+    monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+
+    assert {} == told(tmp_path, original, store(original))
+
+
+@pytest.mark.parametrize("row", [ROW, *range(203, 211)])  # beside the sample, and in it
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_group_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel, row):
+    monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+
+    def change(scales):
+        scales[row, 3] *= 16
+
+    found = told(tmp_path, original, by_group(original, change))
+    assert [row, 96] in found["scale_loss"].evidence["places"]
+
+
+def test_scales_that_leave_more_error_than_zeros_are_an_error(tmp_path, original):
+    def change(scales):
+        scales *= 64
+
+    assert "error" == told(tmp_path, original, by_group(original, change))["scale_loss"].severity
+
+
+@pytest.mark.parametrize("tile", [(13, 3), (0, 15), (31, 15)])  # the last: what is beside it is not in the file
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_tile_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel, tile):
+    monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+    x = original.reshape(ROWS // 32, 32, COLS // 32, 32)[tile[0], :, tile[1]]
+    scale = np.abs(x).max() / 127
+    e = np.round(x / (16 * scale)) * 16 * scale - x
+
+    def change(scales):
+        scales[tile] *= 16
+
+    found = told(tmp_path, original, by_tile(original, change))["scale_loss"].evidence
+    assert [[32 * tile[0], 32 * tile[1]]] == found["places"]
+    assert found["worst_snr_db"] == pytest.approx(10 * np.log10((x * x).sum() / (e * e).sum()), abs=0.01)
+
+
+def test_a_row_with_a_scale_that_is_zero_is_found(tmp_path, original):
+    def change(scales):
+        scales[ROW] = 0
+
+    assert {"scale_zero", "dead_rows"} & told(tmp_path, original, by_group(original, change)).keys()
+
+
+def by_range(x, row=None, times=1.0):
+    """Integers of 4 bits in groups of 128 with zero points; in one row the scales are so much larger."""
+    blocks = x.reshape(ROWS, -1, 128)
+    low, high = blocks.min(2), blocks.max(2)
+    scales = (high - low) / 15
+    if row is not None:
+        scales[row] *= times
+    scales = torch.from_numpy(scales).bfloat16().double().numpy()
+    zeros = np.clip(np.round(-low / scales), 0, 15)
+    codes = np.clip(np.round(blocks / scales[..., None]) + zeros[..., None], 0, 15).reshape(x.shape)
+    return {
+        f"{NAME}_packed": torch.from_numpy(packing.dense(codes.astype(int), 4)),
+        f"{NAME}_scale": torch.from_numpy(scales).bfloat16(),
+        f"{NAME}_zero_point": torch.from_numpy(packing.dense(zeros.astype(int).T, 4).T.copy()),
+        f"{NAME}_shape": torch.tensor(x.shape),
+    }
+
+
+@pytest.mark.parametrize("times", [1 / 8, 8])
+def test_zero_points_of_a_row_that_are_alike_are_not_those_of_the_weight(tmp_path, original, times):
+    """Scales that are too wide leave all groups of a row one zero point; of a weight with one, that would be right."""
+    found = told(tmp_path, original, by_range(original, ROW, times))["scale_loss"]
+
+    assert "4 groups of 128, the worst at row 333" in found.message
+    assert found.evidence["scale_ratio"] == pytest.approx(times, rel=2**-8)  # BF16
+
+
+@pytest.mark.parametrize("times", [1.3, 1.6])
+def test_a_row_with_a_factor_of_its_own_is_told(tmp_path, original, times):
+    """Codes are those of a sound file: its scale alone is another."""
+    stored = by_group(original)
+    stored[f"{NAME}_scale"][ROW] *= times
+    found = told(tmp_path, original, stored)["excess_rows"]
+
+    assert "1 sampled row (333): " in found.message
+    assert found.evidence["factor"] == pytest.approx(times, rel=0.02)  # the share of the energy that rounding makes
+
+
+def test_a_row_with_a_factor_that_costs_little_is_none(tmp_path, original):
+    stored = by_group(original)
+    stored[f"{NAME}_scale"][ROW] *= 1.05
+
+    assert {} == told(tmp_path, original, stored)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_damaged_group_is_found_beside_an_outlier_that_makes_most_of_its_row(tmp_path, monkeypatch, original, kernel):
+    monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+    x = original.copy()
+    x[ROW, 30] = 40 * np.abs(x[ROW]).max()
+
+    def change(scales):
+        scales[ROW, 3] *= 1.4
+
+    stored = by_group(x)
+    scales = by_group(x, change)[f"{NAME}_scale"]
+    found = told(tmp_path, x, stored | {f"{NAME}_scale": scales})  # the codes are those of the scales before
+
+    assert [[ROW, 64]] == found["excess_blocks"].evidence["places"]

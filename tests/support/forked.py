@@ -1,0 +1,271 @@
+"""The command in a process of its own, without the seconds that torch takes to be imported, within limits.
+
+``python tests/support/forked.py`` imports everything once and then forks children: a line of JSON on standard input
+lists what each is to be, a line with their exit statuses answers when all have ended. A child has a limit of memory
+and of time.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import pty
+import resource
+import runpy
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+MEMORY = 1 << 30  # bytes more than what is there when the child begins
+SECONDS = 30
+OUTPUTS = ((1, "stdout"), (2, "stderr"))
+TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
+PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
+# What typer imports while it parses, and an evaluation while it runs: two seconds in each child.
+LOADED_LATE = (
+    "typer._adapters",
+    "transformers.conversion_mapping",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+)
+USED = (
+    "cli",
+    "comparison",
+    "gates.github",
+    "gates.explanation",
+    "cli.progress",
+    "documents.comparison.view",
+    "outputs.terminal",
+    "documents.reading",
+    "evaluation.run",
+)
+
+
+class Done(NamedTuple):
+    """How the command ended; a negative status is the signal that ended it."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def command(
+    *words: Any, memory: int | None = MEMORY, files: int | None = None, before: str = "", hub: str = os.devnull
+) -> Done:
+    """Run ``quanterr`` with these words.
+
+    ``memory`` is how many bytes more it may use, ``files`` how many it may have open, ``before`` Python that is
+    executed first, ``hub`` the cache of Hugging Face.
+    """
+    env = os.environ | {"NO_COLOR": "1", "COLUMNS": "500", "HF_HUB_CACHE": hub}
+    return _forked([_request(words, env, os.getcwd(), memory=memory, files=files, before=before)])[0]
+
+
+def call(
+    *words: Any,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] = ".",
+    encoding: str = "utf-8",
+    **more: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``quanterr`` as a shell would, in an environment that says nothing of a terminal: :data:`PLAIN` and ``env``.
+
+    ``merged=True`` sends what is written to stderr to stdout, ``redirected=`` streams of these numbers to files, or to
+    a pipe that nobody reads where the name is empty. ``program=`` runs a script instead, ``before=`` is Python that is
+    executed first.
+    """
+    [(status, out, err)] = _forked([_request(words, PLAIN | (env or {}), cwd, **more)], encoding)
+    return subprocess.CompletedProcess(["quanterr", *map(str, words)], status, out, err)
+
+
+def call_anew(*words: Any, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """The same in a new process: for what is decided while Python starts, such as the locale."""
+    line = [sys.executable, "-m", "quanterr", *map(str, words)]
+    return subprocess.run(line, capture_output=True, env=PLAIN | env, encoding="utf-8", timeout=SECONDS)
+
+
+def in_terminal(*words: Any, columns: int = 100) -> str:
+    """Run ``quanterr`` in a terminal; what that shows."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    _send(_request(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower)))
+    out = b""
+    while select.select([leader, _server().stdout], [], [])[0] != [_server().stdout]:
+        out += os.read(leader, 1 << 16)
+    [status] = _statuses()
+    os.close(follower)
+    with contextlib.suppress(OSError):  # all of it is read
+        while piece := os.read(leader, 1 << 16):
+            out += piece
+    os.close(leader)
+    assert 0 == status, out
+    return out.decode()
+
+
+def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str, str]]) -> list[Done]:
+    """Run ``quanterr`` several times at once.
+
+    Of each: its words, what its environment has besides, its folder, and Python that is executed first.
+    """
+    return _forked(
+        [_request(words, PLAIN | env, cwd, before=before, seconds=4 * SECONDS) for words, env, cwd, before in runs]
+    )
+
+
+def signalled(seconds: float, number: int = signal.SIGKILL) -> str:
+    """Python for ``before=`` that sends the signal after so many seconds, unless the command has ended."""
+    return (
+        f"import os, threading; _timer = threading.Timer({seconds}, os.kill, (os.getpid(), {number:d})); "
+        "_timer.daemon = True; _timer.start()\n"
+    )
+
+
+def signalled_before(method: str, n: int, number: int = signal.SIGKILL) -> str:
+    """Python for ``before=`` that sends the signal before call ``n``, from 0, of a method, given with its module."""
+    module, owner, name = method.rsplit(".", 2)
+    return (
+        f"import os, itertools\nfrom {module} import {owner}\n"
+        f"called, count = {owner}.{name}, itertools.count()\n"
+        f"def counting(*a):\n    if next(count) == {n}:\n        os.kill(os.getpid(), {number:d})\n"
+        f"    return called(*a)\n{owner}.{name} = counting\n"
+    )
+
+
+def _request(words: Iterable[Any], env: Mapping[str, str], cwd: str | os.PathLike[str], **more: Any) -> dict[str, Any]:
+    """Say what a child is to be: the parameters of :func:`_become`."""
+    return {"words": [*map(str, words)], "env": dict(env), "cwd": os.path.abspath(cwd)} | more
+
+
+def _forked(requests: list[dict[str, Any]], encoding: str = "utf-8") -> list[Done]:
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [Path(folder, str(number)) for number in range(len(requests))]
+        for own in folders:
+            own.mkdir()
+        _send(*(each | {"folder": str(own)} for each, own in zip(requests, folders, strict=True)))
+        texts = [[own / name for name in ("stdout", "stderr")] for own in folders]
+        return [
+            Done(status, *(path.read_text(encoding=encoding) for path in paths))
+            for status, paths in zip(_statuses(), texts, strict=True)
+        ]
+
+
+def _send(*requests: dict[str, Any]) -> None:
+    _server().stdin.write(json.dumps(requests) + "\n")
+    _server().stdin.flush()
+
+
+def _statuses() -> list[int]:
+    """Wait for all children of a request."""
+    return json.loads(_server().stdout.readline())
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="ascii"
+    )
+    atexit.register(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+def _serve() -> None:
+    for name in USED:
+        import_module(f"quanterr.{name}")
+    for name in LOADED_LATE:
+        if find_spec(name.partition(".")[0]) and find_spec(name):
+            import_module(name)
+    gc.freeze()  # or a child would copy what its collector looks at
+    for line in sys.stdin:
+        children = [_fork(request) for request in json.loads(line)]
+        print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], flush=True)
+
+
+def _fork(request: dict[str, Any]) -> int:
+    """Begin a child; its process ID."""
+    child = os.fork()
+    if not child:
+        _become(**request)
+    return child
+
+
+def _become(
+    words: list[str],
+    env: dict[str, str],
+    cwd: str,
+    folder: str = "",
+    terminal: str = "",
+    memory: int | None = None,
+    files: int | None = None,
+    before: str = "",
+    merged: bool = False,
+    redirected: Mapping[str, str] = MappingProxyType({}),
+    program: str = "quanterr",
+    seconds: int = SECONDS,
+) -> None:
+    """Be the command, and end."""
+    import quanterr.cli
+
+    streams = (0, os.devnull, os.O_RDONLY), *((n, f"{folder}/{name}", os.O_WRONLY | os.O_CREAT) for n, name in OUTPUTS)
+    if terminal:
+        os.setsid()
+        streams = tuple((n, terminal, os.O_RDWR) for n in range(3))
+    for number, path, flags in streams:
+        os.dup2(os.open(path, flags), number)
+    if merged:
+        os.dup2(1, 2)
+    for number, path in redirected.items():
+        os.dup2(os.open(path, os.O_WRONLY) if path else _open_unread_pipe(), int(number))
+    os.environ.clear()
+    os.environ |= env
+    os.chdir(cwd)
+    sys.argv = [program, *words]
+    encoding = env.get("PYTHONIOENCODING", "utf-8")  # the server's own streams have read, or are no terminal
+    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    signal.alarm(seconds)
+    if memory is not None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + memory)
+    if files is not None:
+        _limit(resource.RLIMIT_NOFILE, files)
+    exec(before, {})
+    if program == "quanterr":
+        quanterr.cli.main()
+    sys.path.insert(0, os.path.dirname(program))
+    runpy.run_path(program, run_name="__main__")
+    sys.exit()
+
+
+def _open_unread_pipe() -> int:
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+def _limit(what: int, value: int) -> None:
+    resource.setrlimit(what, (value, resource.getrlimit(what)[1]))
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # where `support` is
+    _serve()

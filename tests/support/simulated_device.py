@@ -1,0 +1,463 @@
+"""An accelerator that is none: its tensors are computed on the CPU, under the rules of CUDA.
+
+    with simulated(): quanterr.compare(…, device="sim")
+
+What would fail on CUDA fails here, too: operations that are given tensors of both places, operations and dtypes that
+CUDA lacks (:mod:`cuda_rules`), the host's use of device memory, and work on streams that nothing puts in order
+(:mod:`simulated_streams`). It can run out of memory at a given byte, and lack dtypes.
+
+Registered with torch once in a process, but only available within :func:`simulated`. Before a process's first backward
+pass, as torch knows all devices from then on; so there is a program that evaluates with one:
+
+    python tests/support/simulated_device.py original quantized ids.safetensors     prints the evaluation as JSON
+"""
+
+import sys
+import weakref
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial, wraps
+from inspect import signature
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+import torch
+from support import simulated_streams as streams
+from support.cuda_rules import MOVES, check_operation, check_places
+
+NAME = "sim"
+WAITING = (  # they return what depends on numbers, so the host waits for these
+    "_local_scalar_dense nonzero masked_select unique_dim _unique _unique2 unique_consecutive equal bincount "
+    "repeat_interleave is_nonzero"
+)
+WAITS = frozenset(WAITING.split())
+HOST = torch.device("cpu")
+
+
+class Device:
+    """Its memory in bytes, and what it lacks; also the module ``torch.sim``."""
+
+    def __init__(self):
+        self.reset(0)
+
+    def reset(self, count, limit=None, lacks=()):
+        self.count, self.limit, self.lacks = count, limit, frozenset(lacks)
+        self.used = self.peak = 0
+        self._run = object()  # what earlier runs allocated is not counted, nor that it is freed
+
+    def allocate(self, n_bytes):
+        """Count memory; return what :meth:`free` is to be given."""
+        with streams.LOCK:
+            if self.limit is not None and self.used + n_bytes > self.limit:
+                raise torch.OutOfMemoryError(f"{self.used} bytes of {self.limit} are in use, {n_bytes} more needed")
+            self.used += n_bytes
+            self.peak = max(self.peak, self.used)
+            return self._run
+
+    def free(self, n_bytes, run):
+        if run is self._run:
+            self.used -= n_bytes
+
+    def is_available(self):
+        return self.count > 0
+
+    def device_count(self):
+        return self.count
+
+    def get_device_name(self, device):
+        return "simulated"
+
+    def empty_cache(self):
+        pass
+
+    def is_initialized(self):
+        return True
+
+    def current_device(self):
+        return 0
+
+    def _is_in_bad_fork(self):
+        return False
+
+    def manual_seed_all(self, seed):
+        pass
+
+    def _lazy_init(self):
+        pass
+
+
+DEVICE = Device()
+UNKNOWN = pytest.mark.skipif(torch.__version__ < "2.9", reason="a torch without devices that are written in Python")
+
+
+class Address:
+    """An address in device memory: it can be compared, but not passed to code on the host."""
+
+    def __init__(self, number):
+        self._number = number
+
+    def __eq__(self, other):
+        return isinstance(other, Address) and self._number == other._number
+
+    def __hash__(self):
+        return hash(self._number)
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor on the device; ``raw`` has its values, ``memory`` the allocation that it shares with its views."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, raw, memory, device):
+        with torch._C._InferenceMode(False):  # in which wrappers cannot be made
+            return torch.Tensor._make_wrapper_subclass(
+                cls,
+                raw.size(),
+                strides=raw.stride(),
+                storage_offset=raw.storage_offset(),
+                dtype=raw.dtype,
+                device=device,
+            )
+
+    def __init__(self, raw, memory, device):
+        self.raw, self.memory = raw, memory
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return run(function, args, kwargs or {})
+
+    def __getitem__(self, index):
+        return super().__getitem__(self._placed(index))
+
+    def __setitem__(self, index, value):
+        super().__setitem__(self._placed(index), value)
+
+    def _placed(self, index):
+        """Place lists of indices on the device: torch makes tensors of them in C++, where no subclass is known."""
+        if isinstance(index, list):
+            return torch.tensor(index, device=self.device)
+        return tuple(map(self._placed, index)) if isinstance(index, tuple) else index
+
+    def new_tensor(self, data, dtype=None, device=None):
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device)
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+    def record_stream(self, stream):
+        self.memory.keep_for(stream)
+
+    def data_ptr(self):
+        return Address(self.raw.data_ptr())
+
+    def untyped_storage(self):
+        return Storage(self.memory.address)
+
+    def numpy(self, *_, **__):
+        raise TypeError("can't convert a tensor on a device to numpy: copy it to host memory first")
+
+    __array__ = numpy
+
+    def __repr__(self):
+        return f"{self.raw} on {self.device}"
+
+
+class Storage(NamedTuple):
+    """Memory of the device, of which the host knows nothing but the place."""
+
+    address: int
+
+    def data_ptr(self):
+        return Address(self.address)
+
+
+class Operation(NamedTuple):
+    """What the schema of an operation tells."""
+
+    name: str  # without the _ of those in place
+    written: tuple[int | str, ...]  # positions and names of arguments that it writes to
+    is_view: bool
+    is_composite: bool
+
+
+@cache
+def describe(function):
+    schema = function._schema
+    written = [
+        argument.name if argument.kwarg_only else place
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    name = schema.name.removeprefix("aten::")
+    name = name if name.endswith("__") else name.rstrip("_")
+    return Operation(name, tuple(written), function.is_view, function._can_decompose())
+
+
+def run(function, args, kwargs):
+    """Compute an operation on the device, or one between it and the host."""
+    operation = describe(function)
+    if operation.is_composite:
+        return function.decompose(*args, **kwargs)
+    given = []  # its tensors
+    raw_args, raw_kwargs = _take_raw(args, given), _take_raw(kwargs, given)
+    ours = [one for one in given if isinstance(one, DeviceTensor)]
+    target = _find_target(operation, ours, args, kwargs)
+    if operation.is_view:
+        return _wrap(function(*raw_args, **raw_kwargs), given, target)
+    written = [args[key] if isinstance(key, int) else kwargs.get(key) for key in operation.written]
+    _check(operation, args, given, ours, written)
+    if kwargs:
+        raw_kwargs = _on_host(raw_kwargs)
+    made = function(*raw_args, **raw_kwargs)
+    if ours:
+        _note(operation, args, kwargs, ours, written)
+    return _wrap(made, given, target)
+
+
+def _take_raw(value, found):
+    """Replace tensors of the device by their values; add all tensors to ``found``."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        return value.raw if isinstance(value, DeviceTensor) else value
+    if isinstance(value, (list, tuple)):
+        made = [_take_raw(one, found) for one in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if isinstance(value, dict):
+        return {key: _take_raw(one, found) for key, one in value.items()}
+    return value
+
+
+def _find_target(operation, ours, args, kwargs):
+    """The device of the result."""
+    if operation.name == "copy":
+        return args[0].device
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    return ours[0].device if ours else HOST
+
+
+def _check(operation, args, given, ours, written):
+    dtypes = {one.dtype for one in ours}
+    check_operation(operation.name, dtypes)
+    if lacking := DEVICE.lacks & dtypes:
+        raise TypeError(f"Cannot convert a tensor to {lacking} on this device, which does not support it")
+    if len(given) > 1 and ours and operation.name not in MOVES:
+        hosts = [one for one in given if not isinstance(one, DeviceTensor)]
+        check_places(operation.name, args, ours, hosts, written)
+        if len({one.device for one in ours}) > 1:
+            raise RuntimeError(f"aten::{operation.name} of tensors on {[str(one.device) for one in ours]}")
+
+
+def _on_host(kwargs):
+    """Arguments with which the CPU computes the same; nothing is pinned where there is no accelerator."""
+    changes = {"device": HOST, "pin_memory": False}
+    return {key: value if value is None else changes.get(key, value) for key, value in kwargs.items()}
+
+
+def _note(operation, args, kwargs, ours, written):
+    """Tell the stream what it does, and wait for it where the host needs the result."""
+    stream = streams.current(ours[0].device.index)
+    number = stream.issue()
+    for one in ours:
+        writes = any(one is other for other in written)
+        if writes and one.shape != one.raw.shape:
+            raise RuntimeError(f"aten::{operation.name} gives its result another shape: {tuple(one.raw.shape)}")
+        if one.numel():
+            one.memory.use(*_find_extent(one.raw), writes, stream, number)
+    if operation.name in MOVES:
+        _note_copy(stream, number, args, kwargs)
+    elif operation.name in WAITS or _has_mask(args):
+        stream.complete(number)
+
+
+def _note_copy(stream, number, args, kwargs):
+    """A copy between the host and the device: unless it need not block, the host waits for it."""
+    is_copy = len(args) > 1 and isinstance(args[1], torch.Tensor)
+    source = args[1] if is_copy else args[0]
+    there = args[0].device if is_copy else torch.device(kwargs.get("device") or source.device)
+    may_return = kwargs.get("non_blocking") or (is_copy and len(args) > 2 and args[2])
+    if not isinstance(source, DeviceTensor) and may_return:
+        if is_pinned(source):
+            stream.copy_later(number, source)
+    elif (source.device.type == "cpu") != (there.type == "cpu"):
+        stream.complete(number)
+
+
+def _has_mask(args):
+    """Whether elements are chosen by a mask, whose number the host must know."""
+    indices = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    return any(isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indices)
+
+
+def _find_extent(raw):
+    """The first byte of a tensor in its memory, and the one after the last."""
+    first, size = raw.storage_offset(), raw.itemsize
+    if raw.is_contiguous():
+        n = raw.numel()
+    else:
+        n = 1 + sum((n - 1) * step for n, step in zip(raw.shape, raw.stride(), strict=True))
+    return first * size, (first + n) * size
+
+
+def _wrap(made, given, target):
+    """Give tensors that were written to back as they were given; others are new on the device, or views there."""
+    if isinstance(made, torch.Tensor):
+        for one in given:
+            if made is one or (isinstance(one, DeviceTensor) and made is one.raw):
+                return one
+        return place(made, target, given) if target.type == NAME else made
+    if isinstance(made, (list, tuple)):
+        return type(made)([_wrap(one, given, target) for one in made])
+    return made
+
+
+def place(raw, device, among=()):
+    """A tensor on the device with these values, in the memory of one of ``among`` if it is a view of that."""
+    storage = raw.untyped_storage()
+    address = storage.data_ptr()
+    if raw.dtype in DEVICE.lacks:
+        raise TypeError(f"Cannot convert a tensor to {raw.dtype} on this device, which does not support it")
+    for one in among:
+        if isinstance(one, DeviceTensor) and one.memory.address == address and address:
+            return DeviceTensor(raw, one.memory, one.device)
+    device = torch.device(NAME, device.index or 0)
+    stream = streams.current(device.index)
+    n_bytes = storage.nbytes()
+    memory = streams.Memory(address, stream, partial(DEVICE.free, n_bytes, DEVICE.allocate(n_bytes)))
+    memory.use(0, n_bytes, True, stream, stream.issue())
+    return DeviceTensor(raw, memory, device)
+
+
+def check_tables(monkeypatch, package):
+    """Clear what functions of a package cache for each device; an error if they return what is not there yet.
+
+    Another thread may take it from the cache and use it on its own stream at once.
+    """
+    for module in [module for name, module in sys.modules.items() if name.startswith(package)]:
+        for name, function in list(vars(module).items()):
+            if hasattr(function, "cache_clear") and "device" in signature(function).parameters:
+                function.cache_clear()
+                monkeypatch.setattr(module, name, _finished(function))
+
+
+def _finished(function):
+    @wraps(function)
+    def call(*args):
+        made, tensors = function(*args), []
+        _take_raw(made, tensors)
+        if any(isinstance(one, DeviceTensor) and not one.memory.is_done() for one in tensors):
+            raise streams.HazardError(f"{function.__name__} caches a tensor that may not be there yet")
+        return made
+
+    return call
+
+
+_pinned: dict[int, "weakref.ref[torch.Tensor]"] = {}  # by address
+
+
+def is_pinned(tensor):
+    found = _pinned.get(tensor.untyped_storage().data_ptr())
+    return found is not None and found() is not None
+
+
+_empty = torch.empty
+
+
+def _is_ours(device):
+    return device is not None and torch.device(device).type == NAME
+
+
+def _make_on_device(function):
+    """A function of torch that makes tensors in C++, where no subclass is known: made on the host, then placed."""
+
+    @wraps(function)
+    def make(*args, device=None, **kwargs):
+        if not _is_ours(device):
+            return function(*args, device=device, **kwargs)
+        made = place(function(*_take_raw(args, []), **kwargs), torch.device(device))
+        streams.current(made.device.index).synchronize()  # it is a copy, which the host waits for
+        return made
+
+    return make
+
+
+MAKERS = {name: _make_on_device(getattr(torch, name)) for name in ("tensor", "as_tensor")}
+
+
+def make_empty(*args, pin_memory=False, **kwargs):
+    """``torch.empty``, as memory can be pinned only where there is an accelerator."""
+    made = _empty(*args, **kwargs)
+    if pin_memory:
+        _pinned[made.data_ptr()] = weakref.ref(made)
+    return made
+
+
+@cache
+def register():
+    """Tell torch of the device, once and for all."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # torch 2.9
+
+    _setup_privateuseone_for_python_backend(NAME, backend_module=DEVICE)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(lambda operation, *args, **kwargs: run(operation, args, kwargs), "PrivateUse1")
+    ranges = torch.library.Library("aten", "IMPL")
+    for name in ("default", "start", "start_step"):  # torch's own give an empty tensor another shape
+        operation = getattr(torch.ops.aten.arange, name)
+        ranges.impl(
+            operation._schema.name + ("" if name == "default" else f".{name}"), _run_as(operation), "PrivateUse1"
+        )
+    return library, ranges  # which must live on
+
+
+def _run_as(operation):
+    return lambda *args, **kwargs: run(operation, args, kwargs)
+
+
+@contextmanager
+def simulated(count=1, limit=None, lacks=()):
+    """Let there be ``count`` devices with ``limit`` bytes of memory together, without the dtypes ``lacks``.
+
+    Yields the device, whose ``used`` and ``peak`` are bytes of memory.
+    """
+    register()
+    DEVICE.reset(count, limit, lacks)
+    streams.hazards.clear()
+    places = {
+        **{(torch, name): make for name, make in MAKERS.items()},
+        (torch, "empty"): make_empty,
+        (torch, "Stream"): streams.Stream,
+        (torch, "Event"): streams.Event,
+        (torch.accelerator, "current_stream"): lambda device=None: streams.current(torch.device(device).index or 0),
+        (torch.accelerator, "set_stream"): streams.choose,
+    }
+    patches = [patch.object(module, name, stand_in) for (module, name), stand_in in places.items()]
+    for each in patches:
+        each.start()
+    try:
+        yield DEVICE
+    finally:
+        for each in patches:
+            each.stop()
+        DEVICE.count = 0
+    assert not streams.hazards, streams.hazards[0]
+
+
+_entered = ExitStack()
+
+
+def enter(count):
+    """Let there be devices for the rest of the process."""
+    _entered.enter_context(simulated(count))
+
+
+def main(original, quantized, tokens, *by_products):
+    from quanterr.evaluation.run import evaluate
+
+    with simulated():
+        more = dict(word.split("=") for word in by_products)
+        print(evaluate(original, [quantized], tokens=tokens, context=16, device=NAME, **more).to_json())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,248 @@
+"""Casts of what is not quantized: every sound one is one, of every dtype and magnitude, and damage never is."""
+
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from support.casting import (
+    DAMAGES,
+    DTYPES,
+    EMBEDDING,
+    HEAD,
+    NORM,
+    PAIRS,
+    ROUTER,
+    UNQUANTIZED,
+    damaged,
+    model,
+    noisy,
+    with_codes,
+)
+from support.gguf_stored import Stored, architecture, write_gguf
+from support.making import compared, numbers, store
+
+import quanterr
+from quanterr.tensors.casts import CastTest, Copy, rounds_to_nearest
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LARGEST_F16 = 65504.0
+
+
+def of_all_magnitudes(dtype=torch.float32):
+    """From far below the smallest F16 number to the largest, both signs, ones and zeros."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.logspace(-12, 4.8, 8192, dtype=torch.float64)
+    x = sizes * (1 + torch.rand(8192, generator=generator, dtype=torch.float64)) / 2
+    x *= torch.randint(0, 2, (8192,), generator=generator) * 2 - 1
+    x[::97], x[1::97] = 0, 1
+    return x.clamp(-LARGEST_F16, LARGEST_F16).to(dtype).view(64, 128)
+
+
+def told(x, y, computed=False):
+    """What the test says of two stored tensors, taken in by rows."""
+    test = CastTest(NAMES[x.dtype], NAMES[y.dtype], computed)
+    wide = [t.double() if torch.float64 in (x.dtype, y.dtype) else t.float() for t in (x, y)]
+    for rows in zip(*(t.split(16) for t in wide), strict=True):
+        test.add(*rows)
+    return test.result
+
+
+def truncated(x):
+    """F32 to BF16 by leaving bits out."""
+    return (x.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+class TestCasts:
+    @pytest.mark.parametrize(("original", "quantized"), list(product(DTYPES, DTYPES)))
+    def test_of_torch_are_the_same(self, original, quantized):
+        x = of_all_magnitudes(DTYPES[original])
+
+        assert Copy.SAME == told(x, x.to(DTYPES[quantized]))
+
+    @pytest.mark.parametrize(("original", "quantized"), PAIRS)
+    @pytest.mark.parametrize("through", [torch.bfloat16, torch.float16], ids=str)
+    def test_through_another_dtype_are_the_same(self, original, through, quantized):
+        x = of_all_magnitudes(DTYPES[original])
+
+        assert Copy.SAME == told(x, x.to(through).to(DTYPES[quantized]))
+
+    @pytest.mark.parametrize("quantized", [np.float16, ml_dtypes.bfloat16])
+    def test_of_numpy_are_the_same(self, quantized):
+        x = of_all_magnitudes()
+        y = torch.from_numpy(x.numpy().astype(quantized).astype(np.float32))
+
+        assert Copy.SAME == told(x, y.to(torch.float16 if quantized is np.float16 else torch.bfloat16))
+
+    @pytest.mark.parametrize(("original", "quantized"), [("BF16", "F32"), ("F16", "F32"), ("BF16", "F16")])
+    def test_of_which_the_original_is_the_rounded_one_are_the_same(self, original, quantized):
+        y = of_all_magnitudes().to(DTYPES[quantized])
+
+        assert Copy.SAME == told(y.to(DTYPES[original]), y)
+
+    def test_with_ties_either_way_are_the_same(self):
+        x = torch.tensor([[1 + 2.0**-8, 1 + 3 * 2.0**-8]])  # halfway between two BF16 numbers
+        up = torch.tensor([[1 + 2.0**-7, 1 + 4 * 2.0**-8]]).bfloat16()
+        down = torch.tensor([[1.0, 1 + 2.0**-7]]).bfloat16()
+
+        assert (Copy.SAME, Copy.SAME) == (told(x, up), told(x, down))
+
+    def test_that_truncate_are_coarse(self):
+        x = of_all_magnitudes()
+
+        assert Copy.COARSE == told(x, truncated(x))
+        assert Copy.COARSE == told(x, truncated(x).float())
+
+    def test_that_round_at_random_are_coarse(self):
+        x = of_all_magnitudes()
+        noise = torch.randint(0, 1 << 16, x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+
+        assert Copy.COARSE == told(x, truncated((x.view(torch.int32) + noise).view(torch.float32)))
+
+    def test_to_f16_that_truncate_subnormals_are_coarse(self):
+        x = 2.0**-24 * torch.linspace(0.01, 900, 512).view(4, 128)
+        y = 2.0**-24 * torch.linspace(0.01, 900, 512).floor().view(4, 128)
+
+        assert Copy.COARSE == told(x, y.half())
+
+    def test_that_overflow_have_no_nearest_number(self):
+        x = torch.full((16, 128), 1e5)
+        clamped = x.clamp(max=LARGEST_F16).half()
+
+        assert Copy.SAME == told(x, x.half())  # infinite: a finding of its own
+        assert Copy.CHANGED == told(x, clamped)
+
+    def test_of_values_that_were_computed_allow_for_float32(self):
+        x = numbers(64, 128, dtype=torch.float32)
+        y = -x.double().exp()
+
+        assert Copy.SAME == told(-x.exp(), y.float(), computed=True)
+        assert Copy.CHANGED == told(-x.exp(), noisy(y.float(), 1e-4), computed=True)
+
+
+class TestDamage:
+    @pytest.mark.parametrize(("original", "quantized"), PAIRS)
+    @pytest.mark.parametrize("damage", list(DAMAGES.values()), ids=list(DAMAGES))
+    def test_is_none(self, damage, original, quantized):
+        x = numbers(64, 128, dtype=DTYPES[original])
+
+        assert Copy.CHANGED == told(x, damage(x).to(DTYPES[quantized]))
+
+    def test_a_step_of_the_same_dtype_is_one(self):
+        x = numbers(64, 128)
+        y = (x.view(torch.int16) + 1).view(torch.bfloat16)
+
+        assert Copy.CHANGED == told(x, y)
+
+    def test_noise_below_the_digits_of_the_original_is_what_it_may_have_lost(self):
+        x = numbers(64, 128)
+
+        assert Copy.SAME == told(x, noisy(x.float(), 1e-5))
+        assert Copy.CHANGED == told(x, noisy(x.float(), 1e-2))
+
+
+@pytest.mark.parametrize(("original", "quantized"), PAIRS)
+def test_what_sums_prove_is_proved(original, quantized):
+    """Of normal numbers a cast never moves one by more than half a step."""
+    x = numbers(64, 128, dtype=torch.float32).sign().add(0.1).to(DTYPES[original])
+    y = x.to(DTYPES[quantized])
+    relative_max = float(((y.double() - x.double()) / x.double()).abs().max())
+
+    assert (original != quantized) == rounds_to_nearest(original, quantized, relative_max)
+    assert not rounds_to_nearest(original, quantized, 0.004)
+
+
+def changes(report):
+    """Names that are told as changed; what else is told that is no info."""
+    found = [one for one in report.findings if one.severity != "info"]
+    changed = [one for one in found if one.code == "unquantized_changed"]
+    return [name for one in changed for name in one.evidence["layers"]], [one for one in found if one not in changed]
+
+
+@pytest.mark.parametrize("kernel", ["native", "torch"])
+@pytest.mark.parametrize(("original", "quantized"), PAIRS)
+def test_a_model_of_which_the_rest_is_cast_has_nothing_to_tell(tmp_path, monkeypatch, original, quantized, kernel):
+    monkeypatch.setenv("QUANTERR_KERNEL", "torch" if kernel == "torch" else "")
+    x = model(DTYPES[original])
+    y = {name: weight.to(DTYPES[quantized]) for name, weight in x.items()}
+
+    assert ([], []) == changes(compared(tmp_path, x, with_codes(y)))
+    assert "cast_coarse" not in {one.code for one in quanterr.compare(*stored(tmp_path), device="cpu").findings}
+
+
+def stored(folder):
+    return folder / "original.safetensors", folder / "quantized.safetensors"
+
+
+@pytest.mark.parametrize(("name", "damage"), list(product((EMBEDDING, HEAD, NORM, ROUTER), DAMAGES)))
+def test_damage_of_what_is_cast_is_told(tmp_path, name, damage):
+    x = model()
+    broken = damaged(x[name], damage)
+    y = {other: weight.float() for other, weight in (x | {name: broken}).items()}
+    report = compared(tmp_path, x, with_codes(y))
+    named = {found.layer for found in report.findings if found.severity != "info"}
+    changed, _ = changes(report)
+
+    assert [name] == changed or {name} == named
+
+
+def test_truncated_casts_are_an_info(tmp_path):
+    x = {name: weight * (1 + 2.0**-12) for name, weight in model(torch.float32).items()}
+    y = {name: truncated(weight) for name, weight in x.items()}
+    report = compared(tmp_path, x, with_codes(y))
+    (found,) = (one for one in report.findings if one.code == "cast_coarse")
+
+    assert ([], []) == changes(report)
+    assert sorted(UNQUANTIZED) == sorted(found.evidence["layers"])
+
+
+LLAMA_NAMES = {EMBEDDING: "token_embd.weight", HEAD: "output.weight", NORM: "blk.0.attn_norm.weight"}
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+HEADS = 4
+
+
+def as_gguf(folder, weights, name, one_more, dtype="F32"):
+    """What llama.cpp's converter writes, with its norms in F32 and the rest in ``dtype``."""
+    tensors = []
+    for original, weight in weights.items():
+        numbers_ = weight.float()
+        if original == QUERY:
+            numbers_ = numbers_.view(HEADS, 2, 8, 64).swapaxes(1, 2).reshape(64, 64) if name == "llama" else numbers_
+        is_norm = numbers_.dim() < 2
+        numbers_ = numbers_ + 1 if is_norm and one_more else numbers_
+        kind = "F32" if is_norm else dtype
+        raw = numbers_.to(DTYPES[kind]).contiguous()
+        path = LLAMA_NAMES.get(original, "blk.0.attn_q.weight")
+        tensors.append(Stored(path, kind, tuple(raw.shape), raw.view(torch.uint8).numpy().tobytes()))
+    return write_gguf(folder / "model.gguf", tensors, architecture(name))
+
+
+def llama(dtype=torch.bfloat16):
+    x = model(dtype)
+    return {name: x[name] for name in LLAMA_NAMES} | {QUERY: numbers(64, 64, seed=7).to(dtype)}
+
+
+class TestGguf:
+    @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+    @pytest.mark.parametrize(("name", "one_more"), [("llama", False), ("gemma", True)])
+    @pytest.mark.parametrize("original", ["F32", "F16", "BF16"])
+    def test_what_the_converter_writes_is_a_cast(self, tmp_path, original, name, one_more, dtype):
+        x = llama(DTYPES[original])
+        y = as_gguf(tmp_path, x, name, one_more, dtype)
+        report = quanterr.compare(store(tmp_path / "original.safetensors", x), y, device="cpu")
+
+        assert {"identical"} >= {one.code for one in report.findings if one.severity != "info"}
+
+    @pytest.mark.parametrize(("name", "one_more"), [("llama", False), ("gemma", True)])
+    @pytest.mark.parametrize("damage", list(DAMAGES))
+    @pytest.mark.parametrize("weight", [EMBEDDING, NORM, QUERY])
+    def test_damage_is_told(self, tmp_path, weight, damage, name, one_more):
+        x = llama()
+        y = as_gguf(tmp_path, x | {weight: damaged(x[weight].float(), damage)}, name, one_more)
+        report = quanterr.compare(store(tmp_path / "original.safetensors", x), y, device="cpu")
+        named = {found.layer for found in report.findings if found.severity != "info"}
+        named |= {one.layer_name for one in report.not_compared}
+        changed, _ = changes(report)
+
+        assert [weight] == changed or weight in named
