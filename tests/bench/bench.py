@@ -117,6 +117,33 @@ def compare_large(options: argparse.Namespace, paths: dict[str, Path], version: 
     print(f"  plain reading      {min(reading):6.2f} s, {n_bytes / min(reading) / 1e9:.2f} GB/s on one thread")
 
 
+def write_back(options: argparse.Namespace, paths: dict[str, Path], version: str) -> None:
+    """A quantized file written back as BF16, beside writing as many bytes plainly; both to the disk."""
+    output, taken, plain = options.folder / "floats.safetensors", [], []
+    command = [sys.executable, "-m", "quanterr", "dequantize", str(paths[version]), "-o", str(output), "-q"]
+    for _ in range(options.runs):
+        taken.append(run(*command))
+        n_bytes = output.stat().st_size
+        output.unlink()
+        plain.append(write_plainly(output, n_bytes))
+        output.unlink()
+    found, n = median(taken), options.layers * ROWS * COLS
+    print(f"\ndequantize {version} to BF16: {n / 1e6:.0f} M weights, {n_bytes / 1e9:.2f} GB written")
+    print(f"  quanterr           {found.seconds:6.2f} s ({spread(taken)}), {found.cpu:.2f} s CPU,", end=" ")
+    print(f"{n / found.seconds / 1e9:.2f} G weights/s, peak {found.peak_mb:.0f} MB")
+    print(f"  plain writing      {min(plain):6.2f} s, {n_bytes / min(plain) / 1e9:.2f} GB/s")
+
+
+def write_plainly(path: Path, n_bytes: int) -> float:
+    """Seconds to write so many bytes to the disk, from one small buffer."""
+    buffer, started = os.urandom(BUFFER), time.monotonic()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(n_bytes // BUFFER):
+            file.write(buffer)
+        os.fsync(file.fileno())
+    return time.monotonic() - started
+
+
 def compare_small(options: argparse.Namespace) -> None:
     """Very many small matrices."""
     paths = make(options.folder, options.small, *SMALL, "model.layers.0.mlp.experts.{}.up_proj")
@@ -160,6 +187,7 @@ def main() -> None:
     paths = make(options.folder, options.layers, ROWS, COLS)
     for version in ("fp8_tensor", "int8_block"):
         compare_large(options, paths, version)
+    write_back(options, paths, "fp8_tensor")
     compare_small(options)
 
 
