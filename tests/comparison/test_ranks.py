@@ -21,7 +21,7 @@ from support.gguf_stored import TEXT, Stored, key, write_gguf
 from support.making import legacy, numbers, store
 from support.simulated_device import UNKNOWN
 from support.small_models import ids, saved
-from test_smoothing import FED, factors, int4, model
+from support.smoothed import FED, factors, int4, model
 
 from quanterr.errors import Status
 

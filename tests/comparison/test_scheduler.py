@@ -9,8 +9,8 @@ import tracemalloc
 import pytest
 import torch
 from support.making import numbers, pair_of
-from support.stored import write
-from test_kernel import FEW
+from support.stored import stored
+from support.tolerances import FEW
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -24,17 +24,6 @@ from quanterr.pairing import pair
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, split_chunk
 from quanterr.tensors.devices import CPU, pick_device
-
-
-def stored(folder, **shapes):
-    """A BF16 original and FP8 with a scale per row, of these shapes."""
-    random = torch.Generator().manual_seed(0)
-    x = {f"{name}.weight": torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}
-    y = {}
-    for name, weight in x.items():
-        scale = weight.float().abs().amax(1, keepdim=True) / 448
-        y |= {name: (weight.float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
-    return write(folder / "x.safetensors", x), write(folder / "y.safetensors", y)
 
 
 def without_run(report):

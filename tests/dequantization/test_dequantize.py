@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.forked import call
+from support.golden_files import NUMBERS as CASES
+from support.golden_files import agree, expected_of, values_of
 from support.making import numbers, quantized_fp8, quantized_int8
-from test_formats import NUMBERS as CASES
-from test_formats import agree, expected_of, values_of
 
 import quanterr
 from quanterr.dequantization import run

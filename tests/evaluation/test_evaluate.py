@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.making import numbers, quantized_fp8, quantized_int8
 from support.small_models import MODELS, auto_of, ids, quantized_by, saved, stored, with_words
+from support.tolerances import FLOAT64
 
 import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
@@ -32,7 +33,6 @@ STATM = Path("/proc/self/statm")
 # Two runs of one function in float64, with batches of the same size: some thousand roundings of 2^-53 apart. What is
 # float32 whatever the dtype (norms, rotary tables, Mamba's scan) has the same inputs in the same places of vectors.
 EXACTLY = {"dtype": "float64", "batch": 3}
-FLOAT64 = 1e-9
 
 
 def candidate(folder, recipe=quantized_fp8):

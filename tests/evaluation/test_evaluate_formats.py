@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from support.gguf_stored import LLAMA as LLAMA_KEYS
 from support.gguf_stored import Stored, write_gguf
 from support.small_models import ids, saved, stored
-from test_evaluate import CONTEXT, FLOAT64, expected, plain
+from support.tolerances import FLOAT64
+from test_evaluate import CONTEXT, expected, plain
 from test_evaluate_gguf import LLAMA, convert, named
 
 import quanterr

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.gguf_stored import F32, U32, Stored, architecture, key, write_gguf
+from support.gguf_stored import F32, U32, Stored, architecture, key, paired, write_gguf
 from support.small_models import auto_of, ids, saved, stored
-from test_evaluate import CONTEXT, EXACTLY, FLOAT64, expected, plain
-from test_pairing_gguf import paired
+from support.tolerances import FLOAT64
+from test_evaluate import CONTEXT, EXACTLY, expected, plain
 
 import quanterr
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from PIL import Image
 from support import sample_documents
 from support.hostile_names import SHORT
-from test_injection import check_csv, check_json, check_junit, check_lines, check_markdown, check_text
+from support.markup_checks import check_csv, check_json, check_junit, check_lines, check_markdown, check_text
 from typer.testing import CliRunner
 
 import quanterr

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.forked import call
 from support.small_models import auto_of, ids, saved, stored
-from test_evaluate import CONTEXT, FLOAT64, candidate
+from support.tolerances import FLOAT64
+from test_evaluate import CONTEXT, candidate
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint

@@ -3,7 +3,8 @@
 import pytest
 from safetensors.torch import load_file, save_file
 from support.small_models import ids, saved, stored
-from test_evaluate import CONTEXT, EXACTLY, FLOAT64, candidate, expected, plain
+from support.tolerances import FLOAT64
+from test_evaluate import CONTEXT, EXACTLY, candidate, expected, plain
 
 import quanterr
 from quanterr.errors import UsageError

@@ -9,7 +9,8 @@ import torch
 from msgspec.structs import asdict
 from support.forked import call
 from support.small_models import auto_of, saved, with_words
-from test_evaluate import FLOAT64, candidate
+from support.tolerances import FLOAT64
+from test_evaluate import candidate
 
 import quanterr
 from quanterr.errors import UsageError

@@ -7,10 +7,11 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 from support.hostile_names import SHORT
+from support.markup_checks import CHECKS, STORABLE, check_lines, page_of, rendered
 from support.sample_documents import evaluation as sample
 from support.small_models import ids, saved, with_words
-from test_evaluate import CONTEXT, EXACTLY, FLOAT64, candidate, plain
-from test_injection import CHECKS, STORABLE, check_lines, page_of, rendered
+from support.tolerances import FLOAT64
+from test_evaluate import CONTEXT, EXACTLY, candidate, plain
 
 import quanterr
 from quanterr.documents.evaluation.model import LikelyToken, PositionScores, WorstToken

@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 from support.making import compared, in_memory, numbers, quantized_fp8, summed, summed_by_chunk
-from test_kernel import FEW
+from support.tolerances import FEW
 
 from quanterr.documents.comparison.items import values
 from quanterr.documents.comparison.layers import find_worst_expert, pick_worst_layers

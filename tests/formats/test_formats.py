@@ -1,13 +1,22 @@
 import json
 import re
 import struct
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import safe_open
+from support.golden_files import (
+    CASES,
+    FILES,
+    NUMBERS,
+    agree,
+    expected_of,
+    formats_of,
+    origin_of,
+    tolerance_of,
+    values_of,
+)
 from support.making import (
     ALL_ROWS,
     FP8,
@@ -34,48 +43,10 @@ from quanterr.tensors.workspace import Workspace
 
 pytestmark = pytest.mark.session
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-EXPECTED = ".expected.safetensors"
-FILES = [path for path in GOLDEN.glob("*/*") if path.parent.name != "__pycache__"]
-CASES = sorted(path for path in FILES if not path.name.endswith(EXPECTED))
 CPU = torch.device("cpu")
 
-NUMBERS = [case for case in CASES if case.parent.name != "verbatim"]
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-
-
-def expected_of(case):
-    return case.with_suffix(EXPECTED)
-
-
-def values_of(case):
-    with safe_open(expected_of(case), framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def origin_of(case):
-    with safe_open(expected_of(case), framework="pt") as file:
-        return json.loads(file.metadata()["origin"])
-
-
-def formats_of(case):
-    """Which weight is in which format: the one whose folder it is, but for what its origin tells."""
-    return dict.fromkeys(values_of(case), case.parent.name) | origin_of(case).get("also", {})
-
-
-def tolerance_of(case):
-    """How far the producer's own rounding may lie away, relative to the largest value; 0: not a bit."""
-    return float(origin_of(case).get("tolerance", 0))
-
-
-def agree(case, values, actual):
-    """Whether values are the producer's, to the bit but for what its origin tells."""
-    if tolerance := tolerance_of(case):
-        return bool(((values - actual).abs() <= tolerance * values.abs().max()).all())
-    if "zeros" in origin_of(case):  # the producer knows no negative zero
-        actual = actual + 0.0
-    return same_bits(values, actual)
 
 
 def test_golden_folders_and_rows_of_formats_are_the_same_set():

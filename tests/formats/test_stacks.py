@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.small_models import auto_of, ids, saved, stored
-from test_evaluate import CONTEXT, FLOAT64
+from support.tolerances import FLOAT64
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -16,6 +16,9 @@ from quanterr.planning.exports import export_plan
 from quanterr.recipes.matrices import matrices_of
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+
+
+CONTEXT = 32
 
 
 def by_rows(x):

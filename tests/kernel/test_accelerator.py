@@ -6,11 +6,10 @@ from itertools import groupby
 
 import pytest
 import torch
+from support.golden_files import CASES, GOLDEN, expected_of, values_of
 from support.making import numbers
 from support.simulated_device import NAME, UNKNOWN, check_tables, is_pinned, register, simulated
-from support.stored import write
-from test_formats import CASES, GOLDEN, expected_of, values_of
-from test_scheduler import stored
+from support.stored import stored, write
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint

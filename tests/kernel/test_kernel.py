@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.making import CPU, compared, fp8_codes, int8_codes, pair_of, summed, summed_by_chunk
+from support.tolerances import EXACT, FEW, MANY, MANY_ELEMENTS
 
 from quanterr.comparison.worker import Worker
 from quanterr.kernel import summing
@@ -26,12 +27,6 @@ COUNTS = (
     "zeroed",
 )
 
-# A square of a difference is rounded to float32 three times, by up to 2^-24 of itself each time. In a sum of many
-# the roundings average out.
-FEW, MANY = 3 * 2.0**-24, 1e-7
-MANY_ELEMENTS = 10_000
-# Float64 adds a rounding of 2^-53 of the magnitudes for every doubling of the number of elements.
-EXACT = 1e-13
 # What is reported of single elements: the difference and the quotient are float32.
 ONE_ROUNDING, TWO_ROUNDINGS = 2.0**-24, 2.0**-23
 

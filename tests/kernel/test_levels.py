@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.golden_files import NUMBERS, expected_of
 from support.making import CPU, planned, same_bits
-from test_formats import NUMBERS, expected_of
 
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.levels import (

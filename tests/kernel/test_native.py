@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.gguf_stored import Stored, write_gguf
+from support.golden_files import NUMBERS, expected_of
 from support.making import CPU, FP8, config_of, dequantized, in_memory, label, planned, same_bits, store, summed
-from test_formats import NUMBERS, expected_of
 from test_kernel import TAME, normal, quantized
 
 import quanterr

@@ -1,21 +1,16 @@
 """Hostile names, paths, configurations, labels and rules: nothing gets through, and JSON has them exactly."""
 
-import csv
 import io
 import json
 import os
 import re
-from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
 import torch
-from markdown_it import MarkdownIt
-from msgspec.structs import replace
 from support.forked import call
 from support.hostile_names import HOSTILE, SHORT
-from support.sample_reports import report_of, tiny
+from support.markup_checks import CHECKS, STORABLE, check_lines, check_markdown, check_text, named, rendered
 from support.stored import quantized, raw_header, write
 
 from quanterr.cli import progress
@@ -36,146 +31,11 @@ from quanterr.util.text import display, escape_text
 
 pytestmark = pytest.mark.session
 
-COMMAND = re.compile(r"^\s*::|##\w*\[", re.IGNORECASE)
-FORMULA = tuple("=+-@\t\r＝＋－＠")
-NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?|-?inf|nan", re.IGNORECASE)
 
 # What a file can be called, and a tensor.
 FILE_NAMES = [name.replace("/", "_").replace("\0", "_") for name in SHORT if name.strip(". ")]
-STORABLE = [name for name in SHORT if not re.search("[\ud800-\udfff]", name)]
 
 every_name = pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name[:16]))
-
-
-def check_lines(text, commands=()):
-    """Text in a terminal or in the log of a CI; only lines that begin with one of ``commands`` may be commands."""
-    for line in text.split("\n"):
-        assert line.isprintable(), ascii(line)
-        assert not COMMAND.search(line) or line.startswith(tuple(commands)), line
-
-
-def check_json(text):
-    """JSON: ASCII, and no line of it is a command."""
-    assert text.isascii()
-    check_lines(text.replace("\r", ""))
-
-
-def check_csv(text):
-    """No cell is a formula, whatever of these is taken for the end of a cell."""
-    for delimiter in ",;\t":
-        for row in csv.reader(io.StringIO(text), delimiter=delimiter):
-            for cell in row:
-                bare = cell.strip(" \"'") if delimiter != "," and not cell.startswith("'") else cell
-                assert not bare.startswith(FORMULA) or NUMBER.fullmatch(bare), ascii(cell)
-    check_text(text)
-
-
-def check_text(text):
-    """Nothing but lines of what can be printed."""
-    assert all(line.isprintable() for line in text.replace("\u200b", "").split("\n")), ascii(text)[:500]
-
-
-TAGS = {"h2", "h3", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "code"}
-
-
-def check_markdown(text):
-    """Tables, lists and code, without a link, and as many cells in each row as there are heads."""
-    check_text(text)
-    document = Elements(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
-    assert document.tags <= TAGS
-    assert {name for name, _ in document.attributes} <= {"style"}  # how a column is aligned
-    for block in re.split(r"\n(?!\|)", text):
-        rows = [line for line in block.splitlines() if line.startswith("|")]
-        assert len({line.count("|") for line in rows}) <= 1, block
-        assert not any("\\" in line for line in rows)  # which readers of tables do not agree about
-
-
-class Elements(HTMLParser):
-    """Elements of a page and their attributes."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.scripts = set(), [], 0
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes += attrs
-        self.scripts += tag == "script"
-
-
-def page_of(text):
-    """The elements of a page and the kinds of their attributes, which no name may change."""
-    page = Elements(text)
-    return page.tags, page.scripts, {name for name, _ in page.attributes}
-
-
-TAME_PAGE = {}
-
-
-def check_html(text):
-    """The elements and attributes of a page of tame names, and no others."""
-    check_text(text)
-    if not TAME_PAGE:
-        TAME_PAGE["page"] = page_of(rendered(named("tame"), "html"))
-    assert page_of(text) == TAME_PAGE["page"]
-
-
-def check_junit(text):
-    check_text(text)
-    known = {"testsuites", "testsuite", "testcase", "failure", "error", "skipped", "system-out", "system-err"}
-    assert {element.tag for element in ElementTree.fromstring(text).iter()} <= known
-
-
-CHECKS = {
-    "json": check_json,
-    "jsonl": check_json,
-    "csv": check_csv,
-    "md": check_markdown,
-    "html": check_html,
-    "junit": check_junit,
-}
-
-
-def named(name):
-    """A report in which whatever comes from a file is called so."""
-    report = report_of(tiny())
-    for n, layer in enumerate([*report.layers, *report.other_changes, *report.lossless]):
-        layer.layer_name = name + "." * n
-        layer.display_name = display(layer.layer_name)
-        layer.role = layer.format = layer.original_format = layer.original_dtype = layer.quantized_dtype = name
-        layer.block = layer.comfy_format = name
-    for layer in report.layers:
-        layer.evidence = (name,)
-    for gate in report.gates:
-        gate.id = gate.require = gate.reason = gate.message = gate.worst_layer = name
-        gate.layers = [name]
-        gate.violations = [Violation(name, None, None, name), Violation(name, 1.0, -1.0, None)]
-    lost = replace(report.not_compared[0], layer_name=name, display_name=display(name), reason=name)
-    told = {"path": name, "prefix": name, "revision": name, "notes": [name]}
-    side = replace(report.original, **told)
-    found = replace(
-        report.findings[0], code=name, severity="error", layer=name, message=name, remedy=name, evidence={name: name}
-    )
-    return replace(
-        report,
-        reasons=[name],
-        original=side,
-        quantized=side,
-        selection=replace(report.selection, patterns=[name]),
-        formats={name: next(iter(report.formats.values()))},
-        findings=[found],
-        groups={kind: {name: next(iter(of.values()))} for kind, of in report.groups.items()},
-        not_compared=[lost],
-        tool=replace(report.tool, version=name),
-        run=replace(report.run, command=[name], device=name, started=name, torch=name),
-    )
-
-
-def rendered(report, output):
-    file = io.StringIO()
-    next(row for row in OUTPUTS if row.name == output).write(report, file)
-    return file.getvalue()
 
 
 # Each output by itself

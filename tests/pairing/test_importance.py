@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.gguf_stored import TEXT, Stored, key, write_gguf
+from support.importance_files import gguf
 from support.making import legacy, numbers, quantized_fp8, store
 from typer.testing import CliRunner
 
@@ -16,16 +17,6 @@ from quanterr.pairing.importance import read_importance
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 COLUMNS = np.linspace(0.1, 4, 64, dtype=np.float32)
-
-
-def gguf(path, entries):
-    """A GGUF imatrix: name → (means (matrices, columns), counts)."""
-    tensors = []
-    for name, (means, counts) in entries.items():
-        means, counts = np.asarray(means, np.float32), np.asarray(counts, np.float32)
-        tensors.append(Stored(f"{name}.in_sum2", "F32", means.shape, (means * counts[:, None]).tobytes()))
-        tensors.append(Stored(f"{name}.counts", "F32", (len(counts), 1), counts.tobytes()))
-    return write_gguf(path, tensors, [key("general.type", TEXT, "imatrix")])
 
 
 def stored(path, kind, means):

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from support.gguf_stored import Stored, architecture, write_gguf
+from support.gguf_stored import Stored, architecture, paired, write_gguf
 from support.making import dequantized, numbers, planned, store
 
 import quanterr
@@ -36,12 +36,6 @@ NAMES = {
     "model.layers.0.self_attn.v_proj": "blk.0.attn_v",
     "model.layers.0.mlp.down_proj": "blk.0.ffn_down",
 }
-
-
-def paired(weight, heads):
-    """Rows as llama.cpp's converter puts them: LlamaModel.permute."""
-    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 def converted(original, permuted=True, one_more=False):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from support.making import compared, numbers, store
+from support.smoothed import BLOCK, FED, factors, int4, model
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.documents.gate_results import exit_status
@@ -8,28 +9,6 @@ from quanterr.errors import Status
 from quanterr.pairing import pair
 from quanterr.pairing.sampling import error_up_to_factor, on_cpu, relative_error
 from quanterr.selection import LayerSelection
-
-BLOCK = "model.layers.0."
-FED = [f"{BLOCK}self_attn.{letter}_proj.weight" for letter in "qkv"]
-
-
-def int4(weight):
-    """The weight as 4-bit codes of groups of 32 would give it back."""
-    groups = weight.float().view(-1, 32)
-    scale = groups.abs().amax(1, keepdim=True) / 7
-    return ((groups / scale).round().clamp(-8, 7) * scale).view(weight.shape).to(torch.bfloat16)
-
-
-def model(norm=None):
-    weights = {name: numbers(64, 128, seed=n) for n, name in enumerate(FED)}
-    weights[f"{BLOCK}input_layernorm.weight"] = torch.ones(128) + 0.1 * torch.randn(128) if norm is None else norm
-    weights[f"{BLOCK}mlp.up_proj.weight"] = numbers(96, 128, seed=7)
-    weights[f"{BLOCK}mlp.down_proj.weight"] = numbers(64, 96, seed=8)
-    return weights
-
-
-def factors(n, seed=1):
-    return torch.empty(n).log_normal_(0, 0.5, generator=torch.Generator().manual_seed(seed))
 
 
 def folded(report):

@@ -15,8 +15,8 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from support.forked import call
+from support.importance_files import gguf as importance_file
 from support.making import numbers, store
-from test_importance import gguf as importance_file
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint

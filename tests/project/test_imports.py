@@ -9,14 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from support import stored
+from support.modules import MODULES
 
 import quanterr
-
-PACKAGE = Path(quanterr.__file__).parent
-MODULES = {
-    ".".join(("quanterr", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
-    for path in PACKAGE.rglob("*.py")
-}
 
 DOCUMENTS = "documents"  # with outputs: views are made of its sections, and it writes any document
 # The rooms: packages and single modules of the first level. A room imports from its own floor's predecessors only.

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from support.importance_files import gguf as importance_file
 from support.making import store
-from test_importance import gguf as importance_file
 
 import quanterr
 from quanterr.recipes.calibration import RATIOS

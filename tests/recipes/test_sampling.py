@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from support.forked import call
+from support.importance_files import gguf
 from support.making import store
-from test_importance import gguf
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint

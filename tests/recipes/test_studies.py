@@ -6,8 +6,8 @@ from math import log10
 import pytest
 import torch
 from support.forked import call
+from support.importance_files import gguf as importance_file
 from support.making import numbers, store
-from test_importance import gguf as importance_file
 
 import quanterr
 from quanterr.errors import Status

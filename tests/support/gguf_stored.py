@@ -101,3 +101,9 @@ def write_gguf(path: Path, *arguments: Any, **options: Any) -> Path:
     """The file of :func:`gguf` there."""
     path.write_bytes(gguf(*arguments, **options))
     return path
+
+
+def paired(weight, heads):
+    """Rows as llama.cpp's converter puts them: LlamaModel.permute."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)

@@ -101,3 +101,14 @@ def as_nobody() -> Iterator[None]:
         yield
     finally:
         os.setresuid(0, 0, 0)
+
+
+def stored(folder, **shapes):
+    """A BF16 original and FP8 with a scale per row, of these shapes."""
+    random = torch.Generator().manual_seed(0)
+    x = {f"{name}.weight": torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}
+    y = {}
+    for name, weight in x.items():
+        scale = weight.float().abs().amax(1, keepdim=True) / 448
+        y |= {name: (weight.float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    return write(folder / "x.safetensors", x), write(folder / "y.safetensors", y)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.forked import call
 from support.making import store
-from test_imports import MODULES as FILES
+from support.modules import MODULES as FILES
 
 from quanterr.util import platform
 
