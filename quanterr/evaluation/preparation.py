@@ -125,7 +125,7 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)
     architecture = building.Architecture(config, dtype, device)
-    if architecture.workload is not CAUSAL:
+    if architecture.workload.kind != CAUSAL.kind:
         for option, value in (_of_texts(chosen) | {"--sensitivity": chosen.sensitivity}).items():
             if value:
                 raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")

@@ -195,7 +195,7 @@ def _is_read(architecture: Architecture | Denoiser, batch: Batch) -> bool:
     """Return whether the floor reads a micro-batch: every call, every chunk of an encoder, the first of each text."""
     if architecture.workload in (CALLS, ENCODER) or batch.in_text < FEWEST:
         return True
-    return batch.in_text < MOST and batch.in_text * batch.given.shape[1] < TOKENS
+    return batch.in_text < MOST and batch.in_text * batch.raw.shape[1] < TOKENS
 
 
 def _own_dtype(sides: Sides) -> torch.dtype | None:

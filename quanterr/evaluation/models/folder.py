@@ -11,8 +11,17 @@ from quanterr.checkpoints.places import find_missing, read_small_file
 from quanterr.errors import CheckpointError
 from quanterr.util.text import display
 
-# Files that transformers reads for a config and a tokenizer.
-FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# Files that transformers reads for a config, a tokenizer and a processor of images.
+FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "processor_config.json",
+    "preprocessor_config.json",
+)
 LARGEST = 256 << 20  # bytes
 
 

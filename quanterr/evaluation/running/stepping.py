@@ -114,8 +114,12 @@ class Stream:
 
     @property
     def next_unit(self) -> Unit | None:
-        """The unit that some forward waits for; None if all have ended."""
-        return next((forward.asked[0] for forward in self._forwards if forward.asked), None)
+        """The first unit of the model that some forward waits for; None if all have ended.
+
+        The first one, as chunks with images wait for units that others do not have: all meet again after these.
+        """
+        asked = {forward.asked[0].name for forward in self._forwards if forward.asked}
+        return next((unit for name, unit in self.units.items() if name in asked), None)
 
     def tensors(self, unit: Unit) -> dict[str, Tensor]:
         """Return the weights of a unit, dequantized."""

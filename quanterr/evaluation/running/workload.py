@@ -5,13 +5,14 @@ To add a kind, write a class with the members of :class:`Workload`, and return i
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from quanterr.errors import UsageError
 from quanterr.evaluation.denoisers.calls import Call, CallError, OutputMeasures, map_tensors, output_of
 from quanterr.evaluation.measures.embeddings import Embedded
 from quanterr.evaluation.measures.scores import Scores
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
 
 Kind = Literal["causal", "sequence to sequence", "encoder", "calls"]
 Inputs = dict[str, object]  # arguments of a model's forward
+RECORD = "record calls of the model with examples/capture_inputs.py, and give them with --inputs"
 POSITIONS = "_ids"  # end of names of positions, such as img_ids, which 16 bits would round
+
+
+class Illustrated(NamedTuple):
+    """A conversation with images: its token ids (1, tokens), and what the model's processor made of the images."""
+
+    ids: Tensor
+    images: Mapping[str, object]
 
 
 class FoundMeasures(TypedDict):
@@ -83,12 +92,19 @@ class Causal:
     """A causal model: predictions of the second half of each chunk are scored, as in llama.cpp's perplexity."""
 
     kind: Kind = "causal"
-    loader = "AutoModelForCausalLM"
 
-    def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+    def __init__(self, loader: str = "AutoModelForCausalLM") -> None:
+        """Describe a model that continues a text; ``loader`` builds it."""
+        self.loader = loader
+
+    def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
         """Return the chunks; a model that can leave out logits computes none before the first scored one."""
-        rows = chunks.shape[1] - (chunks.shape[1] // 2 if scored is None else _before_first(scored))
-        return inputs_of(model, chunks) | ({"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {})
+        given = chunks if isinstance(chunks, Illustrated) else Illustrated(chunks, {})
+        length = given.ids.shape[1]
+        rows = length - (length // 2 if scored is None else _before_first(scored))
+        images = {key: _in_dtype_of(model, value) for key, value in given.images.items()}
+        kept = {"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {}
+        return inputs_of(model, given.ids) | images | kept
 
     def measure(
         self,
@@ -177,14 +193,9 @@ class Recorded:
 
         Positions and numbers such as timesteps keep their dtype: the model converts them itself.
         """
-        dtype = Counter(parameter.dtype for parameter in model.parameters()).most_common(1)[0][0]
         given: Call = chunks
-
-        def convert(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype) if tensor.is_floating_point() and tensor.dim() > 1 else tensor
-
         return {
-            key: value if key.endswith(POSITIONS) else map_tensors(value, convert)
+            key: value if key.endswith(POSITIONS) else _in_dtype_of(model, value)
             for key, value in given.arguments.items()
         }
 
@@ -196,20 +207,30 @@ class Recorded:
 
 
 CAUSAL, SEQUENCE, ENCODER, CALLS = Causal(), SequenceToSequence(), Encoder(), Recorded()
+WITH_IMAGES, WITH_SOUNDS = Causal("AutoModelForImageTextToText"), Causal("AutoModelForSeq2SeqLM")
 
 
 def workload_of(config: "PretrainedConfig") -> Workload:
-    """Return the kind of model that a config describes."""
-    names = getattr(config, "architectures", None) or []
+    """Return the kind of model that a config describes.
+
+    Raises:
+        UsageError: its encoder hears sounds instead of reading a text.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    names, kind = getattr(config, "architectures", None) or [], config.model_type
     if getattr(config, "is_encoder_decoder", False):
+        if kind in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
+            raise UsageError(f"{kind} hears sounds, which no text has: {RECORD}")
         return SEQUENCE
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return CAUSAL
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_MODELS
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED_MODELS
-
-    masked = config.model_type in MASKED_MODELS
-    return CAUSAL if config.model_type in CAUSAL_MODELS and not masked else ENCODER
+    if auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind) in names:
+        return WITH_IMAGES
+    if auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(kind) in names:
+        return WITH_SOUNDS
+    masked = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return CAUSAL if kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked else ENCODER
 
 
 def inputs_of(model: nn.Module, ids: Tensor) -> Inputs:
@@ -220,6 +241,16 @@ def inputs_of(model: nn.Module, ids: Tensor) -> Inputs:
 def _before_first(scored: Tensor) -> int:
     """Return the position whose logits predict the first scored token of any chunk."""
     return int(scored.any(0).to(torch.uint8).argmax()) - 1
+
+
+def _in_dtype_of(model: nn.Module, value: object) -> object:
+    """Return an argument with its floats in the dtype of the model; numbers such as timesteps keep theirs."""
+    dtype = Counter(parameter.dtype for parameter in model.parameters()).most_common(1)[0][0]
+
+    def convert(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() and tensor.dim() > 1 else tensor
+
+    return map_tensors(value, convert)
 
 
 def _takes(model: nn.Module, argument: str) -> bool:

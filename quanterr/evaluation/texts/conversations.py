@@ -1,6 +1,8 @@
 """Conversations in the original's own chat template; only the assistant's tokens are scored.
 
-A file of JSON lines: a list of messages, or {"messages": [...]}, each {"role": "user", "content": "…"}.
+A file of JSON lines: a list of messages, or {"messages": [...]}, each {"role": "user", "content": "…"}. For a model
+that sees images, the content may be a list of parts: {"type": "text", "text": "…"} and {"type": "image", "path":
+"cat.png"}, an image file beside the file of conversations. The model's own processor makes tokens and pixels of them.
 
 Some templates mark the assistant's tokens ({% generation %}). For others, a turn is the text that the template appends
 to the earlier turns, from the beginning of the answer to the token that ends it. A template that rewrites earlier turns
@@ -8,11 +10,14 @@ is refused.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from quanterr.errors import UsageError
 from quanterr.evaluation.models.folder import ModelFolder
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 
 OPTION = "--chat"
 FORM = '{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}'
+OF_TOKENS = ("input_ids", "attention_mask")  # what a processor returns of the text
 MARK = "{% generation"  # in a template; {%- generation works, too
 
 
@@ -46,20 +52,98 @@ def read_conversations(path: str, folder: ModelFolder, context: int, limit: int 
     tokenizer = tokenizer_of(folder)
     if not tokenizer.chat_template:
         raise UsageError(f"{where}: the tokenizer of {display(folder.address)} has no chat template")
-    found: list[tuple[list[int], list[bool]]] = []
+    reader = _Reader(folder, tokenizer, Path(path).parent)
+    found: list[_Conversation] = []
     for n, line in enumerate(lines, 1):
         if line.strip() and (limit is None or len(found) < limit):
-            messages = _messages(line, f"{where}, line {n}")
-            ids, scored = _tokens(tokenizer, messages, f"{where}, line {n}")
-            if any(scored[1:context]):
-                found.append((ids[:context], scored[:context]))
+            one = reader.read(_messages(line, f"{where}, line {n}"), f"{where}, line {n}")
+            if one.images and len(one.ids) > context:
+                raise UsageError(
+                    f"{where}, line {n}: {len(one.ids)} tokens with its images, which cannot be cut: "
+                    f"--context {context} must be at least as large"
+                )
+            if any(one.scored[1:context]):
+                found.append(one._replace(ids=one.ids[:context], scored=one.scored[:context]))
     if not found:
         raise UsageError(f"{where}: no assistant's token is among the first {context} tokens of any conversation")
-    longest = max(len(ids) for ids, _ in found)
-    ids_of = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids, _ in found])
-    mask = torch.tensor([[*own, *[False] * (longest - len(own))] for _, own in found])
+    longest = max(len(one.ids) for one in found)
+    ids_of = torch.tensor([[*one.ids, *[0] * (longest - len(one.ids))] for one in found])
+    mask = torch.tensor([[*one.scored, *[False] * (longest - len(one.scored))] for one in found])
     mask[:, 0] = False  # nothing predicts the first token
-    return Chunks(ids_of, ids_of, mask, tuple(len(ids) for ids, _ in found))
+    images = tuple(one.images for one in found) if any(one.images for one in found) else ()
+    return Chunks(ids_of, ids_of, mask, tuple(len(one.ids) for one in found), images)
+
+
+class _Conversation(NamedTuple):
+    ids: list[int]
+    scored: list[bool]  # the assistant's tokens
+    images: dict[str, Tensor]  # arguments of the model
+
+
+class _Reader:
+    """Reads conversations by the model's tokenizer, or by its processor if they have images."""
+
+    def __init__(self, folder: ModelFolder, tokenizer: "PreTrainedTokenizerBase", images: Path) -> None:
+        self._folder, self._tokenizer, self._images = folder, tokenizer, images
+        self._processor: Any = None
+
+    def read(self, messages: list[JsonObject], where: str) -> _Conversation:
+        """Return the tokens of a conversation; raises UsageError."""
+        if all(isinstance(each["content"], str) for each in messages):
+            ids, scored = _tokens(partial(_apply_template, self._tokenizer), self._tokenizer, messages, where)
+            return _Conversation(ids, scored, {})
+        shown = [_open_images(each, self._images, where) for each in messages]
+        self._processor = self._processor or _processor_of(self._folder, where)
+        ids, scored = _tokens(self._list_ids, self._tokenizer, shown, where)
+        made = self._process(shown)
+        return _Conversation(ids, scored, {key: made[key] for key in made if key not in OF_TOKENS})
+
+    def _list_ids(self, messages: Sequence[JsonObject], **more: bool) -> list[int]:
+        return self._process(messages, **more)["input_ids"][0].tolist()
+
+    def _process(self, messages: Sequence[JsonObject], **more: bool) -> dict[str, Tensor]:
+        """Return the arguments of the model, by name."""
+        return self._processor.apply_chat_template(  # type: ignore[no-any-return]
+            list(messages), tokenize=True, return_dict=True, return_tensors="pt", **more
+        )
+
+
+def _open_images(message: JsonObject, folder: Path, where: str) -> JsonObject:
+    """Return a message with its images read, and a text as a part."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message | {"content": [{"type": "text", "text": content}]}
+    return message | {"content": [_open_image(part, folder, where) for part in content]}
+
+
+def _open_image(part: JsonObject, folder: Path, where: str) -> JsonObject:
+    if part["type"] == "text":
+        return part
+    path = folder / str(part["path"])
+    try:
+        opened = import_module("PIL.Image").open(path)
+        return {"type": "image", "image": opened.convert("RGB")}
+    except ImportError as error:
+        raise UsageError(f"{where}: images need Pillow: pip install pillow") from error
+    except (OSError, ValueError) as error:  # Pillow's errors are among these
+        raise UsageError(f"{where}: {display(str(path))}: not an image that can be read: {error}") from error
+
+
+def _processor_of(folder: ModelFolder, where: str) -> Any:
+    from transformers import AutoProcessor
+
+    try:
+        found = AutoProcessor.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever the files of a processor may lack
+        raise UsageError(
+            f"{where}: has images, but {display(folder.address)} has no processor that transformers can build: "
+            f"{display(str(error), 300)}"
+        ) from error
+    if not hasattr(found, "image_processor"):
+        raise UsageError(f"{where}: has images, but the model of {display(folder.address)} sees none")
+    if not found.chat_template:
+        found.chat_template = found.tokenizer.chat_template
+    return found
 
 
 def _messages(line: str, where: str) -> list[JsonObject]:
@@ -76,16 +160,28 @@ def _messages(line: str, where: str) -> list[JsonObject]:
 
 
 def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_part, content)))
+
+
+def _is_part(part: object) -> bool:
+    """Return whether a part of a message is a text or an image file."""
+    fields = {"text": "text", "image": "path"}
+    return isinstance(part, dict) and isinstance(part.get(fields.get(str(part.get("type")), "")), str)
 
 
 def _tokens(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[JsonObject], where: str
+    apply: Callable[..., list[int]],
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[JsonObject],
+    where: str,
 ) -> tuple[list[int], list[bool]]:
-    """Return the token ids of a conversation and a mask of the assistant's tokens."""
+    """Return the token ids of a conversation and a mask of the assistant's tokens; ``apply`` is the chat template."""
     try:
-        ids = _apply_template(tokenizer, messages)
-        if MARK in tokenizer.chat_template.replace("{%-", "{%"):
+        ids = apply(messages)
+        if isinstance(apply, partial) and MARK in tokenizer.chat_template.replace("{%-", "{%"):
             marked = tokenizer.apply_chat_template(
                 messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
             )
@@ -93,8 +189,8 @@ def _tokens(
         scored = [False] * len(ids)
         for n, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = _apply_template(tokenizer, messages[:n], add_generation_prompt=True)
-                behind = _apply_template(tokenizer, messages[: n + 1])
+                before = apply(messages[:n], add_generation_prompt=True)
+                behind = apply(messages[: n + 1])
                 if ids[: len(behind)] != behind or behind[: len(before)] != before:
                     raise UsageError(
                         f"{where}: the chat template rewrites what it made of earlier messages, and marks no "

@@ -76,7 +76,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
         with open_checkpoint(original) as checkpoint, model_folder(checkpoint) as folder:
             self._architecture = Architecture(read_config(folder), DTYPES[dtype], pick_device(device))
             self._tokenizer = tokenizer_of(folder)
-        if self._architecture.workload is not CAUSAL:
+        if self._architecture.workload.kind != CAUSAL.kind:
             model_type = self._architecture.config.model_type
             raise UsageError(f"tasks are for models that continue a text; {model_type} does not")
 

@@ -128,16 +128,18 @@ class Chunks(NamedTuple):
     raw: Tensor
     scored: Tensor | None = None  # (n, width) bool; None: the second half of each chunk
     lengths: tuple[int, ...] = ()  # lengths of conversations, which are padded
+    images: tuple[dict[str, Tensor], ...] = ()  # of each conversation, as its model takes them; empty without any
 
     @property
     def parts(self) -> list[Tensor]:
-        """Token ids, and a mask of the scored ones unless they are the second half of each chunk."""
-        return [self.raw] if self.scored is None else [self.raw, self.scored]
+        """Token ids, a mask of the scored ones unless they are the second half of each chunk, and images."""
+        shown = [images[key] for images in self.images for key in sorted(images)]
+        return [self.raw, *([] if self.scored is None else [self.scored]), *shown]
 
 
 def digest_of(chunks: Chunks) -> str:
     """Return the SHA-256 of everything that the model is given and scored on."""
-    return fingerprint(*(each for each in (chunks.given, chunks.raw, chunks.scored) if each is not None))
+    return fingerprint(chunks.given, *chunks.parts)
 
 
 def spans_of(texts: Sequence[Chunks]) -> list[range]:
