@@ -617,7 +617,9 @@ class TestTheGgufPackage:
         }
 
     @pytest.mark.parametrize(
-        "path", sorted(GOLDEN.glob("*/*.gguf")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+        "path",
+        sorted(path for path in GOLDEN.glob("*/*.gguf") if path.stem != "ik_llama_cpp"),  # types of llama.cpp's own
+        ids=lambda path: f"{path.parent.name}/{path.stem}",
     )
     def test_finds_the_same_in_every_golden_file(self, package, path):
         if path.parent.name == "gguf_q2_0":
@@ -635,7 +637,7 @@ class TestTheGgufPackage:
         package = pytest.importorskip("gguf", reason="the gguf package is not installed")
         raw = WHOLE[:at] + put + WHOLE[at + taken :]
         found = outcome(raw)
-        known = {*TYPES.values()} - {"Q2_0"}
+        known = {name for number, name in TYPES.items() if number < 100} - {"Q2_0"}
         if found is None or any(name not in known for name, *_ in found.values()):
             return
         with tempfile.TemporaryDirectory() as folder:

@@ -1,44 +1,77 @@
 """The tensor types of ggml: their ids in a GGUF file, and the layout of their blocks.
 
-Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (block layouts).
+Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (block layouts); from id
+133 on ikawrakow/ik_llama.cpp, the same files, and ggml/src/ggml.c (row_meta_size).
 """
 
-# Id → name. Types without blocks have their name in a safetensors header.
-TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    6: "Q5_0",
-    7: "Q5_1",
-    8: "Q8_0",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    30: "BF16",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-    40: "NVFP4",
-    41: "Q1_0",
-    42: "Q2_0",
-}
+from math import prod
+from typing import NamedTuple
+
+
+class GgmlType(NamedTuple):
+    """A tensor type. A row consists of whole blocks, without padding between them.
+
+    ``head`` bytes precede the blocks of each row. If ``rows`` is not 1, so many rows are interleaved: their heads come
+    first, then the bytes of all their first blocks, in an order of the type's own, then those of their second blocks.
+    """
+
+    number: int  # in a GGUF file
+    name: str  # without blocks: the name in a safetensors header
+    elements: int = 1  # of a block, in one row
+    n_bytes: int = 0  # of a block; 0: the type has no blocks
+    head: int = 0
+    rows: int = 1
+
+    def count_bytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a tensor whose rows are whole blocks."""
+        blocks = prod(shape) // self.elements * self.n_bytes
+        return blocks + prod(shape[:-1]) * self.head
+
+
+_TYPES = (
+    GgmlType(0, "F32"),
+    GgmlType(1, "F16"),
+    GgmlType(2, "Q4_0", 32, 18),
+    GgmlType(3, "Q4_1", 32, 20),
+    GgmlType(6, "Q5_0", 32, 22),
+    GgmlType(7, "Q5_1", 32, 24),
+    GgmlType(8, "Q8_0", 32, 34),
+    GgmlType(10, "Q2_K", 256, 84),
+    GgmlType(11, "Q3_K", 256, 110),
+    GgmlType(12, "Q4_K", 256, 144),
+    GgmlType(13, "Q5_K", 256, 176),
+    GgmlType(14, "Q6_K", 256, 210),
+    GgmlType(16, "IQ2_XXS", 256, 66),
+    GgmlType(17, "IQ2_XS", 256, 74),
+    GgmlType(18, "IQ3_XXS", 256, 98),
+    GgmlType(19, "IQ1_S", 256, 50),
+    GgmlType(20, "IQ4_NL", 32, 18),
+    GgmlType(21, "IQ3_S", 256, 110),
+    GgmlType(22, "IQ2_S", 256, 82),
+    GgmlType(23, "IQ4_XS", 256, 136),
+    GgmlType(24, "I8"),
+    GgmlType(25, "I16"),
+    GgmlType(26, "I32"),
+    GgmlType(27, "I64"),
+    GgmlType(28, "F64"),
+    GgmlType(29, "IQ1_M", 256, 56),
+    GgmlType(30, "BF16"),
+    GgmlType(34, "TQ1_0", 256, 54),
+    GgmlType(35, "TQ2_0", 256, 66),
+    GgmlType(39, "MXFP4", 32, 17),
+    GgmlType(40, "NVFP4", 64, 36),
+    GgmlType(41, "Q1_0", 128, 18),
+    GgmlType(42, "Q2_0", 64, 18),
+    GgmlType(137, "IQ2_K", 256, 76),
+    GgmlType(138, "IQ3_K", 256, 110),
+    GgmlType(139, "IQ4_K", 256, 144),
+    GgmlType(140, "IQ5_K", 256, 176),
+    GgmlType(141, "IQ6_K", 256, 212),
+)
+TYPES = {one.number: one.name for one in _TYPES}
+OF_NAME = {one.name: one for one in _TYPES if one.n_bytes}  # the types with blocks
+# Name → (elements, bytes) of a block.
+BLOCKS = {name: (one.elements, one.n_bytes) for name, one in OF_NAME.items()}
 
 _BITNET = "microsoft/BitNet's fork of llama.cpp"  # its ggml/include/ggml.h has reused the ids of removed types
 _REMOVED = "which llama.cpp has removed; convert the model again"
@@ -59,35 +92,6 @@ REFUSED = {
 # Id → (name, reason) if a tensor has too few bytes to be what llama.cpp has under this id.
 IN_FORKS = {
     39: ("TL2", f"as {_BITNET} may have it: too few bytes are stored for MXFP4, which has this id in llama.cpp")
-}
-
-# Name → (elements, bytes) of a block. A row consists of whole blocks, without padding between them.
-BLOCKS = {
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-    "IQ1_S": (256, 50),
-    "IQ1_M": (256, 56),
-    "IQ2_XXS": (256, 66),
-    "IQ2_XS": (256, 74),
-    "IQ2_S": (256, 82),
-    "IQ3_XXS": (256, 98),
-    "IQ3_S": (256, 110),
-    "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136),
-    "TQ1_0": (256, 54),
-    "TQ2_0": (256, 66),
-    "MXFP4": (32, 17),
-    "NVFP4": (64, 36),
-    "Q1_0": (128, 18),
-    "Q2_0": (64, 18),
 }
 
 # Name → the scheme by which llama.cpp's CPU backend rounds the inputs of such a weight (its vec_dot_type). For Q4_1 and

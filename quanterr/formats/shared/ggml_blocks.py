@@ -11,14 +11,14 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c (dequan
 (block_…).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.checkpoints.ggml_types import BLOCKS, OF_NAME, GgmlType
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Format, Native, Parts, PartSpec, Values, Weight
 from quanterr.kernel.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
@@ -27,14 +27,24 @@ from quanterr.tensors.workspace import Workspace
 
 # Unpacks blocks, uint8 (n, bytes of a block), into the second argument, float32 (n, elements of a block).
 Unpack = Callable[[Tensor, Tensor, Workspace], None]
+# Unpacks blocks of interleaved rows, uint8 (groups, blocks, bytes), with the rows' heads, float32 (groups, rows, 1) or
+# None, into the third argument, float32 (groups, rows, blocks, elements).
+UnpackRows = Callable[[Tensor, Tensor | None, Tensor, Workspace], None]
+
+
+class StoredRows(NamedTuple):
+    """How a type stores rows that have heads or are interleaved."""
+
+    unpack: UnpackRows
+    codes: tuple[int, int] = (0, 0)  # range of the bytes of interleaved blocks that hold codes
 
 
 class BlockType(NamedTuple):
-    """One tensor type of ggml."""
+    """One tensor type of ggml, and those that store the same numbers in another order."""
 
     dtype: str
     summary: str
-    unpack: Unpack
+    unpack: Unpack | None
     shared: int  # elements that share a scale
     bits: int  # bits of one code, rounded up
     usual_db: tuple[int, int]
@@ -44,6 +54,7 @@ class BlockType(NamedTuple):
     table: Callable[[], Tensor] | None = None  # makes the levels of each index, for the compiled kernel
     least_scale: float = SUBNORMAL
     scale_steps: ScaleSteps | None = None  # set if parts of a block have scales besides the block's own
+    rows: Mapping[str, StoredRows] = {}  # by dtype
 
     @property
     def format(self) -> str:
@@ -56,7 +67,7 @@ def block_formats(layouts: Iterable[BlockType]) -> tuple[Format, ...]:
     return tuple(
         Format(
             layout.format,
-            {"codes": PartSpec(("{weight}",), frozenset({layout.dtype}))},
+            {"codes": PartSpec(("{weight}",), frozenset({layout.dtype, *layout.rows}))},
             partial(fit, layout),
             summary=layout.summary,
             usual_db=layout.usual_db,
@@ -70,21 +81,23 @@ def fit(layout: BlockType, parts: Parts) -> Weight:
     """Return a weight of any shape; the file reader has checked that rows are whole blocks."""
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {layout.dtype}")
-    n, n_bytes = BLOCKS[layout.dtype]
+    kind, rows = OF_NAME[parts.codes.dtype], layout.rows.get(parts.codes.dtype)
     levels = uniform(layout.bits) if layout.uniform else layout.levels
     return parts.weight(
         parts.codes.shape,
-        _attach_decoder(parts, layout),
+        _attach_decoder(parts, layout) if rows is None else partial(dequantize_rows, parts, rows.unpack),
         block_size=(1, layout.shared),
         code_bits=layout.bits,
         uniform_bits=layout.bits if layout.uniform or levels is INT8 else None,
-        levels=levels and levels.in_blocks(n_bytes, layout.codes),
+        levels=levels and levels.in_blocks(kind.rows * kind.n_bytes, rows.codes if rows else layout.codes),
         scale_steps=layout.scale_steps,
-        evidence=(f"type {layout.dtype}: blocks of {n} elements in {n_bytes} bytes",),
+        evidence=(f"type {kind.name}: blocks of {kind.elements} elements in {kind.n_bytes} bytes",),
     )
 
 
 def _attach_decoder(parts: Parts, layout: BlockType) -> Dequantize:
+    if layout.unpack is None:
+        raise AssertionError(f"{layout.dtype} is not stored in rows")
     plain = partial(dequantize, parts, layout.unpack)
     element = ElementType.__members__.get(layout.dtype)  # the compiled kernel decodes most blocks itself
     if element is None:
@@ -104,6 +117,42 @@ def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace)
     unpack(raw, values, workspace)
     inside = begin - first * per_block
     return Values(values.view(-1)[inside : inside + chunk.n].view(chunk.shape))
+
+
+def dequantize_rows(parts: Parts, unpack: UnpackRows, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return the elements of a chunk, (r, c), of a type whose rows have heads or are interleaved.
+
+    A piece of one row is cut from the blocks of its group of rows that cover it, and several rows from whole groups.
+    """
+    entry = parts.codes
+    kind = OF_NAME[entry.dtype]
+    cols = entry.shape[-1] if kind.head or kind.rows > 1 else entry.n
+    begin = chunk.row * parts.matrix[1] + chunk.col
+    row, last = begin // cols, (begin + chunk.n - 1) // cols
+    group, groups = row // kind.rows, last // kind.rows - row // kind.rows + 1
+    first, blocks = 0, cols // kind.elements
+    if row == last:
+        first = begin % cols // kind.elements
+        blocks = (begin % cols + chunk.n - 1) // kind.elements - first + 1
+    heads, size = kind.rows * kind.head, kind.rows * kind.n_bytes
+    group_bytes = heads + cols // kind.elements * size
+    if groups > 1 or blocks == cols // kind.elements:
+        raw = workspace.read_bytes("blocks", entry, group * group_bytes, (groups, group_bytes))
+        head, raw = raw[:, :heads], raw[:, heads:]
+    else:
+        head = workspace.read_bytes("heads", entry, group * group_bytes, (1, heads))
+        raw = workspace.read_bytes("blocks", entry, group * group_bytes + heads + first * size, (1, blocks * size))
+    values = workspace.output((groups, kind.rows, blocks, kind.elements))
+    raw = raw.as_strided((groups, blocks, size), (raw.stride(0), size, 1))
+    unpack(raw, _read_heads(head, kind) if heads else None, values, workspace)
+    inside = (row % kind.rows * blocks - first) * kind.elements + begin % cols
+    return Values(values.view(-1)[inside : inside + chunk.n].view(chunk.shape))
+
+
+def _read_heads(raw: Tensor, kind: GgmlType) -> Tensor:
+    """Return the scale at the beginning of each row's head, float32 (groups, rows, 1)."""
+    floats = raw.contiguous().view(torch.float16 if kind.head == 2 else torch.float32).float()
+    return floats.view(len(raw), kind.rows, -1)[:, :, :1]
 
 
 def read_half(raw: Tensor, at: int) -> Tensor:

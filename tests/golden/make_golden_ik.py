@@ -1,0 +1,163 @@
+"""Makes the golden files of ik_llama.cpp's GGUF types for tests/test_formats.py.
+
+    python tests/golden/make_golden_ik.py LIBRARY           needs numpy and safetensors
+
+LIBRARY is a shared library of ik_llama.cpp's own C and C++, at commit 8337e4cd, without fused multiplications and
+additions, whose rounding differs from one machine to the next:
+
+    cd ik_llama.cpp/ggml; flags="-O2 -fPIC -mavx2 -mf16c -mfma -ffp-contract=off -D_GNU_SOURCE"
+    include="-Iinclude -Isrc -Isrc/iqk"
+    for file in ggml ggml-quants ggml-aarch64; do gcc -std=gnu11 $flags $include -c src/$file.c; done
+    g++ -std=c++17 $flags $include -c src/iqk/iqk_quantize.cpp
+    g++ -shared *.o -o missing.so           # ggml.c also names functions for whole models, which nothing calls here
+    nm -Du missing.so | awk '!/@| w /{print "void "$2"(void){__builtin_trap();}"}' > stubs.c
+    gcc -fPIC -c stubs.c; g++ -shared *.o -o LIBRARY
+
+It quantizes weights and reads the values of all blocks, also of such with random bytes, which have every code and every
+scale. No number comes from quanterr.
+"""
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load, save_file
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from gguf_stored import Stored, gguf  # noqa: E402
+
+from quanterr.checkpoints.ggml_types import OF_NAME  # noqa: E402
+
+PRODUCER = "ikawrakow/ik_llama.cpp 8337e4cd"
+RNG = np.random.default_rng(20261127)
+HOW = {
+    "quantized": "normal numbers, quantized by quantize_{0}",
+    "random": "blocks of random bytes, with scales as those of weights",
+    "odd": "blocks of random bytes, with scales of all kinds",
+}
+# A scale that is no number, and one that is.
+ODD = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (2e-45, -1e-38, 1e36, 1))
+ODD_HALVES = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (6e-8, -6e-5, 65504, 1))
+
+# Type → bytes of its blocks where the float16 scales are; no such: they are in heads alone.
+HALVES = {
+    "IQ2_K": (0,),
+    "IQ3_K": (0,),
+    "IQ4_K": (0,),
+    "IQ5_K": (0,),
+    "IQ6_K": (0,),
+}
+
+
+class InitParams(ctypes.Structure):
+    """As ggml_init takes it."""
+
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+class Library:
+    """The functions of ik_llama.cpp."""
+
+    def __init__(self, path: str) -> None:
+        self._functions = ctypes.CDLL(path)
+        self._functions.ggml_init(InitParams(1 << 20, None, False))  # makes the table of float16 numbers
+
+    def quantize(self, kind: str, values: np.ndarray) -> np.ndarray:
+        """Rows of bytes, uint8 (rows, bytes)."""
+        rows, cols = values.shape
+        stored = np.zeros((rows, OF_NAME[kind].count_bytes((1, cols))), np.uint8)
+        function = self._functions[f"quantize_{kind.lower()}"]
+        function.restype = ctypes.c_size_t
+        size = function(
+            values.ctypes.data_as(ctypes.c_void_p),
+            stored.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_int64(rows),
+            ctypes.c_int64(cols),
+            None,
+            None,
+        )
+        assert size == stored.size, (kind, size, stored.shape)
+        return stored
+
+    def dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
+        """Values, float32 (rows, cols); interleaved rows are read together."""
+        together = OF_NAME[kind].rows
+        values = np.zeros((len(stored), cols), np.float32)
+        function = self._functions[f"dequantize_row_{kind.lower()}"]
+        function.restype = None
+        for row in range(0, len(stored), together):
+            group = np.ascontiguousarray(stored[row : row + together])
+            found = np.zeros((together, cols), np.float32)
+            function(
+                group.ctypes.data_as(ctypes.c_void_p),
+                found.ctypes.data_as(ctypes.c_void_p),
+                ctypes.c_int64(together * cols),
+            )
+            values[row : row + together] = found
+        return values
+
+
+def random_rows(kind: str, rows: int, cols: int, odd: bool = False) -> np.ndarray:
+    """Rows of random bytes; their scales are tame unless ``odd``. Uint8 (rows, bytes)."""
+    of = OF_NAME[kind]
+    groups, blocks = rows // of.rows, cols // of.elements
+    raw = RNG.integers(0, 256, (groups, blocks, of.rows * of.n_bytes), dtype=np.uint8)
+    for at in HALVES.get(kind, ()):
+        shape = groups, blocks, of.rows
+        scale = RNG.standard_normal(shape) * 1e-3
+        if odd:
+            scale = np.resize(RNG.choice(ODD_HALVES), shape)
+        scale = scale.astype(np.float16)
+        raw[:, :, at : at + 2 * of.rows] = np.ascontiguousarray(scale).view(np.uint8)
+    heads = np.zeros((groups, 0), np.uint8)
+    if of.head:
+        floats = RNG.standard_normal((groups, of.rows)) * 1e-3
+        if odd:
+            floats = np.resize(RNG.choice(ODD_HALVES if of.head == 2 else ODD), floats.shape)
+        heads = floats.astype(np.float16 if of.head == 2 else np.float32).view(np.uint8)
+        if of.head == 8:
+            heads = np.concatenate([heads, RNG.integers(0, 256, heads.shape, dtype=np.uint8)], 1)
+    return np.concatenate([heads, raw.reshape(groups, -1)], 1).reshape(rows, -1)
+
+
+def make(library: Library, kind: str) -> None:
+    """One file of a plain type."""
+    of, stored, values = OF_NAME[kind], [], {}
+    one, two = (1, of.elements), (1, 2 * of.elements)
+    rows = {
+        "quantized": library.quantize(kind, (RNG.standard_normal(two if of.head else one) * 0.02).astype(np.float32)),
+        "random": random_rows(kind, 2, of.elements),
+        "odd": random_rows(kind, *((2, of.elements) if of.head else two), odd=True),
+    }
+    for name, raw in rows.items():
+        cols = (raw.shape[1] - of.head) // of.n_bytes * of.elements
+        values[f"{name}.weight"] = library.dequantize(kind, raw, cols)
+        stored.append(Stored(f"{name}.weight", kind, (len(raw), cols), raw.tobytes()))
+    how = "; ".join(f"{name}: {HOW[name].format(kind.lower())}" for name in rows)
+    save(f"gguf_{kind.lower()}", "ik_llama_cpp", stored, values, f"{how}; read by dequantize_row_{kind.lower()}")
+
+
+def save(folder: str, case: str, stored: list[Stored], values: dict[str, np.ndarray], how: str) -> None:
+    """The file, and the values of its weights."""
+    path = HERE / folder / f"{case}.gguf"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gguf(stored))
+    expected = path.with_suffix(".expected.safetensors")
+    save_file(values, expected)
+    save_file(load(expected.read_bytes()), expected, {"origin": json.dumps({"producer": PRODUCER, "how": how})})
+    for file in (path, expected):
+        file.chmod(0o644)
+
+
+def main() -> None:
+    library = Library(sys.argv[1])
+    for kind in ("IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"):
+        make(library, kind)
+
+
+if __name__ == "__main__":
+    main()
