@@ -62,11 +62,27 @@ _TYPES = (
     GgmlType(40, "NVFP4", 64, 36),
     GgmlType(41, "Q1_0", 128, 18),
     GgmlType(42, "Q2_0", 64, 18),
+    GgmlType(133, "Q6_0", 32, 26),
     GgmlType(137, "IQ2_K", 256, 76),
     GgmlType(138, "IQ3_K", 256, 110),
     GgmlType(139, "IQ4_K", 256, 144),
     GgmlType(140, "IQ5_K", 256, 176),
     GgmlType(141, "IQ6_K", 256, 212),
+    GgmlType(144, "IQ4_KS", 256, 136, head=4),
+    GgmlType(145, "IQ2_KS", 256, 70, head=2),
+    GgmlType(146, "IQ4_KSS", 256, 128, head=4),
+    GgmlType(151, "Q8_KV", 32, 32, head=8),
+    GgmlType(152, "IQ5_KS", 256, 168, head=4),
+    GgmlType(156, "IQ3_KS", 256, 102, head=2),
+    GgmlType(157, "IQ2_KL", 256, 86, head=2),
+    GgmlType(233, "Q6_0_R4", 32, 26, rows=4),
+    GgmlType(337, "IQ2_K_R4", 256, 76, rows=4),
+    GgmlType(338, "IQ3_K_R4", 256, 110, rows=4),
+    GgmlType(339, "IQ4_K_R4", 256, 144, rows=4),
+    GgmlType(340, "IQ5_K_R4", 256, 176, rows=4),
+    GgmlType(344, "IQ4_KS_R4", 256, 136, head=4, rows=4),
+    GgmlType(352, "IQ5_KS_R4", 256, 168, head=4, rows=4),
+    GgmlType(398, "Q8_KV_R8", 32, 32, head=4, rows=8),
 )
 TYPES = {one.number: one.name for one in _TYPES}
 OF_NAME = {one.name: one for one in _TYPES if one.n_bytes}  # the types with blocks
@@ -97,7 +113,13 @@ IN_FORKS = {
 # Name → the scheme by which llama.cpp's CPU backend rounds the inputs of such a weight (its vec_dot_type). For Q4_1 and
 # Q5_1 that is Q8_1: Q8_0 with the sum of each block, whose rounding to float16 adds an error of up to 2^-11 of the sum.
 # Reference: ggml-org/llama.cpp ggml/src/ggml-cpu/ggml-cpu.c, type_traits_cpu.
-INPUT_SCHEMES = {name: "q8_k" if size == 256 else "q8_0" for name, (size, _) in BLOCKS.items()}
+# For ik_llama.cpp's types: ggml/src/ggml.c, type_traits. Those without a scheme have inputs in blocks of other sizes.
+_OTHER_INPUTS = frozenset({"Q8_KV", "Q8_KV_R8", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4", "IQ1_S_R4", "IQ1_M_R4"})
+INPUT_SCHEMES = {
+    name: "q8_k" if size == 256 and not name.endswith("_KT") else "q8_0"
+    for name, (size, _) in BLOCKS.items()
+    if name not in _OTHER_INPUTS
+}
 
 
 def lacks_leading_ones(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:

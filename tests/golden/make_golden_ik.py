@@ -40,17 +40,18 @@ HOW = {
     "odd": "blocks of random bytes, with scales of all kinds",
 }
 # A scale that is no number, and one that is.
-ODD = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (2e-45, -1e-38, 1e36, 1))
+ODD = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (1e-30, -1e-20, 1e30, 1))
 ODD_HALVES = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (6e-8, -6e-5, 65504, 1))
 
-# Type → bytes of its blocks where the float16 scales are; no such: they are in heads alone.
-HALVES = {
-    "IQ2_K": (0,),
-    "IQ3_K": (0,),
-    "IQ4_K": (0,),
-    "IQ5_K": (0,),
-    "IQ6_K": (0,),
-}
+# Types of blocks with a float16 scale for each row, at the beginning; the other new types have it in heads alone.
+WITH_SCALES = {"Q6_0", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"}
+ADDS_ZERO = {"Q5_0_R4", "Q6_0_R4", "Q8_K_R16"}
+PLAIN = (*sorted(WITH_SCALES), "IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS", "IQ2_KL", "Q8_KV")
+
+
+def function_name(kind: str) -> str:
+    """The type in names of functions."""
+    return kind.lower().replace("q8_kv", "q8_KV")
 
 
 class InitParams(ctypes.Structure):
@@ -70,7 +71,7 @@ class Library:
         """Rows of bytes, uint8 (rows, bytes)."""
         rows, cols = values.shape
         stored = np.zeros((rows, OF_NAME[kind].count_bytes((1, cols))), np.uint8)
-        function = self._functions[f"quantize_{kind.lower()}"]
+        function = self._functions[f"quantize_{function_name(kind)}"]
         function.restype = ctypes.c_size_t
         size = function(
             values.ctypes.data_as(ctypes.c_void_p),
@@ -87,7 +88,7 @@ class Library:
         """Values, float32 (rows, cols); interleaved rows are read together."""
         together = OF_NAME[kind].rows
         values = np.zeros((len(stored), cols), np.float32)
-        function = self._functions[f"dequantize_row_{kind.lower()}"]
+        function = self._functions[f"dequantize_row_{function_name(kind)}"]
         function.restype = None
         for row in range(0, len(stored), together):
             group = np.ascontiguousarray(stored[row : row + together])
@@ -106,13 +107,13 @@ def random_rows(kind: str, rows: int, cols: int, odd: bool = False) -> np.ndarra
     of = OF_NAME[kind]
     groups, blocks = rows // of.rows, cols // of.elements
     raw = RNG.integers(0, 256, (groups, blocks, of.rows * of.n_bytes), dtype=np.uint8)
-    for at in HALVES.get(kind, ()):
+    if base_of(kind) in WITH_SCALES:
         shape = groups, blocks, of.rows
         scale = RNG.standard_normal(shape) * 1e-3
         if odd:
             scale = np.resize(RNG.choice(ODD_HALVES), shape)
         scale = scale.astype(np.float16)
-        raw[:, :, at : at + 2 * of.rows] = np.ascontiguousarray(scale).view(np.uint8)
+        raw[:, :, : 2 * of.rows] = np.ascontiguousarray(scale).view(np.uint8)
     heads = np.zeros((groups, 0), np.uint8)
     if of.head:
         floats = RNG.standard_normal((groups, of.rows)) * 1e-3
@@ -124,39 +125,60 @@ def random_rows(kind: str, rows: int, cols: int, odd: bool = False) -> np.ndarra
     return np.concatenate([heads, raw.reshape(groups, -1)], 1).reshape(rows, -1)
 
 
-def make(library: Library, kind: str) -> None:
-    """One file of a plain type."""
-    of, stored, values = OF_NAME[kind], [], {}
+def base_of(kind: str) -> str:
+    """The type that does not interleave rows."""
+    return kind.split("_R")[0]
+
+
+def make_plain(library: Library, kind: str) -> None:
+    """Weights of a type that does not interleave rows."""
+    of = OF_NAME[kind]
     one, two = (1, of.elements), (1, 2 * of.elements)
+    weights = (RNG.standard_normal(two if of.head else one) * 0.02).astype(np.float32)
     rows = {
-        "quantized": library.quantize(kind, (RNG.standard_normal(two if of.head else one) * 0.02).astype(np.float32)),
-        "random": random_rows(kind, 2, of.elements),
+        "quantized": library.quantize(kind, weights),
+        "random": random_rows(kind, *one),
         "odd": random_rows(kind, *((2, of.elements) if of.head else two), odd=True),
     }
-    for name, raw in rows.items():
-        cols = (raw.shape[1] - of.head) // of.n_bytes * of.elements
-        values[f"{name}.weight"] = library.dequantize(kind, raw, cols)
-        stored.append(Stored(f"{name}.weight", kind, (len(raw), cols), raw.tobytes()))
-    how = "; ".join(f"{name}: {HOW[name].format(kind.lower())}" for name in rows)
-    save(f"gguf_{kind.lower()}", "ik_llama_cpp", stored, values, f"{how}; read by dequantize_row_{kind.lower()}")
+    how = "; ".join(f"{name}: {HOW[name].format(function_name(kind))}" for name in rows)
+    save(library, "ik_llama_cpp", {f"{name}.weight": (kind, raw) for name, raw in rows.items()}, how)
 
 
-def save(folder: str, case: str, stored: list[Stored], values: dict[str, np.ndarray], how: str) -> None:
+def make_interleaved(library: Library, kind: str) -> None:
+    """A weight of a type that interleaves rows."""
+    of = OF_NAME[kind]
+    raw = random_rows(kind, of.rows, 256) if of.elements == 256 else random_rows(kind, 2 * of.rows, 2 * of.elements)
+    save(library, "ik_llama_cpp_rows", {"interleaved.weight": (kind, raw)}, HOW["random"])
+
+
+def save(library: Library, case: str, rows: dict[str, tuple[str, np.ndarray]], how: str) -> None:
     """The file, and the values of its weights."""
-    path = HERE / folder / f"{case}.gguf"
+    stored, values = [], {}
+    for name, (kind, raw) in rows.items():
+        of = OF_NAME[kind]
+        cols = (raw.shape[1] - of.head) // of.n_bytes * of.elements
+        values[name] = library.dequantize(kind, raw, cols)
+        stored.append(Stored(name, kind, (len(raw), cols), raw.tobytes()))
+    origin = {"producer": PRODUCER, "how": f"{how}; read by dequantize_row_{function_name(kind)}"}
+    if kind in ADDS_ZERO:
+        origin["zeros"] = "positive: it adds d * code and -32 d, -16 d or -128 d"
+    path = HERE / f"gguf_{base_of(kind).lower()}" / f"{case}.gguf"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(gguf(stored))
     expected = path.with_suffix(".expected.safetensors")
     save_file(values, expected)
-    save_file(load(expected.read_bytes()), expected, {"origin": json.dumps({"producer": PRODUCER, "how": how})})
+    save_file(load(expected.read_bytes()), expected, {"origin": json.dumps(origin)})
     for file in (path, expected):
         file.chmod(0o644)
 
 
 def main() -> None:
     library = Library(sys.argv[1])
-    for kind in ("IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"):
-        make(library, kind)
+    for kind in PLAIN:
+        make_plain(library, kind)
+    for kind in OF_NAME.values():
+        if kind.rows > 1:
+            make_interleaved(library, kind.name)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class BlockType(NamedTuple):
     dtype: str
     summary: str
     unpack: Unpack | None
-    shared: int  # elements that share a scale
+    shared: int  # elements that share a scale; 0: those of a row
     bits: int  # bits of one code, rounded up
     usual_db: tuple[int, int]
     codes: tuple[int, int] = (0, 0)  # range of the block's bytes that hold codes
@@ -53,7 +53,7 @@ class BlockType(NamedTuple):
     uniform: bool = False  # the codes are unsigned with equal steps
     table: Callable[[], Tensor] | None = None  # makes the levels of each index, for the compiled kernel
     least_scale: float = SUBNORMAL
-    scale_steps: ScaleSteps | None = None  # set if parts of a block have scales besides the block's own
+    scale_steps: ScaleSteps | None = None  # set if parts of a block have scales besides the block's own, or the row's
     rows: Mapping[str, StoredRows] = {}  # by dtype
 
     @property
@@ -82,15 +82,19 @@ def fit(layout: BlockType, parts: Parts) -> Weight:
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {layout.dtype}")
     kind, rows = OF_NAME[parts.codes.dtype], layout.rows.get(parts.codes.dtype)
+    cols = parts.codes.shape[-1] if parts.codes.shape else 1
+    of_group = kind.rows * kind.head, kind.rows * (kind.head + cols // kind.elements * kind.n_bytes)
+    shared = layout.shared or cols
+    steps = layout.scale_steps
     levels = uniform(layout.bits) if layout.uniform else layout.levels
     return parts.weight(
         parts.codes.shape,
         _attach_decoder(parts, layout) if rows is None else partial(dequantize_rows, parts, rows.unpack),
-        block_size=(1, layout.shared),
+        block_size=(1, shared),
         code_bits=layout.bits,
         uniform_bits=layout.bits if layout.uniform or levels is INT8 else None,
-        levels=levels and levels.in_blocks(kind.rows * kind.n_bytes, rows.codes if rows else layout.codes),
-        scale_steps=layout.scale_steps,
+        levels=levels and levels.in_blocks(kind.rows * kind.n_bytes, rows.codes if rows else layout.codes, of_group),
+        scale_steps=steps and steps._replace(shared=steps.shared or cols // shared),
         evidence=(f"type {kind.name}: blocks of {kind.elements} elements in {kind.n_bytes} bytes",),
     )
 

@@ -15,13 +15,14 @@ Reference: ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/ggml-common.h (block_…),
 (dequantize_row_…).
 """
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quanterr.formats.shared.ggml_blocks import StoredRows
 from quanterr.tensors.workspace import Workspace
 
 IN_HEAD = -1  # instead of the place of d: before the blocks of the row
@@ -72,6 +73,7 @@ class Numbers(NamedTuple):
     offset: int = 0
     shift: float = 0.0  # of the levels of a part with a flag
     signed: bool = False  # scales are signed bytes
+    width: int = 1  # elements of a code, 1 or 2, whose levels follow one another
 
 
 def decode(
@@ -84,11 +86,12 @@ def decode(
     """
     groups, rows, blocks, elements = out.shape
     bits = range(elements.bit_length() - 2, -1, -1)
-    codes = gather(layout.codes, raw, rows, bits, "codes", workspace)
+    codes = gather(layout.codes, raw, rows, bits[: len(bits) + 1 - numbers.width], "codes", workspace)
     if numbers.levels:
-        places = workspace.buffer("places", (out.numel() // 2,), torch.int32).copy_(codes.view(torch.int16).view(-1))
-        pairs = _make_pairs(numbers.levels, raw.device)
-        torch.index_select(pairs, 0, places, out=out.view(-1).view(torch.int64))
+        pairs = codes.view(torch.int16) if numbers.width == 1 else codes
+        places = workspace.buffer("places", (out.numel() // 2,), torch.int32).copy_(pairs.view(-1))
+        table = _make_pairs(numbers.levels, numbers.width, raw.device)
+        torch.index_select(table, 0, places, out=out.view(-1).view(torch.int64))
     else:
         out.copy_(codes.view(torch.int8))
     of_parts = [bit for bit in bits if bit >= numbers.part.bit_length() - 1]
@@ -156,10 +159,16 @@ def read_halves(raw: Tensor, at: int, rows: int) -> Tensor:
 
 
 @cache
-def _make_pairs(levels: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return the levels of two codes, float32 as one int64, by the two bytes as one number."""
-    most = len(levels) - 1
-    number = torch.arange(most * 257 + 1)
-    of_code = torch.tensor(levels, dtype=torch.float32)
-    pairs = torch.stack([of_code[(number & 255).clamp(max=most)], of_code[number >> 8]], 1)
+def _make_pairs(levels: tuple[float, ...], width: int, device: torch.device) -> Tensor:
+    """Return the levels of two elements, float32 as one int64: by their code, or by a number of two bytes of codes."""
+    pairs = torch.tensor(levels, dtype=torch.float32).view(-1, width)
+    if width == 1:
+        most = len(levels) - 1
+        number = torch.arange(most * 257 + 1)
+        pairs = torch.cat([pairs[(number & 255).clamp(max=most)], pairs[number >> 8]], 1)
     return pairs.view(torch.int64).view(-1).to(device)
+
+
+def store_rows(numbers: Numbers, layouts: Mapping[str, Layout]) -> dict[str, StoredRows]:
+    """Return how the types with these layouts store the same numbers."""
+    return {dtype: StoredRows(partial(decode, numbers, layout), layout.span) for dtype, layout in layouts.items()}
