@@ -38,6 +38,7 @@ from quanterr.formats import (
     gguf_iq,
     gguf_k,
     gguf_low,
+    gguf_trellis,
     gptq,
     hqq,
     int8_convrot,
@@ -148,6 +149,7 @@ MODULES = (
     gguf_ik,
     gguf_iq,
     gguf_low,
+    gguf_trellis,
     verbatim,
 )
 FORMATS: tuple[Format, ...] = tuple(

@@ -39,13 +39,12 @@ import torch
 from torch import Tensor
 
 from quanterr.formats.base import Workspace
-from quanterr.formats.shared.ggml_blocks import BlockType, StoredRows, block_formats
+from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, StoredRows, block_formats
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Field, Layout, Numbers, decode, store_rows
 from quanterr.kernel.levels import INT8, Levels, ScaleSteps
 
 IQ2 = (-31, -13, 1, 17)
 IQ3 = (-63, -40, -23, -10, 1, 13, 28, 47)
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 IQ5 = (
     -126, -114, -103, -92, -83, -74, -65, -57, -50, -43, -36, -30, -24, -18, -12, -6,
     -1, 5, 11, 17, 23, 29, 36, 43, 51, 59, 68, 77, 87, 97, 109, 121,

@@ -32,8 +32,8 @@ from gguf_stored import Stored, gguf  # noqa: E402
 
 from quanterr.checkpoints.ggml_types import OF_NAME  # noqa: E402
 
+Rows = dict[str, tuple[str, np.ndarray]]  # name → type, rows of bytes
 PRODUCER = "ikawrakow/ik_llama.cpp 8337e4cd"
-RNG = np.random.default_rng(20261127)
 HOW = {
     "quantized": "normal numbers, quantized by quantize_{0}",
     "random": "blocks of random bytes, with scales as those of weights",
@@ -43,10 +43,13 @@ HOW = {
 ODD = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (1e-30, -1e-20, 1e30, 1))
 ODD_HALVES = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (6e-8, -6e-5, 65504, 1))
 
-# Types of blocks with a float16 scale for each row, at the beginning; the other new types have it in heads alone.
-WITH_SCALES = {"Q6_0", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"}
+# Types of blocks without a float16 scale for each row at their beginning: it is in heads alone, or a power of two.
+WITHOUT_D = {"IQ1_BN", "IQ2_BN", "MXFP4", "IQ1_S", "IQ1_M", "Q8_KV", "IQ4_KSS", "IQ2_KL"}
+WITHOUT_D |= {"IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT"}
+WITH_MINIMA = {"Q2_K", "Q4_K", "Q5_K"}  # two such scales
 ADDS_ZERO = {"Q5_0_R4", "Q6_0_R4", "Q8_K_R16"}
-PLAIN = (*sorted(WITH_SCALES), "IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS", "IQ2_KL", "Q8_KV")
+PLAIN = ("Q6_0", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS")
+PLAIN += ("IQ2_KL", "Q8_KV", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT")
 
 
 def function_name(kind: str) -> str:
@@ -102,26 +105,26 @@ class Library:
         return values
 
 
-def random_rows(kind: str, rows: int, cols: int, odd: bool = False) -> np.ndarray:
+def random_rows(rng: np.random.Generator, kind: str, rows: int, cols: int, odd: bool = False) -> np.ndarray:
     """Rows of random bytes; their scales are tame unless ``odd``. Uint8 (rows, bytes)."""
     of = OF_NAME[kind]
     groups, blocks = rows // of.rows, cols // of.elements
-    raw = RNG.integers(0, 256, (groups, blocks, of.rows * of.n_bytes), dtype=np.uint8)
-    if base_of(kind) in WITH_SCALES:
-        shape = groups, blocks, of.rows
-        scale = RNG.standard_normal(shape) * 1e-3
+    raw = rng.integers(0, 256, (groups, blocks, of.rows * of.n_bytes), dtype=np.uint8)
+    if base_of(kind) not in WITHOUT_D:
+        shape = groups, blocks, of.rows * (2 if base_of(kind) in WITH_MINIMA else 1)
+        scale = rng.standard_normal(shape) * 1e-3
         if odd:
-            scale = np.resize(RNG.choice(ODD_HALVES), shape)
+            scale = np.resize(rng.choice(ODD_HALVES), shape)
         scale = scale.astype(np.float16)
-        raw[:, :, : 2 * of.rows] = np.ascontiguousarray(scale).view(np.uint8)
+        raw[:, :, : 2 * shape[2]] = np.ascontiguousarray(scale).view(np.uint8)
     heads = np.zeros((groups, 0), np.uint8)
     if of.head:
-        floats = RNG.standard_normal((groups, of.rows)) * 1e-3
+        floats = rng.standard_normal((groups, of.rows)) * 1e-3
         if odd:
-            floats = np.resize(RNG.choice(ODD_HALVES if of.head == 2 else ODD), floats.shape)
+            floats = np.resize(rng.choice(ODD_HALVES if of.head == 2 else ODD), floats.shape)
         heads = floats.astype(np.float16 if of.head == 2 else np.float32).view(np.uint8)
         if of.head == 8:
-            heads = np.concatenate([heads, RNG.integers(0, 256, heads.shape, dtype=np.uint8)], 1)
+            heads = np.concatenate([heads, rng.integers(0, 256, heads.shape, dtype=np.uint8)], 1)
     return np.concatenate([heads, raw.reshape(groups, -1)], 1).reshape(rows, -1)
 
 
@@ -132,13 +135,13 @@ def base_of(kind: str) -> str:
 
 def make_plain(library: Library, kind: str) -> None:
     """Weights of a type that does not interleave rows."""
-    of = OF_NAME[kind]
+    of, rng = OF_NAME[kind], np.random.default_rng(OF_NAME[kind].number)
     one, two = (1, of.elements), (1, 2 * of.elements)
-    weights = (RNG.standard_normal(two if of.head else one) * 0.02).astype(np.float32)
+    weights = (rng.standard_normal(two if of.head else one) * 0.02).astype(np.float32)
     rows = {
         "quantized": library.quantize(kind, weights),
-        "random": random_rows(kind, *one),
-        "odd": random_rows(kind, *((2, of.elements) if of.head else two), odd=True),
+        "random": random_rows(rng, kind, *one),
+        "odd": random_rows(rng, kind, *((2, of.elements) if of.head else two), odd=True),
     }
     how = "; ".join(f"{name}: {HOW[name].format(function_name(kind))}" for name in rows)
     save(library, "ik_llama_cpp", {f"{name}.weight": (kind, raw) for name, raw in rows.items()}, how)
@@ -146,25 +149,43 @@ def make_plain(library: Library, kind: str) -> None:
 
 def make_interleaved(library: Library, kind: str) -> None:
     """A weight of a type that interleaves rows."""
-    of = OF_NAME[kind]
-    raw = random_rows(kind, of.rows, 256) if of.elements == 256 else random_rows(kind, 2 * of.rows, 2 * of.elements)
+    of, rng = OF_NAME[kind], np.random.default_rng(OF_NAME[kind].number)
+    shape = (of.rows, 256) if of.elements == 256 else (2 * of.rows, 2 * of.elements)
+    if kind == "MXFP4_R8":  # dequantize_row_mxfp4_r8 writes beyond its rows
+        weights = (rng.standard_normal(shape) * 0.02).astype(np.float32)
+        values = library.dequantize("MXFP4", library.quantize("MXFP4", weights), shape[1])
+        how = f"{HOW['quantized'].format('mxfp4_r8')}; the values are those that quantize_mxfp4 stores"
+        rows = {"interleaved.weight": (kind, library.quantize(kind, weights))}
+        write("ik_llama_cpp_rows", rows, {"interleaved.weight": values}, how)
+        return
+    raw = random_rows(rng, kind, *shape)
     save(library, "ik_llama_cpp_rows", {"interleaved.weight": (kind, raw)}, HOW["random"])
 
 
-def save(library: Library, case: str, rows: dict[str, tuple[str, np.ndarray]], how: str) -> None:
+def save(library: Library, case: str, rows: Rows, how: str) -> None:
+    """The file, and the values of its weights that the library reads."""
+    values = {name: library.dequantize(kind, raw, cols_of(kind, raw)) for name, (kind, raw) in rows.items()}
+    kind = next(iter(rows.values()))[0]
+    write(case, rows, values, f"{how}; read by dequantize_row_{function_name(kind)}")
+
+
+def cols_of(kind: str, raw: np.ndarray) -> int:
+    """The columns of rows of bytes."""
+    of = OF_NAME[kind]
+    return (raw.shape[1] - of.head) // of.n_bytes * of.elements
+
+
+def write(case: str, rows: Rows, values: dict[str, np.ndarray], how: str) -> None:
     """The file, and the values of its weights."""
-    stored, values = [], {}
-    for name, (kind, raw) in rows.items():
-        of = OF_NAME[kind]
-        cols = (raw.shape[1] - of.head) // of.n_bytes * of.elements
-        values[name] = library.dequantize(kind, raw, cols)
-        stored.append(Stored(name, kind, (len(raw), cols), raw.tobytes()))
-    origin = {"producer": PRODUCER, "how": f"{how}; read by dequantize_row_{function_name(kind)}"}
+    kind = next(iter(rows.values()))[0]
+    origin = {"producer": PRODUCER, "how": how}
     if kind in ADDS_ZERO:
         origin["zeros"] = "positive: it adds d * code and -32 d, -16 d or -128 d"
     path = HERE / f"gguf_{base_of(kind).lower()}" / f"{case}.gguf"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(gguf(stored))
+    path.write_bytes(
+        gguf(Stored(name, kind, (len(raw), cols_of(kind, raw)), raw.tobytes()) for name, (kind, raw) in rows.items())
+    )
     expected = path.with_suffix(".expected.safetensors")
     save_file(values, expected)
     save_file(load(expected.read_bytes()), expected, {"origin": json.dumps(origin)})

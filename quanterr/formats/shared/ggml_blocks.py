@@ -25,6 +25,9 @@ from quanterr.kernel.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
+# The levels of 4-bit codes in all IQ4 types.
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
 # Unpacks blocks, uint8 (n, bytes of a block), into the second argument, float32 (n, elements of a block).
 Unpack = Callable[[Tensor, Tensor, Workspace], None]
 # Unpacks blocks of interleaved rows, uint8 (groups, blocks, bytes), with the rows' heads, float32 (groups, rows, 1) or

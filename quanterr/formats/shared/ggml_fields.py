@@ -85,16 +85,8 @@ def decode(
     blocks, elements).
     """
     groups, rows, blocks, elements = out.shape
-    bits = range(elements.bit_length() - 2, -1, -1)
-    codes = gather(layout.codes, raw, rows, bits[: len(bits) + 1 - numbers.width], "codes", workspace)
-    if numbers.levels:
-        pairs = codes.view(torch.int16) if numbers.width == 1 else codes
-        places = workspace.buffer("places", (out.numel() // 2,), torch.int32).copy_(pairs.view(-1))
-        table = _make_pairs(numbers.levels, numbers.width, raw.device)
-        torch.index_select(table, 0, places, out=out.view(-1).view(torch.int64))
-    else:
-        out.copy_(codes.view(torch.int8))
-    of_parts = [bit for bit in bits if bit >= numbers.part.bit_length() - 1]
+    write_levels(numbers, layout, raw, out, workspace)
+    of_parts = range(elements.bit_length() - 2, numbers.part.bit_length() - 2, -1)
     parts = out.view(groups, rows, blocks, -1, min(numbers.part, elements))
     d = heads if layout.d == IN_HEAD and heads is not None else read_halves(raw, layout.d, rows)
     units = d.unsqueeze(3)
@@ -111,6 +103,19 @@ def decode(
     if layout.minima:
         minima = gather(layout.minima, raw, rows, of_parts, "minima", workspace)
         parts.sub_((read_halves(raw, layout.d_minima, rows).unsqueeze(3) * minima).unsqueeze(4))
+
+
+def write_levels(numbers: Numbers, layout: Layout, raw: Tensor, out: Tensor, workspace: Workspace) -> None:
+    """Write the level of each element to ``out``: see :func:`decode`."""
+    bits = range(out.shape[3].bit_length() - 2, numbers.width - 2, -1)
+    codes = gather(layout.codes, raw, out.shape[1], bits, "codes", workspace)
+    if numbers.levels:
+        pairs = codes.view(torch.int16) if numbers.width == 1 else codes
+        places = workspace.buffer("places", (out.numel() // 2,), torch.int32).copy_(pairs.view(-1))
+        table = _make_pairs(numbers.levels, numbers.width, raw.device)
+        torch.index_select(table, 0, places, out=out.view(-1).view(torch.int64))
+    else:
+        out.copy_(codes.view(torch.int8))
 
 
 def gather(
