@@ -499,7 +499,7 @@ def test_a_damaged_file_costs_no_memory(tmp_path, bad):
     assert peak < 20 * len(bad.raw) + (1 << 20)
 
 
-UNKNOWN = {99: "unknown type id 99 (the file may be newer than quanterr ", 2**32 - 1: "unknown type id 4294967295 "} | {
+UNKNOWN = {90: "unknown type id 90 (the file may be newer than quanterr ", 2**32 - 1: "unknown type id 4294967295 "} | {
     number: f"type {name} (id {number}), " for number, (name, _) in REFUSED.items()
 }
 

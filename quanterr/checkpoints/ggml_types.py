@@ -22,6 +22,11 @@ class GgmlType(NamedTuple):
     head: int = 0
     rows: int = 1
 
+    @property
+    def plain(self) -> str:
+        """The type that stores the same numbers row by row."""
+        return self.name.rpartition("_R")[0] if self.rows > 1 else self.name
+
     def count_bytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of a tensor whose rows are whole blocks."""
         blocks = prod(shape) // self.elements * self.n_bytes
@@ -112,8 +117,10 @@ OF_NAME = {one.name: one for one in _TYPES if one.n_bytes}  # the types with blo
 BLOCKS = {name: (one.elements, one.n_bytes) for name, one in OF_NAME.items()}
 
 _BITNET = "microsoft/BitNet's fork of llama.cpp"  # its ggml/include/ggml.h has reused the ids of removed types
+_IK = "ik_llama.cpp"
 _REMOVED = "which llama.cpp has removed; convert the model again"
-# Ids that no weight of llama.cpp has → (name, reason).
+_INPUTS = "which is only for activations"
+# Ids that quanterr reads no weight of → (name, reason).
 REFUSED = {
     **{number: (name, _REMOVED) for number, name in {4: "Q4_2", 5: "Q4_3"}.items()},
     **{number: (name, _REMOVED) for number, name in {31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}.items()},
@@ -124,8 +131,14 @@ REFUSED = {
         )
         for number, fork, name in ((36, "I2_S", "IQ4_NL_4_4"), (37, "I8_S", "IQ4_NL_4_8"), (38, "TL1", "IQ4_NL_8_8"))
     },
-    9: ("Q8_1", "which is only for activations"),
-    15: ("Q8_K", "which is only for activations"),
+    **{number: (name, _INPUTS) for number, name in {9: "Q8_1", 15: "Q8_K", 97: "Q8_0_X4", 98: "Q8_1_X4"}.items()},
+    **{number: (name, _INPUTS) for number, name in {99: "Q8_2_X4", 136: "Q8_K64", 147: "Q8_K16"}.items()},
+    **{number: (name, _INPUTS) for number, name in {148: "Q8_K32", 149: "Q8_KR8", 150: "Q8_K128"}.items()},
+    **{
+        number: (f"{fork} or {name}", f"{fork} in PrismML's fork of llama.cpp, {name} in old files of {_IK}")
+        for number, fork, name in ((142, "PQ2_0", "IQ2_TN"), (143, "PTQ1_0", "IQ1_TN"))
+    },
+    230: ("BF16_R16", f"which {_IK} makes when it loads a model; convert the model without repacking"),
 }
 # Id → (name, reason) if a tensor has too few bytes to be what llama.cpp has under this id.
 IN_FORKS = {

@@ -143,12 +143,13 @@ def dequantize_rows(parts: Parts, unpack: UnpackRows, chunk: Chunk, workspace: W
         blocks = (begin % cols + chunk.n - 1) // kind.elements - first + 1
     heads, size = kind.rows * kind.head, kind.rows * kind.n_bytes
     group_bytes = heads + cols // kind.elements * size
+    begins = group * group_bytes
     if groups > 1 or blocks == cols // kind.elements:
-        raw = workspace.read_bytes("blocks", entry, group * group_bytes, (groups, group_bytes))
+        raw = workspace.read_bytes("blocks", entry, begins, (groups, group_bytes))
         head, raw = raw[:, :heads], raw[:, heads:]
     else:
-        head = workspace.read_bytes("heads", entry, group * group_bytes, (1, heads))
-        raw = workspace.read_bytes("blocks", entry, group * group_bytes + heads + first * size, (1, blocks * size))
+        raw = workspace.read_bytes("blocks", entry, begins + heads + first * size, (1, blocks * size))
+        head = workspace.read_bytes("heads", entry, begins, (1, heads)) if heads else raw
     values = workspace.output((groups, kind.rows, blocks, kind.elements))
     raw = raw.as_strided((groups, blocks, size), (raw.stride(0), size, 1))
     unpack(raw, _read_heads(head, kind) if heads else None, values, workspace)
