@@ -22,6 +22,7 @@ from quanterr.checkpoints.ggml_types import BLOCKS, OF_NAME, GgmlType
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Format, Native, Parts, PartSpec, Values, Weight
 from quanterr.kernel.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
+from quanterr.kernel.structs import BlocksStruct
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -40,6 +41,7 @@ class StoredRows(NamedTuple):
 
     unpack: UnpackRows
     codes: tuple[int, int] = (0, 0)  # range of the bytes of interleaved blocks that hold codes
+    blocks: Callable[[GgmlType], BlocksStruct] | None = None  # makes their description for the compiled kernel
 
 
 class BlockType(NamedTuple):
@@ -92,7 +94,7 @@ def fit(layout: BlockType, parts: Parts) -> Weight:
     levels = uniform(layout.bits) if layout.uniform else layout.levels
     return parts.weight(
         parts.codes.shape,
-        _attach_decoder(parts, layout) if rows is None else partial(dequantize_rows, parts, rows.unpack),
+        _attach_decoder(parts, layout) if rows is None else _decode_rows(parts, rows),
         block_size=(1, shared),
         code_bits=layout.bits,
         uniform_bits=layout.bits if layout.uniform or levels is INT8 else None,
@@ -110,6 +112,15 @@ def _attach_decoder(parts: Parts, layout: BlockType) -> Dequantize:
     if element is None:
         return plain
     return Native(plain, Decoder(parts.codes, parts.matrix[1], element, layout.table and layout.table()))
+
+
+def _decode_rows(parts: Parts, rows: StoredRows) -> Dequantize:
+    entry, kind = parts.codes, OF_NAME[parts.codes.dtype]
+    plain = partial(dequantize_rows, parts, rows.unpack)
+    are_rows = not (kind.head or kind.rows > 1) or parts.matrix[1] == entry.shape[-1]
+    if rows.blocks is None or not are_rows:
+        return plain
+    return Native(plain, Decoder(entry, parts.matrix[1], ElementType.BLOCKS, blocks=rows.blocks(kind)))
 
 
 def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace) -> Values:

@@ -15,6 +15,7 @@ Reference: ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/ggml-common.h (block_…),
 (dequantize_row_…).
 """
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
@@ -22,7 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.checkpoints.ggml_types import GgmlType
 from quanterr.formats.shared.ggml_blocks import StoredRows
+from quanterr.kernel.structs import BlocksStruct
 from quanterr.tensors.workspace import Workspace
 
 IN_HEAD = -1  # instead of the place of d: before the blocks of the row
@@ -176,4 +179,68 @@ def _make_pairs(levels: tuple[float, ...], width: int, device: torch.device) -> 
 
 def store_rows(numbers: Numbers, layouts: Mapping[str, Layout]) -> dict[str, StoredRows]:
     """Return how the types with these layouts store the same numbers."""
-    return {dtype: StoredRows(partial(decode, numbers, layout), layout.span) for dtype, layout in layouts.items()}
+    return {
+        dtype: StoredRows(
+            partial(decode, numbers, layout),
+            layout.span,
+            partial(_describe_blocks, numbers, layout) if numbers.width == 1 else None,
+        )
+        for dtype, layout in layouts.items()
+    }
+
+
+@cache
+def _describe_blocks(numbers: Numbers, layout: Layout, kind: GgmlType) -> BlocksStruct:
+    """Describe blocks for the compiled kernel."""
+    run = min(1 << _count_last(field.where) for field in layout.codes)
+    levels = (ctypes.c_float * len(numbers.levels))(*numbers.levels)
+    found = BlocksStruct(
+        elements=kind.elements,
+        n_bytes=kind.n_bytes,
+        head=kind.head,
+        rows=kind.rows,
+        run=run,
+        part=numbers.part,
+        d=layout.d,
+        d_minima=layout.d_minima,
+        factor=numbers.factor,
+        offset=numbers.offset,
+        are_signed=numbers.signed,
+        shift=numbers.shift,
+        levels=ctypes.addressof(levels) if numbers.levels else None,
+    )
+    found.alive = [levels]  # what its pointers need
+    for name in ("codes", "scales", "flags", "signs", "minima"):
+        step = run if name == "codes" else numbers.part
+        for bits, field in zip(getattr(found, name), getattr(layout, name), strict=False):
+            places = [
+                _find_place(field, row, kind.rows, first)
+                for row in range(kind.rows)
+                for first in range(0, kind.elements, step)
+            ]
+            at = (ctypes.c_uint16 * len(places))(*(byte for byte, _ in places))
+            shift = (ctypes.c_uint8 * len(places))(*(lowest for _, lowest in places))
+            bits.at, bits.shift = ctypes.addressof(at), ctypes.addressof(shift)
+            bits.mask, bits.up = field.mask & (1 << field.bits) - 1, field.up
+            found.alive += [at, shift]
+    return found
+
+
+def _count_last(where: str) -> int:
+    """Return how many of an element's lowest bits, up to four, are the lowest of the byte's index."""
+    address = where.partition(":")[0]
+    return next(n for n in (4, 3, 2) if address.endswith("3210"[-n:]))
+
+
+def _find_place(field: Field, row: int, rows: int, element: int) -> tuple[int, int]:
+    """Return the byte of an element in its block, and the lowest bit."""
+    of_row = iter(range(rows.bit_length() - 2, -1, -1))
+    address, _, within = field.where.partition(":")
+    numbers = []
+    for signs in (address, within):
+        bits = [
+            row >> next(of_row) & 1 if sign == "k" else element >> int(sign) & 1 if sign.isdigit() else int(sign == "H")
+            for sign in signs
+        ]
+        numbers.append(sum(bit << place for place, bit in enumerate(reversed(bits))))
+    return field.at + numbers[0], numbers[1] * field.bits
