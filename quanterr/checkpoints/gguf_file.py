@@ -39,7 +39,7 @@ from quanterr.checkpoints.base import (
     make_truncation_error,
     refuse,
 )
-from quanterr.checkpoints.ggml_types import BLOCKS, IN_FORKS, REFUSED, TYPES
+from quanterr.checkpoints.ggml_types import IN_FORKS, OF_NAME, REFUSED, TYPES, GgmlType
 from quanterr.checkpoints.gguf_metadata import GgufMetadata, Scalar, Value
 from quanterr.errors import CheckpointError
 from quanterr.util.text import count, display
@@ -334,26 +334,41 @@ def _make_entry(
     """
     where = f"{file}: {display(tensor.name)}"
     shape = tuple(reversed(tensor.dimensions))
-    sizes = [size or 1 for size in shape]  # other readers may overflow before they come to a 0
     true_shape = _find_true_shape(where, tensor, shape, metadata)
     if tensor.type_id not in TYPES or tensor.type_id in of_forks:
-        if prod(sizes) >= MAX_BYTES:
+        if prod(size or 1 for size in shape) >= MAX_BYTES:  # other readers may overflow before they come to a 0
             raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 elements or more")
         dtype, unknown = _describe_unknown_type(tensor.type_id)
         following = bisect_right(ends, tensor.offset)
         n_bytes = ends[following] - tensor.offset if following < len(ends) else 0
         return Entry(tensor.name, dtype, true_shape, file, data_start + tensor.offset, n_bytes, unknown)
     dtype = TYPES[tensor.type_id]
-    per_block, block_bytes = BLOCKS.get(dtype) or (1, DTYPE_BITS[dtype] // 8)
+    return Entry(
+        tensor.name,
+        dtype,
+        true_shape,
+        file,
+        data_start + tensor.offset,
+        _count_bytes(where, dtype, shape, true_shape == shape),
+    )
+
+
+def _count_bytes(where: str, dtype: str, shape: tuple[int, ...], keeps_shape: bool) -> int:
+    """Return the bytes of a tensor, whose rows must be whole blocks, and groups of interleaved rows complete."""
+    kind = OF_NAME.get(dtype) or GgmlType(0, dtype, 1, DTYPE_BITS[dtype] // 8)
     cols = shape[-1] if shape else 1
-    if cols % per_block:
+    if cols % kind.elements:
         raise CheckpointError(
-            f"{where}: rows of {cols} elements are not whole blocks of {dtype}, which have {per_block}"
+            f"{where}: rows of {cols} elements are not whole blocks of {dtype}, which have {kind.elements}"
         )
-    if prod(sizes) * block_bytes >= MAX_BYTES * per_block:
+    rows = shape[-2] if len(shape) > 1 else 1
+    if rows % kind.rows:
+        raise CheckpointError(f"{where}: {rows} rows, but {dtype} interleaves {kind.rows} each")
+    if not keeps_shape and (kind.head or kind.rows > 1):
+        raise CheckpointError(f"{where}: {ORIGINAL_SHAPE}… with {dtype}, which stores whole rows: not known")
+    if prod(size or 1 for size in shape) * (kind.n_bytes + kind.head) >= MAX_BYTES * kind.elements:
         raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 bytes or more")
-    n_bytes = prod(shape) // per_block * block_bytes
-    return Entry(tensor.name, dtype, true_shape, file, data_start + tensor.offset, n_bytes)
+    return kind.count_bytes(shape)
 
 
 def _is_too_short(tensor: _Tensor, ends: list[int]) -> bool:
@@ -361,8 +376,7 @@ def _is_too_short(tensor: _Tensor, ends: list[int]) -> bool:
     following = bisect_right(ends, tensor.offset)
     if tensor.type_id not in IN_FORKS or following >= len(ends) - 1:  # the last one may have been cut off
         return False
-    per_block, block_bytes = BLOCKS[TYPES[tensor.type_id]]
-    return ends[following] - tensor.offset < prod(tensor.dimensions) // per_block * block_bytes
+    return ends[following] - tensor.offset < OF_NAME[TYPES[tensor.type_id]].count_bytes(tensor.dimensions[::-1])
 
 
 def _describe_unknown_type(type_id: int) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, Entry
-from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.checkpoints.ggml_types import BLOCKS, OF_NAME
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.limits import MANY
@@ -63,7 +63,7 @@ def check_file_type(checkpoint: Checkpoint) -> Iterator[Finding]:
     weights = _list_mixed(checkpoint.entries.values())
     total = sum(entry.n for entry in weights)
     for types, claims in _group(_find_claims(checkpoint)).items() if total else ():
-        share = sum(entry.n for entry in weights if entry.dtype in types) / total
+        share = sum(entry.n for entry in weights if _plain_type(entry) in types) / total
         if share < MANY:
             yield _report(claims, types, share, weights)
 
@@ -72,6 +72,11 @@ def _list_mixed(entries: Iterable[Entry]) -> list[Entry]:
     """Return the weights whose type the mixture decides: quantized matrices, or all matrices if none is quantized."""
     matrices = [entry for entry in entries if len(entry.shape) > 1 and not OWN_RULES.search(entry.name)]
     return [entry for entry in matrices if entry.dtype in BLOCKS] or matrices
+
+
+def _plain_type(entry: Entry) -> str:
+    """Return the entry's type, or the one whose rows it interleaves."""
+    return OF_NAME[entry.dtype].plain if entry.dtype in OF_NAME else entry.dtype
 
 
 def _find_claims(checkpoint: Checkpoint) -> Iterator[_Claim]:

@@ -34,9 +34,11 @@ from quanterr.formats import (
     gemma_int,
     gguf_basic,
     gguf_codebook,
+    gguf_ik,
     gguf_iq,
     gguf_k,
     gguf_low,
+    gguf_trellis,
     gptq,
     hqq,
     int8_convrot,
@@ -144,8 +146,10 @@ MODULES = (
     gguf_basic,
     gguf_k,
     gguf_codebook,
+    gguf_ik,
     gguf_iq,
     gguf_low,
+    gguf_trellis,
     verbatim,
 )
 FORMATS: tuple[Format, ...] = tuple(

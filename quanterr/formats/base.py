@@ -274,7 +274,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
         if (units := self.units(chunk, filled[0])) is not None:
             return Scaling(units)
         for workspace, byte in zip(filled, (self.levels.low, self.levels.high), strict=True):
-            workspace.fill(self.coded or (self.codes,), byte, self.levels.block, self.levels.span)
+            workspace.fill(self.coded or (self.codes,), byte, self.levels.block, self.levels.span, self.levels.rows)
         decode = decode or (lambda chunk, workspace: self.dequantize(chunk, workspace).weight)
         high = decode(chunk, filled[1])
         if self.levels.centred:

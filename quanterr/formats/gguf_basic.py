@@ -11,6 +11,8 @@ Byte j of the 16 bytes of codes holds the code of element j in its lower half an
 The fifth bit of code j is bit j of the four bytes, the lowest bit of the first byte first.
 Computed in float32: code * d is exact, adding m rounds once.
 
+The types …_R4 and …_R8 of ik_llama.cpp interleave 4 or 8 rows: shared/ggml_interleaved.py.
+
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_q4_0 … q8_0.
 """
 
@@ -27,6 +29,7 @@ from quanterr.formats.shared.ggml_blocks import (
     read_half,
     split_nibbles,
 )
+from quanterr.formats.shared.ggml_interleaved import INTERLEAVED
 from quanterr.kernel.levels import INT8
 
 
@@ -74,10 +77,32 @@ def _read_five_bits(raw: Tensor, at: int, workspace: Workspace) -> Tensor:
 
 FORMATS = block_formats(
     (
-        BlockType("Q4_0", "4-bit codes, a scale for 32", q4_0, 32, 4, (21, 23), (2, 18), uniform=True),
+        BlockType(
+            "Q4_0",
+            "4-bit codes, a scale for 32",
+            q4_0,
+            32,
+            4,
+            (21, 23),
+            (2, 18),
+            uniform=True,
+            rows=INTERLEAVED["Q4_0"],
+        ),
         BlockType("Q4_1", "4-bit codes, a scale and a minimum for 32", q4_1, 32, 4, (22, 24), (4, 20), uniform=True),
-        BlockType("Q5_0", "5-bit codes, a scale for 32", q5_0, 32, 5, (27, 29), (2, 22), uniform=True),
+        BlockType(
+            "Q5_0",
+            "5-bit codes, a scale for 32",
+            q5_0,
+            32,
+            5,
+            (27, 29),
+            (2, 22),
+            uniform=True,
+            rows=INTERLEAVED["Q5_0"],
+        ),
         BlockType("Q5_1", "5-bit codes, a scale and a minimum for 32", q5_1, 32, 5, (28, 30), (4, 24), uniform=True),
-        BlockType("Q8_0", "8-bit codes, a scale for 32", q8_0, 32, 8, (44, 46), (2, 34), INT8),
+        BlockType(
+            "Q8_0", "8-bit codes, a scale for 32", q8_0, 32, 8, (44, 46), (2, 34), INT8, rows=INTERLEAVED["Q8_0"]
+        ),
     ),
 )

@@ -19,6 +19,8 @@ ggml knows no NaN there.
 
 Computed in float32: table[code] * scale is exact, multiplying by X.scale rounds once.
 
+The types …_R4 and …_R8 of ik_llama.cpp interleave 4 or 8 rows: shared/ggml_interleaved.py and MXFP4_R8 below.
+
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_iq4_nl, iq4_xs, mxfp4, nvfp4;
 ggml/src/ggml-impl.h ggml_e8m0_to_fp32_half, ggml_ue4m3_to_fp32; X.scale: src/llama-graph.cpp build_lora_mm.
 """
@@ -44,7 +46,9 @@ from quanterr.formats.base import (
     Workspace,
 )
 from quanterr.formats.shared.ggml_blocks import (
+    IQ4,
     BlockType,
+    StoredRows,
     block_formats,
     code_buffer,
     dequantize,
@@ -54,10 +58,12 @@ from quanterr.formats.shared.ggml_blocks import (
     read_half,
     split_nibbles,
 )
+from quanterr.formats.shared.ggml_fields import Field, Layout, Numbers, write_levels
+from quanterr.formats.shared.ggml_interleaved import INTERLEAVED
 from quanterr.kernel import levels
 
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 IQ4_LEVELS = levels.nibbles(IQ4)
+MXFP4_R8 = Layout((Field(8, "32kkk10:4", 4),))
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -80,6 +86,12 @@ def mxfp4(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
     """Dequantize MXFP4 blocks: 17 bytes to 32 elements."""
     scales = look_up(_make_halved_powers(raw.device), raw[:, :1], "scales", workspace)
     out.copy_(_look_up_entries(raw, 1, 32, E2M1, workspace)).mul_(scales)
+
+
+def mxfp4_r8(raw: Tensor, heads: Tensor | None, out: Tensor, workspace: Workspace) -> None:
+    """Dequantize MXFP4_R8 blocks of eight rows: 136 bytes to 8 · 32 elements."""
+    write_levels(Numbers(E2M1, 32), MXFP4_R8, raw, out, workspace)
+    out.mul_(_make_halved_powers(raw.device)[raw[:, :, :8].int()].transpose(1, 2).unsqueeze(3))
 
 
 def nvfp4(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
@@ -176,6 +188,7 @@ FORMATS = (
                 (1, 17),
                 levels.E2M1,
                 least_scale=0.0,
+                rows={"MXFP4_R8": StoredRows(mxfp4_r8, MXFP4_R8.span)},
             ),
             BlockType(
                 "IQ4_NL",
@@ -186,6 +199,7 @@ FORMATS = (
                 (21, 23),
                 (2, 18),
                 IQ4_LEVELS,
+                rows=INTERLEAVED["IQ4_NL"],
             ),
             BlockType(
                 "IQ4_XS",
@@ -197,6 +211,7 @@ FORMATS = (
                 (8, 136),
                 IQ4_LEVELS,
                 scale_steps=levels.ScaleSteps(8, 31),
+                rows=INTERLEAVED["IQ4_XS"],
             ),
         ),
     ),

@@ -25,18 +25,35 @@ IQ1_S              the u16 of 32 elements: four times 3 more bits of index, a sc
 IQ1_M              half a byte for 8 elements: 3 more bits of index and the sign of delta. Each u16 of scales holds four
                    of 3 bits, for 16 elements each, and in its upper 4 bits a part of d, the lowest first.
 
+Types …_R4 of ik_llama.cpp interleave four rows, as GRIDS_R4 says in the notation of shared/ggml_fields.py.
+IQ2_XXS_R4 and IQ3_XXS_R4: the lowest bits of four bytes are the scale, and the rest b of each, b ^ b >> 1, are eight
+signs. IQ2_XS_R4: the signs are s ^ s << 1 for the upper 7 bits s of a word. IQ1_S_R4 and IQ1_M_R4 have d, float16, in
+front of the blocks of each row, and blocks of 32 elements; the element of IQ1_M_R4 is d * scale * (level + delta), with
+scales of 4 bits.
+
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_iq1_s … iq3_s; the grids:
-shared/ggml_grids.py.
+shared/ggml_grids.py. Interleaved: ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/iqk/iqk_quantize.cpp
+dequantize_row_iq1_s_r4 … iq3_s_r4.
 """
 
 import base64
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quanterr.formats.base import Workspace
-from quanterr.formats.shared.ggml_blocks import BlockType, block_formats, expand_bits, look_up, pack_integers, read_half
+from quanterr.formats.shared.ggml_blocks import (
+    BlockType,
+    StoredRows,
+    block_formats,
+    expand_bits,
+    look_up,
+    pack_integers,
+    read_half,
+)
+from quanterr.formats.shared.ggml_fields import Field, gather, read_halves
 from quanterr.formats.shared.ggml_grids import GRIDS
 
 TERNARY = (-1, 0, 1)
@@ -120,6 +137,91 @@ def iq3_s(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
     out.view(-1, 8, 32).mul_(read_half(raw, 0).mul(scales * 2 + 1).unsqueeze(2))
 
 
+class GridLayout(NamedTuple):
+    """Where an interleaved type stores indices, signs and scales."""
+
+    lower: Field
+    upper: Field | None
+    signs: Field
+    scales: tuple[Field, ...]
+    part: int  # elements that share a scale
+
+
+SCALE_BITS = tuple(Field(8, f"765kk{place}:LLL", 1, up) for up, place in enumerate(("LL", "LH", "HL", "HH")))
+GRIDS_R4 = {
+    "IQ2_XXS": GridLayout(Field(136, "765kk43"), None, Field(8, "765kk43:210", 1), SCALE_BITS, 32),
+    "IQ2_XS": GridLayout(
+        Field(8, "765kk43L"), Field(8, "765kk43H", mask=1), Field(8, "765kk43H:210", 1), (Field(264, "765kk:4", 4),), 16
+    ),
+    "IQ2_S": GridLayout(
+        Field(8, "765kk43"), Field(136, "765kk:43", 2), Field(168, "765kk43:210", 1), (Field(296, "765kk:4", 4),), 16
+    ),
+    "IQ3_XXS": GridLayout(Field(136, "765kk432"), None, Field(8, "765kk43:210", 1), SCALE_BITS, 32),
+    "IQ3_S": GridLayout(
+        Field(8, "765324kk"), Field(264, "765kk:432", 1), Field(296, "765kk10:432", 1), (Field(424, "65kk:7", 4),), 32
+    ),
+}
+
+
+def grid_r4(
+    name: str,
+    levels: tuple[int, ...],
+    step: float,
+    raw: Tensor,
+    heads: Tensor | None,
+    out: Tensor,
+    workspace: Workspace,
+) -> None:
+    """Dequantize blocks of four rows: d · ``step`` · (2 · scale + 1) · level · sign."""
+    layout, of_entries = GRIDS_R4[name], 3 if name.startswith("IQ2") else 2
+    bits = range(7, of_entries - 1, -1)
+    index = gather((layout.lower,), raw, 4, bits, "lower", workspace).int()
+    if layout.upper:
+        index.add_(gather((layout.upper,), raw, 4, bits, "upper", workspace), alpha=256)
+    found = look_up(_make_grid(name, levels, raw.device), index.view(-1), "levels", workspace)
+    out.copy_(found.view(torch.int8).view(out.shape))
+    minus = gather((layout.signs,), _undo_signs(name, raw), 4, range(7, -1, -1), "signs", workspace)
+    out.mul_(minus.view(torch.int8).mul_(-2).add_(1))
+    scales = gather(layout.scales, raw, 4, range(7, layout.part.bit_length() - 2, -1), "scales", workspace)
+    units = read_halves(raw, 0, 4).unsqueeze(3) * ((scales * 2 + 1) * step)
+    out.view(*scales.shape, -1).mul_(units.unsqueeze(4))
+
+
+def _undo_signs(name: str, raw: Tensor) -> Tensor:
+    """Return the bytes of blocks, with a byte of signs for eight elements where they are stored otherwise."""
+    if name.endswith("XXS"):
+        signs = raw & 0xFE
+        return signs ^ signs >> 1
+    if name == "IQ2_XS":
+        signs = raw >> 1
+        return signs ^ signs << 1
+    return raw
+
+
+def iq1_s_r4(raw: Tensor, heads: Tensor | None, out: Tensor, workspace: Workspace) -> None:
+    """Dequantize IQ1_S_R4 blocks of four rows: 24 bytes to 4 · 32 elements."""
+    words = raw[:, :, 16:].contiguous().view(torch.int16).int().transpose(1, 2).unsqueeze(3)
+    index = words >> torch.arange(0, 12, 3, dtype=torch.int32, device=raw.device) & 7 | words >> 12 & 8
+    _unpack_eighths(index, raw, heads, (words >> 12 & 7) * 2 + 1, out, workspace)
+
+
+def iq1_m_r4(raw: Tensor, heads: Tensor | None, out: Tensor, workspace: Workspace) -> None:
+    """Dequantize IQ1_M_R4 blocks of four rows: 28 bytes to 4 · 32 elements."""
+    index = gather((Field(16, "4kk:3", 4),), raw, 4, (4, 3), "upper", workspace).int()
+    scales = gather((Field(24, "kk:4", 4),), raw, 4, (4,), "scales", workspace)
+    _unpack_eighths(index, raw, heads, scales, out, workspace)
+
+
+def _unpack_eighths(
+    upper: Tensor, raw: Tensor, heads: Tensor | None, scales: Tensor, out: Tensor, workspace: Workspace
+) -> None:
+    """Write the elements of an IQ1 type, whose entries have these upper bits of their indices."""
+    index = upper * 256 + gather((Field(0, "43kk"),), raw, 4, (4, 3), "lower", workspace)
+    _look_up_eighths(index, out, workspace)
+    if heads is not None:
+        out.view(*scales.shape, -1).mul_((heads.unsqueeze(3) * (scales * 0.125)).unsqueeze(4))
+
+
 def _read_integers(raw: Tensor, first: int, last: int, dtype: torch.dtype, workspace: Workspace) -> Tensor:
     """Return bytes ``first:last`` of each block as integers, int32 (n, integers)."""
     packed = workspace.buffer("packed", (len(raw), last - first), torch.uint8).copy_(raw[:, first:last])
@@ -191,8 +293,26 @@ def _make_parity_signs(device: torch.device) -> Tensor:
 
 FORMATS = block_formats(
     (
-        BlockType("IQ1_S", "a grid of 2048, a scale for 32", iq1_s, 32, 2, (5, 7), table=_shift_levels),
-        BlockType("IQ1_M", "a grid of 2048, a scale for 16", iq1_m, 16, 2, (5, 7), table=_shift_levels),
+        BlockType(
+            "IQ1_S",
+            "a grid of 2048, a scale for 32",
+            iq1_s,
+            32,
+            2,
+            (5, 7),
+            table=_shift_levels,
+            rows={"IQ1_S_R4": StoredRows(iq1_s_r4)},
+        ),
+        BlockType(
+            "IQ1_M",
+            "a grid of 2048, a scale for 16",
+            iq1_m,
+            16,
+            2,
+            (5, 7),
+            table=_shift_levels,
+            rows={"IQ1_M_R4": StoredRows(iq1_m_r4)},
+        ),
         BlockType(
             "IQ2_XXS",
             "a grid of 256, a scale for 32",
@@ -201,6 +321,7 @@ FORMATS = block_formats(
             2,
             (8, 10),
             table=partial(_decode_levels, "IQ2_XXS", IQ2),
+            rows={"IQ2_XXS_R4": StoredRows(partial(grid_r4, "IQ2_XXS", IQ2, 0.125))},
         ),
         BlockType(
             "IQ2_XS",
@@ -210,6 +331,7 @@ FORMATS = block_formats(
             2,
             (10, 12),
             table=partial(_decode_levels, "IQ2_XS", IQ2),
+            rows={"IQ2_XS_R4": StoredRows(partial(grid_r4, "IQ2_XS", IQ2, 0.125))},
         ),
         BlockType(
             "IQ2_S",
@@ -219,6 +341,7 @@ FORMATS = block_formats(
             2,
             (11, 13),
             table=partial(_decode_levels, "IQ2_S", IQ2),
+            rows={"IQ2_S_R4": StoredRows(partial(grid_r4, "IQ2_S", IQ2, 0.125))},
         ),
         BlockType(
             "IQ3_XXS",
@@ -228,6 +351,7 @@ FORMATS = block_formats(
             3,
             (14, 16),
             table=partial(_decode_levels, "IQ3_XXS", IQ3_XXS),
+            rows={"IQ3_XXS_R4": StoredRows(partial(grid_r4, "IQ3_XXS", IQ3_XXS, 0.25))},
         ),
         BlockType(
             "IQ3_S",
@@ -237,6 +361,7 @@ FORMATS = block_formats(
             3,
             (16, 18),
             table=partial(_decode_levels, "IQ3_S", IQ3_S),
+            rows={"IQ3_S_R4": StoredRows(partial(grid_r4, "IQ3_S", IQ3_S, 1.0))},
         ),
     ),
 )

@@ -22,6 +22,8 @@ of 2 bits in 4 bytes. Q4_K and Q5_K: 8 scales and 8 minima of 6 bits; the first 
 
 Computed in float32: d * scale * code and dmin * minimum are exact (except in Q6_K), the last operation rounds once.
 
+The types …_R4 and …_R8 of ik_llama.cpp interleave 4 or 8 rows: shared/ggml_interleaved.py.
+
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_q2_K … q6_K, get_scale_min_k4.
 """
 
@@ -37,6 +39,7 @@ from quanterr.formats.shared.ggml_blocks import (
     split_fields,
     split_nibbles,
 )
+from quanterr.formats.shared.ggml_interleaved import INTERLEAVED
 from quanterr.kernel.levels import ScaleSteps
 
 
@@ -122,6 +125,7 @@ FORMATS = block_formats(
             (16, 80),
             uniform=True,
             scale_steps=ScaleSteps(16, 15, 15),
+            rows=INTERLEAVED["Q2_K"],
         ),
         BlockType(
             "Q3_K",
@@ -133,6 +137,7 @@ FORMATS = block_formats(
             (0, 96),
             uniform=True,
             scale_steps=ScaleSteps(16, 31),
+            rows=INTERLEAVED["Q3_K"],
         ),
         BlockType(
             "Q4_K",
@@ -144,6 +149,7 @@ FORMATS = block_formats(
             (16, 144),
             uniform=True,
             scale_steps=ScaleSteps(8, 63, 63),
+            rows=INTERLEAVED["Q4_K"],
         ),
         BlockType(
             "Q5_K",
@@ -155,6 +161,7 @@ FORMATS = block_formats(
             (16, 176),
             uniform=True,
             scale_steps=ScaleSteps(8, 63, 63),
+            rows=INTERLEAVED["Q5_K"],
         ),
         BlockType(
             "Q6_K",
@@ -166,6 +173,7 @@ FORMATS = block_formats(
             (0, 192),
             uniform=True,
             scale_steps=ScaleSteps(16, 127),
+            rows=INTERLEAVED["Q6_K"],
         ),
     ),
 )

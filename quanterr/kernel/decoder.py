@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.kernel.structs import ElementType, Order
+from quanterr.kernel.structs import BlocksStruct, ElementType, Order
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -81,7 +81,7 @@ class Decoder(Struct, gc=False):
     as formats/shared/convrot.py specifies. ``stored``, if known, describes the file's tensor of scales, so that the
     kernel reads them itself instead of calling ``scale``. ``shared`` describes rows in Order.SHARED_BYTES.
     ``columns``, (cols,) int32, is the block of each column where columns of a block are not next to each other; it
-    requires ``stored``.
+    requires ``stored``. ``blocks``, for ElementType.BLOCKS, describes blocks that hold their own scales.
     """
 
     codes: Entry
@@ -99,10 +99,13 @@ class Decoder(Struct, gc=False):
     shared: SharedBytes | None = None
     factor: float = 0.0
     columns: Entry | None = None
+    blocks: BlocksStruct | None = None
 
     @property
     def storage_unit(self) -> tuple[int, int]:
         """The (elements, bytes) of the smallest unit of storage."""
+        if self.blocks is not None:
+            return self.blocks.elements, self.blocks.n_bytes
         if self.element == ElementType.TABLE and self.table is not None:
             return int(self.table.shape[1]), 1
         return BITS[self.element]

@@ -108,11 +108,12 @@ def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
     if decoder is None:
         return None
     cols, (together, _), rotated = weight.matrix[1], decoder.storage_unit, decoder.rotation or 1
+    blocks = decoder.blocks
     if cols % together or decoder.cols % together or (decoder.order == Order.AWQ_WORDS and chunks[0].row % AWQ_ROWS):
         return None
     if chunks[0].stop_col - chunks[0].col == cols:
         return decoder
-    if decoder.columns or decoder.order != Order.ROWS:
+    if decoder.columns or decoder.order != Order.ROWS or (blocks is not None and (blocks.head or blocks.rows > 1)):
         return None
     units = together, decoder.group or 1, rotated
     begins_blocks = not any(chunk.col % unit for chunk in chunks for unit in units)
@@ -154,16 +155,23 @@ def make_code_side(
     if decoder.ends:
         side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
     if decoder.order == Order.ROWS:
-        first = chunk.row * row_bytes + chunk.col // together * n_bytes
-        if chunk.shape[0] == 1:  # a piece of a row, perhaps the last in its file
+        first, rows, more = chunk.row * row_bytes + chunk.col // together * n_bytes, chunk.shape[0], 0
+        if (blocks := decoder.blocks) is not None:
+            side.blocks, side.lead = ctypes.addressof(blocks), chunk.row % blocks.rows
+            side.row_bytes = row_bytes = row_bytes + blocks.head
+            alive.append(blocks)
+        if blocks is not None and blocks.head + blocks.rows > 1:  # whole groups of rows
+            first, more = (chunk.row - side.lead) * row_bytes, 2 * (blocks.rows - 1)
+            rows = -(-(side.lead + rows) // blocks.rows) * blocks.rows
+        elif rows == 1:  # a piece of a row, perhaps the last in its file
             side.row_bytes = row_bytes = -(-chunk.shape[1] // together) * n_bytes
         side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
         if again or side.file < 0 or workspace.fills(entry):  # not a local file: pass the bytes
-            shape = chunk.shape[0], row_bytes
+            shape = rows, row_bytes
             read = partial(workspace.read_bytes, "native", entry, first, shape)
             side.file, side.stored = -1, workspace.cache("native", entry, (first, shape), read).data_ptr()
         else:
-            room = workspace.buffer("native", (at_once * row_bytes,), torch.uint8)
+            room = workspace.buffer("native", ((at_once + more) * row_bytes,), torch.uint8)
             side.stored = room.data_ptr()
             alive.append(room)  # the other side may replace it by a larger one
     elif decoder.shared is not None:

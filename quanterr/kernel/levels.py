@@ -44,6 +44,7 @@ class Levels:
     centred: bool = False  # the code with the value zero stands for zero
     span: tuple[int, int] | None = None  # bytes of a block that hold codes, if blocks also hold their scales
     block: int = 0  # bytes in such a block
+    rows: tuple[int, int] = (0, 0)  # bytes before the blocks of rows, and with these blocks
 
     @property
     def known(self) -> tuple[float, float]:
@@ -55,9 +56,9 @@ class Levels:
         """The largest magnitude of a value."""
         return max(abs(self.lowest), abs(self.highest))
 
-    def in_blocks(self, block: int, span: tuple[int, int]) -> "Levels":
+    def in_blocks(self, block: int, span: tuple[int, int], rows: tuple[int, int] = (0, 0)) -> "Levels":
         """Return these levels for codes that fill bytes ``span`` of each block of ``block`` bytes."""
-        return replace(self, block=block, span=span)
+        return replace(self, block=block, span=span, rows=rows)
 
     @property
     def number(self) -> int:

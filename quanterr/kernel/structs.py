@@ -142,6 +142,7 @@ class ElementType(IntEnum):
     IQ2_S = 24
     IQ3_XXS = 25
     IQ3_S = 26
+    BLOCKS = 27
 
 
 class Order(IntEnum):
@@ -196,6 +197,18 @@ class Zeros(IntEnum):
     FRACTIONS = 0
     WHOLE = 1
     ONE = 2
+
+
+class BitsStruct(ctypes.Structure):
+    """Some bits of a number, for each run of codes or part of a block."""
+
+    _fields_ = read_fields("Bits")
+
+
+class BlocksStruct(ctypes.Structure):
+    """The layout of ggml's blocks."""
+
+    _fields_ = read_fields("Blocks", Bits=BitsStruct)
 
 
 class SideStruct(ctypes.Structure):

@@ -231,13 +231,24 @@ class FilledWorkspace(Workspace):
         self._filled: set[int] = set()
         self._byte, self._block = 0, 1
         self._span: tuple[int, int] | None = None
+        self._rows = 0, 0
 
-    def fill(self, entries: Iterable[Entry], byte: int, block: int = 1, span: tuple[int, int] | None = None) -> None:
-        """Let all bytes of these entries be ``byte``; with ``span``, only that range of each ``block`` bytes."""
-        wanted = {id(entry) for entry in entries}, byte, block, span
-        if wanted != (self._filled, self._byte, self._block, self._span):
+    def fill(
+        self,
+        entries: Iterable[Entry],
+        byte: int,
+        block: int = 1,
+        span: tuple[int, int] | None = None,
+        rows: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Let all bytes of these entries be ``byte``; with ``span``, only that range of each ``block`` bytes.
+
+        With ``rows``, blocks follow the heads of rows, so many bytes at the beginning of each so many.
+        """
+        wanted = {id(entry) for entry in entries}, byte, block, span, rows
+        if wanted != (self._filled, self._byte, self._block, self._span, self._rows):
             self._held.clear()  # filled otherwise
-        self._filled, self._byte, self._block, self._span = wanted
+        self._filled, self._byte, self._block, self._span, self._rows = wanted
 
     def fills(self, entry: Entry) -> bool:
         """Return whether an entry is filled."""
@@ -249,7 +260,13 @@ class FilledWorkspace(Workspace):
             super()._read_into(memory, entry, begin)
         if filled:
             stored = torch.frombuffer(memory, dtype=torch.uint8)
-            (stored.view(-1, self._block)[:, slice(*self._span)] if self._span else stored).fill_(self._byte)
+            if self._span and self._rows[0]:
+                heads, row = self._rows
+                at = torch.arange(begin, begin + len(stored)) % row - heads
+                inside = at % self._block
+                stored[(at >= 0) & (inside >= self._span[0]) & (inside < self._span[1])] = self._byte
+            else:
+                (stored.view(-1, self._block)[:, slice(*self._span)] if self._span else stored).fill_(self._byte)
 
 
 def _allocate_host(n_bytes: int, pinned: bool) -> tuple[Tensor, memoryview]:

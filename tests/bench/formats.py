@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quanterr.checkpoints import open_checkpoint
-from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.checkpoints.ggml_types import OF_NAME
 from quanterr.comparison.scheduler import CHUNKS_AT_ONCE
 from quanterr.comparison.worker import Worker
 from quanterr.formats import Weight
@@ -197,8 +197,12 @@ def stored_bytes(name: str, n: int) -> bytes:
 
 
 def in_gguf(m: int, k: int) -> Iterator[Stored]:
-    for name, (n, n_bytes) in BLOCKS.items():
-        yield Stored("X.weight", name, (m, k), stored_bytes(name, m * k // n * n_bytes))
+    for name, kind in OF_NAME.items():
+        raw = torch.frombuffer(bytearray(stored_bytes(name, kind.count_bytes((m, k)))), dtype=torch.uint8)
+        if kind.head == 4:
+            heads = raw.view(m // kind.rows, -1)[:, : 4 * kind.rows]
+            heads.copy_(scales(*heads.shape[:1], kind.rows).view(torch.uint8))
+        yield Stored("X.weight", name, (m, k), raw.numpy().tobytes())
 
 
 def best_of(work: Callable[[], None], threads: int) -> float:

@@ -17,7 +17,7 @@ from support.gguf_stored import ARRAY, BOOL, F32, I32, IDS, TEXT, U8, U16, U32, 
 from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, changed_bytes, few, number, other_text
 from quanterr.checkpoints import open_checkpoint
-from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.checkpoints.ggml_types import OF_NAME, GgmlType
 from quanterr.checkpoints.gguf_file import SCALARS
 from quanterr.errors import QuanterrError
 from quanterr.pairing.importance import read_importance
@@ -120,10 +120,10 @@ def _raw(name: str) -> bytes:
 def _size(type_id: int, dimensions: tuple[int, ...]) -> int:
     """Bytes of a tensor's data; 0 if that is too much to be written."""
     name = next((name for name, number in IDS.items() if number == type_id), "F32")
-    n, n_bytes = BLOCKS.get(name, (1, {"F64": 8, "I64": 8, "F16": 2, "BF16": 2, "I16": 2, "I8": 1}.get(name, 4)))
-    for size in dimensions:
-        n_bytes *= size
-    return n_bytes // n if n_bytes // n < 1 << 14 else 0
+    plain = {"F64": 8, "I64": 8, "F16": 2, "BF16": 2, "I16": 2, "I8": 1}
+    kind = OF_NAME.get(name) or GgmlType(0, name, 1, plain.get(name, 4))
+    n_bytes = kind.count_bytes(dimensions[::-1])
+    return n_bytes if n_bytes < 1 << 14 else 0
 
 
 def _change_keys(random: Random, keys: list[Key]) -> None:
@@ -241,7 +241,7 @@ def _beyond_library(found: dict[str, Any]) -> str | None:
     for dtype, shape, *_ in found.values():
         if dtype not in known:
             return "a type that is newer than the gguf package"
-        if dtype not in BLOCKS and dtype not in NATIVE:
+        if dtype not in OF_NAME and dtype not in NATIVE:
             return "a type whose tensors quanterr refuses one by one, and the gguf package with the whole file"
         if not shape and dtype not in NATIVE:
             return "a number alone of a type that the gguf package takes apart by rows"

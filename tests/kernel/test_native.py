@@ -26,13 +26,14 @@ from test_kernel import TAME, normal, quantized
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.checkpoints.ggml_types import BLOCKS, OF_NAME
 from quanterr.comparison import scheduler
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.formats import exl3
+from quanterr.formats import exl3, gguf_ik
 from quanterr.formats.shared import code_tiles, convrot, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
+from quanterr.formats.shared.ggml_interleaved import ROWS
 from quanterr.kernel import library, rounding, structs
 from quanterr.kernel.decoder import MOST_ROTATED, decoder_of
 from quanterr.kernel.decoding import decode, measure_error
@@ -69,6 +70,9 @@ STRUCTS = "Side", "Run", "Rows", "Sample", "Numbers", "Codes", "Field", "Superbl
 AGREEMENT = 5e-8  # relative: what float32 lanes of a segment lose
 SUMS = [name for name in structs.SUMS if name not in ("x", "y", "e", "xy")]
 SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # what cancels, and of what it is a part
+
+
+DESCRIBED = sorted({*gguf_ik.LAYOUTS, *(name for _, rows in ROWS.values() for name in rows)} - {"IQ2_KL"})
 
 
 def decoded(weight, kernel=BUILT, size=1 << 22):
@@ -386,6 +390,19 @@ class TestValues:
 
         assert same_bits(expected[~expected.isnan()], found[~expected.isnan()])
         assert torch.equal(expected.isnan(), found.isnan())
+
+    @every_kernel
+    @pytest.mark.parametrize("name", DESCRIBED)
+    def test_of_described_blocks_are_those_of_the_format_however_rows_are_cut(self, tmp_path, kernel, name):
+        m, k = 16, 512
+        stored = torch.randint(0, 256, (OF_NAME[name].count_bytes((m, k)),), dtype=torch.uint8)
+        with open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("X.weight", name, (m, k), bytes(stored))])) as y:
+            weight = CheckpointSide("y", y).recognize("X.weight", (m, k))
+            expected = dequantized(weight)
+            for rows in (1, 3, 5, 16):
+                found = decoded(weight, kernel, size=rows * k)
+
+                assert same_bits(expected, found), rows
 
 
 def stored_as(folder, name):

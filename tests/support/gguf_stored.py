@@ -2,10 +2,11 @@
 
 import struct
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quanterr.checkpoints.ggml_types import BLOCKS, TYPES
+from quanterr.checkpoints.ggml_types import OF_NAME, TYPES
 from quanterr.checkpoints.gguf_file import ARRAY, SCALARS, TEXT
 
 IDS = {name: number for number, name in TYPES.items()}
@@ -26,11 +27,8 @@ class Stored(NamedTuple):
         """The data."""
         if self.data is not None:
             return self.data
-        n, n_bytes = BLOCKS.get(str(self.dtype), (1, 4))
-        size = n_bytes
-        for length in self.shape:
-            size *= length
-        return bytes(size // n)
+        kind = OF_NAME.get(str(self.dtype))
+        return bytes(kind.count_bytes(self.shape) if kind else 4 * prod(self.shape))
 
 
 def text(value: str | bytes) -> bytes:

@@ -11,31 +11,46 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c (dequan
 (block_…).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.checkpoints.ggml_types import BLOCKS, OF_NAME, GgmlType
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Format, Native, Parts, PartSpec, Values, Weight
 from quanterr.kernel.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
+from quanterr.kernel.structs import BlocksStruct
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
+# The levels of 4-bit codes in all IQ4 types.
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
 # Unpacks blocks, uint8 (n, bytes of a block), into the second argument, float32 (n, elements of a block).
 Unpack = Callable[[Tensor, Tensor, Workspace], None]
+# Unpacks blocks of interleaved rows, uint8 (groups, blocks, bytes), with the rows' heads, float32 (groups, rows, 1) or
+# None, into the third argument, float32 (groups, rows, blocks, elements).
+UnpackRows = Callable[[Tensor, Tensor | None, Tensor, Workspace], None]
+
+
+class StoredRows(NamedTuple):
+    """How a type stores rows that have heads or are interleaved."""
+
+    unpack: UnpackRows
+    codes: tuple[int, int] = (0, 0)  # range of the bytes of interleaved blocks that hold codes
+    blocks: Callable[[GgmlType], BlocksStruct] | None = None  # makes their description for the compiled kernel
 
 
 class BlockType(NamedTuple):
-    """One tensor type of ggml."""
+    """One tensor type of ggml, and those that store the same numbers in another order."""
 
     dtype: str
     summary: str
-    unpack: Unpack
-    shared: int  # elements that share a scale
+    unpack: Unpack | None
+    shared: int  # elements that share a scale; 0: those of a row
     bits: int  # bits of one code, rounded up
     usual_db: tuple[int, int]
     codes: tuple[int, int] = (0, 0)  # range of the block's bytes that hold codes
@@ -43,7 +58,8 @@ class BlockType(NamedTuple):
     uniform: bool = False  # the codes are unsigned with equal steps
     table: Callable[[], Tensor] | None = None  # makes the levels of each index, for the compiled kernel
     least_scale: float = SUBNORMAL
-    scale_steps: ScaleSteps | None = None  # set if parts of a block have scales besides the block's own
+    scale_steps: ScaleSteps | None = None  # set if parts of a block have scales besides the block's own, or the row's
+    rows: Mapping[str, StoredRows] = {}  # by dtype
 
     @property
     def format(self) -> str:
@@ -56,7 +72,7 @@ def block_formats(layouts: Iterable[BlockType]) -> tuple[Format, ...]:
     return tuple(
         Format(
             layout.format,
-            {"codes": PartSpec(("{weight}",), frozenset({layout.dtype}))},
+            {"codes": PartSpec(("{weight}",), frozenset({layout.dtype, *layout.rows}))},
             partial(fit, layout),
             summary=layout.summary,
             usual_db=layout.usual_db,
@@ -70,26 +86,41 @@ def fit(layout: BlockType, parts: Parts) -> Weight:
     """Return a weight of any shape; the file reader has checked that rows are whole blocks."""
     if parts.hints.labels:
         raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {layout.dtype}")
-    n, n_bytes = BLOCKS[layout.dtype]
+    kind, rows = OF_NAME[parts.codes.dtype], layout.rows.get(parts.codes.dtype)
+    cols = parts.codes.shape[-1] if parts.codes.shape else 1
+    of_group = kind.rows * kind.head, kind.rows * (kind.head + cols // kind.elements * kind.n_bytes)
+    shared = layout.shared or cols
+    steps = layout.scale_steps
     levels = uniform(layout.bits) if layout.uniform else layout.levels
     return parts.weight(
         parts.codes.shape,
-        _attach_decoder(parts, layout),
-        block_size=(1, layout.shared),
+        _attach_decoder(parts, layout) if rows is None else _decode_rows(parts, rows),
+        block_size=(1, shared),
         code_bits=layout.bits,
         uniform_bits=layout.bits if layout.uniform or levels is INT8 else None,
-        levels=levels and levels.in_blocks(n_bytes, layout.codes),
-        scale_steps=layout.scale_steps,
-        evidence=(f"type {layout.dtype}: blocks of {n} elements in {n_bytes} bytes",),
+        levels=levels and levels.in_blocks(kind.rows * kind.n_bytes, rows.codes if rows else layout.codes, of_group),
+        scale_steps=steps and steps._replace(shared=steps.shared or cols // shared),
+        evidence=(f"type {kind.name}: blocks of {kind.elements} elements in {kind.n_bytes} bytes",),
     )
 
 
 def _attach_decoder(parts: Parts, layout: BlockType) -> Dequantize:
+    if layout.unpack is None:
+        raise AssertionError(f"{layout.dtype} is not stored in rows")
     plain = partial(dequantize, parts, layout.unpack)
     element = ElementType.__members__.get(layout.dtype)  # the compiled kernel decodes most blocks itself
     if element is None:
         return plain
     return Native(plain, Decoder(parts.codes, parts.matrix[1], element, layout.table and layout.table()))
+
+
+def _decode_rows(parts: Parts, rows: StoredRows) -> Dequantize:
+    entry, kind = parts.codes, OF_NAME[parts.codes.dtype]
+    plain = partial(dequantize_rows, parts, rows.unpack)
+    are_rows = not (kind.head or kind.rows > 1) or parts.matrix[1] == entry.shape[-1]
+    if rows.blocks is None or not are_rows:
+        return plain
+    return Native(plain, Decoder(entry, parts.matrix[1], ElementType.BLOCKS, blocks=rows.blocks(kind)))
 
 
 def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace) -> Values:
@@ -104,6 +135,43 @@ def dequantize(parts: Parts, unpack: Unpack, chunk: Chunk, workspace: Workspace)
     unpack(raw, values, workspace)
     inside = begin - first * per_block
     return Values(values.view(-1)[inside : inside + chunk.n].view(chunk.shape))
+
+
+def dequantize_rows(parts: Parts, unpack: UnpackRows, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return the elements of a chunk, (r, c), of a type whose rows have heads or are interleaved.
+
+    A piece of one row is cut from the blocks of its group of rows that cover it, and several rows from whole groups.
+    """
+    entry = parts.codes
+    kind = OF_NAME[entry.dtype]
+    cols = entry.shape[-1] if kind.head or kind.rows > 1 else entry.n
+    begin = chunk.row * parts.matrix[1] + chunk.col
+    row, last = begin // cols, (begin + chunk.n - 1) // cols
+    group, groups = row // kind.rows, last // kind.rows - row // kind.rows + 1
+    first, blocks = 0, cols // kind.elements
+    if row == last:
+        first = begin % cols // kind.elements
+        blocks = (begin % cols + chunk.n - 1) // kind.elements - first + 1
+    heads, size = kind.rows * kind.head, kind.rows * kind.n_bytes
+    group_bytes = heads + cols // kind.elements * size
+    begins = group * group_bytes
+    if groups > 1 or blocks == cols // kind.elements:
+        raw = workspace.read_bytes("blocks", entry, begins, (groups, group_bytes))
+        head, raw = raw[:, :heads], raw[:, heads:]
+    else:
+        raw = workspace.read_bytes("blocks", entry, begins + heads + first * size, (1, blocks * size))
+        head = workspace.read_bytes("heads", entry, begins, (1, heads)) if heads else raw
+    values = workspace.output((groups, kind.rows, blocks, kind.elements))
+    raw = raw.as_strided((groups, blocks, size), (raw.stride(0), size, 1))
+    unpack(raw, _read_heads(head, kind) if heads else None, values, workspace)
+    inside = (row % kind.rows * blocks - first) * kind.elements + begin % cols
+    return Values(values.view(-1)[inside : inside + chunk.n].view(chunk.shape))
+
+
+def _read_heads(raw: Tensor, kind: GgmlType) -> Tensor:
+    """Return the scale at the beginning of each row's head, float32 (groups, rows, 1)."""
+    floats = raw.contiguous().view(torch.float16 if kind.head == 2 else torch.float32).float()
+    return floats.view(len(raw), kind.rows, -1)[:, :, :1]
 
 
 def read_half(raw: Tensor, at: int) -> Tensor:

@@ -810,6 +810,69 @@ INLINE void decode_blocks(int element, const uint8_t *codes, const int8_t *grid,
 #undef EACH
 }
 
+INLINE int read_bits(const Bits *bits, int n, const uint8_t *block, int i) {
+    int number = 0;
+    for (int k = 0; k < n && bits[k].at; k++)
+        number |= (block[bits[k].at[i]] >> bits[k].shift[i] & bits[k].mask) << bits[k].up;
+    return number;
+}
+
+/* Writes the levels of a block of one row, whose runs are numbered from `first` on. */
+INLINE void write_levels(const Blocks *b, const uint8_t *block, int first, int length, float *restrict out) {
+    const Bits *low = b->codes, *high = b->codes + 1;
+    for (int i = first; i < first + b->elements / length; i++, out += length) {
+        const uint8_t *codes = block + low->at[i];
+        const int shift = low->shift[i], mask = low->mask;
+        int32_t found[16];
+        for (int j = 0; j < length; j++) found[j] = codes[j] >> shift & mask;
+        if (high->at) {
+            const uint8_t *upper = block + high->at[i];
+            const int from = high->shift[i], bits = high->mask, up = high->up;
+            for (int j = 0; j < length; j++) found[j] |= (upper[j] >> from & bits) << up;
+        }
+        if (b->levels) for (int j = 0; j < length; j++) out[j] = b->levels[found[j]];
+        else for (int j = 0; j < length; j++) out[j] = (float)(int8_t)found[j];
+    }
+}
+
+/* Multiplies the levels of a block by their scales. `row` is the row's number in its group. */
+INLINE void scale_parts(const Blocks *b, const uint8_t *block, int row, float d, float *restrict out) {
+    const int parts = b->elements / b->part;
+    const float d_minima = b->minima->at ? half_at(block + b->d_minima + 2 * row) : 0;
+    for (int i = row * parts; i < (row + 1) * parts; i++, out += b->part) {
+        float scale = d;
+        if (b->scales->at) {
+            int stored = read_bits(b->scales, 4, block, i);
+            stored = (b->are_signed ? (int8_t)stored : stored) * b->factor + b->offset;
+            scale = d * (float)(read_bits(b->signs, 1, block, i) ? -stored : stored);
+        }
+        if (b->minima->at) {
+            const float least = d_minima * (float)read_bits(b->minima, 2, block, i);
+            for (int j = 0; j < b->part; j++) out[j] = out[j] * scale - least;
+        } else if (read_bits(b->flags, 1, block, i))
+            for (int j = 0; j < b->part; j++) out[j] = (out[j] + b->shift) * scale;
+        else
+            for (int j = 0; j < b->part; j++) out[j] *= scale;
+    }
+}
+
+/* Decodes blocks that are described as data; `codes` is where a row would begin if rows were not interleaved. */
+static void decode_described(const Side *side, const uint8_t *codes, int64_t row, int64_t col, int n, float *out) {
+    const Blocks *b = side->blocks;
+    const int k = (int)((row + side->lead) % b->rows);
+    const uint8_t *group = codes - k * side->row_bytes;
+    float d = 0;
+    if (b->d < 0 && b->head == 2) d = half_at(group + 2 * k);
+    else if (b->d < 0) memcpy(&d, group + (int64_t)k * b->head, 4);
+    for (int i = 0; i < n; i += b->elements, out += b->elements) {
+        const uint8_t *block = group + b->rows * (b->head + (col + i) / b->elements * b->n_bytes);
+        if (b->run == 16) write_levels(b, block, k * (b->elements / 16), 16, out);
+        else if (b->run == 8) write_levels(b, block, k * (b->elements / 8), 8, out);
+        else write_levels(b, block, k * (b->elements / 4), 4, out);
+        scale_parts(b, block, k, b->d < 0 ? d : half_at(block + b->d + 2 * k), out);
+    }
+}
+
 /* Scales codes of columns whose groups are `of`. */
 static void scale_columns(float *restrict out, int n, const int32_t *restrict of, const float *restrict scale,
                           const float *restrict zero, const float *restrict shift) {
@@ -841,6 +904,7 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
     case E4M3: decode_e4m3(codes + col, out, n); break;
     case TABLE: look_up(codes + col / side->per_byte, side->table, out, n, side->per_byte); break;
     case Q8_0: decode_q8_0(codes + col / 32 * 34, out, n); break;
+    case BLOCKS: decode_described(side, codes, row, col, n, out); break;
     default: decode_blocks(side->element, codes, side->table, col, n, out);
     }
     if (side->has_ends) count_ends(side, codes + col, n);
@@ -941,8 +1005,16 @@ static int read_all(int32_t file, char *to, int64_t n, int64_t at) {
     }
     return DONE;
 }
+/* The first row of the group that has a row, counted from `offset` or `stored`. */
+INLINE int64_t group_of(const Side *side, int64_t row) {
+    return side->element == BLOCKS ? (row + side->lead) / side->blocks->rows * side->blocks->rows : row;
+}
+
+/* Reads rows, and all rows that are interleaved with them. */
 static int read_rows(Side *side, int64_t row, int64_t rows) {
-    int64_t first = row * side->row_bytes, stop = first + rows * side->row_bytes;
+    const int64_t together = side->element == BLOCKS ? side->blocks->rows : 1;
+    int64_t first = group_of(side, row) * side->row_bytes;
+    int64_t stop = (group_of(side, row + rows - 1) + together) * side->row_bytes;
     int status = read_all(side->file, side->stored, stop - first, side->offset + first);
     for (int i = 0; i < PLACES && side->sampled; i++) {
         int64_t at = side->sampled_at[i], begin = at > first ? at : first, end = at + side->sampled_n;
@@ -990,7 +1062,7 @@ static int read_scales(const Side *side) {
 
 INLINE const uint8_t *row_of(const Side *side, int64_t row, int64_t first) {
     if (side->order != ROWS) return (const uint8_t *)side->tile + (row - first) * side->row_bytes;
-    return (const uint8_t *)side->stored + (side->file < 0 ? row : row - first) * side->row_bytes;
+    return (const uint8_t *)side->stored + (row + side->lead - (side->file < 0 ? 0 : group_of(side, first))) * side->row_bytes;
 }
 
 INLINE double ratio(double e_sq, double x_sq) { return x_sq > 0 ? e_sq / x_sq : INFINITY; }

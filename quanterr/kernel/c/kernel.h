@@ -66,7 +66,8 @@ enum ElementType { /* the way in which one element is stored in a row of codes *
     IQ2_XS,
     IQ2_S,
     IQ3_XXS,
-    IQ3_S
+    IQ3_S,
+    BLOCKS /* blocks that are described as data */
 };
 enum Order {     /* the arrangement of codes in memory */
     ROWS,        /* consecutive */
@@ -101,6 +102,26 @@ enum SampleState { /* what is known of the codes of a sample */
 };
 enum Zeros { FRACTIONS, WHOLE, ONE }; /* zero points: any, whole codes, or one for all groups */
 
+typedef struct { /* some bits of a number, for each run of codes or part of a block in each interleaved row */
+    const uint16_t *at; /* byte in the block; NULL: none */
+    const uint8_t *shift;
+    int32_t mask, up;   /* the bits, and their place in the number */
+} Bits;
+
+typedef struct { /* ggml's blocks as data; formats/shared/ggml_fields.py specifies them */
+    int32_t elements, n_bytes; /* of a block of one row */
+    int32_t head;        /* bytes before the blocks of each row */
+    int32_t rows;        /* that are interleaved */
+    int32_t run;         /* 4, 8 or 16 elements whose codes are in the same bits of neighbouring bytes */
+    int32_t part;        /* elements that share a scale */
+    int32_t d, d_minima; /* first byte of the rows' float16 numbers in a block; a d of -1 is in heads */
+    int32_t factor, offset; /* of scales */
+    int32_t are_signed;  /* scales are signed bytes */
+    float shift;         /* of the levels of a part with a flag */
+    const float *levels; /* of each code; NULL: codes are signed bytes */
+    Bits codes[2], scales[4], flags[1], signs[1], minima[2];
+} Blocks;
+
 typedef struct { /* the rows of one weight, and how they are decoded */
     int32_t element; /* an ElementType */
     int32_t order;   /* an Order */
@@ -109,6 +130,8 @@ typedef struct { /* the rows of one weight, and how they are decoded */
     int64_t offset;       /* of the first row in the file */
     int64_t row_bytes;    /* from one row to the next */
     int64_t words;        /* for WORDS_DOWN and AWQ_WORDS: from one word of a row to the next */
+    const Blocks *blocks; /* for BLOCKS; */
+    int64_t lead;         /* rows of the first group before the first row */
     int64_t first_row;    /* for SHARED_BYTES: number of the first row in the weight, of which `offset` or `stored` is row 0; */
     int64_t shared_step;  /* from one row of a byte to the next, and their number; */
     int64_t shared_rows;

@@ -1,0 +1,142 @@
+"""GGUF types whose rows have heads or are interleaved: damage is noticed, and pieces are read from the right bytes.
+
+That values are those of ik_llama.cpp, tests/test_formats.py checks with golden files.
+"""
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from gguf_stored import I32, Stored, array, write_gguf
+from making import dequantized, same_bits, store
+
+import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints.ggml_types import IN_FORKS, OF_NAME, REFUSED, TYPES
+from quanterr.errors import CheckpointError
+from quanterr.pairing.side import CheckpointSide
+
+SHAPE = 64, 512
+# Type → its blocks begin with a float16 scale for each of its rows.
+SCALED = {
+    "IQ4_K": True,
+    "IQ3_K_R4": True,
+    "IQ5_KS": False,
+    "IQ4_KS_R4": False,
+    "IQ3_KT": False,
+    "Q5_K_R4": True,
+    "IQ1_S_R4": False,
+}
+every_layout = pytest.mark.parametrize("kind", SCALED)
+
+
+def rows_of(kind, shape=SHAPE):
+    """Random codes with equal scales, uint8 (groups of rows, bytes)."""
+    of = OF_NAME[kind]
+    groups, blocks = shape[0] // of.rows, shape[1] // of.elements
+    raw = np.random.default_rng(of.number).integers(0, 256, (groups, blocks, of.rows * of.n_bytes), dtype=np.uint8)
+    if SCALED[kind]:
+        n = of.rows * (2 if kind.startswith("Q5_K") else 1)
+        raw[:, :, : 2 * n] = np.full(n, 1e-4, np.float16).view(np.uint8)
+    heads = np.full((groups, of.rows), 1e-4, np.float16 if of.head == 2 else np.float32).view(np.uint8)
+    return np.concatenate([heads[:, : of.rows * of.head], raw.reshape(groups, -1)], 1)
+
+
+def written(folder, kind, raw, shape=SHAPE):
+    return write_gguf(folder / "y.gguf", [Stored("w", kind, shape, raw.tobytes()), Stored("z", "F32", (64,))])
+
+
+def values_of(folder, kind, raw):
+    with open_checkpoint(written(folder, kind, raw)) as checkpoint:
+        return dequantized(CheckpointSide("y", checkpoint).recognize("w", SHAPE)).clone()
+
+
+def original_of(folder, kind, raw):
+    """Numbers near those that are stored."""
+    x = values_of(folder, kind, raw)
+    noise = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)) * 0.03 * x.std()
+    return store(folder / "x.safetensors", {"w": x + noise, "z": torch.zeros(64)})
+
+
+def gravest(report):
+    return {finding.code for finding in report.findings if finding.severity != "info"}
+
+
+@every_layout
+class TestDamage:
+    def test_none_is_found_where_none_is(self, tmp_path, kind):
+        raw = rows_of(kind)
+        report = quanterr.compare(original_of(tmp_path, kind, raw), written(tmp_path, kind, raw), device="cpu")
+
+        assert [("w", "ggml." + kind.lower())] == [(one.layer_name, one.quantized_dtype) for one in report.layers]
+        assert "nonfinite_quantized" not in gravest(report)
+        assert 30 < report.layers[0].snr_db < 34
+
+    def test_swapped_rows_are(self, tmp_path, kind):
+        raw = rows_of(kind)
+        x = original_of(tmp_path, kind, raw)
+        raw[[1, 2]] = raw[[2, 1]]
+        report = quanterr.compare(x, written(tmp_path, kind, raw), device="cpu")
+
+        assert report.layers[0].snr_db < 15
+        assert gravest(report)
+
+    def test_a_scale_that_is_no_number_is(self, tmp_path, kind):
+        raw = rows_of(kind)
+        x = original_of(tmp_path, kind, raw)
+        infinite = struct.pack("<e" if OF_NAME[kind].head in (0, 2) else "<f", float("inf"))
+        raw[3, : len(infinite)] = np.frombuffer(infinite, np.uint8)
+        report = quanterr.compare(x, written(tmp_path, kind, raw), device="cpu")
+
+        assert "nonfinite_quantized" in gravest(report)
+
+    def test_a_missing_row_is(self, tmp_path, kind):
+        raw = rows_of(kind)[:-1]
+        with pytest.raises(CheckpointError, match=r"overlap|truncated"):
+            open_checkpoint(written(tmp_path, kind, raw))
+
+    def test_a_type_of_another_size_is(self, tmp_path, kind):
+        raw, size = rows_of(kind), OF_NAME[kind].count_bytes(SHAPE)
+        others = [one for one in OF_NAME.values() if one.count_bytes(SHAPE) != size and one.number not in IN_FORKS]
+        for other in others[::7]:
+            with pytest.raises(CheckpointError, match=r"overlap|belong to no tensor|truncated"):
+                open_checkpoint(written(tmp_path, other.name, raw))
+
+
+@pytest.mark.parametrize(("kind", "other"), [("IQ4_K", "Q4_K"), ("IQ3_K", "Q3_K"), ("IQ4_KS_R4", "IQ4_KS")])
+def test_a_type_of_the_same_size_is_noticed_by_its_values(tmp_path, kind, other):
+    raw = rows_of(kind) if kind in SCALED else rows_of("IQ3_K_R4")
+    x = original_of(tmp_path, kind, raw)
+    report = quanterr.compare(x, written(tmp_path, other, raw), device="cpu")
+
+    assert gravest(report) & {"implausible_error", "nonfinite_quantized"}
+
+
+@pytest.mark.parametrize("shape", [(6, 512), (512,), (3, 5, 512)])
+def test_rows_that_do_not_fill_groups_are_an_error(tmp_path, shape):
+    with pytest.raises(CheckpointError, match=r"\d rows, but IQ4_KS_R4 interleaves 4"):
+        open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("w", "IQ4_KS_R4", shape, bytes(1024))]))
+
+
+def test_experts_are_read_one_after_another(tmp_path):
+    raw = rows_of("IQ4_KS_R4", (24, 512))
+    whole = Stored("w", "IQ4_KS_R4", (3, 8, 512), raw.tobytes())
+    alone = Stored("w", "IQ4_KS_R4", (24, 512), raw.tobytes())
+    found = []
+    for tensor in (whole, alone):
+        with open_checkpoint(write_gguf(tmp_path / "y.gguf", [tensor])) as checkpoint:
+            found.append(dequantized(CheckpointSide("y", checkpoint).recognize("w", tensor.shape)).clone())
+
+    assert same_bits(*found)
+
+
+def test_another_shape_by_comfyui_is_an_error(tmp_path):
+    shape = array("comfy.gguf.orig_shape.w", I32, (16, 32, 4, 16))
+    with pytest.raises(CheckpointError, match="IQ4_KS, which stores whole rows: not known"):
+        open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("w", "IQ4_KS", SHAPE)], [shape]))
+
+
+def test_ids_that_forks_share_are_refused_with_all_their_names():
+    assert {"PQ2_0 or IQ2_TN", "PTQ1_0 or IQ1_TN", "I2_S or IQ4_NL_4_4"} <= {name for name, _ in REFUSED.values()}
+    assert not REFUSED.keys() & TYPES.keys()
