@@ -31,6 +31,7 @@ from quanterr.checkpoints import Entry, ggml_types
 from quanterr.checkpoints.labels import Label, Labels
 from quanterr.formats import Weight
 from quanterr.formats.base import Branch, InputRotation
+from quanterr.formats.shared.ascend_types import NOT_EMULATED, TYPES
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pairing
 from quanterr.pairing.transforms import Transforms
@@ -378,6 +379,20 @@ def _read_sdnq(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs(why_not=f"products of SDNQ in {display(dtype)} are not emulated")
 
 
+def _read_ascend(module: str, config: JsonFields, entries: Stored) -> Declared:
+    """Read the type that ModelSlim's description gives to a weight."""
+    declared = str(config.get(module + WEIGHT))
+    known = TYPES.get(declared)
+    if known is None or not known.inputs:
+        return None
+    if known.inputs == NOT_EMULATED:
+        return Inputs(why_not=f"the activations of {declared} are not emulated")
+    if not known.inputs.endswith("static"):
+        return Inputs(known.inputs)
+    scale, offset = (entries.get(f"{module}.input_{name}") for name in ("scale", "offset"))
+    return Inputs(known.inputs, scale, zero_point=offset) if scale else _make_missing("input_scale")
+
+
 IsIt = Callable[[str, JsonFields], bool]
 READERS: tuple[tuple[IsIt, Callable[[str, JsonFields, Stored], Declared]], ...] = (
     (lambda method, config: "quant_algo" in config or "quantized_layers" in config, _read_modelopt),
@@ -387,6 +402,7 @@ READERS: tuple[tuple[IsIt, Callable[[str, JsonFields, Stored], Declared]], ...] 
     (lambda method, config: method == "fp8", _read_fp8),
     (lambda method, config: method == "torchao", _read_torchao),
     (lambda method, config: method == "sdnq", _read_sdnq),
+    (lambda method, config: "model_quant_type" in config, _read_ascend),
 )
 
 

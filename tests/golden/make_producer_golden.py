@@ -1,9 +1,9 @@
-"""Makes the golden folders of SDNQ, AMD Quark and ModelOpt by the programs themselves.
+"""Makes the golden folders of SDNQ, AMD Quark, ModelOpt and ModelSlim by the programs themselves.
 
-    python tests/golden/make_producer_golden.py sdnq|quark|modelopt
+    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim
 
-Needs that program (sdnq, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a small model
-in float32, writes it as its users do, and dequantizes it. No number comes from quanterr.
+Needs that program (sdnq, msmodelslim, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a
+small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr.
 """
 
 import importlib.metadata
@@ -176,5 +176,126 @@ def modelopt() -> None:
     put("int8_row/modelopt_smoothquant", stored, settings, values, origin)
 
 
+def modelslim() -> None:
+    """Every type of Ascend's files; rows that the saver cuts into 16 parts for its biases have 64 columns."""
+    from unittest.mock import patch
+
+    import msmodelslim.ir as qir
+    from msmodelslim.core.quant_service.modelslim_v1.save.ascendv1 import AscendV1Config, AscendV1Saver
+    from msmodelslim.core.quant_service.modelslim_v1.save.interface import AscendV1GlobalModelDtypeInterface
+    from msmodelslim.core.quant_service.modelslim_v1.save.utils.deqscale import deqscale2int64
+    from msmodelslim.core.quantizer.base import QConfig
+    from msmodelslim.core.quantizer.linear import LinearQConfig, LinearQuantizer
+    from msmodelslim.ir.api import dequantize
+    from msmodelslim.ir.qal import QParam, QScheme, QStorage
+    from msmodelslim.model import IModel
+    from msmodelslim.pytorch.llm_ptq.llm_ptq_tools.calibrator.calibrator_classes import fake_quantize
+
+    class Source(IModel, AscendV1GlobalModelDtypeInterface):
+        """What the saver asks for: the folder whose configuration it copies, and the model's dtype."""
+
+        bfloat16 = False
+
+        def __init__(self, folder: str) -> None:
+            self.folder = Path(folder)
+
+        model_type = "llama"
+        model_path = property(lambda self: self.folder)
+        trust_remote_code = False
+
+        def get_global_model_torch_dtype(self) -> torch.dtype:
+            return torch.bfloat16 if self.bfloat16 else torch.float16
+
+    def deploy(inputs: QScheme, weights: QScheme, shape: tuple[int, int], bias: bool, **ext: object) -> nn.Module:
+        def config(scheme: QScheme, method: str, ext: dict) -> QConfig:
+            return QConfig(dtype=scheme.dtype, scope=scheme.scope, symmetric=scheme.symmetric, method=method, ext=ext)
+
+        method = "dualscale" if weights == qir.mxfp4_dual_scale_sym else "minmax"
+        of_weights = "gptq" if not weights.symmetric or "group_size" in ext else method
+        if unknown := inputs == qir.int4_per_token_sym:  # only the layer knows it: it rounds its inputs itself
+            inputs = qir.float_per_tensor_sym
+        of_inputs = "none" if inputs == qir.float_per_tensor_sym else method
+        linear = nn.Linear(shape[1], shape[0], bias=bias)
+        layer = LinearQuantizer(
+            LinearQConfig(act=config(inputs, of_inputs, ext), weight=config(weights, of_weights, ext))
+        )
+        layer.setup(linear)
+        if "dual_block_size" not in ext:  # its forward fails; it needs no samples of inputs
+            layer(torch.randn(4, shape[1]) + 0.5)
+        if not unknown:
+            return layer.deploy()
+        own = layer.weight_quantizer
+        inputs = QParam(scheme=qir.int4_per_token_sym)
+        return qir.AutoFakeQuantLinear.create(inputs, own.get_q_param(), own.get_q_storage(), layer.bias)
+
+    def value_of(module: nn.Module) -> Tensor:
+        """The weight that the producer's own layer multiplies by, with codes as they are saved."""
+        if type(module) is qir.W8A8StaticFakeQuantLinear and not Source.bfloat16:
+            reader = fake_quantize.w8a8_fakequantizer.FakeLinearQuantizerOfW8A8()
+            deq_scale = deqscale2int64(module.input_scale * module.weight_scale)
+            stored = {"quant_weight": module.weight.data, "deq_scale": deq_scale}
+            reader.set_param(nn.Linear(1, 1), input_scale=module.input_scale.data, **stored)
+            return reader.weight
+        if isinstance(module, qir.WFP8AFP8DynamicPerChannelFakeQuantLinear):  # only the saver rounds
+            module.weight.data = module.weight.data.to(torch.float8_e4m3fn).float()
+        if hasattr(module, "group_size"):  # the layers take groups of rows for groups of columns, but for one
+            ext = {"scale": module.weight_scale, "offset": module.weight_offset, "group_size": module.group_size}
+            codes = QStorage(module.w_scheme.dtype, module.weight).T
+            return dequantize(codes, QParam(scheme=module.w_scheme, ext=ext)).T.value.contiguous()
+        with patch.object(nn.functional, "linear", wraps=nn.functional.linear) as product:
+            module(torch.randn(4, module.weight.shape[1]))
+        return product.call_args.args[1].detach().float().contiguous().clone()
+
+    q, dual = qir, {"axes": -1, "dual_block_size": 512}
+    groups = {"group_size": 16}
+    tokens = q.int8_per_token_sym, q.int4_per_token_sym
+    cases = {
+        "modelslim_int/static": {"w8a8": (q.int8_per_tensor_asym, q.int8_per_channel_sym, (24, 64), True, {})},
+        "modelslim_int/static_bfloat16": {"w8a8": (q.int8_per_tensor_asym, q.int8_per_channel_sym, (24, 64), True, {})},
+        "modelslim_int/modelslim": {
+            "w8a8_mix": (q.int8_pd_mix_asym, q.int8_per_channel_sym, (24, 64), False, {}),
+            "w8a8_dynamic": (tokens[0], q.int8_per_channel_sym, (24, 64), True, {}),
+            "w8a8_dynamic_groups": (tokens[0], q.int8_per_group_sym, (24, 64), False, groups),
+            "w8a16": (q.float_per_tensor_sym, q.int8_per_channel_asym, (24, 64), False, {}),
+            "w4a4_dynamic": (tokens[1], q.int4_per_channel_sym, (24, 64), False, {}),
+            "w4a4_dynamic_offsets": (tokens[1], q.int4_per_channel_asym, (24, 64), False, {}),
+            "w4a4_dynamic_groups": (tokens[1], q.int4_per_group_asym, (24, 64), False, groups),
+        },
+        "modelslim_int4/modelslim": {
+            "up_proj": (tokens[0], q.int4_per_channel_sym, (24, 64), False, {}),
+            "down_proj": (tokens[0], q.int4_per_channel_sym, (24, 64), True, {}),
+        },
+        "modelslim_fp8/modelslim": {"fp8": (q.fp8_e4m3_per_token_sym, q.fp8_e4m3_per_channel_sym, (24, 64), True, {})},
+        "modelslim_mxfp4_dual/modelslim": {
+            "dual": (q.mxfp4_dual_scale_sym, q.mxfp4_dual_scale_sym, (3, 1024), True, dual)
+        },
+        "mxfp8/modelslim": {"w8a8": (q.mxfp8_per_block_sym, q.mxfp8_per_block_sym, (24, 64), True, {"axes": -1})},
+        "mxfp4/modelslim": {
+            "w4a8": (q.mxfp8_per_block_sym, q.mxfp4_per_block_sym, (24, 64), False, {"axes": -1}),
+            "w4a4": (q.mxfp4_per_block_sym, q.mxfp4_per_block_sym, (24, 64), False, {"axes": -1}),
+        },
+    }
+    version = importlib.metadata.version("msmodelslim")
+    for case, layers in cases.items():
+        torch.manual_seed(0)
+        Source.bfloat16 = case.endswith("bfloat16")
+        model = nn.Module()
+        for name, (inputs, weights, shape, bias, ext) in layers.items():
+            setattr(model, name, deploy(inputs, weights, shape, bias, **ext))
+        values = {f"{name}.weight": value_of(module) for name, module in model.named_children()}
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as source:
+            saver = AscendV1Saver(model, AscendV1Config(save_directory=folder, part_file_size=0), Source(source))
+            saver.post_run()
+            stored = load_file(f"{folder}/quant_model_weights.safetensors")
+            description = Path(f"{folder}/quant_model_description.json").read_text()
+        stored = {name: tensor for name, tensor in stored.items() if not name.endswith(".bias")}
+        how = f"LinearQuantizer, AscendV1Saver: {', '.join(layers)}; the weights by which the quantized layers multiply"
+        origin = {"producer": f"msmodelslim {version}", "how": how}
+        if Source.bfloat16:  # a product, a quotient and another product, each rounded to float32
+            origin["tolerance"] = 3 * 2**-24
+        put(case, stored, {}, values, origin)
+        (HERE / case / "quant_model_description.json").write_text(description)
+
+
 if __name__ == "__main__":
-    {"sdnq": sdnq, "quark": quark, "modelopt": modelopt}[sys.argv[1]]()
+    {"sdnq": sdnq, "quark": quark, "modelopt": modelopt, "modelslim": modelslim}[sys.argv[1]]()

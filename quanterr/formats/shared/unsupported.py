@@ -69,6 +69,18 @@ REFUSALS = (
         f"pairs of its channels are rotated at run time; {DEQUANTIZE}",
     ),
     _make_row(
+        "ModelSlim with FlatQuant",
+        "weight weight_scale left_trans right_trans",
+        "",
+        f"its columns are transformed by two matrices; {DEQUANTIZE}",
+    ),
+    _make_row(
+        "ModelSlim with SVD",
+        "weight weight_scale svd_lowrank_l1 svd_lowrank_l2",
+        "",
+        f"a layer is its codes and a low-rank product; {DEQUANTIZE}",
+    ),
+    _make_row(
         "QTIP",
         "trellis SU SV",
         "qtip",
