@@ -614,3 +614,32 @@ class TestUndeclared:
         stored = {"a.weight": random_bytes(4, 32), "a.weight_scale": random_bytes(4, 2)}
 
         assert "quark_fp4" == weight_of(tmp_path, (4, 64), stored, config=config).format
+
+
+W4AFP8 = {"quantization_config": {"quant_method": "w4afp8", "weight_block_size": [128, 128]}}
+
+
+class TestW4afp8:
+    def stored(self, **parts):
+        codes = torch.full((4, 128), 0x21, dtype=torch.int8)
+        return {"a.weight": codes, "a.weight_scale_inv": torch.ones(4, 2)} | parts
+
+    def test_the_configuration_or_the_original_decides(self, tmp_path):
+        assert weight_of(tmp_path, (4, 256), self.stored(), config={}).format == "w4afp8"
+
+    def test_without_either_it_is_int8_in_blocks(self, tmp_path):
+        assert weight_of(tmp_path, (4, 128), self.stored(), config={}).format == "int8_block"
+
+    def test_a_scale_for_other_groups_is_refused(self, tmp_path):
+        stored = self.stored(**{"a.weight_scale_inv": torch.ones(4, 4)})
+        path = store(tmp_path / "y", stored, config=W4AFP8)
+        with planned(store(tmp_path / "x.safetensors", {"a.weight": torch.zeros(4, 256)}), path) as plan:
+            reasons = {left.reason for left in plan.leftovers if left.side == "quantized"}
+
+        assert any("a.weight_scale_inv (F32 [4, 4]) should be [4, 2]" in reason for reason in reasons)
+
+    def test_its_other_layers_are_fp8(self, tmp_path):
+        fp8 = {"b.weight": torch.ones(128, 128).to(torch.float8_e4m3fn), "b.weight_scale_inv": torch.ones(1, 1)}
+        found = quanterr.inspect(store(tmp_path / "y", self.stored() | fp8, config=W4AFP8 | {"model_type": "x"}))
+
+        assert ({"w4afp8", "fp8_tensor"}, []) == (set(found.formats), found.findings)

@@ -62,6 +62,7 @@ from quanterr.formats import (
     torchao,
     verbatim,
     vptq,
+    w4afp8,
 )
 from quanterr.formats.base import (
     WEIGHT_SUFFIX,
@@ -114,6 +115,7 @@ MODULES = (
     mxfp8,
     sdnq,
     modelslim,
+    w4afp8,
     fp8_scaled,
     svdquant,
     asym_w4a8,

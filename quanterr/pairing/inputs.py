@@ -273,6 +273,12 @@ def _read_fp8(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs("fp8_token")
 
 
+def _read_w4afp8(module: str, config: JsonFields, entries: Stored) -> Declared:
+    if entries[module + WEIGHT].dtype == "I8":
+        return Inputs(why_not="experts of W4AFP8 share one scale of activations, which is not emulated")
+    return _read_fp8(module, config, entries)
+
+
 def _read_fbgemm(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs("fp8_token", bound=_number(config.get("activation_scale_ub")))
 
@@ -400,6 +406,7 @@ READERS: tuple[tuple[IsIt, Callable[[str, JsonFields, Stored], Declared]], ...] 
     (lambda method, config: "config_groups" in config, _read_compressed_tensors),
     (lambda method, config: method == "fbgemm_fp8", _read_fbgemm),
     (lambda method, config: method == "fp8", _read_fp8),
+    (lambda method, config: method == "w4afp8", _read_w4afp8),
     (lambda method, config: method == "torchao", _read_torchao),
     (lambda method, config: method == "sdnq", _read_sdnq),
     (lambda method, config: "model_quant_type" in config, _read_ascend),

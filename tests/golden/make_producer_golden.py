@@ -1,16 +1,19 @@
 """Makes the golden folders of SDNQ, AMD Quark, ModelOpt and ModelSlim by the programs themselves.
 
-    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim
+    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim|w4afp8 [FILE FILE]
 
 Needs that program (sdnq, msmodelslim, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a
-small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr.
+small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr. W4AFP8 needs the
+paths of two files: quantize_mixed_precision_moe.py of TensorRT-LLM and test_cutlass_w4a8_moe_mm.py of SGLang.
 """
 
+import ast
 import importlib.metadata
 import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -297,5 +300,35 @@ def modelslim() -> None:
         (HERE / case / "quant_model_description.json").write_text(description)
 
 
+def w4afp8(quantizer: str, packer: str) -> None:
+    """Rows of two experts, by functions of these two files."""
+
+    def load(path: str, name: str) -> Callable:
+        tree = ast.parse(Path(path).read_text())
+        tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        found = {"torch": torch}
+        exec(compile(tree, path, "exec"), found)
+        return found[name]
+
+    quantize = load(quantizer, "quantize_fp8_block_scale_to_int4")
+    pack = load(packer, "pack_int4_values_to_int8")
+    stored, values = {}, {}
+    for n in range(2):
+        torch.manual_seed(n)
+        codes, scale = quantize((100 * torch.randn(128, 384)).to(torch.float8_e4m3fn), torch.rand(1, 3) / 1000)
+        name, codes, scale = f"mlp.experts.{n}.down_proj.weight", codes[:6], scale[:6].contiguous()
+        stored |= {name: pack(codes), f"{name}_scale_inv": scale}
+        values[name] = codes.float() * scale.repeat_interleave(128, 1)
+    config = {"quant_method": "w4afp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    how = (
+        "quantize_fp8_block_scale_to_int4 of NVIDIA/TensorRT-LLM@2376c67c examples/quantization/"
+        "quantize_mixed_precision_moe.py, pack_int4_values_to_int8 of sgl-project/sglang@8b2add0f sgl-kernel/tests/"
+        "test_cutlass_w4a8_moe_mm.py; the first 6 rows of each expert; codes times scales in float32, before packing"
+    )
+    put("w4afp8/experts", stored, config, values, {"producer": "TensorRT-LLM and SGLang", "how": how})
+
+
 if __name__ == "__main__":
-    {"sdnq": sdnq, "quark": quark, "modelopt": modelopt, "modelslim": modelslim}[sys.argv[1]]()
+    {"sdnq": sdnq, "quark": quark, "modelopt": modelopt, "modelslim": modelslim, "w4afp8": w4afp8}[sys.argv[1]](
+        *sys.argv[2:]
+    )
