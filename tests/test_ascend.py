@@ -114,19 +114,19 @@ class TestScales:
         found = told(changed(tmp_path, ALL, tensors={f"{MIX}.weight_scale": scale * factor}), "not_read")
 
         assert refused == bool(found)
-        assert all("w8a8_mix.deq_scale (I64 [24]) is not weight_scale · input_scale: row 0 has" in m for _, m in found)
+        assert all("w8a8_mix.deq_scale (I64 [8]) is not weight_scale · input_scale: row 0 has" in m for _, m in found)
 
     @pytest.mark.parametrize(
         ("tensors", "says"),
         [
-            ({"deq_scale": torch.full((24,), 1 << 40)}, "should hold the bits of float32 numbers"),
-            ({"deq_scale": torch.ones(23)}, "a layer with static inputs has one input_scale"),
+            ({"deq_scale": torch.full((8,), 1 << 40)}, "should hold the bits of float32 numbers"),
+            ({"deq_scale": torch.ones(7)}, "a layer with static inputs has one input_scale"),
             ({"input_scale": torch.ones(2)}, "a layer with static inputs has one input_scale"),
-            ({"weight_offset": torch.zeros(24)}, "should have the shape of"),
-            ({"weight_scale": torch.ones(23, 1)}, "should have one number or more for each of 24 rows"),
+            ({"weight_offset": torch.zeros(8)}, "should have the shape of"),
+            ({"weight_scale": torch.ones(7, 1)}, "should have one number or more for each of 8 rows"),
             ({"left_trans": torch.eye(8), "right_trans": torch.eye(8)}, "stored as ModelSlim with FlatQuant"),
-            ({"svd_lowrank_l1": torch.ones(2, 64), "svd_lowrank_l2": torch.ones(24, 2)}, "ModelSlim with SVD"),
-            ({"weight_scale_second": torch.ones(24, 4)}, "unused: w8a8_mix.weight_scale_second"),
+            ({"svd_lowrank_l1": torch.ones(2, 64), "svd_lowrank_l2": torch.ones(8, 2)}, "ModelSlim with SVD"),
+            ({"weight_scale_second": torch.ones(8, 4)}, "unused: w8a8_mix.weight_scale_second"),
         ],
     )
     def test_that_do_not_fit_are_refused(self, tmp_path, tensors, says):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from making import chunk_of, compared, dequantized, fp8_codes, numbers, planned, same_bits, store
+from safetensors.torch import load_file
 
 import quanterr
 from quanterr.formats import bnb_4bit
@@ -643,3 +644,17 @@ class TestW4afp8:
         found = quanterr.inspect(store(tmp_path / "y", self.stored() | fp8, config=W4AFP8 | {"model_type": "x"}))
 
         assert ({"w4afp8", "fp8_tensor"}, []) == (set(found.formats), found.findings)
+
+
+def test_tables_of_sdnq_are_known_by_their_shape(tmp_path):
+    """Without config.json; a table for the whole weight needs an original."""
+    tensors = load_file(GOLDEN / "sdnq" / "codebooks" / "model.safetensors")
+    values = load_file(GOLDEN / "sdnq" / "codebooks.expected.safetensors")
+    path = store(tmp_path / "alone.safetensors", tensors)
+    with planned(store(tmp_path / "original.safetensors", values), path) as plan:
+        found = {pair.name: dequantized(pair.quantized) for pair in plan.pairs}
+
+    assert [] == [name for name, value in values.items() if name != "svd.weight" and not same_bits(value, found[name])]
+    reasons = {weight.name: weight.reason for weight in quanterr.inspect(path).weights if weight.reason}
+    assert {"t_uint4.weight"} == set(reasons)
+    assert "is unknown: give an original" in reasons["t_uint4.weight"]

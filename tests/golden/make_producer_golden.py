@@ -98,6 +98,13 @@ def sdnq() -> None:
     case("products_alone.safetensors", products | branches, single=True)
     turned = {"use_hadamard": True}
     rotated = {f"h{n}_{d}": {"weights_dtype": d, "hadamard_group_size": n} for n in (32, 64) for d in ("int4", "int8")}
+    table = {"use_codebook": True}
+    tables = {f"rows_{d}": {"weights_dtype": d, **table} for d in ("uint2", "uint4", "uint6")}
+    tables |= {f"t_{d}": {"weights_dtype": d, "group_size": -2, **table} for d in ("uint4", "uint8")}
+    tables["g32"] = {"weights_dtype": "uint5", "group_size": 32, **table}
+    tables["svd"] = {"weights_dtype": "uint4", **branch, **table}
+    case("codebooks", tables)
+    case("codebooks_rotated", {"h": {"weights_dtype": "uint4", **table}}, **turned)
     case("rotated", rotated | {"mm": {"weights_dtype": "int8", **product}}, **turned)
 
 
@@ -253,29 +260,29 @@ def modelslim() -> None:
     groups = {"group_size": 16}
     tokens = q.int8_per_token_sym, q.int4_per_token_sym
     cases = {
-        "modelslim_int/static": {"w8a8": (q.int8_per_tensor_asym, q.int8_per_channel_sym, (24, 64), True, {})},
-        "modelslim_int/static_bfloat16": {"w8a8": (q.int8_per_tensor_asym, q.int8_per_channel_sym, (24, 64), True, {})},
+        "modelslim_int/static": {"w8a8": (q.int8_per_tensor_asym, q.int8_per_channel_sym, (8, 64), True, {})},
+        "modelslim_int/static_bfloat16": {"w8a8": (q.int8_per_tensor_asym, q.int8_per_channel_sym, (8, 64), True, {})},
         "modelslim_int/modelslim": {
-            "w8a8_mix": (q.int8_pd_mix_asym, q.int8_per_channel_sym, (24, 64), False, {}),
-            "w8a8_dynamic": (tokens[0], q.int8_per_channel_sym, (24, 64), True, {}),
-            "w8a8_dynamic_groups": (tokens[0], q.int8_per_group_sym, (24, 64), False, groups),
-            "w8a16": (q.float_per_tensor_sym, q.int8_per_channel_asym, (24, 64), False, {}),
-            "w4a4_dynamic": (tokens[1], q.int4_per_channel_sym, (24, 64), False, {}),
-            "w4a4_dynamic_offsets": (tokens[1], q.int4_per_channel_asym, (24, 64), False, {}),
-            "w4a4_dynamic_groups": (tokens[1], q.int4_per_group_asym, (24, 64), False, groups),
+            "w8a8_mix": (q.int8_pd_mix_asym, q.int8_per_channel_sym, (8, 64), False, {}),
+            "w8a8_dynamic": (tokens[0], q.int8_per_channel_sym, (8, 64), True, {}),
+            "w8a8_dynamic_groups": (tokens[0], q.int8_per_group_sym, (8, 64), False, groups),
+            "w8a16": (q.float_per_tensor_sym, q.int8_per_channel_asym, (8, 64), False, {}),
+            "w4a4_dynamic": (tokens[1], q.int4_per_channel_sym, (8, 64), False, {}),
+            "w4a4_dynamic_offsets": (tokens[1], q.int4_per_channel_asym, (8, 64), False, {}),
+            "w4a4_dynamic_groups": (tokens[1], q.int4_per_group_asym, (8, 64), False, groups),
         },
         "modelslim_int4/modelslim": {
-            "up_proj": (tokens[0], q.int4_per_channel_sym, (24, 64), False, {}),
-            "down_proj": (tokens[0], q.int4_per_channel_sym, (24, 64), True, {}),
+            "up_proj": (tokens[0], q.int4_per_channel_sym, (8, 64), False, {}),
+            "down_proj": (tokens[0], q.int4_per_channel_sym, (8, 64), True, {}),
         },
-        "modelslim_fp8/modelslim": {"fp8": (q.fp8_e4m3_per_token_sym, q.fp8_e4m3_per_channel_sym, (24, 64), True, {})},
+        "modelslim_fp8/modelslim": {"fp8": (q.fp8_e4m3_per_token_sym, q.fp8_e4m3_per_channel_sym, (8, 64), True, {})},
         "modelslim_mxfp4_dual/modelslim": {
             "dual": (q.mxfp4_dual_scale_sym, q.mxfp4_dual_scale_sym, (3, 1024), True, dual)
         },
-        "mxfp8/modelslim": {"w8a8": (q.mxfp8_per_block_sym, q.mxfp8_per_block_sym, (24, 64), True, {"axes": -1})},
+        "mxfp8/modelslim": {"w8a8": (q.mxfp8_per_block_sym, q.mxfp8_per_block_sym, (8, 64), True, {"axes": -1})},
         "mxfp4/modelslim": {
-            "w4a8": (q.mxfp8_per_block_sym, q.mxfp4_per_block_sym, (24, 64), False, {"axes": -1}),
-            "w4a4": (q.mxfp4_per_block_sym, q.mxfp4_per_block_sym, (24, 64), False, {"axes": -1}),
+            "w4a8": (q.mxfp8_per_block_sym, q.mxfp4_per_block_sym, (8, 64), False, {"axes": -1}),
+            "w4a4": (q.mxfp4_per_block_sym, q.mxfp4_per_block_sym, (8, 64), False, {"axes": -1}),
         },
     }
     version = importlib.metadata.version("msmodelslim")

@@ -48,7 +48,9 @@ REFUSALS = (
         "",
         f"its weights are still rotated by a stored matrix; {DEQUANTIZE}",
     ),
-    _make_row("SDNQ", "weight scale scale_2", "", f"its scales are quantized as well; {DEQUANTIZE}"),
+    _make_row(
+        "SDNQ with quantized scales", "weight scale scale_2", "", f"its scales are quantized as well; {DEQUANTIZE}"
+    ),
     _make_row("SINQ", "W_q scale2", "sinq", f"it has row scales and column scales; {DEQUANTIZE}"),
     _make_row(
         "FourOverSix",
