@@ -249,6 +249,12 @@ def int8(rows=4, cols=64):
     return {"a._weight_qdata": random_bytes(rows, cols).view(torch.int8), "a._weight_scale": torch.ones(rows, 1)}
 
 
+def words32(**changed):
+    parts = {"qdata": torch.zeros(4, 8, dtype=torch.int32), "scale": torch.ones(2, 4)}
+    parts |= {"zero_point": torch.zeros(2, 4, dtype=torch.int8)} | changed
+    return {f"a._weight_{name}": part for name, part in parts.items()}
+
+
 def ascii_bytes(text):
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
@@ -489,6 +495,21 @@ REFUSED = {
         int8(),
         torchao("Int8Tensor", block_size=[2, 64]),
         "block_size [2, 64] for a._weight_qdata (I8 [4, 64]): neither groups of columns nor the whole tensor",
+    ),
+    "torchao for NPUs": (
+        words32(zero_point=torch.zeros(2, 4)),
+        torchao("Int4PlainInt32Tensor", block_size=[1, 32], shape=[4, 64]),
+        "a._weight_zero_point (F32 [2, 4]) is not I8: made for NPUs",
+    ),
+    "torchao of other groups of words": (
+        words32(),
+        torchao("Int4PlainInt32Tensor", block_size=[1, 64], shape=[4, 64]),
+        "a._weight_scale (F32 [2, 4]) should have the shape [1, 4]",
+    ),
+    "torchao of another shape of words": (
+        words32(),
+        torchao("Int4PlainInt32Tensor", block_size=[1, 32], shape=[4, 32]),
+        "the header declares block_size [1, 32] and shape [4, 32], which a._weight_qdata (I32 [4, 8]) is not",
     ),
     "torchao without a block": (int8(), torchao("Int8Tensor"), "the header declares block_size None"),
     "torchao of other codes": (
