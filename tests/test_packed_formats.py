@@ -509,7 +509,7 @@ REFUSED = {
     "torchao of another shape of words": (
         words32(),
         torchao("Int4PlainInt32Tensor", block_size=[1, 32], shape=[4, 32]),
-        "the header declares block_size [1, 32] and shape [4, 32], which a._weight_qdata (I32 [4, 8]) is not",
+        "the header declares block_size [1, 32] and shape [4, 32] for a._weight_qdata (I32 [4, 8])",
     ),
     "torchao without a block": (int8(), torchao("Int8Tensor"), "the header declares block_size None"),
     "torchao of other codes": (
