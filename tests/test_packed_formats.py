@@ -679,3 +679,24 @@ def test_tables_of_sdnq_are_known_by_their_shape(tmp_path):
     reasons = {weight.name: weight.reason for weight in quanterr.inspect(path).weights if weight.reason}
     assert {"t_uint4.weight"} == set(reasons)
     assert "is unknown: give an original" in reasons["t_uint4.weight"]
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "says"),
+    [
+        ("pairs", lambda t: t.clone().fill_(1), "should name each of 64 columns of a block once in each rotation"),
+        ("pairs", lambda t: t[:, :64], "a.pairs (I16 [8, 64]) does not fit 128 columns"),
+        ("theta", lambda t: t[:3], "a.pairs (I16 [8, 128]) does not fit 128 columns and a.theta (F16 [3, 64])"),
+        ("channel_scales", lambda t: t[:, 1:], "a.channel_scales (F16 [1, 127]) does not fit 128 columns"),
+        ("qzeros", lambda t: t[:1], "should have a row for each block of 128 columns"),
+        ("scales", lambda t: t[:, 1:], "should have eight numbers in a row for each word"),
+    ],
+)
+def test_parts_of_paroquant_that_do_not_fit_are_refused(tmp_path, role, change, says):
+    tensors = load_file(GOLDEN / "paroquant" / "layers" / "model.safetensors")
+    tensors[f"a.{role}"] = change(tensors[f"a.{role}"]).contiguous()
+    config = {"quantization_config": {"quant_method": "paroquant"}}
+    found = {one.name: one.reason for one in inspect(store(tmp_path / "y", tensors, config=config)).weights}
+
+    assert says in found["a.weight"]
+    assert not found["b.weight"]

@@ -60,6 +60,7 @@ FAMILIES = (
     _make_family(
         "ModelSlim", "modelslim_int modelslim_int4 modelslim_fp8 modelslim_mxfp4_dual", "ascend modelslim msmodelslim"
     ),
+    _make_family("ParoQuant", "paroquant", "paroquant", "qweight"),
     _make_family("W4AFP8", "w4afp8", "w4afp8"),
     _make_family("HQQ", "hqq", "hqq", has_own=True),
     _make_family("EETQ", "eetq", "eetq"),

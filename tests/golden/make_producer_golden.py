@@ -1,10 +1,11 @@
 """Makes the golden folders of SDNQ, AMD Quark, ModelOpt and ModelSlim by the programs themselves.
 
-    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim|w4afp8 [FILE FILE]
+    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim
+    python tests/golden/make_producer_golden.py w4afp8|paroquant FILES
 
 Needs that program (sdnq, msmodelslim, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a
-small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr. W4AFP8 needs the
-paths of two files: quantize_mixed_precision_moe.py of TensorRT-LLM and test_cutlass_w4a8_moe_mm.py of SGLang.
+small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr. W4AFP8 and
+ParoQuant need files of programs that do not run without a GPU: see their functions.
 """
 
 import ast
@@ -13,8 +14,8 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
+from typing import Optional
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -307,18 +308,24 @@ def modelslim() -> None:
         (HERE / case / "quant_model_description.json").write_text(description)
 
 
+def load(path: str, *names: str, **given: object) -> dict:
+    """Constants, and functions of these names, of a file whose imports are missing here."""
+    tree = ast.parse(Path(path).read_text())
+    tree.body = [
+        node
+        for node in tree.body
+        if (isinstance(node, ast.FunctionDef) and node.name in names)
+        or (isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple))
+    ]
+    exec(compile(tree, path, "exec"), found := {"torch": torch, **given})
+    return found
+
+
 def w4afp8(quantizer: str, packer: str) -> None:
-    """Rows of two experts, by functions of these two files."""
+    """Rows of two experts: quantize_mixed_precision_moe.py of TensorRT-LLM, test_cutlass_w4a8_moe_mm.py of SGLang."""
 
-    def load(path: str, name: str) -> Callable:
-        tree = ast.parse(Path(path).read_text())
-        tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-        found = {"torch": torch}
-        exec(compile(tree, path, "exec"), found)
-        return found[name]
-
-    quantize = load(quantizer, "quantize_fp8_block_scale_to_int4")
-    pack = load(packer, "pack_int4_values_to_int8")
+    quantize = load(quantizer, "quantize_fp8_block_scale_to_int4")["quantize_fp8_block_scale_to_int4"]
+    pack = load(packer, "pack_int4_values_to_int8")["pack_int4_values_to_int8"]
     stored, values = {}, {}
     for n in range(2):
         torch.manual_seed(n)
@@ -335,7 +342,51 @@ def w4afp8(quantizer: str, packer: str) -> None:
     put("w4afp8/experts", stored, config, values, {"producer": "TensorRT-LLM and SGLang", "how": how})
 
 
-if __name__ == "__main__":
-    {"sdnq": sdnq, "quark": quark, "modelopt": modelopt, "modelslim": modelslim, "w4afp8": w4afp8}[sys.argv[1]](
-        *sys.argv[2:]
+def paroquant(convert: str, rotation: str, packing: str) -> None:
+    """Two layers: paroquant's cli/convert.py, utils/paroquant.py and awq/utils/packing_utils.py of GPTQModel."""
+    from unittest.mock import Mock, patch
+
+    rotate = load(rotation, "_normalize_group_size", "apply_paroquant_rotation_reference", Optional=Optional)
+    rotate = rotate["apply_paroquant_rotation_reference"]
+    made = load(convert, "_pack_awq", "_quantize_rotated_weight", "_to_awq_buffers")
+    read = load(packing, "_unpack_columnwise", "unpack_awq", "reverse_awq_order", "dequantize_gemm")["dequantize_gemm"]
+    modules = {"paroquant": Mock(), "paroquant.kernels": Mock()}
+    modules["paroquant.kernels.cuda"] = Mock(scaled_pairwise_rotation=rotate)
+    precise = {"cos": lambda t: t.double().cos(), "sin": lambda t: t.double().sin()}
+    stored, values = {}, {}
+    for name, rows, blocks, size, rotations in (("a", 16, 2, 64, 8), ("b", 8, 3, 32, 3)):
+        torch.manual_seed(rows)
+        cols = blocks * size
+        factors = torch.rand(1, cols).add(0.5).half()
+        pairs = torch.stack(
+            [torch.cat([torch.randperm(size) for _ in range(blocks)]) for _ in range(rotations)]
+        ).short()
+        theta = torch.randn(rotations, cols // 2).half()
+        scales = torch.rand(rows * blocks, 1).add(0.5).div(100).half().float()
+        with patch.dict("sys.modules", modules):
+            coded = made["_quantize_rotated_weight"](
+                weight=0.02 * torch.randn(rows, cols), pairs=pairs, theta=theta, channel_scales=1 / factors.float(),
+                scales_flat=scales, zp_flat=-torch.randint(5, 11, (rows * blocks, 1)), bits=4, group_size=size,
+                device="cpu",
+            )  # fmt: skip
+        parts = made["_to_awq_buffers"](*coded)
+        stored |= {f"{name}.{key}": part for key, part in parts.items()}
+        stored |= {f"{name}.theta": theta, f"{name}.pairs": pairs, f"{name}.channel_scales": factors}
+        weight = read(parts["qweight"], parts["qzeros"], parts["scales"].float(), 4, size)
+        with patch.multiple(torch, **precise):
+            turned = rotate(torch.eye(cols, dtype=torch.float64), pairs, theta, factors, size)
+        values[f"{name}.weight"] = (turned @ weight.double()).t().float().contiguous()
+    config = {"quant_method": "paroquant", "bits": 4, "group_size": 64, "krot": 8}
+    how = (
+        "quantized and packed by paroquant/cli/convert.py of paroquant 0.1.16, with the rotation of "
+        "ModelCloud/GPTQModel@f4c327a1 gptqmodel/utils/paroquant.py apply_paroquant_rotation_reference; that rotation "
+        "of an identity matrix, in float64, times dequantize_gemm of gptqmodel/quantization/awq/utils/"
+        "packing_utils.py"
     )
+    origin = {"producer": "paroquant 0.1.16 and GPTQModel", "how": how, "tolerance": 2**-23}
+    put("paroquant/layers", stored, config, values, origin)
+
+
+if __name__ == "__main__":
+    makers = (sdnq, quark, modelopt, modelslim, w4afp8, paroquant)
+    {make.__name__: make for make in makers}[sys.argv[1]](*sys.argv[2:])

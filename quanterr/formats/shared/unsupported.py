@@ -65,12 +65,6 @@ REFUSALS = (
         f"its codes are in the order of Marlin kernels, with scales of scales; {DEQUANTIZE}",
     ),
     _make_row(
-        "ParoQuant",
-        "theta pairs channel_scales",
-        "paroquant",
-        f"pairs of its channels are rotated at run time; {DEQUANTIZE}",
-    ),
-    _make_row(
         "ModelSlim with FlatQuant",
         "weight weight_scale left_trans right_trans",
         "",
