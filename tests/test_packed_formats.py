@@ -700,3 +700,21 @@ def test_parts_of_paroquant_that_do_not_fit_are_refused(tmp_path, role, change, 
 
     assert says in found["a.weight"]
     assert not found["b.weight"]
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "says"),
+    [
+        ("B", lambda t: t[:, 1:], "should have two words for each of groups.s_channel (F32 [1, 64])"),
+        ("s_group", lambda t: t[:, 1:], "should have groups of one size of 64 columns, and 64 numbers for each"),
+        ("s_group", lambda t: torch.ones(3, 64).half(), "should have groups of one size of 64 columns"),
+    ],
+)
+def test_parts_of_qqq_that_do_not_fit_are_refused(tmp_path, role, change, says):
+    tensors = load_file(GOLDEN / "qqq" / "layers" / "model.safetensors")
+    tensors[f"groups.{role}"] = change(tensors[f"groups.{role}"]).contiguous()
+    config = {"quantization_config": {"quant_method": "qqq"}}
+    found = {one.name: one.reason for one in inspect(store(tmp_path / "y", tensors, config=config)).weights}
+
+    assert says in found["groups.weight"]
+    assert not found["channel.weight"]

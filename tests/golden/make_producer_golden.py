@@ -1,11 +1,11 @@
 """Makes the golden folders of SDNQ, AMD Quark, ModelOpt and ModelSlim by the programs themselves.
 
     python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim
-    python tests/golden/make_producer_golden.py w4afp8|paroquant FILES
+    python tests/golden/make_producer_golden.py w4afp8|paroquant|qqq FILES
 
 Needs that program (sdnq, msmodelslim, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a
-small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr. W4AFP8 and
-ParoQuant need files of programs that do not run without a GPU: see their functions.
+small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr. W4AFP8,
+ParoQuant and QQQ need files of programs that do not run without a GPU: see their functions.
 """
 
 import ast
@@ -309,12 +309,12 @@ def modelslim() -> None:
 
 
 def load(path: str, *names: str, **given: object) -> dict:
-    """Constants, and functions of these names, of a file whose imports are missing here."""
+    """Constants, and functions and classes of these names, of a file whose imports are missing here."""
     tree = ast.parse(Path(path).read_text())
     tree.body = [
         node
         for node in tree.body
-        if (isinstance(node, ast.FunctionDef) and node.name in names)
+        if (isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names)
         or (isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple))
     ]
     exec(compile(tree, path, "exec"), found := {"torch": torch, **given})
@@ -387,6 +387,53 @@ def paroquant(convert: str, rotation: str, packing: str) -> None:
     put("paroquant/layers", stored, config, values, origin)
 
 
+def qqq(layers: str) -> None:
+    """Layers with one group and with several: GPTQModel's nn_modules/qlinear/qqq.py."""
+    from unittest.mock import MagicMock
+
+    import numpy
+
+    class Base(nn.Module):
+        """What QQQLinear needs of its own base class."""
+
+        def __init__(self, bits: int, group_size: int, in_features: int, out_features: int, **_: object) -> None:
+            super().__init__()
+            self.bits, self.in_features, self.out_features = bits, in_features, out_features
+            self.group_size = in_features if group_size < 0 else group_size
+
+    missing = (
+        "BACKEND",
+        "METHOD",
+        "FORMAT",
+        "DEVICE",
+        "PLATFORM",
+        "Adapter",
+        "Lora",
+        "log",
+        "Optional",
+        "Tuple",
+        "List",
+    )
+    given = {name: MagicMock() for name in missing} | {"np": numpy, "GroupedQuantLinear": Base, "CPU": "cpu"}
+    own = ("_invert_permutation", "_unpack_uint4", "QQQLinear", "QQQTorchLinear")
+    kind = load(layers, *own, **given)["QQQTorchLinear"]
+    stored, values = {}, {}
+    for name, rows, cols, size in (("channel", 128, 32, -1), ("groups", 64, 64, 32)):
+        torch.manual_seed(rows)
+        layer = kind(4, size, False, True, cols, rows, register_buffers=False)
+        linear = nn.Linear(cols, rows, bias=False)
+        grouped = linear.weight.data.view(rows, -1, size if size > 0 else cols)
+        scales = grouped.abs().amax(2) / 7
+        extra = grouped.abs().amax((1, 2)) / 127
+        layer.pack(linear, scales, extra if size > 0 else None)
+        stored |= {f"{name}.{key}": part for key, part in layer.state_dict().items()}
+        weight, channel = layer._dequantize_weight_for_torch()
+        values[f"{name}.weight"] = (weight * channel).t().contiguous()
+    config = {"quant_method": "qqq", "bits": 4, "group_size": 32}
+    how = "pack and _dequantize_weight_for_torch of gptqmodel/nn_modules/qlinear/qqq.py QQQTorchLinear, times s_channel"
+    put("qqq/layers", stored, config, values, {"producer": "ModelCloud/GPTQModel@f4c327a1", "how": how})
+
+
 if __name__ == "__main__":
-    makers = (sdnq, quark, modelopt, modelslim, w4afp8, paroquant)
+    makers = (sdnq, quark, modelopt, modelslim, w4afp8, paroquant, qqq)
     {make.__name__: make for make in makers}[sys.argv[1]](*sys.argv[2:])

@@ -59,12 +59,6 @@ REFUSALS = (
         f"its E2M1 codes have two kinds of blocks, with separately ordered scales; {DEQUANTIZE}",
     ),
     _make_row(
-        "QQQ",
-        "B s_channel",
-        "qqq",
-        f"its codes are in the order of Marlin kernels, with scales of scales; {DEQUANTIZE}",
-    ),
-    _make_row(
         "ModelSlim with FlatQuant",
         "weight weight_scale left_trans right_trans",
         "",
