@@ -31,12 +31,13 @@ SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffi
 # Files beside config.json that declare nothing but a quantization.
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION_CONFIGS = ("quantize_config.json", "quant_config.json", "quantization_config.json")
-CONFIGS = ("config.json", MODELOPT_CONFIG, *QUANTIZATION_CONFIGS, "params.json")
+ASCEND_CONFIG = "quant_model_description.json"  # of ModelSlim: the type of each tensor, by its name
+CONFIGS = ("config.json", MODELOPT_CONFIG, *QUANTIZATION_CONFIGS, ASCEND_CONFIG, "params.json")
 PIPELINE = "model_index.json"  # at the root of a pipeline of diffusers
 DENOISERS = ("transformer", "transformer_2", "unet")  # folders of a pipeline
 WHOLE = "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index beside it
 MAX_INDEX = 256 * 2**20
-MAX_CONFIG = 16 * 2**20
+MAX_CONFIG = 64 * 2**20
 
 
 def open_checkpoint(

@@ -15,7 +15,7 @@ _load_quantized_module; transformers and compressed-tensors for config.json.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from quanterr.checkpoints import MODELOPT_CONFIG, QUANTIZATION_CONFIGS, Checkpoint, Entry
+from quanterr.checkpoints import ASCEND_CONFIG, MODELOPT_CONFIG, QUANTIZATION_CONFIGS, Checkpoint, Entry
 from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
@@ -174,6 +174,8 @@ def _find_module(layer: str, entries: dict[str, Entry]) -> str | None:
 
 
 def _find_quantization_config(config: JsonObject) -> JsonObject:
+    if found := as_object(config.get(ASCEND_CONFIG)):  # what config.json says is then of the original
+        return found
     main = as_object(config.get("config.json"))
     quip = as_object(main.get("quip_params"))  # settings of QuIP#
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):

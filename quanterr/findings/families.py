@@ -57,6 +57,12 @@ FAMILIES = (
     _make_family("scaled codes", "fp8_tensor fp8_row fp8_block int8_tensor int8_row int8_block mxfp8 nvfp4"),
     _make_family("MXFP4 of gpt-oss", "gpt_oss_mxfp4", "mxfp4 gpt_oss_mxfp4 quark modelopt"),
     _make_family("MX", "mxfp4 mxfp6_e2m3 mxfp6_e3m2", "quark modelopt modelopt_mixed mx mxfp4 mxfp6 fp8"),
+    _make_family(
+        "ModelSlim", "modelslim_int modelslim_int4 modelslim_fp8 modelslim_mxfp4_dual", "ascend modelslim msmodelslim"
+    ),
+    _make_family("QQQ", "qqq", "qqq"),
+    _make_family("ParoQuant", "paroquant", "paroquant", "qweight"),
+    _make_family("W4AFP8", "w4afp8", "w4afp8"),
     _make_family("HQQ", "hqq", "hqq", has_own=True),
     _make_family("EETQ", "eetq", "eetq"),
     _make_family("BitNet", "bitnet", "bitnet"),
@@ -75,11 +81,11 @@ FAMILIES = (
 # Other methods that some loader knows: transformers' AUTO_QUANTIZER_MAPPING, vLLM's and SGLang's QUANTIZATION_METHODS,
 # diffusers' and those of programs that have formats of their own.
 OTHER_METHODS = _words(
-    "aqlm ascend autoawq bitnet blockwise_int8 deepspeedfp eetq exl2 exl3 experts_int8 fbgemm_fp8 finegrained_fp8 "
+    "aqlm autoawq bitnet blockwise_int8 deepspeedfp eetq exl2 exl3 experts_int8 fbgemm_fp8 finegrained_fp8 "
     "fouroversix fp8 fp_quant gemma gguf higgs hqq humming int8 metal mlx modelopt modelopt_fp4 modelopt_fp8 "
-    "modelopt_mixed modelopt_mxfp8 modelslim msmodelslim mx mxfp4 mxfp6 mxfp8 nunchaku nvfp4 nvidia petit_nvfp4 prism "
-    "ptpc_fp8 qoq qqq qserve quanto quark quartet quip quip# quip_sharp sdnq sinq smoothquant spinquant spqr svdquant "
-    "torchao tpu_int8 vptq w4a8_awq w4afp8 w8a8_fp8 w8a8_int8"
+    "modelopt_mixed modelopt_mxfp8 mx mxfp4 mxfp6 mxfp8 nunchaku nvfp4 nvidia petit_nvfp4 prism "
+    "ptpc_fp8 qoq qserve quanto quark quartet quip quip# quip_sharp sdnq sinq smoothquant spinquant spqr svdquant "
+    "torchao tpu_int8 vptq w4a8_awq w8a8_fp8 w8a8_int8"
 )
 KNOWN = OTHER_METHODS.union(SEVERAL, *(family.methods for family in FAMILIES))
 OF_OTHERS = frozenset[str]().union(*(family.methods for family in FAMILIES if family.name in OF_OWN_TENSORS))
@@ -87,6 +93,7 @@ OF_OTHERS = frozenset[str]().union(*(family.methods for family in FAMILIES if fa
 # vllm-project/vllm model_executor/layers/quantization/fp8.py Fp8LinearMethod.create_weights, and what the names say.
 OF_METHOD = {
     "fp8": _words("fp8_tensor fp8_row fp8_block mxfp8 nvfp4"),
+    "w4afp8": _words("fp8_tensor fp8_row fp8_block"),
     "mxfp8": _words("mxfp8"),
     "w8a8_int8": _words("int8_tensor int8_row int8_block"),
     "blockwise_int8": _words("int8_block"),

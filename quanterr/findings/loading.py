@@ -14,10 +14,11 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints import ASCEND_CONFIG, Checkpoint
 from quanterr.checkpoints.labels import Labels
 from quanterr.checkpoints.places import list_names
 from quanterr.documents.base import Finding
+from quanterr.findings.ascend import check_description
 from quanterr.findings.codes import make_finding
 from quanterr.findings.families import (
     COMPRESSED,
@@ -48,6 +49,9 @@ def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
     """Check that config.json, or what stands for it, lets loaders read the codes of a checkpoint's weights."""
     weights = list({weight.codes.name: weight for weight in weights}.values())  # one of those that share codes
     yield from _check_labels(checkpoint, labels, weights)
+    if description := as_object(checkpoint.config.get(ASCEND_CONFIG)):
+        yield from check_description(description, weights)
+        return
     coded = [(weight, family) for weight in weights if weight.has_codes and (family := _find_family(weight.format))]
     if labels.config:
         says_mlx = "quantization" in as_object(checkpoint.config.get("config.json"))

@@ -149,7 +149,7 @@ def _read_codes(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Works
     stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
     low = stored[:, chunk.col // 2 : chunk.stop_col // 2]
     if layout.bits == 6:
-        values = element_types.unpack(low, _make_low_pairs(workspace.device), workspace)
+        values = element_types.unpack(low, element_types.uint4_pairs(workspace.device), workspace)
         high = stored[:, half + chunk.col // 4 : half + chunk.stop_col // 4]
         return values.add_(element_types.unpack(high, _make_high_fours(workspace.device), workspace, "high"))
     if parts.get("codebook"):
@@ -165,11 +165,6 @@ def _read_relative_scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> T
     groups = entry.shape[1]
     stored = workspace.read("s_rel", entry, chunk.row * groups, (chunk.shape[0], groups))
     return stored if entry.dtype == "F32" else element_types.decode_e4m3_scales(stored)
-
-
-@cache
-def _make_low_pairs(device: torch.device) -> Tensor:
-    return element_types.nibble_pairs(element_types.UINT4, high_first=False).to(device)
 
 
 @cache

@@ -42,7 +42,6 @@ from quanterr.formats.base import (
     Format,
     FormatMismatch,
     Native,
-    Order,
     Parts,
     PartSpec,
     Values,
@@ -50,7 +49,8 @@ from quanterr.formats.base import (
     Workspace,
 )
 from quanterr.formats.shared import bit_stream
-from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns, unpack_transposed
+from quanterr.formats.shared.awq_gemm import attach_gemm_decoder
+from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.gptq_awq_common import (
@@ -64,9 +64,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     is_gemv,
     read_transposed_scale,
 )
-from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
-from quanterr.tensors.workspace import OUTPUT
 
 SIZES = (128, 64, 32)  # sizes of blocks, the likeliest first
 NIBBLES = Packing("dense", 4)
@@ -95,7 +93,7 @@ def fit_gemm(parts: Parts) -> Weight | None:
         raise FormatMismatch(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
     packing = Packing("interleaved" if bits == 4 else "dense", bits)
     blocks = fit_blocks(n_blocks, cols, declared_group_size(parts))
-    return _make_weight(parts, (rows, cols), blocks, packing, _attach_gemm_decoder(parts, cols, blocks, packing))
+    return _make_weight(parts, (rows, cols), blocks, packing, attach_gemm_decoder(parts, cols, blocks, packing))
 
 
 def fit_gemv(parts: Parts) -> Weight | None:
@@ -180,45 +178,6 @@ def _find_denied_zero_points(parts: Parts, bits: int) -> tuple[str, ...]:
         f"config.json declares zero_point false, but {entry} holds zero points other than {1 << bits - 1}: "
         "loaders that follow it ignore them or refuse the file",
     )
-
-
-def dequantize_gemm(parts: Parts, blocks: ColumnBlocks, packing: Packing, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - zero point) · scale, (r, c)."""
-    rows = chunk.row, chunk.stop_row
-    stored = workspace.read_whole("columns", parts.codes)[chunk.col : chunk.stop_col]
-    codes = unpack_transposed(stored, packing, rows, workspace, OUTPUT)
-    zero_point: Tensor | float = 1 << packing.bits - 1
-    if entry := parts.get("zero_point"):
-        zero_point = _read_zero_points(entry, packing, chunk, workspace)
-    return Values(
-        blocks.dequantize(codes, zero_point, read_transposed_scale(parts["scale"], chunk, workspace), chunk, workspace)
-    )
-
-
-def _read_zero_points(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the zero points of a chunk's rows, stored as (blocks, rows), as float32 (r, blocks)."""
-    rows = chunk.row, chunk.stop_row
-    return unpack_transposed(workspace.read_whole("zeros", entry), packing, rows, workspace, "zero_points")
-
-
-def _attach_gemm_decoder(parts: Parts, cols: int, blocks: ColumnBlocks, packing: Packing) -> Dequantize:
-    """Return :func:`dequantize_gemm`, with a :class:`Decoder` for 4-bit codes."""
-    plain, zero_point = partial(dequantize_gemm, parts, blocks, packing), parts.get("zero_point")
-    if packing.name != "interleaved":
-        return plain
-    table = bit_stream.byte_table(8, 0 if zero_point else 1 << packing.bits - 1)  # the decoder deinterleaves
-    decoder = Decoder(
-        parts.codes,
-        cols,
-        ElementType.TABLE,
-        table,
-        scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
-        zero=blocks.restrict(partial(_read_zero_points, zero_point, packing)) if zero_point else None,
-        group=blocks.group,
-        order=Order.AWQ_WORDS,
-        stored=StoredScales.fit(parts["scale"], parts["scale"].shape[1], blocks.n, turned=True),
-    )
-    return Native(plain, decoder)
 
 
 def dequantize_gemv(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:

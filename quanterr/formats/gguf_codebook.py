@@ -10,6 +10,7 @@
     MXFP4             element = table[code] * 2^(exponent - 128)
     NVFP4             element = table[code] * scale / 2, a scale for 16 elements
     NVFP4 with a tensor X.scale (f32, one, or one per expert) beside X.weight: the same times X.scale
+                      (some converters call it X.weight.scale, which llama.cpp does not look for)
 
 The tables are IQ4 and E2M1 below; E2M1 holds doubled E2M1 values. Byte j of the codes of 32 elements holds the code of
 element j in its lower half and of element 16 + j in its upper half (NVFP4: of 16 elements, j and 8 + j). IQ4_XS: the
@@ -144,7 +145,10 @@ def fit_nvfp4(parts: Parts) -> Weight:
     if scale.n != 1 and not (len(shape) == 3 and scale.n == shape[0]):
         raise FormatMismatch(f"scale {scale} is neither one nor one for each expert of a weight of shape {list(shape)}")
     decoder = Decoder(parts.codes, parts.matrix[1], ElementType.NVFP4, scale=partial(read_scales, parts, scale))
-    return replace(weight, dequantize=Native(partial(dequantize_scaled, parts, scale), decoder))
+    foreign = scale.name.endswith(".weight.scale")
+    warning = "its scale is called X.weight.scale: llama.cpp looks for X.scale, and refuses or ignores this one"
+    scaled = Native(partial(dequantize_scaled, parts, scale), decoder)
+    return replace(weight, dequantize=scaled, warnings=(*weight.warnings, *([warning] if foreign else ())))
 
 
 def dequantize_scaled(parts: Parts, scale: Entry, chunk: Chunk, workspace: Workspace) -> Values:
@@ -170,7 +174,7 @@ FORMATS = (
         NVFP4.format,
         {
             "codes": PartSpec(("{weight}",), frozenset({"NVFP4"})),
-            "scale": PartSpec(("{module}.scale",), frozenset({"F32"}), optional=True),
+            "scale": PartSpec(("{module}.scale", "{weight}.scale"), frozenset({"F32"}), optional=True),
         },
         fit_nvfp4,
         summary=f"{NVFP4.summary}; one more for the tensor or for each expert",

@@ -34,6 +34,8 @@ def fit(parts: Parts) -> Weight | None:
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
+    if parts.hints.config.get("quant_method") == "w4afp8":  # whose bytes hold two codes
+        return None
     weight = _fit_plain(parts)
     if len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):
         return apply_pre_quant_scale(parts, weight)

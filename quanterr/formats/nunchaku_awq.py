@@ -17,10 +17,9 @@ Reference: mit-han-lab/deepcompressor@69f3473 backend/tinychat/utils.py, backend
 nunchaku-tech/nunchaku@3a3cc3d nunchaku/models/linear.py AWQW4A16Linear.
 """
 
-from functools import cache, partial
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
@@ -84,18 +83,13 @@ def _dequantize_block(parts: Parts, padded: Padded, interleaved: int, chunk: Chu
         workspace.read_whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
     )
     codes = pieces[order // 4, groups, order % 4].view(torch.uint8).view(rows, -1)
-    unpacked = element_types.unpack(codes, _make_pairs(workspace.device), workspace, "unpacked")
+    unpacked = element_types.unpack(codes, element_types.uint4_pairs(workspace.device), workspace, "unpacked")
     values = workspace.output((rows, cols))
     values.view(rows, -1, 2, 4, 8).copy_(unpacked.view(rows, -1, 2, 8, 4).transpose(3, 4))
     multiply(values, read_ordered_rows("whole_scale", parts["scale"], order, workspace)[:, groups], chunk.col, GROUP)
     zero = read_ordered_rows("whole_zero", parts["zero"], order, workspace)[:, groups]
     values.view(rows, -1, GROUP).add_(zero.unsqueeze(2))
     return Values(values)
-
-
-@cache
-def _make_pairs(device: torch.device) -> Tensor:
-    return element_types.nibble_pairs(element_types.UINT4, high_first=False).to(device)
 
 
 FORMATS = (Format("nunchaku_awq", NEEDS, fit, usual_db=(12, 18)),)

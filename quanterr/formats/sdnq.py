@@ -1,10 +1,12 @@
-"""SDNQ: integers or small floats of 2 to 8 bits, a scale for each row or each group of columns.
+"""SDNQ: integers or small floats of 2 to 8 bits, with a scale for each row or group, or codebooks.
 
     weight        i8, u8, f8_e4m3, f8_e5m2    (rows, cols) or (rows, groups, size): codes of 8 bits; (cols, rows) if
                                               stored for its matrix product
                   u8                          (runs, bytes of a run) or flat: codes of 2 to 7 bits, row after row,
                                               packed spread: shared/bit_packing.py
-    scale         f32, bf16, f16              (rows, 1), (rows, groups, 1), one, or (1, rows) of (cols, rows)
+    scale         f32, bf16, f16              (rows, 1), (rows, groups, 1), one, or (1, rows) of (cols, rows);
+                                              with a codebook, the values of all codes: (rows, 2^bits),
+                                              (rows, groups, 2^bits) or (2^bits,)
     zero_point    f32, bf16, f16              shaped as scale, with unsigned codes
     svd_up        floating                    (rows, rank), or (rank, rows) of (cols, rows); optional
     svd_down      floating                    (rank, cols), or (cols, rank)
@@ -13,6 +15,8 @@
                     + zero_point[r, group of c], with unsigned codes                             rounded
     weight[r, c]  = product[r, c] + sum over k of svd_up[r, k] * svd_down[k, c]                  in float64
                     un-rotated in groups of columns, if config.json says use_hadamard: shared/convrot.py
+
+    with a codebook, product[r, c] = scale[r, group of c, code[r, c]]; codes are unsigned integers
 
     intN      code - 2^(N-1), packed; int8 is not packed
     uintN     code
@@ -74,6 +78,7 @@ SHORT = {  # exponent bits of fpN and ufpN
     "u": {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 4},
 }
 STORED = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "fp8": "float8_e4m3fn"}
+CODEBOOKS = tuple((1 << bits,) for bits in range(2, 9))  # last axes of tables of values
 HADAMARD = 256  # default number of columns that are rotated together
 MIN_ROTATION = 4  # fewest columns that are rotated
 
@@ -125,6 +130,7 @@ class SdnqLayout(NamedTuple):
     blocks: ColumnBlocks
     bits: int
     transposed: bool
+    codebook: bool = False  # the scales are the values of all codes of a group
 
 
 def fit(parts: Parts) -> Weight | None:
@@ -132,6 +138,8 @@ def fit(parts: Parts) -> Weight | None:
     settings = _read_settings(parts)
     _refuse_settings(settings)
     declared = _declared_number_type(parts, settings)
+    if settings.get("use_codebook") or (not settings and _is_codebook(parts["scale"])):
+        return _fit_codebook(parts, settings, declared)
     layout = _fit_layout(parts, declared.bits if declared else None)
     rotation = _find_rotation(settings, layout.shape[1])
     codes, unsigned = parts.codes, parts.get("zero_point") is not None
@@ -151,6 +159,37 @@ def fit(parts: Parts) -> Weight | None:
     )
 
 
+def _is_codebook(scale: Entry) -> bool:
+    """Return whether a scale's last axis can be the values of codes of 2 to 8 bits: it is 1 in all other layouts."""
+    return scale.shape[-1:] in CODEBOOKS and len(scale.shape) <= 3
+
+
+def _fit_codebook(parts: Parts, settings: JsonFields, declared: NumberType | None) -> Weight:
+    """Return a weight each of whose groups of columns has a table of values.
+
+    Raises:
+        FormatMismatch: codes, tables, the original and config.json do not agree.
+    """
+    codes, scale, original = parts.codes, parts["scale"], parts.hints.shape
+    if codes.dtype != "U8" or not _is_codebook(scale) or parts.get("zero_point"):
+        raise FormatMismatch(f"{_describe_parts(parts)} are not codes and the values that they stand for")
+    bits = scale.shape[-1].bit_length() - 1
+    if declared and declared != NumberType(f"uint{bits}", bits, unsigned=True):
+        raise FormatMismatch(
+            f"config.json declares {declared.name}, but {scale} has a value for each of {1 << bits} codes"
+        )
+    groups = scale.shape[1] if len(scale.shape) == 3 else 1
+    rows = scale.shape[0] if len(scale.shape) > 1 else original[0] if original else codes.shape[0]
+    if len(scale.shape) == 1 and not original and len(codes.shape) != 2 and bits != 8:
+        raise FormatMismatch(f"the shape of {codes} is unknown: give an original")
+    cols, rest = divmod(8 * codes.nbytes // bits, max(rows, 1))
+    if rest or not rows or cols % groups:
+        raise FormatMismatch(f"{codes} does not hold {rows} rows in {groups} groups of columns, as {scale} has")
+    layout = SdnqLayout((rows, cols), ColumnBlocks(groups, cols // groups), bits, transposed=False, codebook=True)
+    coding = NumberType(f"uint{bits}", bits, unsigned=True)
+    return _make_weight(parts, _check_layout(parts, layout), coding, _find_rotation(settings, cols))
+
+
 def _read_settings(parts: Parts) -> JsonFields:
     """Return the settings of the layer in config.json; empty if another program wrote it."""
     config = parts.hints.config
@@ -168,7 +207,7 @@ def _matches(pattern: str, weight: str) -> bool:
 
 
 def _refuse_settings(settings: JsonFields) -> None:
-    for key in ("use_codebook", "scale_dtype", "zero_point_dtype"):
+    for key in ("use_codebook_scale", "scale_dtype", "zero_point_dtype"):
         if settings.get(key) not in (None, False, "none", "float32", "bfloat16", "float16"):
             raise FormatMismatch(
                 f"SDNQ with {key} {display(str(settings[key]))} is not supported: dequantize the model with SDNQ, and "
@@ -252,7 +291,8 @@ def _check_layout(parts: Parts, layout: SdnqLayout) -> SdnqLayout:
     if not run or 8 * codes.nbytes != layout.bits * rows * cols or cols % run or 0 in layout.shape:
         raise FormatMismatch(f"{codes} does not hold {rows} × {cols} codes of 2 to 8 bits")
     scales = {role: parts[role] for role in ("scale", "zero_point") if parts.get(role)}
-    wrong = next((entry for entry in scales.values() if entry.n not in (1, rows * layout.blocks.n)), None)
+    each = 1 << bits if (bits := layout.bits * layout.codebook) else 1
+    wrong = next((entry for entry in scales.values() if entry.n not in (each, rows * layout.blocks.n * each)), None)
     if wrong or (zero_point and zero_point.n != parts["scale"].n):
         raise FormatMismatch(f"{wrong or zero_point} does not fit {rows} × {cols} codes, nor {parts['scale']}")
     up, down = parts.get("svd_up"), parts.get("svd_down")
@@ -285,7 +325,9 @@ def _possible_number_types(bits: int, unsigned: bool) -> list[NumberType]:
 
 
 def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, rotation: int) -> Weight:
-    levels = coding.levels if coding else OF_DTYPE[parts.codes.dtype]
+    levels = None if layout.codebook else coding.levels if coding else OF_DTYPE[parts.codes.dtype]
+    is_uniform = not layout.codebook and not (coding.exponent if coding else parts.codes.dtype != "I8")
+    scale = None if layout.codebook else parts["scale"]
     padded = fit_unpadded(parts, layout.shape, rotation or len(Packing("spread", layout.bits).run(BYTE).codes))
     name = coding.name if coding else STORED[parts.codes.dtype]
     branch = Branch(partial(_read_branch, parts, layout, rotation)) if parts.get("svd_up") else None
@@ -294,10 +336,10 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
         layout.shape,
         partial(dequantize, parts, layout, coding, padded, 0),
         code_bits=layout.bits,
-        uniform_bits=layout.bits if not (coding.exponent if coding else parts.codes.dtype != "I8") else None,
+        uniform_bits=layout.bits if is_uniform else None,
         levels=levels,
         block_size=layout.blocks.edges,
-        scale=parts["scale"],
+        scale=scale,
         branch=branch,
         evidence=(described,),
     )
@@ -310,7 +352,7 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
         uniform_bits=plain.uniform_bits,
         rotated=RotatedWeight(plain, partial(rotate, rotation)),
         block_size=layout.blocks.edges,
-        scale=parts["scale"],
+        scale=scale,
         branch=branch,
         evidence=(f"{described}; rotated in groups of {rotation}",),
     )
@@ -333,7 +375,11 @@ def _dequantize_block(
     parts: Parts, layout: SdnqLayout, coding: NumberType | None, rotation: int, chunk: Chunk, workspace: Workspace
 ) -> Values:
     values = _read_values(parts.codes, layout, coding, chunk, workspace)
-    layout.blocks.apply(Tensor.mul_, values, _read_groups("scale", parts, layout, chunk, workspace), chunk, workspace)
+    if layout.codebook:
+        _look_up(values, parts["scale"], layout, chunk, workspace)
+    else:
+        scales = _read_groups("scale", parts, layout, chunk, workspace)
+        layout.blocks.apply(Tensor.mul_, values, scales, chunk, workspace)
     if parts.get("zero_point"):
         zero_points = _read_groups("zero_point", parts, layout, chunk, workspace)
         layout.blocks.apply(Tensor.add_, values, zero_points, chunk, workspace)
@@ -342,6 +388,20 @@ def _dequantize_block(
         up, down = up[chunk.row : chunk.stop_row], down[:, chunk.col : chunk.stop_col]
         add_branch(values, None, up, down, False, workspace)
     return Values(unrotate(values, rotation, workspace) if rotation else values)
+
+
+def _look_up(codes: Tensor, tables: Entry, layout: SdnqLayout, chunk: Chunk, workspace: Workspace) -> None:
+    """Replace codes, (r, c) float32, by the values in their groups' tables, in place."""
+    each = 1 << layout.bits
+    places = workspace.buffer("places", chunk.shape, torch.int64).copy_(codes)
+    if tables.n == each:
+        values = workspace.read_whole("tables", tables).view(1, each).expand(chunk.shape[0], -1)
+    else:
+        of_row = layout.blocks.n * each
+        values = workspace.read("tables", tables, chunk.row * of_row, (chunk.shape[0], of_row))
+        groups = torch.arange(chunk.col, chunk.stop_col, device=workspace.device) // layout.blocks.size
+        places.add_(groups.mul_(each))
+    torch.gather(values.float(), 1, places, out=codes)
 
 
 def _read_thin(parts: Parts, layout: SdnqLayout, workspace: Workspace) -> tuple[Tensor, Tensor]:
@@ -398,4 +458,11 @@ def _read_groups(role: str, parts: Parts, layout: SdnqLayout, chunk: Chunk, work
     return workspace.read(role, entry, chunk.row * n, (chunk.shape[0], n)).float()
 
 
-FORMATS = (Format("sdnq", NEEDS, fit, summary="SDNQ: integers or small floats of 2 to 8 bits, by rows or groups"),)
+FORMATS = (
+    Format(
+        "sdnq",
+        NEEDS,
+        fit,
+        summary="SDNQ: integers or small floats of 2 to 8 bits, or codes for tables, by rows or groups",
+    ),
+)

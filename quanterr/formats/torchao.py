@@ -15,7 +15,7 @@
     torchao_nvfp4    NVFP4Tensor         qdata two E2M1 codes per byte, scale f8_e4m3 per 16 columns,
                                          per_tensor_scale f32, one or one per expert, or missing
                                          weight = code * (scale * per_tensor_scale)   rounded twice
-    torchao_int4     Int4Tensor, Int4TilePackedTo4dTensor: shared/torchao_int4.py
+    torchao_int4     Int4Tensor, Int4PlainInt32Tensor, Int4TilePackedTo4dTensor: shared/torchao_int4.py
 
 All may have experts as a leading axis. If is_swizzled_scales is true, the scales are in the tiles of
 shared/swizzled_scales.py; the scales of stacked experts form one matrix. act_pre_scale (cols,) multiplies the layer's
@@ -299,6 +299,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...], Read]] = {
     "MXTensor": ("torchao_mx", ("scale",), (), _fit_mx),
     "NVFP4Tensor": ("torchao_nvfp4", ("scale",), ("per_tensor_scale",), _fit_nvfp4),
     "Int4Tensor": ("torchao_int4", ("scale", "zero_point"), ("act_pre_scale",), torchao_int4.fit_plain),
+    "Int4PlainInt32Tensor": ("torchao_int4", ("scale", "zero_point"), ("act_pre_scale",), torchao_int4.fit_words),
     "Int4TilePackedTo4dTensor": ("torchao_int4", ("scale_and_zero",), ("act_pre_scale",), torchao_int4.fit_tiles),
 }
 

@@ -126,7 +126,7 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
             *mismatches,
             *_find_in_layers(weights, warnings),
             *_find_in_checkpoint(side, weights),
-            *check_loading(checkpoint, side.labels, [weight for weight, _ in readable if weight.has_codes]),
+            *check_loading(checkpoint, side.labels, [weight for weight, _ in readable]),
             *report_lone_rotations(find_lone_transforms(side.labels.config, checkpoint.entries)),
             *report_absent_scales(absent, calibrated),
             *report_cache_scales(find_cache_scales(side.labels.config, checkpoint.entries)),

@@ -31,6 +31,7 @@ from quanterr.checkpoints import Entry, ggml_types
 from quanterr.checkpoints.labels import Label, Labels
 from quanterr.formats import Weight
 from quanterr.formats.base import Branch, InputRotation
+from quanterr.formats.shared.ascend_types import NOT_EMULATED, TYPES
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pairing
 from quanterr.pairing.transforms import Transforms
@@ -272,6 +273,12 @@ def _read_fp8(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs("fp8_token")
 
 
+def _read_w4afp8(module: str, config: JsonFields, entries: Stored) -> Declared:
+    if entries[module + WEIGHT].dtype == "I8":
+        return Inputs(why_not="experts of W4AFP8 share one scale of activations, which is not emulated")
+    return _read_fp8(module, config, entries)
+
+
 def _read_fbgemm(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs("fp8_token", bound=_number(config.get("activation_scale_ub")))
 
@@ -378,6 +385,20 @@ def _read_sdnq(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs(why_not=f"products of SDNQ in {display(dtype)} are not emulated")
 
 
+def _read_ascend(module: str, config: JsonFields, entries: Stored) -> Declared:
+    """Read the type that ModelSlim's description gives to a weight."""
+    declared = str(config.get(module + WEIGHT))
+    known = TYPES.get(declared)
+    if known is None or not known.inputs:
+        return None
+    if known.inputs == NOT_EMULATED:
+        return Inputs(why_not=f"the activations of {declared} are not emulated")
+    if not known.inputs.endswith("static"):
+        return Inputs(known.inputs)
+    scale, offset = (entries.get(f"{module}.input_{name}") for name in ("scale", "offset"))
+    return Inputs(known.inputs, scale, zero_point=offset) if scale else _make_missing("input_scale")
+
+
 IsIt = Callable[[str, JsonFields], bool]
 READERS: tuple[tuple[IsIt, Callable[[str, JsonFields, Stored], Declared]], ...] = (
     (lambda method, config: "quant_algo" in config or "quantized_layers" in config, _read_modelopt),
@@ -385,8 +406,10 @@ READERS: tuple[tuple[IsIt, Callable[[str, JsonFields, Stored], Declared]], ...] 
     (lambda method, config: "config_groups" in config, _read_compressed_tensors),
     (lambda method, config: method == "fbgemm_fp8", _read_fbgemm),
     (lambda method, config: method == "fp8", _read_fp8),
+    (lambda method, config: method == "w4afp8", _read_w4afp8),
     (lambda method, config: method == "torchao", _read_torchao),
     (lambda method, config: method == "sdnq", _read_sdnq),
+    (lambda method, config: "model_quant_type" in config, _read_ascend),
 )
 
 

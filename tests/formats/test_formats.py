@@ -635,7 +635,18 @@ class TestLabelsThatContradictTensors:
     @pytest.mark.parametrize(
         ("settings", "tensors", "says"),
         [
-            ({"use_codebook": True}, {}, "SDNQ with use_codebook True is not supported"),
+            ({"use_codebook": True}, {}, "are not codes and the values that they stand for"),
+            ({"use_codebook_scale": True}, {}, "SDNQ with use_codebook_scale True is not supported"),
+            (
+                {"use_codebook": True},
+                {"a.scale": torch.ones(4, 16)},
+                "declares int4, but a.scale (F32 [4, 16]) has a value for each of 16 codes",
+            ),
+            (
+                {"use_codebook": True, "weights_dtype": "uint4"},
+                {"a.scale": torch.ones(3, 16)},
+                "a.weight (U8 [80]) does not hold 3 rows in 1 groups",
+            ),
             ({"weights_dtype": "uint9"}, {}, "config.json declares weights_dtype uint9"),
             ({"weights_dtype": "int5"}, {}, "config.json declares int5, but "),
             ({}, {"a.scale_2": ONE}, "its scales are quantized as well"),

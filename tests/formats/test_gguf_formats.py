@@ -152,6 +152,20 @@ def test_a_second_scale_beside_nvfp4_is_refused(tmp_path):
     assert "stored as gguf_nvfp4 (NVFP4), but unused: a.weight_scale" == reasons(tmp_path, *tensors)
 
 
+def test_a_scale_of_nvfp4_may_have_the_name_of_other_converters(tmp_path):
+    blocks = RNG.integers(0, 256, 2 * 36).astype(np.uint8).tobytes()
+    found = {}
+    for name in ("a.scale", "a.weight.scale"):
+        tensors = Stored("a.weight", "NVFP4", (2, 64), blocks), Stored(name, "F32", (1,), struct.pack("<f", 0.3))
+        path = write_gguf(tmp_path / f"{name}.gguf", tensors)
+        with planned(write(tmp_path / "x.safetensors", {"a.weight": weights(2, 64)}), path) as plan:
+            found[name] = plan.pairs[0].quantized
+            found[name, "values"] = dequantized(found[name])
+
+    assert same_bits(found["a.scale", "values"], found["a.weight.scale", "values"])
+    assert [(), 1] == [found["a.scale"].warnings, len(found["a.weight.scale"].warnings)]
+
+
 # How far right readings may be off
 
 

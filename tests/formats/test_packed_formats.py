@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.making import chunk_of, compared, dequantized, fp8_codes, numbers, planned, same_bits, store
 
 import quanterr
@@ -246,6 +247,12 @@ def torchao(kind, **data):
 
 def int8(rows=4, cols=64):
     return {"a._weight_qdata": random_bytes(rows, cols).view(torch.int8), "a._weight_scale": torch.ones(rows, 1)}
+
+
+def words32(**changed):
+    parts = {"qdata": torch.zeros(4, 8, dtype=torch.int32), "scale": torch.ones(2, 4)}
+    parts |= {"zero_point": torch.zeros(2, 4, dtype=torch.int8)} | changed
+    return {f"a._weight_{name}": part for name, part in parts.items()}
 
 
 def ascii_bytes(text):
@@ -489,6 +496,21 @@ REFUSED = {
         torchao("Int8Tensor", block_size=[2, 64]),
         "block_size [2, 64] for a._weight_qdata (I8 [4, 64]): neither groups of columns nor the whole tensor",
     ),
+    "torchao for NPUs": (
+        words32(zero_point=torch.zeros(2, 4)),
+        torchao("Int4PlainInt32Tensor", block_size=[1, 32], shape=[4, 64]),
+        "a._weight_zero_point (F32 [2, 4]) is not I8: made for NPUs",
+    ),
+    "torchao of other groups of words": (
+        words32(),
+        torchao("Int4PlainInt32Tensor", block_size=[1, 64], shape=[4, 64]),
+        "a._weight_scale (F32 [2, 4]) should have the shape [1, 4]",
+    ),
+    "torchao of another shape of words": (
+        words32(),
+        torchao("Int4PlainInt32Tensor", block_size=[1, 32], shape=[4, 32]),
+        "the header declares block_size [1, 32] and shape [4, 32] for a._weight_qdata (I32 [4, 8])",
+    ),
     "torchao without a block": (int8(), torchao("Int8Tensor"), "the header declares block_size None"),
     "torchao of other codes": (
         int8() | {"a._weight_qdata": random_bytes(4, 64)},
@@ -614,3 +636,85 @@ class TestUndeclared:
         stored = {"a.weight": random_bytes(4, 32), "a.weight_scale": random_bytes(4, 2)}
 
         assert "quark_fp4" == weight_of(tmp_path, (4, 64), stored, config=config).format
+
+
+W4AFP8 = {"quantization_config": {"quant_method": "w4afp8", "weight_block_size": [128, 128]}}
+
+
+class TestW4afp8:
+    def stored(self, **parts):
+        codes = torch.full((4, 128), 0x21, dtype=torch.int8)
+        return {"a.weight": codes, "a.weight_scale_inv": torch.ones(4, 2)} | parts
+
+    def test_the_configuration_or_the_original_decides(self, tmp_path):
+        assert weight_of(tmp_path, (4, 256), self.stored(), config={}).format == "w4afp8"
+
+    def test_without_either_it_is_int8_in_blocks(self, tmp_path):
+        assert weight_of(tmp_path, (4, 128), self.stored(), config={}).format == "int8_block"
+
+    def test_a_scale_for_other_groups_is_refused(self, tmp_path):
+        stored = self.stored(**{"a.weight_scale_inv": torch.ones(4, 4)})
+        path = store(tmp_path / "y", stored, config=W4AFP8)
+        with planned(store(tmp_path / "x.safetensors", {"a.weight": torch.zeros(4, 256)}), path) as plan:
+            reasons = {left.reason for left in plan.leftovers if left.side == "quantized"}
+
+        assert any("a.weight_scale_inv (F32 [4, 4]) should be [4, 2]" in reason for reason in reasons)
+
+    def test_its_other_layers_are_fp8(self, tmp_path):
+        fp8 = {"b.weight": torch.ones(128, 128).to(torch.float8_e4m3fn), "b.weight_scale_inv": torch.ones(1, 1)}
+        found = quanterr.inspect(store(tmp_path / "y", self.stored() | fp8, config=W4AFP8 | {"model_type": "x"}))
+
+        assert ({"w4afp8", "fp8_tensor"}, []) == (set(found.formats), found.findings)
+
+
+def test_tables_of_sdnq_are_known_by_their_shape(tmp_path):
+    """Without config.json; a table for the whole weight needs an original."""
+    tensors = load_file(GOLDEN / "sdnq" / "codebooks" / "model.safetensors")
+    values = load_file(GOLDEN / "sdnq" / "codebooks.expected.safetensors")
+    path = store(tmp_path / "alone.safetensors", tensors)
+    with planned(store(tmp_path / "original.safetensors", values), path) as plan:
+        found = {pair.name: dequantized(pair.quantized) for pair in plan.pairs}
+
+    assert [] == [name for name, value in values.items() if name != "svd.weight" and not same_bits(value, found[name])]
+    reasons = {weight.name: weight.reason for weight in quanterr.inspect(path).weights if weight.reason}
+    assert {"t_uint4.weight"} == set(reasons)
+    assert "is unknown: give an original" in reasons["t_uint4.weight"]
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "says"),
+    [
+        ("pairs", lambda t: t.clone().fill_(1), "should name each of 64 columns of a block once in each rotation"),
+        ("pairs", lambda t: t[:, :64], "a.pairs (I16 [8, 64]) does not fit 128 columns"),
+        ("theta", lambda t: t[:3], "a.pairs (I16 [8, 128]) does not fit 128 columns and a.theta (F16 [3, 64])"),
+        ("channel_scales", lambda t: t[:, 1:], "a.channel_scales (F16 [1, 127]) does not fit 128 columns"),
+        ("qzeros", lambda t: t[:1], "should have a row for each block of 128 columns"),
+        ("scales", lambda t: t[:, 1:], "should have eight numbers in a row for each word"),
+    ],
+)
+def test_parts_of_paroquant_that_do_not_fit_are_refused(tmp_path, role, change, says):
+    tensors = load_file(GOLDEN / "paroquant" / "layers" / "model.safetensors")
+    tensors[f"a.{role}"] = change(tensors[f"a.{role}"]).contiguous()
+    config = {"quantization_config": {"quant_method": "paroquant"}}
+    found = {one.name: one.reason for one in inspect(store(tmp_path / "y", tensors, config=config)).weights}
+
+    assert says in found["a.weight"]
+    assert not found["b.weight"]
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "says"),
+    [
+        ("B", lambda t: t[:, 1:], "should have two words for each of groups.s_channel (F32 [1, 64])"),
+        ("s_group", lambda t: t[:, 1:], "should have groups of one size of 64 columns, and 64 numbers for each"),
+        ("s_group", lambda t: torch.ones(3, 64).half(), "should have groups of one size of 64 columns"),
+    ],
+)
+def test_parts_of_qqq_that_do_not_fit_are_refused(tmp_path, role, change, says):
+    tensors = load_file(GOLDEN / "qqq" / "layers" / "model.safetensors")
+    tensors[f"groups.{role}"] = change(tensors[f"groups.{role}"]).contiguous()
+    config = {"quantization_config": {"quant_method": "qqq"}}
+    found = {one.name: one.reason for one in inspect(store(tmp_path / "y", tensors, config=config)).weights}
+
+    assert says in found["groups.weight"]
+    assert not found["channel.weight"]

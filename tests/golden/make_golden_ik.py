@@ -1,4 +1,4 @@
-"""Makes the golden files of ik_llama.cpp's GGUF types for tests/test_formats.py.
+"""Makes the golden files of ik_llama.cpp's GGUF types for tests/formats/test_formats.py.
 
     python tests/golden/make_golden_ik.py LIBRARY           needs numpy and safetensors
 
@@ -28,7 +28,7 @@ from safetensors.numpy import load, save_file
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from gguf_stored import Stored, gguf  # noqa: E402
+from support.gguf_stored import Stored, gguf  # noqa: E402
 
 from quanterr.checkpoints.ggml_types import OF_NAME  # noqa: E402
 

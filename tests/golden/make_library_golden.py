@@ -6,9 +6,13 @@ Needs bitsandbytes, hqq, mlx, optimum-quanto and torchao besides torch; each is 
 weight and to read it again, in float32 as far as it can. No number comes from quanterr.
 """
 
+import ast
 import importlib.metadata
+import inspect
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
+from unittest.mock import patch
 
 import torch
 from make_golden import Tensors, save
@@ -172,6 +176,7 @@ def torchao() -> Iterator[Case]:
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
     from torchao.quantization import Float8Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, MappingType
     from torchao.quantization.granularity import PerGroup, PerRow, PerTensor
+    from torchao.quantization.quant_primitives import dequantize_affine
 
     def flat(made: dict[str, Tensor], read: Callable[[Tensor], Tensor]) -> tuple[Tensors, Tensors, dict[str, str]]:
         stored, header = flatten_tensor_state_dict({f"{name}.weight": tensor for name, tensor in made.items()})
@@ -180,7 +185,27 @@ def torchao() -> Iterator[Case]:
     def widened(tensor: Tensor) -> Tensor:
         return tensor.dequantize(output_dtype=torch.float32)
 
+    from torchao.quantization.quantize_.workflows.int4 import int4_plain_int32_tensor as words
+
+    def pack_words(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+        """An Int4PlainInt32Tensor as for an XPU, whose kernel copies four bytes into a word, and its values."""
+        tree = ast.parse(inspect.getsource(words._from_hp_xpu))
+        tree.body[0].body = [node for node in tree.body[0].body if not isinstance(node, ast.Assert)]
+        exec(compile(tree, words.__file__, "exec"), found := dict(vars(words)))
+        with patch.object(torch.ops.aten, "_convert_weight_to_int4pack", lambda codes, _: codes.view(torch.int32)):
+            made = found["_from_hp_xpu"](words.Int4PlainInt32Tensor, x, [1, group])
+        scale, zero = (part.t().contiguous() for part in (made.scale, made.zero_point.int()))
+        codes = words.quantize_affine(x, [1, group], scale, zero, torch.int32, 0, 15)
+        read = partial(dequantize_affine, codes, [1, group], scale.float(), zero, torch.int32, 0, 15)
+        return made, read(output_dtype=torch.float32)
+
     x, stack = numbers(3, 192), numbers(3, 5, 96)
+    pairs = {f"group{group}": pack_words(numbers(6, 192, seed=group), group) for group in (32, 64)}
+    stored, header = flatten_tensor_state_dict({f"{name}.weight": made for name, (made, _) in pairs.items()})
+    values = {f"{name}.weight": read for name, (_, read) in pairs.items()}
+    how = "_from_hp_xpu of Int4PlainInt32Tensor, its words as of torch-xpu-ops; dequantize_affine with float32 scales"
+    yield "torchao_int4/plain_int32", "torchao", stored, values, header, how
+
     made = {
         "row": Int8Tensor.from_hp(x, granularity=PerRow()),
         "tensor": Int8Tensor.from_hp(x, granularity=PerTensor()),

@@ -1,17 +1,21 @@
-"""Makes the golden folders of SDNQ, AMD Quark and ModelOpt by the programs themselves.
+"""Makes the golden folders of SDNQ, AMD Quark, ModelOpt and ModelSlim by the programs themselves.
 
-    python tests/golden/make_producer_golden.py sdnq|quark|modelopt
+    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim
+    python tests/golden/make_producer_golden.py w4afp8|paroquant|qqq FILES
 
-Needs that program (sdnq, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a small model
-in float32, writes it as its users do, and dequantizes it. No number comes from quanterr.
+Needs that program (sdnq, msmodelslim, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a
+small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr. W4AFP8,
+ParoQuant and QQQ need files of programs that do not run without a GPU: see their functions.
 """
 
+import ast
 import importlib.metadata
 import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Optional
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -95,6 +99,13 @@ def sdnq() -> None:
     case("products_alone.safetensors", products | branches, single=True)
     turned = {"use_hadamard": True}
     rotated = {f"h{n}_{d}": {"weights_dtype": d, "hadamard_group_size": n} for n in (32, 64) for d in ("int4", "int8")}
+    table = {"use_codebook": True}
+    tables = {f"rows_{d}": {"weights_dtype": d, **table} for d in ("uint2", "uint4", "uint6")}
+    tables |= {f"t_{d}": {"weights_dtype": d, "group_size": -2, **table} for d in ("uint4", "uint8")}
+    tables["g32"] = {"weights_dtype": "uint5", "group_size": 32, **table}
+    tables["svd"] = {"weights_dtype": "uint4", **branch, **table}
+    case("codebooks", tables)
+    case("codebooks_rotated", {"h": {"weights_dtype": "uint4", **table}}, **turned)
     case("rotated", rotated | {"mm": {"weights_dtype": "int8", **product}}, **turned)
 
 
@@ -176,5 +187,253 @@ def modelopt() -> None:
     put("int8_row/modelopt_smoothquant", stored, settings, values, origin)
 
 
+def modelslim() -> None:
+    """Every type of Ascend's files; rows that the saver cuts into 16 parts for its biases have 64 columns."""
+    from unittest.mock import patch
+
+    import msmodelslim.ir as qir
+    from msmodelslim.core.quant_service.modelslim_v1.save.ascendv1 import AscendV1Config, AscendV1Saver
+    from msmodelslim.core.quant_service.modelslim_v1.save.interface import AscendV1GlobalModelDtypeInterface
+    from msmodelslim.core.quant_service.modelslim_v1.save.utils.deqscale import deqscale2int64
+    from msmodelslim.core.quantizer.base import QConfig
+    from msmodelslim.core.quantizer.linear import LinearQConfig, LinearQuantizer
+    from msmodelslim.ir.api import dequantize
+    from msmodelslim.ir.qal import QParam, QScheme, QStorage
+    from msmodelslim.model import IModel
+    from msmodelslim.pytorch.llm_ptq.llm_ptq_tools.calibrator.calibrator_classes import fake_quantize
+
+    class Source(IModel, AscendV1GlobalModelDtypeInterface):
+        """What the saver asks for: the folder whose configuration it copies, and the model's dtype."""
+
+        bfloat16 = False
+
+        def __init__(self, folder: str) -> None:
+            self.folder = Path(folder)
+
+        model_type = "llama"
+        model_path = property(lambda self: self.folder)
+        trust_remote_code = False
+
+        def get_global_model_torch_dtype(self) -> torch.dtype:
+            return torch.bfloat16 if self.bfloat16 else torch.float16
+
+    def deploy(inputs: QScheme, weights: QScheme, shape: tuple[int, int], bias: bool, **ext: object) -> nn.Module:
+        def config(scheme: QScheme, method: str, ext: dict) -> QConfig:
+            return QConfig(dtype=scheme.dtype, scope=scheme.scope, symmetric=scheme.symmetric, method=method, ext=ext)
+
+        method = "dualscale" if weights == qir.mxfp4_dual_scale_sym else "minmax"
+        of_weights = "gptq" if not weights.symmetric or "group_size" in ext else method
+        if unknown := inputs == qir.int4_per_token_sym:  # only the layer knows it: it rounds its inputs itself
+            inputs = qir.float_per_tensor_sym
+        of_inputs = "none" if inputs == qir.float_per_tensor_sym else method
+        linear = nn.Linear(shape[1], shape[0], bias=bias)
+        layer = LinearQuantizer(
+            LinearQConfig(act=config(inputs, of_inputs, ext), weight=config(weights, of_weights, ext))
+        )
+        layer.setup(linear)
+        if "dual_block_size" not in ext:  # its forward fails; it needs no samples of inputs
+            layer(torch.randn(4, shape[1]) + 0.5)
+        if not unknown:
+            return layer.deploy()
+        own = layer.weight_quantizer
+        inputs = QParam(scheme=qir.int4_per_token_sym)
+        return qir.AutoFakeQuantLinear.create(inputs, own.get_q_param(), own.get_q_storage(), layer.bias)
+
+    def value_of(module: nn.Module) -> Tensor:
+        """The weight that the producer's own layer multiplies by, with codes as they are saved."""
+        if type(module) is qir.W8A8StaticFakeQuantLinear and not Source.bfloat16:
+            reader = fake_quantize.w8a8_fakequantizer.FakeLinearQuantizerOfW8A8()
+            deq_scale = deqscale2int64(module.input_scale * module.weight_scale)
+            stored = {"quant_weight": module.weight.data, "deq_scale": deq_scale}
+            reader.set_param(nn.Linear(1, 1), input_scale=module.input_scale.data, **stored)
+            return reader.weight
+        if isinstance(module, qir.WFP8AFP8DynamicPerChannelFakeQuantLinear):  # only the saver rounds
+            module.weight.data = module.weight.data.to(torch.float8_e4m3fn).float()
+        if hasattr(module, "group_size"):  # the layers take groups of rows for groups of columns, but for one
+            ext = {"scale": module.weight_scale, "offset": module.weight_offset, "group_size": module.group_size}
+            codes = QStorage(module.w_scheme.dtype, module.weight).T
+            return dequantize(codes, QParam(scheme=module.w_scheme, ext=ext)).T.value.contiguous()
+        with patch.object(nn.functional, "linear", wraps=nn.functional.linear) as product:
+            module(torch.randn(4, module.weight.shape[1]))
+        return product.call_args.args[1].detach().float().contiguous().clone()
+
+    q, dual = qir, {"axes": -1, "dual_block_size": 512}
+    groups = {"group_size": 16}
+    tokens = q.int8_per_token_sym, q.int4_per_token_sym
+    cases = {
+        "modelslim_int/static": {"w8a8": (q.int8_per_tensor_asym, q.int8_per_channel_sym, (8, 64), True, {})},
+        "modelslim_int/static_bfloat16": {"w8a8": (q.int8_per_tensor_asym, q.int8_per_channel_sym, (8, 64), True, {})},
+        "modelslim_int/modelslim": {
+            "w8a8_mix": (q.int8_pd_mix_asym, q.int8_per_channel_sym, (8, 64), False, {}),
+            "w8a8_dynamic": (tokens[0], q.int8_per_channel_sym, (8, 64), True, {}),
+            "w8a8_dynamic_groups": (tokens[0], q.int8_per_group_sym, (8, 64), False, groups),
+            "w8a16": (q.float_per_tensor_sym, q.int8_per_channel_asym, (8, 64), False, {}),
+            "w4a4_dynamic": (tokens[1], q.int4_per_channel_sym, (8, 64), False, {}),
+            "w4a4_dynamic_offsets": (tokens[1], q.int4_per_channel_asym, (8, 64), False, {}),
+            "w4a4_dynamic_groups": (tokens[1], q.int4_per_group_asym, (8, 64), False, groups),
+        },
+        "modelslim_int4/modelslim": {
+            "up_proj": (tokens[0], q.int4_per_channel_sym, (8, 64), False, {}),
+            "down_proj": (tokens[0], q.int4_per_channel_sym, (8, 64), True, {}),
+        },
+        "modelslim_fp8/modelslim": {"fp8": (q.fp8_e4m3_per_token_sym, q.fp8_e4m3_per_channel_sym, (8, 64), True, {})},
+        "modelslim_mxfp4_dual/modelslim": {
+            "dual": (q.mxfp4_dual_scale_sym, q.mxfp4_dual_scale_sym, (3, 1024), True, dual)
+        },
+        "mxfp8/modelslim": {"w8a8": (q.mxfp8_per_block_sym, q.mxfp8_per_block_sym, (8, 64), True, {"axes": -1})},
+        "mxfp4/modelslim": {
+            "w4a8": (q.mxfp8_per_block_sym, q.mxfp4_per_block_sym, (8, 64), False, {"axes": -1}),
+            "w4a4": (q.mxfp4_per_block_sym, q.mxfp4_per_block_sym, (8, 64), False, {"axes": -1}),
+        },
+    }
+    version = importlib.metadata.version("msmodelslim")
+    for case, layers in cases.items():
+        torch.manual_seed(0)
+        Source.bfloat16 = case.endswith("bfloat16")
+        model = nn.Module()
+        for name, (inputs, weights, shape, bias, ext) in layers.items():
+            setattr(model, name, deploy(inputs, weights, shape, bias, **ext))
+        values = {f"{name}.weight": value_of(module) for name, module in model.named_children()}
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as source:
+            saver = AscendV1Saver(model, AscendV1Config(save_directory=folder, part_file_size=0), Source(source))
+            saver.post_run()
+            stored = load_file(f"{folder}/quant_model_weights.safetensors")
+            description = Path(f"{folder}/quant_model_description.json").read_text()
+        stored = {name: tensor for name, tensor in stored.items() if not name.endswith(".bias")}
+        how = f"LinearQuantizer, AscendV1Saver: {', '.join(layers)}; the weights by which the quantized layers multiply"
+        origin = {"producer": f"msmodelslim {version}", "how": how}
+        if Source.bfloat16:  # a product, a quotient and another product, each rounded to float32
+            origin["tolerance"] = 3 * 2**-24
+        put(case, stored, {}, values, origin)
+        (HERE / case / "quant_model_description.json").write_text(description)
+
+
+def load(path: str, *names: str, **given: object) -> dict:
+    """Constants, and functions and classes of these names, of a file whose imports are missing here."""
+    tree = ast.parse(Path(path).read_text())
+    tree.body = [
+        node
+        for node in tree.body
+        if (isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names)
+        or (isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple))
+    ]
+    exec(compile(tree, path, "exec"), found := {"torch": torch, **given})
+    return found
+
+
+def w4afp8(quantizer: str, packer: str) -> None:
+    """Rows of two experts: quantize_mixed_precision_moe.py of TensorRT-LLM, test_cutlass_w4a8_moe_mm.py of SGLang."""
+
+    quantize = load(quantizer, "quantize_fp8_block_scale_to_int4")["quantize_fp8_block_scale_to_int4"]
+    pack = load(packer, "pack_int4_values_to_int8")["pack_int4_values_to_int8"]
+    stored, values = {}, {}
+    for n in range(2):
+        torch.manual_seed(n)
+        codes, scale = quantize((100 * torch.randn(128, 384)).to(torch.float8_e4m3fn), torch.rand(1, 3) / 1000)
+        name, codes, scale = f"mlp.experts.{n}.down_proj.weight", codes[:6], scale[:6].contiguous()
+        stored |= {name: pack(codes), f"{name}_scale_inv": scale}
+        values[name] = codes.float() * scale.repeat_interleave(128, 1)
+    config = {"quant_method": "w4afp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    how = (
+        "quantize_fp8_block_scale_to_int4 of NVIDIA/TensorRT-LLM@2376c67c examples/quantization/"
+        "quantize_mixed_precision_moe.py, pack_int4_values_to_int8 of sgl-project/sglang@8b2add0f sgl-kernel/tests/"
+        "test_cutlass_w4a8_moe_mm.py; the first 6 rows of each expert; codes times scales in float32, before packing"
+    )
+    put("w4afp8/experts", stored, config, values, {"producer": "TensorRT-LLM and SGLang", "how": how})
+
+
+def paroquant(convert: str, rotation: str, packing: str) -> None:
+    """Two layers: paroquant's cli/convert.py, utils/paroquant.py and awq/utils/packing_utils.py of GPTQModel."""
+    from unittest.mock import Mock, patch
+
+    rotate = load(rotation, "_normalize_group_size", "apply_paroquant_rotation_reference", Optional=Optional)
+    rotate = rotate["apply_paroquant_rotation_reference"]
+    made = load(convert, "_pack_awq", "_quantize_rotated_weight", "_to_awq_buffers")
+    read = load(packing, "_unpack_columnwise", "unpack_awq", "reverse_awq_order", "dequantize_gemm")["dequantize_gemm"]
+    modules = {"paroquant": Mock(), "paroquant.kernels": Mock()}
+    modules["paroquant.kernels.cuda"] = Mock(scaled_pairwise_rotation=rotate)
+    precise = {"cos": lambda t: t.double().cos(), "sin": lambda t: t.double().sin()}
+    stored, values = {}, {}
+    for name, rows, blocks, size, rotations in (("a", 16, 2, 64, 8), ("b", 8, 3, 32, 3)):
+        torch.manual_seed(rows)
+        cols = blocks * size
+        factors = torch.rand(1, cols).add(0.5).half()
+        pairs = torch.stack(
+            [torch.cat([torch.randperm(size) for _ in range(blocks)]) for _ in range(rotations)]
+        ).short()
+        theta = torch.randn(rotations, cols // 2).half()
+        scales = torch.rand(rows * blocks, 1).add(0.5).div(100).half().float()
+        with patch.dict("sys.modules", modules):
+            coded = made["_quantize_rotated_weight"](
+                weight=0.02 * torch.randn(rows, cols), pairs=pairs, theta=theta, channel_scales=1 / factors.float(),
+                scales_flat=scales, zp_flat=-torch.randint(5, 11, (rows * blocks, 1)), bits=4, group_size=size,
+                device="cpu",
+            )  # fmt: skip
+        parts = made["_to_awq_buffers"](*coded)
+        stored |= {f"{name}.{key}": part for key, part in parts.items()}
+        stored |= {f"{name}.theta": theta, f"{name}.pairs": pairs, f"{name}.channel_scales": factors}
+        weight = read(parts["qweight"], parts["qzeros"], parts["scales"].float(), 4, size)
+        with patch.multiple(torch, **precise):
+            turned = rotate(torch.eye(cols, dtype=torch.float64), pairs, theta, factors, size)
+        values[f"{name}.weight"] = (turned @ weight.double()).t().float().contiguous()
+    config = {"quant_method": "paroquant", "bits": 4, "group_size": 64, "krot": 8}
+    how = (
+        "quantized and packed by paroquant/cli/convert.py of paroquant 0.1.16, with the rotation of "
+        "ModelCloud/GPTQModel@f4c327a1 gptqmodel/utils/paroquant.py apply_paroquant_rotation_reference; that rotation "
+        "of an identity matrix, in float64, times dequantize_gemm of gptqmodel/quantization/awq/utils/"
+        "packing_utils.py"
+    )
+    origin = {"producer": "paroquant 0.1.16 and GPTQModel", "how": how, "tolerance": 2**-23}
+    put("paroquant/layers", stored, config, values, origin)
+
+
+def qqq(layers: str) -> None:
+    """Layers with one group and with several: GPTQModel's nn_modules/qlinear/qqq.py."""
+    from unittest.mock import MagicMock
+
+    import numpy
+
+    class Base(nn.Module):
+        """What QQQLinear needs of its own base class."""
+
+        def __init__(self, bits: int, group_size: int, in_features: int, out_features: int, **_: object) -> None:
+            super().__init__()
+            self.bits, self.in_features, self.out_features = bits, in_features, out_features
+            self.group_size = in_features if group_size < 0 else group_size
+
+    missing = (
+        "BACKEND",
+        "METHOD",
+        "FORMAT",
+        "DEVICE",
+        "PLATFORM",
+        "Adapter",
+        "Lora",
+        "log",
+        "Optional",
+        "Tuple",
+        "List",
+    )
+    given = {name: MagicMock() for name in missing} | {"np": numpy, "GroupedQuantLinear": Base, "CPU": "cpu"}
+    own = ("_invert_permutation", "_unpack_uint4", "QQQLinear", "QQQTorchLinear")
+    kind = load(layers, *own, **given)["QQQTorchLinear"]
+    stored, values = {}, {}
+    for name, rows, cols, size in (("channel", 128, 32, -1), ("groups", 64, 64, 32)):
+        torch.manual_seed(rows)
+        layer = kind(4, size, False, True, cols, rows, register_buffers=False)
+        linear = nn.Linear(cols, rows, bias=False)
+        grouped = linear.weight.data.view(rows, -1, size if size > 0 else cols)
+        scales = grouped.abs().amax(2) / 7
+        extra = grouped.abs().amax((1, 2)) / 127
+        layer.pack(linear, scales, extra if size > 0 else None)
+        stored |= {f"{name}.{key}": part for key, part in layer.state_dict().items()}
+        weight, channel = layer._dequantize_weight_for_torch()
+        values[f"{name}.weight"] = (weight * channel).t().contiguous()
+    config = {"quant_method": "qqq", "bits": 4, "group_size": 32}
+    how = "pack and _dequantize_weight_for_torch of gptqmodel/nn_modules/qlinear/qqq.py QQQTorchLinear, times s_channel"
+    put("qqq/layers", stored, config, values, {"producer": "ModelCloud/GPTQModel@f4c327a1", "how": how})
+
+
 if __name__ == "__main__":
-    {"sdnq": sdnq, "quark": quark, "modelopt": modelopt}[sys.argv[1]]()
+    makers = (sdnq, quark, modelopt, modelslim, w4afp8, paroquant, qqq)
+    {make.__name__: make for make in makers}[sys.argv[1]](*sys.argv[2:])

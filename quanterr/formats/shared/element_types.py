@@ -206,6 +206,12 @@ def int4_pairs(device: torch.device) -> Tensor:
     return nibble_pairs(INT4, high_first=False).to(device)
 
 
+@cache
+def uint4_pairs(device: torch.device) -> Tensor:
+    """Return the values of the two unsigned 4-bit codes in each byte, the low nibble first, (256, 2) float32."""
+    return nibble_pairs(UINT4, high_first=False).to(device)
+
+
 def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = OUTPUT) -> Tensor:
     """Look up bytes of several codes each, (r, w) uint8 or int8, in a table, (256, v): (r, v · w) float32.
 

@@ -66,6 +66,7 @@ class Microscaled:
     scale_of: ScaleOf
     unpacked: bool = False  # each 6-bit code has a byte of its own
     high_first: bool = False  # the first of two codes in a byte is in the high bits
+    tabled: bool = True  # a byte of the scales stands for the same number in all blocks
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
         """Return code · scale, (r, c)."""
@@ -88,7 +89,7 @@ class Microscaled:
             kind, ends, table = ElementType.TABLE, (), self._make_pairs(torch.device("cpu"))
         stored = None
         is_stack = self.scales.experts > 1 or len(padded.shape) > 2
-        if not self.scales.tiled and not is_stack:  # experts may have global scales of their own
+        if self.tabled and not self.scales.tiled and not is_stack:  # experts may have global scales of their own
             stored = StoredScales(self.scales.entry, 1, self.scales.cols, table=self._make_scale_table)
         scale = self._read_scales
         decoder = Decoder(

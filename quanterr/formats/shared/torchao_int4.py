@@ -1,4 +1,4 @@
-"""The 4-bit integers of torchao, whose kernels multiply first and add afterwards.
+"""The 4-bit integers of torchao, most of whose kernels multiply first and add afterwards.
 
     Int4Tensor                  qdata              i8 (rows, cols / 2), two codes of -8 … 7, the first in the low bits
                                 scale, zero_point  floating (cols / group, rows)
@@ -8,15 +8,21 @@
                                 scale_and_zero     floating (cols / group, rows, 2)
                                 weight = (code - 8) * scale                           rounded
                                          + zero                                       rounded
+    Int4PlainInt32Tensor        qdata              i32 (rows, cols / 8), eight codes of 0 … 15 in a word
+                                scale              floating (cols / group, rows)
+                                zero_point         i8 (cols / group, rows)
+                                weight = (code - zero_point) * scale                  rounded
 
-An Int4Tensor may be a stack of experts. Int4TilePackedTo4dTensor pads rows to a multiple of 8 and columns to a
-multiple of 1024. The code at bits 4p … 4p + 3 of word (n, k, lane, j), with the bits p2 p1 p0 of p, belongs to
+An Int4Tensor may be a stack of experts. An Int4PlainInt32Tensor for NPUs, with floating zero points, is refused: the
+order of its codes is not documented. Int4TilePackedTo4dTensor pads rows to a multiple of 8 and columns to a multiple of
+1024. The code at bits 4p … 4p + 3 of word (n, k, lane, j), with the bits p2 p1 p0 of p, belongs to
 
     row       8·n + lane // 4
     column    128·k + 32·j + 16·p1 + 8·p0 + 2·(lane % 4) + p2
 
 Reference: pytorch/ao@36027d82 torchao/quantization/quantize_/workflows/int4/int4_tensor.py and
-int4_tile_packed_to_4d_tensor.py; pytorch aten/src/ATen/native/cuda/int4mm.cu.
+int4_tile_packed_to_4d_tensor.py; torchao 0.18.0 int4_plain_int32_tensor.py, whose words intel/torch-xpu-ops packs
+src/ATen/native/xpu/sycl/WeightInt4PackKernel.cpp; pytorch aten/src/ATen/native/cuda/int4mm.cu.
 """
 
 from dataclasses import dataclass
@@ -47,19 +53,26 @@ class PlainCodes:
     parts: Parts
     padded: Padded
     pre_scale: Entry | None
+    shifted: bool = False  # codes are unsigned, and zero points are subtracted from them
 
     def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
-        """Return code · scale + zero_point, (r, c)."""
+        """Return code · scale + zero_point, (r, c), or (code - zero_point) · scale."""
         return self.padded.dequantize(chunk, workspace, self._dequantize_block)
 
     def _dequantize_block(self, chunk: Chunk, workspace: Workspace) -> Values:
         first = (chunk.row * self.padded.stored_cols + chunk.col) // 2
         stored = workspace.read_bytes("codes", self.parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
-        values = element_types.unpack(stored, element_types.int4_pairs(workspace.device), workspace)
+        values = element_types.unpack(stored, self._make_pairs(workspace.device), workspace)
         groups = values.view(chunk.shape[0], -1, self.padded.step)
-        scale, zero_point = (self._read_groups(role, chunk, workspace) for role in ("scale", "zero_point"))
-        groups.mul_(scale.unsqueeze(2)).add_(zero_point.unsqueeze(2))
+        scale, zero_point = (self._read_groups(role, chunk, workspace).unsqueeze(2) for role in ("scale", "zero_point"))
+        if self.shifted:
+            groups.sub_(zero_point).mul_(scale)
+        else:
+            groups.mul_(scale).add_(zero_point)
         return Values(apply_pre_scale(values, self.pre_scale, chunk, workspace))
+
+    def _make_pairs(self, device: torch.device) -> Tensor:
+        return element_types.uint4_pairs(device) if self.shifted else element_types.int4_pairs(device)
 
     def _read_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Read one number per group of a chunk, (r, groups) float32."""
@@ -79,13 +92,15 @@ class PlainCodes:
             return self.dequantize
         cols, group = self.padded.cols, self.padded.step
         stored = StoredScales.fit(self.parts["scale"], self.padded.rows, cols // group, turned=True)
+        zero_point = partial(self._read_groups, "zero_point")
         decoder = Decoder(
             self.parts.codes,
             cols,
             ElementType.TABLE,
-            element_types.int4_pairs(torch.device("cpu")),
+            self._make_pairs(torch.device("cpu")),
             partial(self._read_groups, "scale"),
-            shift=partial(self._read_groups, "zero_point"),
+            zero=zero_point if self.shifted else None,
+            shift=None if self.shifted else zero_point,
             group=group,
             stored=stored,  # None for a stack
         )
@@ -115,6 +130,30 @@ def fit_plain(parts: Parts, declared: Description) -> Weight:
     shape = (*stack, rows, cols)
     plain = PlainCodes(parts, fit_unpadded(parts, shape, group), fit_pre_scale(parts, cols))
     return _make_weight(parts, shape, plain.attach_decoder(), INT4, group)
+
+
+def fit_words(parts: Parts, declared: Description) -> Weight:
+    """Return the weight of an Int4PlainInt32Tensor.
+
+    Raises:
+        FormatMismatch: it was made for NPUs, or its shapes do not fit.
+    """
+    codes, zero_point = parts.codes, parts["zero_point"]
+    if codes.dtype != "I32" or len(codes.shape) != 2:
+        raise FormatMismatch(f"codes of an Int4PlainInt32Tensor are I32 (rows, cols / 8), not {codes}")
+    if zero_point.dtype != "I8":
+        raise FormatMismatch(f"{zero_point} is not I8: made for NPUs, whose order of codes is not supported")
+    rows, cols = codes.shape[0], 8 * codes.shape[1]
+    one, group = read_block_size(parts, declared)
+    if one != 1 or cols % group or group % 2 or declared.get("shape") not in (None, [rows, cols]):
+        raise FormatMismatch(
+            f"the header declares block_size {[one, group]} and shape {declared.get('shape')} for {codes}"
+        )
+    for part in (parts["scale"], zero_point):
+        if part.shape != (cols // group, rows):
+            raise FormatMismatch(f"{part} should have the shape {[cols // group, rows]}: groups of {group} columns")
+    plain = PlainCodes(parts, fit_unpadded(parts, (rows, cols), group), fit_pre_scale(parts, cols), shifted=True)
+    return _make_weight(parts, (rows, cols), plain.attach_decoder(), uniform(4), group)
 
 
 @dataclass(frozen=True, slots=True)

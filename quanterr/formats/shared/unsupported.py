@@ -48,7 +48,9 @@ REFUSALS = (
         "",
         f"its weights are still rotated by a stored matrix; {DEQUANTIZE}",
     ),
-    _make_row("SDNQ", "weight scale scale_2", "", f"its scales are quantized as well; {DEQUANTIZE}"),
+    _make_row(
+        "SDNQ with quantized scales", "weight scale scale_2", "", f"its scales are quantized as well; {DEQUANTIZE}"
+    ),
     _make_row("SINQ", "W_q scale2", "sinq", f"it has row scales and column scales; {DEQUANTIZE}"),
     _make_row(
         "FourOverSix",
@@ -57,16 +59,16 @@ REFUSALS = (
         f"its E2M1 codes have two kinds of blocks, with separately ordered scales; {DEQUANTIZE}",
     ),
     _make_row(
-        "QQQ",
-        "B s_channel",
-        "qqq",
-        f"its codes are in the order of Marlin kernels, with scales of scales; {DEQUANTIZE}",
+        "ModelSlim with FlatQuant",
+        "weight weight_scale left_trans right_trans",
+        "",
+        f"its columns are transformed by two matrices; {DEQUANTIZE}",
     ),
     _make_row(
-        "ParoQuant",
-        "theta pairs channel_scales",
-        "paroquant",
-        f"pairs of its channels are rotated at run time; {DEQUANTIZE}",
+        "ModelSlim with SVD",
+        "weight weight_scale svd_lowrank_l1 svd_lowrank_l2",
+        "",
+        f"a layer is its codes and a low-rank product; {DEQUANTIZE}",
     ),
     _make_row(
         "QTIP",

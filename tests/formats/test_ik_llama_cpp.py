@@ -1,6 +1,6 @@
 """GGUF types whose rows have heads or are interleaved: damage is noticed, and pieces are read from the right bytes.
 
-That values are those of ik_llama.cpp, tests/test_formats.py checks with golden files.
+That values are those of ik_llama.cpp, tests/formats/test_formats.py checks with golden files.
 """
 
 import struct
@@ -8,8 +8,8 @@ import struct
 import numpy as np
 import pytest
 import torch
-from gguf_stored import I32, Stored, array, write_gguf
-from making import dequantized, same_bits, store
+from support.gguf_stored import I32, Stored, array, write_gguf
+from support.making import dequantized, same_bits, store
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint

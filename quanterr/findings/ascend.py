@@ -1,0 +1,44 @@
+"""ModelSlim's quant_model_description.json against what is stored: runtimes read each weight as the type it names.
+
+vllm-ascend fails at a weight that it does not name; SGLang takes the codes of such a weight, and of one that it calls
+FLOAT, for weights. What a type needs and is not stored stays uninitialized.
+
+Reference: see formats/shared/ascend_types.py.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from quanterr.checkpoints import ASCEND_CONFIG
+from quanterr.documents.base import Finding
+from quanterr.findings.codes import make_finding
+from quanterr.formats import Weight
+from quanterr.formats.shared.ascend_types import TYPES
+from quanterr.util.strict_json import JsonFields
+from quanterr.util.text import count, display, listed
+
+REMEDY = f"put the {ASCEND_CONFIG} that the quantizer wrote back beside the weights, or quantize again"
+
+
+def check_description(description: JsonFields, weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Report weights that are stored otherwise than the description says, those with the same fault together."""
+    found: dict[str, list[str]] = {}
+    for weight in weights:
+        if problem := _compare(description.get(weight.codes.name), weight):
+            found.setdefault(problem, []).append(weight.codes.name)
+    for problem, names in found.items():
+        message = f"{ASCEND_CONFIG} {problem}: {count(len(names), 'weight')}: {listed(names, 3)}"
+        yield make_finding("config_mismatch", "error", None, message, REMEDY, layers=names, key=ASCEND_CONFIG)
+
+
+def _compare(declared: object, weight: Weight) -> str:
+    """Return how a weight contradicts its declared type; empty if it does not."""
+    if declared is None:
+        return "does not name codes, which vllm-ascend refuses and SGLang takes for weights" if weight.has_codes else ""
+    known = TYPES.get(declared) if isinstance(declared, str) else None
+    if known is None:  # FLOAT, or a type of sparse numbers, which are plain
+        return f"declares {display(str(declared))}, but they are stored as {weight.format}" if weight.has_codes else ""
+    if weight.format not in known.formats:
+        return f"declares {declared}, but they are stored as {weight.format}"
+    if known.needs not in weight.parts:
+        return f"declares {declared}, but their {known.needs} is missing, which runtimes then leave uninitialized"
+    return ""

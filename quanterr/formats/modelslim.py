@@ -1,0 +1,303 @@
+"""ModelSlim, for Huawei's Ascend: integers or FP8 with scales and offsets; MXFP4 with a second scale.
+
+    modelslim_int     weight                 i8        (rows, cols): one code a byte, also of 4 bits
+                      weight_scale           floating  (rows, 1) or (rows, groups)
+                      weight_offset          floating  shaped as weight_scale
+    modelslim_fp8     weight                 f8_e4m3   (rows, cols), with the same scale and offset
+    modelslim_int4    weight                 i8        (rows / 2, cols): the even row in the low nibble
+                      weight_scale, weight_offset
+                      scale_bias             f32       (rows, 1 or 16): 8 times the sums of weights; not read
+    layers with static inputs (W8A8, W8A8_MIX) also have, and may have instead of scale and offset
+                      deq_scale              f32       (rows,): weight_scale · input_scale; or its bits in i64
+                      input_scale            floating  one
+                      input_offset           any       one; not read
+                      quant_bias             i32       (rows,): a bias and a correction; not read
+
+    weight[r, c] = (float32(code[r, c]) - weight_offset[r, g]) * weight_scale[r, g]      each operation rounds
+    without a weight_scale, it is float32(deq_scale[r] / input_scale)
+
+    modelslim_mxfp4_dual
+                      weight                 u8        (rows, cols / 2): E2M1, the first in the low bits
+                      weight_scale           u8        (rows, cols / 32): exponents
+                      weight_dual_scale      f32       (rows, cols / 512, 1)
+
+    weight[r, c] = e2m1(code[r, c]) * 2^(weight_scale[r, c // 32] - 127) * weight_dual_scale[r, c // 512]
+
+quant_model_description.json names the type of each tensor. A deq_scale that is not the product of the scales beside it
+is refused: runtimes follow it, other readers the scales. W8A8_MXFP8, W4A8_MXFP and W4A4_MXFP4 are mxfp8 and mxfp4.
+
+Reference: msmodelslim 26.1.0 (PyPI), core/quant_service/modelslim_v1/save/ascendv1.py, ir/api/impl/int_quantization.py,
+pytorch/llm_ptq/llm_ptq_tools/calibrator/calibrator_classes/fake_quantize/w8a8_fakequantizer.py;
+vllm-project/vllm-ascend@182b75ea vllm_ascend/quantization/methods.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.ascend_types import TYPES
+from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.comfy_labels import FLOATS, INT8
+from quanterr.formats.shared.flat_blocks import read_of_rows
+from quanterr.formats.shared.microscaling import LEVELS, Microscaled
+from quanterr.formats.shared.padding import fit_unpadded
+from quanterr.formats.shared.row_pairs import attach_row_pairs_decoder, read_row_pairs
+from quanterr.formats.shared.swizzled_scales import BlockScales
+from quanterr.kernel.decoder import OfBlocks
+from quanterr.kernel.levels import INT4, OF_DTYPE, signed_bytes
+from quanterr.tensors.workspace import TORCH_DTYPES
+from quanterr.util.text import display
+
+MX, DUAL = 32, 512  # columns that share an exponent, and a second scale
+BFLOAT16 = 2.0**-8  # greatest relative distance of neighbours: the producer may round a product so
+ANY = FLOATS | INT8 | frozenset({"I32", "I64"})
+SCALE = PartSpec(("{weight}_scale",), FLOATS)
+OFFSET = PartSpec(("{weight}_offset",), FLOATS, optional=True)  # always stored: without it, files are of others
+OF_INPUTS = {  # of layers with static inputs
+    "deq_scale": PartSpec(("{module}.deq_scale",), frozenset({"F32", "I64"}), optional=True),
+    "input_scale": PartSpec(("{module}.input_scale",), FLOATS, optional=True),
+    "input_offset": PartSpec(("{module}.input_offset",), ANY, optional=True),
+    "quant_bias": PartSpec(("{module}.quant_bias",), frozenset({"I32"}), optional=True),
+}
+INTEGERS = {
+    "codes": PartSpec(("{weight}",), INT8),
+    "scale": PartSpec(SCALE.names, FLOATS, optional=True),
+    "zero_point": OFFSET,
+    **OF_INPUTS,
+}
+PAIRS = {
+    "codes": PartSpec(("{weight}",), INT8),
+    "scale": SCALE,
+    "zero_point": OFFSET,
+    "scale_bias": PartSpec(("{module}.scale_bias",), FLOATS, optional=True),
+}
+FP8 = {"codes": PartSpec(("{weight}",), frozenset({"F8_E4M3"})), "scale": SCALE, "zero_point": OFFSET}
+TWO_SCALES = {
+    "codes": PartSpec(("{weight}",), frozenset({"U8"})),
+    "scale": PartSpec(SCALE.names, frozenset({"U8"})),
+    "dual_scale": PartSpec(("{weight}_dual_scale",), frozenset({"F32"}), optional=True),
+}
+
+
+def fit_bytes(parts: Parts) -> Weight | None:
+    """Return the weight if there are offsets, or a deq_scale, for a code in each byte."""
+    codes, scale, offset = parts.codes, parts.get("scale"), parts.get("zero_point")
+    if not offset and not parts.get("deq_scale"):
+        return None
+    if len(codes.shape) != 2:
+        raise FormatMismatch(f"codes of ModelSlim are (rows, cols), not {codes}")
+    rows, cols = codes.shape
+    if scale and scale.shape == (2 * rows, 1):
+        return None  # two rows in a byte
+    blocks = _fit_blocks(parts, rows, cols) if scale else ColumnBlocks(1, cols)
+    if parts.get("deq_scale"):
+        _check_deq_scale(parts, rows)
+    elif not scale:
+        raise FormatMismatch(f"its weight_scale is missing, without which {offset} says nothing")
+    bits, declared = _find_bits(parts)
+    levels = OF_DTYPE[codes.dtype] if codes.dtype in OF_DTYPE and bits == 8 else signed_bytes(bits)
+    of_rows = partial(read_of_rows, "scale", scale, blocks.n) if scale else partial(_divide, parts)
+    zero = partial(read_of_rows, "zero_point", offset, blocks.n) if offset else None
+    return parts.weight(
+        (rows, cols),
+        element_types.attach_decoder(
+            parts,
+            partial(dequantize, codes, blocks, of_rows, zero),
+            blocks.restrict(of_rows),
+            blocks.group,
+            blocks.restrict(zero) if zero else None,
+        ),
+        block_size=blocks.edges,
+        code_bits=8,
+        uniform_bits=bits if codes.dtype == "I8" else None,
+        levels=levels,
+        scale=scale,
+        evidence=(f"codes {codes}, {declared}{scale or parts['deq_scale']}",),
+        warnings=(*blocks.warnings, *_doubt_offset(parts)),
+    )
+
+
+def dequantize(
+    codes: Entry, blocks: ColumnBlocks, scale: OfBlocks, zero: OfBlocks | None, chunk: Chunk, workspace: Workspace
+) -> Values:
+    """Return (code - offset) · scale, (r, c)."""
+    decoded = (element_types.read_int8 if codes.dtype == "I8" else element_types.read_fp8)(codes, chunk, workspace)
+    values = decoded.values if decoded.unit == 1 else decoded.values.mul_(decoded.unit)
+    offset = zero(chunk, workspace) if zero else 0.0
+    return Values(blocks.dequantize(values, offset, scale(chunk, workspace), chunk, workspace), decoded.saturated)
+
+
+def fit_pairs(parts: Parts) -> Weight | None:
+    """Return the weight if there are twice as many rows of scales as of codes."""
+    codes, scale, offset = parts.codes, parts["scale"], parts.get("zero_point")
+    if offset is None or len(codes.shape) != 2 or scale.shape[:1] != (2 * codes.shape[0],):
+        return None
+    _find_bits(parts)
+    rows, cols = 2 * codes.shape[0], codes.shape[1]
+    blocks = _fit_blocks(parts, rows, cols)
+    of_rows, zero = (partial(read_of_rows, key, parts[key], blocks.n) for key in ("scale", "zero_point"))
+    return parts.weight(
+        (rows, cols),
+        attach_row_pairs_decoder(
+            codes,
+            partial(_dequantize_pairs, codes, blocks, of_rows, zero),
+            blocks.restrict(of_rows),
+            blocks.group,
+            blocks.restrict(zero),
+        ),
+        block_size=blocks.edges,
+        code_bits=4,
+        uniform_bits=4,
+        levels=INT4,
+        scale=scale,
+        evidence=(f"two rows of 4-bit codes in each of {codes}, {scale}, {offset}",),
+        warnings=(*blocks.warnings, *_doubt_offset(parts)),
+    )
+
+
+def _dequantize_pairs(
+    codes: Entry, blocks: ColumnBlocks, scale: OfBlocks, zero: OfBlocks, chunk: Chunk, workspace: Workspace
+) -> Values:
+    values = read_row_pairs(codes, chunk, workspace)
+    return Values(blocks.dequantize(values, zero(chunk, workspace), scale(chunk, workspace), chunk, workspace))
+
+
+def fit_dual(parts: Parts) -> Weight | None:
+    """Return the weight of MXFP4 codes whose scales are multiplied by a second scale, if one is stored."""
+    codes, scale, dual = parts.codes, parts["scale"], parts.get("dual_scale")
+    if dual is None:
+        return None
+    rows, cols = codes.shape[0], 2 * codes.shape[-1]
+    across = -(-cols // DUAL)
+    if len(codes.shape) != 2 or scale.shape != (rows, cols // MX) or cols % MX:
+        raise FormatMismatch(f"{scale} should have an exponent per {MX} columns of {codes}")
+    if dual.shape != (rows, across, 1):
+        raise FormatMismatch(f"{dual} should be {[rows, across, 1]}: a number per {DUAL} columns of {codes}")
+
+    def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
+        factors = read_of_rows("dual_scale", dual, across, chunk, workspace)
+        columns = torch.arange(chunk.col, chunk.stop_col, MX, device=workspace.device)
+        return element_types.decode_e8m0(stored).mul_(factors[:, columns // DUAL])
+
+    scales = BlockScales(scale, rows, cols // MX, 1, tiled=False)
+    return parts.weight(
+        (rows, cols),
+        Microscaled(codes, "e2m1", fit_unpadded(parts, (rows, cols), MX), scales, scale_of, tabled=False).native,
+        code_bits=4,
+        levels=LEVELS["e2m1"],
+        block_size=(1, MX),
+        evidence=(f"codes {codes}, exponents {scale}, second scales {dual}",),
+    )
+
+
+def _fit_blocks(parts: Parts, rows: int, cols: int) -> ColumnBlocks:
+    """Return the groups of columns that share a scale and an offset."""
+    scale, offset = parts["scale"], parts.get("zero_point")
+    if len(scale.shape) != 2 or scale.shape[0] != rows:
+        raise FormatMismatch(f"{scale} should have one number or more for each of {rows} rows of {parts.codes}")
+    if offset and offset.shape != scale.shape:
+        raise FormatMismatch(f"{offset} should have the shape of {scale}")
+    size = parts.hints.config.get("group_size")
+    return fit_blocks(scale.shape[1], cols, size if isinstance(size, int) else None)
+
+
+def _find_bits(parts: Parts) -> tuple[int, str]:
+    """Return the bits of a code that takes a byte, and the declared type as words.
+
+    Raises:
+        FormatMismatch: the declared type is one that is stored otherwise, such as W4A16, or unknown.
+    """
+    declared = parts.hints.config.get(parts.codes.name)
+    if not isinstance(declared, str) or declared == "FLOAT":  # a finding says so
+        return 8, ""
+    if declared not in TYPES:
+        raise FormatMismatch(f"quant_model_description.json declares {display(declared)}, which is not supported")
+    return TYPES[declared].bits, f"declared {declared}, "
+
+
+def _check_deq_scale(parts: Parts, rows: int) -> None:
+    """Check the shapes of a static layer's scales, and that deq_scale is their product.
+
+    Raises:
+        FormatMismatch: it is not: runtimes multiply by deq_scale, other readers by weight_scale.
+    """
+    deq, inputs, scale = parts["deq_scale"], parts.get("input_scale"), parts.get("scale")
+    if deq.shape != (rows,) or inputs is None or inputs.n != 1 or (scale and scale.shape != (rows, 1)):
+        raise FormatMismatch(
+            f"a layer with static inputs has one input_scale, and a deq_scale and a weight_scale for each of {rows} "
+            f"rows, but found {deq}, {inputs} and {scale or 'no weight_scale'}"
+        )
+    product = _to_floats(deq, _read(deq))
+    if scale is None:
+        return
+    expected = _read(scale).double().view(-1) * _read(inputs).double()
+    wrong = ~((product.double() - expected).abs() <= BFLOAT16 * expected.abs())
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise FormatMismatch(
+            f"{deq} is not weight_scale · input_scale: row {row} has {float(product[row]):.6g}, expected "
+            f"{float(expected[row]):.6g}; runtimes multiply by deq_scale: quantize the layer again"
+        )
+
+
+def _read(entry: Entry) -> Tensor:
+    return torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype])
+
+
+def _to_floats(entry: Entry, stored: Tensor) -> Tensor:
+    """Return the numbers of a deq_scale, float32: its own, or those whose bits its integers are."""
+    if stored.dtype == torch.float32:
+        return stored
+    bits = stored.to(torch.int32)
+    if not torch.equal(bits.long(), stored):
+        raise FormatMismatch(f"{entry} should hold the bits of float32 numbers")
+    return bits.view(torch.float32)
+
+
+def _divide(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return deq_scale / input_scale of a chunk's rows, (r, 1) float32."""
+    deq, inputs = parts["deq_scale"], parts["input_scale"]
+    stored = workspace.read("deq_scale", deq, chunk.row, (chunk.shape[0], 1))
+    product = stored if stored.dtype == torch.float32 else stored.to(torch.int32).view(torch.float32)
+    return product / workspace.read_whole("input_scale", inputs).view(1, 1).float()
+
+
+def _doubt_offset(parts: Parts) -> tuple[str, ...]:
+    """Return a warning if runtimes ignore offsets that are not 0: those of W4A4, which the producer may write."""
+    declared, offset = parts.hints.config.get(parts.codes.name), parts.get("zero_point")
+    if declared != "W4A4_DYNAMIC" or offset is None or not any(offset.read()):
+        return ()
+    return ("its weight_offset is not 0, but vllm-ascend and SGLang ignore it for W4A4: they get other weights",)
+
+
+FORMATS = (
+    Format(
+        "modelslim_int",
+        INTEGERS,
+        fit_bytes,
+        summary="ModelSlim W8A8, W8A16, W4A4: a code in each byte, a scale and an offset per row or group",
+    ),
+    Format(
+        "modelslim_int4",
+        PAIRS,
+        fit_pairs,
+        summary="ModelSlim W4A8: 4-bit codes of two rows in a byte, a scale per row",
+    ),
+    Format(
+        "modelslim_fp8",
+        FP8,
+        fit_bytes,
+        summary="ModelSlim FP8: E4M3 codes, a scale and an offset per row",
+        usual_db=(31, 33),
+    ),
+    Format(
+        "modelslim_mxfp4_dual",
+        TWO_SCALES,
+        fit_dual,
+        summary="ModelSlim W4A4_MXFP4_DUALSCALE: MXFP4 with a second scale per 512 columns",
+    ),
+)

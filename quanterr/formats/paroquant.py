@@ -1,0 +1,117 @@
+"""ParoQuant: AWQ's integers of 4 bits, of columns that were rotated in pairs.
+
+    qweight           i32               (cols, rows / 8), as in AWQ's gemm layout: awq.py
+    qzeros            i32               (blocks, rows / 8)
+    scales            f16, bf16, f32    (blocks, rows)
+    theta             f16, bf16, f32    (rotations, cols / 2): angles
+    pairs             i16               (rotations, cols): the columns of each pair, counted from their block's first
+    channel_scales    f16, bf16, f32    (1, cols): factors of the layer's input
+
+    coded[r, c] = (code[r, c] - zero_point[r, block of c]) * scales[block of c, r]           rounded
+    from the last rotation to the first, each angle t turns its pair of columns i, j in float64:
+        x[i], x[j] = x[i] * cos(t) - x[j] * sin(t), x[i] * sin(t) + x[j] * cos(t)
+    weight[r, c] = x[r, c] * channel_scales[c]                                               rounded once
+
+The layer multiplies its input by channel_scales and turns the pairs the other way, in the other order. Each column of a
+block is in one pair of each rotation.
+
+Reference: paroquant 0.1.16 (PyPI) paroquant/cli/convert.py; ModelCloud/GPTQModel@f4c327a1 gptqmodel/utils/paroquant.py
+apply_paroquant_rotation_reference, nn_modules/qlinear/paroquant.py.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.awq_gemm import attach_gemm_decoder
+from quanterr.formats.shared.bit_packing import Packing
+from quanterr.formats.shared.column_groups import ColumnBlocks
+from quanterr.formats.shared.config_checks import check_quant_method
+from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
+from quanterr.formats.shared.padding import Padded, fit_unpadded
+
+PACKING = Packing("interleaved", 4)
+NEEDS = {
+    "codes": PartSpec(("{module}.qweight",), WORDS),
+    "scale": SCALE,
+    "zero_point": PartSpec(("{module}.qzeros",), WORDS),
+    "theta": PartSpec(("{module}.theta",), FLOATS),
+    "pairs": PartSpec(("{module}.pairs",), frozenset({"I16"})),
+    "channel_scales": PartSpec(("{module}.channel_scales",), FLOATS),
+}
+
+
+def fit(parts: Parts) -> Weight:
+    """Return the weight.
+
+    Raises:
+        FormatMismatch: shapes do not fit, or a column of a block is in no pair or in two.
+    """
+    codes, scale, theta = parts.codes, parts["scale"], parts["theta"]
+    if len(codes.shape) != 2 or len(scale.shape) != 2 or scale.shape[1] != 8 * codes.shape[1]:
+        raise FormatMismatch(f"{scale} should have eight numbers in a row for each word in a row of {codes}")
+    (cols, width), (blocks, rows) = codes.shape, scale.shape
+    if not blocks or cols % (2 * blocks) or parts["zero_point"].shape != (blocks, width):
+        raise FormatMismatch(f"{scale} and {parts['zero_point']} should have a row for each block of {cols} columns")
+    rotations = theta.shape[0]
+    for entry, n in (
+        (theta, rotations * cols // 2),
+        (parts["pairs"], rotations * cols),
+        (parts["channel_scales"], cols),
+    ):
+        if entry.n != n:
+            raise FormatMismatch(f"{entry} does not fit {cols} columns and {theta}")
+    size = cols // blocks
+    _check_pairs(parts["pairs"], size)
+    coded = attach_gemm_decoder(parts, cols, ColumnBlocks(blocks, size), PACKING)
+    padded = fit_unpadded(parts, (rows, cols), size)
+    return parts.weight(
+        (rows, cols),
+        partial(dequantize, parts, coded, padded),
+        block_size=(1, size),
+        code_bits=4,
+        uniform_bits=4,
+        scale=scale,
+        evidence=(f"4-bit codes {codes}, {rotations} rotations of pairs in blocks of {size} columns",),
+        warnings=check_quant_method(parts, "paroquant"),
+    )
+
+
+def _check_pairs(entry: Entry, size: int) -> None:
+    pairs = torch.frombuffer(bytearray(entry.read()), dtype=torch.int16).view(-1, size)
+    if not torch.equal(pairs.sort(1).values, torch.arange(size, dtype=torch.int16).expand_as(pairs)):
+        raise FormatMismatch(f"{entry} should name each of {size} columns of a block once in each rotation")
+
+
+def dequantize(parts: Parts, coded: Dequantize, padded: Padded, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return the values with the rotations undone, (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_dequantize_blocks, parts, coded))
+
+
+def _dequantize_blocks(parts: Parts, coded: Dequantize, chunk: Chunk, workspace: Workspace) -> Values:
+    values = coded(chunk, workspace).weight
+    columns = slice(chunk.col, chunk.stop_col)
+    wide = workspace.buffer("wide", chunk.shape, torch.float64).copy_(values)
+    theta, pairs = (workspace.read_whole(role, parts[role]) for role in ("theta", "pairs"))
+    cols, size = parts.codes.shape[0], parts.codes.shape[0] // parts["scale"].shape[0]
+    first = torch.arange(0, chunk.shape[1], size, device=workspace.device)[:, None]
+    halves = slice(chunk.col // 2, chunk.stop_col // 2)
+    for angles, pair in zip(theta.view(-1, cols // 2).flip(0), pairs.view(-1, cols).flip(0), strict=True):
+        places = (pair[columns].view(-1, size).long() + first).view(-1, 2)
+        _turn_back(wide, places, angles[halves].double())
+    factors = workspace.read_whole("channel_scales", parts["channel_scales"]).view(-1)[columns].double()
+    return Values(values.copy_(wide.mul_(factors)))
+
+
+def _turn_back(values: Tensor, places: Tensor, angles: Tensor) -> None:
+    """Turn pairs of columns, (pairs, 2), of values, (r, c) float64, by angles, (pairs,), in place."""
+    one, other = (values.index_select(1, place) for place in places.unbind(1))
+    cos, sin = angles.cos(), angles.sin()
+    values.index_copy_(1, places[:, 0], one * cos - other * sin)
+    values.index_copy_(1, places[:, 1], one.mul_(sin).add_(other.mul_(cos)))
+
+
+FORMATS = (Format("paroquant", NEEDS, fit, summary="ParoQuant: 4-bit integers of columns that were rotated in pairs"),)

@@ -1,0 +1,58 @@
+"""Signed 4-bit codes, two rows in a byte: the common part of ModelOpt's INT4 and ModelSlim's W4A8.
+
+codes    u8 or i8    (rows / 2, cols), or (experts, rows / 2, cols): the even row in the low nibble
+"""
+
+from functools import cache
+from math import nan
+
+import torch
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.formats.base import Chunk, Decoder, Dequantize, ElementType, Native, Order, Workspace
+from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
+
+
+def read_row_pairs(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the codes of a chunk, (r, c) float32."""
+    cols = codes.shape[-1]
+    top, bottom, c = chunk.row // 2, -(-chunk.stop_row // 2), chunk.shape[1]
+    rows = bottom - top
+    stored = workspace.read("codes", codes, top * cols + chunk.col, (rows, c if rows == 1 else cols))
+    nibbles = workspace.buffer("nibbles", (rows, c), torch.int8)
+    values = workspace.output((rows, 2, c))
+    signed = stored.view(torch.int8)
+    values[:, 0].copy_(torch.bitwise_left_shift(signed, 4, out=nibbles).bitwise_right_shift_(4))
+    values[:, 1].copy_(torch.bitwise_right_shift(signed, 4, out=nibbles))
+    return values.view(2 * rows, c)[chunk.row - 2 * top : chunk.stop_row - 2 * top]
+
+
+def attach_row_pairs_decoder(
+    codes: Entry,
+    dequantize: Dequantize,
+    scale: OfBlocks,
+    group: int,
+    zero: OfBlocks | None = None,
+    stored: StoredScales | None = None,
+) -> Native:
+    """Return ``dequantize`` with a :class:`Decoder`."""
+    decoder = Decoder(
+        codes,
+        codes.shape[-1],
+        ElementType.TABLE,
+        _make_table(),
+        scale,
+        zero,
+        group=group,
+        order=Order.SHARED_BYTES,
+        stored=stored,
+        shared=SharedBytes(1, (0, 4), 4),
+    )
+    return Native(dequantize, decoder)
+
+
+@cache
+def _make_table() -> Tensor:
+    """Return the value of each code, alone in a byte, (256, 1) float32."""
+    return torch.tensor([*range(8), *range(-8, 0), *[nan] * 240])[:, None]

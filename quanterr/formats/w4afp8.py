@@ -1,0 +1,104 @@
+"""W4AFP8, for the experts of DeepSeek in SGLang: signed integers of 4 bits, a scale per 128 columns.
+
+    weight              i8     (rows, cols / 2), or (experts, rows, cols / 2): the first code in the low nibble
+    weight_scale_inv    f32    (rows, cols / 128), or (experts, rows, cols / 128)
+
+    weight[r, c] = float32(code[r, c]) * weight_scale_inv[r, c // 128]                         rounded
+
+The names are those of FP8 and INT8 in blocks: quant_method w4afp8 in config.json, or the original's shape, decides.
+SGLang rounds the scales to bfloat16 when it loads them. All other layers are FP8 in blocks.
+
+Reference: sgl-project/sglang 0.5.23 layers/quantization/w4afp8.py, sgl-kernel/tests/test_cutlass_w4a8_moe_mm.py;
+NVIDIA/TensorRT-LLM@2376c67c examples/quantization/quantize_mixed_precision_moe.py.
+"""
+
+from functools import partial
+from math import prod
+
+import torch
+
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    ElementType,
+    Format,
+    FormatMismatch,
+    Native,
+    Parts,
+    PartSpec,
+    Values,
+    Weight,
+    Workspace,
+)
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.comfy_labels import FLOATS, INT8
+from quanterr.formats.shared.flat_blocks import read_of_rows
+from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.levels import INT4
+
+METHOD = "w4afp8"
+GROUP = 128
+NEEDS = {"codes": PartSpec(("{weight}",), INT8), "scale": PartSpec(("{weight}_scale_inv",), FLOATS)}
+
+
+def fit(parts: Parts) -> Weight | None:
+    """Return the weight if config.json declares W4AFP8, or the original has two columns for each byte."""
+    codes, scale = parts.codes, parts["scale"]
+    shape = (*codes.shape[:-1], 2 * codes.shape[-1]) if codes.shape else ()
+    declared = parts.hints.config.get("quant_method") == METHOD
+    if not declared and parts.hints.shape != shape:
+        return None
+    expected = (*shape[:-1], shape[-1] // GROUP) if len(shape) in (2, 3) else ()
+    if scale.shape != expected or shape[-1] % GROUP:
+        raise FormatMismatch(
+            f"{scale} should be {list(expected)}: a number per {GROUP} columns of {codes}, whose bytes hold two codes"
+        )
+    padded = fit_unpadded(parts, shape, GROUP)
+    across = expected[-1]
+    decoder = Decoder(
+        codes,
+        shape[-1],
+        ElementType.TABLE,
+        element_types.int4_pairs(torch.device("cpu")),
+        partial(_read_scales, parts, across),
+        group=GROUP,
+        stored=StoredScales.fit(scale, prod(shape[:-1]), across),
+    )
+    return parts.weight(
+        shape,
+        Native(partial(dequantize, parts, padded), decoder),
+        block_size=(1, GROUP),
+        code_bits=4,
+        uniform_bits=4,
+        levels=INT4.scaled,
+        scale=scale,
+        evidence=(
+            f"two codes in each byte of {codes}, scale {scale}, {'declared' if declared else 'as the original'}",
+        ),
+    )
+
+
+def dequantize(parts: Parts, padded: Padded, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return code · scale, (r, c)."""
+    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded))
+
+
+def _dequantize_block(parts: Parts, padded: Padded, chunk: Chunk, workspace: Workspace) -> Values:
+    first = (chunk.row * padded.cols + chunk.col) // 2
+    stored = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
+    values = element_types.unpack(stored, element_types.int4_pairs(workspace.device), workspace)
+    scale = _read_scales(parts, padded.cols // GROUP, chunk, workspace)
+    values.view(chunk.shape[0], -1, GROUP).mul_(scale.unsqueeze(2))
+    return Values(values)
+
+
+def _read_scales(parts: Parts, across: int, chunk: Chunk, workspace: Workspace) -> torch.Tensor:
+    """Return the scales of a chunk's groups, (r, groups) float32."""
+    scale = read_of_rows("scale", parts["scale"], across, chunk, workspace)
+    return scale[:, chunk.col // GROUP : -(-chunk.stop_col // GROUP)]
+
+
+FORMATS = (
+    Format("w4afp8", NEEDS, fit, summary="W4AFP8 (SGLang): 4-bit integers, a scale per 128 columns", usual_db=(17, 19)),
+)
