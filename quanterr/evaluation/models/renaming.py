@@ -20,6 +20,7 @@ from quanterr.evaluation.models.layouts import Layout, Rows, Shape, denoiser_nam
 from quanterr.evaluation.models.sides import Sides
 from quanterr.formats import Weight
 from quanterr.pairing.side import CheckpointSide
+from quanterr.pairing.views import is_view
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
@@ -208,4 +209,5 @@ class RowsFile(CheckpointFile):
 
 def _is_plain(weight: Weight) -> bool:
     """Return whether a weight's values are its stored floats, in order."""
-    return weight.encoding == "floats" and weight.codes.shape == weight.shape and not weight.computed
+    is_moved = weight.computed or is_view(weight)
+    return weight.encoding == "floats" and weight.codes.shape == weight.shape and not is_moved
