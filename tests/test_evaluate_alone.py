@@ -5,6 +5,8 @@ computes is what transformers computes from the folder that was converted.
 """
 
 import json
+import lzma
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from conversions import materialize, read_conversion
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.evaluation.models.building import Architecture, read_config
-from quanterr.evaluation.models.folder import model_folder
+from quanterr.evaluation.models.folder import ModelFolder, model_folder
 from quanterr.evaluation.models.gguf_original import as_original
+from quanterr.evaluation.models.gguf_tokenizer import tokenizer_files
 from quanterr.evaluation.models.sides import Sides
+from quanterr.evaluation.texts.tokens import tokenizer_of
 
 transformers = pytest.importorskip(
     "transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")'
@@ -82,3 +86,38 @@ def test_the_model_of_a_file_computes_what_the_original_computes(name, tmp_path)
     want = want[..., : found.shape[-1]]  # a file of Gemma 3 has no rows of no token
     exact = not name.startswith(("gemma", "llama3"))
     torch.testing.assert_close(found, want, rtol=0, atol=(FLOAT64 if exact else FLOAT32) * float(want.abs().max()))
+
+
+GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "golden_tokenizers/tokenizers.json.xz").read_bytes()))
+TEXTS = [
+    "The quick brown fox doesn't jump over 12345 lazy dogs: it's 3.50, or 1,234,567!",
+    "  two spaces before, \t a tab,    four,      six and \n\n two lines \r\n\n   end   ",
+    "naïve cafe\u0301 Größe ÜBERMASS e\u0301\u0323 — „Привет“, мир! 你好,世界 日本語 한국어 עברית",
+    "😀🦙👩‍👩‍👧 ½ ⅷ ٣٤ x² \u200b\u00a0\ufeff a\u0000b <0x0A> <s>[INST] Ġthe ▁the [PAD5] ##ing",
+    "They'll've thought; WE'RE THERE'S I'M 'twas\n    def f(x):\n\treturn x  # ok",
+]
+
+
+@pytest.fixture(params=GOLDEN)
+def tokenizers(request, tmp_path):
+    """A tokenizer of a folder as it is published, and that of the file that llama.cpp's converter made of it."""
+    golden = GOLDEN[request.param]
+    folders = tmp_path / "published", tmp_path / "made"
+    made = tokenizer_files(
+        {key: tuple(value) if isinstance(value, list) else value for key, value in golden["keys"].items()}
+    )
+    for folder, files in zip(folders, (golden["files"], made), strict=True):
+        folder.mkdir()
+        for name, content in ({"config.json": golden["config"]} | files).items():
+            (folder / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return [tokenizer_of(ModelFolder(folder, str(folder))) for folder in folders]
+
+
+def test_a_files_tokenizer_gives_the_same_tokens(tokenizers):
+    want = tokenizers[0]
+    special = [token for token in want.all_special_tokens if token in want.get_vocab()]
+    texts = [*TEXTS, "".join(TEXTS), *(f"a{token}  {token} b" for token in special), "<think> </think>"]
+    for text in texts:
+        for with_special in (False, True):
+            ids = [each(text, add_special_tokens=with_special, verbose=False)["input_ids"] for each in tokenizers]
+            assert ids[0] == ids[1], text

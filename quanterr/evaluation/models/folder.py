@@ -14,7 +14,7 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.gguf_file import read_all_values
 from quanterr.checkpoints.places import find_missing, read_small_file
 from quanterr.errors import CheckpointError
-from quanterr.evaluation.models.gguf_config import config_of
+from quanterr.evaluation.models.gguf_config import INSTEAD, config_of
 from quanterr.evaluation.models.gguf_tokenizer import tokenizer_files
 from quanterr.pairing.conversion import has_llama_names
 from quanterr.util.text import display
@@ -30,6 +30,7 @@ class ModelFolder(NamedTuple):
     path: Path
     address: str
     lacks: Mapping[str, str] = {}  # file → why there is none
+    is_made: bool = False  # of the metadata of a GGUF file
 
     def named(self, name: str) -> str:
         """Return the path of one of its files, for messages."""
@@ -82,7 +83,7 @@ def _write_files(checkpoint: Checkpoint, folder: Path) -> ModelFolder:
     try:
         files |= tokenizer_files(values)
     except ValueError as error:
-        lacks["tokenizer.json"] = str(error)
+        lacks["tokenizer.json"] = f"does not follow from the file: {error}; {INSTEAD}"
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    return ModelFolder(folder, checkpoint.path, lacks)
+    return ModelFolder(folder, checkpoint.path, lacks, is_made=True)
