@@ -46,6 +46,8 @@ DTYPE_BITS = {
     "U64": 64,
 }
 
+RECIPE = "recipe"  # kind of a checkpoint that a recipe makes of another one, in its names and orders
+
 # A header that exceeds these is damaged or hostile.
 MAX_TENSORS = 1_000_000
 MAX_DIMENSIONS = 32

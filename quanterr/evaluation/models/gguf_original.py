@@ -90,6 +90,17 @@ def as_original(checkpoint: Checkpoint, config: str | os.PathLike[str] | None) -
     )
 
 
+def find_parts(original: Checkpoint) -> dict[str, list[str]]:
+    """Map each tensor of a GGUF file to the tensors of its model that it alone holds; empty for other originals."""
+    found: dict[str, list[str]] = {}
+    for name, entry in original.entries.items() if original.source else ():
+        file = entry.file
+        if isinstance(file, RowsFile) and len(file.sources) == 1:
+            [stored] = file.sources
+            found.setdefault(stored, []).append(name)
+    return found
+
+
 def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: JsonObject) -> dict[str, Entry]:
     """Return the model's tensors, read from the file.
 
@@ -100,16 +111,14 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
     file = _Described(checkpoint.path)
     described = {name: Entry(name, "F32", shape, file, 0, 4 * prod(shape)) for name, shape in shapes.items()}
     found = pair(Checkpoint(checkpoint.path, "model", (), described, config=fields), checkpoint, LayerSelection(()))
-    name = type(model).__name__
-    left = {item.name: item.reason for item in found.leftovers if item.bucket is not Bucket.CONSUMED}
-    left |= {each.name: "" for each in found.pairs if each.name not in shapes}
-    lacks = [f"{display(key)} ({reason})" for key, reason in left.items() if key in shapes]
-    extra = [display(key) for key in left if key not in shapes]
-    if lacks or extra:
-        lacking = f"it lacks {listed(lacks, 3)} of the model" if lacks else ""
+    left = {item.name for item in found.leftovers if item.bucket is not Bucket.CONSUMED}
+    left |= {each.name for each in found.pairs if each.name not in shapes}
+    if left:
+        lacks, extra = sorted(left & shapes.keys()), sorted(left - shapes.keys())
+        lacking = f"it lacks {listed(lacks, 3)} of the model, or has another shape of it" if lacks else ""
         unknown = f"the model lacks {count(len(extra), 'tensor')} of it, {listed(extra, 3)}" if extra else ""
         both = "; ".join(text for text in (lacking, unknown) if text)
-        raise CheckpointError(f"{where}: {name} is not its model: {both}; {INSTEAD}")
+        raise CheckpointError(f"{where}: {type(model).__name__} is not its model: {both}; {INSTEAD}")
     return {each.name: _entry(each, shapes[each.name], where) for each in found.pairs}
 
 

@@ -171,6 +171,7 @@ class RowsFile(CheckpointFile):
 
     def __init__(self, name: str, shape: Shape, parts: Sequence[tuple[Weight, Rows]]) -> None:
         """Join ``parts``, rows of weights from top to bottom."""
+        self.sources = {entry.name for weight, _ in parts for entry in weight.coded or (weight.codes,)}
         dtypes = {weight.codes.dtype if _is_plain(weight) else DEQUANTIZED for weight, _ in parts}
         dtype = dtypes.pop() if len(dtypes) == 1 else DEQUANTIZED
         is_stored = all(_is_plain(weight) and weight.codes.dtype == dtype for weight, _ in parts)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints.base import RECIPE
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.evaluation.models.layouts import Layout
 from quanterr.evaluation.running.rounding import DECLARED, NONE, Rounding
-from quanterr.findings.files import RECIPE
 from quanterr.formats import Weight
 from quanterr.kernel.decoding import read_into
 from quanterr.kernel.library import choose_kernel
