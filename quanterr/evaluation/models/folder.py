@@ -77,7 +77,7 @@ def _write_files(checkpoint: Checkpoint, folder: Path) -> ModelFolder:
     Raises:
         CheckpointError: no config follows from it.
     """
-    values = read_all_values(checkpoint.files[0])
+    values = {key: value for file in reversed(checkpoint.files) for key, value in read_all_values(file).items()}
     files = {"config.json": config_of(checkpoint, values)}
     lacks = {}
     try:
