@@ -46,6 +46,8 @@ DTYPE_BITS = {
     "U64": 64,
 }
 
+RECIPE = "recipe"  # kind of a checkpoint that a recipe makes of another one, in its names and orders
+
 # A header that exceeds these is damaged or hostile.
 MAX_TENSORS = 1_000_000
 MAX_DIMENSIONS = 32
@@ -271,7 +273,8 @@ class Checkpoint:
     ``metadata`` has the ``__metadata__`` of each file. ``config`` maps names of config files, such as ``config.json``,
     to their content: hints, which are checked against the tensors. ``gguf`` is the metadata of a GGUF file. ``folder``
     is the folder of the files; None for a checkpoint made on the fly. ``unread`` lists files of weights in the folder
-    that do not belong to the checkpoint.
+    that do not belong to the checkpoint. ``source`` is the checkpoint from which this one reads its entries under other
+    names.
     """
 
     path: str
@@ -285,11 +288,12 @@ class Checkpoint:
     gguf: GgufMetadata | None = None
     folder: Path | RemotePath | None = None
     unread: tuple[Unread, ...] = ()
+    source: "Checkpoint | None" = None
 
     @property
     def nbytes(self) -> int:
-        """The total bytes of all tensors."""
-        return sum(entry.nbytes for entry in self.entries.values())
+        """The total bytes of all tensors, as they are stored."""
+        return self.source.nbytes if self.source else sum(entry.nbytes for entry in self.entries.values())
 
     @property
     def identity(self) -> JsonObject:

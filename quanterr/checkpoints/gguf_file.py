@@ -61,7 +61,8 @@ MAX_BYTES = 1 << 63  # most bytes of a tensor
 MAX_ALIGNMENT = 1 << 30
 MAX_KEPT_TEXT = 4096  # bytes; longer texts are chat templates
 MAX_KEPT_ARRAY = 1024  # elements; longer arrays are vocabularies
-MAX_TEXTS = 1 << 24  # texts in an array, which must be skipped one by one
+MAX_TEXTS = 1 << 24  # texts in an array, which must be read or skipped one by one
+MAX_TOKEN = 1 << 16  # bytes of a text in an array
 LEAST_KEY = 13  # fewest bytes of a key: an empty name and the shortest value
 LEAST_TENSOR = 24  # fewest bytes of a tensor: no name and no dimensions
 
@@ -183,7 +184,7 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> GgufHeader:
     for n, least, what in ((n_keys, LEAST_KEY, "keys"), (n_tensors, LEAST_TENSOR, "tensors")):
         if n * least > cursor.left:
             raise CheckpointError(f"{file}: truncated in the header: {n} {what} do not fit in {file.size} bytes")
-    metadata = _read_metadata(cursor, n_keys)
+    metadata = GgufMetadata(_read_values(cursor, n_keys))
     alignment = _find_alignment(file, metadata)
     tensors = [_read_tensor(cursor, number) for number in range(n_tensors)]
     data_start = -(-cursor.at // alignment) * alignment
@@ -199,6 +200,18 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> GgufHeader:
         description = f"{file}: {count(extra, 'trailing byte')} after the last tensor. Save the file again"
         refuse(description, lenient, notes)
     return GgufHeader(entries, metadata, notes)
+
+
+def read_all_values(file: CheckpointFile) -> dict[str, Value]:
+    """Return the values of all keys, with the tokenizer, long texts and long arrays.
+
+    Raises:
+        CheckpointError: the header is damaged; the message names the key.
+    """
+    cursor = _Cursor(file)
+    _check_version(cursor)
+    _read_count(cursor, "tensors", MAX_TENSORS)
+    return _read_values(cursor, _read_count(cursor, "keys", MAX_KEYS), whole=True)
 
 
 def _check_version(cursor: _Cursor) -> None:
@@ -238,7 +251,8 @@ def _read_count(cursor: _Cursor, what: str, limit: int) -> int:
     return n
 
 
-def _read_metadata(cursor: _Cursor, n: int) -> GgufMetadata:
+def _read_values(cursor: _Cursor, n: int, whole: bool = False) -> dict[str, Value]:
+    """Read the next ``n`` keys; without ``whole``, what is long or of the tokenizer is left out."""
     values: dict[str, Value] = {}
     seen: set[str] = set()
     for number in range(n):
@@ -252,21 +266,21 @@ def _read_metadata(cursor: _Cursor, n: int) -> GgufMetadata:
         kind = cursor.read_number(U32, what)
         if key == ALIGNMENT_KEY and kind != ALIGNMENT_TYPE:
             raise CheckpointError(f"{cursor.file}: {what} has type {kind}; it must be of type {ALIGNMENT_TYPE} (u32)")
-        value = _read_value(cursor, kind, what, keep=not key.startswith(TOKENIZER))
+        value = _read_value(cursor, kind, what, whole or not key.startswith(TOKENIZER), whole)
         if key.startswith(NEEDED) and not isinstance(value, int | tuple):
             raise CheckpointError(f"{cursor.file}: {what} should be a whole number or a shape")
         if value is not None:
             values[key] = value
-    return GgufMetadata(values)
+    return values
 
 
-def _read_value(cursor: _Cursor, kind: int, what: str, keep: bool) -> Value | None:
-    """Read the next value; return None if it is too long or need not be kept."""
+def _read_value(cursor: _Cursor, kind: int, what: str, keep: bool, whole: bool) -> Value | None:
+    """Read the next value; return None if it need not be kept, or is too long and not wanted as a ``whole``."""
     if kind == ARRAY:
-        return _read_array(cursor, what, keep)
+        return _read_array(cursor, what, keep, whole)
     if kind == TEXT:
         n = cursor.read_number(U64, what)
-        if keep and n <= MAX_KEPT_TEXT:
+        if keep and (whole or n <= MAX_KEPT_TEXT):
             return cursor.take(n, what).decode(errors="replace")
         cursor.skip(n, what)
         return None
@@ -276,17 +290,19 @@ def _read_value(cursor: _Cursor, kind: int, what: str, keep: bool) -> Value | No
     return found if keep else None
 
 
-def _read_array(cursor: _Cursor, what: str, keep: bool) -> Value | None:
+def _read_array(cursor: _Cursor, what: str, keep: bool, whole: bool) -> Value | None:
     kind, n = cursor.read_number(U32, what), cursor.read_number(U64, what)
     if kind == ARRAY:
         raise CheckpointError(f"{cursor.file}: {what} is an array of arrays, which no known program writes")
     if kind == TEXT:
+        if whole and n <= MAX_TEXTS and 8 * n <= cursor.left:
+            return tuple([cursor.read_text(MAX_TOKEN, what) for _ in range(n)])
         cursor.skip_texts(n, what)
         return None
     if kind not in SCALARS:
         raise CheckpointError(f"{cursor.file}: {what} is an array of the unknown type {kind}; types are 0 to 12")
     size = SCALARS[kind].size
-    if not keep or n > MAX_KEPT_ARRAY:
+    if not keep or (n > MAX_KEPT_ARRAY and not whole):
         cursor.skip(n * size, what)
         return None
     return tuple(found for (found,) in SCALARS[kind].iter_unpack(cursor.take(n * size, what)))

@@ -32,6 +32,7 @@ def evaluate(
     \b
     [bold]quanterr evaluate original/ quantized/ --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ a/ b.gguf --text wiki.test.raw --chunks 20 -o eval.html[/bold]
+    [bold]quanterr evaluate bf16.gguf q4_k_m.gguf --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ --against fp8_row,nvfp4,int4_g128 --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ a/ --text prose=a.txt --text code=b.txt --chat conversations.jsonl[/bold]
     [bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
@@ -39,9 +40,9 @@ def evaluate(
     [bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
-    ORIGINAL is a folder with config.json, local or in a remote store (hf://org/name). Any format that compare reads
-    runs through the original's model in transformers, with one block of each side in memory. Needs pip install
-    "quanterr\\[evaluate]"; no model code is downloaded or run.
+    ORIGINAL is a folder with config.json, local or in a remote store (hf://org/name), or a GGUF file alone. Any format
+    that compare reads runs through the original's model in transformers, with one block of each side in memory. Needs
+    pip install "quanterr\\[evaluate]"; no model code is downloaded or run.
 
     Exit status: 0 all gates hold; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable; 4 a candidate lacks
     tensors, or has values that are not finite; 5 memory or disk; 70 a bug.

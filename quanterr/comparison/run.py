@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints.base import RECIPE
 from quanterr.comparison.assembly import ReportBuilder
 from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import group_by_original
 from quanterr.documents.comparison.model import Report, Settings
 from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
-from quanterr.findings.files import RECIPE
 from quanterr.kernel.library import KernelChoice, choose_kernel
 from quanterr.metrics import METRICS_VERSION
 from quanterr.options import ComparisonOptions

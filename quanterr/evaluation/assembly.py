@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from quanterr.checkpoints.base import RECIPE
 from quanterr.documents.base import Finding, RunInfo, Tool
 from quanterr.documents.evaluation.model import (
     Evaluated,
@@ -34,7 +35,7 @@ from quanterr.evaluation.running.rounding import of_rounding
 from quanterr.evaluation.texts.tokens import fingerprint, spans_of, tokenizer_fingerprint
 from quanterr.findings import make_finding
 from quanterr.findings.configs import compare_configs
-from quanterr.findings.files import RECIPE, report_notes
+from quanterr.findings.files import report_notes
 from quanterr.options import EvaluateOptions
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device

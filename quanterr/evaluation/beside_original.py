@@ -14,6 +14,7 @@ from quanterr.evaluation.assembly import Baseline, Measured, assemble
 from quanterr.evaluation.by_products.writing import check_saliency, predict, write_by_products
 from quanterr.evaluation.denoisers.calls import Calls
 from quanterr.evaluation.denoisers.rollout import roll_out
+from quanterr.evaluation.models.gguf_original import as_original
 from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.opening import read_given
 from quanterr.evaluation.preparation import Prepared, prepare, run_settings
@@ -42,7 +43,7 @@ def measure(
         raise UsageError(NOTHING_TO_DO)
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     with join_rank_group(stop) as group, ExitStack() as stack:
-        opened = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
+        opened = as_original(enter_checkpoint(stack, original, chosen.lenient, chosen.cache), chosen.config)
         prepared = prepare(chosen, opened)
         architecture = prepared.architecture
         every = [opened, *given.open(opened, stack, chosen)]
@@ -74,7 +75,7 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     chosen.check_alone()
     with join_rank_group(stop) as group, ExitStack() as stack:
-        checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
+        checkpoint = as_original(enter_checkpoint(stack, original, chosen.lenient, chosen.cache), chosen.config)
         prepared = prepare(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
         together.agree(group, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)

@@ -3,14 +3,14 @@
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from math import prod
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints.base import RECIPE
 from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.documents.reading import read_stored
 from quanterr.errors import UsageError
-from quanterr.findings.files import RECIPE
+from quanterr.evaluation.models.gguf_original import find_parts
 from quanterr.options import EvaluateOptions
 from quanterr.recipes import Recipe, parse_recipe, parse_recipes
 from quanterr.recipes.quantized_file import mix_recipes, quantize_by
@@ -86,15 +86,17 @@ def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpo
     Raises:
         UsageError: the plan was made for another original.
     """
+    parts, recipes = find_parts(original), dict[str, Recipe]()
     for layer in plan.layers:
-        entry = original.entries.get(layer.layer_name)
-        if entry is None or prod(entry.shape) != layer.elements:
-            found = "is not there" if entry is None else f"has the shape {list(entry.shape)}"
+        own = [layer.layer_name] if layer.layer_name in original.entries else parts.get(layer.layer_name, [])
+        if sum(original.entries[name].n for name in own) != layer.elements:
+            found = f"has the shape {list(original.entries[own[0]].shape)}" if own else "is not there"
             raise UsageError(
                 f"--against {display(path)}: it is of another original: {layer.display_name} {found}, where "
                 f"{layer.elements:,} elements are planned; plan again, from this one"
             )
-    recipes = {one.layer_name: parse_recipe(one.recipe) for one in plan.layers if one.recipe != ORIGINAL}
+        if layer.recipe != ORIGINAL:
+            recipes |= dict.fromkeys(own, parse_recipe(layer.recipe))
     made, left = mix_recipes(original, recipes, path)
     if left:
         raise UsageError(f"--against {display(path)}: {display(left[0].name)} cannot be stored so: {left[0].reason}")

@@ -108,7 +108,9 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
     device = pick_device(chosen.device)
     given = None if chosen.config is None else Path(chosen.config)
     with model_folder(original) as folder:
-        denoiser = building.read_denoiser_config(folder, original, given, chosen.inputs is not None)
+        denoiser = None
+        if original.source is None:  # a file of llama.cpp is a language model
+            denoiser = building.read_denoiser_config(folder, original, given, chosen.inputs is not None)
         if denoiser is not None:
             lora = None if chosen.lora is None else read_lora(os.fspath(chosen.lora))
             model = building.Denoiser(denoiser, dtype, device, lora)

@@ -30,8 +30,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
 
-    ``original`` is a folder with config.json, here or in a store; ``candidates`` are one or several checkpoints, or
-    state dicts or models in memory.
+    ``original`` is a folder with config.json, here or in a store, or a GGUF file; ``candidates`` are one or several
+    checkpoints, or state dicts or models in memory.
     ``against`` are recipes such as ``"fp8_row"``, plans, or files of plans such as ``"plan.json"``, by which the
     original is quantized on the fly; ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name.
 

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints.base import RECIPE
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"
-LEFT, RECIPE = "left_unquantized", "recipe"  # RECIPE is a kind of checkpoint
+LEFT = "left_unquantized"
 UNREAD, FALLBACK = "unread_weights", "fallback_recipe"
 MAX_NOTES = 20
 

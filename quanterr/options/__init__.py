@@ -465,7 +465,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
         inputs: recorded calls of a model's forward, of diffusers or transformers, see evaluation/calls.py; or
             ``gaussian:8``, eight made-up calls of a denoiser, see evaluation/gaussian.py.
         allow_gaussian: let gates judge made-up calls, which are inconclusive otherwise.
-        config: a folder with the config.json of a denoiser in a single file; by default the model is recognized.
+        config: a folder with the config.json of a denoiser in a single file; by default the model is recognized. Or of
+            a GGUF file, with its tokenizer; by default both follow from the file.
         lora: a LoRA that is merged into both sides of a denoiser; see evaluation/lora.py.
         rollout: also let each side of a denoiser follow its own Euler path, and compare the final latents.
         tasks: files of multiple-choice questions; see evaluation/tasks.py.
@@ -524,7 +525,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
     config: Annotated[
         Path | None,
         Option(
-            "Folder with the config.json of a denoiser in a single file, if its family is not recognized.",
+            "Folder with the config.json of a denoiser in a single file, or with config.json and tokenizer of a GGUF "
+            "file, if they do not follow from the file.",
             TEXT,
             "FOLDER",
             rare=True,

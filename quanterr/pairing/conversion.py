@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints.base import RECIPE
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.formats import Weight
 from quanterr.pairing.converters import hugging_face, llama_cpp, mlx
@@ -399,7 +400,9 @@ def _flatten_experts(weight: Weight, is_transposed: bool) -> Weight:
 
 def find_conversion(original: Checkpoint, quantized: Checkpoint) -> Conversion:
     """Return the conversion between two checkpoints."""
-    known = [checkpoint.gguf is not None and _has_llama_names(checkpoint) for checkpoint in (original, quantized)]
+    if quantized.kind == RECIPE:  # made of the original's own tensors
+        return Conversion(original, quantized)
+    known = [checkpoint.gguf is not None and has_llama_names(checkpoint) for checkpoint in (original, quantized)]
     if known[0] != known[1]:
         side = known.index(True)
         metadata = (original, quantized)[side].gguf
@@ -510,7 +513,7 @@ def _split_name(name: str) -> tuple[str, str]:
     return name.removesuffix(".weight"), ""
 
 
-def _has_llama_names(checkpoint: Checkpoint) -> bool:
+def has_llama_names(checkpoint: Checkpoint) -> bool:
     """Return whether a GGUF file uses llama.cpp's names (files for ComfyUI keep the original's names)."""
     names = ("token_embd.weight", "blk.0.", "output_norm.weight", "v.", "a.", "mm.")
     known = checkpoint.gguf is not None and checkpoint.gguf.architecture in architectures()

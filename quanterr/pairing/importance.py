@@ -216,7 +216,7 @@ def _parse_expert(name: str) -> int | None:
 
 def architecture_of(*checkpoints: Checkpoint) -> str:
     """Return llama.cpp's name of the architecture: from a GGUF file, else model_type in config.json, else ``llama``."""
-    for checkpoint in checkpoints:
+    for checkpoint in (each.source or each for each in checkpoints):
         if checkpoint.gguf and checkpoint.gguf.architecture in architectures():
             return checkpoint.gguf.architecture
     for checkpoint in checkpoints:

@@ -23,6 +23,11 @@ from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 Dequantize = Callable[[Chunk, Workspace], Values]
 
 
+def is_view(weight: Weight) -> bool:
+    """Return whether the values of a weight are read through a view that moves or changes them."""
+    return isinstance(weight.dequantize, partial) and weight.dequantize.func.__module__ == __name__
+
+
 def take_rows(weight: Weight, first: int, shape: tuple[int, ...]) -> Weight:
     """Return the rows of a weight's matrix from ``first`` on as a weight of this shape; if it is 1-D, its elements."""
     if first == 0 and prod(shape) == prod(weight.shape):

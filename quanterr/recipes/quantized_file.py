@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
-from quanterr.checkpoints.base import DTYPE_BITS
+from quanterr.checkpoints.base import DTYPE_BITS, RECIPE
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import UsageError
 from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, StoredTensor
@@ -287,4 +287,4 @@ def mix_recipes(
         config["config.json"] = (own_config if isinstance(own_config, dict) else {}) | {
             "quantization_config": dict(next(iter(configs.values())))
         }
-    return Checkpoint(name, "recipe", (), entries, (), config), left
+    return Checkpoint(name, RECIPE, (), entries, (), config), left

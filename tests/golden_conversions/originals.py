@@ -903,6 +903,52 @@ ORIGINALS = {
         MAMBA | {"state_size": 16, "time_step_rank": 32, "intermediate_size": 128, "tie_word_embeddings": True},
     ),
     "gpt_bigcode": Original("GPTBigCodeForCausalLM", GPT2 | {"n_embd": 64, "n_positions": 128}, **MLX),
+    # What changes the computation and is in the metadata alone.
+    "qwen2_yarn": Original(
+        "Qwen2ForCausalLM",
+        LLAMA
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "rope_theta": 1000000.0,
+                "beta_fast": 16.0,
+            }
+        },
+    ),
+    "llama_biased": Original(
+        "LlamaForCausalLM",
+        LLAMA
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
+        | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}},
+    ),
+    "gemma3_scaled": Original(
+        "Gemma3ForCausalLM",
+        WIDE
+        | {"num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+        },
+        files=TOKENIZER,
+    ),
+    "phi3_partial": Original(
+        "Phi3ForCausalLM",
+        BASE
+        | HEADS
+        | {"sliding_window": 8, "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75}
+        | {
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+                "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
     "internlm2": Original("InternLM2ForCausalLM", INTERNLM2, own=internlm2_shapes, **MLX),
     "plamo2": Original("Plamo2ForCausalLM", PLAMO2, own=plamo2_shapes),
 }

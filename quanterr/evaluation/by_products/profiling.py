@@ -184,8 +184,12 @@ class Basis(NamedTuple):
     context: int  # tokens of a chunk; 0 for calls
 
 
-def write_sensitivity(path: str, profiled: Profiled, recipes: Mapping[str, Measured], basis: Basis) -> None:
+def write_sensitivity(
+    path: str, profiled: Profiled, recipes: Mapping[str, Measured], basis: Basis, stored: Mapping[str, str]
+) -> None:
     """Write the sensitivity as JSON, the most sensitive weight first, with the measurements of ``recipes`` by name.
+
+    ``stored`` maps names of weights to those under which the original's file has them, where these differ.
 
     Raises:
         ResourceError: the file cannot be written.
@@ -217,7 +221,9 @@ def write_sensitivity(path: str, profiled: Profiled, recipes: Mapping[str, Measu
             "scored": profiled.scored,
         },
         "recipes": measured,
-        "weights": [{"layer_name": name, **fields, "alphas": alphas[name]} for name, fields in ordered],
+        "weights": [
+            {"layer_name": stored.get(name, name), **fields, "alphas": alphas[name]} for name, fields in ordered
+        ],
     }
     with open_replacement(path, "--sensitivity") as file:
         file.write((strict_json.dumps(document, indent=1) + "\n").encode())

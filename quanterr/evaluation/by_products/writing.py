@@ -14,6 +14,7 @@ from quanterr.evaluation.by_products.references import write_reference
 from quanterr.evaluation.by_products.saliency import Saliency
 from quanterr.evaluation.denoisers.calls import Call
 from quanterr.evaluation.models.folder import model_folder
+from quanterr.evaluation.models.gguf_original import find_parts
 from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.opening import is_of_recipe
 from quanterr.evaluation.preparation import Prepared, reference_settings
@@ -80,7 +81,8 @@ def predict(
         for n, (candidate, outcome) in enumerate(zip(found, outcomes, strict=True))
         if (cost := _cost_of(outcome)) and is_of_recipe(candidate.checkpoint) and not candidate.rounding.is_any
     }
-    write_sensitivity(os.fspath(chosen.sensitivity), profiled, measured, basis)
+    stored = {names[0]: name for name, names in find_parts(sides.checkpoint).items() if len(names) == 1}
+    write_sensitivity(os.fspath(chosen.sensitivity), profiled, measured, basis, stored)
     return profiled.predictions
 
 

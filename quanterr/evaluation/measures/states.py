@@ -42,7 +42,7 @@ class HiddenError:
         """Add the hidden states (…, d) of both sides for a micro-batch; return whether all are finite."""
         x, y = (at_least_float32(each.flatten(0, -2)) for each in (x, y))
         noise, signal, other = (torch.linalg.vector_norm(each, dim=-1).double() for each in (y - x, x, y))
-        dot = torch.linalg.vecdot(x, y).double()
+        dot = torch.linalg.vecdot(x, y.to(x.dtype)).double()
         relative = torch.where(signal > 0, noise / signal, 0.0).nan_to_num(0.0, 0.0)
         found = self.parts[visit] = Errors(
             signal=float(signal.square().sum()),

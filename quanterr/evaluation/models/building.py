@@ -131,7 +131,9 @@ class Architecture:
             model = _build(lambda: kind._from_config(self.config, dtype=self.dtype), "transformers", self.device)
         else:
             auto = getattr(transformers, self.workload.loader)
-            model = _build(lambda: auto.from_config(self.config, dtype=self.dtype), "transformers", self.device)
+            # A GGUF file of an encoder lacks its pooler, which nothing measures: its config says so.
+            less = {} if getattr(self.config, "add_pooling_layer", True) else {"add_pooling_layer": False}
+            model = _build(lambda: auto.from_config(self.config, dtype=self.dtype, **less), "transformers", self.device)
         kept = {"_keep_in_fp32_modules_strict"} | ({"_keep_in_fp32_modules"} if self.dtype is torch.float16 else set())
         _keep_float32(model, *kept)
         return model

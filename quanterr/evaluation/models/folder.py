@@ -1,14 +1,22 @@
-"""The folder with a model's config.json and tokenizer: the original's own, or copies from a store."""
+"""The folder with a model's config.json and tokenizer: the original's own, copies from a store, or made of a GGUF file.
 
-from collections.abc import Iterator
+Nothing else reads what describes a model, so whatever gives these files can be an original.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints.gguf_file import read_all_values
 from quanterr.checkpoints.places import find_missing, read_small_file
 from quanterr.errors import CheckpointError
+from quanterr.evaluation.models.gguf_config import INSTEAD, config_of
+from quanterr.evaluation.models.gguf_tokenizer import tokenizer_files
+from quanterr.pairing.conversion import has_llama_names
 from quanterr.util.text import display
 
 # Files that transformers reads for a config, a tokenizer and a processor of images.
@@ -30,6 +38,8 @@ class ModelFolder(NamedTuple):
 
     path: Path
     address: str
+    lacks: Mapping[str, str] = {}  # file → why there is none
+    is_made: bool = False  # of the metadata of a GGUF file
 
     def named(self, name: str) -> str:
         """Return the path of one of its files, for messages."""
@@ -38,12 +48,18 @@ class ModelFolder(NamedTuple):
 
 @contextmanager
 def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
-    """Return the folder of the checkpoint's files; for a store, a temporary folder with copies.
+    """Return the folder of the checkpoint's files; for a store or a GGUF file, a temporary folder.
 
     Raises:
-        CheckpointError: a file cannot be read, or is too large.
+        CheckpointError: a file cannot be read, or is too large; no config follows from a GGUF file.
         ResourceError: the store does not respond.
     """
+    described = original.source or original
+    is_given = original.source is not None and original.folder is not None  # with --config
+    if not is_given and is_language_model(described):
+        with TemporaryDirectory(prefix="quanterr-") as made:
+            yield _write_files(described, Path(made))
+        return
     place = original.folder
     if place is None or isinstance(place, Path):
         yield ModelFolder(place or Path(original.path), str(place or original.path))
@@ -57,3 +73,26 @@ def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
             except ValueError as error:
                 raise CheckpointError(f"{display(str(place / name))}: {error}") from error
         yield ModelFolder(Path(made), str(place))
+
+
+def is_language_model(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint is a GGUF file of llama.cpp, whose metadata describes its model and tokenizer."""
+    return checkpoint.gguf is not None and has_llama_names(checkpoint)
+
+
+def _write_files(checkpoint: Checkpoint, folder: Path) -> ModelFolder:
+    """Write the files that follow from the metadata of a GGUF file.
+
+    Raises:
+        CheckpointError: no config follows from it.
+    """
+    values = {key: value for file in reversed(checkpoint.files) for key, value in read_all_values(file).items()}
+    files = {"config.json": config_of(checkpoint, values)}
+    lacks = {}
+    try:
+        files |= tokenizer_files(values)
+    except ValueError as error:
+        lacks["tokenizer.json"] = f"does not follow from the file: {error}; {INSTEAD}"
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return ModelFolder(folder, checkpoint.path, lacks, is_made=True)

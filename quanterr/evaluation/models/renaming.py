@@ -20,6 +20,7 @@ from quanterr.evaluation.models.layouts import Layout, Rows, Shape, denoiser_nam
 from quanterr.evaluation.models.sides import Sides
 from quanterr.formats import Weight
 from quanterr.pairing.side import CheckpointSide
+from quanterr.pairing.views import is_view
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
@@ -170,6 +171,7 @@ class RowsFile(CheckpointFile):
 
     def __init__(self, name: str, shape: Shape, parts: Sequence[tuple[Weight, Rows]]) -> None:
         """Join ``parts``, rows of weights from top to bottom."""
+        self.sources = {entry.name for weight, _ in parts for entry in weight.coded or (weight.codes,)}
         dtypes = {weight.codes.dtype if _is_plain(weight) else DEQUANTIZED for weight, _ in parts}
         dtype = dtypes.pop() if len(dtypes) == 1 else DEQUANTIZED
         is_stored = all(_is_plain(weight) and weight.codes.dtype == dtype for weight, _ in parts)
@@ -208,4 +210,5 @@ class RowsFile(CheckpointFile):
 
 def _is_plain(weight: Weight) -> bool:
     """Return whether a weight's values are its stored floats, in order."""
-    return weight.encoding == "floats" and weight.codes.shape == weight.shape and not weight.computed
+    is_moved = weight.computed or is_view(weight)
+    return weight.encoding == "floats" and weight.codes.shape == weight.shape and not is_moved

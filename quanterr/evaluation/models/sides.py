@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints.base import RECIPE
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.evaluation.models.layouts import Layout
 from quanterr.evaluation.running.rounding import DECLARED, NONE, Rounding
-from quanterr.findings.files import RECIPE
 from quanterr.formats import Weight
 from quanterr.kernel.decoding import read_into
 from quanterr.kernel.library import choose_kernel
@@ -166,7 +166,7 @@ class Candidate:
         if stored is None:  # a head that only this side stores
             return lambda tensor: tensor
         back = _inverse(each.original)
-        function, args = _view_of(each.original)
+        function, args = view_of(each.original)
         if function is views._dequantize_rows:
             first, n = args[1], each.original.shape[0]
             return lambda tensor: _put_rows(self.sides.get(each.name), first, n, tensor)
@@ -194,7 +194,7 @@ def _restore(tensor: Tensor, shape: tuple[int, ...], back: Restore) -> Tensor:
     return back(tensor).reshape(shape)
 
 
-def _view_of(weight: Weight) -> tuple[object, tuple[Any, ...]]:
+def view_of(weight: Weight) -> tuple[object, tuple[Any, ...]]:
     """Return the function of the outermost view (views.py) through which a weight is read, and its arguments."""
     dequantize: object = weight.dequantize
     return (dequantize.func, dequantize.args) if isinstance(dequantize, partial) else (None, ())
@@ -202,7 +202,7 @@ def _view_of(weight: Weight) -> tuple[object, tuple[Any, ...]]:
 
 def _inverse(original: Weight) -> Restore:
     """Return the inverse of a view (views.py) through which pairing reads the original; the identity without one."""
-    function, args = _view_of(original)
+    function, args = view_of(original)
     if function is views._dequantize_changed:
         undo: Restore = args[1].undo
         return undo

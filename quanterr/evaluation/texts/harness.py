@@ -21,6 +21,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
 from quanterr.evaluation.models.building import DTYPES, Architecture, read_config
 from quanterr.evaluation.models.folder import model_folder
+from quanterr.evaluation.models.gguf_original import as_original
 from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.running.linear import LinearLayers
 from quanterr.evaluation.running.rounding import DECLARED, check_schemes
@@ -109,7 +110,8 @@ class StreamedModel(_base()):  # type: ignore[misc]
 
     def _scored(self, asked: Sequence[Scored]) -> list[Likelihood]:
         with LinearLayers(self._dtype), ExitStack() as stack:
-            sides = Sides(stack.enter_context(open_checkpoint(self._original)), self._architecture.device)
+            original = as_original(stack.enter_context(open_checkpoint(self._original)), None)
+            sides = Sides(original, self._architecture.device)
             if self._quantized is None:
                 return loglikelihoods(self._architecture, list(sides.weights), sides.get, asked)
             checkpoint = stack.enter_context(open_checkpoint(self._quantized))

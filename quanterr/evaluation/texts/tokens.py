@@ -80,7 +80,8 @@ def tokenizer_of(folder: ModelFolder) -> "PreTrainedTokenizerBase":
         raise UsageError(EXTRA) from error
     shown = folder.named("tokenizer.json")
     if not (folder.path / "tokenizer.json").exists():
-        raise CheckpointError(f"{shown}: missing; give token ids with --tokens ids.safetensors instead of a text")
+        why = folder.lacks.get("tokenizer.json", "missing")
+        raise CheckpointError(f"{shown}: {why}; or give token ids with --tokens ids.safetensors instead of a text")
     try:
         return AutoTokenizer.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
@@ -253,8 +254,11 @@ def _tokenizer_in(folder: ModelFolder) -> "Tokenizer | None":
 
 
 def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
-    """Return the SHA-256 of the parts of a tokenizer.json that determine tokens; None if it cannot be read."""
-    read = _tokenizer_in(folder)
+    """Return the SHA-256 of the parts of a tokenizer.json that determine tokens; None if it cannot be read.
+
+    One that was made of a GGUF file has none: the same tokenizer is written in another way there.
+    """
+    read = None if folder.is_made else _tokenizer_in(folder)
     if read is None:
         return None
     fields = json.loads(read.to_str())

@@ -82,7 +82,26 @@ class Multiplied(NamedTuple):
         return f"times {self.source}"
 
 
-ElementChange = Added | NegatedExponential | Exponential | SoftPlus
+class Undone(NamedTuple):
+    """The reverse of a change, from what is stored to the original."""
+
+    change: Added | NegatedExponential | Exponential | SoftPlus
+
+    @property
+    def text(self) -> str:
+        """The change in words."""
+        return f"undone: {self.change.text}"
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return the original's elements."""
+        return self.change.undo(x)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Return what is stored."""
+        return self.change.apply(x.clone())
+
+
+ElementChange = Added | NegatedExponential | Exponential | SoftPlus | Undone
 Change = ElementChange | Multiplied
 
 

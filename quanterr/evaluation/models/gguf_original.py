@@ -1,0 +1,155 @@
+"""A GGUF file as an original: its weights under the names and in the form in which its model is saved.
+
+Pairing knows what llama.cpp's converter does to names, orders and numbers. So the file is paired with the model that
+its config describes, of which only names and shapes are known, and what the converter did is undone. Every parameter
+of the model must be in the file, and every tensor of the file in the model: a config of another model is refused.
+"""
+
+import os
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from msgspec.structs import replace
+
+from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
+from quanterr.errors import CheckpointError
+from quanterr.evaluation.models.building import Architecture, read_config
+from quanterr.evaluation.models.folder import is_language_model, model_folder
+from quanterr.evaluation.models.gguf_config import INSTEAD
+from quanterr.evaluation.models.layouts import Rows
+from quanterr.evaluation.models.names import find_twins
+from quanterr.evaluation.models.renaming import RowsFile
+from quanterr.evaluation.models.sides import view_of
+from quanterr.formats import Weight
+from quanterr.pairing import pair, views
+from quanterr.pairing.converters.numbers import Undone
+from quanterr.pairing.model import Bucket, Pair
+from quanterr.selection import LayerSelection
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import count, display, listed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Shape = tuple[int, ...]
+
+
+class _Described(CheckpointFile):
+    """The tensors of a model of which only names and shapes are known."""
+
+    is_certain = True
+
+    def __init__(self, path: str) -> None:
+        """Open nothing; ``path`` is for messages."""
+        self.path, self.size = Path(path), 0
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Raise: there are no bytes, and headers alone pair a GGUF file."""
+        raise CheckpointError(f"{self}: the values of its model are not known before they are read")
+
+    @property
+    def descriptor(self) -> int:
+        """Always -1, as there is no file."""
+        return -1
+
+
+def as_original(checkpoint: Checkpoint, config: str | os.PathLike[str] | None) -> Checkpoint:
+    """Return a GGUF file of a language model under the names of its model; any other checkpoint as it is.
+
+    ``config`` is the config.json of the model, or its folder, with the tokenizer beside it, if they should not follow
+    from the file.
+
+    Raises:
+        CheckpointError: no config follows from the file, or the model lacks some of the tensors, or the file does.
+    """
+    if not is_language_model(checkpoint):
+        return checkpoint
+    given = None if config is None else Path(config)
+    if given is not None and not given.is_dir():
+        given = given.parent
+    renamed = Checkpoint(checkpoint.path, checkpoint.kind, checkpoint.files, {}, folder=given, source=checkpoint)
+    with model_folder(renamed) as folder:
+        described = read_config(folder)
+    model = Architecture(described, torch.float32).build()
+    fields = {"config.json": described.to_dict()}
+    entries = _find_entries(checkpoint, model, fields)
+    return Checkpoint(
+        checkpoint.path,
+        checkpoint.kind,
+        checkpoint.files,
+        entries,
+        checkpoint.metadata,
+        fields,
+        revision=checkpoint.revision,
+        notes=checkpoint.notes,
+        folder=given,
+        source=checkpoint,
+    )
+
+
+def find_parts(original: Checkpoint) -> dict[str, list[str]]:
+    """Map each tensor of a GGUF file to the tensors of its model that it alone holds; empty for other originals."""
+    found: dict[str, list[str]] = {}
+    for name, entry in original.entries.items() if original.source else ():
+        file = entry.file
+        if isinstance(file, RowsFile) and len(file.sources) == 1:
+            [stored] = file.sources
+            found.setdefault(stored, []).append(name)
+    return found
+
+
+def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: JsonObject) -> dict[str, Entry]:
+    """Return the model's tensors, read from the file.
+
+    Raises:
+        CheckpointError: one of the two lacks some tensors, or a tensor has another form than the model's.
+    """
+    shapes, where = _saved_shapes(model), display(checkpoint.path)
+    file = _Described(checkpoint.path)
+    described = {name: Entry(name, "F32", shape, file, 0, 4 * prod(shape)) for name, shape in shapes.items()}
+    found = pair(Checkpoint(checkpoint.path, "model", (), described, config=fields), checkpoint, LayerSelection(()))
+    left = {item.name for item in found.leftovers if item.bucket is not Bucket.CONSUMED}
+    left |= {each.name for each in found.pairs if each.name not in shapes}
+    if left:
+        lacks, extra = sorted(left & shapes.keys()), sorted(left - shapes.keys())
+        lacking = f"it lacks {listed(lacks, 3)} of the model, or has another shape of it" if lacks else ""
+        unknown = f"the model lacks {count(len(extra), 'tensor')} of it, {listed(extra, 3)}" if extra else ""
+        both = "; ".join(text for text in (lacking, unknown) if text)
+        raise CheckpointError(f"{where}: {type(model).__name__} is not its model: {both}; {INSTEAD}")
+    return {each.name: _entry(each, shapes[each.name], where) for each in found.pairs}
+
+
+def _saved_shapes(model: "PreTrainedModel") -> Mapping[str, Shape]:
+    """Return names and shapes of the tensors of a model as ``save_pretrained`` writes them, tied ones once."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    twins, state = find_twins(model), model.state_dict()
+    order = {name: n for n, name in enumerate(state)}
+    once = {
+        name: tensor
+        for name, tensor in state.items()
+        if all(order.get(twin, -1) > order[name] for twin in twins.get(name, ()))
+    }
+    return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, once).items()}
+
+
+def _entry(each: Pair, shape: Shape, where: str) -> Entry:
+    """Return a tensor of the model, read from the file's tensors in the form of the model.
+
+    Raises:
+        CheckpointError: what the converter did to it cannot be undone.
+    """
+    weight: Weight = replace(each.quantized, alternatives=())
+    function, args = view_of(each.original)
+    if function is views._dequantize_changed:
+        weight = views.map_elements(weight, Undone(args[1]))
+    elif function is not None or prod(weight.shape) != prod(shape):
+        raise CheckpointError(
+            f"{where}: {display(each.name)}: stored as {list(weight.shape)}, in another form than the model's "
+            f"{list(shape)}; {INSTEAD}"
+        )
+    weight = views.reshape_weight(weight, shape)
+    return RowsFile(each.name, shape, [(weight, Rows(each.name, 0, shape[0] if shape else 1))]).entry

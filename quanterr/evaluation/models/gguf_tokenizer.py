@@ -1,0 +1,328 @@
+"""The tokenizer of a language model, from the metadata of its GGUF file.
+
+    PRE         how a byte-level tokenizer divides a text into words, by tokenizer.ggml.pre
+    KNOWN       keys that are read, or that change no tokens of a text
+
+The files are written as the original's publishers have them, so that every version of transformers reads them in the
+same way: with the class that tokenizer_config.json names, or from tokenizer.json alone. What a file does not hold is
+as in the published tokenizers: normalization, the words, and which special tokens swallow the spaces behind them.
+
+Reference: ggml-org/llama.cpp (in llama-cpp-python 0.3.36) conversion/base.py, set_vocab of each model, and
+src/llama-vocab.cpp; huggingface/transformers src/transformers/models/*/tokenization_*.py.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from quanterr.checkpoints.gguf_metadata import Value
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import display, listed
+
+START = "tokenizer."
+SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
+KNOWN = frozenset(
+    {
+        *(
+            "model",
+            "pre",
+            "tokens",
+            "scores",
+            "token_type",
+            "merges",
+            "token_type_count",
+            "eot_token_id",
+            "eom_token_id",
+        ),
+        *("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix"),
+        *("normalizer.lowercase", "normalizer.strip_accents"),
+        *("prefix_token_id", "suffix_token_id", "middle_token_id"),
+        *(f"fim_{place}_token_id" for place in ("pre", "suf", "mid", "pad", "rep", "sep")),
+        *SPECIAL.values(),
+    }
+)
+IDLE = {"remove_extra_whitespaces": False}  # keys that mean nothing with this value
+NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # types of tokens
+SPACE = "▁"  # stands for a space in vocabularies of SentencePiece
+
+
+class Pre(NamedTuple):
+    """How a byte-level tokenizer divides a text into words before it joins their bytes."""
+
+    words: JsonObject  # a pre-tokenizer of tokenizer.json
+    tokenizer: str  # class in transformers of the published tokenizers
+    normalizer: JsonObject | None = None
+    ignore_merges: bool = False  # a word that is a token stays whole
+    adds_bos: bool = False  # unless the file says so
+
+
+def _split(pattern: str) -> JsonObject:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _bytes(use_regex: bool) -> JsonObject:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _sequence(*parts: JsonObject, of: str = "pretokenizers") -> JsonObject:
+    return {"type": "Sequence", of: list(parts)}
+
+
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3 = Pre(
+    _sequence(_split(WORDS % "{1,3}"), _bytes(use_regex=False)),
+    "PreTrainedTokenizerFast",
+    ignore_merges=True,
+    adds_bos=True,
+)
+PRE: Mapping[str, Pre] = {
+    "gpt-2": Pre(_bytes(use_regex=True), "GPT2Tokenizer"),
+    "llama-bpe": LLAMA3,
+    "llama-v3": LLAMA3,
+    "llama3": LLAMA3,
+    "qwen2": Pre(_sequence(_split(WORDS % ""), _bytes(use_regex=False)), "Qwen2Tokenizer", {"type": "NFC"}),
+    "smollm": Pre(_sequence({"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)), "GPT2Tokenizer"),
+}
+
+
+class _Vocabulary:
+    """The tokens of a file, and its other keys behind ``tokenizer.ggml.``."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self.architecture = str(values.get("general.architecture"))
+        own = {key.removeprefix(START): value for key, value in values.items() if key.startswith(START)}
+        self.keys = {key.removeprefix("ggml."): value for key, value in own.items() if key.startswith("ggml.")}
+        self.template = own.get("chat_template")
+        left = {key: value for key, value in self.keys.items() if key not in KNOWN}
+        if unknown := [f"{START}ggml.{key}" for key, value in left.items() if (key, value) not in IDLE.items()]:
+            raise ValueError(f"{listed(unknown, 3)} may change tokens, and quanterr does not know how")
+        self.tokens = self._texts("tokens")
+        types = self.keys.get("token_type", (NORMAL,) * len(self.tokens))
+        if not isinstance(types, tuple) or len(types) != len(self.tokens):
+            raise ValueError(f"{START}ggml.token_type has not one type for each of {len(self.tokens):,} tokens")
+        self.types = types
+
+    def _texts(self, key: str) -> list[str]:
+        found = self.keys.get(key)
+        if not isinstance(found, tuple) or not all(isinstance(text, str) for text in found):
+            raise ValueError(f"{START}ggml.{key} is {'missing' if found is None else 'no list of texts'}")
+        return [str(text) for text in found]
+
+    def merges(self) -> list[list[str]]:
+        """Return the pairs that are joined, the most urgent first."""
+        pairs = [merge.split(" ") for merge in self._texts("merges")]
+        if odd := next((pair for pair in pairs if len(pair) != 2), None):
+            raise ValueError(f"{START}ggml.merges has {display(' '.join(odd))}, which is no pair")
+        return pairs
+
+    def special(self, id_key: str) -> str | None:
+        """Return the text of a special token; None without one."""
+        number = self.keys.get(id_key)
+        return self.tokens[number] if isinstance(number, int) and 0 <= number < len(self.tokens) else None
+
+    def says(self, key: str, otherwise: bool) -> bool:
+        """Return a key that says yes or no."""
+        found = self.keys.get(key, otherwise)
+        return bool(found)
+
+    def added(self, swallows: bool = False) -> Iterator[JsonObject]:
+        """Yield the tokens that are found in a text before anything else is done with it.
+
+        ``swallows`` means that special ones take the spaces behind them with them.
+        """
+        keeping = {"<unk>", "<s>", "<|endoftext|>"}
+        unknown = self.keys.get("unknown_token_id")
+        for number, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
+            if kind in (CONTROL, USER_DEFINED) or number == unknown:
+                yield {
+                    "id": number,
+                    "content": text,
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": swallows and kind == CONTROL and text not in keeping,
+                    "normalized": False,
+                    "special": kind != USER_DEFINED,
+                }
+
+
+def tokenizer_files(values: Mapping[str, Value]) -> dict[str, JsonObject]:
+    """Return the tokenizer.json and the tokenizer_config.json that follow from all keys of a GGUF file.
+
+    Raises:
+        ValueError: none follow, with the reason.
+    """
+    vocabulary = _Vocabulary(values)
+    kind = vocabulary.keys.get("model")
+    if kind == "gpt2":
+        name, parts, adds_bos = _byte_level(vocabulary)
+    elif kind == "llama":
+        name, parts, adds_bos = _sentence_piece(vocabulary)
+    elif kind == "bert":
+        name, parts, adds_bos = _word_piece(vocabulary)
+    else:
+        raise ValueError(f"{START}ggml.model is {display(str(kind))}, and gpt2, llama or bert are known")
+    parts = {"version": "1.0", "truncation": None, "padding": None, "post_processor": None, **parts}
+    config: JsonObject = {"tokenizer_class": name, "clean_up_tokenization_spaces": False}
+    config |= {field: text for field, key in SPECIAL.items() if (text := vocabulary.special(key)) is not None}
+    if kind == "bert":
+        found = parts["normalizer"]
+        config |= {"do_lower_case": found["lowercase"], "strip_accents": found["strip_accents"]}
+    else:
+        config["add_bos_token"] = vocabulary.says("add_bos_token", adds_bos) and "bos_token" in config
+        config["add_eos_token"] = vocabulary.says("add_eos_token", False) and "eos_token" in config
+        parts["post_processor"] = _template(vocabulary, config)
+    if isinstance(vocabulary.template, str):
+        config["chat_template"] = vocabulary.template
+    return {"tokenizer.json": parts, "tokenizer_config.json": config}
+
+
+def _byte_level(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
+    """Return class, tokenizer.json and whether the first token is a BOS, of a tokenizer that joins bytes."""
+    name = vocabulary.keys.get("pre")
+    pre = PRE.get(str(name))
+    if pre is None:
+        what = "missing" if name is None else display(str(name))
+        raise ValueError(f"{START}ggml.pre is {what}, and of {', '.join(PRE)} it is known how a text is divided")
+    model: JsonObject = {
+        "type": "BPE",
+        "vocab": _numbered(vocabulary.tokens, vocabulary.types),
+        "merges": vocabulary.merges(),
+    }
+    model |= {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+    model |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": pre.ignore_merges}
+    parts: JsonObject = {
+        "added_tokens": list(vocabulary.added()),
+        "normalizer": pre.normalizer,
+        "pre_tokenizer": pre.words,
+        "decoder": _bytes(use_regex=True),
+        "model": model,
+    }
+    return pre.tokenizer, parts, pre.adds_bos
+
+
+def _sentence_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
+    """Return the same of SentencePiece's BPE, which puts a space before a text unless the file says otherwise."""
+    is_gemma, is_phi = vocabulary.architecture.startswith("gemma"), vocabulary.architecture == "phi3"
+    prefix = vocabulary.says("add_space_prefix", not is_gemma)
+    # The converter stores tokens that users defined with plain spaces.
+    tokens = [
+        text.replace(" ", SPACE) if kind == USER_DEFINED and not text.strip(" ") else text
+        for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ]
+    vocab = _numbered(tokens, vocabulary.types)
+    merges = vocabulary.merges() if "merges" in vocabulary.keys else _find_merges(tokens, vocabulary.types)
+    model: JsonObject = {
+        "type": "BPE",
+        "vocab": vocab,
+        "merges": merges,
+        "unk_token": vocabulary.special("unknown_token_id"),
+    }
+    model |= {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+    model |= {"fuse_unk": True, "byte_fallback": True, "ignore_merges": False}
+    spaces: JsonObject = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    before: list[JsonObject] = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
+    by_space: JsonObject = {
+        "type": "Split",
+        "pattern": {"String": " "},
+        "behavior": "MergedWithPrevious",
+        "invert": False,
+    }
+    back: list[JsonObject] = [
+        {**spaces, "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    back += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+    added = list(vocabulary.added(swallows=is_phi))
+    for token in added:
+        token["content"] = tokens[token["id"]]
+    parts: JsonObject = {
+        "added_tokens": added,
+        "normalizer": spaces if is_gemma else _sequence(*before, spaces, of="normalizers"),
+        "pre_tokenizer": by_space if is_gemma else None,
+        "decoder": _sequence(*back, of="decoders"),
+        "model": model,
+    }
+    return "GemmaTokenizer" if is_gemma else "LlamaTokenizer", parts, True
+
+
+def _word_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
+    """Return the same of BERT's WordPiece, in which the converter marks beginnings of words, not continuations."""
+    tokens = [
+        text if kind == CONTROL else text.removeprefix(SPACE) if text.startswith(SPACE) else f"##{text}"
+        for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ]
+    normal = (text for text, kind in zip(tokens, vocabulary.types, strict=True) if kind == NORMAL)
+    has_capitals = any(text != text.lower() for text in normal if not re.fullmatch(r"\[.*\]", text))
+    lower = vocabulary.says("normalizer.lowercase", not has_capitals)
+    accents = vocabulary.keys.get("normalizer.strip_accents")
+    model: JsonObject = {
+        "type": "WordPiece",
+        "vocab": _numbered(tokens, vocabulary.types),
+        "continuing_subword_prefix": "##",
+    }
+    model |= {"unk_token": vocabulary.special("unknown_token_id") or "[UNK]", "max_input_chars_per_word": 100}
+    normalizer: JsonObject = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+    normalizer |= {"strip_accents": accents, "lowercase": lower}
+    first, last = (vocabulary.special(key) for key in ("cls_token_id", "seperator_token_id"))
+    ends = (first or vocabulary.special("bos_token_id"), last or vocabulary.special("eos_token_id"))
+    parts: JsonObject = {
+        "added_tokens": list(vocabulary.added()),
+        "normalizer": normalizer,
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": _around(vocabulary, *ends),
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": model,
+    }
+    return "BertTokenizer", parts, True
+
+
+def _numbered(tokens: Sequence[str], types: Sequence[object]) -> dict[str, int]:
+    """Return the number of each token; those that only fill the vocabulary are left out."""
+    return {text: number for number, (text, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
+
+
+def _find_merges(tokens: Sequence[str], types: Sequence[object]) -> list[list[str]]:
+    """Return the pairs of tokens that make up another one, in the order of these.
+
+    SentencePiece numbers its tokens in the order in which it learned them.
+    Source: transformers, tokenization_utils_base.py, generate_merges.
+    """
+    taken = (NORMAL, USER_DEFINED)
+    vocab = {text: n for n, (text, kind) in enumerate(zip(tokens, types, strict=True)) if kind in taken}
+    merges = []
+    for text in vocab:
+        pairs = ((text[:n], text[n:]) for n in range(1, len(text)))
+        found = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
+        merges += [list(pair) for pair in sorted(found, key=lambda pair: (len(pair[0]), len(pair[1])))]
+    return merges
+
+
+def _template(vocabulary: _Vocabulary, config: JsonObject) -> JsonObject | None:
+    """Return the post-processor that puts special tokens around a text; None without any."""
+    first = vocabulary.special("bos_token_id") if config["add_bos_token"] else None
+    return _around(vocabulary, first, vocabulary.special("eos_token_id") if config["add_eos_token"] else None)
+
+
+def _around(vocabulary: _Vocabulary, first: str | None, last: str | None) -> JsonObject | None:
+    if first is None and last is None:
+        return None
+    around = [[] if text is None else [{"SpecialToken": {"id": text, "type_id": 0}}] for text in (first, last)]
+    of_text = [[{"Sequence": {"id": name, "type_id": n}}] for n, name in enumerate("AB")]
+    named = {text: vocabulary.tokens.index(text) for text in (first, last) if text is not None}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*around[0], *of_text[0], *around[1]],
+        "pair": [*around[0], *of_text[0], *around[1], *of_text[1], *around[1]],
+        "special_tokens": {text: {"id": text, "ids": [n], "tokens": [text]} for text, n in named.items()},
+    }

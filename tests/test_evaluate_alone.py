@@ -1,0 +1,245 @@
+"""GGUF files without the folder of their original: config, weights and tokenizer follow from the file.
+
+The files are those of llama.cpp's converter (golden conversions), with random weights: what the model of the file
+computes is what transformers computes from the folder that was converted.
+"""
+
+import json
+import lzma
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.conversions import materialize, read_conversion
+from support.small_models import saved, stored
+from test_evaluate_gguf import LLAMA, convert, named
+
+import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.evaluation.models.building import Architecture, read_config
+from quanterr.evaluation.models.folder import ModelFolder, model_folder
+from quanterr.evaluation.models.gguf_original import as_original
+from quanterr.evaluation.models.gguf_tokenizer import tokenizer_files
+from quanterr.evaluation.models.sides import Sides
+from quanterr.evaluation.run import study
+from quanterr.evaluation.texts.tokens import tokenizer_of
+
+transformers = pytest.importorskip(
+    "transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")'
+)
+
+FAMILIES = [
+    "llama", "llama-fuse_qkv", "llama3", "llama_biased", "mistral", "mixtral", "qwen2", "qwen2-fuse_qkv", "qwen2_yarn",
+    "qwen2_moe", "qwen2_moe-fuse_qkv", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3", "gemma3_text",
+    "gemma3_scaled", "phi3", "phi3_long", "phi3_partial", "bert", "xlm_roberta",
+]  # fmt: skip
+FLOAT64 = 1e-9
+# Factors of rotations and epsilons are stored as float32, and norms after the addition of one.
+FLOAT32 = 1e-5
+# What no file holds, as llama.cpp computes it for each model of the architecture.
+ASSUMED = {"norm_topk_prob": True, "query_pre_attn_scalar": 32}
+TOKENS = torch.randint(3, 96, (2, 100), generator=torch.Generator().manual_seed(1))  # longer than any window
+
+
+def converted(name, folder, quantization="F32", **changed):
+    """The folder of an original, and its file."""
+    conversion = read_conversion(f"llama.cpp-{name}")
+    config = conversion.config
+    text = config.get("text_config", config)
+    text |= {key: value for key, value in ASSUMED.items() if key in text and "qwen2_moe" not in name}
+    conversion = replace(conversion, keys=conversion.keys | changed)
+    made = materialize(conversion, folder, quantization=quantization)
+    return made.original, made.quantized / "model.gguf"
+
+
+def of_folder(folder):
+    """The logits or hidden states that transformers computes."""
+    kind = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    model = kind.from_pretrained(folder, dtype=torch.float64).eval()
+    model.config.get_text_config()._experts_implementation = "eager"  # the usual one has no float64
+    return computed(model)
+
+
+def of_file(path):
+    """The logits or hidden states of the model of a file."""
+    with open_checkpoint(path) as checkpoint:
+        original = as_original(checkpoint, None)
+        with model_folder(original) as folder:
+            architecture = Architecture(read_config(folder), torch.float64)
+        model, sides = architecture.build(), Sides(original)
+        names = architecture.names(model, sides, sides.weights)
+        tensors = {
+            name: each.double() for name, each in names.tensors(dict(model.named_parameters()), sides.get).items()
+        }
+        assert names.missing() == []
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    return computed(model)
+
+
+@torch.inference_mode()
+def computed(model):
+    found = model(input_ids=TOKENS, use_cache=False) if "Bert" not in type(model).__name__ else model(input_ids=TOKENS)
+    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_model_of_a_file_computes_what_the_original_computes(name, tmp_path):
+    folder, path = converted(name, tmp_path)
+    want, found = of_folder(folder), of_file(path)
+    want = want[..., : found.shape[-1]]  # a file of Gemma 3 has no rows of no token
+    exact = not name.startswith(("gemma", "llama3"))
+    torch.testing.assert_close(found, want, rtol=0, atol=(FLOAT64 if exact else FLOAT32) * float(want.abs().max()))
+
+
+GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "golden_tokenizers/tokenizers.json.xz").read_bytes()))
+TEXTS = [
+    "The quick brown fox doesn't jump over 12345 lazy dogs: it's 3.50, or 1,234,567!",
+    "  two spaces before, \t a tab,    four,      six and \n\n two lines \r\n\n   end   ",
+    "naïve cafe\u0301 Größe ÜBERMASS e\u0301\u0323 — „Привет“, мир! 你好,世界 日本語 한국어 עברית",
+    "😀🦙👩‍👩‍👧 ½ ⅷ ٣٤ x² \u200b\u00a0\ufeff a\u0000b <0x0A> <s>[INST] Ġthe ▁the [PAD5] ##ing",
+    "They'll've thought; WE'RE THERE'S I'M 'twas\n    def f(x):\n\treturn x  # ok",
+]
+
+
+@pytest.fixture(params=GOLDEN)
+def tokenizers(request, tmp_path):
+    """A tokenizer of a folder as it is published, and that of the file that llama.cpp's converter made of it."""
+    golden = GOLDEN[request.param]
+    folders = tmp_path / "published", tmp_path / "made"
+    made = tokenizer_files(
+        {key: tuple(value) if isinstance(value, list) else value for key, value in golden["keys"].items()}
+    )
+    for folder, files in zip(folders, (golden["files"], made), strict=True):
+        folder.mkdir()
+        for name, content in ({"config.json": golden["config"]} | files).items():
+            (folder / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return [tokenizer_of(ModelFolder(folder, str(folder))) for folder in folders]
+
+
+def test_a_files_tokenizer_gives_the_same_tokens(tokenizers):
+    want = tokenizers[0]
+    special = [token for token in want.all_special_tokens if token in want.get_vocab()]
+    texts = [*TEXTS, "".join(TEXTS), *(f"a{token}  {token} b" for token in special), "<think> </think>"]
+    for text in texts:
+        for with_special in (False, True):
+            ids = [each(text, add_special_tokens=with_special, verbose=False)["input_ids"] for each in tokenizers]
+            assert ids[0] == ids[1], text
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("llama", {"llama.attention.temperature_scale": 0.1}, "llama.attention.temperature_scale may change what"),
+        ("llama", {"llama.rope.scaling.type": "dynamic"}, "rotations are scaled as dynamic"),
+        ("llama", {"llama.rope.dimension_count": 8}, "rope.dimension_count is 8, and heads have 16 elements"),
+        ("llama", {"llama.attention.value_length": 8}, "heads of keys have 16 elements, those of values 8"),
+        ("llama", {"llama.attention.head_count": [4, 2]}, "head_count differs from block to block"),
+        ("llama", {"llama.block_count": 3}, "and 6 more of the model, or has another shape of it"),
+        ("llama", {"llama.block_count": 1}, "the model lacks 9 tensors of it, "),
+        ("llama3", {"llama.rope.scaling.type": "linear"}, "rope_freqs.weight is stored, and rotations are scaled as"),
+        ("qwen2_yarn", {"qwen2.rope.scaling.yarn_attn_factor": 2.0}, "yarn_attn_factor may change what the model"),
+        ("phi3_long", {"general.architecture": "llama"}, "llama.context_length is missing"),
+        ("bert", {"bert.attention.causal": True}, "bert.attention.causal is not false"),
+        ("smollm3", {}, "no config follows from the metadata of the architecture smollm3 yet"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(name, changed, said, tmp_path):
+    _, path = converted(name, tmp_path, **changed)
+    with open_checkpoint(path) as checkpoint, pytest.raises(quanterr.CheckpointError) as found:
+        as_original(checkpoint, None)
+    assert said in str(found.value)
+    assert "with --config FOLDER" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"tokenizer.ggml.pre": "falcon"}, "tokenizer.ggml.pre is falcon"),
+        ({"tokenizer.ggml.model": "rwkv"}, "tokenizer.ggml.model is rwkv"),
+        ({"tokenizer.ggml.precompiled_charsmap": (1, 2)}, "tokenizer.ggml.precompiled_charsmap may change tokens"),
+        ({"tokenizer.ggml.merges": ("a b c",)}, "tokenizer.ggml.merges has a b c, which is no pair"),
+        ({"tokenizer.ggml.token_type": (1,)}, "has not one type for each of"),
+    ],
+)
+def test_a_tokenizer_that_is_not_known_is_refused_by_name(changed, said):
+    keys = {key: tuple(value) if isinstance(value, list) else value for key, value in GOLDEN["smollm"]["keys"].items()}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        tokenizer_files(keys | changed)
+
+
+def test_a_config_that_is_given_takes_the_place_of_the_metadata(tmp_path):
+    folder, path = converted("smollm3", tmp_path)
+    save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
+    (tmp_path / "config").mkdir()
+    shutil.copy(folder / "config.json", tmp_path / "config")
+    options = {"tokens": tmp_path / "ids.safetensors", "context": 16, "against": "int8_row"}
+    want = quanterr.evaluate(folder, **options).candidates[0].scores
+    found = quanterr.evaluate(path, config=tmp_path / "config", **options).candidates[0].scores
+    assert (found.ppl_original, found.kld_mean) == pytest.approx((want.ppl_original, want.kld_mean), rel=1e-6)
+    with pytest.raises(quanterr.CheckpointError, match=r"tokenizer.json: missing"):
+        quanterr.evaluate(path, config=tmp_path / "config", text=__file__, against="int8_row")
+
+
+CHAT = '{"messages": [{"role": "user", "content": "Is it there?"}, {"role": "assistant", "content": "The fox is."}]}'
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory):
+    """A folder with a tokenizer, and a file of the same model, both in Q8_0's values; and a text and conversations."""
+    folder = tmp_path_factory.mktemp("alone")
+    golden = GOLDEN["smollm"]
+    saved("llama", folder / "original", vocab_size=432)
+    for name, content in golden["files"].items():
+        (folder / "original" / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    for key, value in (LLAMA_KEYS | golden["keys"]).items():
+        if key != "general.architecture":
+            kind = gguf.GGUFValueType.get_type(value)
+            of = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+            writer.add_key_value(key, value, kind, of)
+    for name, tensor in stored(folder / "original").items():
+        writer.add_tensor(named(name, LLAMA), convert("llama", name, tensor)[0].contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (folder / "text.txt").write_text("\n".join(TEXTS * 3), encoding="utf-8")
+    (folder / "chat.jsonl").write_text(CHAT, encoding="utf-8")
+    return folder
+
+
+LLAMA_KEYS = {
+    "llama.block_count": 2, "llama.context_length": 128, "llama.embedding_length": 32, "llama.feed_forward_length": 48,
+    "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2, "llama.rope.dimension_count": 8,
+    "llama.rope.freq_base": 10000.0, "llama.attention.layer_norm_rms_epsilon": 1e-6,
+}  # fmt: skip
+
+
+def test_an_evaluation_of_a_file_alone_is_that_beside_its_folder(sides):
+    options = {"text": sides / "text.txt", "chat": sides / "chat.jsonl", "context": 32, "against": "int8_row"}
+    want, found = (quanterr.evaluate(sides / name, **options) for name in ("original", "model.gguf"))
+    assert (found.verdict, found.tokens.sha256, found.model) == ("pass", want.tokens.sha256, want.model)
+    assert found.original_bytes == open_checkpoint(sides / "model.gguf").nbytes
+    for one, other in zip(want.candidates[0].texts, found.candidates[0].texts, strict=True):
+        for measure in ("ppl_original", "ppl", "kld_mean"):
+            assert getattr(other.scores, measure) == pytest.approx(getattr(one.scores, measure), rel=1e-6)
+        assert one.scores.kld_mean > 1e-6
+
+
+def test_a_plan_of_a_file_alone_is_verified_and_names_its_tensors(sides, tmp_path):
+    options = {"text": sides / "text.txt", "context": 32}
+    study(sides / "model.gguf", sensitivity=tmp_path / "s.json", **options)
+    plan = quanterr.plan(
+        sides / "model.gguf", bits=6, to="int8_row,int4_g32", sensitivity=tmp_path / "s.json", verify=True, **options
+    )
+    names = {layer.layer_name for layer in plan.layers}
+    assert {"blk.0.attn_q.weight", "blk.1.ffn_down.weight"} <= names
+    again = quanterr.evaluate(sides / "model.gguf", against=plan, **options).candidates[0]
+    assert (again.verdict, again.scores.kld_mean) == ("pass", plan.measured.kld)
+    assert [one.verdict for one in quanterr.sweep(sides / "model.gguf", to="int8_row").candidates] == ["pass"]
