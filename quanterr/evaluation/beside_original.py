@@ -14,11 +14,12 @@ from quanterr.evaluation.assembly import Baseline, Measured, assemble
 from quanterr.evaluation.by_products.writing import check_saliency, predict, write_by_products
 from quanterr.evaluation.denoisers.calls import Calls
 from quanterr.evaluation.denoisers.rollout import roll_out
+from quanterr.evaluation.drafts import read_draft
 from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.opening import read_given
 from quanterr.evaluation.preparation import Prepared, prepare, run_settings
 from quanterr.evaluation.running import together
-from quanterr.evaluation.running.lockstep import Lockstep
+from quanterr.evaluation.running.lockstep import Draft, Lockstep, Outcome
 from quanterr.evaluation.running.rounding import check_schemes
 from quanterr.evaluation.texts.tasks import answered
 from quanterr.options import NOTHING_TO_DO, EvaluateOptions
@@ -38,7 +39,7 @@ def measure(
     """Evaluate candidates beside their original; no gates are applied. Raises the same errors as ``evaluate``."""
     given = read_given(candidates, against)
     check_schemes(chosen.activations, chosen.kv)
-    if not given.names:
+    if not given.names and not chosen.draft:
         raise UsageError(NOTHING_TO_DO)
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     with join_rank_group(stop) as group, ExitStack() as stack:
@@ -48,20 +49,25 @@ def measure(
         every = [opened, *given.open(opened, stack, chosen)]
         sides = Sides(opened, architecture.device)
         names, found = _candidates(given.names, every[1:], prepared, sides, chosen)
+        others = [enter_checkpoint(stack, draft, chosen.lenient, chosen.cache) for draft in chosen.draft]
+        drafts = [read_draft(other, opened, prepared, chosen) for other in others]
+        every += others
         together.agree(group, every, prepared.chunks, chosen.batch, chosen.dtype)
         settings = run_settings(chosen, stop, group)
-        with Lockstep(architecture, sides, found, prepared.chunks, settings, with_floor=True) as lockstep:
+        with Lockstep(architecture, sides, found, prepared.chunks, settings, True, drafts) as lockstep:
             together.run(lockstep, group)
-            outcomes = lockstep.outcomes()
+            outcomes, of_drafts = lockstep.outcomes(), lockstep.draft_outcomes()
             write_by_products(chosen, prepared, lockstep, saliency, opened)
         answers = answered(architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         rollouts = _rolled_out(chosen, prepared, sides, found, stop)
         predictions = predict(chosen, prepared, sides, found, outcomes)
         for checkpoint in every:
             checkpoint.check_unchanged()
-        measured = list(map(Measured._make, zip(names, found, outcomes, predictions, answers, rollouts, strict=True)))
+        rows = zip(names, found, outcomes, predictions, answers, rollouts, strict=True)
+        measured = [*(Measured(*each) for each in rows), *_measured(drafts, of_drafts)]
         baseline = Baseline(opened.path, opened.nbytes, type(lockstep.model).__name__, lockstep.floor())
-        return assemble(measured, baseline, prepared, chosen, clock, _read_bytes(sides, found))
+        read = _read_bytes(sides, [each.candidate for each in measured])
+        return assemble(measured, baseline, prepared, chosen, clock, read)
 
 
 def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
@@ -89,6 +95,14 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
         checkpoint.check_unchanged()
         for doubt in prepared.doubts if group is None or group.rank == 0 else ():
             notices.error("%s: %s", display(prepared.source), doubt)
+
+
+def _measured(drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> list[Measured]:
+    names = shorten_names([draft.candidate.checkpoint.path for draft in drafts])
+    return [
+        Measured(f"{name}, draft", draft.candidate, outcome, {}, [], None, draft)
+        for name, draft, outcome in zip(names, drafts, outcomes, strict=True)
+    ]
 
 
 def _candidates(

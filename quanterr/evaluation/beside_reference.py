@@ -79,6 +79,7 @@ def _check_needs_no_original(against: str | Plan | Iterable[str | Plan], chosen:
     """
     given = {
         "--against": against,
+        "--draft": chosen.draft,
         "--task": chosen.tasks,
         "--sensitivity": chosen.sensitivity,
         "--swap": chosen.swap,

@@ -139,6 +139,7 @@ def _of_texts(chosen: EvaluateOptions) -> dict[str, object]:
     return {
         "--task": chosen.tasks,
         "--chat": chosen.chat,
+        "--draft": chosen.draft,
         "--swap": chosen.swap,
         "--swap-blocks": chosen.swap_blocks,
         SAVE: chosen.save_reference,

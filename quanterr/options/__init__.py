@@ -29,8 +29,8 @@ DEVICE_CHOICES = f"choose {DEVICES}"
 READ_TEXT = "A UTF-8 text file, tokenized with the original's tokenizer.json."
 CONTEXT, CHUNKS = "Tokens per chunk; the predictions of its second half are scored.", "Maximum number of chunks."
 NOTHING_TO_DO = (
-    "no candidate is given: evaluate needs one, or --sensitivity, --importance-out, --saliency-out or --save-reference "
-    "alone"
+    "no candidate is given: evaluate needs one, or a --draft, or --sensitivity, --importance-out, --saliency-out or "
+    "--save-reference alone"
 )
 PANELS = (
     INPUTS,
@@ -468,6 +468,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
         config: a folder with the config.json of a denoiser in a single file; by default the model is recognized.
         lora: a LoRA that is merged into both sides of a denoiser; see evaluation/lora.py.
         rollout: also let each side of a denoiser follow its own Euler path, and compare the final latents.
+        draft: folders of other models with the same vocabulary, each a draft for speculative decoding.
         tasks: files of multiple-choice questions; see evaluation/tasks.py.
         context: tokens per chunk; the predictions of its second half are scored.
         chunks: maximum number of chunks; None for all.
@@ -547,6 +548,15 @@ class EvaluateOptions(ReadOptions, GateOptions):
             rare=True,
         ),
     ] = False
+    draft: Annotated[
+        Iterable[Path],
+        Option(
+            "Another, smaller model with the same vocabulary: the share of its tokens that speculative decoding would "
+            "accept. Repeatable.",
+            METRICS,
+            "FOLDER",
+        ),
+    ] = ()
     tasks: Annotated[
         Iterable[Path],
         Option(
@@ -769,6 +779,7 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     config: Path | None
     lora: Path | None
     rollout: bool
+    draft: Iterable[Path]
     tasks: Iterable[Path]
     context: int
     chunks: int | None
