@@ -38,6 +38,7 @@ def evaluate(
     [bold]quanterr evaluate original/ --text wiki.test.raw --save-reference reference/[/bold]
     [bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ quantized/ --draft small/ --text wiki.test.raw[/bold]
+    [bold]quanterr evaluate original/ --kv q8_0 --kv k=q8_0,v=q4_0 --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
     ORIGINAL is a folder with config.json, local or in a remote store (hf://org/name). Any format that compare reads
@@ -70,7 +71,8 @@ def evaluate(
     if options.save_reference is not None:
         written["--save-reference"] = fspath(options.save_reference)
     announce(paths, show.quiet)
-    alone = not candidates and not recipes.against and not options.draft and options.reference is None
+    keeps = any(kv not in ("none", "declared") for kv in options.kv)  # then the original itself is a candidate
+    alone = not (candidates or recipes.against or options.draft or keeps or options.reference)
     if alone:
         options.check_alone()
     with Interrupt(keeps=False) as interrupt:

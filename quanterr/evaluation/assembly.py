@@ -146,7 +146,7 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         gates=[],
         findings=list(_findings(candidate, outcome, prepared)),
         activations=candidate.rounding.schemes,
-        kv="fp8" if candidate.rounding.cached else None,
+        kv=candidate.rounding.cache.name if candidate.rounding.cache and candidate.rounding.cached else None,
         rollout=measured.rollout,
         positions=outcome.positions,
         routers=outcome.routers,

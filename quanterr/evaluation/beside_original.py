@@ -20,7 +20,7 @@ from quanterr.evaluation.opening import read_given
 from quanterr.evaluation.preparation import Prepared, prepare, run_settings
 from quanterr.evaluation.running import together
 from quanterr.evaluation.running.lockstep import Draft, Lockstep, Outcome
-from quanterr.evaluation.running.rounding import check_schemes
+from quanterr.evaluation.running.rounding import DECLARED, check_schemes, list_caches
 from quanterr.evaluation.texts.tasks import answered
 from quanterr.options import NOTHING_TO_DO, EvaluateOptions
 from quanterr.tensors.clock import Clock
@@ -39,6 +39,8 @@ def measure(
     """Evaluate candidates beside their original; no gates are applied. Raises the same errors as ``evaluate``."""
     given = read_given(candidates, against)
     check_schemes(chosen.activations, chosen.kv)
+    if not given.names and list_caches(chosen.kv):
+        given = read_given([original], ())
     if not given.names and not chosen.draft:
         raise UsageError(NOTHING_TO_DO)
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
@@ -114,16 +116,14 @@ def _candidates(
 ) -> tuple[list[str], list[Candidate]]:
     """Return the candidates and their names; ``--split`` repeats candidates with rounded inputs by weights alone."""
     counterparts = prepared.architecture.counterparts(sides, checkpoints)
-    found = [
-        Candidate(own, checkpoint, chosen.activations, chosen.kv, ignored)
-        for checkpoint, (own, ignored) in zip(checkpoints, counterparts, strict=True)
-    ]
-    names = shorten_names(paths)
-    for name, one in list(zip(names, found, strict=True)) if chosen.split else ():
-        if one.rounding.is_any:
-            names.append(f"{name}, weights alone")
-            found.append(Candidate(one.sides, one.checkpoint))
-    return names, found
+    kv, alone = list(chosen.kv) or [DECLARED], []
+    found: list[tuple[str, Candidate]] = []
+    for name, checkpoint, (own, ignored) in zip(shorten_names(paths), checkpoints, counterparts, strict=True):
+        ways = list(Candidate(own, checkpoint, chosen.activations, kv[0], ignored).with_caches(name, kv))
+        found += ways
+        if chosen.split and any(way.rounding.is_any for _, way in ways):
+            alone.append((f"{name}, weights alone", Candidate(own, checkpoint)))
+    return [name for name, _ in found + alone], [one for _, one in found + alone]
 
 
 def _rolled_out(

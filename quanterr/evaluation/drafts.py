@@ -11,6 +11,7 @@ from quanterr.evaluation.models.folder import model_folder
 from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.preparation import Prepared
 from quanterr.evaluation.running.lockstep import DRAFT, Draft
+from quanterr.evaluation.running.rounding import DECLARED
 from quanterr.evaluation.running.workload import CAUSAL
 from quanterr.evaluation.texts.tokens import read_vocabulary
 from quanterr.options import EvaluateOptions
@@ -45,7 +46,9 @@ def read_draft(draft: Checkpoint, original: Checkpoint, prepared: Prepared, chos
     most = max(int(text.chunks.raw.max()) for text in prepared.texts)
     if max([most, *(tokens or {})]) >= min(sizes):
         raise UsageError(f"{where}: heads of {sizes[0]:,} and {sizes[1]:,} rows: one lacks tokens of the vocabulary")
-    candidate = Candidate(Sides(draft, own.device), draft, chosen.activations, chosen.kv, undo=False)
+    if len(kv := list(chosen.kv) or [DECLARED]) > 1:
+        raise UsageError(f"{where}: give --kv once: a draft has one row")
+    candidate = Candidate(Sides(draft, own.device), draft, chosen.activations, kv[0], undo=False)
     return Draft(own, candidate, min(sizes), [] if tokens is not None else [UNCHECKED])
 
 

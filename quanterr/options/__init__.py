@@ -483,7 +483,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
         reference: such a folder, instead of the original; every path is then a candidate.
         activations: rounding of the inputs of quantized weights: ``declared``, ``none`` or a scheme of
             recipes/inputs.py.
-        kv: rounding of keys and values: ``declared``, ``none`` or ``fp8``.
+        kv: roundings of keys and values, a row of each candidate for each: ``declared``, ``none``, a type of
+            recipes/caches.py, or one each as ``k=q8_0,v=q4_0``.
         split: for candidates with rounded inputs, evaluate the weights alone as well.
         dtype: compute dtype of both sides: float32, bfloat16 or float64.
         batch: number of chunks that run through a unit together.
@@ -652,9 +653,15 @@ class EvaluateOptions(ReadOptions, GateOptions):
             "NAME",
         ),
     ] = "declared"
-    kv: Annotated[str, Option("Rounding of keys and values: declared, none, or fp8.", RUNTIME, "NAME", rare=True)] = (
-        "declared"
-    )
+    kv: Annotated[
+        Iterable[str],
+        Option(
+            "Rounding of keys and values: declared (by the files, the default), none, or a type such as q8_0, q4_0, "
+            "fp8, int8_token, int4, k=q8_0,v=q4_0. Repeatable: a row for each.",
+            RUNTIME,
+            "NAME",
+        ),
+    ] = ()
     split: Annotated[
         bool,
         Option("Where inputs, keys or values are rounded, evaluate the weights alone as well.", RUNTIME, rare=True),
@@ -793,7 +800,7 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     save_reference: Path | None
     reference: Path | None
     activations: str
-    kv: str
+    kv: Iterable[str]
     split: bool
     dtype: str
     batch: int

@@ -370,7 +370,11 @@ class Lockstep:
     def _step_together(self, unit: Unit, tensors: dict[str, Tensor], done: int, total: int) -> None:
         """Run a loaded unit of the original together with the candidates' units."""
         units = [side.stream.units[unit.name] for side in self._others]
-        others = [_shared(side.stream.tensors(unit), tensors) for side in self._others]
+        read: dict[int, dict[str, Tensor]] = {}  # by the weights of a candidate, which several roundings share
+        for side in self._others:
+            if id(side.candidate.found) not in read:
+                read[id(side.candidate.found)] = _shared(side.stream.tensors(unit), tensors)
+        others = [read[id(side.candidate.found)] for side in self._others]
         tokens = sum(batch.tokens for batch in self._batches)
         watching = OutputErrors(self._products, tokens, self._pace.with_moments)
         compared = [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)]
