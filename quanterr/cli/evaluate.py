@@ -38,6 +38,8 @@ def evaluate(
     [bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
     [bold]quanterr evaluate original/ --text wiki.test.raw --save-reference reference/[/bold]
     [bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
+    [bold]quanterr evaluate original/ quantized/ --draft small/ --text wiki.test.raw[/bold]
+    [bold]quanterr evaluate original/ --kv q8_0 --kv k=q8_0,v=q4_0 --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ quantized/ --tokens ids.safetensors --require 'upper(kld_mean) <= 0.01'[/bold]
 
     ORIGINAL is a folder with config.json, local or in a remote store (hf://org/name), or a GGUF file alone. Any format
@@ -54,9 +56,9 @@ def evaluate(
     from quanterr.gates import prepare
     from quanterr.outputs.files import check_place
 
-    paths = [original, *(candidates or [])]
+    paths, drafts = [original, *(candidates or [])], [fspath(draft) for draft in options.draft]
     texts = [named_path(fspath(text))[1] for text in (*options.text, *options.chat)]
-    inputs = [*paths, *texts, options.tokens, options.inputs, *options.tasks, options.baseline]
+    inputs = [*paths, *drafts, *texts, options.tokens, options.inputs, *options.tasks, options.baseline]
     to = show.targets(inputs)
     rules = prepare(options, KINDS["quanterr.evaluation"])
     by_products = {
@@ -70,7 +72,8 @@ def evaluate(
     if options.save_reference is not None:
         written["--save-reference"] = fspath(options.save_reference)
     announce(paths, show.quiet)
-    alone = not candidates and not recipes.against and options.reference is None
+    keeps = any(kv not in ("none", "declared") for kv in options.kv)  # then the original itself is a candidate
+    alone = not (candidates or recipes.against or options.draft or keeps or options.reference)
     if alone:
         options.check_alone()
     with Interrupt(keeps=False) as interrupt:

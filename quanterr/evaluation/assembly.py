@@ -30,7 +30,7 @@ from quanterr.evaluation.measures.scores import Prediction
 from quanterr.evaluation.models.folder import model_folder
 from quanterr.evaluation.models.sides import Candidate
 from quanterr.evaluation.preparation import Prepared, ReadText
-from quanterr.evaluation.running.lockstep import Outcome
+from quanterr.evaluation.running.lockstep import Draft, Outcome
 from quanterr.evaluation.running.rounding import of_rounding
 from quanterr.evaluation.texts.tokens import fingerprint, spans_of, tokenizer_fingerprint
 from quanterr.findings import make_finding
@@ -57,6 +57,7 @@ class Measured(NamedTuple):
     predicted: Mapping[str, float]  # cost by weight
     tasks: list[Task]
     rollout: Rollout | None
+    draft: Draft | None = None
 
 
 class Baseline(NamedTuple):
@@ -126,6 +127,7 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
     if outcome.not_finite:
         reasons.append(f"not finite from {outcome.not_finite} on")
     reasons += candidate.rounding.reasons()
+    reasons += measured.draft.doubts if measured.draft else []
     return Evaluated(
         name=measured.name,
         path=candidate.checkpoint.path,
@@ -145,13 +147,14 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         gates=[],
         findings=list(_findings(candidate, outcome, prepared)),
         activations=candidate.rounding.schemes,
-        kv="fp8" if candidate.rounding.cached else None,
+        kv=candidate.rounding.cache.name if candidate.rounding.cache and candidate.rounding.cached else None,
         rollout=measured.rollout,
         positions=outcome.positions,
         routers=outcome.routers,
         swaps=_with_predictions(outcome),
         worst_tokens=[_worst_token(each, prepared) for each in outcome.worst],
         predicted_output_error=total if cost is OUTPUT_ERROR else None,
+        draft=measured.draft is not None,
     )
 
 

@@ -14,13 +14,14 @@ from quanterr.evaluation.assembly import Baseline, Measured, assemble
 from quanterr.evaluation.by_products.writing import check_saliency, predict, write_by_products
 from quanterr.evaluation.denoisers.calls import Calls
 from quanterr.evaluation.denoisers.rollout import roll_out
+from quanterr.evaluation.drafts import read_draft
 from quanterr.evaluation.models.gguf_original import as_original
 from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.opening import read_given
 from quanterr.evaluation.preparation import Prepared, prepare, run_settings
 from quanterr.evaluation.running import together
-from quanterr.evaluation.running.lockstep import Lockstep
-from quanterr.evaluation.running.rounding import check_schemes
+from quanterr.evaluation.running.lockstep import Draft, Lockstep, Outcome
+from quanterr.evaluation.running.rounding import DECLARED, check_schemes, list_caches
 from quanterr.evaluation.texts.tasks import answered
 from quanterr.options import NOTHING_TO_DO, EvaluateOptions
 from quanterr.tensors.clock import Clock
@@ -39,7 +40,9 @@ def measure(
     """Evaluate candidates beside their original; no gates are applied. Raises the same errors as ``evaluate``."""
     given = read_given(candidates, against)
     check_schemes(chosen.activations, chosen.kv)
-    if not given.names:
+    if not given.names and list_caches(chosen.kv):
+        given = read_given([original], ())
+    if not given.names and not chosen.draft:
         raise UsageError(NOTHING_TO_DO)
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     with join_rank_group(stop) as group, ExitStack() as stack:
@@ -49,20 +52,25 @@ def measure(
         every = [opened, *given.open(opened, stack, chosen)]
         sides = Sides(opened, architecture.device)
         names, found = _candidates(given.names, every[1:], prepared, sides, chosen)
+        others = [enter_checkpoint(stack, draft, chosen.lenient, chosen.cache) for draft in chosen.draft]
+        drafts = [read_draft(other, opened, prepared, chosen) for other in others]
+        every += others
         together.agree(group, every, prepared.chunks, chosen.batch, chosen.dtype)
         settings = run_settings(chosen, stop, group)
-        with Lockstep(architecture, sides, found, prepared.chunks, settings, with_floor=True) as lockstep:
+        with Lockstep(architecture, sides, found, prepared.chunks, settings, True, drafts) as lockstep:
             together.run(lockstep, group)
-            outcomes = lockstep.outcomes()
+            outcomes, of_drafts = lockstep.outcomes(), lockstep.draft_outcomes()
             write_by_products(chosen, prepared, lockstep, saliency, opened)
         answers = answered(architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         rollouts = _rolled_out(chosen, prepared, sides, found, stop)
         predictions = predict(chosen, prepared, sides, found, outcomes)
         for checkpoint in every:
             checkpoint.check_unchanged()
-        measured = list(map(Measured._make, zip(names, found, outcomes, predictions, answers, rollouts, strict=True)))
+        rows = zip(names, found, outcomes, predictions, answers, rollouts, strict=True)
+        measured = [*(Measured(*each) for each in rows), *_measured(drafts, of_drafts)]
         baseline = Baseline(opened.path, opened.nbytes, type(lockstep.model).__name__, lockstep.floor())
-        return assemble(measured, baseline, prepared, chosen, clock, _read_bytes(sides, found))
+        read = _read_bytes(sides, [each.candidate for each in measured])
+        return assemble(measured, baseline, prepared, chosen, clock, read)
 
 
 def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
@@ -92,6 +100,14 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
             notices.error("%s: %s", display(prepared.source), doubt)
 
 
+def _measured(drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> list[Measured]:
+    names = shorten_names([draft.candidate.checkpoint.path for draft in drafts])
+    return [
+        Measured(f"{name}, draft", draft.candidate, outcome, {}, [], None, draft)
+        for name, draft, outcome in zip(names, drafts, outcomes, strict=True)
+    ]
+
+
 def _candidates(
     paths: Sequence[str],
     checkpoints: Sequence[Checkpoint],
@@ -101,16 +117,14 @@ def _candidates(
 ) -> tuple[list[str], list[Candidate]]:
     """Return the candidates and their names; ``--split`` repeats candidates with rounded inputs by weights alone."""
     counterparts = prepared.architecture.counterparts(sides, checkpoints)
-    found = [
-        Candidate(own, checkpoint, chosen.activations, chosen.kv, ignored)
-        for checkpoint, (own, ignored) in zip(checkpoints, counterparts, strict=True)
-    ]
-    names = shorten_names(paths)
-    for name, one in list(zip(names, found, strict=True)) if chosen.split else ():
-        if one.rounding.is_any:
-            names.append(f"{name}, weights alone")
-            found.append(Candidate(one.sides, one.checkpoint))
-    return names, found
+    kv, alone = list(chosen.kv) or [DECLARED], []
+    found: list[tuple[str, Candidate]] = []
+    for name, checkpoint, (own, ignored) in zip(shorten_names(paths), checkpoints, counterparts, strict=True):
+        ways = list(Candidate(own, checkpoint, chosen.activations, kv[0], ignored).with_caches(name, kv))
+        found += ways
+        if chosen.split and any(way.rounding.is_any for _, way in ways):
+            alone.append((f"{name}, weights alone", Candidate(own, checkpoint)))
+    return [name for name, _ in found + alone], [one for _, one in found + alone]
 
 
 def _rolled_out(

@@ -17,7 +17,7 @@ from quanterr.evaluation.models import building
 from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.preparation import prepare, reference_settings, run_settings
 from quanterr.evaluation.running.lockstep import BesideReference
-from quanterr.evaluation.running.rounding import check_schemes
+from quanterr.evaluation.running.rounding import DECLARED, check_schemes
 from quanterr.options import EvaluateOptions
 from quanterr.tensors.clock import Clock
 from quanterr.util.rank_group import join_rank_group
@@ -47,7 +47,13 @@ def measure_beside(
         reference.check(reference_settings(chosen, prepared))
         every = [enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in candidates]
         sides = Sides(original, prepared.architecture.device)
-        found = [Candidate(sides, checkpoint, chosen.activations, chosen.kv, undo=False) for checkpoint in every]
+        kv = list(chosen.kv) or [DECLARED]
+        ways = [
+            way
+            for name, checkpoint in zip(shorten_names(paths), every, strict=True)
+            for way in Candidate(sides, checkpoint, chosen.activations, kv[0], undo=False).with_caches(name, kv)
+        ]
+        names, found = [name for name, _ in ways], [one for _, one in ways]
         assert isinstance(prepared.architecture, building.Architecture)  # noqa: S101 - only such models have references
         settings = run_settings(chosen, stop, None)
         texts = [text.chunks for text in prepared.texts]
@@ -57,8 +63,7 @@ def measure_beside(
         for checkpoint in every:
             checkpoint.check_unchanged()
         measured = [
-            Measured(*each, predicted={}, tasks=[], rollout=None)
-            for each in zip(shorten_names(paths), found, outcomes, strict=True)
+            Measured(*each, predicted={}, tasks=[], rollout=None) for each in zip(names, found, outcomes, strict=True)
         ]
         name = type(running.model).__name__
         baseline = Baseline(
@@ -79,6 +84,7 @@ def _check_needs_no_original(against: str | Plan | Iterable[str | Plan], chosen:
     """
     given = {
         "--against": against,
+        "--draft": chosen.draft,
         "--task": chosen.tasks,
         "--sensitivity": chosen.sensitivity,
         "--swap": chosen.swap,

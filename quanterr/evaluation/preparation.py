@@ -18,7 +18,8 @@ from quanterr.evaluation.models import building
 from quanterr.evaluation.models.folder import ModelFolder, model_folder
 from quanterr.evaluation.models.lora import read_lora
 from quanterr.evaluation.running.lockstep import RunSettings
-from quanterr.evaluation.running.workload import CAUSAL
+from quanterr.evaluation.running.rounding import list_caches
+from quanterr.evaluation.running.workload import CAUSAL, ENCODER
 from quanterr.evaluation.texts.conversations import read_conversations
 from quanterr.evaluation.texts.tasks import Asked, read_task
 from quanterr.evaluation.texts.tokens import (
@@ -127,6 +128,8 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)
     architecture = building.Architecture(config, dtype, device)
+    if architecture.workload is ENCODER:
+        _refuse_cache(chosen, config.model_type)
     if architecture.workload.kind != CAUSAL.kind:
         for option, value in (_of_texts(chosen) | {"--sensitivity": chosen.sensitivity}).items():
             if value:
@@ -141,6 +144,7 @@ def _of_texts(chosen: EvaluateOptions) -> dict[str, object]:
     return {
         "--task": chosen.tasks,
         "--chat": chosen.chat,
+        "--draft": chosen.draft,
         "--swap": chosen.swap,
         "--swap-blocks": chosen.swap_blocks,
         SAVE: chosen.save_reference,
@@ -157,11 +161,18 @@ def _of_calls(chosen: EvaluateOptions, architecture: building.Architecture | bui
     for option, value in _of_texts(chosen).items():
         if value:
             raise UsageError(f"{option}: for models that continue a text")
+    _refuse_cache(chosen, name)
     inputs = os.fspath(chosen.inputs)
     calls = make_calls(inputs, architecture.build()) if is_made_up(inputs) else read_calls(inputs)
     if chosen.rollout:
         check_rollout(architecture, calls)
     return Prepared(architecture, [], calls, [], 0, None)
+
+
+def _refuse_cache(chosen: EvaluateOptions, name: str) -> None:
+    """Raise UsageError if keys and values should be rounded that no runtime keeps."""
+    if asked := list_caches(chosen.kv):
+        raise UsageError(f"--kv {display(asked[0])}: for models that generate; {display(name)} has no cache")
 
 
 def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int) -> list[ReadText]:

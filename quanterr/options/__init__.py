@@ -29,8 +29,8 @@ DEVICE_CHOICES = f"choose {DEVICES}"
 READ_TEXT = "A UTF-8 text file, tokenized with the original's tokenizer.json."
 CONTEXT, CHUNKS = "Tokens per chunk; the predictions of its second half are scored.", "Maximum number of chunks."
 NOTHING_TO_DO = (
-    "no candidate is given: evaluate needs one, or --sensitivity, --importance-out, --saliency-out or --save-reference "
-    "alone"
+    "no candidate is given: evaluate needs one, or a --draft, or --sensitivity, --importance-out, --saliency-out or "
+    "--save-reference alone"
 )
 PANELS = (
     INPUTS,
@@ -469,6 +469,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
             a GGUF file, with its tokenizer; by default both follow from the file.
         lora: a LoRA that is merged into both sides of a denoiser; see evaluation/lora.py.
         rollout: also let each side of a denoiser follow its own Euler path, and compare the final latents.
+        draft: folders of other models with the same vocabulary, each a draft for speculative decoding.
         tasks: files of multiple-choice questions; see evaluation/tasks.py.
         context: tokens per chunk; the predictions of its second half are scored.
         chunks: maximum number of chunks; None for all.
@@ -483,7 +484,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
         reference: such a folder, instead of the original; every path is then a candidate.
         activations: rounding of the inputs of quantized weights: ``declared``, ``none`` or a scheme of
             recipes/inputs.py.
-        kv: rounding of keys and values: ``declared``, ``none`` or ``fp8``.
+        kv: roundings of keys and values, a row of each candidate for each: ``declared``, ``none``, a type of
+            recipes/caches.py, or one each as ``k=q8_0,v=q4_0``.
         split: for candidates with rounded inputs, evaluate the weights alone as well.
         dtype: compute dtype of both sides: float32, bfloat16 or float64.
         batch: number of chunks that run through a unit together.
@@ -549,6 +551,15 @@ class EvaluateOptions(ReadOptions, GateOptions):
             rare=True,
         ),
     ] = False
+    draft: Annotated[
+        Iterable[Path],
+        Option(
+            "Another, smaller model with the same vocabulary: the share of its tokens that speculative decoding would "
+            "accept. Repeatable.",
+            METRICS,
+            "FOLDER",
+        ),
+    ] = ()
     tasks: Annotated[
         Iterable[Path],
         Option(
@@ -644,9 +655,15 @@ class EvaluateOptions(ReadOptions, GateOptions):
             "NAME",
         ),
     ] = "declared"
-    kv: Annotated[str, Option("Rounding of keys and values: declared, none, or fp8.", RUNTIME, "NAME", rare=True)] = (
-        "declared"
-    )
+    kv: Annotated[
+        Iterable[str],
+        Option(
+            "Rounding of keys and values: declared (by the files, the default), none, or a type such as q8_0, q4_0, "
+            "fp8, int8_token, int4, k=q8_0,v=q4_0. Repeatable: a row for each.",
+            RUNTIME,
+            "NAME",
+        ),
+    ] = ()
     split: Annotated[
         bool,
         Option("Where inputs, keys or values are rounded, evaluate the weights alone as well.", RUNTIME, rare=True),
@@ -771,6 +788,7 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     config: Path | None
     lora: Path | None
     rollout: bool
+    draft: Iterable[Path]
     tasks: Iterable[Path]
     context: int
     chunks: int | None
@@ -784,7 +802,7 @@ class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
     save_reference: Path | None
     reference: Path | None
     activations: str
-    kv: str
+    kv: Iterable[str]
     split: bool
     dtype: str
     batch: int

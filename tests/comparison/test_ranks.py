@@ -20,7 +20,7 @@ from support.forked import call, signalled, signalled_before, together
 from support.gguf_stored import TEXT, Stored, key, write_gguf
 from support.making import legacy, numbers, store
 from support.simulated_device import UNKNOWN
-from support.small_models import ids, saved
+from support.small_models import ids, saved, with_words
 from support.smoothed import FED, factors, int4, model
 
 from quanterr.errors import Status
@@ -101,7 +101,9 @@ class TestEvaluate:
     def words(cls, tmp_path_factory):
         pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
         folder = tmp_path_factory.mktemp("evaluate")
-        mixtral, bert = saved("mixtral", folder / "mixtral"), saved("bert", folder / "bert")
+        mixtral, bert, draft = (saved(name, folder / name) for name in ("mixtral", "bert", "llama"))
+        for one in (mixtral, draft):
+            with_words(one)
         more = (
             "--against",
             "fp8_row,int4_g32",
@@ -115,7 +117,7 @@ class TestEvaluate:
             "float64",
             "--json",
         )
-        return {"mixtral": (mixtral, *more), "bert": (bert, *more)}
+        return {"mixtral": (mixtral, "--draft", draft, *more), "bert": (bert, *more)}
 
     @pytest.mark.parametrize(("name", "world"), [("mixtral", 2), ("mixtral", 4), ("bert", 3)])
     def test_the_result_is_that_of_one_process(self, words, tmp_path, name, world):

@@ -197,11 +197,12 @@ def logits(original, values, chunks, rounded=None, cache=None):
     if cache is not None:
 
         def attention(query, key, value, *args, **kwargs):
-            k, v = (
-                ((x.float() * (1 / torch.tensor(s))).clamp(-448, 448).to(E4M3).float() * torch.tensor(s)).double()
-                for x, s in zip((key, value), cache, strict=True)
-            )
-            return plain(query, k, v, *args, **kwargs)
+            def kept(x, stored):  # heads may be repeated
+                scale = torch.as_tensor(stored).reshape(-1)
+                scale = scale.repeat_interleave(x.shape[1] // len(scale)).view(1, -1, 1, 1)
+                return ((x.float() / scale).clamp(-448, 448).to(E4M3).float() * scale).double()
+
+            return plain(query, kept(key, cache[0]), kept(value, cache[1]), *args, **kwargs)
 
         functional.scaled_dot_product_attention = attention
     try:

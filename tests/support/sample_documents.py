@@ -109,6 +109,9 @@ def scores(scale: float = 1.0) -> Scores:
         delta_p_rms=kld * 2,
         delta_p_rms_se=0.001,
         confident_flips=kld / 5,
+        acceptance=1 - kld,
+        acceptance_se=0.002,
+        acceptance_chunk_se=0.003,
     )
 
 

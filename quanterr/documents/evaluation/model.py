@@ -91,6 +91,19 @@ class Scores(Model):
     ]
     kld_chunks: Annotated[list[float], doc("mean KL divergence of each chunk [nat]")] = []
     kld_p99_se: Annotated[Number, doc("bootstrap standard error over chunks; null below eight chunks")] = None
+    acceptance: Annotated[
+        Number,
+        score(
+            "acceptance",
+            "higher",
+            "expected share of the candidate's tokens that speculative decoding accepts: "
+            "1 - total variation, the mean over predictions of the sum of min(p, q)",
+            "share",
+            column=8,
+        ),
+    ] = None
+    acceptance_se: Annotated[Number, doc("standard error over predictions")] = None
+    acceptance_chunk_se: Annotated[Number, doc("standard error from the means of chunks")] = None
 
     @property
     def kld_error(self) -> float:
@@ -416,6 +429,8 @@ class Evaluated(Model):
         ),
     ] = None
 
+    draft: Annotated[bool, doc("true of another model, a draft for speculative decoding")] = False
+
     def value(self, metric: str) -> float | None:
         """Return a metric of the candidate, for task metrics the lowest over tasks; None if missing."""
         if metric in OF_TASKS:
@@ -438,7 +453,7 @@ class Evaluation(Document, kw_only=True):
     schema_: str = "quanterr.evaluation"
     # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
     # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
-    # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders
+    # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders, acceptance, draft
     schema_version: str = "1.4"
     verdict: Word
     reasons: list[str]

@@ -59,7 +59,9 @@ def list_metrics(evaluation: Evaluation) -> list[tuple[str, str]]:
     kinds = {"encoder": OF_EMBEDDINGS, "calls": OF_OUTPUTS}.get(evaluation.kind, OF_PREDICTIONS)
     own = {name: score for name, score in kinds.items() if score.column is not None}
     own |= {name: SCORES[name] for name in _list_predicted(evaluation)}
-    return [(score.title, name) for name, score in sorted(own.items(), key=lambda item: item[1].column or 0)]
+    first = "acceptance" if all(candidate.draft for candidate in evaluation.candidates) else ""
+    order = sorted(own.items(), key=lambda item: (item[0] != first, item[1].column or 0))
+    return [(score.title, name) for name, score in order]
 
 
 def _list_predicted(evaluation: Evaluation) -> list[str]:

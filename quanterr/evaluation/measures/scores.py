@@ -1,5 +1,8 @@
 """Perplexity, KL divergence and agreement as llama.cpp defines them (tools/perplexity/perplexity.cpp), in float64.
 
+``acceptance`` is 1 - D_LK of Leviathan et al., Fast Inference from Transformers via Speculative Decoding (2023), 3.2,
+for the candidate as draft.
+
 llama.cpp stores the base's logits in 16 bits; here nothing is rounded. Logarithms are natural. A standard error assumes
 independent values. Tokens of one chunk are not independent: ``*_chunk_se`` is the standard error from chunk means.
 """
@@ -24,7 +27,7 @@ SURE = 0.5  # probability of the original's first choice above which a flip is a
 
 # Columns of the numbers kept for each scored token.
 NLL, NLL_Q, KLD, SAME_TOP, OVERLAP, CONFIDENCE, P, P_Q = range(8)
-CONFIDENCE_Q, FIRST, FIRST_Q, TARGET, POSITION = range(8, 13)
+CONFIDENCE_Q, FIRST, FIRST_Q, TARGET, POSITION, ACCEPTED = range(8, 14)
 SPANS = 16  # maximum number of spans of positions
 WORST = 50  # predictions that are kept with what both sides predicted
 
@@ -48,7 +51,7 @@ class Prediction(NamedTuple):
 class Scores:
     """The scored predictions of a candidate and the original: for each chunk, columns with one value per token."""
 
-    columns: dict[int, Tensor] = field(default_factory=dict)  # (13, tokens) float64 of each chunk, by its number
+    columns: dict[int, Tensor] = field(default_factory=dict)  # (14, tokens) float64 of each chunk, by its number
 
     def add(self, chunk: int, base: Tensor, other: Tensor, targets: Tensor, positions: Tensor) -> bool:
         """Score a chunk: logits of both sides (T, V), the next tokens (T,) and their positions in the chunk (T,).
@@ -62,16 +65,17 @@ class Scores:
             x, y, target = base[rows], other[rows], targets[rows, None].to(base.device)
             finite = finite and are_finite(y)
             log_p, log_q = (each.log_softmax(-1, dtype=torch.float64) for each in (x, y))
-            p = log_p.exp()
+            p, q = log_p.exp(), log_q.exp()
             nll, nll_q = -log_p.gather(1, target)[:, 0], -log_q.gather(1, target)[:, 0]
             top, top_q = x.topk(min(TOP, x.shape[1])).indices, y.topk(min(TOP, y.shape[1])).indices
             overlap = (top[:, :, None] == top_q[:, None, :]).any(-1).double().mean(-1)
             first, first_q = x.argmax(-1, keepdim=True), y.argmax(-1, keepdim=True)
             same = (first == first_q).double()
-            confidence, confidence_q = p.gather(1, first), log_q.gather(1, first_q).exp()
+            confidence, confidence_q = p.gather(1, first), q.gather(1, first_q)
+            accepted = torch.minimum(p, q).sum(-1)
             kld = log_p.sub_(log_q).mul_(p).nan_to_num_(nan=float("nan")).sum(-1)
             of_both = [nll, nll_q, kld, same, overlap, confidence, (-nll).exp(), (-nll_q).exp()]
-            of_both += [confidence_q, first, first_q, target, positions[rows].to(base.device)]
+            of_both += [confidence_q, first, first_q, target, positions[rows].to(base.device), accepted]
             slabs.append(torch.stack([each.double().view(-1) for each in of_both]))
         self.columns[chunk] = torch.cat(slabs, 1).cpu()
         return finite
@@ -89,6 +93,7 @@ class Scores:
         kld_mean, kld_se = _mean(kld)
         quantiles = torch.quantile(kld, torch.tensor([0.5, 0.9, 0.95, 0.99, 0.999], dtype=torch.float64)).tolist()
         square, square_se = _mean(delta.square())
+        acceptance, acceptance_se = _mean(rows[ACCEPTED])
         rms = sqrt(square)
         return {
             "tokens": n,
@@ -116,6 +121,9 @@ class Scores:
             "delta_p_rms": rms,
             "delta_p_rms_se": 0.5 / rms * square_se if rms else 0.0,
             "confident_flips": float(((same == 0) & (confidence > SURE)).double().mean()),
+            "acceptance": acceptance,
+            "acceptance_se": acceptance_se,
+            "acceptance_chunk_se": self._chunk_se(ACCEPTED),
         }
 
     def by_position(self) -> list[PositionScores]:

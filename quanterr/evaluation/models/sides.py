@@ -6,8 +6,9 @@ back. Rows of a vocabulary that the converter left out are the original's. Facto
 stay where the file has them.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -118,9 +119,8 @@ class Candidate:
         self.plan: Pairing = choose_alternatives(
             pair(sides.checkpoint, quantized, LayerSelection([]), sides._recognized), undo=False
         )
-        is_virtual = quantized.kind == RECIPE  # it has no files that could declare anything
-        inputs, cache = (NONE if is_virtual and way == DECLARED else way for way in (activations, kv))
-        self.rounding = Rounding(self.plan, quantized.entries, inputs, cache, sides.device)
+        self._activations = activations
+        self.rounding = self._rounded(kv)
         self.found = {each.name: (each.quantized, self._restorer(each)) for each in self.plan.pairs}
         self.unfolded = self._unfold() if undo else {}
         left = [
@@ -130,6 +130,18 @@ class Candidate:
         ]
         self.not_found = {item.name: item.reason for item in left if item.name in sides.weights}
         self.unused = {item.name: item.reason for item in left if item.side == "quantized"}
+
+    def _rounded(self, kv: str) -> Rounding:
+        is_virtual = self.checkpoint.kind == RECIPE  # it has no files that could declare anything
+        inputs, cache = (NONE if is_virtual and way == DECLARED else way for way in (self._activations, kv))
+        return Rounding(self.plan, self.checkpoint.entries, inputs, cache, self.sides.device)
+
+    def with_caches(self, name: str, kv: Sequence[str]) -> Iterator[tuple[str, "Candidate"]]:
+        """Yield the candidate once for each rounding of keys and values, all with the same weights, and its name."""
+        for way in kv:
+            found = copy(self)
+            found.rounding = self._rounded(way)
+            yield name if len(kv) == 1 else f"{name}, kv {way.lower()}", found
 
     @property
     def names(self) -> list[str]:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
@@ -33,7 +33,7 @@ from quanterr.evaluation.models.building import Architecture, Denoiser
 from quanterr.evaluation.models.names import Names
 from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.models.units import Unit
-from quanterr.evaluation.running.batches import batches_of
+from quanterr.evaluation.running.batches import Batch, batches_of
 from quanterr.evaluation.running.rounding import RoundingMode
 from quanterr.evaluation.running.stepping import Stream
 from quanterr.evaluation.running.workload import CALLS, FoundMeasures, Measures
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
 MAX_NAMED = 3
+DRAFT = "--draft"
 LOGITS = "the logits"  # may be the first output that is not finite
 STOPPED = "no scores: interrupted before the last block"
 
@@ -176,6 +177,82 @@ class Running:
         return self.candidate.rounding.of_unit(unit, self.stream.names, measures)
 
 
+class Draft(NamedTuple):
+    """A draft: its model, its weights as a candidate of its own, and the number of tokens that both heads have."""
+
+    architecture: Architecture
+    candidate: Candidate
+    vocabulary: int
+    doubts: list[str]
+
+    def cut(self, output: "ModelOutput") -> SimpleNamespace:
+        """Return logits without the rows of no token."""
+        return SimpleNamespace(logits=output.logits[..., : self.vocabulary])
+
+
+class DraftRun:
+    """Runs a draft up to its head, which then gives the logits of a micro-batch beside the original's."""
+
+    def __init__(self, draft: Draft, batches: Sequence[Batch]) -> None:
+        """Build the model.
+
+        Raises:
+            CheckpointError: the draft lacks a weight of its model, or has it in another shape.
+            UsageError: the model has no head of its own.
+        """
+        self._draft, self._batches = draft, batches
+        own, candidate = draft.architecture, draft.candidate
+        model = own.build()
+        names = complete(own.names(model, candidate.sides, candidate.names), candidate.sides)
+        inputs = [own.workload.inputs(model, own.config, batch.given, batch.scored) for batch in batches]
+        self.side = Running(candidate, Stream(model, names, candidate.get, inputs, own.device))
+        head = head_of(model, self.side.stream.units)
+        if head is None:
+            raise UsageError(f"{DRAFT} {display(candidate.checkpoint.path)}: {type(model).__name__} has no head")
+        self._head = head
+
+    def run_to_head(self, pace: RunSettings) -> None:
+        """Run every unit but the head, which stays loaded, for every micro-batch.
+
+        Raises:
+            Interrupted: ``pace.stop`` was set.
+        """
+        stream, done = self.side.stream, 0
+        while (unit := stream.next_unit) is not None and unit is not self._head:
+            unit.load(stream.tensors(unit))
+            mode = self.side.mode(unit, measures=False)
+            for batch in range(len(self._batches)):
+                if pace.stop.is_set():
+                    raise Interrupted(STOPPED)
+                if stream.waits(batch, unit):
+                    self._run(batch, unit, mode)
+                if pace.on_progress:
+                    pace.on_progress(done, len(stream.units), batch + 1, len(self._batches))
+            unit.free()
+            give_back_memory()
+            done += 1
+        self._head.load(stream.tensors(self._head))
+        self._mode = self.side.mode(self._head, measures=False)
+
+    def _run(self, batch: int, unit: Unit, mode: RoundingMode) -> None:
+        with mode:
+            output = self.side.stream.run(batch)
+        mode.forget()
+        hidden = hidden_of(output)
+        if hidden is not None and not are_finite(hidden):
+            self.side.not_finite.add(unit.name)
+        self.side.stream.resume(batch, output)
+
+    def measure(self, batch: int, base: "ModelOutput") -> None:
+        """Compute the logits of a micro-batch and score them beside the original's."""
+        self._run(batch, self._head, self._mode)
+        result, given = self.side.stream.result(batch), self._batches[batch]
+        x, y = self._draft.cut(base), self._draft.cut(result)
+        workload = self._draft.architecture.workload
+        if not workload.measure(x, y, given.raw, given.first, self.side.measures, given.scored):
+            self.side.not_finite.add(LOGITS)
+
+
 class Lockstep:
     """Runs the original and its candidates on the same tokens."""
 
@@ -187,6 +264,7 @@ class Lockstep:
         chunks: Sequence[Chunks] | Calls,
         pace: RunSettings,
         with_floor: bool = False,
+        drafts: Sequence[Draft] = (),
     ) -> None:
         """Build a model for each side; the only weights read here belong to no unit.
 
@@ -194,7 +272,7 @@ class Lockstep:
 
         Raises:
             CheckpointError: the model has a weight that is not stored, or has another shape.
-            UsageError: the inputs of the head are to be kept, but the model has no head of its own.
+            UsageError: the inputs of a head are needed, but the model has no head of its own.
         """
         self._workload, self._pace = architecture.workload, pace
         self.model = architecture.build()
@@ -215,6 +293,7 @@ class Lockstep:
             own = complete(architecture.names(model, candidate.sides, candidate.names), sides)
             stream = Stream(model, own, candidate.get, inputs, architecture.device, recorded=recorded)
             self._others.append(Running(candidate, stream))
+        self._drafts = [DraftRun(draft, self._batches) for draft in drafts]
         self._floor: FloorRun | None = None
         if with_floor:
             self._floor = FloorRun(architecture, sides, self._batches)
@@ -236,18 +315,20 @@ class Lockstep:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for stream in (self._original, *(side.stream for side in self._others)):
+        for stream in (self._original, *(side.stream for side in self._sides)):
             stream.close()
         if self._floor is not None:
             self._floor.close()
 
     def run(self) -> None:
-        """Run every unit for every micro-batch of every side.
+        """Run every unit for every micro-batch of every side; drafts come first, up to their heads.
 
         Raises:
             Interrupted: ``stop`` was set.
         """
         done, total = 0, len(self._original.units)
+        for draft in self._drafts:
+            draft.run_to_head(self._pace)
         while (unit := self._original.next_unit) is not None:
             self._step(unit, done, total)
             done += 1
@@ -255,6 +336,15 @@ class Lockstep:
     def outcomes(self) -> list[Outcome]:
         """Return the measurements of each candidate."""
         return [self._outcome(n) for n in range(len(self._others))]
+
+    def draft_outcomes(self) -> list[Outcome]:
+        """Return the measurements of each draft: its scores."""
+        return [draft.side.outcome([*draft.side.stream.units], self._spans) for draft in self._drafts]
+
+    @property
+    def _sides(self) -> list[Running]:
+        """The candidates, then the drafts."""
+        return [*self._others, *(draft.side for draft in self._drafts)]
 
     def floor(self) -> Floor | None:
         """Return the error of the original in its own dtype; None where it did not run."""
@@ -280,7 +370,11 @@ class Lockstep:
     def _step_together(self, unit: Unit, tensors: dict[str, Tensor], done: int, total: int) -> None:
         """Run a loaded unit of the original together with the candidates' units."""
         units = [side.stream.units[unit.name] for side in self._others]
-        others = [_shared(side.stream.tensors(unit), tensors) for side in self._others]
+        read: dict[int, dict[str, Tensor]] = {}  # by the weights of a candidate, which several roundings share
+        for side in self._others:
+            if id(side.candidate.found) not in read:
+                read[id(side.candidate.found)] = _shared(side.stream.tensors(unit), tensors)
+        others = [read[id(side.candidate.found)] for side in self._others]
         tokens = sum(batch.tokens for batch in self._batches)
         watching = OutputErrors(self._products, tokens, self._pace.with_moments)
         compared = [side.compared(unit, own) for side, own in zip(self._others, others, strict=True)]
@@ -332,6 +426,8 @@ class Lockstep:
             self._floor.run(batch, unit.name, base)
         if self._swaps is not None and base is not None:
             self._swaps.measure(batch, base, self._workload, self._batches[batch])
+        for draft in self._drafts if base is not None else ():
+            draft.measure(batch, base)
         for side, mode in zip(self._others, modes, strict=True):
             if not side.stream.waits(batch, unit):
                 raise CheckpointError(f"the control flow of the models diverges at {display(unit.name)}")
@@ -431,7 +527,7 @@ class Lockstep:
         return {
             "products": {name: vars(product) for name, product in self._products.items()},
             "unit_of": self._unit_of,
-            "sides": [side.found() for side in self._others],
+            "sides": [side.found() for side in self._sides],
             "floor": None if self._floor is None else self._floor.found(),
             "swaps": None if self._swaps is None else self._swaps.parts(),
         }
@@ -445,7 +541,7 @@ class Lockstep:
                 self._products[name].add(product)
             else:
                 self._products[name] = product
-        for side, other in zip(self._others, found["sides"], strict=True):
+        for side, other in zip(self._sides, found["sides"], strict=True):
             side.add(other)
         floor, swaps = found["floor"], found["swaps"]  # all ranks have them, or none
         if self._floor is not None:

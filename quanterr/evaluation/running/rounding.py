@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
-from quanterr.errors import UsageError
+from quanterr.errors import CheckpointError, UsageError
 from quanterr.evaluation.measures.states import energy, products_of, storage_of
 from quanterr.evaluation.models.names import Names
 from quanterr.evaluation.models.units import Slot, Unit
@@ -35,6 +35,7 @@ from quanterr.pairing.inputs import (
 )
 from quanterr.pairing.model import Pair, Pairing
 from quanterr.pairing.transforms import find_online_transforms
+from quanterr.recipes.caches import parse_cache
 from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, StoredInputScale
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
@@ -42,7 +43,8 @@ from quanterr.util.text import count, display, listed
 Turn = Callable[[Tensor], Tensor]
 
 NONE, DECLARED = "none", "declared"
-CACHE = ("fp8",)
+DECLARED_CACHE = "fp8"
+LATENT = "kv_b_proj"  # expands what runtimes keep in place of keys and values
 
 
 class Rounded(NamedTuple):
@@ -103,16 +105,25 @@ class Watched(NamedTuple):
     )  # the parameter's shape with columns cut to 1: the index of the way; None if there is only one
 
 
-def check_schemes(activations: str, kv: str) -> None:
-    """Check that both names are known.
+def check_schemes(activations: str, kv: Iterable[str]) -> None:
+    """Check that all names are known.
 
     Raises:
-        UsageError: a name is not ``declared``, ``none`` or a scheme.
+        UsageError: a name is not ``declared``, ``none`` or a scheme, or is given twice.
     """
     dynamic = [name for name, scheme in INPUT_SCHEMES.items() if not scheme.is_static]
-    for option, given, known in (("--activations", activations, dynamic), ("--kv", kv, CACHE)):
-        if given not in (NONE, DECLARED, *known):
-            raise UsageError(f"{option} {display(given)}: choose one of {DECLARED}, {NONE}, {', '.join(known)}")
+    if activations not in (NONE, DECLARED, *dynamic):
+        known = ", ".join(dynamic)
+        raise UsageError(f"--activations {display(activations)}: choose one of {DECLARED}, {NONE}, {known}")
+    caches = [one if one in (NONE, DECLARED) else parse_cache(one).name for one in kv]
+    for n, one in enumerate(caches):
+        if one in caches[:n]:
+            raise UsageError(f"--kv {display(one)}: is given twice")
+
+
+def list_caches(kv: Iterable[str]) -> list[str]:
+    """Return the types that ``--kv`` names, without ``declared`` and ``none``."""
+    return [one for one in kv if one not in (NONE, DECLARED)]
 
 
 class Rounding:
@@ -139,9 +150,13 @@ class Rounding:
             plan.labels["quantized"].config, [pair.quantized for pair in plan.pairs]
         )
         declared, scales = find_declared_cache(plan.labels["quantized"].config, entries)
-        self.rounds_cache = kv != NONE if kv != DECLARED else declared
-        self._cache = {name: float(self._tensor(entry)) for name, entry in scales.items()} if self.rounds_cache else {}
-        self._several = find_cache_scales(plan.labels["quantized"].config, entries).several if self.rounds_cache else []
+        named = DECLARED_CACHE if declared and kv == DECLARED else kv
+        self.cache = None if named in (NONE, DECLARED) else parse_cache(named)
+        stored = find_cache_scales(plan.labels["quantized"].config, entries)
+        of_heads = {one.name: one for one in stored.several} if stored.of_heads else {}
+        self._scales = {name: self._tensor(one) for name, one in (scales | of_heads).items()} if self.cache else {}
+        self._several = stored.several if self.cache and not stored.of_heads else []
+        self._is_latent = any(f".{LATENT}." in name for name in self._rows)
         self.cached = 0  # how often keys and values were rounded
         self.noise = dict[str, float]()  # Σ of squared changes of outputs by rounded inputs, by parameter
 
@@ -181,7 +196,7 @@ class Rounding:
     @property
     def is_any(self) -> bool:
         """True if anything is rounded."""
-        return bool(self.inputs) or self.rounds_cache
+        return bool(self.inputs) or self.cache is not None
 
     def reasons(self) -> list[str]:
         """Return why numbers may differ from the runtime that the files ask for."""
@@ -197,8 +212,10 @@ class Rounding:
             name, number = next(iter(self.used_otherwise)), count(len(self.used_otherwise), "weight")
             why = "the model multiplies by it in an unknown way"
             found.append(f"inputs of {number} were not rounded: {display(name)}: {why}")
-        if self.rounds_cache and not self.cached:
+        if self.cache and not self.cached:
             found.append("keys and values were not rounded: this model does not use torch's own attention")
+        elif self.cache and self._is_latent:
+            found.append(f"keys and values were rounded behind {LATENT}: runtimes keep what is in front of it")
         if self._several:
             one = self._several[0]
             found.append(f"keys and values were rounded with a scale of 1: {display(one.name)} holds {one.n:,} numbers")
@@ -221,8 +238,8 @@ class Rounding:
         With ``measures``, the change of the outputs is added to ``noise``, which takes a second run of each product.
         """
         watched = {storage_of(slot.tensor): found for slot in unit.slots if (found := self._watched(slot, names))}
-        keys, values = (self._scale(unit.name, endings) for endings in (KEY_SCALES, VALUE_SCALES))
-        return RoundingMode(watched, (keys, values) if self.rounds_cache else None, self, measures)
+        scales = [self._scale(unit.name, endings) for endings in (KEY_SCALES, VALUE_SCALES)]
+        return RoundingMode(watched, scales if self.cache else None, self, measures)
 
     def _watched(self, slot: Slot, names: Names) -> Watched | None:
         sources = names.sources(slot.name)
@@ -239,11 +256,11 @@ class Rounding:
 
         return Watched(slot.name, named, ways, layout, names.tensors([slot.name], index)[slot.name].long())
 
-    def _scale(self, unit: str, endings: Sequence[str]) -> float:
+    def _scale(self, unit: str, endings: Sequence[str]) -> Tensor:
         """Return the scale of a block's keys or values, or the one for both; 1 if none is stored, as in runtimes."""
-        of_unit = {name: scale for name, scale in self._cache.items() if f".{unit}." in f".{name}"}
+        of_unit = {name: scale for name, scale in self._scales.items() if f".{unit}." in f".{name}"}
         found = (scale for one in (*endings, SHARED_SCALE) for name, scale in of_unit.items() if name.endswith(one))
-        return next(found, 1.0)
+        return next(found, torch.ones((), device=self._device))
 
 
 def _turn(turn: Callable[[Tensor, Workspace], Tensor], workspace: Workspace, rows: Tensor) -> Tensor:
@@ -256,20 +273,20 @@ class RoundingMode(TorchFunctionMode):
     def __init__(
         self,
         weights: Mapping[int, Watched],
-        cache: tuple[float, float] | None,
+        scales: Sequence[Tensor] | None,
         owner: Rounding,
         measures: bool = False,
     ) -> None:
-        """Keep ``weights``, by the storage of each parameter, and ``cache``, the scales of keys and values."""
+        """Keep ``weights``, by the storage of each parameter, and the scales of keys and values; None: not rounded."""
         super().__init__()
-        self._weights, self._cache, self._owner, self._measures = weights, cache, owner, measures
+        self._weights, self._scales, self._owner, self._measures = weights, scales, owner, measures
         self._last: tuple[Tensor, Rounded, Tensor] | None = None  # reused, as several weights have the same inputs
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._cache is not None and function is F.scaled_dot_product_attention:
+        if self._scales is not None and function is F.scaled_dot_product_attention:
             with torch._C.DisableTorchFunction():
-                args, kwargs = self._with_cache(args, kwargs)
+                args, kwargs = self._with_cache(args, kwargs, self._scales)
         elif self._weights:
             for values, weight, transposed in products_of(function, args):
                 watched = self._weights.get(storage_of(weight))
@@ -318,20 +335,37 @@ class RoundingMode(TorchFunctionMode):
                 self._owner.used_otherwise |= dict.fromkeys(watched.names)
         return result
 
-    def _with_cache(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _with_cache(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], scales: Sequence[Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given, named = list(args), dict(kwargs)
-        assert self._cache is not None  # noqa: S101 - the caller has checked
-        for place, name, scale in ((1, "key", self._cache[0]), (2, "value", self._cache[1])):
-            stored = StoredInputScale(torch.tensor(scale))
+        assert self._owner.cache is not None  # noqa: S101 - there are scales
+        kept = self._owner.cache.keys, self._owner.cache.values
+        for place, name, one, scale in zip((1, 2), ("key", "value"), kept, scales, strict=True):
+            if one is None:
+                continue
             if len(given) > place:
-                given[place] = CACHE_SCHEME(given[place], stored)
+                given[place] = one(given[place], _of_heads(scale, given[place]))
             else:
-                named[name] = CACHE_SCHEME(named[name], stored)
+                named[name] = one(named[name], _of_heads(scale, named[name]))
         self._owner.cached += 1
         return tuple(given), named
 
 
-CACHE_SCHEME = INPUT_SCHEMES["fp8_static"]
+def _of_heads(scale: Tensor, x: Tensor) -> Tensor:
+    """Return the scales of heads as (1, heads, 1, 1), repeated as keys and values (n, heads, tokens, size) are.
+
+    Raises:
+        CheckpointError: there is another number of heads.
+    """
+    if scale.dim() == 0:
+        return scale
+    heads = x.shape[1]
+    if heads % len(scale):
+        raise CheckpointError(f"{len(scale):,} scales of keys or values are stored for {heads:,} heads")
+    return scale.repeat_interleave(heads // len(scale)).view(1, -1, 1, 1)
+
+
 _Ways = list[tuple[Rounded | None, Tensor | None]]  # a way, and the outputs that use it, (n,) bool; None: all
 
 

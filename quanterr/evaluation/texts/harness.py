@@ -71,7 +71,7 @@ class StreamedModel(_base()):  # type: ignore[misc]
         super().__init__()
         if dtype not in DTYPES:
             raise UsageError(f"dtype {dtype}: choose one of {', '.join(DTYPES)}")
-        check_schemes(activations, kv)
+        check_schemes(activations, [kv])
         self._original, self._quantized = original, quantized
         self._activations, self._kv, self._dtype = activations, kv, dtype
         with open_checkpoint(original) as checkpoint, model_folder(checkpoint) as folder:

@@ -253,6 +253,12 @@ def _tokenizer_in(folder: ModelFolder) -> "Tokenizer | None":
         return None
 
 
+def read_vocabulary(folder: ModelFolder) -> dict[int, str] | None:
+    """Return the tokens of a tokenizer.json by their ids, added ones included; None if it cannot be read."""
+    read = _tokenizer_in(folder)
+    return None if read is None else {number: token for token, number in read.get_vocab().items()}
+
+
 def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
     """Return the SHA-256 of the parts of a tokenizer.json that determine tokens; None if it cannot be read.
 

@@ -97,7 +97,7 @@ def test_the_model_of_a_file_computes_what_the_original_computes(name, tmp_path)
     torch.testing.assert_close(found, want, rtol=0, atol=(FLOAT64 if exact else FLOAT32) * float(want.abs().max()))
 
 
-GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "golden_tokenizers/tokenizers.json.xz").read_bytes()))
+GOLDEN = json.loads(lzma.decompress((Path(__file__).parents[1] / "golden_tokenizers/tokenizers.json.xz").read_bytes()))
 TEXTS = [
     "The quick brown fox doesn't jump over 12345 lazy dogs: it's 3.50, or 1,234,567!",
     "  two spaces before, \t a tab,    four,      six and \n\n two lines \r\n\n   end   ",

@@ -1,0 +1,218 @@
+"""Types of the KV cache: values as the runtimes' own code stores them, and evaluations with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.forked import call
+from support.small_models import auto_of, ids, saved, stored
+from test_rounding import CLOSE, CONTEXT, EXACTLY, evaluated, kld, quantized
+from torch.nn import functional
+
+import quanterr
+from quanterr.errors import CheckpointError, UsageError
+from quanterr.evaluation.run import study
+from quanterr.recipes.caches import CACHE_TYPES, UNROTATED, parse_cache
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+GOLDEN = load_file(Path(__file__).parents[1] / "golden_inputs/caches.safetensors")  # make_caches.py there made it
+ONE, SCALE = torch.ones(()), torch.tensor(0.03)  # of the golden fp8
+GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+@pytest.mark.parametrize("name", [*GGML, "int8_token", "fp8_token", "fp8"])
+def test_keys_and_values_equal_those_of_the_runtime(name):
+    cache = parse_cache(name + (UNROTATED if name in GGML else ""))
+
+    for kept in (cache.keys, cache.values):
+        assert torch.equal(GOLDEN[name], kept(GOLDEN["x"], SCALE if name == "fp8" else ONE))
+
+
+def test_kivi_rounds_keys_by_channels_and_values_by_tokens():
+    cache, y = parse_cache("int4"), GOLDEN["y"]
+
+    assert torch.equal(GOLDEN["int4 k"], cache.keys(y, ONE))
+    assert torch.equal(GOLDEN["int4 v"], cache.values(y, ONE))
+    longer = torch.cat([y, y[:, :, :5]], 2)  # the last group of keys is not full, and stays
+    assert torch.equal(torch.cat([GOLDEN["int4 k"], y[:, :, :5]], 2), cache.keys(longer, ONE))
+
+
+@pytest.mark.parametrize("name", GGML)
+def test_ggml_stores_rotated_values(name):
+    """Sums of signed multiples of 1/64 are exact, and all codes the same; turning back adds 64 numbers in any order."""
+    x, expected = GOLDEN["x"], GOLDEN[f"{name} rotated v"]
+    found = parse_cache(name).values(x, ONE)
+    size = expected.norm(dim=-1, keepdim=True)
+
+    assert bool(((found - expected).abs() <= 2 * 64 * 2.0**-24 * size).all())
+    assert not torch.allclose(GOLDEN[name], expected)
+
+
+@pytest.mark.parametrize("size", [128, 256])
+def test_keys_are_rotated_over_as_much_of_a_head_as_a_power_of_two_divides(size):
+    """For 128, 1/√128 is rounded, so that sums are: no code of these numbers is so near to another that it matters."""
+    expected = GOLDEN[f"q4_0 rotated k {size}"]
+    found = parse_cache("q4_0").keys(GOLDEN["x"].view_as(expected), ONE)
+    norm = expected.norm(dim=-1, keepdim=True)
+
+    assert bool(((found - expected).abs() <= 4 * size * 2.0**-24 * norm).all())
+
+
+def test_heads_that_are_no_multiple_of_64_are_not_rotated():
+    x = GOLDEN["x"].view(1, 2, 8, 32)
+
+    assert torch.equal(parse_cache("q4_0:unrotated").keys(x, ONE), parse_cache("q4_0").keys(x, ONE))
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+def test_zeros_stay_zeros_in_their_dtype(name):
+    cache, x = parse_cache(name), torch.zeros(2, 1, 40, 64, dtype=torch.bfloat16)
+
+    for kept in (cache.keys, cache.values):
+        assert (torch.bfloat16, 0) == (kept(x, ONE).dtype, int(kept(x, ONE).count_nonzero()))
+
+
+@pytest.mark.parametrize(("name", "axes"), [("fp8_tensor", (1, 2, 3)), ("fp8_head", (2, 3))])
+def test_scales_calibrated_on_a_chunk_are_its_largest_magnitudes(name, axes):
+    x = torch.cat([GOLDEN["x"], GOLDEN["x"] / 7])
+    scale = x.abs().amax(axes, keepdim=True) / 448
+    expected = (x / scale).to(torch.float8_e4m3fn).float() * scale
+
+    assert torch.equal(expected, parse_cache(name).keys(x, ONE))
+
+
+def test_scales_of_fp4_are_of_16_and_32_numbers_of_a_head():
+    x = torch.tensor([6.0, 2.4, -0.2, *[0.0] * 13, 12.0, 5.1, *[0.0] * 14]).view(1, 1, 1, 32)
+
+    assert [6.0, 2.0, 0.0, 12.0, 6.0] == parse_cache("nvfp4").keys(x, ONE)[0, 0, 0, [0, 1, 2, 16, 17]].tolist()
+    assert [6.0, 2.0, 0.0, 12.0, 6.0] == parse_cache("mxfp4").keys(x, ONE)[0, 0, 0, [0, 1, 2, 16, 17]].tolist()
+
+
+REFUSED = [
+    ("q9_0", "kv q9_0: q9_0 is unknown; choose declared, none, or among f16, bf16, q8_0"),
+    ("k=q8_0,q4_0", "kv k=q8_0,q4_0: give one type, or one for keys and one for values"),
+    ("k=q8_0,k=q4_0", "give one type, or one for keys"),
+    ("fp8:unrotated", "kv fp8:unrotated: fp8 is not rotated"),
+    (["q8_0", "Q8_0"], "kv q8_0: is given twice"),
+]
+
+
+@pytest.mark.parametrize(("given", "why"), REFUSED, ids=lambda value: str(value)[:16])
+def test_unknown_types_are_refused_before_anything_is_read(given, why):
+    with pytest.raises(UsageError, match=why):
+        quanterr.evaluate("nothing", "here", kv=given, text="none")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """With heads of 64: ggml rotates them."""
+    folder = tmp_path_factory.mktemp("caches")
+    path = saved("llama", folder / "original", hidden_size=64, num_attention_heads=2, head_dim=64)
+    ids(folder)
+    return path
+
+
+def plain(original, name):
+    """The divergence of a plain model with a rounded cache."""
+    attention, cache = functional.scaled_dot_product_attention, parse_cache(name)
+    chunks = load_file(original.parent / "ids.safetensors")["ids"].view(-1, CONTEXT)
+    model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
+
+    def rounded(query, key, value, *args, **kwargs):
+        keys, values = (x if kept is None else kept(x, ONE) for kept, x in ((cache.keys, key), (cache.values, value)))
+        return attention(query, keys, values, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        base = model(input_ids=chunks).logits[:, CONTEXT // 2 : -1].log_softmax(-1)
+        patch.setattr(functional, "scaled_dot_product_attention", rounded)
+        other = model(input_ids=chunks).logits[:, CONTEXT // 2 : -1].log_softmax(-1)
+    return float((base.exp() * (base - other)).sum(-1).mean())
+
+
+def test_the_original_alone_gets_a_row_for_each_cache(original):
+    """Each equals a plain model whose attention gets rounded keys and values; weights are read once for all."""
+    caches = ["q8_0", "q4_0:unrotated", "k=int4,v=fp8_head", "v=q4_0"]
+    options = {"tokens": original.parent / "ids.safetensors", "context": CONTEXT, **EXACTLY}
+    found = quanterr.evaluate(original, kv=caches, **options)
+    alone = quanterr.evaluate(original, kv="q8_0", **options)
+
+    assert [f"original, kv {name}" for name in caches] == [one.name for one in found.candidates]
+    assert caches == [one.kv for one in found.candidates]
+    for name, one in zip(caches, found.candidates, strict=True):
+        assert plain(original, name) == pytest.approx(one.scores.kld_mean, rel=CLOSE), name
+        assert one.scores.kld_mean > 1e-9
+        assert ("pass", []) == (one.verdict, one.findings)
+    assert found.run.read_bytes == alone.run.read_bytes
+    assert alone.candidates[0].scores == found.candidates[0].scores
+    assert all(one.positions for one in found.candidates)
+
+
+def test_the_command_takes_several(original, tmp_path):
+    tokens = original.parent / "ids.safetensors"
+    done = call(
+        "evaluate", original, "--against", "int8_row", "--tokens", tokens, "--context", CONTEXT, "--kv", "none",
+        "--kv", "q8_0", "--split", "-o", tmp_path / "e.json",
+    )  # fmt: skip
+    written = json.loads((tmp_path / "e.json").read_text())
+
+    assert 0 == done.returncode, done.stderr
+    assert ["int8_row, kv none", "int8_row, kv q8_0", "int8_row, weights alone"] == [
+        one["name"] for one in written["candidates"]
+    ]
+    assert [None, "q8_0", None] == [one["kv"] for one in written["candidates"]]
+    assert written["candidates"][0]["scores"] == written["candidates"][2]["scores"]
+
+
+def test_a_reference_takes_several(original, tmp_path):
+    options = {"tokens": original.parent / "ids.safetensors", "context": CONTEXT}
+    study(original, save_reference=tmp_path / "reference", **options)
+    caches = ["q8_0", "q4_0"]
+    found = quanterr.evaluate(original, reference=tmp_path / "reference", kv=caches, **options)
+    beside = quanterr.evaluate(original, kv=caches, **options)
+
+    assert [one.scores for one in beside.candidates] == [one.scores for one in found.candidates]
+
+
+def test_heads_that_do_not_fill_blocks_are_refused(tmp_path):
+    path = saved("llama", tmp_path / "original")
+
+    with pytest.raises(UsageError, match="kv q8_0: heads of 8 numbers do not fill blocks of 32"):
+        quanterr.evaluate(path, kv="q8_0", tokens=ids(tmp_path), context=CONTEXT)
+
+
+def test_models_without_a_cache_are_refused(tmp_path):
+    path = saved("bert", tmp_path / "original")
+
+    with pytest.raises(UsageError, match="kv q8_0: for models that generate; bert has no cache"):
+        quanterr.evaluate(path, kv="q8_0", tokens=ids(tmp_path), context=CONTEXT)
+
+
+def test_latent_keys_are_not_called_emulated(tmp_path):
+    path = saved("deepseek_v3", tmp_path / "original")
+    found = quanterr.evaluate(path, kv="fp8", tokens=ids(tmp_path), context=CONTEXT)
+
+    assert "inconclusive" == found.verdict
+    assert "keys and values were rounded behind kv_b_proj: runtimes keep what is in front of it" in found.reasons[0]
+
+
+def test_scales_of_heads_are_those_that_the_file_declares(tmp_path):
+    original = saved("llama", tmp_path / "original")
+    ids(tmp_path)
+    path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"]["strategy"] = "attn_head"
+    (path / "config.json").write_text(json.dumps(config))
+    tensors, scales = stored(path), torch.tensor([0.005, 0.02])
+    tensors |= {name: scales.clone() for name in tensors if name.endswith(".k_scale")}
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    found = evaluated(original, path).candidates[0]
+    chunks = load_file(tmp_path / "ids.safetensors")["ids"].view(-1, CONTEXT)
+
+    assert ("pass", "fp8") == (found.verdict, found.kv), found.reasons
+    assert kld(original, values, chunks, cache=(scales, 0.01)) == pytest.approx(found.scores.kld_mean, rel=CLOSE)
+    tensors |= {name: torch.ones(3) for name in tensors if name.endswith(".k_scale")}
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"3 scales of keys or values are stored for [24] heads"):
+        evaluated(original, path)

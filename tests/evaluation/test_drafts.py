@@ -1,0 +1,162 @@
+"""Another model as draft for speculative decoding, against plain transformers: how much of what it says is accepted."""
+
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.forked import call
+from support.small_models import auto_of, ids, saved, stored, with_words
+
+import quanterr
+from quanterr.errors import UsageError
+
+pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
+CONTEXT = 16
+FLOAT64 = 1e-9  # both sides compute in float64
+WORDS = 91  # tokens of the tokenizer
+SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 92}  # fewer rows of no token than the original's 96
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """An original, a draft with the same tokens, and a text."""
+    folder = tmp_path_factory.mktemp("drafts")
+    original, draft = saved("llama", folder / "original"), saved("llama", folder / "small", **SMALL)
+    with_words(original)
+    with_words(draft)
+    draw = random.Random(0)
+    (folder / "text").write_text(" ".join(f"w{draw.randrange(90)}" for _ in range(8 * CONTEXT)))
+    return folder, original, draft
+
+
+@pytest.fixture(scope="module")
+def evaluation(made):
+    folder, original, draft = made
+    return quanterr.evaluate(
+        original, against="int4_g32", draft=draft, text=folder / "text", context=CONTEXT, dtype="float64"
+    )
+
+
+def distributions(folder, chunks, rows):
+    """What a plain model predicts for the second half of each chunk, of the first rows of its head."""
+    model = auto_of("llama").from_pretrained(folder, dtype=torch.float64).eval()
+    with torch.inference_mode():
+        return model(input_ids=chunks).logits[:, CONTEXT // 2 : -1, :rows].softmax(-1)
+
+
+def test_acceptance_is_what_rejection_sampling_accepts_of_a_plain_model(made, evaluation):
+    """Leviathan et al. 2023: x ~ q is accepted with probability min(1, p(x) / q(x))."""
+    folder, original, draft = made
+    chunks = torch.tensor([int(word[1:]) for word in (folder / "text").read_text().split()]).view(-1, CONTEXT)
+    p, q = (distributions(each, chunks, SMALL["vocab_size"]) for each in (original, draft))
+    accepted = (q * (p / q).clamp(max=1)).sum(-1)
+    found = evaluation.candidates[1]
+
+    assert ("small, draft", True, "pass") == (found.name, found.draft, found.verdict)
+    assert pytest.approx(float(accepted.mean()), rel=FLOAT64) == found.scores.acceptance
+    chunk_se = float(accepted.mean(-1).std()) / len(accepted) ** 0.5
+    assert pytest.approx(chunk_se, rel=FLOAT64) == found.scores.acceptance_chunk_se
+    kld = float((p * (p / q).log()).sum(-1).mean())
+    assert pytest.approx(kld, rel=FLOAT64) == found.scores.kld_mean
+
+
+def test_a_draft_changes_no_number_of_candidates_beside_it(made, evaluation):
+    folder, original, _ = made
+    alone = quanterr.evaluate(original, against="int4_g32", text=folder / "text", context=CONTEXT, dtype="float64")
+
+    assert alone.candidates[0] == evaluation.candidates[0]
+    assert 0.5 < alone.candidates[0].scores.acceptance < 1
+
+
+def test_a_draft_of_the_original_itself_is_always_accepted(made):
+    folder, original, _ = made
+    copy = shutil.copytree(original, folder / "copy")
+    found = quanterr.evaluate(original, draft=copy, text=folder / "text", context=CONTEXT).candidates[0].scores
+
+    assert pytest.approx(1, abs=96 * 2.0**-53) == found.acceptance
+    assert 0 == found.kld_mean
+
+
+def test_the_command_shows_it_first_and_gates_judge_it(made, tmp_path):
+    folder, original, draft = made
+    done = call(
+        "evaluate", original, "--draft", draft, "--text", folder / "text", "--context", CONTEXT,
+        "--require", "lower(acceptance) >= 0.9", "-o", tmp_path / "e.json",
+    )  # fmt: skip
+    candidate = json.loads((tmp_path / "e.json").read_text())["candidates"][0]
+
+    assert 1 == done.returncode
+    assert "small, draft: acceptance " in done.stdout
+    assert "fail" == candidate["gates"][0]["status"]
+    assert candidate["gates"][0]["observed"] < candidate["scores"]["acceptance"]
+
+
+def other_word(folder):
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"w7"', '"v7"'))
+
+
+def no_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+
+
+def few_rows(folder):
+    shutil.rmtree(folder)
+    saved("llama", folder, **SMALL | {"vocab_size": WORDS - 1})
+    with_words(folder)
+
+
+def encoder(folder):
+    shutil.rmtree(folder)
+    saved("bert", folder)
+
+
+REFUSED = [
+    (other_word, 'small: another vocabulary: token 7 is "v7", the original\'s is "w7"'),
+    (no_tokenizer, r"small/tokenizer\.json is missing: are both vocabularies the same"),
+    (few_rows, "small: heads of 90 and 96 rows: one lacks tokens of the vocabulary"),
+    (encoder, "small: for models that continue a text; bert does not"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
+def test_another_vocabulary_and_another_kind_of_model_are_refused(made, tmp_path, change, why):
+    folder, original, draft = made
+    change(shutil.copytree(draft, tmp_path / "small"))
+
+    with pytest.raises(UsageError, match=why):
+        quanterr.evaluate(original, draft=tmp_path / "small", text=folder / "text", context=CONTEXT)
+
+
+def test_without_tokenizers_the_sizes_must_agree_and_nothing_is_certain(tmp_path):
+    original, draft = saved("llama", tmp_path / "original"), saved("llama", tmp_path / "small", num_hidden_layers=1)
+    tokens = ids(tmp_path)
+    found = quanterr.evaluate(original, draft=draft, tokens=tokens, context=CONTEXT)
+
+    assert "inconclusive" == found.verdict
+    assert "whether the same ids are the same tokens was not checked" in found.reasons[0]
+    few = saved("llama", tmp_path / "few", vocab_size=95)
+    with pytest.raises(UsageError, match="few: another vocabulary: 95 tokens, the original has 96"):
+        quanterr.evaluate(original, draft=few, tokens=tokens, context=CONTEXT)
+
+
+def test_a_draft_that_is_not_finite_has_no_scores(made, tmp_path):
+    folder, original, draft = made
+    broken = shutil.copytree(draft, tmp_path / "small")
+    tensors = stored(broken)
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    found = quanterr.evaluate(original, draft=broken, text=folder / "text", context=CONTEXT)
+
+    assert ("inconclusive", None) == (found.verdict, found.candidates[0].scores)
+    assert "small, draft: not finite from model.norm on" == found.reasons[0]
+
+
+def test_a_draft_needs_the_original(made, tmp_path):
+    folder, _, draft = made
+
+    with pytest.raises(UsageError, match="draft: needs the original, and reference has none of its weights"):
+        quanterr.evaluate("q.gguf", draft=draft, reference=tmp_path, text=folder / "text")
