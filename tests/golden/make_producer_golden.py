@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 HERE = Path(__file__).parent
-ROWS, COLS = 16, 128
+ROWS, MORE_ROWS, COLS = 8, 16, 128  # more for branches of rank 8
 
 
 def put(case: str, stored: dict[str, Tensor], config: dict | None, values: dict[str, Tensor], origin: dict) -> None:
@@ -47,11 +47,11 @@ def sdnq() -> None:
 
     version = importlib.metadata.version("sdnq")
 
-    def quantized(layers: dict[str, dict], **settings: object) -> tuple[dict, dict, dict]:
+    def quantized(layers: dict[str, dict], rows: int, **settings: object) -> tuple[dict, dict, dict]:
         torch.manual_seed(0)
         model = nn.Module()
         for name in layers:
-            setattr(model, name, nn.Linear(COLS, ROWS, bias=False))
+            setattr(model, name, nn.Linear(COLS, rows, bias=False))
         common = {"minimum_allowed_numel": 0, "minimum_allowed_channel_size": 0, "torch_dtype": torch.float32}
         config = SDNQConfig(
             modules_quant_config=layers, minimum_allowed_numel=0, minimum_allowed_channel_size=0, **settings
@@ -61,13 +61,13 @@ def sdnq() -> None:
         plain = dequantize_sdnq_module(model).state_dict()
         return stored, config.to_dict(), {name: tensor.float().contiguous().clone() for name, tensor in plain.items()}
 
-    def case(name: str, layers: dict[str, dict], single: bool = False, **settings: object) -> None:
-        stored, config, values = quantized(layers, **settings)
+    def case(name: str, layers: dict[str, dict], single: bool = False, rows: int = ROWS, **settings: object) -> None:
+        stored, config, values = quantized(layers, rows, **settings)
         how = (
-            f"sdnq_post_load_quant in float32, {len(layers)} layers {ROWS} × {COLS}, {settings}; dequantize_sdnq_module"
+            f"sdnq_post_load_quant in float32, {len(layers)} layers {rows} × {COLS}, {settings}; dequantize_sdnq_module"
         )
         origin = {"producer": f"sdnq {version}", "how": how, "tolerance": 1e-6}
-        if also := {f"{layer}.weight": row for layer in layers if (row := _plain(layer, stored, name))}:
+        if also := {f"{layer}.weight": row for layer in layers if (row := _plain(layer, stored, name, rows))}:
             origin["also"] = also
         put(f"sdnq/{name}", stored, None if single else config, values, origin)
 
@@ -95,8 +95,8 @@ def sdnq() -> None:
     branch = {"use_svd": True, "svd_rank": 8}
     branches = {f"svd_{d}": {"weights_dtype": d, **branch} for d in ("int8", "uint4", "float4_e2m1fn")}
     both = {f"mm_svd_{d}": {"weights_dtype": d, **product, **branch} for d in ("int8", "float8_e4m3fn")}
-    case("products", products | branches | both)
-    case("products_alone.safetensors", products | branches, single=True)
+    case("products", products | branches | both, rows=MORE_ROWS)
+    case("products_alone.safetensors", products | branches, single=True, rows=MORE_ROWS)
     turned = {"use_hadamard": True}
     rotated = {f"h{n}_{d}": {"weights_dtype": d, "hadamard_group_size": n} for n in (32, 64) for d in ("int4", "int8")}
     table = {"use_codebook": True}
@@ -106,16 +106,16 @@ def sdnq() -> None:
     tables["svd"] = {"weights_dtype": "uint4", **branch, **table}
     case("codebooks", tables)
     case("codebooks_rotated", {"h": {"weights_dtype": "uint4", **table}}, **turned)
-    case("rotated", rotated | {"mm": {"weights_dtype": "int8", **product}}, **turned)
+    case("rotated", rotated | {"mm": {"weights_dtype": "int8", **product}}, rows=MORE_ROWS, **turned)
 
 
-def _plain(layer: str, stored: dict[str, Tensor], case: str) -> str | None:
+def _plain(layer: str, stored: dict[str, Tensor], case: str, rows: int) -> str | None:
     """The format by which codes of 8 bits with a scale for each row or for all are read."""
     codes, scale = stored[f"{layer}.weight"], stored[f"{layer}.scale"]
     kind = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}.get(codes.dtype)
     if kind is None or f"{layer}.svd_up" in stored or case == "rotated":
         return None
-    return {(ROWS, 1): f"{kind}_row", (1, 1): f"{kind}_tensor"}.get(tuple(scale.shape))
+    return {(rows, 1): f"{kind}_row", (1, 1): f"{kind}_tensor"}.get(tuple(scale.shape))
 
 
 def quark() -> None:
