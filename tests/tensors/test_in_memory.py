@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.making import FP8, numbers
-from support.small_models import ids, saved
+from support.small_models import auto_of, ids, saved
 from support.stored import original, quantized, write
 from torch import nn
 
@@ -172,6 +172,27 @@ def test_journal_of_other_tensors_is_refused(tmp_path):
     other = quantized({name: tensor * 2 for name, tensor in x.items()})
     with pytest.raises(quanterr.UsageError, match="journal"):
         quanterr.compare(x, other, resume=tmp_path / "journal")
+
+
+def test_evaluate_takes_models_on_both_sides(tmp_path):
+    folder = saved("llama", tmp_path / "original")
+    x, y = (auto_of("llama").from_pretrained(folder, dtype=torch.float32) for _ in range(2))
+    with torch.no_grad():
+        for weight in y.parameters():
+            weight.copy_(weight.to(FP8).to(weight.dtype) if weight.ndim == 2 else weight)
+    y.save_pretrained(tmp_path / "y")
+    options = {"tokens": ids(tmp_path), "context": 32}
+
+    held, files = quanterr.evaluate(x, y, **options), quanterr.evaluate(folder, tmp_path / "y", **options)
+
+    assert held.candidates[0].scores == files.candidates[0].scores
+    assert held.candidates[0].name == "LlamaForCausalLM 2"
+
+
+def test_state_dict_has_no_config_to_evaluate_by(tmp_path):
+    tensors = load_file(saved("llama", tmp_path / "original") / "model.safetensors")
+    with pytest.raises(quanterr.CheckpointError, match=r"state dict/config.json: No such file"):
+        quanterr.evaluate(tensors, against="int8_row", tokens=ids(tmp_path), context=32)
 
 
 def test_evaluate_takes_a_state_dict_as_a_candidate(tmp_path):

@@ -17,6 +17,7 @@ from quanterr.errors import CheckpointError
 from quanterr.evaluation.models.gguf_config import INSTEAD, config_of
 from quanterr.evaluation.models.gguf_tokenizer import tokenizer_files
 from quanterr.pairing.conversion import has_llama_names
+from quanterr.tensors.in_memory import KIND as IN_MEMORY
 from quanterr.util.text import display
 
 # Files that transformers reads for a config, a tokenizer and a processor of images.
@@ -48,7 +49,7 @@ class ModelFolder(NamedTuple):
 
 @contextmanager
 def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
-    """Return the folder of the checkpoint's files; for a store or a GGUF file, a temporary folder.
+    """Return the folder of the checkpoint's files; for a store, a GGUF file or a model in memory, a temporary folder.
 
     Raises:
         CheckpointError: a file cannot be read, or is too large; no config follows from a GGUF file.
@@ -59,6 +60,12 @@ def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
     if not is_given and is_language_model(described):
         with TemporaryDirectory(prefix="quanterr-") as made:
             yield _write_files(described, Path(made))
+        return
+    if original.kind == IN_MEMORY:
+        with TemporaryDirectory(prefix="quanterr-") as made:
+            for name, content in original.config.items():
+                Path(made, name).write_text(json.dumps(content), encoding="utf-8")
+            yield ModelFolder(Path(made), original.path)
         return
     place = original.folder
     if place is None or isinstance(place, Path):
