@@ -21,6 +21,7 @@ import links
 import schemas
 
 from quanterr import guide
+from quanterr.documents import kinds
 
 ROOT = gallery.ROOT
 DOCS = ROOT / "docs"
@@ -28,7 +29,7 @@ BUILD = ROOT / "build"
 PAGES = BUILD / "docs"
 SITE = BUILD / "site"
 RUNS = BUILD / "gallery"
-KINDS = ("report", "ranking", "evaluation", "plan", "images")
+KINDS = [kind.name.lower() for kind in kinds.KINDS.values()]
 RECORDERS = ("examples/capture_inputs.py", "examples/comfyui/__init__.py")
 # Path in the repository → path of the page on the site.
 PLACES = {
