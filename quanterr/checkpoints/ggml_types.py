@@ -68,6 +68,8 @@ _TYPES = (
     GgmlType(41, "Q1_0", 128, 18),
     GgmlType(42, "Q2_0", 64, 18),
     GgmlType(133, "Q6_0", 32, 26),
+    GgmlType(134, "IQ1_BN", 64, 13, head=2),
+    GgmlType(135, "IQ2_BN", 64, 16, head=4),
     GgmlType(137, "IQ2_K", 256, 76),
     GgmlType(138, "IQ3_K", 256, 110),
     GgmlType(139, "IQ4_K", 256, 144),
@@ -102,6 +104,7 @@ _TYPES = (
     GgmlType(223, "IQ4_XS_R8", 256, 136, rows=8),
     GgmlType(229, "IQ1_M_R4", 32, 7, head=2, rows=4),
     GgmlType(233, "Q6_0_R4", 32, 26, rows=4),
+    GgmlType(335, "IQ2_BN_R4", 64, 16, head=4, rows=4),
     GgmlType(337, "IQ2_K_R4", 256, 76, rows=4),
     GgmlType(338, "IQ3_K_R4", 256, 110, rows=4),
     GgmlType(339, "IQ4_K_R4", 256, 144, rows=4),
@@ -109,7 +112,9 @@ _TYPES = (
     GgmlType(344, "IQ4_KS_R4", 256, 136, head=4, rows=4),
     GgmlType(352, "IQ5_KS_R4", 256, 168, head=4, rows=4),
     GgmlType(353, "MXFP4_R8", 32, 17, rows=8),
+    GgmlType(397, "Q8_K_R16", 256, 258, rows=16),
     GgmlType(398, "Q8_KV_R8", 32, 32, head=4, rows=8),
+    GgmlType(399, "Q8_K_R8", 256, 258, rows=8),
 )
 TYPES = {one.number: one.name for one in _TYPES}
 OF_NAME = {one.name: one for one in _TYPES if one.n_bytes}  # the types with blocks

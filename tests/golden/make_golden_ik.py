@@ -49,7 +49,7 @@ WITHOUT_D |= {"IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ1_KT", "IQ2_KT", "IQ3_K
 WITH_MINIMA = {"Q2_K", "Q4_K", "Q5_K"}  # two such scales
 ADDS_ZERO = {"Q5_0_R4", "Q6_0_R4", "Q8_K_R16"}
 PLAIN = ("Q6_0", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS")
-PLAIN += ("IQ2_KL", "Q8_KV", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT")
+PLAIN += ("IQ1_BN", "IQ2_BN", "IQ2_KL", "Q8_KV", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT")
 
 
 def function_name(kind: str) -> str:
@@ -61,6 +61,11 @@ class InitParams(ctypes.Structure):
     """As ggml_init takes it."""
 
     _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    """The address of an array."""
+    return array.ctypes.data_as(ctypes.c_void_p)
 
 
 class Library:
@@ -77,8 +82,8 @@ class Library:
         function = self._functions[f"quantize_{function_name(kind)}"]
         function.restype = ctypes.c_size_t
         size = function(
-            values.ctypes.data_as(ctypes.c_void_p),
-            stored.ctypes.data_as(ctypes.c_void_p),
+            pointer(values),
+            pointer(stored),
             ctypes.c_int64(rows),
             ctypes.c_int64(cols),
             None,
@@ -89,6 +94,13 @@ class Library:
 
     def dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
         """Values, float32 (rows, cols); interleaved rows are read together."""
+        if kind in ("IQ1_BN", "IQ2_BN"):  # these functions do not know heads, by which kernels multiply
+            head = OF_NAME[kind].head
+            d = stored[:, :head].copy().view(np.float16 if head == 2 else np.float32).astype(np.float32)
+            return d * self._dequantize(kind, stored[:, head:], cols)
+        return self._dequantize(kind, stored, cols)
+
+    def _dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
         together = OF_NAME[kind].rows
         values = np.zeros((len(stored), cols), np.float32)
         function = self._functions[f"dequantize_row_{function_name(kind)}"]
@@ -97,8 +109,8 @@ class Library:
             group = np.ascontiguousarray(stored[row : row + together])
             found = np.zeros((together, cols), np.float32)
             function(
-                group.ctypes.data_as(ctypes.c_void_p),
-                found.ctypes.data_as(ctypes.c_void_p),
+                pointer(group),
+                pointer(found),
                 ctypes.c_int64(together * cols),
             )
             values[row : row + together] = found
@@ -130,7 +142,7 @@ def random_rows(rng: np.random.Generator, kind: str, rows: int, cols: int, odd: 
 
 def base_of(kind: str) -> str:
     """The type that does not interleave rows."""
-    return kind.split("_R")[0]
+    return "Q8_K_R8" if kind.startswith("Q8_K_R") else kind.split("_R")[0]
 
 
 def make_plain(library: Library, kind: str) -> None:
@@ -150,7 +162,7 @@ def make_plain(library: Library, kind: str) -> None:
 def make_interleaved(library: Library, kind: str) -> None:
     """A weight of a type that interleaves rows."""
     of, rng = OF_NAME[kind], np.random.default_rng(OF_NAME[kind].number)
-    shape = (of.rows, 256) if of.elements == 256 else (2 * of.rows, 2 * of.elements)
+    shape = (of.rows, 256) if of.elements >= 64 else (2 * of.rows, 2 * of.elements)
     if kind == "MXFP4_R8":  # dequantize_row_mxfp4_r8 writes beyond its rows
         weights = (rng.standard_normal(shape) * 0.02).astype(np.float32)
         values = library.dequantize("MXFP4", library.quantize("MXFP4", weights), shape[1])
@@ -166,7 +178,8 @@ def save(library: Library, case: str, rows: Rows, how: str) -> None:
     """The file, and the values of its weights that the library reads."""
     values = {name: library.dequantize(kind, raw, cols_of(kind, raw)) for name, (kind, raw) in rows.items()}
     kind = next(iter(rows.values()))[0]
-    write(case, rows, values, f"{how}; read by dequantize_row_{function_name(kind)}")
+    times = ", times the number before each row" if kind in ("IQ1_BN", "IQ2_BN") else ""
+    write(case, rows, values, f"{how}; read by dequantize_row_{function_name(kind)}{times}")
 
 
 def cols_of(kind: str, raw: np.ndarray) -> int:
