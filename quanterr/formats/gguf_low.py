@@ -1,9 +1,10 @@
-"""GGUF: one or two bits per element without a table: TQ1_0, TQ2_0, Q1_0, Q2_0, IQ1_BN and IQ2_BN.
+"""GGUF: one or two bits per element without a table: TQ1_0, TQ2_0, Q1_0, Q2_0, I2_S, IQ1_BN and IQ2_BN.
 
     bytes   TQ1_0     codes 48, codes 4, d f16      blocks of 256 elements
             TQ2_0     codes 64, d f16               256
             Q1_0      d f16, codes 16               128
             Q2_0      d f16, codes 16               64
+            I2_S      codes 32                      128
             IQ1_BN    codes 12, code 1              64
             IQ2_BN    codes 16                      64
 
@@ -17,6 +18,10 @@ TQ1_0: a byte b holds five codes of three values: code k is (b · 3^k mod 256) �
 belongs to element 32k + l, of byte 32 + l to element 160 + 16k + l, and of byte l of the last four, which hold four
 codes each, to element 240 + 4k + l.
 
+I2_S (BitNet): byte j holds the codes of elements j, 32 + j, 64 + j and 96 + j, the highest bits first. The scale of the
+tensor, float32, is behind all blocks, in 32 bytes. BitNet's program for ARM packs blocks of 64 elements under the same
+id, of which the file says nothing: such weights are read wrong, and have the error of wrong weights.
+
 IQ1_BN: each of the first 12 bytes holds five codes of three values, in order: code k of a byte b is
 (v + v // 2) // 128 for v = b · 3^(4-k) mod 256. After each 15 elements from three bytes comes one from the last byte.
 IQ2_BN: byte j holds the codes of elements j, 16 + j, 32 + j and 48 + j, the lowest bits first; IQ2_BN_R4 interleaves
@@ -29,18 +34,22 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/iqk/iqk_quantize.cpp dequantize_row_iq1_bn, iq2_bn, iq2_bn_r4.
 """
 
-from functools import cache
+from functools import cache, partial
+from struct import unpack
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from quanterr.formats.base import Workspace
+from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.ggml_blocks import (
     BlockType,
     StoredRows,
     block_formats,
     code_buffer,
+    dequantize,
     expand_bits,
+    fit,
     look_up,
     pack_integers,
     read_half,
@@ -99,6 +108,27 @@ def iq1_bn(raw: Tensor, heads: Tensor | None, out: Tensor, workspace: Workspace)
         out.mul_(heads.unsqueeze(3))
 
 
+def i2_s(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
+    """Dequantize I2_S blocks without the tensor's scale: 32 bytes to 128 elements."""
+    codes = code_buffer(workspace, len(raw), 4, 32)
+    for quarter, field in enumerate(split_fields(raw, 0, 32, 2, workspace)):
+        codes[:, 3 - quarter] = field
+    out.copy_(codes.view(torch.int8).sub_(1).view(-1, 128))
+
+
+def fit_i2_s(parts: Parts) -> Weight:
+    """Return the weight, whose codes and scale are one tensor."""
+    weight = fit(I2_S, parts)
+    return replace(weight, dequantize=partial(dequantize_i2_s, parts), block_size=None)
+
+
+def dequantize_i2_s(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return the elements of a chunk, (r, c)."""
+    entry = parts.codes
+    (scale,) = unpack("<f", entry.file.read(entry.offset + entry.n // 4, 4))
+    return Values(dequantize(parts, i2_s, chunk, workspace).weight.mul_(scale))
+
+
 @cache
 def _make_fives(device: torch.device) -> Tensor:
     """Return the five codes of each byte less one, int8 (256, 5)."""
@@ -112,6 +142,8 @@ def _make_two_bits_table(device: torch.device) -> Tensor:
     codes = (torch.arange(256)[:, None] >> torch.arange(0, 8, 2)) % 4 - 1
     return pack_integers(codes.to(torch.int8)).to(device)
 
+
+I2_S = BlockType("I2_S", "three values in 2 bits, a scale for the tensor", i2_s, 128, 2, (1, 3), (0, 32), TERNARY)
 
 FORMATS = block_formats(
     (
@@ -145,5 +177,14 @@ FORMATS = block_formats(
                 },
             ),
         ),
+    ),
+)
+FORMATS += (
+    Format(
+        I2_S.format,
+        {"codes": PartSpec(("{weight}",), frozenset({"I2_S"}))},
+        fit_i2_s,
+        summary=I2_S.summary,
+        usual_db=I2_S.usual_db,
     ),
 )

@@ -72,14 +72,14 @@ class Library:
     """The functions of ik_llama.cpp."""
 
     def __init__(self, path: str) -> None:
-        self._functions = ctypes.CDLL(path)
-        self._functions.ggml_init(InitParams(1 << 20, None, False))  # makes the table of float16 numbers
+        self.functions = ctypes.CDLL(path)
+        self.functions.ggml_init(InitParams(1 << 20, None, False))  # makes the table of float16 numbers
 
     def quantize(self, kind: str, values: np.ndarray) -> np.ndarray:
         """Rows of bytes, uint8 (rows, bytes)."""
         rows, cols = values.shape
         stored = np.zeros((rows, OF_NAME[kind].count_bytes((1, cols))), np.uint8)
-        function = self._functions[f"quantize_{function_name(kind)}"]
+        function = self.functions[f"quantize_{function_name(kind)}"]
         function.restype = ctypes.c_size_t
         size = function(
             pointer(values),
@@ -103,7 +103,7 @@ class Library:
     def _dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
         together = OF_NAME[kind].rows
         values = np.zeros((len(stored), cols), np.float32)
-        function = self._functions[f"dequantize_row_{function_name(kind)}"]
+        function = self.functions[f"dequantize_row_{function_name(kind)}"]
         function.restype = None
         for row in range(0, len(stored), together):
             group = np.ascontiguousarray(stored[row : row + together])
@@ -182,6 +182,17 @@ def save(library: Library, case: str, rows: Rows, how: str) -> None:
     write(case, rows, values, f"{how}; read by dequantize_row_{function_name(kind)}{times}")
 
 
+def make_i2_s(library: Library) -> None:
+    """Codes of three values and the scale of the tensor behind them."""
+    rng, (rows, cols) = np.random.default_rng(36), (2, 256)
+    packed = sum(rng.integers(0, 3, (rows, cols // 4), dtype=np.uint8) << shift for shift in (0, 2, 4, 6))
+    raw = np.concatenate([packed.ravel(), np.array([0.0123] + 7 * [0], np.float32).view(np.uint8)])
+    values = np.zeros((rows, cols), np.float32)
+    library.functions.dequantize_row_ms_i2s(pointer(raw), pointer(values), ctypes.c_int64(rows * cols))
+    how = "random codes of three values, read by dequantize_row_ms_i2s"
+    write("ik_llama_cpp", {"x.weight": ("I2_S", raw.reshape(1, -1))}, {"x.weight": values}, how)
+
+
 def cols_of(kind: str, raw: np.ndarray) -> int:
     """The columns of rows of bytes."""
     of = OF_NAME[kind]
@@ -196,9 +207,7 @@ def write(case: str, rows: Rows, values: dict[str, np.ndarray], how: str) -> Non
         origin["zeros"] = "positive: it adds d * code and -32 d, -16 d or -128 d"
     path = HERE / f"gguf_{base_of(kind).lower()}" / f"{case}.gguf"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(
-        gguf(Stored(name, kind, (len(raw), cols_of(kind, raw)), raw.tobytes()) for name, (kind, raw) in rows.items())
-    )
+    path.write_bytes(gguf(Stored(name, kind, values[name].shape, raw.tobytes()) for name, (kind, raw) in rows.items()))
     expected = path.with_suffix(".expected.safetensors")
     save_file(values, expected)
     save_file(load(expected.read_bytes()), expected, {"origin": json.dumps(origin)})
@@ -208,6 +217,7 @@ def write(case: str, rows: Rows, values: dict[str, np.ndarray], how: str) -> Non
 
 def main() -> None:
     library = Library(sys.argv[1])
+    make_i2_s(library)
     for kind in PLAIN:
         make_plain(library, kind)
     for kind in OF_NAME.values():
