@@ -14,6 +14,7 @@ from making import dequantized, same_bits, store
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import IN_FORKS, OF_NAME, REFUSED, TYPES
+from quanterr.documents.comparison.kept_commands import list_words
 from quanterr.errors import CheckpointError
 from quanterr.pairing.side import CheckpointSide
 
@@ -148,3 +149,15 @@ def test_an_i2_s_of_another_size_is_refused_with_all_its_names(tmp_path, n_bytes
     with open_checkpoint(write_gguf(tmp_path / "y.gguf", tensors)) as checkpoint:
         assert "type I2_S or IQ4_NL_4_4 (id 36)" in checkpoint.entries["w"].unknown
         assert checkpoint.entries["z"].unknown is None
+
+
+@pytest.mark.parametrize(("kind", "is_command"), [("IQ4_KS", False), ("Q5_K", True)])
+def test_llama_quantize_is_not_told_to_make_what_it_does_not_know(tmp_path, kind, is_command):
+    name = "blk.0.ffn_up.weight"
+    original = write_gguf(tmp_path / "x.gguf", [Stored(name, "F32", SHAPE)])
+    quantized = write_gguf(
+        tmp_path / "y.gguf", [Stored(name, kind, SHAPE, bytes([1] * OF_NAME[kind].count_bytes(SHAPE)))]
+    )
+    words = list_words(quanterr.compare(original, quantized, device="cpu"), [name])
+
+    assert is_command == next(one.is_command for one in words if one.program == "llama-quantize")
