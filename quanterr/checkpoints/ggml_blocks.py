@@ -15,7 +15,7 @@ from math import prod
 from msgspec.structs import replace
 
 from quanterr.checkpoints.base import Entry
-from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.checkpoints.ggml_types import OF_NAME
 from quanterr.errors import CheckpointError
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display
@@ -64,15 +64,16 @@ def _type_each(entries: Mapping[str, Entry], declared: list[JsonObject]) -> Iter
 
 def _retype(entry: Entry, name: str, kind: object, declared: str) -> Entry:
     """Return the entry as a weight of a ggml type, with as many columns as its blocks have elements."""
-    if not isinstance(kind, str) or kind not in BLOCKS:
+    known = OF_NAME.get(kind) if isinstance(kind, str) else None
+    if known is None or known.head or known.tail or known.rows > 1:  # no producer has others in safetensors
         raise CheckpointError(
             f"{entry.file}: {display(entry.name)}: the configuration declares {declared}: not a type of ggml"
         )
-    elements, n_bytes = BLOCKS[kind]
+    elements, n_bytes = known.elements, known.n_bytes
     row = prod(entry.shape[1:])
     if len(entry.shape) < 2 or row % n_bytes:
         raise CheckpointError(
-            f"{entry.file}: {entry}: the configuration declares {kind}, whose blocks have {n_bytes} bytes: no row of "
-            f"{row} bytes consists of them"
+            f"{entry.file}: {entry}: the configuration declares {known.name}, whose blocks have {n_bytes} bytes: no "
+            f"row of {row} bytes consists of them"
         )
-    return replace(entry, name=name, dtype=kind, shape=(entry.shape[0], row // n_bytes * elements))
+    return replace(entry, name=name, dtype=known.name, shape=(entry.shape[0], row // n_bytes * elements))

@@ -1,7 +1,7 @@
 """The tensor types of ggml: their ids in a GGUF file, and the layout of their blocks.
 
-Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (block layouts); from id
-133 on ikawrakow/ik_llama.cpp, the same files, and ggml/src/ggml.c (row_meta_size).
+Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (block layouts); I2_S and
+the ids from 133 on: ikawrakow/ik_llama.cpp, the same files, and ggml/src/ggml.c (row_meta_size, ggml_nbytes).
 """
 
 from math import prod
@@ -21,6 +21,7 @@ class GgmlType(NamedTuple):
     n_bytes: int = 0  # of a block; 0: the type has no blocks
     head: int = 0
     rows: int = 1
+    tail: int = 0  # bytes behind the last row
 
     @property
     def plain(self) -> str:
@@ -30,7 +31,7 @@ class GgmlType(NamedTuple):
     def count_bytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of a tensor whose rows are whole blocks."""
         blocks = prod(shape) // self.elements * self.n_bytes
-        return blocks + prod(shape[:-1]) * self.head
+        return blocks + prod(shape[:-1]) * self.head + self.tail
 
 
 _TYPES = (
@@ -63,11 +64,14 @@ _TYPES = (
     GgmlType(30, "BF16"),
     GgmlType(34, "TQ1_0", 256, 54),
     GgmlType(35, "TQ2_0", 256, 66),
+    GgmlType(36, "I2_S", 128, 32, tail=32),
     GgmlType(39, "MXFP4", 32, 17),
     GgmlType(40, "NVFP4", 64, 36),
     GgmlType(41, "Q1_0", 128, 18),
     GgmlType(42, "Q2_0", 64, 18),
     GgmlType(133, "Q6_0", 32, 26),
+    GgmlType(134, "IQ1_BN", 64, 13, head=2),
+    GgmlType(135, "IQ2_BN", 64, 16, head=4),
     GgmlType(137, "IQ2_K", 256, 76),
     GgmlType(138, "IQ3_K", 256, 110),
     GgmlType(139, "IQ4_K", 256, 144),
@@ -102,6 +106,7 @@ _TYPES = (
     GgmlType(223, "IQ4_XS_R8", 256, 136, rows=8),
     GgmlType(229, "IQ1_M_R4", 32, 7, head=2, rows=4),
     GgmlType(233, "Q6_0_R4", 32, 26, rows=4),
+    GgmlType(335, "IQ2_BN_R4", 64, 16, head=4, rows=4),
     GgmlType(337, "IQ2_K_R4", 256, 76, rows=4),
     GgmlType(338, "IQ3_K_R4", 256, 110, rows=4),
     GgmlType(339, "IQ4_K_R4", 256, 144, rows=4),
@@ -109,7 +114,9 @@ _TYPES = (
     GgmlType(344, "IQ4_KS_R4", 256, 136, head=4, rows=4),
     GgmlType(352, "IQ5_KS_R4", 256, 168, head=4, rows=4),
     GgmlType(353, "MXFP4_R8", 32, 17, rows=8),
+    GgmlType(397, "Q8_K_R16", 256, 258, rows=16),
     GgmlType(398, "Q8_KV_R8", 32, 32, head=4, rows=8),
+    GgmlType(399, "Q8_K_R8", 256, 258, rows=8),
 )
 TYPES = {one.number: one.name for one in _TYPES}
 OF_NAME = {one.name: one for one in _TYPES if one.n_bytes}  # the types with blocks
@@ -129,7 +136,7 @@ REFUSED = {
             f"{fork} or {name}",
             f"{fork} in {_BITNET}, {name} in old files of llama.cpp, which has removed it; convert the model again",
         )
-        for number, fork, name in ((36, "I2_S", "IQ4_NL_4_4"), (37, "I8_S", "IQ4_NL_4_8"), (38, "TL1", "IQ4_NL_8_8"))
+        for number, fork, name in ((37, "I8_S", "IQ4_NL_4_8"), (38, "TL1", "IQ4_NL_8_8"))
     },
     **{number: (name, _INPUTS) for number, name in {9: "Q8_1", 15: "Q8_K", 97: "Q8_0_X4", 98: "Q8_1_X4"}.items()},
     **{number: (name, _INPUTS) for number, name in {99: "Q8_2_X4", 136: "Q8_K64", 147: "Q8_K16"}.items()},
@@ -140,16 +147,20 @@ REFUSED = {
     },
     230: ("BF16_R16", f"which {_IK} makes when it loads a model; convert the model without repacking"),
 }
-# Id → (name, reason) if a tensor has too few bytes to be what llama.cpp has under this id.
+# Id → (name, reason) if a tensor's bytes are not those of the type above that has this id.
 IN_FORKS = {
-    39: ("TL2", f"as {_BITNET} may have it: too few bytes are stored for MXFP4, which has this id in llama.cpp")
+    36: (
+        "I2_S or IQ4_NL_4_4",
+        f"I2_S in {_BITNET}, whose bytes would be others, IQ4_NL_4_4 in old files of llama.cpp, {_REMOVED}",
+    ),
+    39: ("TL2", f"as {_BITNET} may have it: too few bytes are stored for MXFP4, which has this id in llama.cpp"),
 }
 
 # Name → the scheme by which llama.cpp's CPU backend rounds the inputs of such a weight (its vec_dot_type). For Q4_1 and
 # Q5_1 that is Q8_1: Q8_0 with the sum of each block, whose rounding to float16 adds an error of up to 2^-11 of the sum.
 # Reference: ggml-org/llama.cpp ggml/src/ggml-cpu/ggml-cpu.c, type_traits_cpu.
 # For ik_llama.cpp's types: ggml/src/ggml.c, type_traits. Those without a scheme have inputs in blocks of other sizes.
-_OTHER_INPUTS = frozenset({"Q8_KV", "Q8_KV_R8", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4", "IQ1_S_R4", "IQ1_M_R4"})
+_OTHER_INPUTS = frozenset({"I2_S", "Q8_KV", "Q8_KV_R8", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4", "IQ1_S_R4", "IQ1_M_R4"})
 INPUT_SCHEMES = {
     name: "q8_k" if size == 256 and not name.endswith("_KT") else "q8_0"
     for name, (size, _) in BLOCKS.items()

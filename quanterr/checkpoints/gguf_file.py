@@ -52,6 +52,7 @@ ALIGNMENT_KEY = "general.alignment"
 ALIGNMENT_TYPE = 4  # required type (u32) of the key: llama.cpp and the gguf package reject any other
 ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 TOKENIZER = "tokenizer."
+I2_S = 36
 NEEDED = (ORIGINAL_SHAPE, ALIGNMENT_KEY, "split.")
 
 MAX_KEYS = 1 << 17
@@ -189,7 +190,7 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> GgufHeader:
     tensors = [_read_tensor(cursor, number) for number in range(n_tensors)]
     data_start = -(-cursor.at // alignment) * alignment
     ends = sorted({*(tensor.offset for tensor in tensors), max(file.size - data_start, 0)})
-    of_forks = {tensor.type_id for tensor in tensors if _is_too_short(tensor, ends)}
+    of_forks = {tensor.type_id for tensor in tensors if _is_of_fork(tensor, ends, alignment)}
     entries = [_make_entry(file, tensor, metadata, data_start, ends, of_forks) for tensor in tensors]
     notes = [f"{file}: {display(entry.name)}: {entry.unknown}" for entry in entries if entry.unknown]
     notes += _note_orphans(file, entries, metadata)
@@ -380,19 +381,25 @@ def _count_bytes(where: str, dtype: str, shape: tuple[int, ...], keeps_shape: bo
     rows = shape[-2] if len(shape) > 1 else 1
     if rows % kind.rows:
         raise CheckpointError(f"{where}: {rows} rows, but {dtype} interleaves {kind.rows} each")
-    if not keeps_shape and (kind.head or kind.rows > 1):
+    if not keeps_shape and (kind.head or kind.rows > 1 or kind.tail):
         raise CheckpointError(f"{where}: {ORIGINAL_SHAPE}… with {dtype}, which stores whole rows: not known")
-    if prod(size or 1 for size in shape) * (kind.n_bytes + kind.head) >= MAX_BYTES * kind.elements:
+    if prod(size or 1 for size in shape) * (kind.n_bytes + kind.head + kind.tail) >= MAX_BYTES * kind.elements:
         raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 bytes or more")
     return kind.count_bytes(shape)
 
 
-def _is_too_short(tensor: _Tensor, ends: list[int]) -> bool:
-    """Return whether the next tensor begins too early for what llama.cpp has under an id that a fork reuses."""
+def _is_of_fork(tensor: _Tensor, ends: list[int], alignment: int) -> bool:
+    """Return whether a tensor has not the bytes of our type with its id, which a fork may use for another."""
     following = bisect_right(ends, tensor.offset)
-    if tensor.type_id not in IN_FORKS or following >= len(ends) - 1:  # the last one may have been cut off
+    if tensor.type_id not in IN_FORKS or following == len(ends):
         return False
-    return ends[following] - tensor.offset < OF_NAME[TYPES[tensor.type_id]].count_bytes(tensor.dimensions[::-1])
+    kind = OF_NAME[TYPES[tensor.type_id]]
+    room, needed = ends[following] - tensor.offset, kind.count_bytes(tensor.dimensions[::-1])
+    if tensor.type_id == I2_S and (tensor.dimensions[:1] or (1,))[0] % kind.elements:
+        return True
+    if room < needed:
+        return following < len(ends) - 1  # the last one may have been cut off
+    return tensor.type_id == I2_S and room >= needed + alignment
 
 
 def _describe_unknown_type(type_id: int) -> tuple[str, str]:

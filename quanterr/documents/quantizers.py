@@ -20,6 +20,36 @@ CONVERT_TO_QUANT = {
 # tools/quantize/quantize.cpp. The mixtures of K types are the usual ones.
 GGUF_FILES = {"mxfp4": "MXFP4_MOE"}
 GGUF_MIXTURES = {"q2_k": "Q2_K", "q3_k": "Q3_K_M", "q4_k": "Q4_K_M", "q5_k": "Q5_K_M"}
+# The types that it makes; ik_llama.cpp's are not among them.
+LLAMA_QUANTIZE = frozenset(
+    [
+        "q4_0",
+        "q4_1",
+        "q5_0",
+        "q5_1",
+        "q8_0",
+        "q2_k",
+        "q3_k",
+        "q4_k",
+        "q5_k",
+        "q6_k",
+        "iq1_s",
+        "iq1_m",
+        "iq2_xxs",
+        "iq2_xs",
+        "iq2_s",
+        "iq3_xxs",
+        "iq3_s",
+        "iq4_nl",
+        "iq4_xs",
+        "tq1_0",
+        "tq2_0",
+        "mxfp4",
+        "nvfp4",
+        "q1_0",
+        "q2_0",
+    ]
+)
 # Formats of weights that are not quantized, and llama-quantize's names of those in GGUF files.
 UNQUANTIZED = {"dense": "", "gguf_f32": "f32", "gguf_f16": "f16", "gguf_bf16": "bf16"}
 CONTINUED = " \\\n  "  # a shell command on several lines

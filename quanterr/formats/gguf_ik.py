@@ -13,11 +13,12 @@
             IQ2_KL   upper scales 2, scales 4, codes 64, fifth 16
             Q6_0     d f16, upper 8, codes 16                                          blocks of 32 elements
             Q8_KV    codes 32 i8
+            Q8_K_R8, Q8_K_R16   d 8 or 16 f16, codes 256 i8 of 8 rows, or u8 of 16         blocks of 256 elements
 
     IQ…_K    element = (d * scale) * (level + shift, if shifted), a scale for 16 elements
     others   the same, a scale for 32 elements
     Q6_0     element = (code - 32) * d
-    Q8_KV    element = code * d
+    Q8_K…    element = code * d; in Q8_K_R16 (code - 128) * d
 
 Before the blocks of each row of IQ2_KS, IQ3_KS and IQ2_KL is its d, float16, of IQ4_KS, IQ5_KS and IQ4_KSS its d,
 float32, and of Q8_KV its d, float32, and 4 unused bytes. The types …_R4 and …_R8 interleave 4 or 8 rows.
@@ -77,6 +78,8 @@ NUMBERS = {
     "IQ2_KL": Numbers(tuple(level for pair in IQ2_PAIRS for level in pair), 32, offset=-32, width=2),
     "Q6_0": Numbers(tuple(range(-32, 32)), 32),
     "Q8_KV": Numbers((), 32),
+    "Q8_K_R8": Numbers((), 256),
+    "Q8_K_R16": Numbers(tuple(range(-128, 128)), 256),
 }
 
 FLAGS = (Field(2, "7:654", 1),)
@@ -127,6 +130,8 @@ LAYOUTS = {
     "IQ5_KS_R4": Layout((Field(32, "76524kk10:3", 4), Field(544, "765kk10:243", 1, 4)), *OF_32_R4, d=IN_HEAD),
     "Q6_0_R4": Layout((Field(40, "24kk10:3", 4), Field(8, "4kk10:32", 2, 4))),
     "Q8_KV_R8": Layout((Field(0, "432kkk10"),), d=IN_HEAD),
+    "Q8_K_R8": Layout((Field(16, "765432kkk10"),)),
+    "Q8_K_R16": Layout((Field(32, "765432kkkk10"),)),
 }
 
 
@@ -165,6 +170,16 @@ FORMATS = block_formats(
         _make_type("IQ5_KS", "5-bit codes for a table, a scale for 32 and the row", 5, (28, 30), ScaleSteps(0, 63)),
         _make_type("Q6_0", "6-bit codes, a scale for 32", 6, (33, 35), None),
         _make_type("Q8_KV", "8-bit codes, a scale for the row", 8, (39, 43), None),
+        BlockType(
+            "Q8_K_R8",
+            "8-bit codes, a scale for 256",
+            None,
+            256,
+            8,
+            (41, 43),
+            rows=store_rows(NUMBERS["Q8_K_R8"], {"Q8_K_R8": LAYOUTS["Q8_K_R8"]})
+            | store_rows(NUMBERS["Q8_K_R16"], {"Q8_K_R16": LAYOUTS["Q8_K_R16"]}),
+        ),
         BlockType(
             "IQ4_KSS",
             "4-bit codes for a table, 31 bits for 8, a scale for 32 and the row",

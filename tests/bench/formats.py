@@ -251,7 +251,8 @@ def show(path: Path, shape: tuple[int, int], only: str, original: Weight) -> Non
         side.attach_siblings()
         weight = side.recognize("X.weight", shape)
         if only in weight.format:
-            print(f"{weight.format:20}", *(f"{rate:6.2f}" for rate in rates(original, weight)), flush=True)
+            name = weight.codes.dtype if path.suffix == ".gguf" else weight.format  # some formats have several dtypes
+            print(f"{name:20}", *(f"{rate:6.2f}" for rate in rates(original, weight)), flush=True)
 
 
 def main() -> None:

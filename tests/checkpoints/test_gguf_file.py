@@ -83,7 +83,7 @@ def test_an_entry_says_what_is_stored_with_the_outermost_dimension_first(tmp_pat
 def test_every_type_has_its_size(tmp_path, name):
     kind = OF_NAME.get(name) or GgmlType(0, name, 1, DTYPE_BITS[name] // 8)
     shape = 2 * kind.rows, kind.elements
-    stored = Stored("x", name, shape, b"x" * (2 * kind.rows * (kind.head + kind.n_bytes)))
+    stored = Stored("x", name, shape, b"x" * (2 * kind.rows * (kind.head + kind.n_bytes) + kind.tail))
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", [stored, A])) as checkpoint:
         assert (name, stored.raw) == (checkpoint.entries["x"].dtype, checkpoint.entries["x"].read())
         assert A.raw == checkpoint.entries["a"].read()
@@ -656,7 +656,7 @@ class TestTheGgufPackage:
         package = pytest.importorskip("gguf", reason="the gguf package is not installed")
         raw = WHOLE[:at] + put + WHOLE[at + taken :]
         found = outcome(raw)
-        known = {name for number, name in TYPES.items() if number < 100} - {"Q2_0"}
+        known = {name for number, name in TYPES.items() if number < 100} - {"Q2_0", "I2_S"}
         if found is None or any(name not in known for name, *_ in found.values()):
             return
         with tempfile.TemporaryDirectory() as folder:

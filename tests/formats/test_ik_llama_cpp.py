@@ -14,6 +14,7 @@ from support.making import dequantized, same_bits, store
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import IN_FORKS, OF_NAME, REFUSED, TYPES
+from quanterr.documents.comparison.kept_commands import list_words
 from quanterr.errors import CheckpointError
 from quanterr.pairing.side import CheckpointSide
 
@@ -138,5 +139,25 @@ def test_another_shape_by_comfyui_is_an_error(tmp_path):
 
 
 def test_ids_that_forks_share_are_refused_with_all_their_names():
-    assert {"PQ2_0 or IQ2_TN", "PTQ1_0 or IQ1_TN", "I2_S or IQ4_NL_4_4"} <= {name for name, _ in REFUSED.values()}
+    assert {"PQ2_0 or IQ2_TN", "PTQ1_0 or IQ1_TN"} <= {name for name, _ in REFUSED.values()}
     assert not REFUSED.keys() & TYPES.keys()
+
+
+@pytest.mark.parametrize("n_bytes", [4 * 512 * 18 // 32, 4 * 512 // 4])
+def test_an_i2_s_of_another_size_is_refused_with_all_its_names(tmp_path, n_bytes):
+    tensors = [Stored("w", "I2_S", (4, 512), bytes(n_bytes)), Stored("z", "F32", (64,))]
+    with open_checkpoint(write_gguf(tmp_path / "y.gguf", tensors)) as checkpoint:
+        assert "type I2_S or IQ4_NL_4_4 (id 36)" in checkpoint.entries["w"].unknown
+        assert checkpoint.entries["z"].unknown is None
+
+
+@pytest.mark.parametrize(("kind", "is_command"), [("IQ4_KS", False), ("Q5_K", True)])
+def test_llama_quantize_is_not_told_to_make_what_it_does_not_know(tmp_path, kind, is_command):
+    name = "blk.0.ffn_up.weight"
+    original = write_gguf(tmp_path / "x.gguf", [Stored(name, "F32", SHAPE)])
+    quantized = write_gguf(
+        tmp_path / "y.gguf", [Stored(name, kind, SHAPE, bytes([1] * OF_NAME[kind].count_bytes(SHAPE)))]
+    )
+    words = list_words(quanterr.compare(original, quantized, device="cpu"), [name])
+
+    assert is_command == next(one.is_command for one in words if one.program == "llama-quantize")

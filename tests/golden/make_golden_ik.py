@@ -49,7 +49,7 @@ WITHOUT_D |= {"IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ1_KT", "IQ2_KT", "IQ3_K
 WITH_MINIMA = {"Q2_K", "Q4_K", "Q5_K"}  # two such scales
 ADDS_ZERO = {"Q5_0_R4", "Q6_0_R4", "Q8_K_R16"}
 PLAIN = ("Q6_0", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS")
-PLAIN += ("IQ2_KL", "Q8_KV", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT")
+PLAIN += ("IQ1_BN", "IQ2_BN", "IQ2_KL", "Q8_KV", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT")
 
 
 def function_name(kind: str) -> str:
@@ -63,22 +63,27 @@ class InitParams(ctypes.Structure):
     _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
 
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    """The address of an array."""
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
 class Library:
     """The functions of ik_llama.cpp."""
 
     def __init__(self, path: str) -> None:
-        self._functions = ctypes.CDLL(path)
-        self._functions.ggml_init(InitParams(1 << 20, None, False))  # makes the table of float16 numbers
+        self.functions = ctypes.CDLL(path)
+        self.functions.ggml_init(InitParams(1 << 20, None, False))  # makes the table of float16 numbers
 
     def quantize(self, kind: str, values: np.ndarray) -> np.ndarray:
         """Rows of bytes, uint8 (rows, bytes)."""
         rows, cols = values.shape
         stored = np.zeros((rows, OF_NAME[kind].count_bytes((1, cols))), np.uint8)
-        function = self._functions[f"quantize_{function_name(kind)}"]
+        function = self.functions[f"quantize_{function_name(kind)}"]
         function.restype = ctypes.c_size_t
         size = function(
-            values.ctypes.data_as(ctypes.c_void_p),
-            stored.ctypes.data_as(ctypes.c_void_p),
+            pointer(values),
+            pointer(stored),
             ctypes.c_int64(rows),
             ctypes.c_int64(cols),
             None,
@@ -89,16 +94,23 @@ class Library:
 
     def dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
         """Values, float32 (rows, cols); interleaved rows are read together."""
+        if kind in ("IQ1_BN", "IQ2_BN"):  # these functions do not know heads, by which kernels multiply
+            head = OF_NAME[kind].head
+            d = stored[:, :head].copy().view(np.float16 if head == 2 else np.float32).astype(np.float32)
+            return d * self._dequantize(kind, stored[:, head:], cols)
+        return self._dequantize(kind, stored, cols)
+
+    def _dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
         together = OF_NAME[kind].rows
         values = np.zeros((len(stored), cols), np.float32)
-        function = self._functions[f"dequantize_row_{function_name(kind)}"]
+        function = self.functions[f"dequantize_row_{function_name(kind)}"]
         function.restype = None
         for row in range(0, len(stored), together):
             group = np.ascontiguousarray(stored[row : row + together])
             found = np.zeros((together, cols), np.float32)
             function(
-                group.ctypes.data_as(ctypes.c_void_p),
-                found.ctypes.data_as(ctypes.c_void_p),
+                pointer(group),
+                pointer(found),
                 ctypes.c_int64(together * cols),
             )
             values[row : row + together] = found
@@ -130,7 +142,7 @@ def random_rows(rng: np.random.Generator, kind: str, rows: int, cols: int, odd: 
 
 def base_of(kind: str) -> str:
     """The type that does not interleave rows."""
-    return kind.split("_R")[0]
+    return "Q8_K_R8" if kind.startswith("Q8_K_R") else kind.split("_R")[0]
 
 
 def make_plain(library: Library, kind: str) -> None:
@@ -150,7 +162,7 @@ def make_plain(library: Library, kind: str) -> None:
 def make_interleaved(library: Library, kind: str) -> None:
     """A weight of a type that interleaves rows."""
     of, rng = OF_NAME[kind], np.random.default_rng(OF_NAME[kind].number)
-    shape = (of.rows, 256) if of.elements == 256 else (2 * of.rows, 2 * of.elements)
+    shape = (of.rows, 256) if of.elements >= 64 else (2 * of.rows, 2 * of.elements)
     if kind == "MXFP4_R8":  # dequantize_row_mxfp4_r8 writes beyond its rows
         weights = (rng.standard_normal(shape) * 0.02).astype(np.float32)
         values = library.dequantize("MXFP4", library.quantize("MXFP4", weights), shape[1])
@@ -166,7 +178,19 @@ def save(library: Library, case: str, rows: Rows, how: str) -> None:
     """The file, and the values of its weights that the library reads."""
     values = {name: library.dequantize(kind, raw, cols_of(kind, raw)) for name, (kind, raw) in rows.items()}
     kind = next(iter(rows.values()))[0]
-    write(case, rows, values, f"{how}; read by dequantize_row_{function_name(kind)}")
+    times = ", times the number before each row" if kind in ("IQ1_BN", "IQ2_BN") else ""
+    write(case, rows, values, f"{how}; read by dequantize_row_{function_name(kind)}{times}")
+
+
+def make_i2_s(library: Library) -> None:
+    """Codes of three values and the scale of the tensor behind them."""
+    rng, (rows, cols) = np.random.default_rng(36), (2, 256)
+    packed = sum(rng.integers(0, 3, (rows, cols // 4), dtype=np.uint8) << shift for shift in (0, 2, 4, 6))
+    raw = np.concatenate([packed.ravel(), np.array([0.0123] + 7 * [0], np.float32).view(np.uint8)])
+    values = np.zeros((rows, cols), np.float32)
+    library.functions.dequantize_row_ms_i2s(pointer(raw), pointer(values), ctypes.c_int64(rows * cols))
+    how = "random codes of three values, read by dequantize_row_ms_i2s"
+    write("ik_llama_cpp", {"x.weight": ("I2_S", raw.reshape(1, -1))}, {"x.weight": values}, how)
 
 
 def cols_of(kind: str, raw: np.ndarray) -> int:
@@ -183,9 +207,7 @@ def write(case: str, rows: Rows, values: dict[str, np.ndarray], how: str) -> Non
         origin["zeros"] = "positive: it adds d * code and -32 d, -16 d or -128 d"
     path = HERE / f"gguf_{base_of(kind).lower()}" / f"{case}.gguf"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(
-        gguf(Stored(name, kind, (len(raw), cols_of(kind, raw)), raw.tobytes()) for name, (kind, raw) in rows.items())
-    )
+    path.write_bytes(gguf(Stored(name, kind, values[name].shape, raw.tobytes()) for name, (kind, raw) in rows.items()))
     expected = path.with_suffix(".expected.safetensors")
     save_file(values, expected)
     save_file(load(expected.read_bytes()), expected, {"origin": json.dumps(origin)})
@@ -195,6 +217,7 @@ def write(case: str, rows: Rows, values: dict[str, np.ndarray], how: str) -> Non
 
 def main() -> None:
     library = Library(sys.argv[1])
+    make_i2_s(library)
     for kind in PLAIN:
         make_plain(library, kind)
     for kind in OF_NAME.values():

@@ -45,6 +45,7 @@ NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, numbers tha
     "gguf_iq3_xxs",
     "gguf_iq4_kss",
     "gguf_iq4_kt",
+    "gguf_q8_k_r8",
     "nunchaku_bias",
     "quip_sharp",
     "spqr",

@@ -17,6 +17,7 @@ from quanterr.documents.quantizers import (
     CONVERT_TO_QUANT,
     GGUF_FILES,
     GGUF_MIXTURES,
+    LLAMA_QUANTIZE,
     UNQUANTIZED,
     escape,
     gguf_input,
@@ -101,7 +102,8 @@ def _llama_quantize(report: Report) -> Words:
     formats = [name for name, _ in sizes.most_common() if name not in UNQUANTIZED]
     stay = [(_llama_name(layer.layer_name), UNQUANTIZED[layer.format]) for layer in _list_unquantized(report)]
     word = tensor_type("{pattern}", "bf16")
-    if not formats or not all(name.startswith(GGUF) for name in formats) or not all(map(all, stay)):
+    kinds = {name.removeprefix(GGUF) for name in formats}
+    if not formats or not kinds <= LLAMA_QUANTIZE or not all(map(all, stay)):
         return Words("llama-quantize", False, "", word, "\n", "")
     kind = formats[0].removeprefix(GGUF)
     name = GGUF_FILES.get(kind) or GGUF_MIXTURES.get(kind) or kind.upper()

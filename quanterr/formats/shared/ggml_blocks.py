@@ -170,7 +170,7 @@ def dequantize_rows(parts: Parts, unpack: UnpackRows, chunk: Chunk, workspace: W
 
 def _read_heads(raw: Tensor, kind: GgmlType) -> Tensor:
     """Return the scale at the beginning of each row's head, float32 (groups, rows, 1)."""
-    floats = raw.contiguous().view(torch.float16 if kind.head == 2 else torch.float32).float()
+    floats = raw.reshape(-1).view(torch.float16 if kind.head == 2 else torch.float32).float()
     return floats.view(len(raw), kind.rows, -1)[:, :, :1]
 
 

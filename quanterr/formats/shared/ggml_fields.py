@@ -70,7 +70,7 @@ class Numbers(NamedTuple):
     less d_minima · m. Each operation rounds to float32; those with a float16 d are exact, except for the last.
     """
 
-    levels: tuple[float, ...]  # of the codes; empty: signed bytes
+    levels: tuple[float, ...]  # of the codes, if there are 256 consecutive ones; empty: signed bytes
     part: int
     factor: int = 1
     offset: int = 0
@@ -112,7 +112,9 @@ def write_levels(numbers: Numbers, layout: Layout, raw: Tensor, out: Tensor, wor
     """Write the level of each element to ``out``: see :func:`decode`."""
     bits = range(out.shape[3].bit_length() - 2, numbers.width - 2, -1)
     codes = gather(layout.codes, raw, out.shape[1], bits, "codes", workspace)
-    if numbers.levels:
+    if len(numbers.levels) == 256:  # consecutive
+        out.copy_(codes).add_(numbers.levels[0])
+    elif numbers.levels:
         pairs = codes.view(torch.int16) if numbers.width == 1 else codes
         places = workspace.buffer("places", (out.numel() // 2,), torch.int32).copy_(pairs.view(-1))
         table = _make_pairs(numbers.levels, numbers.width, raw.device)
@@ -163,7 +165,8 @@ def _find_axes(where: str, of_row: int, bits: tuple[int, ...]) -> tuple[list[int
 
 def read_halves(raw: Tensor, at: int, rows: int) -> Tensor:
     """Read a float16 of each row from byte ``at`` of each block on, float32 (groups, rows, blocks)."""
-    return raw[:, :, at : at + 2 * rows].contiguous().view(torch.float16).float().transpose(1, 2)
+    found = raw[:, :, at : at + 2 * rows].reshape(-1).view(torch.float16)
+    return found.float().view(*raw.shape[:2], rows).transpose(1, 2)
 
 
 @cache
