@@ -1,11 +1,11 @@
 """Makes the golden folders of SDNQ, AMD Quark, ModelOpt and ModelSlim by the programs themselves.
 
-    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim
+    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim|sinq
     python tests/golden/make_producer_golden.py w4afp8|paroquant|qqq FILES
 
-Needs that program (sdnq, msmodelslim, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a
-small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr. W4AFP8,
-ParoQuant and QQQ need files of programs that do not run without a GPU: see their functions.
+Needs that program (sdnq, sinq, msmodelslim, or amd-quark or nvidia-modelopt and transformers) beside torch. Each
+quantizes a small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr.
+W4AFP8, ParoQuant and QQQ need files of programs that do not run without a GPU: see their functions.
 """
 
 import ast
@@ -434,6 +434,40 @@ def qqq(layers: str) -> None:
     put("qqq/layers", stored, config, values, {"producer": "ModelCloud/GPTQModel@f4c327a1", "how": how})
 
 
+def sinq() -> None:
+    """Every packing that is read, both tables, one zero point for all; scales in float32 when they are read."""
+    from sinq.patch_model import AutoSINQHFModel
+    from sinq.quantizer import Quantizer
+    from sinq.sinqlinear_hf import SINQLinear, sinq_base_quant_config
+
+    def widened(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: widened(part) for key, part in value.items()}
+        return value.float() if torch.is_tensor(value) else value
+
+    layers, values = {}, {}
+    methods = {"uint8": (8, "sinq"), "uint4": (4, "sinq"), "uint3": (3, "sinq"), "uint2": (2, "sinq")}
+    methods |= {"nf4": (4, "sinq_nf4"), "nf3": (3, "sinq_nf3"), "noz": (4, "sinq_noz")}
+    for name, (bits, method) in methods.items():
+        torch.manual_seed(bits)
+        settings = {"nbits": bits, "group_size": 32, "axis": 1, "tiling_mode": "1D", "method": method}
+        off = {"quant_zero": False, "quant_scale": False, "view_as_float": False}
+        config = sinq_base_quant_config(**settings, **off)
+        layer = SINQLinear(64, 16, bias=False, quant_config=config, compute_dtype=torch.float32, device="cpu")
+        layer.quantize(torch.randn(16, 64) * 0.02)
+        layers[name] = layer.state_dict()
+        meta = widened(layers[name]["meta"])
+        values[f"{name}.weight"] = Quantizer.dequantize(layer.W_q, meta).contiguous()
+    with tempfile.TemporaryDirectory() as folder:
+        AutoSINQHFModel.save_weights_safetensors(layers, folder)
+        stored = load_file(f"{folder}/model-00001-of-00001.safetensors")
+        beside = Path(f"{folder}/model.safetensors.index.json.meta.json").read_text()
+    how = "SINQLinear.quantize, save_weights_safetensors; Quantizer.dequantize with everything in float32"
+    origin = {"producer": f"sinq {importlib.metadata.version('sinq')}", "how": how}
+    put("sinq/layers", stored, {"quant_method": "sinq"}, values, origin)
+    (HERE / "sinq/layers/model.safetensors.index.json.meta.json").write_text(beside)
+
+
 if __name__ == "__main__":
-    makers = (sdnq, quark, modelopt, modelslim, w4afp8, paroquant, qqq)
+    makers = (sdnq, quark, modelopt, modelslim, w4afp8, paroquant, qqq, sinq)
     {make.__name__: make for make in makers}[sys.argv[1]](*sys.argv[2:])
