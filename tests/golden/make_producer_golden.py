@@ -201,6 +201,7 @@ def modelslim() -> None:
     from msmodelslim.ir.qal import QParam, QScheme, QStorage
     from msmodelslim.model import IModel
     from msmodelslim.pytorch.llm_ptq.llm_ptq_tools.calibrator.calibrator_classes import fake_quantize
+    from msmodelslim.pytorch.llm_ptq.llm_ptq_tools.save import complex_quantifier as first
 
     class Source(IModel, AscendV1GlobalModelDtypeInterface):
         """What the saver asks for: the folder whose configuration it copies, and the model's dtype."""
@@ -287,6 +288,21 @@ def modelslim() -> None:
         },
     }
     version = importlib.metadata.version("msmodelslim")
+    torch.manual_seed(0)
+    weight, name = torch.randn(8, 64), "down_proj.weight"
+    scales = [weight.abs().amax(1, keepdim=True) / 127]
+    eights = first.fake_quantize_save(weight, scales[0], torch.zeros(8, 1), bit=8)[0]
+    scales.append(eights.reshape(-1, 16).abs().amax(1, keepdim=True) / 7)
+    fours = first.fake_quantize_save(eights, scales[1], torch.zeros(32, 1), bit=4, group_size=16)[0].to(torch.int8)
+    value = (fours.reshape(-1, 16) * scales[1]).reshape(8, 64) * scales[0]
+    stored = {name: first._w4a8_pack_int4(fours), f"{name}_scale": scales[0]}
+    stored |= {f"{name}_scale_second": scales[1].view(8, 4), f"{name}_offset": torch.zeros(8, 1)}
+    stored |= {f"{name}_offset_second": torch.zeros(8, 4)}
+    stored["down_proj.scale_bias"] = first.process_scale("down_proj", value, 16)
+    how = "fake_quantize_save twice, _w4a8_pack_int4, process_scale; the product before it, in float32"
+    put("modelslim_int4/stages", stored, {}, {name: value}, {"producer": f"msmodelslim {version}", "how": how})
+    described = dict.fromkeys(stored, "W4A8_DYNAMIC") | {"model_quant_type": "W4A8_DYNAMIC", "group_size": 16}
+    (HERE / "modelslim_int4/stages/quant_model_description.json").write_text(json.dumps(described))
     for case, layers in cases.items():
         torch.manual_seed(0)
         Source.bfloat16 = case.endswith("bfloat16")
