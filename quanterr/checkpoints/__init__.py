@@ -32,6 +32,7 @@ SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffi
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION_CONFIGS = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 ASCEND_CONFIG = "quant_model_description.json"  # of ModelSlim: the type of each tensor, by its name
+SINQ_CONFIG, SINQ_CODES = "model.safetensors.index.json.meta.json", ".W_q"  # settings of each layer that has such codes
 CONFIGS = ("config.json", MODELOPT_CONFIG, *QUANTIZATION_CONFIGS, ASCEND_CONFIG, "params.json")
 PIPELINE = "model_index.json"  # at the root of a pipeline of diffusers
 DENOISERS = ("transformer", "transformer_2", "unet")  # folders of a pipeline
@@ -268,7 +269,7 @@ def _open_files(
         if ggufs:  # a GGUF file describes itself: config files beside it belong to another checkpoint
             _check_split(files, ggufs, len(entries))
         else:
-            config, odd = _read_configs(folder)
+            config, odd = _read_configs(folder, entries)
             notes += odd
             entries = type_blocks(entries, config)
     except BaseException:
@@ -356,14 +357,14 @@ def _note_twins(names: Iterable[str], given: str) -> list[str]:
     return [f"{given}: names that differ only by case or in how accents are stored: {listed(found)}"] if found else []
 
 
-def _read_configs(folder: Place) -> tuple[JsonObject, list[str]]:
+def _read_configs(folder: Place, names: Iterable[str]) -> tuple[JsonObject, list[str]]:
     """Read the config files beside the weights, one key per file; return them and notes on unreadable ones.
 
     Configs are only hints: the tensors decide their format, and where they leave it open, nothing is guessed.
     """
     found: JsonObject = {}
     notes = []
-    for name in CONFIGS:
+    for name in (*CONFIGS, *([SINQ_CONFIG] if any(name.endswith(SINQ_CODES) for name in names) else [])):
         path = folder / name
         try:
             found[name] = strict_json.loads(read_small_file(path, MAX_CONFIG), lenient=True)

@@ -15,7 +15,7 @@ _load_quantized_module; transformers and compressed-tensors for config.json.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from quanterr.checkpoints import ASCEND_CONFIG, MODELOPT_CONFIG, QUANTIZATION_CONFIGS, Checkpoint, Entry
+from quanterr.checkpoints import ASCEND_CONFIG, MODELOPT_CONFIG, QUANTIZATION_CONFIGS, SINQ_CONFIG, Checkpoint, Entry
 from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
@@ -177,14 +177,16 @@ def _find_quantization_config(config: JsonObject) -> JsonObject:
     if found := as_object(config.get(ASCEND_CONFIG)):  # what config.json says is then of the original
         return found
     main = as_object(config.get("config.json"))
-    quip = as_object(main.get("quip_params"))  # settings of QuIP#
+    beside = as_object(main.get("quip_params"))  # settings of QuIP#
+    if layers := as_object(config.get(SINQ_CONFIG)):
+        beside = beside | {SINQ_CONFIG: layers}
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
         for key in QUANTIZATION_KEYS:
             if found := as_object(place.get(key)):
-                return quip | found
+                return beside | found
     if found := as_object(as_object(config.get(MODELOPT_CONFIG)).get("quantization")):
         return found
-    return next((found for name in QUANTIZATION_CONFIGS if (found := as_object(config.get(name)))), quip)
+    return next((found for name in QUANTIZATION_CONFIGS if (found := as_object(config.get(name)))), beside)
 
 
 def _find_block_size(config: JsonObject) -> tuple[int, int] | None:

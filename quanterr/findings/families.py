@@ -60,6 +60,7 @@ FAMILIES = (
     _make_family(
         "ModelSlim", "modelslim_int modelslim_int4 modelslim_fp8 modelslim_mxfp4_dual", "ascend modelslim msmodelslim"
     ),
+    _make_family("SINQ", "sinq", "sinq"),
     _make_family("QQQ", "qqq", "qqq"),
     _make_family("ParoQuant", "paroquant", "paroquant", "qweight"),
     _make_family("W4AFP8", "w4afp8", "w4afp8"),
@@ -84,7 +85,7 @@ OTHER_METHODS = _words(
     "aqlm autoawq bitnet blockwise_int8 deepspeedfp eetq exl2 exl3 experts_int8 fbgemm_fp8 finegrained_fp8 "
     "fouroversix fp8 fp_quant gemma gguf higgs hqq humming int8 metal mlx modelopt modelopt_fp4 modelopt_fp8 "
     "modelopt_mixed modelopt_mxfp8 mx mxfp4 mxfp6 mxfp8 nunchaku nvfp4 nvidia petit_nvfp4 prism "
-    "ptpc_fp8 qoq qserve quanto quark quartet quip quip# quip_sharp sdnq sinq smoothquant spinquant spqr svdquant "
+    "ptpc_fp8 qoq qserve quanto quark quartet quip quip# quip_sharp sdnq smoothquant spinquant spqr svdquant "
     "torchao tpu_int8 vptq w4a8_awq w8a8_fp8 w8a8_int8"
 )
 KNOWN = OTHER_METHODS.union(SEVERAL, *(family.methods for family in FAMILIES))

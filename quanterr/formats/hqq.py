@@ -30,7 +30,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
-from quanterr.formats.shared.segmented_packing import Planes, cut_run
+from quanterr.formats.shared.segmented_packing import PACKINGS, Planes, cut_run
 from quanterr.kernel.levels import Levels
 from quanterr.util.text import display
 
@@ -39,14 +39,6 @@ NUMBERS = frozenset({"I32", "I64"})
 BYTES = frozenset({"U8"})
 MAX_TEXT = 64  # bytes
 
-# dtype of an element, bits of a code, bit position of each part of the rows
-PACKINGS = {
-    "8bit_u8": (torch.uint8, 8, (0,)),
-    "4bit_u8": (torch.uint8, 4, (4, 0)),
-    "3bit_32": (torch.int32, 3, tuple(range(27, -1, -3))),
-    "2bit_u8": (torch.uint8, 2, (6, 4, 2, 0)),
-    "1bit_u8": (torch.uint8, 1, tuple(range(7, -1, -1))),
-}
 FLAGS = (
     "view_as_float",
     "quant_scale",

@@ -6,6 +6,8 @@
     modelslim_fp8     weight                 f8_e4m3   (rows, cols), with the same scale and offset
     modelslim_int4    weight                 i8        (rows / 2, cols): the even row in the low nibble
                       weight_scale, weight_offset
+                      weight_scale_second, weight_offset_second
+                                             floating  (rows, groups): of groups, beside (rows, 1); optional
                       scale_bias             f32       (rows, 1 or 16): 8 times the sums of weights; not read
     layers with static inputs (W8A8, W8A8_MIX) also have, and may have instead of scale and offset
                       deq_scale              f32       (rows,): weight_scale · input_scale; or its bits in i64
@@ -15,6 +17,7 @@
 
     weight[r, c] = (float32(code[r, c]) - weight_offset[r, g]) * weight_scale[r, g]      each operation rounds
     without a weight_scale, it is float32(deq_scale[r] / input_scale)
+    with second scales, code stands for (code - weight_offset_second[r, g]) * weight_scale_second[r, g], each rounded
 
     modelslim_mxfp4_dual
                       weight                 u8        (rows, cols / 2): E2M1, the first in the low bits
@@ -37,7 +40,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.ascend_types import TYPES
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
@@ -73,6 +76,8 @@ PAIRS = {
     "codes": PartSpec(("{weight}",), INT8),
     "scale": SCALE,
     "zero_point": OFFSET,
+    "second_scale": PartSpec(("{weight}_scale_second",), FLOATS, optional=True),
+    "second_offset": PartSpec(("{weight}_offset_second",), FLOATS, optional=True),
     "scale_bias": PartSpec(("{module}.scale_bias",), FLOATS, optional=True),
 }
 FP8 = {"codes": PartSpec(("{weight}",), frozenset({"F8_E4M3"})), "scale": SCALE, "zero_point": OFFSET}
@@ -93,7 +98,7 @@ def fit_bytes(parts: Parts) -> Weight | None:
     rows, cols = codes.shape
     if scale and scale.shape == (2 * rows, 1):
         return None  # two rows in a byte
-    blocks = _fit_blocks(parts, rows, cols) if scale else ColumnBlocks(1, cols)
+    blocks = _fit_blocks(parts, rows, cols, scale, offset) if scale else ColumnBlocks(1, cols)
     if parts.get("deq_scale"):
         _check_deq_scale(parts, rows)
     elif not scale:
@@ -138,17 +143,25 @@ def fit_pairs(parts: Parts) -> Weight | None:
         return None
     _find_bits(parts)
     rows, cols = 2 * codes.shape[0], codes.shape[1]
-    blocks = _fit_blocks(parts, rows, cols)
-    of_rows, zero = (partial(read_of_rows, key, parts[key], blocks.n) for key in ("scale", "zero_point"))
-    return parts.weight(
-        (rows, cols),
-        attach_row_pairs_decoder(
+    blocks = _fit_blocks(parts, rows, cols, scale, offset)
+    dequantize: Dequantize
+    if second := parts.get("second_scale"):
+        if blocks.n > 1:
+            raise FormatMismatch(f"{scale} should have one number for each row beside {second}")
+        blocks = _fit_blocks(parts, rows, cols, second, parts.get("second_offset"))
+        dequantize = partial(_dequantize_twice, parts, blocks)
+    else:
+        of_rows, zero = (partial(read_of_rows, key, parts[key], blocks.n) for key in ("scale", "zero_point"))
+        dequantize = attach_row_pairs_decoder(
             codes,
             partial(_dequantize_pairs, codes, blocks, of_rows, zero),
             blocks.restrict(of_rows),
             blocks.group,
             blocks.restrict(zero),
-        ),
+        )
+    return parts.weight(
+        (rows, cols),
+        dequantize,
         block_size=blocks.edges,
         code_bits=4,
         uniform_bits=4,
@@ -164,6 +177,16 @@ def _dequantize_pairs(
 ) -> Values:
     values = read_row_pairs(codes, chunk, workspace)
     return Values(blocks.dequantize(values, zero(chunk, workspace), scale(chunk, workspace), chunk, workspace))
+
+
+def _dequantize_twice(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
+    values = read_row_pairs(parts.codes, chunk, workspace)
+    second, offset = parts["second_scale"], parts.get("second_offset")
+    zero = read_of_rows("second_offset", offset, blocks.n, chunk, workspace) if offset else 0.0
+    scale = read_of_rows("second_scale", second, blocks.n, chunk, workspace)
+    values = blocks.dequantize(values, zero, scale, chunk, workspace)
+    scale, zero = (read_of_rows(key, parts[key], 1, chunk, workspace) for key in ("scale", "zero_point"))
+    return Values(values.sub_(zero).mul_(scale))
 
 
 def fit_dual(parts: Parts) -> Weight | None:
@@ -194,9 +217,8 @@ def fit_dual(parts: Parts) -> Weight | None:
     )
 
 
-def _fit_blocks(parts: Parts, rows: int, cols: int) -> ColumnBlocks:
+def _fit_blocks(parts: Parts, rows: int, cols: int, scale: Entry, offset: Entry | None) -> ColumnBlocks:
     """Return the groups of columns that share a scale and an offset."""
-    scale, offset = parts["scale"], parts.get("zero_point")
     if len(scale.shape) != 2 or scale.shape[0] != rows:
         raise FormatMismatch(f"{scale} should have one number or more for each of {rows} rows of {parts.codes}")
     if offset and offset.shape != scale.shape:

@@ -135,6 +135,22 @@ class TestScales:
 
         assert says in message
 
+    @pytest.mark.parametrize(
+        ("name", "tensor", "says"),
+        [
+            ("scale", torch.ones(8, 4), "should have one number for each row beside down_proj.weight_scale_second"),
+            ("scale_second", torch.ones(4, 4), "should have one number or more for each of 8 rows"),
+            ("offset_second", torch.zeros(8, 2), "should have the shape of down_proj.weight_scale_second"),
+        ],
+    )
+    def test_of_two_stages_must_fit(self, tmp_path, name, tensor, says):
+        tensors = {f"down_proj.weight_{name}": tensor}
+        if name == "scale":
+            tensors["down_proj.weight_offset"] = torch.zeros(8, 4)
+        ((_, message),) = told(changed(tmp_path, GOLDEN / "modelslim_int4" / "stages", tensors=tensors), "not_read")
+
+        assert says in message
+
     def test_offsets_that_runtimes_ignore_are_doubted(self):
         ((severity, message),) = told(ALL, "ambiguous_layout")
 

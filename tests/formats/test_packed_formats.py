@@ -718,3 +718,33 @@ def test_parts_of_qqq_that_do_not_fit_are_refused(tmp_path, role, change, says):
 
     assert says in found["groups.weight"]
     assert not found["channel.weight"]
+
+
+SIDECAR = "model.safetensors.index.json.meta.json"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said", "says"),
+    [
+        ({}, None, f"{SIDECAR} does not describe uint4: its method is unknown"),
+        ({}, {"packing": "5bit_32"}, "its packing 5bit_32 is not one of 8bit_u8"),
+        ({}, {"shape": [64]}, "declares shape [64], not rows and columns"),
+        ({}, {"group_size": 48}, "declares group_size 48 and axis 1 for 16 × 64"),
+        ({}, {"axis": 0}, "declares group_size 32 and axis 0 for 16 × 64"),
+        ({}, {"shape": [8, 64]}, "does not hold 8 × 64 codes of 4 bits"),
+        ({"scale2": torch.ones(2, 1, 32)}, {}, "tiles of rows and columns are not supported"),
+        ({"scale.s": torch.ones(1, 3)}, {}, "should be one scale for each of 32 groups"),
+        ({"zero": torch.ones(32, 1)}, {}, "should be one zero for each of 32 groups"),
+    ],
+)
+def test_parts_of_sinq_that_do_not_fit_are_refused(tmp_path, tensors, said, says):
+    case = GOLDEN / "sinq" / "layers"
+    stored = load_file(case / "model.safetensors") | {f"uint4.meta.{name}": part for name, part in tensors.items()}
+    path = store(tmp_path / "y", stored, config={"quantization_config": {"quant_method": "sinq"}})
+    settings = json.loads((case / SIDECAR).read_text())
+    settings["uint4"]["meta"] |= said or {}
+    (path / SIDECAR).write_text(json.dumps(settings if said is not None else settings | {"uint4": {}}))
+    found = {one.name: one.reason for one in inspect(path).weights}
+
+    assert says in found["uint4.weight"]
+    assert not found["nf4.weight"]

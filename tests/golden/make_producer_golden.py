@@ -1,11 +1,11 @@
 """Makes the golden folders of SDNQ, AMD Quark, ModelOpt and ModelSlim by the programs themselves.
 
-    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim
+    python tests/golden/make_producer_golden.py sdnq|quark|modelopt|modelslim|sinq
     python tests/golden/make_producer_golden.py w4afp8|paroquant|qqq FILES
 
-Needs that program (sdnq, msmodelslim, or amd-quark or nvidia-modelopt and transformers) beside torch. Each quantizes a
-small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr. W4AFP8,
-ParoQuant and QQQ need files of programs that do not run without a GPU: see their functions.
+Needs that program (sdnq, sinq, msmodelslim, or amd-quark or nvidia-modelopt and transformers) beside torch. Each
+quantizes a small model in float32, writes it as its users do, and dequantizes it. No number comes from quanterr.
+W4AFP8, ParoQuant and QQQ need files of programs that do not run without a GPU: see their functions.
 """
 
 import ast
@@ -201,6 +201,7 @@ def modelslim() -> None:
     from msmodelslim.ir.qal import QParam, QScheme, QStorage
     from msmodelslim.model import IModel
     from msmodelslim.pytorch.llm_ptq.llm_ptq_tools.calibrator.calibrator_classes import fake_quantize
+    from msmodelslim.pytorch.llm_ptq.llm_ptq_tools.save import complex_quantifier as first
 
     class Source(IModel, AscendV1GlobalModelDtypeInterface):
         """What the saver asks for: the folder whose configuration it copies, and the model's dtype."""
@@ -287,6 +288,21 @@ def modelslim() -> None:
         },
     }
     version = importlib.metadata.version("msmodelslim")
+    torch.manual_seed(0)
+    weight, name = torch.randn(8, 64), "down_proj.weight"
+    scales = [weight.abs().amax(1, keepdim=True) / 127]
+    eights = first.fake_quantize_save(weight, scales[0], torch.zeros(8, 1), bit=8)[0]
+    scales.append(eights.reshape(-1, 16).abs().amax(1, keepdim=True) / 7)
+    fours = first.fake_quantize_save(eights, scales[1], torch.zeros(32, 1), bit=4, group_size=16)[0].to(torch.int8)
+    value = (fours.reshape(-1, 16) * scales[1]).reshape(8, 64) * scales[0]
+    stored = {name: first._w4a8_pack_int4(fours), f"{name}_scale": scales[0]}
+    stored |= {f"{name}_scale_second": scales[1].view(8, 4), f"{name}_offset": torch.zeros(8, 1)}
+    stored |= {f"{name}_offset_second": torch.zeros(8, 4)}
+    stored["down_proj.scale_bias"] = first.process_scale("down_proj", value, 16)
+    how = "fake_quantize_save twice, _w4a8_pack_int4, process_scale; the product before it, in float32"
+    put("modelslim_int4/stages", stored, {}, {name: value}, {"producer": f"msmodelslim {version}", "how": how})
+    described = dict.fromkeys(stored, "W4A8_DYNAMIC") | {"model_quant_type": "W4A8_DYNAMIC", "group_size": 16}
+    (HERE / "modelslim_int4/stages/quant_model_description.json").write_text(json.dumps(described))
     for case, layers in cases.items():
         torch.manual_seed(0)
         Source.bfloat16 = case.endswith("bfloat16")
@@ -434,6 +450,40 @@ def qqq(layers: str) -> None:
     put("qqq/layers", stored, config, values, {"producer": "ModelCloud/GPTQModel@f4c327a1", "how": how})
 
 
+def sinq() -> None:
+    """Every packing that is read, both tables, one zero point for all; scales in float32 when they are read."""
+    from sinq.patch_model import AutoSINQHFModel
+    from sinq.quantizer import Quantizer
+    from sinq.sinqlinear_hf import SINQLinear, sinq_base_quant_config
+
+    def widened(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: widened(part) for key, part in value.items()}
+        return value.float() if torch.is_tensor(value) else value
+
+    layers, values = {}, {}
+    methods = {"uint8": (8, "sinq"), "uint4": (4, "sinq"), "uint3": (3, "sinq"), "uint2": (2, "sinq")}
+    methods |= {"nf4": (4, "sinq_nf4"), "nf3": (3, "sinq_nf3"), "noz": (4, "sinq_noz")}
+    for name, (bits, method) in methods.items():
+        torch.manual_seed(bits)
+        settings = {"nbits": bits, "group_size": 32, "axis": 1, "tiling_mode": "1D", "method": method}
+        off = {"quant_zero": False, "quant_scale": False, "view_as_float": False}
+        config = sinq_base_quant_config(**settings, **off)
+        layer = SINQLinear(64, 16, bias=False, quant_config=config, compute_dtype=torch.float32, device="cpu")
+        layer.quantize(torch.randn(16, 64) * 0.02)
+        layers[name] = layer.state_dict()
+        meta = widened(layers[name]["meta"])
+        values[f"{name}.weight"] = Quantizer.dequantize(layer.W_q, meta).contiguous()
+    with tempfile.TemporaryDirectory() as folder:
+        AutoSINQHFModel.save_weights_safetensors(layers, folder)
+        stored = load_file(f"{folder}/model-00001-of-00001.safetensors")
+        beside = Path(f"{folder}/model.safetensors.index.json.meta.json").read_text()
+    how = "SINQLinear.quantize, save_weights_safetensors; Quantizer.dequantize with everything in float32"
+    origin = {"producer": f"sinq {importlib.metadata.version('sinq')}", "how": how}
+    put("sinq/layers", stored, {"quant_method": "sinq"}, values, origin)
+    (HERE / "sinq/layers/model.safetensors.index.json.meta.json").write_text(beside)
+
+
 if __name__ == "__main__":
-    makers = (sdnq, quark, modelopt, modelslim, w4afp8, paroquant, qqq)
+    makers = (sdnq, quark, modelopt, modelslim, w4afp8, paroquant, qqq, sinq)
     {make.__name__: make for make in makers}[sys.argv[1]](*sys.argv[2:])

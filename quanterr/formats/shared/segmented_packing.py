@@ -21,6 +21,15 @@ from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
 from quanterr.tensors.workspace import Workspace
 
+# HQQ's names → dtype of an element, bits of a code, bit position of each part of the rows
+PACKINGS = {
+    "8bit_u8": (torch.uint8, 8, (0,)),
+    "4bit_u8": (torch.uint8, 4, (4, 0)),
+    "3bit_32": (torch.int32, 3, tuple(range(27, -1, -3))),
+    "2bit_u8": (torch.uint8, 2, (6, 4, 2, 0)),
+    "1bit_u8": (torch.uint8, 1, tuple(range(7, -1, -1))),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Planes:

@@ -51,7 +51,6 @@ REFUSALS = (
     _make_row(
         "SDNQ with quantized scales", "weight scale scale_2", "", f"its scales are quantized as well; {DEQUANTIZE}"
     ),
-    _make_row("SINQ", "W_q scale2", "sinq", f"it has row scales and column scales; {DEQUANTIZE}"),
     _make_row(
         "FourOverSix",
         "quantized_weight_values quantized_weight_scale_factors",
