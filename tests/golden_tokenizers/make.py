@@ -170,11 +170,16 @@ def train_pieces(folder: Path, **options: Any) -> None:
     )  # fmt: skip
 
 
-def llama(folder: Path) -> None:
-    """Write a tokenizer like that of Llama 2 and Mistral, by their class."""
+def llama(folder: Path) -> Tokenizer:
+    """Write a tokenizer like that of Llama 2: by its class, with spaces in the normalizer, as it is published."""
     train_pieces(folder)
     own = transformers.LlamaTokenizer.from_pretrained(folder, add_bos_token=True)
     own.save_pretrained(folder)
+    state = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer = Tokenizer.from_str(json.dumps(state | {"normalizer": None, "pre_tokenizer": None}))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
 
 
 def describe_added(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -199,12 +204,8 @@ def gemma(folder: Path) -> None:
 
 
 def phi3(folder: Path) -> None:
-    """Write a tokenizer like that of Phi-3: Llama's, with spaces in the normalizer."""
-    llama(folder)
-    state = json.loads((folder / "tokenizer.json").read_text())
-    prepend, spaces = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
-    tokenizer = Tokenizer.from_str(json.dumps(state | {"normalizer": None, "pre_tokenizer": None}))
-    tokenizer.normalizer = normalizers.Sequence([prepend, spaces])
+    """Write a tokenizer like that of Phi-3: Llama's, with further tokens."""
+    tokenizer = llama(folder)
     tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, rstrip=True) for text in ("<|end|>", "<|user|>")])
     named = {"bos_token": "<s>", "eos_token": "<|end|>", "unk_token": "<unk>", "add_bos_token": False}
@@ -235,7 +236,7 @@ def bert_cased(folder: Path) -> None:
 
 
 # Name → how it is made, class of a model that has it, and what it stands for.
-CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
+CASES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "gpt2": (gpt2, "LlamaForCausalLM", "gpt-2"),
     "smollm": (smollm, "LlamaForCausalLM", "smollm"),
     "llama3": (llama3, "LlamaForCausalLM", "llama-bpe"),

@@ -260,7 +260,9 @@ def _phi3(facts: Facts) -> JsonObject:
         raise facts.refusal(f"{facts.architecture}.rope.scaling.attn_factor is {factor} without {SHORT} and {LONG}")
     heads = {key: value for key, value in _heads(facts).items() if key != "head_dim"}
     window = {"sliding_window": facts.get("attention.sliding_window") or None}
-    return heads | window | {"rope_parameters": rope, "original_max_position_embeddings": original}
+    # Versions of transformers read the part of a head that is rotated in one of two places.
+    part = {"partial_rotary_factor": rope["partial_rotary_factor"]}
+    return heads | window | part | {"rope_parameters": rope, "original_max_position_embeddings": original}
 
 
 def _bert(facts: Facts) -> JsonObject:
