@@ -182,6 +182,14 @@ def llama(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def llama_plain(folder: Path) -> None:
+    """Write a tokenizer like that of Llama 2 that puts no space before a text."""
+    train_pieces(folder, add_dummy_prefix=False)
+    transformers.LlamaTokenizer.from_pretrained(folder, add_prefix_space=False, add_bos_token=True).save_pretrained(
+        folder
+    )
+
+
 def describe_added(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the added tokens as published configurations list them."""
     return {
@@ -242,6 +250,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "llama3": (llama3, "LlamaForCausalLM", "llama-bpe"),
     "qwen2": (qwen2, "Qwen2ForCausalLM", "qwen2"),
     "llama": (llama, "LlamaForCausalLM", ""),
+    "llama_plain": (llama_plain, "LlamaForCausalLM", ""),
     "gemma": (gemma, "Gemma3ForCausalLM", ""),
     "phi3": (phi3, "Phi3ForCausalLM", ""),
     "bert": (bert, "BertModel", "jina-v2-en"),

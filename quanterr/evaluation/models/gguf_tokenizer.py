@@ -181,6 +181,8 @@ def tokenizer_files(values: Mapping[str, Value]) -> dict[str, JsonObject]:
         config["add_bos_token"] = vocabulary.says("add_bos_token", adds_bos) and "bos_token" in config
         config["add_eos_token"] = vocabulary.says("add_eos_token", False) and "eos_token" in config
         parts["post_processor"] = _template(vocabulary, config)
+    if kind == "llama" and "add_space_prefix" in vocabulary.keys:
+        config["add_prefix_space"] = vocabulary.says("add_space_prefix", True)
     if isinstance(vocabulary.template, str):
         config["chat_template"] = vocabulary.template
     return {"tokenizer.json": parts, "tokenizer_config.json": config}
