@@ -21,7 +21,7 @@ from quanterr.evaluation.models.folder import is_language_model, model_folder
 from quanterr.evaluation.models.gguf_config import INSTEAD
 from quanterr.evaluation.models.layouts import Rows
 from quanterr.evaluation.models.names import find_twins
-from quanterr.evaluation.models.renaming import RowsFile
+from quanterr.evaluation.models.rows import RowsFile
 from quanterr.evaluation.models.sides import view_of
 from quanterr.formats import Weight
 from quanterr.pairing import pair, views
