@@ -173,6 +173,12 @@ def test_a_tokenizer_that_is_not_known_is_refused_by_name(changed, said):
         tokenizer_files(keys | changed)
 
 
+def test_a_text_is_refused_where_no_tokenizer_follows(tmp_path):
+    _, path = converted("llama", tmp_path)
+    with pytest.raises(quanterr.CheckpointError, match=r"tokens is missing; .* --config FOLDER, or token ids with --t"):
+        quanterr.evaluate(path, text=__file__, against="int8_row")
+
+
 def test_a_config_that_is_given_takes_the_place_of_the_metadata(tmp_path):
     folder, path = converted("smollm3", tmp_path)
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")

@@ -29,7 +29,7 @@ class ModelFolder(NamedTuple):
 
     path: Path
     address: str
-    lacks: Mapping[str, str] = {}  # file → why there is none
+    lacks: Mapping[str, str] = {}  # file → why there is none, and what to give: the end of a message names another way
     is_made: bool = False  # of the metadata of a GGUF file
 
     def named(self, name: str) -> str:
@@ -83,7 +83,7 @@ def _write_files(checkpoint: Checkpoint, folder: Path) -> ModelFolder:
     try:
         files |= tokenizer_files(values)
     except ValueError as error:
-        lacks["tokenizer.json"] = f"does not follow from the file: {error}; {INSTEAD}"
+        lacks["tokenizer.json"] = f"does not follow from the file: {error}; {INSTEAD}, or"
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
     return ModelFolder(folder, checkpoint.path, lacks, is_made=True)
