@@ -17,7 +17,7 @@ import torch
 from conversions import materialize, read_conversion
 from safetensors.torch import save_file
 from small_models import saved, stored
-from test_evaluate_gguf import LLAMA, convert, named
+from test_evaluate_gguf import LLAMA, NEAR, PERPLEXITY, PRINTED, convert, named
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -192,6 +192,14 @@ def test_a_config_that_is_given_takes_the_place_of_the_metadata(tmp_path):
         quanterr.evaluate(path, config=tmp_path / "config", text=__file__, against="int8_row")
 
 
+def test_a_file_of_llama_cpp_has_the_perplexity_that_llama_cpp_prints():
+    """All of the file is llama.cpp's own: its metadata, its conversion and its quantization."""
+    found = quanterr.evaluate(
+        PERPLEXITY / "q4_0.gguf", against="int8_row", tokens=PERPLEXITY / "ids.safetensors", context=64
+    )
+    assert found.candidates[0].scores.ppl_original == pytest.approx(PRINTED["ppl"][0], **NEAR)
+
+
 CHAT = '{"messages": [{"role": "user", "content": "Is it there?"}, {"role": "assistant", "content": "The fox is."}]}'
 
 
@@ -248,4 +256,6 @@ def test_a_plan_of_a_file_alone_is_verified_and_names_its_tensors(sides, tmp_pat
     assert {"blk.0.attn_q.weight", "blk.1.ffn_down.weight"} <= names
     again = quanterr.evaluate(sides / "model.gguf", against=plan, **options).candidates[0]
     assert (again.verdict, again.scores.kld_mean) == ("pass", plan.measured.kld)
-    assert [one.verdict for one in quanterr.sweep(sides / "model.gguf", to="int8_row").candidates] == ["pass"]
+    [swept] = quanterr.sweep(sides / "model.gguf", to="int8_row", sensitivity=tmp_path / "s.json").candidates
+    assert swept.verdict == "pass"
+    assert swept.predicted_kld > 0

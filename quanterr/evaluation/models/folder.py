@@ -38,8 +38,10 @@ class ModelFolder(NamedTuple):
 
 
 @contextmanager
-def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
+def model_folder(original: Checkpoint, with_tokenizer: bool = True) -> Iterator[ModelFolder]:
     """Return the folder of the checkpoint's files; for a store or a GGUF file, a temporary folder.
+
+    Without ``with_tokenizer``, none is made of a GGUF file, which takes seconds for a large vocabulary.
 
     Raises:
         CheckpointError: a file cannot be read, or is too large; no config follows from a GGUF file.
@@ -49,7 +51,7 @@ def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
     is_given = original.source is not None and original.folder is not None  # with --config
     if not is_given and is_language_model(described):
         with TemporaryDirectory(prefix="quanterr-") as made:
-            yield _write_files(described, Path(made))
+            yield _write_files(described, Path(made), with_tokenizer)
         return
     place = original.folder
     if place is None or isinstance(place, Path):
@@ -71,7 +73,7 @@ def is_language_model(checkpoint: Checkpoint) -> bool:
     return checkpoint.gguf is not None and has_llama_names(checkpoint)
 
 
-def _write_files(checkpoint: Checkpoint, folder: Path) -> ModelFolder:
+def _write_files(checkpoint: Checkpoint, folder: Path, with_tokenizer: bool) -> ModelFolder:
     """Write the files that follow from the metadata of a GGUF file.
 
     Raises:
@@ -81,7 +83,7 @@ def _write_files(checkpoint: Checkpoint, folder: Path) -> ModelFolder:
     files = {"config.json": config_of(checkpoint, values)}
     lacks = {}
     try:
-        files |= tokenizer_files(values)
+        files |= tokenizer_files(values) if with_tokenizer else {}
     except ValueError as error:
         lacks["tokenizer.json"] = f"does not follow from the file: {error}; {INSTEAD}, or"
     for name, content in files.items():

@@ -71,7 +71,7 @@ def as_original(checkpoint: Checkpoint, config: str | os.PathLike[str] | None) -
     if given is not None and not given.is_dir():
         given = given.parent
     renamed = Checkpoint(checkpoint.path, checkpoint.kind, checkpoint.files, {}, folder=given, source=checkpoint)
-    with model_folder(renamed) as folder:
+    with model_folder(renamed, with_tokenizer=False) as folder:
         described = read_config(folder)
     model = Architecture(described, torch.float32).build()
     fields = {"config.json": described.to_dict()}
@@ -117,7 +117,8 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
         lacks, extra = sorted(left & shapes.keys()), sorted(left - shapes.keys())
         lacking = f"it lacks {listed(lacks, 3)} of the model, or has another shape of it" if lacks else ""
         unknown = f"the model lacks {count(len(extra), 'tensor')} of it, {listed(extra, 3)}" if extra else ""
-        both = "; ".join(text for text in (lacking, unknown) if text)
+        unread = (item.reason for item in found.leftovers if item.bucket in (Bucket.UNSUPPORTED, Bucket.ERROR))
+        both = "; ".join(text for text in (lacking, unknown, next(unread, "")) if text)
         raise CheckpointError(f"{where}: {type(model).__name__} is not its model: {both}; {INSTEAD}")
     return {each.name: _entry(each, shapes[each.name], where) for each in found.pairs}
 
