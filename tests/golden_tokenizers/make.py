@@ -158,6 +158,21 @@ def qwen2(folder: Path) -> None:
     own.save_pretrained(folder)
 
 
+def qwen35(folder: Path) -> None:
+    """Write a tokenizer like that of Qwen3.5, by its class, which older versions of transformers lack."""
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX, Qwen3_5Tokenizer
+
+    words = [
+        pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"),
+        pre_tokenizers.ByteLevel(False, use_regex=False),
+    ]
+    trained = json.loads(byte_level(pre_tokenizers.Sequence(words), normalizers.NFC()).to_str())["model"]
+    merges = [tuple(pair) for pair in trained["merges"]]
+    own = Qwen3_5Tokenizer(vocab=trained["vocab"], merges=merges, additional_special_tokens=SPECIAL[1:])
+    own.save_pretrained(folder)
+    save(own.backend_tokenizer, folder, "PreTrainedTokenizerFast", eos_token=SPECIAL[0])
+
+
 def train_pieces(folder: Path, **options: Any) -> None:
     """Write a tokenizer.model of SentencePiece."""
     import sentencepiece
@@ -249,6 +264,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "smollm": (smollm, "LlamaForCausalLM", "smollm"),
     "llama3": (llama3, "LlamaForCausalLM", "llama-bpe"),
     "qwen2": (qwen2, "Qwen2ForCausalLM", "qwen2"),
+    "qwen35": (qwen35, "Qwen3ForCausalLM", "qwen35"),
     "llama": (llama, "LlamaForCausalLM", ""),
     "llama_plain": (llama_plain, "LlamaForCausalLM", ""),
     "gemma": (gemma, "Gemma3ForCausalLM", ""),
