@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from support.conversions import materialize, read_conversion
 from support.small_models import saved, stored
-from test_evaluate_gguf import LLAMA, convert, named
+from test_evaluate_gguf import LLAMA, NEAR, PERPLEXITY, PRINTED, convert, named
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -35,11 +35,13 @@ transformers = pytest.importorskip(
 
 FAMILIES = [
     "llama", "llama-fuse_qkv", "llama3", "llama_biased", "mistral", "mixtral", "qwen2", "qwen2-fuse_qkv", "qwen2_yarn",
-    "qwen2_moe", "qwen2_moe-fuse_qkv", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3", "gemma3_text",
-    "gemma3_scaled", "phi3", "phi3_long", "phi3_partial", "bert", "xlm_roberta",
+    "qwen2_moe", "qwen2_moe-fuse_qkv", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe-fuse_gate_up",
+    "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3_scaled", "phi3", "phi3_long", "phi3_partial", "bert",
+    "xlm_roberta",
 ]  # fmt: skip
 FLOAT64 = 1e-9
-# Factors of rotations and epsilons are stored as float32, and norms after the addition of one.
+# Factors of rotations are stored as float32, norms after the addition of one, and decays of linear attention, which
+# transformers computes in float32, as their exponentials.
 FLOAT32 = 1e-5
 # What no file holds, as llama.cpp computes it for each model of the architecture.
 ASSUMED = {"norm_topk_prob": True, "query_pre_attn_scalar": 32}
@@ -59,7 +61,9 @@ def converted(name, folder, quantization="F32", **changed):
 
 def of_folder(folder):
     """The logits or hidden states that transformers computes."""
-    kind = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    [name] = json.loads((folder / "config.json").read_text())["architectures"]
+    if (kind := getattr(transformers, name, None)) is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
     model = kind.from_pretrained(folder, dtype=torch.float64).eval()
     model.config.get_text_config()._experts_implementation = "eager"  # the usual one has no float64
     return computed(model)
@@ -93,7 +97,7 @@ def test_the_model_of_a_file_computes_what_the_original_computes(name, tmp_path)
     folder, path = converted(name, tmp_path)
     want, found = of_folder(folder), of_file(path)
     want = want[..., : found.shape[-1]]  # a file of Gemma 3 has no rows of no token
-    exact = not name.startswith(("gemma", "llama3"))
+    exact = not name.startswith(("gemma", "llama3", "qwen3_5"))
     torch.testing.assert_close(found, want, rtol=0, atol=(FLOAT64 if exact else FLOAT32) * float(want.abs().max()))
 
 
@@ -173,6 +177,12 @@ def test_a_tokenizer_that_is_not_known_is_refused_by_name(changed, said):
         tokenizer_files(keys | changed)
 
 
+def test_a_text_is_refused_where_no_tokenizer_follows(tmp_path):
+    _, path = converted("llama", tmp_path)
+    with pytest.raises(quanterr.CheckpointError, match=r"tokens is missing; .* --config FOLDER, or token ids with --t"):
+        quanterr.evaluate(path, text=__file__, against="int8_row")
+
+
 def test_a_config_that_is_given_takes_the_place_of_the_metadata(tmp_path):
     folder, path = converted("smollm3", tmp_path)
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
@@ -184,6 +194,14 @@ def test_a_config_that_is_given_takes_the_place_of_the_metadata(tmp_path):
     assert (found.ppl_original, found.kld_mean) == pytest.approx((want.ppl_original, want.kld_mean), rel=1e-6)
     with pytest.raises(quanterr.CheckpointError, match=r"tokenizer.json: missing"):
         quanterr.evaluate(path, config=tmp_path / "config", text=__file__, against="int8_row")
+
+
+def test_a_file_of_llama_cpp_has_the_perplexity_that_llama_cpp_prints():
+    """All of the file is llama.cpp's own: its metadata, its conversion and its quantization."""
+    found = quanterr.evaluate(
+        PERPLEXITY / "q4_0.gguf", against="int8_row", tokens=PERPLEXITY / "ids.safetensors", context=64
+    )
+    assert found.candidates[0].scores.ppl_original == pytest.approx(PRINTED["ppl"][0], **NEAR)
 
 
 CHAT = '{"messages": [{"role": "user", "content": "Is it there?"}, {"role": "assistant", "content": "The fox is."}]}'
@@ -242,4 +260,6 @@ def test_a_plan_of_a_file_alone_is_verified_and_names_its_tensors(sides, tmp_pat
     assert {"blk.0.attn_q.weight", "blk.1.ffn_down.weight"} <= names
     again = quanterr.evaluate(sides / "model.gguf", against=plan, **options).candidates[0]
     assert (again.verdict, again.scores.kld_mean) == ("pass", plan.measured.kld)
-    assert [one.verdict for one in quanterr.sweep(sides / "model.gguf", to="int8_row").candidates] == ["pass"]
+    [swept] = quanterr.sweep(sides / "model.gguf", to="int8_row", sensitivity=tmp_path / "s.json").candidates
+    assert swept.verdict == "pass"
+    assert swept.predicted_kld > 0

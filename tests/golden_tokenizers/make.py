@@ -158,6 +158,21 @@ def qwen2(folder: Path) -> None:
     own.save_pretrained(folder)
 
 
+def qwen35(folder: Path) -> None:
+    """Write a tokenizer like that of Qwen3.5, by its class, which older versions of transformers lack."""
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX, Qwen3_5Tokenizer
+
+    words = [
+        pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"),
+        pre_tokenizers.ByteLevel(False, use_regex=False),
+    ]
+    trained = json.loads(byte_level(pre_tokenizers.Sequence(words), normalizers.NFC()).to_str())["model"]
+    merges = [tuple(pair) for pair in trained["merges"]]
+    own = Qwen3_5Tokenizer(vocab=trained["vocab"], merges=merges, additional_special_tokens=SPECIAL[1:])
+    own.save_pretrained(folder)
+    save(own.backend_tokenizer, folder, "PreTrainedTokenizerFast", eos_token=SPECIAL[0])
+
+
 def train_pieces(folder: Path, **options: Any) -> None:
     """Write a tokenizer.model of SentencePiece."""
     import sentencepiece
@@ -170,11 +185,24 @@ def train_pieces(folder: Path, **options: Any) -> None:
     )  # fmt: skip
 
 
-def llama(folder: Path) -> None:
-    """Write a tokenizer like that of Llama 2 and Mistral, by their class."""
+def llama(folder: Path) -> Tokenizer:
+    """Write a tokenizer like that of Llama 2: by its class, with spaces in the normalizer, as it is published."""
     train_pieces(folder)
     own = transformers.LlamaTokenizer.from_pretrained(folder, add_bos_token=True)
     own.save_pretrained(folder)
+    state = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer = Tokenizer.from_str(json.dumps(state | {"normalizer": None, "pre_tokenizer": None}))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def llama_plain(folder: Path) -> None:
+    """Write a tokenizer like that of Llama 2 that puts no space before a text."""
+    train_pieces(folder, add_dummy_prefix=False)
+    transformers.LlamaTokenizer.from_pretrained(folder, add_prefix_space=False, add_bos_token=True).save_pretrained(
+        folder
+    )
 
 
 def describe_added(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -199,12 +227,8 @@ def gemma(folder: Path) -> None:
 
 
 def phi3(folder: Path) -> None:
-    """Write a tokenizer like that of Phi-3: Llama's, with spaces in the normalizer."""
-    llama(folder)
-    state = json.loads((folder / "tokenizer.json").read_text())
-    prepend, spaces = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
-    tokenizer = Tokenizer.from_str(json.dumps(state | {"normalizer": None, "pre_tokenizer": None}))
-    tokenizer.normalizer = normalizers.Sequence([prepend, spaces])
+    """Write a tokenizer like that of Phi-3: Llama's, with further tokens."""
+    tokenizer = llama(folder)
     tokenizer.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, rstrip=True) for text in ("<|end|>", "<|user|>")])
     named = {"bos_token": "<s>", "eos_token": "<|end|>", "unk_token": "<unk>", "add_bos_token": False}
@@ -235,12 +259,14 @@ def bert_cased(folder: Path) -> None:
 
 
 # Name → how it is made, class of a model that has it, and what it stands for.
-CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
+CASES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "gpt2": (gpt2, "LlamaForCausalLM", "gpt-2"),
     "smollm": (smollm, "LlamaForCausalLM", "smollm"),
     "llama3": (llama3, "LlamaForCausalLM", "llama-bpe"),
     "qwen2": (qwen2, "Qwen2ForCausalLM", "qwen2"),
+    "qwen35": (qwen35, "Qwen3ForCausalLM", "qwen35"),
     "llama": (llama, "LlamaForCausalLM", ""),
+    "llama_plain": (llama_plain, "LlamaForCausalLM", ""),
     "gemma": (gemma, "Gemma3ForCausalLM", ""),
     "phi3": (phi3, "Phi3ForCausalLM", ""),
     "bert": (bert, "BertModel", "jina-v2-en"),

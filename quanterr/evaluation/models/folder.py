@@ -39,7 +39,7 @@ class ModelFolder(NamedTuple):
 
     path: Path
     address: str
-    lacks: Mapping[str, str] = {}  # file → why there is none
+    lacks: Mapping[str, str] = {}  # file → why there is none, and what to give: the end of a message names another way
     is_made: bool = False  # of the metadata of a GGUF file
 
     def named(self, name: str) -> str:
@@ -48,8 +48,10 @@ class ModelFolder(NamedTuple):
 
 
 @contextmanager
-def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
+def model_folder(original: Checkpoint, with_tokenizer: bool = True) -> Iterator[ModelFolder]:
     """Return the folder of the checkpoint's files; for a store, a GGUF file or a model in memory, a temporary folder.
+
+    Without ``with_tokenizer``, none is made of a GGUF file, which takes seconds for a large vocabulary.
 
     Raises:
         CheckpointError: a file cannot be read, or is too large; no config follows from a GGUF file.
@@ -59,7 +61,7 @@ def model_folder(original: Checkpoint) -> Iterator[ModelFolder]:
     is_given = original.source is not None and original.folder is not None  # with --config
     if not is_given and is_language_model(described):
         with TemporaryDirectory(prefix="quanterr-") as made:
-            yield _write_files(described, Path(made))
+            yield _write_files(described, Path(made), with_tokenizer)
         return
     if original.kind == IN_MEMORY:
         with TemporaryDirectory(prefix="quanterr-") as made:
@@ -87,7 +89,7 @@ def is_language_model(checkpoint: Checkpoint) -> bool:
     return checkpoint.gguf is not None and has_llama_names(checkpoint)
 
 
-def _write_files(checkpoint: Checkpoint, folder: Path) -> ModelFolder:
+def _write_files(checkpoint: Checkpoint, folder: Path, with_tokenizer: bool) -> ModelFolder:
     """Write the files that follow from the metadata of a GGUF file.
 
     Raises:
@@ -97,9 +99,9 @@ def _write_files(checkpoint: Checkpoint, folder: Path) -> ModelFolder:
     files = {"config.json": config_of(checkpoint, values)}
     lacks = {}
     try:
-        files |= tokenizer_files(values)
+        files |= tokenizer_files(values) if with_tokenizer else {}
     except ValueError as error:
-        lacks["tokenizer.json"] = f"does not follow from the file: {error}; {INSTEAD}"
+        lacks["tokenizer.json"] = f"does not follow from the file: {error}; {INSTEAD}, or"
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
     return ModelFolder(folder, checkpoint.path, lacks, is_made=True)

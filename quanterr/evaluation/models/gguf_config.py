@@ -40,6 +40,12 @@ KEYS: Mapping[str, str] = {
 EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 EXPERTS |= {"expert_feed_forward_length": "moe_intermediate_size"}
 OPTIONAL = frozenset(["attention.head_count_kv", "attention.key_length", "final_logit_softcapping"])
+SHARED = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+LINEAR = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+}
 WINDOW = {"attention.sliding_window": "sliding_window"}
 TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
@@ -82,6 +88,12 @@ class Facts:
                 raise self.refusal(f"{self._start}{key} differs from block to block, {list(value[:4])} …")
             value = value[0]
         return _shortest(value) if isinstance(value, float) else value
+
+    def each(self, key: str) -> tuple[Scalar, ...]:
+        """Return the values of a key with several; none without it."""
+        self._read.add(key)
+        value = self._values.get(key, ())
+        return value if isinstance(value, tuple) else (value,)
 
     def need(self, key: str) -> Scalar:
         """Return the value of a key.
@@ -247,6 +259,27 @@ def _alternate(blocks: int, period: int) -> list[str]:
     return ["sliding_attention" if (n + 1) % period else "full_attention" for n in range(blocks)]
 
 
+def _qwen35(facts: Facts) -> JsonObject:
+    """Return the sizes of the linear attention of most blocks; blocks that predict further tokens are not counted."""
+    blocks = facts.count("block_count") - int(facts.get("nextn_predict_layers") or 0)
+    interval, values = facts.count("full_attention_interval"), facts.count("ssm.time_step_rank")
+    linear = facts.each("attention.recurrent_layers") or tuple((n + 1) % interval > 0 for n in range(blocks))
+    sections = [section for section in facts.each("rope.dimension_sections") if section]
+    rope = _rope(facts, partial=True) | {"mrope_section": sections, "mrope_interleaved": True}
+    return _heads(facts) | {
+        "num_hidden_layers": blocks,
+        "layer_types": ["linear_attention" if is_linear else "full_attention" for is_linear in linear[:blocks]],
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": facts.count("ssm.inner_size") // values,
+        "rope_parameters": rope,
+    }
+
+
+def _qwen35moe(facts: Facts) -> JsonObject:
+    facts.get("feed_forward_length")  # of no block: all have experts
+    return _qwen35(facts)
+
+
 def _phi3(facts: Facts) -> JsonObject:
     rope = _rope(facts, partial=True)
     original = facts.get("rope.scaling.original_context_length") or facts.count("context_length")
@@ -260,7 +293,9 @@ def _phi3(facts: Facts) -> JsonObject:
         raise facts.refusal(f"{facts.architecture}.rope.scaling.attn_factor is {factor} without {SHORT} and {LONG}")
     heads = {key: value for key, value in _heads(facts).items() if key != "head_dim"}
     window = {"sliding_window": facts.get("attention.sliding_window") or None}
-    return heads | window | {"rope_parameters": rope, "original_max_position_embeddings": original}
+    # Versions of transformers read the part of a head that is rotated in one of two places.
+    part = {"partial_rotary_factor": rope["partial_rotary_factor"]}
+    return heads | window | part | {"rope_parameters": rope, "original_max_position_embeddings": original}
 
 
 def _bert(facts: Facts) -> JsonObject:
@@ -358,12 +393,20 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2moe": Family(
         "qwen2_moe",
         "Qwen2MoeForCausalLM",
-        EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        EXPERTS | SHARED,
         _decoder,
         {"norm_topk_prob": False},
     ),
     "qwen3": Family("qwen3", "Qwen3ForCausalLM", {}, _qwen3),
     "qwen3moe": Family("qwen3_moe", "Qwen3MoeForCausalLM", EXPERTS, _qwen3, {"norm_topk_prob": True}),
+    "qwen35": Family("qwen3_5_text", "Qwen3_5ForCausalLM", LINEAR, _qwen35),
+    "qwen35moe": Family(
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+        LINEAR | EXPERTS | SHARED,
+        _qwen35moe,
+        without=frozenset({"feed_forward_length"}),
+    ),
     "gemma": Family("gemma", "GemmaForCausalLM", {}, _decoder),
     "gemma2": Family(
         "gemma2",

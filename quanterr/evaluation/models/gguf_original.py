@@ -6,6 +6,7 @@ of the model must be in the file, and every tensor of the file in the model: a c
 """
 
 import os
+import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -21,7 +22,7 @@ from quanterr.evaluation.models.folder import is_language_model, model_folder
 from quanterr.evaluation.models.gguf_config import INSTEAD
 from quanterr.evaluation.models.layouts import Rows
 from quanterr.evaluation.models.names import find_twins
-from quanterr.evaluation.models.renaming import RowsFile
+from quanterr.evaluation.models.rows import RowsFile
 from quanterr.evaluation.models.sides import view_of
 from quanterr.formats import Weight
 from quanterr.pairing import pair, views
@@ -71,7 +72,7 @@ def as_original(checkpoint: Checkpoint, config: str | os.PathLike[str] | None) -
     if given is not None and not given.is_dir():
         given = given.parent
     renamed = Checkpoint(checkpoint.path, checkpoint.kind, checkpoint.files, {}, folder=given, source=checkpoint)
-    with model_folder(renamed) as folder:
+    with model_folder(renamed, with_tokenizer=False) as folder:
         described = read_config(folder)
     model = Architecture(described, torch.float32).build()
     fields = {"config.json": described.to_dict()}
@@ -113,13 +114,24 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
     found = pair(Checkpoint(checkpoint.path, "model", (), described, config=fields), checkpoint, LayerSelection(()))
     left = {item.name for item in found.leftovers if item.bucket is not Bucket.CONSUMED}
     left |= {each.name for each in found.pairs if each.name not in shapes}
+    left = {name for name in left if not _predicts(checkpoint, name)}
     if left:
         lacks, extra = sorted(left & shapes.keys()), sorted(left - shapes.keys())
         lacking = f"it lacks {listed(lacks, 3)} of the model, or has another shape of it" if lacks else ""
         unknown = f"the model lacks {count(len(extra), 'tensor')} of it, {listed(extra, 3)}" if extra else ""
-        both = "; ".join(text for text in (lacking, unknown) if text)
+        unread = (item.reason for item in found.leftovers if item.bucket in (Bucket.UNSUPPORTED, Bucket.ERROR))
+        both = "; ".join(text for text in (lacking, unknown, next(unread, "")) if text)
         raise CheckpointError(f"{where}: {type(model).__name__} is not its model: {both}; {INSTEAD}")
     return {each.name: _entry(each, shapes[each.name], where) for each in found.pairs}
+
+
+def _predicts(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a tensor of a file is of the last blocks, which only predict further tokens."""
+    metadata, block = checkpoint.gguf, re.match(r"blk\.(\d+)\.", name)
+    if metadata is None or block is None:
+        return False
+    count, further = (metadata.get_model_int(key) or 0 for key in ("block_count", "nextn_predict_layers"))
+    return int(block[1]) >= count - further
 
 
 def _saved_shapes(model: "PreTrainedModel") -> Mapping[str, Shape]:

@@ -76,21 +76,22 @@ def _sequence(*parts: JsonObject, of: str = "pretokenizers") -> JsonObject:
     return {"type": "Sequence", of: list(parts)}
 
 
-WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-LLAMA3 = Pre(
-    _sequence(_split(WORDS % "{1,3}"), _bytes(use_regex=False)),
-    "PreTrainedTokenizerFast",
-    ignore_merges=True,
-    adds_bos=True,
-)
+def _words(pattern: str) -> JsonObject:
+    """Return a pre-tokenizer that divides a text by a pattern, between abbreviations and white space."""
+    before = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?"
+    behind = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    return _sequence(_split(before + pattern + behind), _bytes(use_regex=False))
+
+
+FAST = "PreTrainedTokenizerFast"
+LLAMA3 = Pre(_words(r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"), FAST, ignore_merges=True, adds_bos=True)
 PRE: Mapping[str, Pre] = {
     "gpt-2": Pre(_bytes(use_regex=True), "GPT2Tokenizer"),
     "llama-bpe": LLAMA3,
     "llama-v3": LLAMA3,
     "llama3": LLAMA3,
-    "qwen2": Pre(_sequence(_split(WORDS % ""), _bytes(use_regex=False)), "Qwen2Tokenizer", {"type": "NFC"}),
+    "qwen2": Pre(_words(r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+"), "Qwen2Tokenizer", {"type": "NFC"}),
+    "qwen35": Pre(_words(r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+"), FAST, {"type": "NFC"}),
     "smollm": Pre(_sequence({"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)), "GPT2Tokenizer"),
 }
 
@@ -181,6 +182,8 @@ def tokenizer_files(values: Mapping[str, Value]) -> dict[str, JsonObject]:
         config["add_bos_token"] = vocabulary.says("add_bos_token", adds_bos) and "bos_token" in config
         config["add_eos_token"] = vocabulary.says("add_eos_token", False) and "eos_token" in config
         parts["post_processor"] = _template(vocabulary, config)
+    if kind == "llama" and "add_space_prefix" in vocabulary.keys:
+        config["add_prefix_space"] = vocabulary.says("add_space_prefix", True)
     if isinstance(vocabulary.template, str):
         config["chat_template"] = vocabulary.template
     return {"tokenizer.json": parts, "tokenizer_config.json": config}

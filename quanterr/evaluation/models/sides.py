@@ -19,6 +19,7 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.base import RECIPE
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.evaluation.models.layouts import Layout
+from quanterr.evaluation.models.rows import RowsFile
 from quanterr.evaluation.running.rounding import DECLARED, NONE, Rounding
 from quanterr.formats import Weight
 from quanterr.kernel.decoding import read_into
@@ -190,6 +191,9 @@ class Candidate:
 
 
 def _recognize(side: CheckpointSide, name: str) -> Weight:
+    file = side.codes[name].file
+    if isinstance(file, RowsFile) and file.whole is not None:
+        return file.whole
     try:
         return side.recognize(name)
     except FormatMismatch as error:

@@ -80,8 +80,8 @@ def tokenizer_of(folder: ModelFolder) -> "PreTrainedTokenizerBase":
         raise UsageError(EXTRA) from error
     shown = folder.named("tokenizer.json")
     if not (folder.path / "tokenizer.json").exists():
-        why = folder.lacks.get("tokenizer.json", "missing")
-        raise CheckpointError(f"{shown}: {why}; or give token ids with --tokens ids.safetensors instead of a text")
+        why = folder.lacks.get("tokenizer.json", "missing; give")
+        raise CheckpointError(f"{shown}: {why} token ids with --tokens ids.safetensors instead of a text")
     try:
         return AutoTokenizer.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
