@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import quanterr
+from quanterr.evaluation.run import study
 from quanterr.evaluation.running import attention, tail
 
 FLOAT64 = 1e-9  # sums in another order
@@ -94,6 +95,19 @@ def test_a_model_that_changes_the_inputs_of_its_head_is_run_at_once(tmp_path, mo
     in_pieces(monkeypatch)
 
     assert alike(whole, quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS))
+
+
+def test_a_reference_is_in_pieces_as_well(tmp_path, monkeypatch):
+    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
+    in_pieces(monkeypatch)
+    study(original, save_reference=tmp_path / "reference", tokens=tokens, **OPTIONS)
+    beside = quanterr.evaluate(original, kv="fp8", tokens=tokens, **OPTIONS)
+    calls, compute = [], tail.Pieces.compute
+    monkeypatch.setattr(tail.Pieces, "compute", lambda *given: calls.append(given[1:]) or compute(*given))
+    found = quanterr.evaluate(original, reference=tmp_path / "reference", kv="fp8", tokens=tokens, **OPTIONS)
+
+    assert beside.candidates[0].scores == found.candidates[0].scores
+    assert (-24, -19) in calls
 
 
 def test_equal_masks_are_one(tmp_path, monkeypatch):

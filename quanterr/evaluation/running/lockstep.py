@@ -670,6 +670,7 @@ class BesideReference:
             names = complete(architecture.names(model, sides, candidate.names), sides)
             stream = Stream(model, names, candidate.get, self._inputs, architecture.device)
             self._running.append(Running(candidate, stream))
+        self._architecture, self._pieces = architecture, list[Pieces]()
 
     def __enter__(self) -> "BesideReference":
         return self
@@ -702,8 +703,9 @@ class BesideReference:
             if self._pace.stop.is_set():
                 raise Interrupted(STOPPED)
             base = None
+            in_pieces = self._run_in_pieces(batch, units, modes)
             for side, unit, mode in zip(self._running, units, modes, strict=True):
-                if not side.stream.waits(batch, unit):
+                if in_pieces or not side.stream.waits(batch, unit):
                     continue
                 with mode:
                     output = side.stream.run(batch)
@@ -724,3 +726,31 @@ class BesideReference:
         for unit in units:
             unit.free()
         give_back_memory()
+
+    def _run_in_pieces(self, batch: int, units: Sequence[Unit], modes: Sequence[RoundingMode]) -> bool:
+        """Run the heads, which are loaded, as :class:`Lockstep` does; return False if all is to be run at once."""
+        own, streams = self._batches[batch], [side.stream for side in self._running]
+        vocabulary = self._architecture.config.get_text_config().vocab_size
+        spans = spans_of_logits(len(own.raw), CAUSAL.count_rows(own.raw, own.scored), vocabulary)
+        heads = [head_of(stream.model, stream.units) for stream in streams]
+        waiting = all(stream.waits(batch, unit) for stream, unit in zip(streams, units, strict=True))
+        if len(spans) < 2 or heads != list(units) or not waiting:
+            return False
+        if not self._pieces:
+            given = self._inputs, self._architecture.device
+            self._pieces = [Pieces(stream, unit, *given) for stream, unit in zip(streams, units, strict=True)]
+        if not all(pieces.begin(batch) for pieces in self._pieces):
+            return False
+        hidden = self._reference.hidden(batch)
+        for first, last in spans:
+            rows = slice(hidden.shape[1] + first, hidden.shape[1] + last)
+            base = self._head(hidden[:, rows], self._inputs[batch])
+            for side, mode, pieces in zip(self._running, modes, self._pieces, strict=True):
+                with mode:
+                    other = pieces.compute(first, last)
+                mode.forget()
+                if not CAUSAL.measure_piece(base, other, first, own.raw, own.first, side.measures, own.scored):
+                    side.not_finite.add(LOGITS)
+        for pieces in self._pieces:
+            pieces.end()
+        return True
