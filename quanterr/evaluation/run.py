@@ -11,6 +11,7 @@ from quanterr.documents.kinds import KINDS
 from quanterr.documents.plan.model import Plan
 from quanterr.evaluation.beside_original import measure, measure_alone
 from quanterr.evaluation.beside_reference import measure_beside
+from quanterr.evaluation.running.attention import attention_in_pieces
 from quanterr.evaluation.running.linear import LinearLayers
 from quanterr.gates import PreparedRules, prepare
 from quanterr.options import EvaluateKeywords, EvaluateOptions
@@ -56,7 +57,7 @@ def evaluate_candidates(
 ) -> Evaluation:
     """Evaluate candidates as :func:`evaluate` does, by rules that were read before."""
     clock = Clock()
-    with device_memory(), LinearLayers(chosen.dtype):
+    with device_memory(), LinearLayers(chosen.dtype), attention_in_pieces():
         if chosen.reference is not None:
             found = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock)
         else:
@@ -71,5 +72,5 @@ def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[Evalu
     :func:`evaluate`.
     """
     chosen = EvaluateOptions(**options)
-    with device_memory(), LinearLayers(chosen.dtype):
+    with device_memory(), LinearLayers(chosen.dtype), attention_in_pieces():
         measure_alone(original, chosen)

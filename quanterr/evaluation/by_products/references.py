@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
 from quanterr.documents.base import Finding
 from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.evaluation.models.building import Architecture
 from quanterr.evaluation.models.folder import FILES, ModelFolder
-from quanterr.evaluation.models.units import Unit, units_of
-from quanterr.evaluation.running.workload import Inputs
+from quanterr.evaluation.models.units import units_of
+from quanterr.evaluation.running.tail import Tail, head_of
 from quanterr.findings import make_finding
 from quanterr.outputs.files import open_replacement
 from quanterr.pairing.sampling import sampled_rows
@@ -42,8 +42,7 @@ from quanterr.util.text import display
 from quanterr.version import __version__
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-    from transformers.utils import ModelOutput
+    pass
 
 SCHEMA, SCHEMA_VERSION = "quanterr.reference", "1.0"
 HEADER, TENSORS = "reference.json", "reference.safetensors"
@@ -81,57 +80,16 @@ def versions() -> dict[str, str]:
     return {"torch": torch.__version__, "transformers": version("transformers")}
 
 
-class _Body:
-    """The output of a model's body: hidden states, and None for any other attribute."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.last_hidden_state = hidden
-
-    def __getitem__(self, place: int | slice) -> object:
-        return (self.last_hidden_state,)[place]
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-class Head:
+class Head(Tail):
     """The head of a model and the code behind it, which turn hidden states into logits."""
 
     def __init__(self, architecture: Architecture, tensors: Mapping[str, Tensor]) -> None:
         """Load the head into a model that is otherwise empty; ``tensors`` are its weights, by names of the model."""
-        self._device = architecture.device
         self.model = architecture.build()
-        unit = head_of(self.model, units_of(self.model, self._device))
+        unit = head_of(self.model, units_of(self.model, architecture.device))
         assert unit is not None  # noqa: S101 - it was found when the reference was saved
-        unit.load({name: tensor.to(self._device) for name, tensor in tensors.items()})
-        self._hidden: Tensor | None = None
-        for body in _bodies(self.model):
-            body.forward = self._given
-
-    def _given(self, *_: object, **__: object) -> _Body:
-        assert self._hidden is not None  # noqa: S101 - set by the only caller
-        return _Body(self._hidden)
-
-    @torch.inference_mode()
-    def __call__(self, hidden: Tensor, inputs: Inputs) -> "ModelOutput":
-        """Return the model's result for these inputs if its head gets these hidden states."""
-        self._hidden = hidden.to(self._device)
-        on_device = {
-            key: value.to(self._device) if isinstance(value, Tensor) else value for key, value in inputs.items()
-        }
-        return self.model(**on_device)
-
-
-def head_of(model: nn.Module, units: Mapping[str, Unit]) -> Unit | None:
-    """Return the unit of a model's head; None if it has no head, or if the head is not a unit."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    return next((unit for unit in units.values() if unit.module is head), None)
-
-
-def _bodies(model: "PreTrainedModel") -> list[nn.Module]:
-    """Return the modules that a model may call before its head."""
-    found = [model.base_model, getattr(model.base_model, "decoder", None)]
-    return [body for body in found if isinstance(body, nn.Module) and body is not model]
+        unit.load({name: tensor.to(architecture.device) for name, tensor in tensors.items()})
+        super().__init__(self.model, architecture.device)
 
 
 class Reference:

@@ -30,7 +30,8 @@ from quanterr.evaluation.models.sides import Sides
 from quanterr.evaluation.models.units import Unit
 from quanterr.evaluation.running.batches import Batch
 from quanterr.evaluation.running.stepping import Stream
-from quanterr.evaluation.running.workload import CALLS, ENCODER, FoundMeasures, Measures
+from quanterr.evaluation.running.tail import Pieces
+from quanterr.evaluation.running.workload import CALLS, CAUSAL, ENCODER, FoundMeasures, Measures
 from quanterr.util.text import display
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # stored floats that runtimes compute in
@@ -104,6 +105,9 @@ class FloorRun:
         self._places = {place: n for n, place in enumerate(self._batches)}
         self._workload = architecture.workload
         self._stream: Stream | None = None
+        self._inputs: Sequence[dict[str, object]] = []
+        self._pieces: Pieces | None = None
+        self._device = architecture.device
         self._loaded: str | None = None  # name of the loaded unit
         self._products = _Products()
         self.dtype, self.reason = _own_dtype(sides), ""
@@ -120,6 +124,7 @@ class FloorRun:
         inputs = [own.workload.inputs(model, own.config, each.given, each.scored) for each in self._batches.values()]
         names = own.names(model, sides, sides.weights)
         self._stream = Stream(model, names, sides.get, inputs, own.device, recorded=own.workload is CALLS)
+        self._inputs = inputs
 
     def load(self, unit: str, tensors: Mapping[str, Tensor]) -> None:
         """Load a unit with the original's weights, unless it is loaded."""
@@ -151,6 +156,27 @@ class FloorRun:
             finite = self._workload.measure(base, result, batch.raw, batch.first, self._measures, batch.scored)
             if not finite:
                 self._end(f"the original's output is not finite in {_name(self.dtype)}")
+
+    def run_piece(self, place: int, unit: str, base: object, first: int, last: int) -> None:
+        """Run the head, which is loaded, for some positions; ``base`` is the original's result for them."""
+        if place in self._batches:
+            self._attempt(lambda: self._run_piece(place, unit, base, first, last))
+
+    def _run_piece(self, place: int, unit: str, base: Any, first: int, last: int) -> None:
+        stream, own, batch = self._stream, self._places[place], self._batches[place]
+        if stream is None:
+            return
+        if self._pieces is None:
+            self._pieces = Pieces(stream, stream.units[unit], self._inputs, self._device)
+        is_first = first == -CAUSAL.count_rows(batch.raw, batch.scored)
+        if is_first and not self._pieces.begin(own):
+            self._end("its logits are not what its head makes of its inputs")
+            return
+        result = self._pieces.compute(first, last)
+        if not CAUSAL.measure_piece(base, result, first, batch.raw, batch.first, self._measures, batch.scored):
+            self._end(f"the original's output is not finite in {_name(self.dtype)}")
+        elif not last:
+            self._pieces.end()
 
     def _attempt(self, action: Callable[[], object]) -> None:
         try:

@@ -54,11 +54,11 @@ class Scores:
     columns: dict[int, Tensor] = field(default_factory=dict)  # (14, tokens) float64 of each chunk, by its number
 
     def add(self, chunk: int, base: Tensor, other: Tensor, targets: Tensor, positions: Tensor) -> bool:
-        """Score a chunk: logits of both sides (T, V), the next tokens (T,) and their positions in the chunk (T,).
+        """Score a chunk, or more of it: logits of both sides (T, V), the next tokens (T,) and their positions (T,).
 
         Return whether all are finite.
         """
-        slabs, finite = [], True
+        slabs, finite = [self.columns[chunk]] if chunk in self.columns else [], True
         step = max((SLAB if base.device.type == "cpu" else DEVICE_SLAB) // base.shape[1], 1)
         for begin in range(0, len(targets), step):
             rows = slice(begin, begin + step)
@@ -76,8 +76,8 @@ class Scores:
             kld = log_p.sub_(log_q).mul_(p).nan_to_num_(nan=float("nan")).sum(-1)
             of_both = [nll, nll_q, kld, same, overlap, confidence, (-nll).exp(), (-nll_q).exp()]
             of_both += [confidence_q, first, first_q, target, positions[rows].to(base.device), accepted]
-            slabs.append(torch.stack([each.double().view(-1) for each in of_both]))
-        self.columns[chunk] = torch.cat(slabs, 1).cpu()
+            slabs.append(torch.stack([each.double().view(-1) for each in of_both]).cpu())
+        self.columns[chunk] = torch.cat(slabs, 1)
         return finite
 
     def result(self) -> JsonObject:

@@ -22,7 +22,7 @@ from quanterr.documents.evaluation.model import (
 )
 from quanterr.documents.evaluation.model import Scores as ReportedScores
 from quanterr.errors import CheckpointError, Interrupted, UsageError
-from quanterr.evaluation.by_products.references import SAVE, Head, Reference, head_of
+from quanterr.evaluation.by_products.references import SAVE, Head, Reference
 from quanterr.evaluation.denoisers.calls import Calls
 from quanterr.evaluation.measures.floor import FloorRun, FoundFloor
 from quanterr.evaluation.measures.routers import FoundRouters, Routers, RouterWatch
@@ -36,7 +36,9 @@ from quanterr.evaluation.models.units import Unit
 from quanterr.evaluation.running.batches import Batch, batches_of
 from quanterr.evaluation.running.rounding import RoundingMode
 from quanterr.evaluation.running.stepping import Stream
-from quanterr.evaluation.running.workload import CALLS, FoundMeasures, Measures
+from quanterr.evaluation.running.tail import Pieces, head_of
+from quanterr.evaluation.running.tail import spans_of as spans_of_logits
+from quanterr.evaluation.running.workload import CALLS, CAUSAL, FoundMeasures, Measures
 from quanterr.evaluation.texts.tokens import Chunks, spans_of
 from quanterr.util.platform import give_back_memory
 from quanterr.util.text import display, listed
@@ -209,7 +211,7 @@ class DraftRun:
         head = head_of(model, self.side.stream.units)
         if head is None:
             raise UsageError(f"{DRAFT} {display(candidate.checkpoint.path)}: {type(model).__name__} has no head")
-        self._head = head
+        self._head, self._pieces = head, Pieces(self.side.stream, head, inputs, own.device)
 
     def run_to_head(self, pace: RunSettings) -> None:
         """Run every unit but the head, which stays loaded, for every micro-batch.
@@ -242,6 +244,25 @@ class DraftRun:
         if hidden is not None and not are_finite(hidden):
             self.side.not_finite.add(unit.name)
         self.side.stream.resume(batch, output)
+
+    def measure_piece(self, batch: int, base: "ModelOutput", first: int, last: int) -> None:
+        """Compute the logits of some positions of a micro-batch and score them beside the original's.
+
+        Raises:
+            UsageError: the logits do not follow from the inputs of the head.
+        """
+        given = self._batches[batch]
+        if first == -CAUSAL.count_rows(given.raw, given.scored) and not self._pieces.begin(batch):
+            name = type(self.side.stream.model).__name__
+            raise UsageError(f"{DRAFT}: {name}'s logits are not what its head makes of its inputs: lower --context")
+        with self._mode:
+            result = self._pieces.compute(first, last)
+        self._mode.forget()
+        x, y = self._draft.cut(base), self._draft.cut(result)
+        if not CAUSAL.measure_piece(x, y, first, given.raw, given.first, self.side.measures, given.scored):
+            self.side.not_finite.add(LOGITS)
+        if not last:
+            self._pieces.end()
 
     def measure(self, batch: int, base: "ModelOutput") -> None:
         """Compute the logits of a micro-batch and score them beside the original's."""
@@ -305,7 +326,8 @@ class Lockstep:
         self.hidden: dict[int, Tensor] = {}  # inputs of the head, (chunks, positions, width), by micro-batch
         self.head: dict[str, Tensor] = {}  # its weights
         self._architecture, self._inputs = architecture, inputs
-        self._head = head_of(self.model, self._original.units) if pace.with_hidden else None
+        self._head = head_of(self.model, self._original.units) if self._workload.kind == CAUSAL.kind else None
+        self._pieces: list[Pieces] = []
         if pace.with_hidden and self._head is None:
             raise UsageError(f"{SAVE}: {type(self.model).__name__} has no head whose inputs could be kept")
 
@@ -385,7 +407,7 @@ class Lockstep:
         for own, loaded in zip(units, others, strict=True):
             own.load(loaded)
         modes = [side.mode(own, measures=True) for side, own in zip(self._others, units, strict=True)]
-        if unit is self._head:
+        if unit is self._head and self._pace.with_hidden:
             self.head = {name: tensor.clone() for name, tensor in tensors.items()}
         for batch in range(len(self._batches)):
             if self._pace.stop.is_set():
@@ -407,8 +429,10 @@ class Lockstep:
         watching: OutputErrors,
         modes: Sequence[RoundingMode],
     ) -> None:
-        if unit is self._head:
+        if unit is self._head and self._pace.with_hidden:
             self.hidden[self._batches[batch].number] = self._original.first_argument(batch).cpu()
+        if unit is self._head and self._run_in_pieces(batch, unit, tensors, watching, modes):
+            return
         with watching:
             output = self._original.run(batch)
         watching.settle()
@@ -419,7 +443,7 @@ class Lockstep:
         self._original.resume(batch, output)
         del output
         base = self._original.result(batch)
-        if base is not None and unit is self._head and not batch:
+        if base is not None and unit is self._head and self._pace.with_hidden and not batch:
             self._check_head(base)
         if self._floor is not None and base is not None:
             self._floor.load(unit.name, tensors)
@@ -447,6 +471,50 @@ class Lockstep:
                 own = self._batches[batch]
                 if not self._workload.measure(base, result, own.raw, own.first, side.measures, own.scored):
                     side.not_finite.add(LOGITS)
+
+    def _run_in_pieces(
+        self,
+        batch: int,
+        unit: Unit,
+        tensors: dict[str, Tensor],
+        watching: OutputErrors,
+        modes: Sequence[RoundingMode],
+    ) -> bool:
+        """Run the head, which is loaded, for some positions at a time; return False if all are to be run at once."""
+        assert isinstance(self._architecture, Architecture)  # noqa: S101 - denoisers have no head
+        own, vocabulary = self._batches[batch], self._architecture.config.get_text_config().vocab_size
+        rows = CAUSAL.count_rows(own.raw, own.scored)
+        spans = spans_of_logits(len(own.raw), rows, vocabulary)
+        streams = [self._original, *(side.stream for side in self._others)]
+        if len(spans) < 2 or self._swaps is not None or not all(stream.waits(batch, unit) for stream in streams):
+            return False
+        if not self._pieces:
+            device = self._architecture.device
+            self._pieces = [Pieces(each, each.units[unit.name], self._inputs, device) for each in streams]
+        if not all(pieces.begin(batch) for pieces in self._pieces):
+            return False
+        original, *others = self._pieces
+        if self._floor is not None:
+            self._floor.load(unit.name, tensors)
+        for first, last in spans:
+            with watching:
+                base = original.compute(first, last)
+            watching.settle()
+            for side, mode, pieces in zip(self._others, modes, others, strict=True):
+                with mode:
+                    other = pieces.compute(first, last)
+                mode.forget()
+                if not CAUSAL.measure_piece(base, other, first, own.raw, own.first, side.measures, own.scored):
+                    side.not_finite.add(LOGITS)
+                del other
+            if self._floor is not None:
+                self._floor.run_piece(batch, unit.name, base, first, last)
+            for draft in self._drafts:
+                draft.measure_piece(batch, base, first, last)
+            del base
+        for pieces in self._pieces:
+            pieces.end()
+        return True
 
     def _check_head(self, base: "ModelOutput") -> None:
         """Check that the kept inputs of the head give the same logits again.
@@ -602,6 +670,7 @@ class BesideReference:
             names = complete(architecture.names(model, sides, candidate.names), sides)
             stream = Stream(model, names, candidate.get, self._inputs, architecture.device)
             self._running.append(Running(candidate, stream))
+        self._architecture, self._pieces = architecture, list[Pieces]()
 
     def __enter__(self) -> "BesideReference":
         return self
@@ -634,8 +703,9 @@ class BesideReference:
             if self._pace.stop.is_set():
                 raise Interrupted(STOPPED)
             base = None
+            in_pieces = self._run_in_pieces(batch, units, modes)
             for side, unit, mode in zip(self._running, units, modes, strict=True):
-                if not side.stream.waits(batch, unit):
+                if in_pieces or not side.stream.waits(batch, unit):
                     continue
                 with mode:
                     output = side.stream.run(batch)
@@ -656,3 +726,31 @@ class BesideReference:
         for unit in units:
             unit.free()
         give_back_memory()
+
+    def _run_in_pieces(self, batch: int, units: Sequence[Unit], modes: Sequence[RoundingMode]) -> bool:
+        """Run the heads, which are loaded, as :class:`Lockstep` does; return False if all is to be run at once."""
+        own, streams = self._batches[batch], [side.stream for side in self._running]
+        vocabulary = self._architecture.config.get_text_config().vocab_size
+        spans = spans_of_logits(len(own.raw), CAUSAL.count_rows(own.raw, own.scored), vocabulary)
+        heads = [head_of(stream.model, stream.units) for stream in streams]
+        waiting = all(stream.waits(batch, unit) for stream, unit in zip(streams, units, strict=True))
+        if len(spans) < 2 or heads != list(units) or not waiting:
+            return False
+        if not self._pieces:
+            given = self._inputs, self._architecture.device
+            self._pieces = [Pieces(stream, unit, *given) for stream, unit in zip(streams, units, strict=True)]
+        if not all(pieces.begin(batch) for pieces in self._pieces):
+            return False
+        hidden = self._reference.hidden(batch)
+        for first, last in spans:
+            rows = slice(hidden.shape[1] + first, hidden.shape[1] + last)
+            base = self._head(hidden[:, rows], self._inputs[batch])
+            for side, mode, pieces in zip(self._running, modes, self._pieces, strict=True):
+                with mode:
+                    other = pieces.compute(first, last)
+                mode.forget()
+                if not CAUSAL.measure_piece(base, other, first, own.raw, own.first, side.measures, own.scored):
+                    side.not_finite.add(LOGITS)
+        for pieces in self._pieces:
+            pieces.end()
+        return True

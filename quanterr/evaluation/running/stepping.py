@@ -165,8 +165,14 @@ class Stream:
         result, forward.result = forward.result, None
         return result
 
+    def end(self, batch: int) -> None:
+        """End the forward of a micro-batch where it is."""
+        forward = self._forwards[batch]
+        forward.asked = None
+        if forward:  # it has begun and not ended
+            forward.throw()
+
     def close(self) -> None:
         """End all forwards."""
-        for forward in self._forwards:
-            if forward:  # it has begun and not ended
-                forward.throw()
+        for batch in range(len(self._forwards)):
+            self.end(batch)

@@ -100,9 +100,8 @@ class Causal:
     def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
         """Return the chunks; a model that can leave out logits computes none before the first scored one."""
         given = chunks if isinstance(chunks, Illustrated) else Illustrated(chunks, {})
-        length = given.ids.shape[1]
-        rows = length - (length // 2 if scored is None else _before_first(scored))
         images = {key: _in_dtype_of(model, value) for key, value in given.images.items()}
+        rows = self.count_rows(given.ids, scored)
         kept = {"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {}
         return inputs_of(model, given.ids) | images | kept
 
@@ -128,6 +127,31 @@ class Causal:
         rows = chunks.shape[1] - half
         pairs = ((x[-rows:-1], y[-rows:-1]) for x, y in zip(base.logits, other.logits, strict=True))
         return _score(to.scores, first, pairs, chunks, half + 1)
+
+    def count_rows(self, chunks: Tensor, scored: Tensor | None) -> int:
+        """Return the number of positions at the end of chunks whose logits are needed."""
+        return chunks.shape[1] - (chunks.shape[1] // 2 if scored is None else _before_first(scored))
+
+    def measure_piece(
+        self,
+        base: "ModelOutput",
+        other: "ModelOutput",
+        at: int,
+        chunks: Tensor,
+        first: int,
+        to: Measures,
+        scored: Tensor | None = None,
+    ) -> bool:
+        """Score logits that begin at position ``at``, counted from the end of the chunks, as :meth:`measure` does."""
+        width = chunks.shape[1]
+        places = torch.arange(base.logits.shape[1]) + width + at + 1  # of the predicted tokens
+        known = places < width
+        finite = []
+        for n in range(len(chunks)):
+            wanted = known if scored is None else known & scored[n, places.clamp(max=width - 1)]
+            x, y = (each[n][wanted.to(each.device)] for each in (base.logits, other.logits))
+            finite.append(to.scores.add(first + n, x, y, chunks[n, places[wanted]], places[wanted]))
+        return all(finite)
 
 
 class SequenceToSequence:

@@ -1,0 +1,116 @@
+"""The head of a model and the model's own code behind it, for the logits of some positions at a time.
+
+All logits of a long context would take far more memory than the model: 32,768 tokens of a vocabulary of 128,000 take
+8 GiB for each side, of the second half alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from quanterr.evaluation.models.units import Unit
+from quanterr.evaluation.running.stepping import Stream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
+
+WHOLE = 1 << 27  # logits of a micro-batch that are computed at once
+PIECE = 1 << 25  # logits of a piece of more
+
+
+class _Body:
+    """The output of a model's body: hidden states, and None for any other attribute."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, place: int | slice) -> object:
+        return (self.last_hidden_state,)[place]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class Tail:
+    """A model whose body gives given hidden states: its loaded head, and the code behind it, turn them into logits."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        """Replace the body of a model that needs it no more."""
+        self._model, self._device = model, device
+        self._hidden: Tensor | None = None
+        for body in _bodies(model):
+            body.forward = self._given
+
+    def _given(self, *_: object, **__: object) -> _Body:
+        assert self._hidden is not None  # noqa: S101 - set by the only caller
+        return _Body(self._hidden)
+
+    @torch.inference_mode()
+    def __call__(self, hidden: Tensor, inputs: Mapping[str, object]) -> "ModelOutput":
+        """Return the model's result for these inputs if its body gives these hidden states."""
+        self._hidden = hidden.to(self._device)
+        on_device = {
+            key: value.to(self._device) if isinstance(value, Tensor) else value for key, value in inputs.items()
+        }
+        return self._model(**on_device)
+
+
+class Pieces:
+    """The logits of a stream's micro-batches that wait for the head, which is loaded; positions count from the end."""
+
+    def __init__(
+        self, stream: Stream, head: Unit, inputs: Sequence[Mapping[str, object]], device: torch.device
+    ) -> None:
+        """Use the model of ``stream``, and ``inputs`` of its micro-batches."""
+        self._stream, self._head, self._inputs, self._device = stream, head, inputs, device
+        self._tail: Tail | None = None
+        self._batch, self._hidden = 0, torch.empty(0)
+
+    def begin(self, batch: int) -> bool:
+        """Keep the inputs of the head, (chunks, positions, width); return False if the logits do not follow from them.
+
+        Some models change what their body returns before the head gets it.
+        """
+        if self._tail is None:
+            self._tail = Tail(self._stream.model, self._device)
+        self._batch, self._hidden = batch, self._stream.first_argument(batch)
+        seen: list[Tensor] = []
+        watch = self._head.module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        self.compute(-1, 0)
+        watch.remove()
+        return len(seen) == 1 and torch.equal(seen[0], self._hidden[:, -1:])
+
+    def compute(self, first: int, last: int) -> "ModelOutput":
+        """Return the model's result for some positions, such as -2 to 0 for the last two."""
+        assert self._tail is not None  # noqa: S101 - begin() made it
+        rows = self._hidden.shape[1]
+        return self._tail(self._hidden[:, rows + first : rows + last], self._inputs[self._batch])
+
+    def end(self) -> None:
+        """End the forward of the micro-batch, whose result is not needed."""
+        self._stream.end(self._batch)
+        self._hidden = torch.empty(0)
+
+
+def spans_of(chunks: int, positions: int, vocabulary: int) -> list[tuple[int, int]]:
+    """Return the first and last positions of pieces, counted from the end; one span if they are computed at once."""
+    if chunks * positions * vocabulary <= WHOLE:
+        return [(-positions, 0)]
+    step = max(PIECE // (chunks * vocabulary), 1)
+    return [(first, min(first + step, 0)) for first in range(-positions, 0, step)]
+
+
+def head_of(model: nn.Module, units: Mapping[str, Unit]) -> Unit | None:
+    """Return the unit of a model's head; None if it has no head, or if the head is not a unit."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return next((unit for unit in units.values() if unit.module is head), None)
+
+
+def _bodies(model: "PreTrainedModel | nn.Module") -> list[nn.Module]:
+    """Return the modules that a model may call before its head."""
+    base = getattr(model, "base_model", None)
+    found = [base, getattr(base, "decoder", None)]
+    return [body for body in found if isinstance(body, nn.Module) and body is not model]

@@ -1,0 +1,132 @@
+"""Long contexts: logits and attention in pieces give what the whole gives."""
+
+import json
+
+import pytest
+import torch
+from msgspec.structs import asdict
+from safetensors.torch import save_file
+from support.small_models import ids, saved, stored
+from test_texts import CONVERSATIONS, PROMPT, TURNS, template, with_words
+from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+import quanterr
+from quanterr.evaluation.run import study
+from quanterr.evaluation.running import attention, tail
+
+FLOAT64 = 1e-9  # sums in another order
+CONTEXT = 48
+OPTIONS = {"context": CONTEXT, "dtype": "float64", "batch": 2}
+
+
+def in_pieces(patch, rows=5):
+    """Let logits of so many rows of two chunks be a piece, and attention of 7 queries."""
+    patch.setattr(tail, "WHOLE", 0)
+    patch.setattr(tail, "PIECE", rows * 2 * 96)
+    patch.setattr(attention, "ROOM", 7 * CONTEXT)
+    patch.setattr(attention, "LARGE", 0)
+
+
+def alike(one, other):
+    """Whether all numbers of two evaluations are the same, but for the order of sums."""
+    for x, y in zip(one.candidates, other.candidates, strict=True):
+        assert (x.name, x.verdict, x.not_finite) == (y.name, y.verdict, y.not_finite)
+        for key, value in asdict(x.scores).items():
+            same = None if value is None else pytest.approx(value, rel=FLOAT64, abs=1e-12)
+            assert same == asdict(y.scores)[key], key
+        assert [a.kld_mean for a in x.positions] == pytest.approx([b.kld_mean for b in y.positions], rel=FLOAT64)
+        for a, b in zip(x.weights, y.weights, strict=True):
+            assert (a.layer_name, a.block) == (b.layer_name, b.block)
+            assert pytest.approx(a.output_error, rel=FLOAT64) == b.output_error
+    return True
+
+
+# With a head of its own or none, a soft cap behind it, its own attention, windows, logits of all positions.
+@pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "gpt_oss", "mistral", "mixtral", "mamba"])
+def test_pieces_give_what_the_whole_gives(name, tmp_path, monkeypatch):
+    original, tokens = saved(name, tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
+    whole = quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS)
+    in_pieces(monkeypatch)
+    calls, compute = [], tail.Pieces.compute
+    monkeypatch.setattr(tail.Pieces, "compute", lambda *given: calls.append(given[1:]) or compute(*given))
+
+    assert alike(whole, quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS))
+    assert {(-24, -19), (-4, 0)} <= set(calls)
+
+
+def test_drafts_and_the_floor_are_in_pieces_as_well(tmp_path, monkeypatch):
+    original, draft = saved("llama", tmp_path / "original"), saved("llama", tmp_path / "small", num_hidden_layers=1)
+    half = {name: tensor.bfloat16() for name, tensor in stored(original).items()}
+    save_file(half, original / "model.safetensors", {"format": "pt"})
+    tokens = ids(tmp_path, 4 * CONTEXT)
+    whole = quanterr.evaluate(original, draft=draft, tokens=tokens, **OPTIONS)
+    in_pieces(monkeypatch)
+    found = quanterr.evaluate(original, draft=draft, tokens=tokens, **OPTIONS)
+
+    assert alike(whole, found)
+    assert whole.floor.scores.kld_mean > 0
+    assert pytest.approx(whole.floor.scores.kld_mean, rel=1e-4) == found.floor.scores.kld_mean  # it is in bfloat16
+
+
+def test_conversations_are_in_pieces_as_well(tmp_path, monkeypatch):
+    original = saved("llama", tmp_path / "original")
+    with_words(original)
+    template(original, TURNS + PROMPT)
+    lines = [{"messages": [{"role": r, "content": c} for r, c in one]} for one in CONVERSATIONS]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = {"against": "int8_row", "chat": tmp_path / "chat.jsonl", **OPTIONS}
+    whole = quanterr.evaluate(original, **options)
+    in_pieces(monkeypatch, 1)
+
+    assert alike(whole, quanterr.evaluate(original, **options))
+
+
+def test_a_model_that_changes_the_inputs_of_its_head_is_run_at_once(tmp_path, monkeypatch):
+    """The code behind its body would change them again."""
+
+    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
+        hidden = self.model(input_ids=input_ids, use_cache=False).last_hidden_state
+        return CausalLMOutputWithPast(logits=self.lm_head(2 * hidden[:, -logits_to_keep:]))
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
+    whole = quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS)
+    in_pieces(monkeypatch)
+
+    assert alike(whole, quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS))
+
+
+def test_a_reference_is_in_pieces_as_well(tmp_path, monkeypatch):
+    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
+    in_pieces(monkeypatch)
+    study(original, save_reference=tmp_path / "reference", tokens=tokens, **OPTIONS)
+    beside = quanterr.evaluate(original, kv="fp8", tokens=tokens, **OPTIONS)
+    calls, compute = [], tail.Pieces.compute
+    monkeypatch.setattr(tail.Pieces, "compute", lambda *given: calls.append(given[1:]) or compute(*given))
+    found = quanterr.evaluate(original, reference=tmp_path / "reference", kv="fp8", tokens=tokens, **OPTIONS)
+
+    assert beside.candidates[0].scores == found.candidates[0].scores
+    assert (-24, -19) in calls
+
+
+def test_equal_masks_are_one(tmp_path, monkeypatch):
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASKS
+
+    in_pieces(monkeypatch)
+    with attention.attention_in_pieces():
+        how = {"batch_size": 1, "q_length": CONTEXT, "kv_length": CONTEXT, "allow_is_causal_skip": False}
+        first, second = (MASKS["sdpa"](**how, device=torch.device("cpu")) for _ in range(2))
+        other = MASKS["sdpa"](**how | {"q_length": 8}, device=torch.device("cpu"))
+
+    assert first is second
+    assert other is not first
+
+
+def test_keys_of_a_long_context_are_rounded_whole(tmp_path, monkeypatch):
+    original = saved("mistral", tmp_path / "original")
+    tokens = ids(tmp_path, 4 * CONTEXT)
+    whole = quanterr.evaluate(original, kv="fp8_head", tokens=tokens, **OPTIONS)
+    in_pieces(monkeypatch)
+
+    assert alike(whole, quanterr.evaluate(original, kv="fp8_head", tokens=tokens, **OPTIONS))
