@@ -1,5 +1,6 @@
 """The metadata of a GGUF file, which describes its model."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,6 +46,12 @@ class GgufMetadata:
         """Return the number of key and value heads of a block, by default the number of query heads."""
         found = self.get_model_int("attention.head_count_kv", block)
         return self.heads(block) if found is None else found
+
+    def predicts(self, name: str) -> bool:
+        """Return whether a tensor is of the last blocks, which only predict tokens further ahead."""
+        block = re.match(r"blk\.(\d+)\.", name)
+        count, further = (self.get_model_int(key) or 0 for key in ("block_count", "nextn_predict_layers"))
+        return block is not None and further > 0 and int(block[1]) >= count - further
 
 
 def _as_int(value: Value | None) -> int | None:

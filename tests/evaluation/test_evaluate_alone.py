@@ -250,6 +250,13 @@ def test_an_evaluation_of_a_file_alone_is_that_beside_its_folder(sides):
         assert one.scores.kld_mean > 1e-6
 
 
+def test_blocks_that_predict_further_tokens_take_no_part(tmp_path):
+    (_, path), (_, candidate) = (converted("qwen3_5", tmp_path / kind, kind) for kind in ("F32", "Q8_0"))
+    save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
+    found = quanterr.evaluate(path, candidate, tokens=tmp_path / "ids.safetensors", context=16)
+    assert (found.verdict, found.candidates[0].missing) == ("pass", [])
+
+
 def test_a_plan_of_a_file_alone_is_verified_and_names_its_tensors(sides, tmp_path):
     options = {"text": sides / "text.txt", "context": 32}
     study(sides / "model.gguf", sensitivity=tmp_path / "s.json", **options)

@@ -143,8 +143,15 @@ class Architecture:
         return ConversionNames(model, stored)
 
     def counterparts(self, sides: Sides, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
-        """Return the original for each candidate, always itself: models of transformers have only one naming."""
-        return [Counterpart(sides) for _ in candidates]
+        """Return the original for each candidate, always itself: models of transformers have only one naming.
+
+        The model of a GGUF file has no blocks that predict further tokens, which other files may have.
+        """
+        described = [each.gguf if sides.checkpoint.source else None for each in candidates]
+        return [
+            Counterpart(sides, frozenset(name for name in each.entries if metadata and metadata.predicts(name)))
+            for each, metadata in zip(candidates, described, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ of the model must be in the file, and every tensor of the file in the model: a c
 """
 
 import os
-import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -114,7 +113,7 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
     found = pair(Checkpoint(checkpoint.path, "model", (), described, config=fields), checkpoint, LayerSelection(()))
     left = {item.name for item in found.leftovers if item.bucket is not Bucket.CONSUMED}
     left |= {each.name for each in found.pairs if each.name not in shapes}
-    left = {name for name in left if not _predicts(checkpoint, name)}
+    left = {name for name in left if checkpoint.gguf is None or not checkpoint.gguf.predicts(name)}
     if left:
         lacks, extra = sorted(left & shapes.keys()), sorted(left - shapes.keys())
         lacking = f"it lacks {listed(lacks, 3)} of the model, or has another shape of it" if lacks else ""
@@ -123,15 +122,6 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
         both = "; ".join(text for text in (lacking, unknown, next(unread, "")) if text)
         raise CheckpointError(f"{where}: {type(model).__name__} is not its model: {both}; {INSTEAD}")
     return {each.name: _entry(each, shapes[each.name], where) for each in found.pairs}
-
-
-def _predicts(checkpoint: Checkpoint, name: str) -> bool:
-    """Return whether a tensor of a file is of the last blocks, which only predict further tokens."""
-    metadata, block = checkpoint.gguf, re.match(r"blk\.(\d+)\.", name)
-    if metadata is None or block is None:
-        return False
-    count, further = (metadata.get_model_int(key) or 0 for key in ("block_count", "nextn_predict_layers"))
-    return int(block[1]) >= count - further
 
 
 def _saved_shapes(model: "PreTrainedModel") -> Mapping[str, Shape]:
