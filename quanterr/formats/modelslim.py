@@ -27,7 +27,8 @@
     weight[r, c] = e2m1(code[r, c]) * 2^(weight_scale[r, c // 32] - 127) * weight_dual_scale[r, c // 512]
 
 quant_model_description.json names the type of each tensor. A deq_scale that is not the product of the scales beside it
-is refused: runtimes follow it, other readers the scales. W8A8_MXFP8, W4A8_MXFP and W4A4_MXFP4 are mxfp8 and mxfp4.
+is refused: runtimes follow it, other readers the scales. So are codes of 8 bits that are declared as 4. W8A8_MXFP8,
+W4A8_MXFP and W4A4_MXFP4 are mxfp8 and mxfp4. vllm-ascend loads no second scales; SGLang rounds their products to F16.
 
 Reference: msmodelslim 26.1.0 (PyPI), core/quant_service/modelslim_v1/save/ascendv1.py, ir/api/impl/int_quantization.py,
 pytorch/llm_ptq/llm_ptq_tools/calibrator/calibrator_classes/fake_quantize/w8a8_fakequantizer.py;
@@ -56,6 +57,7 @@ from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display
 
 MX, DUAL = 32, 512  # columns that share an exponent, and a second scale
+SAMPLE = 1 << 16  # codes that are looked at: enough to tell 8 bits from 4
 BFLOAT16 = 2.0**-8  # greatest relative distance of neighbours: the producer may round a product so
 ANY = FLOATS | INT8 | frozenset({"I32", "I64"})
 SCALE = PartSpec(("{weight}_scale",), FLOATS)
@@ -104,6 +106,8 @@ def fit_bytes(parts: Parts) -> Weight | None:
     elif not scale:
         raise FormatMismatch(f"its weight_scale is missing, without which {offset} says nothing")
     bits, declared = _find_bits(parts)
+    if bits == 4:
+        _check_four_bits(codes, declared)
     levels = OF_DTYPE[codes.dtype] if codes.dtype in OF_DTYPE and bits == 8 else signed_bytes(bits)
     of_rows = partial(read_of_rows, "scale", scale, blocks.n) if scale else partial(_divide, parts)
     zero = partial(read_of_rows, "zero_point", offset, blocks.n) if offset else None
@@ -239,6 +243,19 @@ def _find_bits(parts: Parts) -> tuple[int, str]:
     if declared not in TYPES:
         raise FormatMismatch(f"quant_model_description.json declares {display(declared)}, which is not supported")
     return TYPES[declared].bits, f"declared {declared}, "
+
+
+def _check_four_bits(codes: Entry, declared: str) -> None:
+    """Check that the first codes have 4 bits: runtimes drop the others of a layer of 8 bits that is declared so.
+
+    Raises:
+        FormatMismatch: one has more.
+    """
+    first = torch.frombuffer(bytearray(codes.file.read(codes.offset, min(codes.nbytes, SAMPLE))), dtype=torch.int8)
+    if len(first) and (int(first.min()) < -8 or int(first.max()) > 7):
+        raise FormatMismatch(
+            f"{declared}but {codes} has codes from {int(first.min())} to {int(first.max())}, not of 4 bits"
+        )
 
 
 def _check_deq_scale(parts: Parts, rows: int) -> None:

@@ -20,6 +20,7 @@ apply_paroquant_rotation_reference, nn_modules/qlinear/paroquant.py.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 
 PACKING = Packing("interleaved", 4)
+AT_ONCE = 1 << 16  # elements that are turned together, which stay in the cache
 NEEDS = {
     "codes": PartSpec(("{module}.qweight",), WORDS),
     "scale": SCALE,
@@ -93,25 +95,67 @@ def dequantize(parts: Parts, coded: Dequantize, padded: Padded, chunk: Chunk, wo
 
 def _dequantize_blocks(parts: Parts, coded: Dequantize, chunk: Chunk, workspace: Workspace) -> Values:
     values = coded(chunk, workspace).weight
-    columns = slice(chunk.col, chunk.stop_col)
-    wide = workspace.buffer("wide", chunk.shape, torch.float64).copy_(values)
-    theta, pairs = (workspace.read_whole(role, parts[role]) for role in ("theta", "pairs"))
+    turns = _find_turns(parts, chunk, workspace)
+    factors = workspace.read_whole("channel_scales", parts["channel_scales"]).view(-1, 1).double()
+    rows, size = chunk.shape[0], parts.codes.shape[0] // parts["scale"].shape[0]
+    step = max(1, AT_ONCE // (rows * size)) * size
+    for left in range(0, chunk.shape[1], step):
+        part = values[:, left : left + step]
+        turned = _turn_back(part, turns, left, workspace)
+        part.copy_(turned.mul_(factors[chunk.col + left : chunk.col + left + part.shape[1]]).t())
+    return Values(values)
+
+
+class Turns(NamedTuple):
+    """For each rotation from the last to the first: where the columns of its pairs then are, and their angles.
+
+    A rotation leaves the first columns of a block's pairs before the second; ``home`` is where each column is at last.
+    """
+
+    places: list[tuple[Tensor, Tensor]]  # (blocks, pairs of a block) each
+    angles: list[tuple[Tensor, Tensor]]  # cosines and sines, the same shape, float64
+    home: Tensor  # (blocks, columns of a block)
+
+
+def _find_turns(parts: Parts, chunk: Chunk, workspace: Workspace) -> Turns:
     cols, size = parts.codes.shape[0], parts.codes.shape[0] // parts["scale"].shape[0]
-    first = torch.arange(0, chunk.shape[1], size, device=workspace.device)[:, None]
-    halves = slice(chunk.col // 2, chunk.stop_col // 2)
-    for angles, pair in zip(theta.view(-1, cols // 2).flip(0), pairs.view(-1, cols).flip(0), strict=True):
-        places = (pair[columns].view(-1, size).long() + first).view(-1, 2)
-        _turn_back(wide, places, angles[halves].double())
-    factors = workspace.read_whole("channel_scales", parts["channel_scales"]).view(-1)[columns].double()
-    return Values(values.copy_(wide.mul_(factors)))
+    theta, pairs = (workspace.read_whole(role, parts[role]) for role in ("theta", "pairs"))
+    angles = theta.view(-1, cols // 2)[:, chunk.col // 2 : chunk.stop_col // 2].double().flip(0)
+    pairs = pairs.view(-1, cols)[:, chunk.col : chunk.stop_col].long().flip(0).view(len(angles), -1, size // 2, 2)
+    where = torch.arange(size, device=workspace.device).expand(pairs.shape[1], -1)
+    places = []
+    for one, other in zip(pairs[..., 0], pairs[..., 1], strict=True):
+        places.append((where.gather(1, one), where.gather(1, other)))
+        where = torch.cat([one, other], 1).argsort(1)
+    halves = angles.view(len(angles), -1, size // 2)
+    return Turns(places, list(zip(halves.cos(), halves.sin(), strict=True)), where)
 
 
-def _turn_back(values: Tensor, places: Tensor, angles: Tensor) -> None:
-    """Turn pairs of columns, (pairs, 2), of values, (r, c) float64, by angles, (pairs,), in place."""
-    one, other = (values.index_select(1, place) for place in places.unbind(1))
-    cos, sin = angles.cos(), angles.sin()
-    values.index_copy_(1, places[:, 0], one * cos - other * sin)
-    values.index_copy_(1, places[:, 1], one.mul_(sin).add_(other.mul_(cos)))
+def _turn_back(values: Tensor, turns: Turns, left: int, workspace: Workspace) -> Tensor:
+    """Return blocks of columns from ``left`` on, (r, c), with all pairs turned back: (c, r) float64.
+
+    Columns are rows here, so that each is moved as a whole.
+    """
+    shape, size = (values.shape[1], values.shape[0]), turns.home.shape[1]
+    held, made, one, other, product = (
+        workspace.buffer(name, (shape[0] // halved, shape[1]), torch.float64)
+        for name, halved in (("held", 1), ("made", 1), ("one", 2), ("other", 2), ("product", 2))
+    )
+    held.copy_(values.t())
+    blocks = slice(left // size, (left + shape[0]) // size)
+    first = torch.arange(0, shape[0], size, device=workspace.device).unsqueeze(1)
+    for places, angles in zip(turns.places, turns.angles, strict=True):
+        for place, taken in zip(places, (one, other), strict=True):
+            torch.index_select(held, 0, (place[blocks] + first).view(-1), out=taken)
+        cos, sin = (factor[blocks].reshape(-1, 1) for factor in angles)
+        firsts, seconds = made.view(-1, 2, size // 2, shape[1]).unbind(1)
+        torch.mul(other, sin, out=product)
+        torch.sub(torch.mul(one, cos, out=held[: len(one)]), product, out=product)
+        firsts.copy_(product.view(firsts.shape))
+        one.mul_(sin).add_(other.mul_(cos))
+        seconds.copy_(one.view(seconds.shape))
+        held, made = made, held
+    return torch.index_select(held, 0, (turns.home[blocks] + first).view(-1), out=made)
 
 
 FORMATS = (Format("paroquant", NEEDS, fit, summary="ParoQuant: 4-bit integers of columns that were rotated in pairs"),)

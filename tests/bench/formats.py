@@ -164,6 +164,20 @@ def made(m: int, k: int) -> Iterator[Tensors]:
     }
     vptq = {"X.indices": codes(1, m // 8, k * 16 // 32, dtype=torch.int32)}
     yield vptq | {"X.centroids.weight": scales(1, 65536 * 8, **half)}
+    ascend = {"X.weight_scale": scales(m, 1), "X.weight_offset": torch.zeros(m, 1)}
+    yield {"X.weight": codes(m, k, dtype=torch.int8), **ascend}
+    yield {"X.weight": codes(m // 2, k, dtype=torch.int8), **ascend}
+    yield {"X.weight": fp8(m, k), **ascend}
+    second = {"X.weight_scale": exponents(m, k // 32), "X.weight_dual_scale": scales(m, k // 512, 1)}
+    yield {"X.weight": codes(m, k // 2), **second}
+    yield {"X.weight": codes(m, k // 2, dtype=torch.int8), "X.weight_scale_inv": scales(m, k // 128)}
+    yield {"X.weight": codes(m * k // 2), "X.scale": scales(m, 16)}
+    turned = {"X.qweight": codes(k, m // 8, dtype=torch.int32), "X.qzeros": codes(k // 128, m // 8, dtype=torch.int32)}
+    turned |= {"X.scales": scales(k // 128, m, **half), "X.channel_scales": scales(1, k, **half)}
+    turned |= {"X.theta": scales(8, k // 2, **half), "X.pairs": torch.arange(128).repeat(8, k // 128).short()}
+    yield turned
+    of_kernel = {"X.B": codes(k // 16, 2 * m, dtype=torch.int32), "X.s_channel": scales(1, m)}
+    yield of_kernel | {"X.s_group": scales(k // 128, m, **half)}
 
 
 def described(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:

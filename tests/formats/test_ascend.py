@@ -83,6 +83,11 @@ class TestTypes:
 
         assert ("error", True) == (severity, f"declares {declared}, which is not supported" in message)
 
+    def test_that_have_fewer_bits_than_the_codes_are_refused(self, tmp_path):
+        ((_, message),) = told(changed(tmp_path, ALL, {"w8a16.weight": "W4A4_DYNAMIC"}), "not_read")
+
+        assert "declared W4A4_DYNAMIC, but w8a16.weight (I8 [8, 64]) has codes from -" in message
+
     def test_codes_that_no_description_names_are_undeclared(self, tmp_path):
         path = changed(tmp_path, ALL)
         (path / DESCRIPTION).unlink()
