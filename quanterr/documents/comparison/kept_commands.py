@@ -102,8 +102,8 @@ def _llama_quantize(report: Report) -> Words:
     formats = [name for name, _ in sizes.most_common() if name not in UNQUANTIZED]
     stay = [(_llama_name(layer.layer_name), UNQUANTIZED[layer.format]) for layer in _list_unquantized(report)]
     word = tensor_type("{pattern}", "bf16")
-    kinds = {name.removeprefix(GGUF) for name in formats}
-    if not formats or not kinds <= LLAMA_QUANTIZE or not all(map(all, stay)):
+    are_known = all(name.startswith(GGUF) and name.removeprefix(GGUF) in LLAMA_QUANTIZE for name in formats)
+    if not formats or not are_known or not all(map(all, stay)):
         return Words("llama-quantize", False, "", word, "\n", "")
     kind = formats[0].removeprefix(GGUF)
     name = GGUF_FILES.get(kind) or GGUF_MIXTURES.get(kind) or kind.upper()
