@@ -32,7 +32,7 @@ what is left of a word, w ^ w >> 1, is two bytes of its codes.
 
 Each operation rounds to float32: for a float16 d the last one alone.
 
-Reference: ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/iqk/iqk_quantize.cpp dequantize_row_iq2_k … q8_KV_r8,
+Reference: ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp dequantize_row_iq2_k … q8_KV_r8,
 ggml/src/ggml-quants.c dequantize_row_q6_0.
 """
 

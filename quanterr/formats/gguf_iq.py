@@ -32,7 +32,7 @@ front of the blocks of each row, and blocks of 32 elements; the element of IQ1_M
 scales of 4 bits.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_iq1_s … iq3_s; the grids:
-shared/ggml_grids.py. Interleaved: ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/iqk/iqk_quantize.cpp
+shared/ggml_grids.py. Interleaved: ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp
 dequantize_row_iq1_s_r4 … iq3_s_r4.
 """
 

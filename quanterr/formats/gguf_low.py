@@ -31,7 +31,7 @@ A fork of llama.cpp (PrismML) stores blocks of 128 elements in 34 bytes under th
 its tensors are not at the offsets that Q2_0 implies.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_tq1_0, tq2_0, q1_0, q2_0;
-ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/iqk/iqk_quantize.cpp dequantize_row_iq1_bn, iq2_bn, iq2_bn_r4.
+ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp dequantize_row_iq1_bn, iq2_bn, iq2_bn_r4.
 """
 
 from functools import cache, partial

@@ -19,7 +19,7 @@ IQ1_KT: the upper half of a byte of scales has the highest bits of four indices.
 eight indices, and bits 8 to 31 are the highest three of each. The other places are below, in the notation of
 shared/ggml_fields.py. Each operation rounds to float32.
 
-Reference: ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/iqk/iqk_quantize.cpp QuantizerIQKT::set_values,
+Reference: ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp QuantizerIQKT::set_values,
 dequantize_row_iq1_kt … iq4_kt.
 """
 

@@ -93,8 +93,8 @@ TWO_SCALES = {
 def fit_bytes(parts: Parts) -> Weight | None:
     """Return the weight if there are offsets, or a deq_scale, for a code in each byte."""
     codes, scale, offset = parts.codes, parts.get("scale"), parts.get("zero_point")
-    if not offset and not parts.get("deq_scale"):
-        return None
+    if parts.hints.labels or not (offset or parts.get("deq_scale")):
+        return None  # a label is ComfyUI's
     if len(codes.shape) != 2:
         raise FormatMismatch(f"codes of ModelSlim are (rows, cols), not {codes}")
     rows, cols = codes.shape

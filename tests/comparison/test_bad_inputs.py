@@ -482,12 +482,12 @@ GGUF = [
         "nnn: name of 5000 characters; the limit is 4096"),
     Row(52, "a shard missing", path(split), UNREADABLE, "1 of 2 shards missing: y-00002-of-00002.gguf"),
     Row(53, "split otherwise", path(split_otherwise), UNREADABLE, "y-00001-of-00002.gguf: shard 1 of 3 (split.no, spl"),
-    Row(71, "an unknown type", unknown_type(99), INCONCLUSIVE,
-        ("2 of 2 original tensors compared", "c: unknown type id 99 (the file may be newer than quanterr")),
+    Row(71, "an unknown type", unknown_type(190), INCONCLUSIVE,
+        ("2 of 2 original tensors compared", "c: unknown type id 190 (the file may be newer than quanterr")),
     Row(71, "a removed type", unknown_type(4), INCONCLUSIVE,
         ("2 of 2 original tensors compared", "c: type Q4_2 (id 4), which llama.cpp has removed")),
-    Row(71, "an unknown type, not selected", unknown_type(99, "-l", "a,b"), OK,
-        ("quanterr: warning: ", "c: unknown type id 99")),
+    Row(71, "an unknown type, not selected", unknown_type(190, "-l", "a,b"), OK,
+        ("quanterr: warning: ", "c: unknown type id 190")),
 ]  # fmt: skip
 
 
@@ -622,8 +622,8 @@ BESIDE = [
     Row(57, "no config.json", whole(), OK, "3 of 3 original tensors compared"),
     Row(58, "config.json is cut off", configured(b'{"quantization_config": {'), OK,
         ("quanterr: warning: ", "config.json: ignored: is not valid UTF-8 JSON at byte 25", "3 of 3 original")),
-    Row(58, "config.json is huge", configured(b"", 2**24 + 1), OK,
-        ("quanterr: warning: ", "config.json: ignored: 16777217 bytes; the limit is 16777216")),
+    Row(58, "config.json is huge", configured(b"", 2**26 + 1), OK,
+        ("quanterr: warning: ", "config.json: ignored: 67108865 bytes; the limit is 67108864")),
     Row(58, "config.json holds NaN", configured(b'{"rope_theta": NaN, "x": Infinity}'), OK, "3 of 3 original"),
     Row(59, "config.json declares fp8, nothing is scaled",
         lambda folder: (*configured(FP8_CONFIG)(folder)[:2],

@@ -851,7 +851,8 @@ class TestMassiveActivations:
 
 @pytest.mark.parametrize(("context", "read"), [(16, 4), (300, 4), (512, 2), (4096, 2)])
 def test_the_floor_reads_chunks_until_they_have_a_thousand_tokens(context, read):
-    batches = [Batch(n, torch.zeros(1, context), None, context, n, n) for n in range(6)]
+    given = torch.zeros(1, context)
+    batches = [Batch(n, given, given, context, n, n) for n in range(6)]
     architecture = SimpleNamespace(workload=CAUSAL)
 
     assert list(range(read)) == [n for n, batch in enumerate(batches) if floor._is_read(architecture, batch)]

@@ -47,6 +47,7 @@ NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, numbers tha
     "gguf_iq4_kt",
     "gguf_q8_k_r8",
     "nunchaku_bias",
+    "paroquant",
     "quip_sharp",
     "spqr",
     "vptq",

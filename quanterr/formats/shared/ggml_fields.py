@@ -11,7 +11,7 @@ colon those of the field's index in its byte:
 So fields of 4 bits at "7653210:4" are the codes of 256 elements in 128 bytes: byte 16 a + j has those of elements
 32 a + j and 32 a + 16 + j. At "76524kk10:3", the codes of four rows are interleaved by words of 32 bits.
 
-Reference: ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/ggml-common.h (block_…), ggml/src/iqk/iqk_quantize.cpp
+Reference: ikawrakow/ik_llama.cpp@8337e4cd ggml/src/ggml-common.h (block_…), ggml/src/iqk/iqk_quantize.cpp
 (dequantize_row_…).
 """
 

@@ -1,6 +1,6 @@
 """Types of ik_llama.cpp that interleave rows of llama.cpp's types: the same numbers in another order.
 
-Reference: ikawrakow/ik_llama.cpp (8337e4cd) ggml/src/iqk/iqk_quantize.cpp repack_…, dequantize_row_…_r4, …_r8.
+Reference: ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp repack_…, dequantize_row_…_r4, …_r8.
 """
 
 from collections.abc import Mapping
