@@ -38,7 +38,7 @@ PIPELINE = "model_index.json"  # at the root of a pipeline of diffusers
 DENOISERS = ("transformer", "transformer_2", "unet")  # folders of a pipeline
 WHOLE = "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index beside it
 MAX_INDEX = 256 * 2**20
-MAX_CONFIG = 64 * 2**20
+MAX_CONFIG, MAX_NAMES = 16 * 2**20, 64 * 2**20  # of a file that names each tensor
 
 
 def open_checkpoint(
@@ -364,10 +364,11 @@ def _read_configs(folder: Place, names: Iterable[str]) -> tuple[JsonObject, list
     """
     found: JsonObject = {}
     notes = []
+    limits = dict.fromkeys((ASCEND_CONFIG, SINQ_CONFIG), MAX_NAMES)
     for name in (*CONFIGS, *([SINQ_CONFIG] if any(name.endswith(SINQ_CODES) for name in names) else [])):
         path = folder / name
         try:
-            found[name] = strict_json.loads(read_small_file(path, MAX_CONFIG), lenient=True)
+            found[name] = strict_json.loads(read_small_file(path, limits.get(name, MAX_CONFIG)), lenient=True)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, CheckpointError) as error:

@@ -62,7 +62,7 @@ FAMILIES = (
     ),
     _make_family("SINQ", "sinq", "sinq"),
     _make_family("QQQ", "qqq", "qqq"),
-    _make_family("ParoQuant", "paroquant", "paroquant", "qweight"),
+    _make_family("ParoQuant", "paroquant", "paroquant"),
     _make_family("W4AFP8", "w4afp8", "w4afp8"),
     _make_family("HQQ", "hqq", "hqq", has_own=True),
     _make_family("EETQ", "eetq", "eetq"),

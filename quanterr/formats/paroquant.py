@@ -30,7 +30,6 @@ from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Par
 from quanterr.formats.shared.awq_gemm import attach_gemm_decoder
 from quanterr.formats.shared.bit_packing import Packing
 from quanterr.formats.shared.column_groups import ColumnBlocks
-from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 
@@ -78,7 +77,6 @@ def fit(parts: Parts) -> Weight:
         uniform_bits=4,
         scale=scale,
         evidence=(f"4-bit codes {codes}, {rotations} rotations of pairs in blocks of {size} columns",),
-        warnings=check_quant_method(parts, "paroquant"),
     )
 
 

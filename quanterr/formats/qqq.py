@@ -25,7 +25,6 @@ from torch import Tensor
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
-from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.formats.shared.gptq_awq_common import WORDS
 from quanterr.kernel.levels import INT4
 
@@ -63,7 +62,6 @@ def fit(parts: Parts) -> Weight:
         levels=None if grouped else INT4.scaled,
         scale=channel,
         evidence=(f"4-bit codes {codes}, {channel}, groups of {blocks.size} columns",),
-        warnings=check_quant_method(parts, "qqq"),
     )
 
 

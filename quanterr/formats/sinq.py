@@ -34,7 +34,6 @@ from quanterr.formats.base import (
     Weight,
     Workspace,
 )
-from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.formats.shared.gptq_awq_common import FLOATS
 from quanterr.formats.shared.segmented_packing import PACKINGS, Planes
@@ -103,7 +102,6 @@ def fit(parts: Parts) -> Weight:
         levels=None if layout.table else Levels(0x00, 0xFF, 0.0, last, at=(0.0, last)),
         block_size=(1, layout.size),
         evidence=(f"{layout.planes.bits}-bit codes {parts.codes}, groups of {layout.size}, a scale per column",),
-        warnings=check_quant_method(parts, "sinq"),
     )
 
 
