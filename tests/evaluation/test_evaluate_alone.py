@@ -144,11 +144,17 @@ def test_a_files_tokenizer_gives_the_same_tokens(tokenizers):
         ("llama", {"llama.rope.dimension_count": 8}, "rope.dimension_count is 8, and heads have 16 elements"),
         ("llama", {"llama.attention.value_length": 8}, "heads of keys have 16 elements, those of values 8"),
         ("llama", {"llama.attention.head_count": [4, 2]}, "head_count differs from block to block"),
-        ("llama", {"llama.block_count": 3}, "and 6 more of the model, or has another shape of it"),
-        ("llama", {"llama.block_count": 1}, "the model lacks 9 tensors of it, "),
+        ("llama", {"llama.block_count": 3}, "llama.block_count is 3, and tensors are of 2 blocks"),
+        (
+            "llama",
+            {"llama.embedding_length": 32},
+            "and 18 more of the model, or has another shape",
+        ),
+        ("llama", {"llama.context_length": 1 << 30}, "llama.context_length is 1,073,741,824, which no model has"),
         ("llama3", {"llama.rope.scaling.type": "linear"}, "rope_freqs.weight is stored, and rotations are scaled as"),
         ("qwen2_yarn", {"qwen2.rope.scaling.yarn_attn_factor": 2.0}, "yarn_attn_factor may change what the model"),
-        ("phi3_long", {"general.architecture": "llama"}, "llama.context_length is missing"),
+        ("phi3_long", {"general.architecture": "llama"}, "llama.block_count is missing"),
+        ("phi3", {"phi3.rope.dimension_count": 7}, "rope.dimension_count is 7, of heads of 16 elements"),
         ("bert", {"bert.attention.causal": True}, "bert.attention.causal is not false"),
         ("smollm3", {}, "no config follows from the metadata of the architecture smollm3 yet"),
     ],
@@ -159,6 +165,12 @@ def test_what_is_not_understood_is_refused_by_name(name, changed, said, tmp_path
         as_original(checkpoint, None)
     assert said in str(found.value)
     assert "with --config FOLDER" in str(found.value)
+
+
+def test_what_transformers_refuses_is_an_error_of_the_file(tmp_path):
+    _, path = converted("llama", tmp_path, **{"llama.attention.head_count": 3})
+    with open_checkpoint(path) as checkpoint, pytest.raises(quanterr.CheckpointError, match="transformers refuses it"):
+        as_original(checkpoint, None)
 
 
 @pytest.mark.parametrize(

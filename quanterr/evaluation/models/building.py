@@ -38,7 +38,8 @@ def read_config(folder: ModelFolder) -> "PretrainedConfig":
 
     Raises:
         UsageError: transformers is not installed.
-        CheckpointError: config.json is missing, damaged or quantized, or transformers lacks the architecture.
+        CheckpointError: config.json is missing, damaged or quantized, or transformers lacks the architecture or refuses
+            a value.
     """
     try:
         from transformers import AutoConfig
@@ -55,6 +56,8 @@ def read_config(folder: ModelFolder) -> "PretrainedConfig":
             f"{shown}: transformers has no model {name}; a newer version may "
             "(models with code of their own are not run)"
         ) from error
+    except Exception as error:  # what validates a config raises errors of its own
+        raise CheckpointError(f"{shown}: transformers refuses it: {display(str(error), 300)}") from error
 
 
 def read_denoiser_config(

@@ -22,7 +22,7 @@ from quanterr.pairing.converters.llama_cpp import DERIVED
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display, listed
+from quanterr.util.text import count, display, listed
 
 INSTEAD = "give the original's config.json and tokenizer with --config FOLDER"
 
@@ -51,6 +51,7 @@ TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "paddi
 YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 IGNORED = frozenset(["vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"])
+MOST = 1 << 26  # of anything that is counted
 # Keys that mean nothing with this value.
 IDLE: Mapping[str, Value] = {
     "expert_count": 0,
@@ -87,6 +88,8 @@ class Facts:
             if len(set(value)) != 1:
                 raise self.refusal(f"{self._start}{key} differs from block to block, {list(value[:4])} …")
             value = value[0]
+        if isinstance(value, int) and value > MOST:
+            raise self.refusal(f"{self._start}{key} is {value:,}, which no model has")
         return _shortest(value) if isinstance(value, float) else value
 
     def each(self, key: str) -> tuple[Scalar, ...]:
@@ -116,6 +119,17 @@ class Facts:
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.refusal(f"{self._start}{key} is {display(str(value))}, and not a number of something")
         return value
+
+    def check_blocks(self) -> None:
+        """Check that the tensors are of as many blocks as the metadata says: a model of others is not even built.
+
+        Raises:
+            CheckpointError: they are not.
+        """
+        said = self.count("block_count")
+        blocks = len({name.split(".")[1] for name in self.shapes if name.startswith("blk.")})
+        if said != blocks:
+            raise self.refusal(f"{self._start}block_count is {said:,}, and tensors are of {count(blocks, 'block')}")
 
     def numbers(self, name: str) -> list[float] | None:
         """Return the elements of a small tensor of floats; None without one."""
@@ -166,6 +180,7 @@ def config_of(checkpoint: Checkpoint, values: Mapping[str, Value]) -> JsonObject
     """
     facts = Facts(checkpoint, values)
     family = find_family(facts)
+    facts.check_blocks()
     found: JsonObject = {"model_type": family.model_type, "architectures": [family.architecture], **family.fixed}
     for key, field in ({key: KEYS[key] for key in KEYS if key not in family.without} | dict(family.keys)).items():
         value = facts.get(key) if key in OPTIONAL else facts.need(key)
@@ -321,6 +336,8 @@ def _rope(facts: Facts, partial: bool = False) -> JsonObject:
     found: JsonObject = {"rope_type": "default", "rope_theta": facts.get("rope.freq_base") or 10_000.0}
     size, rotated = _heads(facts)["head_dim"], facts.get("rope.dimension_count")
     if partial:
+        if isinstance(rotated, int) and (rotated % 2 or not 0 < rotated <= size):
+            raise facts.refusal(f"{facts.architecture}.rope.dimension_count is {rotated}, of heads of {size} elements")
         found["partial_rotary_factor"] = (rotated or size) / size
     elif rotated not in (None, size):
         raise facts.refusal(f"{facts.architecture}.rope.dimension_count is {rotated}, and heads have {size} elements")
