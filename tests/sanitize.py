@@ -60,5 +60,5 @@ if __name__ == "__main__":
     if FOLDER in os.environ:
         sanitized = Path(os.environ.pop(FOLDER))
         library.library_path = lambda instructions, folder=sanitized: folder / f"kernel_{instructions}.so"
-        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", str(HERE / "test_native.py")]))
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", str(HERE / "kernel" / "test_native.py")]))
     sys.exit(main())
