@@ -133,6 +133,7 @@ static Sample *random_sample(const Side *x, const Side *y, Run *run, Owner *owne
         s->block_cols = (1 + below(run->cols / s->cols)) * s->cols;
         groups = s->block_rows / s->height * (s->block_cols / s->cols);
     }
+    if (!s->block_rows && s->cols < run->cols) s->per_row = 1; /* only the scale of a whole matrix is one for all rows */
     if (s->block_rows) {
         s->block_values = run->block_values = own(owner, malloc((size_t)(4 * s->block_rows * s->block_cols)));
         run->first_block = s->first_block, run->block_rows = s->block_rows, run->block_cols = s->block_cols;
