@@ -167,7 +167,11 @@ def test_the_result_is_that_of_one_process_and_rank_0_alone_speaks(original, alo
 def test_each_rank_has_a_device_of_its_own(original, tmp_path):
     words = ("sweep", original, "--to", "fp8_row,int4_g32:asym", "--device", "auto", "--json")
     one, two = (
-        meet([words] * world, [tmp_path] * world, [f"from support.simulated_device import enter; enter({world})\n"] * world)
+        meet(
+            [words] * world,
+            [tmp_path] * world,
+            [f"from support.simulated_device import enter; enter({world})\n"] * world,
+        )
         for world in (1, 2)
     )
 
