@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 HERE = Path(__file__).parent
-ROWS, MORE_ROWS, COLS = 8, 16, 128  # more for branches of rank 8
+ROWS, MORE_ROWS, COLS = 4, 8, 128  # more for branches of rank 4
 
 
 def put(case: str, stored: dict[str, Tensor], config: dict | None, values: dict[str, Tensor], origin: dict) -> None:
@@ -92,7 +92,7 @@ def sdnq() -> None:
     case("groups", plain | groups | whole | {"g64_e4m3": {"weights_dtype": "float8_e4m3fn", "group_size": 64}})
     product = {"use_quantized_matmul": True}
     products = {f"mm_{d}": {"weights_dtype": d, **product} for d in ("int8", "uint8", "float8_e4m3fn")}
-    branch = {"use_svd": True, "svd_rank": 8}
+    branch = {"use_svd": True, "svd_rank": 4}
     branches = {f"svd_{d}": {"weights_dtype": d, **branch} for d in ("int8", "uint4", "float4_e2m1fn")}
     both = {f"mm_svd_{d}": {"weights_dtype": d, **product, **branch} for d in ("int8", "float8_e4m3fn")}
     case("products", products | branches | both, rows=MORE_ROWS)
@@ -104,7 +104,7 @@ def sdnq() -> None:
     tables |= {f"t_{d}": {"weights_dtype": d, "group_size": -2, **table} for d in ("uint4", "uint8")}
     tables["g32"] = {"weights_dtype": "uint5", "group_size": 32, **table}
     tables["svd"] = {"weights_dtype": "uint4", **branch, **table}
-    case("codebooks", tables)
+    case("codebooks", tables, rows=MORE_ROWS)
     case("codebooks_rotated", {"h": {"weights_dtype": "uint4", **table}}, **turned)
     case("rotated", rotated | {"mm": {"weights_dtype": "int8", **product}}, rows=MORE_ROWS, **turned)
 
