@@ -1,6 +1,6 @@
 """Findings: what is wrong or suspicious, with the evidence and the remedy.
 
-Small, independent functions produce them, each from one kind of evidence:
+Small functions produce them, each from one kind of evidence:
 
 files       notes from opening the files, and contradictions between config.json and the codes
 configs     differences between the two models' configurations
@@ -17,8 +17,8 @@ vectors     norms and biases that changed much, read again
 constants   matrices that are zero, or a single value, on both sides
 repeats     experts and layers that repeat each other on both sides
 
-Each function reports everything it sees. ``explanations`` then drops findings that others explain, ``originals``
-restates those that an original misleads which is itself quantized, and ``merging`` merges findings that many weights
+Each function reports everything it sees. ``explanations`` drops findings that others explain, ``originals``
+restates those that a quantized original misleads, and ``merging`` merges findings that many weights
 share.
 
 A finding of severity error makes the result inconclusive, because the numbers then do not measure rounding. So an

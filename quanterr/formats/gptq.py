@@ -1,4 +1,4 @@
-"""GPTQ: integers of 2 to 8 bits, packed down the columns of the transposed weight.
+"""GPTQ: integers of 2 to 8 bits, packed down columns of the transposed weight.
 
     qweight    i32; i8, i16, i64    (cols · b / 32, rows), codes of a column packed
     qzeros     as qweight           (blocks, rows · b / 32), codes of a row packed
@@ -12,8 +12,8 @@
     gptq_v2    zero points are stored unchanged
     gptq_p     as gptq_v2, in planes: shared/bit_packing.py; used for 5, 6 and 7 bits, except by AutoRound
 
-config.json declares the variant (checkpoint_format; AutoRound's packing_format), and is often wrong. If all zero points
-of the first and the last block are equal, they decide: 2^(b-1) means unchanged, 2^(b-1) - 1 means minus one. Otherwise
+config.json declares the variant (checkpoint_format; AutoRound's packing_format), often wrongly. If all zero points
+of the first and last block are equal, they decide: 2^(b-1) means unchanged, 2^(b-1) - 1 means minus one. Otherwise
 the configuration is used and the other variants are tried on the original, as a wrong variant is a whole step off.
 Columns may be padded, to a multiple of 32 or of the block.
 

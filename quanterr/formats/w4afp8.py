@@ -1,12 +1,12 @@
-"""W4AFP8, for the experts of DeepSeek in SGLang: signed integers of 4 bits, a scale per 128 columns.
+"""W4AFP8, DeepSeek's experts in SGLang: signed integers of 4 bits, a scale per 128 columns.
 
     weight              i8     (rows, cols / 2), or (experts, rows, cols / 2): the first code in the low nibble
     weight_scale_inv    f32    (rows, cols / 128), or (experts, rows, cols / 128)
 
-    weight[r, c] = float32(code[r, c]) * weight_scale_inv[r, c // 128]                         rounded
+    weight[r, c] = float32(code[r, c]) * weight_scale_inv[r, c // 128]    rounded
 
 The names are those of FP8 and INT8 in blocks: quant_method w4afp8 in config.json, or the original's shape, decides.
-SGLang rounds the scales to bfloat16 when it loads them. All other layers are FP8 in blocks.
+SGLang rounds scales to bfloat16. All other layers are FP8 in blocks.
 
 Reference: sgl-project/sglang 0.5.23 layers/quantization/w4afp8.py, sgl-kernel/tests/test_cutlass_w4a8_moe_mm.py;
 NVIDIA/TensorRT-LLM@2376c67c examples/quantization/quantize_mixed_precision_moe.py.

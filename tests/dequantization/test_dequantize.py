@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.forked import call
 from support.golden_files import NUMBERS as CASES
-from support.golden_files import agree, expected_of, values_of
+from support.golden_files import agree, values_of
 from support.making import numbers, quantized_fp8, quantized_int8
 
 import quanterr
@@ -30,8 +30,10 @@ def names(cases):
 
 @pytest.mark.parametrize("case", CASES, ids=names(CASES))
 def test_golden_values_are_written_in_the_original_s_form(case, tmp_path):
-    quanterr.dequantize(case, tmp_path / "out.safetensors", like=expected_of(case))
-    made, wanted = load_file(tmp_path / "out.safetensors"), values_of(case)
+    wanted = values_of(case)
+    save_file(wanted, tmp_path / "like.safetensors")
+    quanterr.dequantize(case, tmp_path / "out.safetensors", like=tmp_path / "like.safetensors")
+    made = load_file(tmp_path / "out.safetensors")
 
     assert {name: (x.shape, x.dtype) for name, x in wanted.items()} == {n: (x.shape, x.dtype) for n, x in made.items()}
     assert [] == [name for name, x in wanted.items() if not agree(case, x, made[name])]

@@ -31,7 +31,7 @@ def golden(case, weight="a"):
     """What is stored of one weight of a golden file, and its values."""
     path = GOLDEN / f"{case}.safetensors"
     stored = {name: t for name, t in load_file(path).items() if name.startswith(f"{weight}.")}
-    return stored, load_file(path.with_suffix(".expected.safetensors"))[f"{weight}.weight"]
+    return stored, load_file(path.with_suffix(".expected.safetensors"))[f"{weight}.weight"].float()
 
 
 def files(folder, stored, values, config=None, metadata=None):

@@ -135,7 +135,7 @@ class Sound:
 
 def made_sound(case: Path, bench: Bench) -> Sound:
     """The case beside an original that it could have been quantized from."""
-    expected = load_file(case.with_suffix(EXPECTED))
+    expected = {name: values.float() for name, values in load_file(case.with_suffix(EXPECTED)).items()}
     generator = drawn(0)
     weights, x = [], {}
     with planned(case.with_suffix(EXPECTED), case) as plan:
