@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.small_models import quantized_by, stored, with_words
+from support.small_models import quantized_by, saved, stored, with_words
 from support.tolerances import FLOAT64
 from test_evaluate import quantized_fp8
 from torch import Tensor
@@ -229,6 +229,13 @@ class TestRefusals:
         monkeypatch.setattr(conversations, "_processor_of", lambda folder, where: Processor("llava"))
         with pytest.raises(UsageError, match=r"line 1: 28 tokens with its images, which cannot be cut: context 16"):
             quanterr.evaluate(original, [quantized], chat=square / "chat.jsonl", context=16)
+
+    def test_draft_beside_images_is_refused(self, square, tmp_path, monkeypatch):
+        original, _, _ = make("llava", tmp_path)
+        monkeypatch.setattr(conversations, "_processor_of", lambda folder, where: Processor("llava"))
+        draft = saved("llama", tmp_path / "draft")
+        with pytest.raises(UsageError, match="have images, which a draft does not see"):
+            quanterr.evaluate(original, chat=square / "chat.jsonl", context=64, draft=[draft])
 
     def test_model_without_a_processor_is_named(self, square, tmp_path):
         original, quantized, _ = make("llava", tmp_path)

@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 
 from safetensors.torch import safe_open
-from support.making import (
-    same_bits,
-)
+from support.making import same_bits
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

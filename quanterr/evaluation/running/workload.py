@@ -100,10 +100,9 @@ class Causal:
     def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
         """Return the chunks; a model that can leave out logits computes none before the first scored one."""
         given = chunks if isinstance(chunks, Illustrated) else Illustrated(chunks, {})
-        images = {key: _in_dtype_of(model, value) for key, value in given.images.items()}
         rows = self.count_rows(given.ids, scored)
         kept = {"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {}
-        return inputs_of(model, given.ids) | images | kept
+        return inputs_of(model, given.ids) | _in_dtype_of(model, given.images) | kept
 
     def measure(
         self,
@@ -213,15 +212,9 @@ class Recorded:
     loader = "AutoModel"  # if the config names no class
 
     def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
-        """Return the arguments of a call, floats in the dtype of the model.
-
-        Positions and numbers such as timesteps keep their dtype: the model converts them itself.
-        """
+        """Return the arguments of a call, floats in the dtype of the model."""
         given: Call = chunks
-        return {
-            key: value if key.endswith(POSITIONS) else _in_dtype_of(model, value)
-            for key, value in given.arguments.items()
-        }
+        return _in_dtype_of(model, given.arguments)
 
     def measure(
         self, base: object, other: object, chunks: Any, first: int, to: Measures, scored: Tensor | None = None
@@ -267,14 +260,19 @@ def _before_first(scored: Tensor) -> int:
     return int(scored.any(0).to(torch.uint8).argmax()) - 1
 
 
-def _in_dtype_of(model: nn.Module, value: object) -> object:
-    """Return an argument with its floats in the dtype of the model; numbers such as timesteps keep theirs."""
+def _in_dtype_of(model: nn.Module, arguments: Mapping[str, object]) -> Inputs:
+    """Return arguments with their floats in the dtype of the model.
+
+    Positions and numbers such as timesteps keep their dtype: the model converts them itself.
+    """
+    if not arguments:
+        return {}
     dtype = Counter(parameter.dtype for parameter in model.parameters()).most_common(1)[0][0]
 
     def convert(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() and tensor.dim() > 1 else tensor
 
-    return map_tensors(value, convert)
+    return {key: value if key.endswith(POSITIONS) else map_tensors(value, convert) for key, value in arguments.items()}
 
 
 def _takes(model: nn.Module, argument: str) -> bool:

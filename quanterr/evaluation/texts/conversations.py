@@ -90,7 +90,9 @@ class _Reader:
     def read(self, messages: list[JsonObject], where: str) -> _Conversation:
         """Return the tokens of a conversation; raises UsageError."""
         if all(isinstance(each["content"], str) for each in messages):
-            ids, scored = _tokens(partial(_apply_template, self._tokenizer), self._tokenizer, messages, where)
+            apply = partial(_apply_template, self._tokenizer)
+            has_marks = MARK in self._tokenizer.chat_template.replace("{%-", "{%")
+            ids, scored = _tokens(apply, self._tokenizer, messages, where, has_marks)
             return _Conversation(ids, scored, {})
         shown = [_open_images(each, self._images, where) for each in messages]
         self._processor = self._processor or _processor_of(self._folder, where)
@@ -177,11 +179,15 @@ def _tokens(
     tokenizer: "PreTrainedTokenizerBase",
     messages: Sequence[JsonObject],
     where: str,
+    has_marks: bool = False,
 ) -> tuple[list[int], list[bool]]:
-    """Return the token ids of a conversation and a mask of the assistant's tokens; ``apply`` is the chat template."""
+    """Return the token ids of a conversation and a mask of the assistant's tokens; ``apply`` is the chat template.
+
+    ``has_marks`` says that the tokenizer's own template marks these tokens.
+    """
     try:
         ids = apply(messages)
-        if isinstance(apply, partial) and MARK in tokenizer.chat_template.replace("{%-", "{%"):
+        if has_marks:
             marked = tokenizer.apply_chat_template(
                 messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
             )
