@@ -79,4 +79,4 @@ def find_method(declared: Method, format_name: str, folded: bool) -> Method:
         folded: whether factors were folded into the weight and undone.
     """
     method = GGML if format_name.startswith("gguf_") else declared
-    return method._replace(folded=folded)
+    return method._replace(folded=True) if folded else method

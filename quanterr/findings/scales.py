@@ -101,8 +101,7 @@ def _rate_scales(pair: Pair, done: ComparedWeight, found: Attainable) -> str | N
 
 def _suits_importance(sums: Sums, found: Attainable) -> bool:
     """Return True if errors weighted by a given importance are as small as good scales leave them without it."""
-    good = found.format_snr_db
-    if good is None or not sums.weighted_x_sq:
+    if not sums.weighted_x_sq or (good := found.format_snr_db) is None:
         return False
     return level(as_float(sums.weighted_x_sq), as_float(sums.weighted_e_sq)) >= good - SEARCHED_DB
 
@@ -189,7 +188,7 @@ def _report_groups(pair: Pair, done: ComparedWeight, part: BadRegion, method: Me
 
 def _clips_bytes(levels: Levels | None, ratio: float) -> bool:
     """Return True if scales of 8-bit codes, ``ratio`` times good ones, clip: the row of the largest value loses it."""
-    return levels is not None and levels.number >= BYTE and 0 < ratio * get_clipping_limit(levels) < 1
+    return levels is not None and levels.number >= BYTE and 0 < ratio < 1 and ratio * get_clipping_limit(levels) < 1
 
 
 def _report_underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding:

@@ -186,11 +186,11 @@ class NativeSums:
             sides.append(side)
         x, y = sides
         matrix = operands[0].weight.matrix
-        task = self._make_task((x, y), chunk, matrix, at_once, wanted, saturated, alive)
+        task = self._make_task((x, y), chunk, matrix, at_once, wanted, saturated, alive, kept)
         if kept:
             _keep_rows(task.run, kept)
             kept.side, kept.alive = (y, alive) if direct[1] else (None, [])
-        return task._replace(kept=kept)
+        return task
 
     def _make_task(
         self,
@@ -201,6 +201,7 @@ class NativeSums:
         wanted: SumOptions,
         saturated: int,
         alive: list[object],
+        kept: KeptRows | None = None,
     ) -> Task:
         r, c = chunk.shape
         run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
@@ -214,7 +215,7 @@ class NativeSums:
         if rows is not None:
             run.row_sums = rows.data_ptr()
         peaks = _place_peaks(run, wanted.cells, chunk, alive) if wanted.cells and c == matrix[1] else None
-        return Task(sides, run, chunk, matrix[1], wanted, saturated, rows, peaks, None, alive)
+        return Task(sides, run, chunk, matrix[1], wanted, saturated, rows, peaks, kept, alive)
 
     def compute(self, tasks: Sequence[Task]) -> list[Sums]:
         """Compute the sums of each task in one call of the kernel; empty if a file cannot be read to the end."""

@@ -164,7 +164,7 @@ class PlainSample(NamedTuple):
 
     def copy(self) -> "PlainSample":
         """Return this sample with a struct of its own."""
-        return self._replace(struct=SampleStruct.from_buffer_copy(self.struct))
+        return PlainSample(SampleStruct.from_buffer_copy(self.struct), self.levels, self.n)
 
     def summarize(self, sums: Sums) -> Attainable | None:
         """Return the error that the stored scales allow; None if a code, a scale or the sums need a closer look.

@@ -78,6 +78,7 @@ def _find_role(name: str) -> str:
     return "mlp" if role == "head" and block_of(name) else role
 
 
+@lru_cache(maxsize=1 << 10)  # several steps ask for the weight they are at
 def unify_numbers(name: str) -> str:
     """Return a name with 0 for each numeric component, so that it is the same in all blocks and experts."""
     return _NUMBER.sub("0", name)
