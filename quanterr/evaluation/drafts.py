@@ -35,8 +35,8 @@ def read_draft(draft: Checkpoint, original: Checkpoint, prepared: Prepared, chos
         if own.workload is not CAUSAL:
             raise UsageError(f"{where}: for models that continue a text; {own.config.model_type} does not")
         tokens, known = read_vocabulary(folder), read_vocabulary(other)
-    if any(text.chunks.images for text in prepared.texts):
-        raise UsageError(f"{where}: conversations of --chat have images, which a draft does not see")
+    if any(text.chunks.media for text in prepared.texts):
+        raise UsageError(f"{where}: conversations of --chat have images or sounds, which a draft does not take")
     sizes = [each.config.get_text_config().vocab_size for each in (own, architecture)]
     if (tokens is None) != (known is None):
         lacking = folder if tokens is None else other

@@ -19,7 +19,7 @@ from quanterr.evaluation.models.folder import ModelFolder, model_folder
 from quanterr.evaluation.models.lora import read_lora
 from quanterr.evaluation.running.lockstep import RunSettings
 from quanterr.evaluation.running.rounding import list_caches
-from quanterr.evaluation.running.workload import CAUSAL, ENCODER
+from quanterr.evaluation.running.workload import CAUSAL, ENCODER, TRANSCRIPTION, Workload, workload_of
 from quanterr.evaluation.texts.conversations import read_conversations
 from quanterr.evaluation.texts.tasks import Asked, read_task
 from quanterr.evaluation.texts.tokens import (
@@ -124,19 +124,29 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
         if chosen.rollout:
             raise UsageError("--rollout: for denoisers, with recorded calls: give them with --inputs")
         vocabulary = config.get_text_config().vocab_size
-        texts = _texts(chosen, folder, vocabulary)
+        workload = workload_of(config)
+        _check_texts(chosen, workload, config.model_type)
+        texts = _texts(chosen, folder, vocabulary, workload is TRANSCRIPTION)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)
     architecture = building.Architecture(config, dtype, device)
-    if architecture.workload is ENCODER:
-        _refuse_cache(chosen, config.model_type)
-    if architecture.workload.kind != CAUSAL.kind:
-        for option, value in (_of_texts(chosen) | {"--sensitivity": chosen.sensitivity}).items():
-            if value:
-                raise UsageError(f"{option}: for models that continue a text; {config.model_type} does not")
     if chosen.save_reference is not None:
         check_place(Path(chosen.save_reference))
     return Prepared(architecture, texts, None, tasks, vocabulary, tokenizer, decode)
+
+
+def _check_texts(chosen: EvaluateOptions, workload: Workload, name: str) -> None:
+    """Raise UsageError if a model, called ``name``, does not read the texts, or cannot do what options ask for."""
+    if workload is ENCODER:
+        _refuse_cache(chosen, name)
+    only_causal = _of_texts(chosen) | {"--sensitivity": chosen.sensitivity}
+    if workload is TRANSCRIPTION:
+        only_causal |= {"--chat": None, "--text": chosen.text, "--tokens": chosen.tokens}
+        if not chosen.chat:
+            raise UsageError(f"{display(name)} hears sounds: give these and their transcripts with --chat FILE")
+    for option, value in only_causal.items():
+        if value and workload.kind != CAUSAL.kind:
+            raise UsageError(f"{option}: for models that continue a text; {display(name)} does not")
 
 
 def _of_texts(chosen: EvaluateOptions) -> dict[str, object]:
@@ -175,7 +185,7 @@ def _refuse_cache(chosen: EvaluateOptions, name: str) -> None:
         raise UsageError(f"--kv {display(asked[0])}: for models that generate; {display(name)} has no cache")
 
 
-def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int) -> list[ReadText]:
+def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int, transcribes: bool) -> list[ReadText]:
     """Read all texts and conversations.
 
     Raises:
@@ -195,7 +205,7 @@ def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int) -> lis
         _read_text(one.name, read_text(one.path, folder, enough), chosen, vocabulary) for one in named[: len(texts)]
     ]
     for one in named[len(texts) :]:
-        chunks = read_conversations(one.path, folder, chosen.context, chosen.chunks)
+        chunks = read_conversations(one.path, folder, chosen.context, chosen.chunks, transcribes)
         tokens = torch.cat([row[:length] for row, length in zip(chunks.raw, chunks.lengths, strict=True)])
         like = likeness(Text(tokens, one.path, None), tokens[None])._replace(repeated=_repeated(chunks.raw))
         found.append(ReadText(one.name, one.path, chunks, like))

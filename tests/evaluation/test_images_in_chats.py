@@ -81,6 +81,8 @@ TOKENS = {"llava": 16, "gemma3": 4, "smolvlm": 4, "qwen2_5_vl": 4, "qwen3_vl": 4
 class Processor:
     """Stands in for the processor of a model: its tokens, and random pixels."""
 
+    image_processor, chat_template = None, "turns"
+
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -154,7 +156,7 @@ def divergences(original: Path, plain: Path, ids: Tensor, **more: Tensor) -> Ten
 @pytest.mark.parametrize("name", TOKENS)
 def test_images_and_text_are_scored_as_plain_transformers_scores_them(name, square, tmp_path, monkeypatch):
     original, quantized, plain = make(name, tmp_path)
-    monkeypatch.setattr(conversations, "_processor_of", lambda folder, where: Processor(name))
+    monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor(name))
 
     found = quanterr.evaluate(original, [quantized], chat=square / "chat.jsonl", context=64, dtype="float64")
 
@@ -226,43 +228,37 @@ def test_text_alone_is_scored_without_the_tower(tmp_path):
 class TestRefusals:
     def test_image_that_does_not_fit_the_context_is_named(self, square, tmp_path, monkeypatch):
         original, quantized, _ = make("llava", tmp_path)
-        monkeypatch.setattr(conversations, "_processor_of", lambda folder, where: Processor("llava"))
-        with pytest.raises(UsageError, match=r"line 1: 28 tokens with its images, which cannot be cut: context 16"):
+        monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor("llava"))
+        with pytest.raises(
+            UsageError, match=r"line 1: 28 tokens with its images and sounds, which cannot be cut: context 16"
+        ):
             quanterr.evaluate(original, [quantized], chat=square / "chat.jsonl", context=16)
 
     def test_draft_beside_images_is_refused(self, square, tmp_path, monkeypatch):
         original, _, _ = make("llava", tmp_path)
-        monkeypatch.setattr(conversations, "_processor_of", lambda folder, where: Processor("llava"))
+        monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor("llava"))
         draft = saved("llama", tmp_path / "draft")
-        with pytest.raises(UsageError, match="have images, which a draft does not see"):
+        with pytest.raises(UsageError, match="have images or sounds, which a draft does not take"):
             quanterr.evaluate(original, chat=square / "chat.jsonl", context=64, draft=[draft])
 
     def test_model_without_a_processor_is_named(self, square, tmp_path):
         original, quantized, _ = make("llava", tmp_path)
-        with pytest.raises(UsageError, match=r"line 1: has images, but .* has no processor"):
+        with pytest.raises(UsageError, match=r"line 1: has images or sounds, but .* has no processor"):
             quanterr.evaluate(original, [quantized], chat=square / "chat.jsonl", context=64)
 
     @pytest.mark.parametrize(
         ("part", "says"),
         [
-            ({"type": "image", "path": "none.png"}, "none.png: not an image that can be read"),
-            ({"type": "image", "path": "chat.jsonl"}, "chat.jsonl: not an image that can be read"),
+            ({"type": "image", "path": "none.png"}, "none.png: no image that can be read"),
+            ({"type": "image", "path": "chat.jsonl"}, "chat.jsonl: no image that can be read"),
             ({"type": "image", "url": "https://example.com/cat.png"}, "line 1: no conversation"),
-            ({"type": "audio", "path": "a.wav"}, "line 1: no conversation"),
+            ({"type": "video", "path": "a.mp4"}, "line 1: no conversation"),
         ],
     )
-    def test_part_that_cannot_be_shown_is_named(self, part, says, square, tmp_path):
+    def test_part_that_cannot_be_shown_is_named(self, part, says, square, tmp_path, monkeypatch):
         original, quantized, _ = make("llava", tmp_path)
+        monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor("llava"))
         chat = [{"role": "user", "content": [part]}, {"role": "assistant", "content": "w3"}]
         (square / "odd.jsonl").write_text(json.dumps(chat))
         with pytest.raises(UsageError, match=says):
             quanterr.evaluate(original, [quantized], chat=square / "odd.jsonl", context=64)
-
-    def test_model_that_hears_is_named(self, tmp_path):
-        sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
-        config = transformers.WhisperConfig(vocab_size=96, d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, **sizes)
-        config.save_pretrained(tmp_path)
-        save_file({"x.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
-        save_file({"ids": torch.arange(3, 35)}, tmp_path / "ids.st")
-        with pytest.raises(UsageError, match="whisper hears sounds, which no text has: record calls"):
-            quanterr.evaluate(tmp_path, against="int8_row", tokens=tmp_path / "ids.st", context=16)

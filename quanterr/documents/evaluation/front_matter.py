@@ -18,7 +18,12 @@ from quanterr.errors import UsageError
 from quanterr.util.text import display
 
 FENCE, BASE, RELATION, INDEX, OWN = "---", "base_model", "base_model_relation", "model-index", "quanterr"
-TASKS = {"causal": "text-generation", "sequence to sequence": "text2text-generation", "encoder": "feature-extraction"}
+TASKS = {
+    "causal": "text-generation",
+    "sequence to sequence": "text2text-generation",
+    "transcription": "automatic-speech-recognition",
+    "encoder": "feature-extraction",
+}
 DIGITS = 6  # significant digits of a number
 
 _KEY = re.compile(r"""["']?([^\s"'#:][^:"']*)["']?\s*:(\s|$)""")

@@ -453,14 +453,14 @@ class Evaluation(Document, kw_only=True):
     schema_: str = "quanterr.evaluation"
     # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
     # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
-    # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders, acceptance, draft
+    # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders, acceptance, draft, transcription
     schema_version: str = "1.4"
     verdict: Word
     reasons: list[str]
     original: Annotated[str, doc("path of the original")]
     original_bytes: int
     model: Annotated[str, doc("model class in transformers or diffusers")]
-    kind: Literal["causal", "sequence to sequence", "encoder", "calls"]
+    kind: Literal["causal", "sequence to sequence", "transcription", "encoder", "calls"]
     dtype: Annotated[str, doc("compute dtype of both sides")]
     tokens: Tokens
     candidates: list[Evaluated]

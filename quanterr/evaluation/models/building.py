@@ -240,7 +240,7 @@ def _build(make: Callable[[], nn.Module], program: str, device: torch.device) ->
         if is_out_of_memory(error):
             raise ResourceError("too little memory to build the model") from error
         raise CheckpointError(f"config.json: {program} cannot build this model: {display(str(error), 500)}") from error
-    return model.eval().requires_grad_(False)
+    return model.eval()
 
 
 def _keep_float32(model: nn.Module, *lists: str) -> None:
@@ -252,7 +252,7 @@ def _keep_float32(model: nn.Module, *lists: str) -> None:
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.dtype.itemsize == 2 and kept & {*path.split("."), name}:
-                module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)
+                module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=parameter.requires_grad)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.dtype.itemsize == 2 and kept & {*path.split("."), name}:
                 module._buffers[name] = buffer.float()
@@ -274,7 +274,7 @@ def _parameters_on_meta() -> Iterator[None]:
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(module, name, parameter)
         if parameter is not None and parameter.device.type != "meta":
-            made = nn.Parameter(parameter.to("meta"), requires_grad=False)
+            made = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
             made.__dict__.update(parameter.__dict__)
             module._parameters[name] = made
 

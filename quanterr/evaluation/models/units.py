@@ -2,7 +2,8 @@
 
 A unit is a block of the model (a class of ``_no_split_modules`` or ``_repeated_blocks``), or another module with
 weights of its own: the embedding, the last norm, the head. Weights of a module that has units below it are loaded once
-and stay in memory.
+and stay in memory, as do tables that are never trained, such as sinusoids: encoders of sounds read them without calling
+their module.
 """
 
 from collections.abc import Iterator, Mapping
@@ -97,12 +98,14 @@ def _own_slots(full: str, owner: nn.Module) -> Iterator[Slot]:
 
 
 def units_of(model: nn.Module, device: torch.device) -> dict[str, Unit]:
-    """Return the units by their names, in the order of the model; their weights will be on the device."""
+    """Return the units of a built model by their names, in its order; their weights will be on the device."""
     kinds = ("_no_split_modules", "_repeated_blocks")  # of transformers and of diffusers
     blocks = {name for kind in kinds for name in getattr(model, kind, None) or ()}
     units: dict[str, Unit] = {}
     for name, module in model.named_modules():
         if not name or any(name.startswith(f"{unit}.") for unit in units):
+            continue
+        if isinstance(module, nn.Embedding) and not module.weight.requires_grad:
             continue
         below = any(any(_own_slots("", inner)) for inner in module.modules() if inner is not module)
         if type(module).__name__ in blocks or (any(_own_slots("", module)) and not below):

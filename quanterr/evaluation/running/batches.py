@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from quanterr.evaluation.denoisers.calls import Call, Calls
-from quanterr.evaluation.running.workload import Illustrated
+from quanterr.evaluation.running.workload import WithMedia
 from quanterr.evaluation.texts.tokens import Chunks, spans_of
 
 
@@ -36,9 +36,10 @@ def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
             width = chunks.lengths[n] if chunks.lengths else chunks.raw.shape[1]
             given, raw = (each[n : n + step, :width] for each in (chunks.given, chunks.raw))
             scored = None if chunks.scored is None else chunks.scored[n : n + step, :width]
-            images = chunks.images[n] if chunks.images else {}
-            shown = Illustrated(given, images) if images else given
-            found.append(Batch(len(found), shown, raw, raw.numel(), span[n], n, scored))
+            media = chunks.media[n] if chunks.media else {}
+            found.append(
+                Batch(len(found), WithMedia(given, media) if media else given, raw, raw.numel(), span[n], n, scored)
+            )
     return found
 
 

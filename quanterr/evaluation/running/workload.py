@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
 import torch
 from torch import Tensor, nn
 
-from quanterr.errors import UsageError
 from quanterr.evaluation.denoisers.calls import Call, CallError, OutputMeasures, map_tensors, output_of
 from quanterr.evaluation.measures.embeddings import Embedded
 from quanterr.evaluation.measures.scores import Scores
@@ -22,17 +21,16 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
     from transformers.utils import ModelOutput
 
-Kind = Literal["causal", "sequence to sequence", "encoder", "calls"]
+Kind = Literal["causal", "sequence to sequence", "transcription", "encoder", "calls"]
 Inputs = dict[str, object]  # arguments of a model's forward
-RECORD = "record calls of the model with examples/capture_inputs.py, and give them with --inputs"
 POSITIONS = "_ids"  # end of names of positions, such as img_ids, which 16 bits would round
 
 
-class Illustrated(NamedTuple):
-    """A conversation with images: its token ids (1, tokens), and what the model's processor made of the images."""
+class WithMedia(NamedTuple):
+    """A conversation with images or sounds: its token ids (1, tokens), and what the processor made of these."""
 
     ids: Tensor
-    images: Mapping[str, object]
+    media: Mapping[str, object]
 
 
 class FoundMeasures(TypedDict):
@@ -99,10 +97,10 @@ class Causal:
 
     def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
         """Return the chunks; a model that can leave out logits computes none before the first scored one."""
-        given = chunks if isinstance(chunks, Illustrated) else Illustrated(chunks, {})
+        given = chunks if isinstance(chunks, WithMedia) else WithMedia(chunks, {})
         rows = self.count_rows(given.ids, scored)
         kept = {"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {}
-        return inputs_of(model, given.ids) | _in_dtype_of(model, given.images) | kept
+        return inputs_of(model, given.ids) | _in_dtype_of(model, given.media) | kept
 
     def measure(
         self,
@@ -181,6 +179,37 @@ class SequenceToSequence:
         return _score(to.scores, first, zip(base.logits, other.logits, strict=True), chunks, chunks.shape[1] // 2)
 
 
+class Transcription:
+    """An encoder-decoder that writes down what its encoder hears; predictions of the transcript are scored."""
+
+    kind: Kind = "transcription"
+    loader = "AutoModelForSpeechSeq2Seq"
+
+    def inputs(self, model: nn.Module, config: "PretrainedConfig", chunks: Any, scored: Tensor | None = None) -> Inputs:
+        """Return a sound for the encoder; for the decoder its start token and the transcript up to the last token."""
+        given: WithMedia = chunks
+        ids, start = given.ids, config.decoder_start_token_id
+        if start is not None and int(ids[0, 0]) != start:
+            ids = torch.cat([torch.full((1, 1), start), ids], 1)
+        return _in_dtype_of(model, given.media) | {"decoder_input_ids": ids[:, :-1], "use_cache": False}
+
+    def measure(
+        self,
+        base: "ModelOutput",
+        other: "ModelOutput",
+        chunks: Tensor,
+        first: int,
+        to: Measures,
+        scored: Tensor | None = None,
+    ) -> bool:
+        """Score the tokens that ``scored`` marks, (1, tokens), all at the end."""
+        assert scored is not None  # noqa: S101 - transcripts are conversations
+        begin = _before_first(scored) + 1
+        rows = chunks.shape[1] - begin
+        pairs = ((x[-rows:], y[-rows:]) for x, y in zip(base.logits, other.logits, strict=True))
+        return _score(to.scores, first, pairs, chunks, begin)
+
+
 class Encoder:
     """An encoder: the last hidden states are compared."""
 
@@ -223,23 +252,19 @@ class Recorded:
         return to.outputs.add(first, chunks, output_of(base), output_of(other))
 
 
-CAUSAL, SEQUENCE, ENCODER, CALLS = Causal(), SequenceToSequence(), Encoder(), Recorded()
+CAUSAL, SEQUENCE, TRANSCRIPTION, ENCODER, CALLS = (
+    Causal(), SequenceToSequence(), Transcription(), Encoder(), Recorded(),
+)  # fmt: skip
 WITH_IMAGES, WITH_SOUNDS = Causal("AutoModelForImageTextToText"), Causal("AutoModelForSeq2SeqLM")
 
 
 def workload_of(config: "PretrainedConfig") -> Workload:
-    """Return the kind of model that a config describes.
-
-    Raises:
-        UsageError: its encoder hears sounds instead of reading a text.
-    """
+    """Return the kind of model that a config describes."""
     from transformers.models.auto import modeling_auto as auto
 
     names, kind = getattr(config, "architectures", None) or [], config.model_type
     if getattr(config, "is_encoder_decoder", False):
-        if kind in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
-            raise UsageError(f"{kind} hears sounds, which no text has: {RECORD}")
-        return SEQUENCE
+        return TRANSCRIPTION if kind in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES else SEQUENCE
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return CAUSAL
     if auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind) in names:

@@ -1,8 +1,9 @@
 """Conversations in the original's own chat template; only the assistant's tokens are scored.
 
 A file of JSON lines: a list of messages, or {"messages": [...]}, each {"role": "user", "content": "…"}. For a model
-that sees images, the content may be a list of parts: {"type": "text", "text": "…"} and {"type": "image", "path":
-"cat.png"}, an image file beside the file of conversations. The model's own processor makes tokens and pixels of them.
+that sees or hears, the content may be a list of parts: {"type": "text", "text": "…"}, images and sounds
+(:mod:`~quanterr.evaluation.texts.media`). The model's own processor makes its inputs of them. A model that transcribes
+has no template: a conversation is one sound and its transcript, whose tokens are those of the model's own tokenizer.
 
 Some templates mark the assistant's tokens ({% generation %}). For others, a turn is the text that the template appends
 to the earlier turns, from the beginning of the answer to the token that ends it. A template that rewrites earlier turns
@@ -12,7 +13,6 @@ is refused.
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quanterr.errors import UsageError
 from quanterr.evaluation.models.folder import ModelFolder
+from quanterr.evaluation.texts.media import is_part, list_parts, make_processor, open_media
 from quanterr.evaluation.texts.tokens import Chunks, tokenizer_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
@@ -30,12 +31,19 @@ if TYPE_CHECKING:
 
 OPTION = "--chat"
 FORM = '{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}'
+TRANSCRIPT = (
+    '[{"role": "user", "content": [{"type": "audio", "path": "a.wav"}]}, {"role": "assistant", "content": "hello"}]'
+)
 OF_TOKENS = ("input_ids", "attention_mask")  # what a processor returns of the text
 MARK = "{% generation"  # in a template; {%- generation works, too
 
 
-def read_conversations(path: str, folder: ModelFolder, context: int, limit: int | None) -> Chunks:
+def read_conversations(
+    path: str, folder: ModelFolder, context: int, limit: int | None, transcribes: bool = False
+) -> Chunks:
     """Read at most ``limit`` conversations, each cut to its first ``context`` tokens.
+
+    ``transcribes`` means that the model writes down what its encoder hears.
 
     Raises:
         UsageError: the file is missing, a line is not a conversation, or the tokenizer has no chat template, or one
@@ -50,16 +58,17 @@ def read_conversations(path: str, folder: ModelFolder, context: int, limit: int 
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: not UTF-8 text") from error
     tokenizer = tokenizer_of(folder)
-    if not tokenizer.chat_template:
+    if not (tokenizer.chat_template or transcribes):
         raise UsageError(f"{where}: the tokenizer of {display(folder.address)} has no chat template")
     reader = _Reader(folder, tokenizer, Path(path).parent)
+    read = reader.read_transcript if transcribes else reader.read
     found: list[_Conversation] = []
     for n, line in enumerate(lines, 1):
         if line.strip() and (limit is None or len(found) < limit):
-            one = reader.read(_messages(line, f"{where}, line {n}"), f"{where}, line {n}")
-            if one.images and len(one.ids) > context:
+            one = read(_messages(line, f"{where}, line {n}"), f"{where}, line {n}")
+            if one.media and len(one.ids) > context:
                 raise UsageError(
-                    f"{where}, line {n}: {len(one.ids)} tokens with its images, which cannot be cut: "
+                    f"{where}, line {n}: {len(one.ids)} tokens with its images and sounds, which cannot be cut: "
                     f"--context {context} must be at least as large"
                 )
             if any(one.scored[1:context]):
@@ -70,21 +79,22 @@ def read_conversations(path: str, folder: ModelFolder, context: int, limit: int 
     ids_of = torch.tensor([[*one.ids, *[0] * (longest - len(one.ids))] for one in found])
     mask = torch.tensor([[*one.scored, *[False] * (longest - len(one.scored))] for one in found])
     mask[:, 0] = False  # nothing predicts the first token
-    images = tuple(one.images for one in found) if any(one.images for one in found) else ()
-    return Chunks(ids_of, ids_of, mask, tuple(len(one.ids) for one in found), images)
+    media = tuple(one.media for one in found) if any(one.media for one in found) else ()
+    return Chunks(ids_of, ids_of, mask, tuple(len(one.ids) for one in found), media)
 
 
 class _Conversation(NamedTuple):
     ids: list[int]
     scored: list[bool]  # the assistant's tokens
-    images: dict[str, Tensor]  # arguments of the model
+    media: dict[str, Tensor]  # arguments of the model
 
 
 class _Reader:
-    """Reads conversations by the model's tokenizer, or by its processor if they have images."""
+    """Reads conversations by the model's tokenizer, or by its processor if they have images or sounds."""
 
-    def __init__(self, folder: ModelFolder, tokenizer: "PreTrainedTokenizerBase", images: Path) -> None:
-        self._folder, self._tokenizer, self._images = folder, tokenizer, images
+    def __init__(self, folder: ModelFolder, tokenizer: "PreTrainedTokenizerBase", files: Path) -> None:
+        """Read with this tokenizer, and images and sounds from the folder ``files``."""
+        self._folder, self._tokenizer, self._files = folder, tokenizer, files
         self._processor: Any = None
 
     def read(self, messages: list[JsonObject], where: str) -> _Conversation:
@@ -94,11 +104,31 @@ class _Reader:
             has_marks = MARK in self._tokenizer.chat_template.replace("{%-", "{%")
             ids, scored = _tokens(apply, self._tokenizer, messages, where, has_marks)
             return _Conversation(ids, scored, {})
-        shown = [_open_images(each, self._images, where) for each in messages]
-        self._processor = self._processor or _processor_of(self._folder, where)
+        shown = self._open(messages, where)
+        if not self._processor.chat_template:
+            self._processor.chat_template = self._tokenizer.chat_template
         ids, scored = _tokens(self._list_ids, self._tokenizer, shown, where)
         made = self._process(shown)
         return _Conversation(ids, scored, {key: made[key] for key in made if key not in OF_TOKENS})
+
+    def read_transcript(self, messages: list[JsonObject], where: str) -> _Conversation:
+        """Return the tokens of a transcript with those that the tokenizer puts around it; raises UsageError."""
+        shown = self._open(messages, where)
+        kinds = [(each["role"], [part["type"] for part in each["content"]]) for each in shown]
+        if kinds != [("user", ["audio"]), ("assistant", ["text"])]:
+            raise UsageError(f"{where}: for a model that transcribes, write one sound and its transcript: {TRANSCRIPT}")
+        (sound,), (said,) = (each["content"] for each in shown)
+        extract, known = self._processor.feature_extractor, set(self._tokenizer.all_special_ids)
+        heard = extract(sound["audio"], sampling_rate=extract.sampling_rate, return_tensors="pt")
+        ids = list(self._tokenizer(said["text"])["input_ids"])
+        first = next((n for n, one in enumerate(ids) if one not in known), len(ids))
+        return _Conversation(ids, [n >= first for n in range(len(ids))], dict(heard))
+
+    def _open(self, messages: Sequence[JsonObject], where: str) -> list[JsonObject]:
+        """Return messages as lists of parts, with the files read."""
+        self._processor = self._processor or make_processor(self._folder, where)
+        opened = partial(open_media, folder=self._files, processor=self._processor, where=where)
+        return [each | {"content": list(map(opened, list_parts(each)))} for each in messages]
 
     def _list_ids(self, messages: Sequence[JsonObject], **more: bool) -> list[int]:
         return self._process(messages, **more)["input_ids"][0].tolist()
@@ -108,44 +138,6 @@ class _Reader:
         return self._processor.apply_chat_template(  # type: ignore[no-any-return]
             list(messages), tokenize=True, return_dict=True, return_tensors="pt", **more
         )
-
-
-def _open_images(message: JsonObject, folder: Path, where: str) -> JsonObject:
-    """Return a message with its images read, and a text as a part."""
-    content = message["content"]
-    if isinstance(content, str):
-        return message | {"content": [{"type": "text", "text": content}]}
-    return message | {"content": [_open_image(part, folder, where) for part in content]}
-
-
-def _open_image(part: JsonObject, folder: Path, where: str) -> JsonObject:
-    if part["type"] == "text":
-        return part
-    path = folder / str(part["path"])
-    try:
-        opened = import_module("PIL.Image").open(path)
-        return {"type": "image", "image": opened.convert("RGB")}
-    except ImportError as error:
-        raise UsageError(f"{where}: images need Pillow: pip install pillow") from error
-    except (OSError, ValueError) as error:  # Pillow's errors are among these
-        raise UsageError(f"{where}: {display(str(path))}: not an image that can be read: {error}") from error
-
-
-def _processor_of(folder: ModelFolder, where: str) -> Any:
-    from transformers import AutoProcessor
-
-    try:
-        found = AutoProcessor.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever the files of a processor may lack
-        raise UsageError(
-            f"{where}: has images, but {display(folder.address)} has no processor that transformers can build: "
-            f"{display(str(error), 300)}"
-        ) from error
-    if not hasattr(found, "image_processor"):
-        raise UsageError(f"{where}: has images, but the model of {display(folder.address)} sees none")
-    if not found.chat_template:
-        found.chat_template = found.tokenizer.chat_template
-    return found
 
 
 def _messages(line: str, where: str) -> list[JsonObject]:
@@ -165,13 +157,7 @@ def _is_message(message: object) -> bool:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return False
     content = message.get("content")
-    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_part, content)))
-
-
-def _is_part(part: object) -> bool:
-    """Return whether a part of a message is a text or an image file."""
-    fields = {"text": "text", "image": "path"}
-    return isinstance(part, dict) and isinstance(part.get(fields.get(str(part.get("type")), "")), str)
+    return isinstance(content, str) or (isinstance(content, list) and all(map(is_part, content)))
 
 
 def _tokens(

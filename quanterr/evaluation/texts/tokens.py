@@ -129,12 +129,12 @@ class Chunks(NamedTuple):
     raw: Tensor
     scored: Tensor | None = None  # (n, width) bool; None: the second half of each chunk
     lengths: tuple[int, ...] = ()  # lengths of conversations, which are padded
-    images: tuple[dict[str, Tensor], ...] = ()  # of each conversation, as its model takes them; empty without any
+    media: tuple[dict[str, Tensor], ...] = ()  # images and sounds of each conversation, as its model takes them
 
     @property
     def parts(self) -> list[Tensor]:
-        """Token ids, a mask of the scored ones unless they are the second half of each chunk, and images."""
-        shown = [images[key] for images in self.images for key in sorted(images)]
+        """Token ids, a mask of the scored ones unless they are the second half of each chunk, and images and sounds."""
+        shown = [media[key] for media in self.media for key in sorted(media)]
         return [self.raw, *([] if self.scored is None else [self.scored]), *shown]
 
 

@@ -1,0 +1,94 @@
+"""Images and sounds of conversations: files, which a model's own processor reads.
+
+A part of a message is {"type": "image", "path": "cat.png"} or {"type": "audio", "path": "hello.wav"}, a path from the
+folder of the conversations.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quanterr.errors import UsageError
+from quanterr.evaluation.models.folder import ModelFolder
+from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import display
+
+
+def _read_image(path: Path, _: Any) -> Any:
+    return import_module("PIL.Image").open(path).convert("RGB")
+
+
+def _read_sound(path: Path, processor: Any) -> Any:
+    """Return one channel, (samples,) float32, at the rate that the processor takes."""
+    from transformers.audio_utils import load_audio
+
+    if not path.is_file():
+        raise FileNotFoundError("no such file")  # load_audio would take its path for the sound itself
+    return load_audio(str(path), sampling_rate=processor.feature_extractor.sampling_rate)
+
+
+class _Medium(NamedTuple):
+    """A kind of file, with the part of a processor that takes it."""
+
+    reader: str
+    read: Callable[[Path, Any], Any]
+    needs: str
+
+
+_MEDIA = {
+    "image": _Medium("image_processor", _read_image, "pillow"),
+    "audio": _Medium("feature_extractor", _read_sound, "soundfile soxr"),
+}
+
+
+def is_part(part: object) -> bool:
+    """Return whether a part of a message is a text, or the file of an image or a sound."""
+    if not isinstance(part, dict):
+        return False
+    return isinstance(part.get("text" if part.get("type") == "text" else "path"), str) and (
+        part.get("type") in ("text", *_MEDIA)
+    )
+
+
+def list_parts(message: JsonObject) -> list[JsonObject]:
+    """Return the parts of a message; its text is one."""
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def open_media(part: JsonObject, folder: Path, processor: Any, where: str) -> JsonObject:
+    """Return a part of a message with its file read, as ``processor`` takes it.
+
+    Raises:
+        UsageError: the file cannot be read, or the model has no input for it.
+    """
+    kind = str(part["type"])
+    if kind == "text":
+        return part
+    medium, path = _MEDIA[kind], folder / str(part["path"])
+    if not hasattr(processor, medium.reader):
+        raise UsageError(f"{where}: {display(str(path))}: the model takes no {kind}")
+    try:
+        return {"type": kind, kind: medium.read(path, processor)}
+    except ImportError as error:
+        raise UsageError(f"{where}: {display(str(path))}: to read it, pip install {medium.needs}") from error
+    except (OSError, ValueError, RuntimeError) as error:  # those of Pillow and soundfile are among these
+        raise UsageError(f"{where}: {display(str(path))}: no {kind} that can be read: {error}") from error
+
+
+def make_processor(folder: ModelFolder, where: str) -> Any:
+    """Return the processor of a model.
+
+    Raises:
+        UsageError: transformers cannot build it.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever the files of a processor may lack
+        raise UsageError(
+            f"{where}: has images or sounds, but {display(folder.address)} has no processor that transformers can "
+            f"build: {display(str(error), 300)}"
+        ) from error
