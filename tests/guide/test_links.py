@@ -35,7 +35,7 @@ def anchors_of(path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path):
+def test_links_lead_to_existing_files_and_headings(path):
     broken = []
     for link in links_of(path):
         name, _, anchor = link.partition("#")
@@ -46,7 +46,7 @@ def test_links_lead_somewhere(path):
     assert [] == broken
 
 
-def test_a_link_to_what_is_not_there_is_noticed(tmp_path):
+def test_broken_link_is_noticed(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A title, and more\n\n[a](other.md#x) ![b](c.png) [d](https://e.example) `[f](g)`\n")
 
@@ -54,13 +54,13 @@ def test_a_link_to_what_is_not_there_is_noticed(tmp_path):
     assert {"a-title-and-more"} == anchors_of(page)
 
 
-def test_every_page_of_the_guide_is_in_the_navigation_of_the_site():
+def test_every_guide_page_is_in_the_site_navigation():
     topics = SITE.findall((ROOT / "docs/zensical.toml").read_text())
 
     assert ["index", *guide.TOPICS] == topics
 
 
-def test_every_file_that_the_site_s_pages_link_to_has_a_page(monkeypatch):
+def test_every_file_linked_from_the_site_has_a_page(monkeypatch):
     """``make docs`` ends with an error otherwise; it takes too long for a test."""
     monkeypatch.syspath_prepend(ROOT / "docs")
     places = importlib.import_module("make_site").PLACES

@@ -107,16 +107,16 @@ def test_every_declared_word_is_explained(kind):
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_every_word_of_a_document_is_explained(kind):
+def test_every_word_in_a_document_is_explained(kind):
     assert set() == unexplained(shown_words(SAMPLES[kind]()))
 
 
-def test_a_word_is_found_in_other_spellings():
+def test_word_is_found_in_other_spellings():
     assert guide.explain("old SNR dB") == guide.explain("SNR") == guide.explain("snr")
     assert "## attention" in guide.explain("attn")
 
 
-def test_completion_offers_them():
+def test_completion_offers_the_explained_words():
     offered = set(completion.names())
 
     assert {"predicted KLD", "attn", "not compared", "relative", "kld_mean_se", "fp8_row"} <= offered
