@@ -799,7 +799,7 @@ def done(row: Row, folder: Path, *more: str) -> Any:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.number}: {row.what[:60]}")
-def test_bad_input(tmp_path: Path, row: Row) -> None:
+def test_bad_input_gives_its_status_and_message(tmp_path: Path, row: Row) -> None:
     ended = done(row, tmp_path)
     told = ended.stdout + ended.stderr
 
@@ -814,7 +814,7 @@ def test_bad_input(tmp_path: Path, row: Row) -> None:
 @pytest.mark.parametrize(
     "row", [row for row in TABLE if row.number in LENIENT], ids=lambda row: f"{row.number}: {row.what}"
 )
-def test_bad_input_that_is_accepted_on_demand_and_told(tmp_path: Path, row: Row) -> None:
+def test_bad_input_is_accepted_on_demand_with_a_note(tmp_path: Path, row: Row) -> None:
     refused = done(row, tmp_path)
     accepted = done(row, tmp_path, "--lenient", "-o", str(tmp_path / "report.json"))
 
@@ -826,7 +826,7 @@ def test_bad_input_that_is_accepted_on_demand_and_told(tmp_path: Path, row: Row)
     assert f"quanterr: {notes[0]}. --lenient accepts it\n" == refused.stderr
 
 
-def test_strange_names_are_whole_in_the_report(tmp_path: Path) -> None:
+def test_strange_names_are_complete_in_the_report(tmp_path: Path) -> None:
     row = next(row for row in TABLE if row.what == "strange names")
     ended = done(row, tmp_path, "-v", "-o", str(tmp_path / "report.json"))
 

@@ -120,7 +120,7 @@ class TestEvaluate:
         return {"mixtral": (mixtral, "--draft", draft, *more), "bert": (bert, *more)}
 
     @pytest.mark.parametrize(("name", "world"), [("mixtral", 2), ("mixtral", 4), ("bert", 3)])
-    def test_the_result_is_that_of_one_process(self, words, tmp_path, name, world):
+    def test_evaluation_by_several_ranks_equals_one_process(self, words, tmp_path, name, world):
         one, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
         output_errors = [each.pop("output errors") for each in (one, many)]
         for each in (one, many):
@@ -145,7 +145,7 @@ class TestEvaluate:
             "importance": (cwd / "i.gguf").stat().st_size,
         }
 
-    def test_ranks_with_other_tokens_are_told(self, words, tmp_path):
+    def test_ranks_with_other_tokens_are_an_error(self, words, tmp_path):
         own = ["evaluate", *words["bert"]]
         done = meet([own, [*own, "--chunks", 4]], [tmp_path] * 2)
 
@@ -155,7 +155,7 @@ class TestEvaluate:
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_the_result_is_that_of_one_process_and_rank_0_alone_speaks(original, alone, tmp_path, world):
+def test_only_rank_0_prints_and_the_result_equals_one_process(original, alone, tmp_path, world):
     done = run(world, "sweep", original, *RECIPES, "--json", cwd=tmp_path)
 
     assert {Status.OK} == {status for status, _, _ in done}, done
@@ -164,7 +164,7 @@ def test_the_result_is_that_of_one_process_and_rank_0_alone_speaks(original, alo
 
 
 @UNKNOWN
-def test_each_rank_has_a_device_of_its_own(original, tmp_path):
+def test_each_rank_has_its_own_device(original, tmp_path):
     words = ("sweep", original, "--to", "fp8_row,int4_g32:asym", "--device", "auto", "--json")
     one, two = (
         meet(
@@ -210,7 +210,7 @@ def with_experts(folder):
 
 
 @pytest.mark.parametrize("made", [with_folded_scales, with_experts])
-def test_what_pairing_made_of_weights_is_the_same_everywhere(tmp_path, made):
+def test_results_from_pairing_are_the_same_on_every_rank(tmp_path, made):
     words = ("compare", *made(tmp_path), "--importance", tmp_path / "m.dat", "--device", "cpu", "-q", "-o", "-")
     (_, alone, said), *_ = run(1, *words, cwd=tmp_path)
     assert alone, said
@@ -225,7 +225,7 @@ def test_what_pairing_made_of_weights_is_the_same_everywhere(tmp_path, made):
         assert {"gguf_q4_0"} == {layer["format"] for layer in found["layers"]}
 
 
-def test_a_sample_is_shared(original, tmp_path):
+def test_sampled_sweep_is_shared_among_ranks(original, tmp_path):
     words = ("sweep", original, *RECIPES, "--sample", "20%", "--json")
     (_, alone, _), *_ = run(1, *words, cwd=tmp_path)
     (status, shared, _), *others = run(3, *words, cwd=tmp_path)
@@ -235,7 +235,7 @@ def test_a_sample_is_shared(original, tmp_path):
     assert [(0, "", "")] * 2 == others
 
 
-def test_ranks_with_other_samples_are_told(original, tmp_path):
+def test_ranks_with_other_samples_are_an_error(original, tmp_path):
     lines = [("sweep", original, *RECIPES, "--sample", share, "-q") for share in ("20%", "30%")]
     done = meet(lines, [tmp_path] * 2)
 
@@ -243,7 +243,7 @@ def test_ranks_with_other_samples_are_told(original, tmp_path):
     assert "rank 1 differs from rank 0 in sample" in done[0][2]
 
 
-def test_a_huge_weight_is_shared(original, alone, tmp_path):
+def test_huge_weight_is_shared_among_ranks(original, alone, tmp_path):
     """In pieces that are small enough for this one."""
     words = ("sweep", original, *RECIPES, "-o", "s.json", "-q", "--resume", "j", "-l", "12")
     done = run(3, *words, cwd=tmp_path, before=SMALL_PIECES)
@@ -254,7 +254,7 @@ def test_a_huge_weight_is_shared(original, alone, tmp_path):
     assert expected == without_run((tmp_path / "s.json").read_text())["layers"]
 
 
-def test_torchrun_starts_them(original, alone, tmp_path):
+def test_torchrun_starts_ranks(original, alone, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
     done = subprocess.run(
         [*command, "-m", "quanterr", "sweep", original, *RECIPES, "--json", "-o", tmp_path / "sweep.json"],
@@ -267,7 +267,7 @@ def test_torchrun_starts_them(original, alone, tmp_path):
     assert alone == without_run((tmp_path / "sweep.json").read_text())
 
 
-def test_journals_of_ranks_are_taken_over(original, alone, tmp_path):
+def test_journals_from_earlier_ranks_are_resumed(original, alone, tmp_path):
     words = ("sweep", original, *RECIPES, "--json", "--resume", "journal")
     run(3, *words, cwd=tmp_path)
     journals = sorted(tmp_path.glob("journal*"))
@@ -281,7 +281,7 @@ def test_journals_of_ranks_are_taken_over(original, alone, tmp_path):
     assert alone == without_run(done[0][1])
 
 
-def test_srun_starts_them(original, alone, tmp_path):
+def test_srun_starts_ranks(original, alone, tmp_path):
     """With its variables; there is no Slurm here."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "SLURM_STEP_NUM_TASKS": "2"}
     words = [sys.executable, "-m", "quanterr", "sweep", original, *RECIPES, "--json"]
@@ -302,7 +302,7 @@ def test_srun_starts_them(original, alone, tmp_path):
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
+def test_journals_from_more_ranks_are_read_too(original, alone, tmp_path, world):
     words = ("sweep", original, *RECIPES, "--json", "--resume", "journal")
     run(3, *words, cwd=tmp_path)
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}
@@ -313,7 +313,7 @@ def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
-def test_killed_together_they_go_on(original, alone, tmp_path, moment):
+def test_killed_ranks_resume_their_run(original, alone, tmp_path, moment):
     """Each is killed once it has recorded a few weights, unless it ends before because another was."""
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
     before = SHORT_START + signalled_before("quanterr.comparison.journal.Journal.add", moment + 1)
@@ -324,13 +324,13 @@ def test_killed_together_they_go_on(original, alone, tmp_path, moment):
     assert alone == without_run((tmp_path / "s.json").read_text())
 
 
-def test_a_gate_that_does_not_hold_is_rank_0s_status(original, tmp_path):
+def test_failed_gate_sets_the_status_for_rank_0_only(original, tmp_path):
     done = run(2, "sweep", original, *RECIPES, "-q", "--require", "snr_db >= 99", cwd=tmp_path)
 
     assert [Status.GATE_FAILED, Status.OK] == [status for status, _, _ in done]
 
 
-def test_a_node_with_another_file_is_named(original, tmp_path):
+def test_node_with_another_file_is_named(original, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     shutil.copy(original, tmp_path / "a/x.safetensors")
@@ -346,7 +346,7 @@ def test_a_node_with_another_file_is_named(original, tmp_path):
     assert not (tmp_path / "a/s.json").exists()
 
 
-def test_a_file_that_one_node_does_not_see_ends_all(original, tmp_path):
+def test_file_missing_on_one_node_ends_all_ranks(original, tmp_path):
     names = (original, original, "missing.safetensors")
     done = meet([("sweep", name, *RECIPES, "-q") for name in names], [tmp_path] * 3)
     said = [each.stderr for each in done]
@@ -357,7 +357,7 @@ def test_a_file_that_one_node_does_not_see_ends_all(original, tmp_path):
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
-def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
+def test_dying_rank_ends_all_ranks(original, alone, tmp_path, moment):
     """At any moment: before they have met, or while they compute and when they are nearly done."""
     chosen = random.Random(moment)
     victim = chosen.randrange(3)
