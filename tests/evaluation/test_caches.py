@@ -23,7 +23,7 @@ GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
 @pytest.mark.parametrize("name", [*GGML, "int8_token", "fp8_token", "fp8"])
-def test_keys_and_values_equal_those_of_the_runtime(name):
+def test_keys_and_values_equal_the_runtime(name):
     cache = parse_cache(name + (UNROTATED if name in GGML else ""))
 
     for kept in (cache.keys, cache.values):
@@ -51,7 +51,7 @@ def test_ggml_stores_rotated_values(name):
 
 
 @pytest.mark.parametrize("size", [128, 256])
-def test_keys_are_rotated_over_as_much_of_a_head_as_a_power_of_two_divides(size):
+def test_keys_are_rotated_over_the_largest_power_of_two_in_a_head(size):
     """For 128, 1/√128 is rounded, so that sums are: no code of these numbers is so near to another that it matters."""
     expected = GOLDEN[f"q4_0 rotated k {size}"]
     found = parse_cache("q4_0").keys(GOLDEN["x"].view_as(expected), ONE)
@@ -60,7 +60,7 @@ def test_keys_are_rotated_over_as_much_of_a_head_as_a_power_of_two_divides(size)
     assert bool(((found - expected).abs() <= 4 * size * 2.0**-24 * norm).all())
 
 
-def test_heads_that_are_no_multiple_of_64_are_not_rotated():
+def test_heads_that_64_does_not_divide_are_not_rotated():
     x = GOLDEN["x"].view(1, 2, 8, 32)
 
     assert torch.equal(parse_cache("q4_0:unrotated").keys(x, ONE), parse_cache("q4_0").keys(x, ONE))
@@ -83,7 +83,7 @@ def test_scales_calibrated_on_a_chunk_are_its_largest_magnitudes(name, axes):
     assert torch.equal(expected, parse_cache(name).keys(x, ONE))
 
 
-def test_scales_of_fp4_are_of_16_and_32_numbers_of_a_head():
+def test_fp4_scales_cover_16_and_32_numbers():
     x = torch.tensor([6.0, 2.4, -0.2, *[0.0] * 13, 12.0, 5.1, *[0.0] * 14]).view(1, 1, 1, 32)
 
     assert [6.0, 2.0, 0.0, 12.0, 6.0] == parse_cache("nvfp4").keys(x, ONE)[0, 0, 0, [0, 1, 2, 16, 17]].tolist()
@@ -131,7 +131,7 @@ def plain(original, name):
     return float((base.exp() * (base - other)).sum(-1).mean())
 
 
-def test_the_original_alone_gets_a_row_for_each_cache(original):
+def test_original_alone_gets_a_row_for_each_cache(original):
     """Each equals a plain model whose attention gets rounded keys and values; weights are read once for all."""
     caches = ["q8_0", "q4_0:unrotated", "k=int4,v=fp8_head", "v=q4_0"]
     options = {"tokens": original.parent / "ids.safetensors", "context": CONTEXT, **EXACTLY}
@@ -149,7 +149,7 @@ def test_the_original_alone_gets_a_row_for_each_cache(original):
     assert all(one.positions for one in found.candidates)
 
 
-def test_the_command_takes_several(original, tmp_path):
+def test_command_takes_several_caches(original, tmp_path):
     tokens = original.parent / "ids.safetensors"
     done = call(
         "evaluate", original, "--against", "int8_row", "--tokens", tokens, "--context", CONTEXT, "--kv", "none",
@@ -165,7 +165,7 @@ def test_the_command_takes_several(original, tmp_path):
     assert written["candidates"][0]["scores"] == written["candidates"][2]["scores"]
 
 
-def test_a_reference_takes_several(original, tmp_path):
+def test_reference_takes_several_caches(original, tmp_path):
     options = {"tokens": original.parent / "ids.safetensors", "context": CONTEXT}
     study(original, save_reference=tmp_path / "reference", **options)
     caches = ["q8_0", "q4_0"]
@@ -197,7 +197,7 @@ def test_latent_keys_are_not_called_emulated(tmp_path):
     assert "keys and values were rounded behind kv_b_proj: runtimes keep what is in front of it" in found.reasons[0]
 
 
-def test_scales_of_heads_are_those_that_the_file_declares(tmp_path):
+def test_head_scales_come_from_the_file(tmp_path):
     original = saved("llama", tmp_path / "original")
     ids(tmp_path)
     path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)

@@ -63,7 +63,7 @@ def sd3(model):
 
 
 @pytest.mark.parametrize(("family", "make"), [("FLUX.1", flux), ("SD3", sd3)])
-def test_recorded_calls_give_what_the_model_gave(family, make, tmp_path):
+def test_recorded_calls_reproduce_the_model_output(family, make, tmp_path):
     changed = {"in_channels": 16, "out_channels": 16} if family == "FLUX.1" else {}
     model = saved(family, tmp_path / "original", **changed)
     apply, conditionings, shape = make(model)

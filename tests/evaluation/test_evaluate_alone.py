@@ -93,7 +93,7 @@ def computed(model):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_model_of_a_file_computes_what_the_original_computes(name, tmp_path):
+def test_model_from_a_file_computes_the_same_as_the_original(name, tmp_path):
     folder, path = converted(name, tmp_path)
     want, found = of_folder(folder), of_file(path)
     want = want[..., : found.shape[-1]]  # a file of Gemma 3 has no rows of no token
@@ -126,7 +126,7 @@ def tokenizers(request, tmp_path):
     return [tokenizer_of(ModelFolder(folder, str(folder))) for folder in folders]
 
 
-def test_a_files_tokenizer_gives_the_same_tokens(tokenizers):
+def test_tokenizer_from_a_file_gives_the_same_tokens(tokenizers):
     want = tokenizers[0]
     special = [token for token in want.all_special_tokens if token in want.get_vocab()]
     texts = [*TEXTS, "".join(TEXTS), *(f"a{token}  {token} b" for token in special), "<think> </think>"]
@@ -159,7 +159,7 @@ def test_a_files_tokenizer_gives_the_same_tokens(tokenizers):
         ("smollm3", {}, "no config follows from the metadata of the architecture smollm3 yet"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(name, changed, said, tmp_path):
+def test_unsupported_metadata_is_refused_by_name(name, changed, said, tmp_path):
     _, path = converted(name, tmp_path, **changed)
     with open_checkpoint(path) as checkpoint, pytest.raises(quanterr.CheckpointError) as found:
         as_original(checkpoint, None)
@@ -167,7 +167,7 @@ def test_what_is_not_understood_is_refused_by_name(name, changed, said, tmp_path
     assert "with --config FOLDER" in str(found.value)
 
 
-def test_what_transformers_refuses_is_an_error_of_the_file(tmp_path):
+def test_metadata_refused_by_transformers_is_an_error(tmp_path):
     _, path = converted("llama", tmp_path, **{"llama.attention.head_count": 3})
     with open_checkpoint(path) as checkpoint, pytest.raises(quanterr.CheckpointError, match="transformers refuses it"):
         as_original(checkpoint, None)
@@ -183,19 +183,19 @@ def test_what_transformers_refuses_is_an_error_of_the_file(tmp_path):
         ({"tokenizer.ggml.token_type": (1,)}, "has not one type for each of"),
     ],
 )
-def test_a_tokenizer_that_is_not_known_is_refused_by_name(changed, said):
+def test_unknown_tokenizer_is_refused_by_name(changed, said):
     keys = {key: tuple(value) if isinstance(value, list) else value for key, value in GOLDEN["smollm"]["keys"].items()}
     with pytest.raises(ValueError, match=re.escape(said)):
         tokenizer_files(keys | changed)
 
 
-def test_a_text_is_refused_where_no_tokenizer_follows(tmp_path):
+def test_text_is_refused_where_a_file_has_no_tokenizer(tmp_path):
     _, path = converted("llama", tmp_path)
     with pytest.raises(quanterr.CheckpointError, match=r"tokens is missing; .* --config FOLDER, or token ids with --t"):
         quanterr.evaluate(path, text=__file__, against="int8_row")
 
 
-def test_a_config_that_is_given_takes_the_place_of_the_metadata(tmp_path):
+def test_given_config_replaces_the_metadata(tmp_path):
     folder, path = converted("smollm3", tmp_path)
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
     (tmp_path / "config").mkdir()
@@ -208,7 +208,7 @@ def test_a_config_that_is_given_takes_the_place_of_the_metadata(tmp_path):
         quanterr.evaluate(path, config=tmp_path / "config", text=__file__, against="int8_row")
 
 
-def test_a_file_of_llama_cpp_has_the_perplexity_that_llama_cpp_prints():
+def test_perplexity_equals_the_number_printed_by_llama_cpp():
     """All of the file is llama.cpp's own: its metadata, its conversion and its quantization."""
     found = quanterr.evaluate(
         PERPLEXITY / "q4_0.gguf", against="int8_row", tokens=PERPLEXITY / "ids.safetensors", context=64
@@ -251,7 +251,7 @@ LLAMA_KEYS = {
 }  # fmt: skip
 
 
-def test_an_evaluation_of_a_file_alone_is_that_beside_its_folder(sides):
+def test_file_alone_is_evaluated_as_with_its_folder(sides):
     options = {"text": sides / "text.txt", "chat": sides / "chat.jsonl", "context": 32, "against": "int8_row"}
     want, found = (quanterr.evaluate(sides / name, **options) for name in ("original", "model.gguf"))
     assert (found.verdict, found.tokens.sha256, found.model) == ("pass", want.tokens.sha256, want.model)
@@ -262,14 +262,14 @@ def test_an_evaluation_of_a_file_alone_is_that_beside_its_folder(sides):
         assert one.scores.kld_mean > 1e-6
 
 
-def test_blocks_that_predict_further_tokens_take_no_part(tmp_path):
+def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
     (_, path), (_, candidate) = (converted("qwen3_5", tmp_path / kind, kind) for kind in ("F32", "Q8_0"))
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
     found = quanterr.evaluate(path, candidate, tokens=tmp_path / "ids.safetensors", context=16)
     assert (found.verdict, found.candidates[0].missing) == ("pass", [])
 
 
-def test_a_plan_of_a_file_alone_is_verified_and_names_its_tensors(sides, tmp_path):
+def test_plan_for_a_file_alone_is_verified_and_names_its_tensors(sides, tmp_path):
     options = {"text": sides / "text.txt", "context": 32}
     study(sides / "model.gguf", sensitivity=tmp_path / "s.json", **options)
     plan = quanterr.plan(

@@ -33,7 +33,7 @@ def logits(folder, chunks):
 @pytest.mark.parametrize(
     "name", ["qwen3_5", pytest.param("falcon_h1", marks=SLOW), pytest.param("gemma4_moe", marks=SLOW)]
 )
-def test_a_converted_file_predicts_what_its_values_predict(name, tmp_path):
+def test_converted_file_predicts_the_same_as_its_values(name, tmp_path):
     conversion = read_conversion(f"llama.cpp-{name}")
     made = materialize(conversion, tmp_path)
     values = put_back(conversion, made.read)

@@ -40,7 +40,7 @@ def figures(candidate):
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def test_one_that_is_not_there_is_a_matter_of_the_machine(tmp_path):
+def test_missing_device_is_an_environment_error(tmp_path):
     original, quantized, tokens = made("llama", tmp_path)
 
     with pytest.raises(ResourceError, match="try --device cpu"):
@@ -67,7 +67,7 @@ def on_both(make):
 
 @UNKNOWN
 @pytest.mark.parametrize("name", MODELS)
-def test_a_device_agrees_with_the_cpu(name, tmp_path):
+def test_device_agrees_with_the_cpu(name, tmp_path):
     original, quantized, tokens = made(name, tmp_path)
 
     assert agree(
@@ -94,7 +94,7 @@ def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path
 
 @UNKNOWN
 @pytest.mark.slow  # imports diffusers
-def test_a_denoiser_agrees_with_the_cpu(tmp_path):
+def test_denoiser_agrees_with_the_cpu(tmp_path):
     pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
     import test_evaluate_calls as calls
 
@@ -114,7 +114,7 @@ def test_a_denoiser_agrees_with_the_cpu(tmp_path):
 
 @UNKNOWN
 @pytest.mark.parametrize("limit", [100, 50_000, 150_000])  # bytes: for the first buffers, for weights, for logits
-def test_a_lack_of_memory_is_a_matter_of_the_machine(limit, tmp_path):
+def test_too_little_memory_is_an_environment_error(limit, tmp_path):
     original, quantized, tokens = made("llama", tmp_path)
     how = {"tokens": tokens, "context": 16, "device": NAME}
     with simulated(limit=limit), pytest.raises(ResourceError, match="memory") as raised:
@@ -126,7 +126,7 @@ def test_a_lack_of_memory_is_a_matter_of_the_machine(limit, tmp_path):
 @UNKNOWN
 @pytest.mark.slow  # a process of its own: after a backward pass torch knows no further devices
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_the_sensitivity_is_that_of_the_cpu(name, tmp_path):
+def test_sensitivity_agrees_with_the_cpu(name, tmp_path):
     original, quantized, tokens = made(name, tmp_path)
     here = quanterr.evaluate(
         original, [quantized], tokens=tokens, context=16, device="cpu", sensitivity=tmp_path / "s.json"

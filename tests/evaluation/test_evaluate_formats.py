@@ -75,7 +75,7 @@ def same_as_plain(folder, quantized):
 
 
 @pytest.mark.parametrize(("case", "module"), CASES, ids=[case for case, _ in CASES])
-def test_a_weight_predicts_what_the_values_of_its_library_predict(case, module, tmp_path):
+def test_golden_weight_predicts_the_same_as_its_library_values(case, module, tmp_path):
     _, tensors = model_with(values_of(case, module), tmp_path)
     source = GOLDEN / case
     parts = load_file(source / "model.safetensors" if source.is_dir() else source.with_suffix(".safetensors"))
@@ -94,7 +94,7 @@ def test_a_weight_predicts_what_the_values_of_its_library_predict(case, module, 
     same_as_plain(tmp_path, quantized)
 
 
-def test_a_k_type_predicts_what_the_values_of_llama_cpp_predict(tmp_path):
+def test_k_type_predicts_the_same_as_llama_cpp_values(tmp_path):
     case = "gguf_q4_k/llama_quantize"
     _, tensors = model_with(values_of(case, "blk.0.attn_k"), tmp_path)
     (block,) = GGUFReader(GOLDEN / f"{case}.gguf").tensors
@@ -128,7 +128,7 @@ def test_recipes_are_evaluated_without_a_file(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize(("case", "module"), [case for case in CASES if "mlx" not in case[0]])  # needs the original
-def test_threads_read_what_one_reads(case, module, threads, monkeypatch):
+def test_threads_read_the_same_as_a_single_one(case, module, threads, monkeypatch):
     """In pieces of a few rows, of which some threads get one more than others."""
     monkeypatch.setattr(sides, "CPU_CHUNK", 3 * values_of(case, module).shape[1])
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -140,7 +140,7 @@ def test_threads_read_what_one_reads(case, module, threads, monkeypatch):
         assert torch.equal(values_of(case, module), found.whole(weight))
 
 
-def test_a_file_that_ends_too_early_is_named_by_any_thread(tmp_path, monkeypatch):
+def test_truncated_file_is_named_by_any_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(sides, "CPU_CHUNK", 64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     save_file({"a.weight": torch.ones(64, 64)}, path := tmp_path / "a.safetensors")

@@ -85,7 +85,7 @@ def written(kind, folder, blocks, path, keys=()):
     [("llama", "llama", LLAMA), ("gemma2", "gemma2", GEMMA), ("gpt2", "gpt2", GPT2), ("mamba", "mamba", MAMBA)],
     ids=["llama", "gemma2", "gpt2", "mamba"],
 )
-def test_a_gguf_file_predicts_what_its_values_predict(kind, name, blocks, tmp_path):
+def test_gguf_file_predicts_the_same_as_its_values(kind, name, blocks, tmp_path):
     original = saved(name, tmp_path / "original")
     path, values = written(kind, original, blocks, tmp_path / "model.gguf")
     (tmp_path / "plain").mkdir()
@@ -112,7 +112,7 @@ def round_q8_0(x):
     return (codes * (largest / 127).half().float()).reshape(x.shape).to(x.dtype)
 
 
-def test_inputs_of_a_gguf_files_weights_are_rounded_as_llama_cpp_does(tmp_path):
+def test_inputs_are_rounded_as_in_llama_cpp(tmp_path):
     original = saved("llama", tmp_path / "original")
     path, values = written("llama", original, LLAMA, tmp_path / "model.gguf")
     tokens = ids(tmp_path)
@@ -131,7 +131,7 @@ def test_inputs_of_a_gguf_files_weights_are_rounded_as_llama_cpp_does(tmp_path):
     assert kld == pytest.approx(found.scores.kld_mean, rel=1e-6)
 
 
-def test_transformers_own_reader_of_gguf_gives_the_same(tmp_path):
+def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
     """It takes the model from the file's own keys, and dequantizes with llama.cpp's package."""
     pytest.importorskip("accelerate", reason="accelerate is not installed (pip install -e '.[dev]')")
     from transformers import AutoModelForCausalLM
@@ -174,7 +174,7 @@ def scores():
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_has_the_numbers_of_llama_perplexity(scores, name):
+def test_scores_equal_llama_perplexity(scores, name):
     value, *error = PRINTED[name]
     assert value == pytest.approx(getattr(scores, name), **NEAR)
     if error:

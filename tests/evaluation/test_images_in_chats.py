@@ -152,7 +152,7 @@ def divergences(original: Path, plain: Path, ids: Tensor, **more: Tensor) -> Ten
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_images_and_text_are_scored_as_plain_transformers_scores_them(name, square, tmp_path, monkeypatch):
+def test_images_and_text_are_scored_as_in_plain_transformers(name, square, tmp_path, monkeypatch):
     original, quantized, plain = make(name, tmp_path)
     monkeypatch.setattr(conversations, "_processor_of", lambda folder, where: Processor(name))
 
@@ -196,7 +196,7 @@ def with_processor(folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
-def test_processor_of_transformers_makes_the_pixels(square, tmp_path):
+def test_transformers_processor_makes_the_pixels(square, tmp_path):
     original, quantized, plain = make("llava", tmp_path)
     with_processor(original)
     (tmp_path / "chat.jsonl").write_text((square / "chat.jsonl").read_text().splitlines()[0])
@@ -212,7 +212,7 @@ def test_processor_of_transformers_makes_the_pixels(square, tmp_path):
     assert found.candidates[0].scores.kld_mean == pytest.approx(float(want.mean()), rel=FLOAT64)
 
 
-def test_text_alone_is_scored_without_the_tower(tmp_path):
+def test_text_alone_is_scored_without_the_image_tower(tmp_path):
     original, quantized, plain = make("qwen2_5_vl", tmp_path)
     save_file({"ids": torch.arange(3, 35)}, tmp_path / "ids.safetensors")
 
@@ -224,13 +224,13 @@ def test_text_alone_is_scored_without_the_tower(tmp_path):
 
 
 class TestRefusals:
-    def test_image_that_does_not_fit_the_context_is_named(self, square, tmp_path, monkeypatch):
+    def test_image_too_large_for_the_context_is_named(self, square, tmp_path, monkeypatch):
         original, quantized, _ = make("llava", tmp_path)
         monkeypatch.setattr(conversations, "_processor_of", lambda folder, where: Processor("llava"))
         with pytest.raises(UsageError, match=r"line 1: 28 tokens with its images, which cannot be cut: context 16"):
             quanterr.evaluate(original, [quantized], chat=square / "chat.jsonl", context=16)
 
-    def test_draft_beside_images_is_refused(self, square, tmp_path, monkeypatch):
+    def test_draft_with_images_is_refused(self, square, tmp_path, monkeypatch):
         original, _, _ = make("llava", tmp_path)
         monkeypatch.setattr(conversations, "_processor_of", lambda folder, where: Processor("llava"))
         draft = saved("llama", tmp_path / "draft")
@@ -251,14 +251,14 @@ class TestRefusals:
             ({"type": "audio", "path": "a.wav"}, "line 1: no conversation"),
         ],
     )
-    def test_part_that_cannot_be_shown_is_named(self, part, says, square, tmp_path):
+    def test_unsupported_part_is_named(self, part, says, square, tmp_path):
         original, quantized, _ = make("llava", tmp_path)
         chat = [{"role": "user", "content": [part]}, {"role": "assistant", "content": "w3"}]
         (square / "odd.jsonl").write_text(json.dumps(chat))
         with pytest.raises(UsageError, match=says):
             quanterr.evaluate(original, [quantized], chat=square / "odd.jsonl", context=64)
 
-    def test_model_that_hears_is_named(self, tmp_path):
+    def test_audio_model_is_named(self, tmp_path):
         sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
         config = transformers.WhisperConfig(vocab_size=96, d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, **sizes)
         config.save_pretrained(tmp_path)

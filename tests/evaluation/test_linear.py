@@ -41,7 +41,7 @@ def made(*shape):
     [made(40, K), made(K, 40).t(), made(80, K)[8:48], made(40, 1).expand(40, K)],
     ids=["plain", "transposed", "a part", "one value a row"],
 )
-def test_products_are_those_of_float32(onednn, x, weight, with_bias):
+def test_products_are_as_exact_as_float32(onednn, x, weight, with_bias):
     """In any order, a sum of K products and a bias is off by at most (K + 1) 2^-24 Σ |x w|, and some second order."""
     bias = made(40) if with_bias else None
     want = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
@@ -52,7 +52,7 @@ def test_products_are_those_of_float32(onednn, x, weight, with_bias):
     assert bool(((found - want).abs() <= (K + 2) * 2.0**-24 * of_sizes).all())
 
 
-def test_parts_of_columns_are_left_to_torch(monkeypatch):
+def test_column_slices_are_left_to_torch(monkeypatch):
     """oneDNN computes them without vectors."""
     monkeypatch.setattr(products, "_onednn_is_faster", lambda: pytest.fail("oneDNN"))
     x, weight = made(8, K), made(40, 2 * K)[:, :K]
@@ -60,7 +60,7 @@ def test_parts_of_columns_are_left_to_torch(monkeypatch):
     assert torch.equal(F.linear(x, weight), products.multiply(x, weight))
 
 
-def test_gradients_are_those_of_torch(onednn):
+def test_gradients_equal_torch(onednn):
     x, weight = made(8, K).requires_grad_(), made(40, K)
     found, want = (torch.autograd.grad(of(x, weight).square().sum(), x)[0] for of in (products.multiply, F.linear))
 
@@ -68,7 +68,7 @@ def test_gradients_are_those_of_torch(onednn):
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("float32", 1), ("float64", 0)])
-def test_all_linear_layers_of_both_sides_are_computed_so(dtype, times, tmp_path, monkeypatch):
+def test_all_linear_layers_on_both_sides_use_onednn(dtype, times, tmp_path, monkeypatch):
     """A Llama has seven in each block, and its head; those of a model in float64 are left as they are.
 
     Products of output errors, which oneDNN does not compute on every CPU, have inputs without an axis for chunks.

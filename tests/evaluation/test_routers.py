@@ -37,7 +37,7 @@ def measured(folder, name, **options):
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3", "llama4"])
-def test_agreement_is_that_of_plain_transformers(name, tmp_path):
+def test_router_agreement_equals_plain_transformers(name, tmp_path):
     """The router of DeepSeek computes in float32, from inputs that differ by roundings of float64."""
     original, values, chunks, found = measured(tmp_path, name)
     x, y = (routed(name, folder, chunks) for folder in (original, values))
@@ -59,7 +59,7 @@ def test_agreement_is_that_of_plain_transformers(name, tmp_path):
     assert min(row.same_experts for row in rows.values()) < 1
 
 
-def test_every_output_has_them_and_gates_hold(tmp_path):
+def test_every_output_has_routers_and_gates_hold(tmp_path):
     _, _, _, found = measured(tmp_path, "mixtral", require=["min(same_experts) >= 0.999"])
     for ending in ("md", "csv", "json"):
         found.save(tmp_path / f"e.{ending}")
@@ -70,7 +70,7 @@ def test_every_output_has_them_and_gates_hold(tmp_path):
     assert ("fail", worst.same_experts) == (found.verdict, found.candidates[0].gates[0].observed)
 
 
-def test_batches_add_up(tmp_path):
+def test_batches_add_up_to_the_whole(tmp_path):
     _, _, _, found = measured(tmp_path, "mixtral")
     tokens = tmp_path / "ids.safetensors"
     one = quanterr.evaluate(
@@ -82,7 +82,7 @@ def test_batches_add_up(tmp_path):
         assert row.router_kld == pytest.approx(other.router_kld, rel=1e-9)
 
 
-def test_a_dense_model_has_none(tmp_path):
+def test_dense_model_has_no_routers(tmp_path):
     _, _, _, found = measured(tmp_path, "llama")
 
     assert [] == found.candidates[0].routers

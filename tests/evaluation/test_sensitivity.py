@@ -59,7 +59,7 @@ def plain(name, folder, chunks):
 
 
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "qwen3_moe", "phi3", "gpt2"])
-def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
+def test_curvature_equals_a_plain_backward_pass(name, tmp_path):
     folder = saved(name, tmp_path / "original")
     chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
     found = streamed(folder, chunks)
@@ -79,7 +79,7 @@ def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
         assert curvature.predicted(error, found.scored) == pytest.approx(want * 0.1**2, rel=FLOAT64), path
 
 
-def test_an_error_is_weighed_by_its_own_element():
+def test_error_is_weighed_by_its_own_element():
     curvature = Curvature()
     curvature.add(torch.tensor([[1e3, 0.0], [0.0, 2.0]]))
     curvature.add(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
@@ -87,7 +87,7 @@ def test_an_error_is_weighed_by_its_own_element():
     assert curvature.predicted(torch.tensor([[0.0, 1.0], [1.0, 0.5]]), 1) == 1.25
 
 
-def test_a_tied_head_matters_in_both_of_its_uses(tmp_path):
+def test_tied_head_matters_in_both_uses(tmp_path):
     """Its weight is stored once: what an error of it costs is what it does as an embedding, and as the head."""
     original, tokens = saved("llama tied", tmp_path / "original"), ids(tmp_path, 320)
     (tmp_path / "other").mkdir()
@@ -128,21 +128,21 @@ class TestEvaluation:
         )  # fmt: skip
         return found, json.loads((folder / "s.json").read_text())
 
-    def test_predicts_what_small_errors_cost(self, made):
+    def test_prediction_agrees_with_small_errors(self, made):
         for each in made[0].candidates:
             assert 0.5 < each.predicted_kld / each.scores.kld_mean < 2
 
-    def test_is_quadratic_in_the_error(self, made):
+    def test_prediction_is_quadratic_in_the_error(self, made):
         large, small = (each.predicted_kld for each in made[0].candidates)
 
         assert pytest.approx(9, rel=1e-3) == large / small
 
-    def test_is_the_sum_over_the_weights(self, made):
+    def test_prediction_is_the_sum_over_the_weights(self, made):
         for each in made[0].candidates:
             known = [weight.predicted_kld for weight in each.weights if weight.predicted_kld is not None]
             assert pytest.approx(sum(known)) == each.predicted_kld
 
-    def test_the_file_names_every_matrix_the_most_sensitive_first(self, made):
+    def test_file_names_every_matrix_the_most_sensitive_first(self, made):
         _, document = made
         alphas = [row["alpha"] for row in document["weights"]]
 
@@ -151,7 +151,7 @@ class TestEvaluation:
         assert {"model.layers.0.mlp.up_proj.weight", "lm_head.weight"} <= {r["layer_name"] for r in document["weights"]}
         assert "a ranking first" in document["note"]
 
-    def test_standard_errors_fall_with_the_root_of_the_chunks(self, tmp_path):
+    def test_standard_errors_fall_with_the_root_of_the_number_of_chunks(self, tmp_path):
         original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 40 * CONTEXT)
         found = []
         for chunks in (4, 40):
@@ -164,7 +164,7 @@ class TestEvaluation:
         assert 2 < gains[len(gains) // 2] < 5  # of ten times as many chunks
         assert all(0 < share < 1 for share in found[1].values())
 
-    def test_is_of_models_that_continue_a_text(self, tmp_path):
+    def test_model_must_continue_a_text(self, tmp_path):
         original = saved("bert", tmp_path / "original")
         quantized, _ = candidate(original)
         with pytest.raises(UsageError, match="for models that continue a text; bert does not"):
@@ -173,7 +173,7 @@ class TestEvaluation:
             )
 
 
-def test_an_original_is_studied_without_a_candidate(tmp_path):
+def test_original_is_studied_without_a_candidate(tmp_path):
     original = saved("llama", tmp_path / "original")
     words = ("--tokens", ids(tmp_path), "--context", 32)
     done = call("evaluate", original, *words, "--sensitivity", "s.json", "--importance-out", "i.gguf", cwd=tmp_path)

@@ -33,7 +33,7 @@ def divergence_of_mix(name, original, values, chunks, takes):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral"])
-def test_blocks_are_those_of_plain_transformers(name, tmp_path):
+def test_swapped_blocks_equal_plain_transformers(name, tmp_path):
     original, values, chunks, found = measured(tmp_path, name, swap_blocks=True)
     swaps = {swap.name: swap.kld_mean for swap in found.candidates[0].swaps}
 
@@ -46,7 +46,7 @@ def test_blocks_are_those_of_plain_transformers(name, tmp_path):
     assert list(swaps.values()) == sorted(swaps.values(), reverse=True)
 
 
-def test_weights_are_those_of_plain_transformers(tmp_path):
+def test_swapped_weights_equal_plain_transformers(tmp_path):
     original, values, chunks, found = measured(tmp_path, swap=["q_proj", "*.1.mlp.down_proj.weight"])
     swaps = {swap.name: swap.kld_mean for swap in found.candidates[0].swaps}
     named = [f"model.layers.{n}.self_attn.q_proj.weight" for n in range(2)]
@@ -57,7 +57,7 @@ def test_weights_are_those_of_plain_transformers(tmp_path):
         assert want == pytest.approx(kld, rel=FLOAT64)
 
 
-def test_of_several_candidates_and_batches_each_has_its_own(tmp_path):
+def test_each_candidate_has_its_own_swaps_in_any_batch(tmp_path):
     original, values, chunks, found = measured(
         tmp_path, against=["int4_g32"], swap_blocks=True, batch=1, sensitivity=tmp_path / "s.json"
     )
@@ -72,7 +72,7 @@ def test_of_several_candidates_and_batches_each_has_its_own(tmp_path):
     assert far.swaps[0].kld_mean > near.swaps[0].kld_mean
 
 
-def test_every_output_has_them_and_gates_hold(tmp_path):
+def test_every_output_has_swaps_and_gates_hold(tmp_path):
     _, _, _, found = measured(tmp_path, swap_blocks=True, require=["max(swap_kld) <= 0"])
     for ending in ("md", "html", "csv", "json"):
         found.save(tmp_path / f"e.{ending}")
@@ -85,7 +85,7 @@ def test_every_output_has_them_and_gates_hold(tmp_path):
     assert worst.kld_mean == found.candidates[0].gates[0].observed
 
 
-def test_all_blocks_are_no_candidate(tmp_path):
+def test_swaps_change_no_other_number(tmp_path):
     """Measuring alone changes nothing of the candidate's own numbers."""
     _, _, _, alone = measured(tmp_path, swap_blocks=True)
     _, _, _, found = measured(tmp_path)
@@ -95,7 +95,7 @@ def test_all_blocks_are_no_candidate(tmp_path):
     assert [] == found.candidates[0].swaps
 
 
-def test_a_pattern_that_names_nothing_is_refused(tmp_path):
+def test_pattern_without_a_match_is_refused(tmp_path):
     with pytest.raises(UsageError, match='no layer matches "down_prj"; did you mean down_proj'):
         measured(tmp_path, swap=["down_prj"])
 
@@ -105,6 +105,6 @@ def test_other_models_are_refused(tmp_path):
         measured(tmp_path, "bert", swap_blocks=True)
 
 
-def test_the_original_alone_has_nothing_to_swap(tmp_path):
+def test_original_alone_has_nothing_to_swap(tmp_path):
     with pytest.raises(UsageError, match="--swap-blocks: puts weights of candidates into the original"):
         study(tmp_path, sensitivity=tmp_path / "s.json", swap_blocks=True)
