@@ -141,7 +141,7 @@ def key(row):
 
 
 @pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
-def test_what_a_row_explains_is_told_without_that_row(row, tmp_path, monkeypatch):
+def test_explained_finding_appears_without_its_row(row, tmp_path, monkeypatch):
     with_it = {found.code for found in CASES[key(row)](tmp_path)}
     monkeypatch.setattr(explanations, "EXPLANATIONS", tuple(other for other in EXPLANATIONS if other is not row))
     without = {found.code for found in CASES[key(row)](tmp_path)}
@@ -163,7 +163,7 @@ def rank(severity):
 
 
 @pytest.mark.parametrize(("earlier", "later"), list(combinations_with_replacement(EXPLANATIONS, 2)))
-def test_no_row_explains_what_an_earlier_one_takes_for_a_cause(earlier, later):
+def test_no_row_explains_an_earlier_cause(earlier, later):
     """So the order of findings, and of rows that have nothing in common, does not matter."""
     assert set(earlier.causes).isdisjoint(later.explained) or rank(later.most) < rank(earlier.least)
 
@@ -173,7 +173,7 @@ def a_finding(code, severity, layer, **evidence):
 
 
 @pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
-def test_a_cause_explains_nothing_of_other_weights(row):
+def test_cause_does_not_explain_other_weights(row):
     effect = a_finding(row.explained[0], row.most, "a")
     cause = a_finding(row.causes[0], row.least, "b")
 
@@ -181,14 +181,14 @@ def test_a_cause_explains_nothing_of_other_weights(row):
 
 
 @pytest.mark.parametrize(("severity", "stands"), [("warning", True), ("error", False)])
-def test_a_cause_has_to_be_bad_enough(severity, stands):
+def test_cause_must_be_bad_enough(severity, stands):
     found = [a_finding("scale_factor", severity, "a"), a_finding("excess_error", "warning", "a")]
 
     assert stands == (found == drop_explained(found, {}))
 
 
 @pytest.mark.parametrize(("named", "stands"), [(["a"], True), (["a", "b"], False)])
-def test_a_finding_about_many_goes_where_all_are_explained(named, stands):
+def test_finding_about_many_weights_goes_where_all_are_explained(named, stands):
     found = [
         a_finding("scale_factor", "error", None, layers=named),
         a_finding("unquantized_changed", "warning", None, layers=["a", "b"]),
@@ -197,7 +197,7 @@ def test_a_finding_about_many_goes_where_all_are_explained(named, stands):
     assert stands == (found == drop_explained(found, {}))
 
 
-def test_what_is_about_no_weight_is_not_explained():
+def test_finding_without_a_weight_is_not_explained():
     found = [a_finding("scale_factor", "error", "a"), a_finding("implausible_error", "error", None)]
 
     assert found == drop_explained(found, {})

@@ -91,7 +91,7 @@ class TestErrorsThatMakeUpForEachOther:
     @pytest.mark.parametrize("in_order", [False, True])
     @pytest.mark.parametrize("symmetric", [False, True])
     @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-    def test_are_no_fault(self, tmp_path, bits, symmetric, in_order):
+    def test_compensating_errors_are_sound(self, tmp_path, bits, symmetric, in_order):
         w, x = weights(64, 256, bits), inputs()
         codes, zeros, scales, groups = by_gptq(w, x, bits, 64, symmetric, in_order)
         plain = (np.clip(np.round(w / scales) + zeros, 0, 2**bits - 1) - zeros) * scales
@@ -103,13 +103,13 @@ class TestErrorsThatMakeUpForEachOther:
         assert {} == told(report, "warning")
 
     @pytest.mark.parametrize("bits", [3, 8])
-    def test_are_no_error_where_no_config_names_the_method(self, tmp_path, bits):
+    def test_compensating_errors_are_not_an_error_without_a_declared_method(self, tmp_path, bits):
         w, x = weights(64, 256, bits), inputs()
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, x, bits, 64, True, True), bits))
 
         assert {} == told(report, "error")
 
-    def test_a_block_that_none_makes_up_for_is_told(self, tmp_path):
+    def test_uncompensated_block_is_reported(self, tmp_path):
         w, x = weights(64, 256), inputs()
         codes, *rest = by_gptq(w, x, 8, 64, True)
         codes[20, 64:128] = codes[20, 127:63:-1]
@@ -118,7 +118,7 @@ class TestErrorsThatMakeUpForEachOther:
         assert [[20, 64]] == found.evidence["places"]
 
     @pytest.mark.parametrize(("config", "severity"), [(GPTQ, "warning"), (None, "error")])
-    def test_that_are_too_large_are_a_warning_at_most(self, tmp_path, config, severity):
+    def test_excessive_errors_are_a_warning_where_compensation_is_possible(self, tmp_path, config, severity):
         w, x = weights(64, 256), inputs()
         codes, *rest = by_gptq(w, x, 8, 64, True)
         codes = np.clip(codes + np.random.default_rng(1).integers(-3, 4, codes.shape), 0, 255)
@@ -128,7 +128,7 @@ class TestErrorsThatMakeUpForEachOther:
         assert found.evidence["excess_db"] > 8
 
     @pytest.mark.parametrize(("importance", "is_error"), [(1e-6, False), (1.0, True)])
-    def test_count_as_much_as_the_importance_says(self, tmp_path, importance, is_error):
+    def test_errors_count_by_importance(self, tmp_path, importance, is_error):
         w, even = weights(64, 256), np.arange(256) % 2 == 0
         scales = np.abs(w).max(1, keepdims=True) / 127
         codes = np.round(w / scales) + 128
@@ -191,14 +191,14 @@ class TestPowersOfTwo:
         ],
         ids=["heavy tails", "two values", "constant", "two values a row", "uniform"],
     )
-    def test_by_any_rule_are_good_scales(self, tmp_path, w, rule):
+    def test_power_of_two_scales_are_good_by_any_rule(self, tmp_path, w, rule):
         w = torch.from_numpy(w).bfloat16().double().numpy()
 
         expected = {"constant_weight"} if w.min() == w.max() else set()
 
         assert expected == told(report_of(tmp_path, w, as_mxfp4(w, rule))).keys()
 
-    def test_of_half_the_size_are_told(self, tmp_path):
+    def test_power_of_two_scales_at_half_size_are_reported(self, tmp_path):
         w = weights(64, 256)
         found = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
 
@@ -206,14 +206,14 @@ class TestPowersOfTwo:
 
 
 class TestZeros:
-    def test_of_the_original_have_scales_of_zero(self, tmp_path):
+    def test_original_zeros_may_have_zero_scales(self, tmp_path):
         w = weights(64, 256, outliers=0)  # columns of outliers are an info of their own
         w[10:14] = 0
         stored = as_int8(w, np.abs(w).max(1, keepdims=True) / 127)
 
         assert {} == told(report_of(tmp_path, w, stored))
 
-    def test_that_take_values_away_are_told(self, tmp_path):
+    def test_zero_scales_that_lose_values_are_reported(self, tmp_path):
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         w[10:13], scales[10:14] = 0, 0
@@ -224,7 +224,7 @@ class TestZeros:
 
 class TestUnderflow:
     @pytest.mark.parametrize(("rows", "severity"), [(1, "info"), (40, "warning")])
-    def test_of_rows_beside_far_larger_ones(self, tmp_path, rows, severity):
+    def test_underflow_next_to_far_larger_rows_is_reported(self, tmp_path, rows, severity):
         w = weights(128, 256)
         w[5 : 5 + rows] *= 1e-6
         (found,) = report_of(tmp_path, w, as_nvfp4(w)).findings
@@ -232,7 +232,7 @@ class TestUnderflow:
         assert ("underflow", severity) == (found.code, found.severity)
         assert "too small for the scales of nvfp4" in found.message
 
-    def test_is_no_excuse_for_another_scale(self, tmp_path):
+    def test_underflow_does_not_excuse_zero_scales(self, tmp_path):
         """Zeros where a scale could have been stored."""
         w = weights(128, 256)
         stored = as_nvfp4(w)
@@ -245,7 +245,7 @@ class TestUnderflow:
 
 @pytest.mark.parametrize("make", [np.sign, np.ones_like, lambda w: np.sign(np.round(30 * w))])
 @pytest.mark.parametrize("by_row", [False, True])
-def test_few_values_are_exact_in_any_codes(tmp_path, make, by_row):
+def test_few_distinct_values_are_exact_in_any_codes(tmp_path, make, by_row):
     sizes = np.exp(np.random.default_rng(6).standard_normal((64, 1))) if by_row else 0.02
     w = torch.from_numpy(make(weights(64, 256)) * sizes).bfloat16().double().numpy()
     report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True)))
@@ -259,7 +259,7 @@ def test_few_values_are_exact_in_any_codes(tmp_path, make, by_row):
 class TestRoundingAtRandom:
     @pytest.mark.parametrize("heavy", [1, 40])
     @pytest.mark.parametrize("shared", [False, True])
-    def test_is_no_fault(self, tmp_path, heavy, shared):
+    def test_random_rounding_is_sound(self, tmp_path, heavy, shared):
         w = weights(64, 256)
         w[17] *= heavy
         scales = np.abs(w).max(1, keepdims=True) / 127
@@ -269,7 +269,7 @@ class TestRoundingAtRandom:
         assert {} == told(report, "warning")
         assert report.layers[0].excess_db > 2.5
 
-    def test_always_down_is_told(self, tmp_path):
+    def test_rounding_always_down_is_reported(self, tmp_path):
         w = weights(64, 256)
         report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True) / 127, 0.0))
 
@@ -277,7 +277,7 @@ class TestRoundingAtRandom:
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.5])
-def test_factors_of_a_fold_are_known_as_well_as_codes_show_them(tmp_path, spread):
+def test_fold_factors_are_known_as_precisely_as_codes_show(tmp_path, spread):
     """Of AWQ in 3 bits: nothing says what they were but the codes."""
     up, down = weights(384, 256, 2), weights(256, 384, 3)
     s = np.exp(spread * np.random.default_rng(2).standard_normal(384))
@@ -295,14 +295,14 @@ class TestNearestCodes:
 
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("group", [32, 256])
-    def test_of_two_bits_are_no_error(self, tmp_path, group, seed):
+    def test_nearest_two_bit_codes_are_not_an_error(self, tmp_path, group, seed):
         w = weights(64, 256, seed)
         w[:, 40 * seed] *= 20
 
         assert {} == told(report_of(tmp_path, w, packing.as_ct_pack(NAME, w, 2, group)), "warning")
 
     @pytest.mark.parametrize("bits", [2, 3, 4])
-    def test_beside_a_column_of_outliers_that_gptq_makes_up_for_are_no_error(self, tmp_path, bits):
+    def test_compensated_outlier_column_is_not_an_error(self, tmp_path, bits):
         w = weights(64, 256)
         w[:, 17] *= 30
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), bits, 256, True), bits))
@@ -326,12 +326,12 @@ def as_mlx(w, bits):
 class TestRoundedAfterwards:
     """Severity goes by size: biases or scales that are rounded after the codes leave a little in some parts."""
 
-    def test_is_no_fault(self, tmp_path):
+    def test_scales_rounded_afterwards_are_sound(self, tmp_path):
         w = weights(64, 256)
 
         assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
 
-    def test_rows_of_their_neighbours_are_told(self, tmp_path):
+    def test_rows_from_neighbours_are_reported(self, tmp_path):
         w = weights(1024, 256, sizes=0.1)
         stored = as_mlx(w, 8)
         for key in stored:

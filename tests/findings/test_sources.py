@@ -35,13 +35,13 @@ def error_of(x, bits=4):
     return np.sqrt((step**2).mean() / 12)
 
 
-def test_a_finetune_is_another_source(tmp_path, original):
+def test_finetune_is_another_source(tmp_path, original):
     noise = np.random.default_rng(1).standard_normal(original.shape) * 0.7 * error_of(original)
 
     assert [["rounding"]] == signs(tmp_path, original, original + noise)
 
 
-def test_a_merged_adapter_is_another_source(tmp_path, original):
+def test_merged_adapter_is_another_source(tmp_path, original):
     random = np.random.default_rng(2)
     update = random.standard_normal((384, 4)) @ random.standard_normal((4, 512))
     found = signs(tmp_path, original, original + update / update.std() * 0.7 * error_of(original))
@@ -50,7 +50,7 @@ def test_a_merged_adapter_is_another_source(tmp_path, original):
     assert "directions" in found[0]
 
 
-def test_values_that_were_quantized_before_are_another_source(tmp_path, original):
+def test_requantized_values_are_another_source(tmp_path, original):
     blocks = original.reshape(384, -1, 64)
     step = np.abs(blocks).max(2, keepdims=True) / 7
     found = signs(tmp_path, original, (np.round(blocks / step) * step).reshape(original.shape))
@@ -75,9 +75,9 @@ def at_random(values):
 
 
 @pytest.mark.parametrize("rounding", [torch.round, at_random, torch.trunc])
-def test_to_round_otherwise_is_no_other_source(tmp_path, rounding):
+def test_other_rounding_is_not_another_source(tmp_path, rounding):
     assert [] == by_row(tmp_path, rounding)
 
 
-def test_the_nearest_codes_are_of_the_original(tmp_path, original):
+def test_nearest_codes_come_from_the_original(tmp_path, original):
     assert [] == signs(tmp_path, original, original)
