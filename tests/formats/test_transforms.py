@@ -41,7 +41,7 @@ def condition(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_those_that_compressed_tensors_multiplies_by(case):
+def test_weights_equal_those_that_compressed_tensors_multiplies_by(case):
     expected = expected_of(case)
     del expected["logits"]
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(FOLDER / case) as quantized:
@@ -54,7 +54,7 @@ def test_weights_are_those_that_compressed_tensors_multiplies_by(case):
 
 
 @pytest.mark.parametrize("case", ["hadamard_blocks", "random_hadamard_inverse"])
-def test_every_part_of_a_weight_is_that_of_the_whole(case):
+def test_every_part_equals_the_whole(case):
     """Sums of a few numbers with eight bits or less are exact in float64, in any order."""
     workspace = Workspace(CPU)
     with open_checkpoint(FOLDER / case) as quantized:
@@ -65,7 +65,7 @@ def test_every_part_of_a_weight_is_that_of_the_whole(case):
             assert torch.equal(whole[slice(*rows), slice(*cols)], part)
 
 
-def test_inspect_lists_no_matrix_as_a_weight():
+def test_inspect_does_not_list_transform_matrices_as_weights():
     found = quanterr.inspect(FOLDER / "random_hadamard")
 
     assert {weight.name for weight in found.weights} == set(load_file(ORIGINAL / "model.safetensors"))
@@ -74,7 +74,7 @@ def test_inspect_lists_no_matrix_as_a_weight():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_errors_are_those_in_the_basis_of_the_original(case):
+def test_errors_are_in_the_original_basis(case):
     report = quanterr.compare(ORIGINAL, FOLDER / case)
     original, expected = load_file(ORIGINAL / "model.safetensors"), expected_of(case)
     layers = {layer.layer_name: layer for layer in report.layers}
@@ -110,7 +110,7 @@ def evaluated(path, **more):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_divergences_are_those_of_the_model_that_compressed_tensors_runs(case):
+def test_divergences_equal_the_model_run_by_compressed_tensors(case):
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     expected, base = expected_of(case), logits({})
     golden = expected.pop("logits")
@@ -129,7 +129,7 @@ def test_divergences_are_those_of_the_model_that_compressed_tensors_runs(case):
         assert abs(as_run - by_weights) > 2 * sum(close)
 
 
-def test_a_named_scheme_rounds_the_rotated_inputs():
+def test_named_scheme_rounds_the_rotated_inputs():
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     declared, named = (evaluated(FOLDER / "random_hadamard", **how) for how in ({}, {"activations": "fp8_token"}))
 
@@ -185,7 +185,7 @@ def of_r4(**fields):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_undone_is_not_compared(case, tensors, transforms, words, tmp_path):
+def test_unsupported_transform_is_not_compared(case, tensors, transforms, words, tmp_path):
     path = changed(tmp_path / "quantized", case, tensors, transforms)
     report = quanterr.compare(ORIGINAL, path)
     reasons = {item.layer_name: item.reason for item in report.not_compared}
@@ -196,7 +196,7 @@ def test_what_cannot_be_undone_is_not_compared(case, tensors, transforms, words,
         assert reasons.keys() & Candidate(Sides(original), quantized).not_found.keys()  # evaluate refuses those
 
 
-def test_a_known_matrix_need_not_be_stored(tmp_path):
+def test_known_matrix_need_not_be_stored(tmp_path):
     path = changed(tmp_path / "quantized", "hadamard", lambda stored: stored.pop(f"{QUERY}.R1_input.weight"))
     stored, known = (quanterr.compare(ORIGINAL, each) for each in (FOLDER / "hadamard", path))
 
@@ -214,7 +214,7 @@ def test_a_known_matrix_need_not_be_stored(tmp_path):
     ],
     ids=["no rotation", "scaled", "nan", "singular"],
 )
-def test_a_damaged_matrix_is_refused_by_name(case, tensors, words, tmp_path):
+def test_damaged_matrix_is_refused_by_name(case, tensors, words, tmp_path):
     path = changed(tmp_path / "quantized", case, tensors)
     with pytest.raises(CheckpointError, match=words) as caught:
         quanterr.compare(ORIGINAL, path)
@@ -235,14 +235,14 @@ def flipped(stored):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "permuted" not in case and "inverse" not in case])
-def test_weights_that_were_not_rotated_are_errors(case, tmp_path):
+def test_unrotated_weights_are_errors(case, tmp_path):
     report = quanterr.compare(ORIGINAL, changed(tmp_path / "quantized", case, unrotated))
 
     assert Status.INCONCLUSIVE == exit_status(report)
     assert "implausible_error" in {finding.code for finding in report.findings}
 
 
-def test_another_rotation_than_that_of_the_weights_is_an_error(tmp_path):
+def test_rotation_that_differs_from_the_weights_is_an_error(tmp_path):
     report = quanterr.compare(ORIGINAL, changed(tmp_path / "quantized", "random_hadamard", flipped))
 
     assert {f"model.layers.{n}.mlp.down_proj.weight" for n in (0, 1)} == {
@@ -250,7 +250,7 @@ def test_another_rotation_than_that_of_the_weights_is_an_error(tmp_path):
     }
 
 
-def test_equal_bytes_are_no_equal_weight_where_inputs_are_transformed(tmp_path):
+def test_equal_bytes_with_transformed_inputs_are_not_an_equal_weight(tmp_path):
     """The original's own weight, under a declaration whose matrix is missing, was paired bit by bit."""
 
     def change(stored):
@@ -263,7 +263,7 @@ def test_equal_bytes_are_no_equal_weight_where_inputs_are_transformed(tmp_path):
     assert Status.INCONCLUSIVE == exit_status(report)
 
 
-def test_an_unquantized_weight_is_undone_as_well(tmp_path):
+def test_transform_is_also_undone_for_an_unquantized_weight(tmp_path):
     """Rows that were multiplied by the matrix in float64 and rounded to float32 are rounded once more."""
     x = load_file(ORIGINAL / "model.safetensors")[f"{DOWN}.weight"]
 
@@ -280,7 +280,7 @@ def test_an_unquantized_weight_is_undone_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("location", ["output", "q_attn", "k_cache"])
-def test_other_transforms_at_run_time_are_refused_by_name(location, tmp_path):
+def test_other_runtime_transforms_are_refused_by_name(location, tmp_path):
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
     def store(stored):
@@ -309,7 +309,7 @@ def test_other_transforms_at_run_time_are_refused_by_name(location, tmp_path):
         ([("weight_input", "Linear"), ("input", "Linear"), ("weight_output", "re:.*q_proj$")], ["R4"]),
     ],
 )
-def test_a_rotation_is_fused_where_inputs_do_not_undo_it(places, expected):
+def test_rotation_is_fused_where_inputs_do_not_undo_it(places, expected):
     apply = [{"targets": [target], "location": place} for place, target in places]
     config = {"transform_config": {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}}
     with open_checkpoint(ORIGINAL) as original:
@@ -319,7 +319,7 @@ def test_a_rotation_is_fused_where_inputs_do_not_undo_it(places, expected):
 
 
 @pytest.mark.parametrize(("size", "middle"), [(1, 1), (2, 1), (64, 1), (12, 12), (48, 12), (56, 28), (40, 20)])
-def test_hadamard_matrices_are_taken_apart_as_far_as_possible(size, middle):
+def test_hadamard_matrices_are_factored_as_far_as_possible(size, middle):
     """Of compressed-tensors' construction, scipy's Paley matrices and Sylvester's."""
     from quanterr.formats.shared import hadamard
 
@@ -380,14 +380,14 @@ def test_values_decide_whether_routers_and_experts_are_linear(experts, tmp_path)
     assert "implausible_error" not in {finding.code for finding in report.findings}
 
 
-def test_a_quantized_or_rotated_router_is_linear(experts, tmp_path):
+def test_quantized_or_rotated_router_is_linear(experts, tmp_path):
     mixed = rotated(tmp_path / "quantized", experts, "_proj.weight", "gate.weight")
     report = quanterr.compare(experts, mixed)
 
     assert not {"ambiguous_layout", "implausible_error"} & {finding.code for finding in report.findings}
 
 
-def test_attention_that_was_not_rotated_is_no_other_class(experts, tmp_path):
+def test_unrotated_attention_is_an_error(experts, tmp_path):
     report = quanterr.compare(experts, rotated(tmp_path / "quantized", experts, "k_proj.weight"))
     wrong = {finding.layer for finding in report.findings if finding.code == "implausible_error"}
 
@@ -395,7 +395,7 @@ def test_attention_that_was_not_rotated_is_no_other_class(experts, tmp_path):
     assert Status.INCONCLUSIVE == exit_status(report)
 
 
-def test_inputs_of_a_stack_of_transformed_experts_are_not_rounded_unrotated(tmp_path):
+def test_inputs_to_stacked_transformed_experts_are_not_rounded_unrotated(tmp_path):
     """The original holds the experts in one tensor, the file each by itself: no rotation is that of the stack."""
     place, x = "model.layers.0.mlp.experts", torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
     save_file({f"{place}.down_proj": x}, tmp_path / "original.safetensors")
