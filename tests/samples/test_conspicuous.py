@@ -54,7 +54,7 @@ def by_tile(x, change=lambda scales: None):
 
 @pytest.mark.parametrize("store", [by_group, by_tile])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_sound_weight_has_none(tmp_path, monkeypatch, original, store, kernel):
+def test_sound_weight_raises_no_finding(tmp_path, monkeypatch, original, store, kernel):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
 
     assert {} == told(tmp_path, original, store(original))
@@ -62,7 +62,7 @@ def test_a_sound_weight_has_none(tmp_path, monkeypatch, original, store, kernel)
 
 @pytest.mark.parametrize("row", [ROW, *range(203, 211)])  # beside the sample, and in it
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_group_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel, row):
+def test_group_with_an_excessive_scale_is_found(tmp_path, monkeypatch, original, kernel, row):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
 
     def change(scales):
@@ -72,7 +72,7 @@ def test_a_group_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, o
     assert [row, 96] in found["scale_loss"].evidence["places"]
 
 
-def test_scales_that_leave_more_error_than_zeros_are_an_error(tmp_path, original):
+def test_scales_with_more_error_than_zeros_are_an_error(tmp_path, original):
     def change(scales):
         scales *= 64
 
@@ -81,7 +81,7 @@ def test_scales_that_leave_more_error_than_zeros_are_an_error(tmp_path, original
 
 @pytest.mark.parametrize("tile", [(13, 3), (0, 15), (31, 15)])  # the last: what is beside it is not in the file
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_tile_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel, tile):
+def test_tile_with_an_excessive_scale_is_found(tmp_path, monkeypatch, original, kernel, tile):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
     x = original.reshape(ROWS // 32, 32, COLS // 32, 32)[tile[0], :, tile[1]]
     scale = np.abs(x).max() / 127
@@ -95,7 +95,7 @@ def test_a_tile_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, or
     assert found["worst_snr_db"] == pytest.approx(10 * np.log10((x * x).sum() / (e * e).sum()), abs=0.01)
 
 
-def test_a_row_with_a_scale_that_is_zero_is_found(tmp_path, original):
+def test_row_with_a_zero_scale_is_found(tmp_path, original):
     def change(scales):
         scales[ROW] = 0
 
@@ -121,7 +121,7 @@ def by_range(x, row=None, times=1.0):
 
 
 @pytest.mark.parametrize("times", [1 / 8, 8])
-def test_zero_points_of_a_row_that_are_alike_are_not_those_of_the_weight(tmp_path, original, times):
+def test_equal_zero_points_in_a_row_do_not_hide_wide_scales(tmp_path, original, times):
     """Scales that are too wide leave all groups of a row one zero point; of a weight with one, that would be right."""
     found = told(tmp_path, original, by_range(original, ROW, times))["scale_loss"]
 
@@ -130,7 +130,7 @@ def test_zero_points_of_a_row_that_are_alike_are_not_those_of_the_weight(tmp_pat
 
 
 @pytest.mark.parametrize("times", [1.3, 1.6])
-def test_a_row_with_a_factor_of_its_own_is_told(tmp_path, original, times):
+def test_row_with_its_own_factor_is_reported(tmp_path, original, times):
     """Codes are those of a sound file: its scale alone is another."""
     stored = by_group(original)
     stored[f"{NAME}_scale"][ROW] *= times
@@ -140,7 +140,7 @@ def test_a_row_with_a_factor_of_its_own_is_told(tmp_path, original, times):
     assert found.evidence["factor"] == pytest.approx(times, rel=0.02)  # the share of the energy that rounding makes
 
 
-def test_a_row_with_a_factor_that_costs_little_is_none(tmp_path, original):
+def test_row_with_a_negligible_factor_is_silent(tmp_path, original):
     stored = by_group(original)
     stored[f"{NAME}_scale"][ROW] *= 1.05
 
@@ -148,7 +148,7 @@ def test_a_row_with_a_factor_that_costs_little_is_none(tmp_path, original):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_damaged_group_is_found_beside_an_outlier_that_makes_most_of_its_row(tmp_path, monkeypatch, original, kernel):
+def test_damaged_group_is_found_in_a_row_with_a_dominant_outlier(tmp_path, monkeypatch, original, kernel):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
     x = original.copy()
     x[ROW, 30] = 40 * np.abs(x[ROW]).max()
