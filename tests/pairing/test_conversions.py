@@ -65,7 +65,7 @@ def overall(report):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_right_files_are_compared_completely(name, tmp_path):
+def test_correct_files_are_compared_completely(name, tmp_path):
     conversion, files, report = made(name, tmp_path)
     not_compared = {one.layer_name for one in report.not_compared} - set(conversion.dropped)
     remarks = {one.code for one in report.findings if one.severity != "info"}
@@ -95,7 +95,7 @@ def moved(conversion):
         for name in NAMES
     ],
 )
-def test_a_transform_that_is_left_out_is_an_error(name, tmp_path):
+def test_omitted_transform_is_an_error(name, tmp_path):
     conversion = read_conversion(name)
     for number, names in enumerate(moved(conversion).values()):
         _, _, report = made(name, tmp_path / str(number), left_out=frozenset(names))
@@ -111,7 +111,7 @@ def test_a_transform_that_is_left_out_is_an_error(name, tmp_path):
         assert wrong & sources, names
 
 
-def test_the_message_says_what_was_left_out(tmp_path):
+def test_message_names_the_omitted_transform(tmp_path):
     names = ["blk.0.ssm_out.weight", "blk.1.ssm_out.weight", "blk.2.ssm_out.weight"]
     _, _, report = made("llama.cpp-qwen3_5", tmp_path, left_out=frozenset(names))
     (found,) = (found for found in report.findings if found.severity == "error")
@@ -139,7 +139,7 @@ def test_the_message_says_what_was_left_out(tmp_path):
         ("llama.cpp-gpt_neox", "gptneox.attention.head_count"),
     ],
 )
-def test_a_number_in_the_metadata_that_does_not_fit_never_passes(name, key, number, tmp_path):
+def test_misfitting_metadata_number_never_passes(name, key, number, tmp_path):
     conversion = read_conversion(name)
     files = materialize(replace(conversion, keys=conversion.keys | {key: number}), tmp_path)
     report = quanterr.compare(files.original, files.quantized / "model.gguf", device="cpu")

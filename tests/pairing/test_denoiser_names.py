@@ -60,7 +60,7 @@ def with_prefix(tensors):
     return {name if name.startswith(COMFY) else COMFY + name: tensor for name, tensor in tensors.items()}
 
 
-def test_a_quantized_file_in_the_authors_names_is_compared_with_diffusers_folder(model, tmp_path):
+def test_quantized_file_in_author_names_compares_with_a_diffusers_folder(model, tmp_path):
     _, folder, tensors, convert = model
     written, values = scaled_fp8(tensors)
     save_file(with_prefix(written), tmp_path / "fp8.safetensors")
@@ -69,7 +69,7 @@ def test_a_quantized_file_in_the_authors_names_is_compared_with_diffusers_folder
     check(report, snr(convert(tensors), convert(values)))
 
 
-def test_a_quantized_file_in_diffusers_names_is_what_the_authors_file_is_compared_with(model, tmp_path):
+def test_quantized_file_in_diffusers_names_compares_with_the_author_file(model, tmp_path):
     family, _, tensors, convert = model
     written, values = scaled_fp8(convert(tensors))
     save_file({name: tensor.contiguous() for name, tensor in written.items()}, tmp_path / "fp8.safetensors")
@@ -96,7 +96,7 @@ def with_own_prefix(name, names):
     return name if name in names else COMFY + name
 
 
-def test_the_table_says_what_diffusers_converters_do(model):
+def test_table_agrees_with_diffusers_converters(model):
     family, _, tensors, _ = model
     if family not in OF_TABLE:
         assert all(name in tensors for name in load_folder(model))  # the same names
@@ -115,7 +115,7 @@ def load_folder(model):
     return load_file(next(model[1].glob("*.safetensors")))
 
 
-def test_no_name_means_one_thing_to_the_authors_and_another_to_diffusers():
+def test_no_name_is_ambiguous_between_authors_and_diffusers():
     for family in families():
         parameters = {piece.partition(":")[0] for pieces in family.tensors.values() for piece in pieces}
 
@@ -123,7 +123,7 @@ def test_no_name_means_one_thing_to_the_authors_and_another_to_diffusers():
         assert not any(name.endswith((".weight", ".bias")) for name in family.tensors)
 
 
-def test_is_what_make_denoiser_names_makes():
+def test_table_is_up_to_date_with_make_denoiser_names():
     wanted = json.loads(FILE.read_text())["source"].split()[1].rstrip(":")
     if diffusers.__version__ != wanted:
         pytest.skip(f"the names were made from diffusers {wanted}; it is {diffusers.__version__}")
@@ -153,7 +153,7 @@ def found_in(report):
 
 
 class TestOfWrongFiles:
-    def test_rows_of_keys_and_values_are_exchanged(self, tmp_path):
+    def test_exchanged_key_and_value_rows_are_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         name = "double_blocks.0.img_attn.qkv.weight"
         report = compared_with(tmp_path, original, tensors | {name: exchanged(tensors[name], 0, 2, 1)})
@@ -162,14 +162,14 @@ class TestOfWrongFiles:
             report
         )
 
-    def test_scale_and_shift_are_as_diffusers_has_them(self, tmp_path):
+    def test_scale_and_shift_in_diffusers_order_are_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         name = "final_layer.adaLN_modulation.1.weight"
         report = compared_with(tmp_path, original, tensors | {name: exchanged(tensors[name], 1, 0)})
 
         assert {("error", "permuted", "norm_out.linear.weight")} == found_in(report)
 
-    def test_a_joined_tensor_lacks_rows(self, tmp_path):
+    def test_joined_tensor_without_all_rows_is_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         name = "single_blocks.0.linear1.weight"
         report = compared_with(tmp_path, original, tensors | {name: tensors[name][:-32].clone()})
@@ -177,7 +177,7 @@ class TestOfWrongFiles:
         assert "inconclusive" == report.verdict
         assert 4 == sum(one.side == "original" for one in report.not_compared)
 
-    def test_a_tensor_is_stored_under_both_names(self, tmp_path):
+    def test_tensor_stored_under_both_names_is_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         twice = {"x_embedder.linear": tensors["img_in.weight"], "net.img_in.weight": tensors["img_in.weight"]}
         report = compared_with(tmp_path, original, tensors | {name: value.clone() for name, value in twice.items()})
@@ -186,7 +186,7 @@ class TestOfWrongFiles:
         assert left.reason.startswith("two weights could hold it: ")
 
 
-def test_a_tensor_that_diffusers_leaves_out_changes_nothing(tmp_path):
+def test_tensor_left_out_by_diffusers_changes_nothing(tmp_path):
     _, tensors = made("Z-Image", tmp_path / "diffusers")
     save_file(tensors | {"norm_final.weight": torch.ones(256)}, tmp_path / "authors.safetensors")
     reports = [
@@ -202,7 +202,7 @@ def test_a_tensor_that_diffusers_leaves_out_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["Wan", "FLUX.1", "SD 1.5"])
-def test_a_gguf_file_has_the_authors_names(family, tmp_path):
+def test_gguf_file_has_the_author_names(family, tmp_path):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     q8 = gguf.GGMLQuantizationType.Q8_0
     _, tensors = made(family, tmp_path / "diffusers")
@@ -237,7 +237,7 @@ def test_other_names_need_no_table(names):
     assert naming_between(*names[::-1]) is None
 
 
-def test_nunchaku_divides_the_authors_tensors_otherwise(tmp_path):
+def test_nunchaku_splits_the_author_tensors_otherwise(tmp_path):
     joined, first, second = numbers(96, 32), numbers(224, 32, seed=1), numbers(32, 160, seed=2)
     original = {
         "double_blocks.0.img_attn.qkv.weight": joined,
@@ -258,7 +258,7 @@ def test_nunchaku_divides_the_authors_tensors_otherwise(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["LTX-2", "Cosmos-Predict2"])
-def test_names_that_are_written_down_here_are_all_converted(family):
+def test_listed_names_are_all_converted(family):
     ((name, config, make),) = MODELS[family]
     found = {piece.name for held in pieces_of(name, make(), config).values() for piece in held}
 
