@@ -98,7 +98,7 @@ def test_no_imports_form_a_circle():
 
 
 @pytest.mark.parametrize("module", sorted({m for m in MODULES if room(m) in TORCH_FREE} - BUT | TORCH_FREE_MODULES))
-def test_these_import_no_torch(module):
+def test_torch_free_modules_import_no_torch(module):
     seen, left = set(), {module}
     while left:
         name = left.pop()
@@ -130,7 +130,7 @@ def test_commands_that_need_no_torch_do_not_import_it():
     assert (0, "") == (done.returncode, done.stderr)
 
 
-def test_mistakes_in_commands_and_inputs_end_them_before_torch_is_imported(tmp_path):
+def test_mistakes_end_commands_before_torch_is_imported(tmp_path):
     """torch takes seconds. One process for all: the forked ones of other tests have imported it."""
     good, damaged = str(tmp_path / "good.safetensors"), str(tmp_path / "damaged.safetensors")
     stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
@@ -178,7 +178,7 @@ for status, words in {calls}:
 """
 
 
-def test_stored_results_are_judged_and_shown_where_torch_is_not_installed(tmp_path):
+def test_stored_results_are_judged_and_shown_without_torch(tmp_path):
     """In a process of its own: the forked ones of other tests have imported torch."""
     good, report = str(tmp_path / "good.safetensors"), str(tmp_path / "r.json")
     stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
@@ -195,7 +195,7 @@ def test_stored_results_are_judged_and_shown_where_torch_is_not_installed(tmp_pa
     assert "quanterr: this command needs torch, which is not installed: pip install torch" in done.stderr
 
 
-def test_the_version_is_printed_without_the_report():
+def test_version_is_printed_without_the_report():
     code = "from quanterr.cli import app; app(['--version'], standalone_mode=False)"
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True

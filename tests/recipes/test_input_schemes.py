@@ -54,21 +54,21 @@ def results(producer, name):
 
 
 @pytest.mark.parametrize(("producer", "name"), cases(EXACT))
-def test_schemes_equal_the_producers_libraries(producer, name):
+def test_schemes_equal_the_producer_libraries(producer, name):
     _, expected, found = results(producer, name)
 
     assert torch.equal(expected, found)
 
 
 @pytest.mark.parametrize(("producer", "name"), cases(SAME_CODES))
-def test_schemes_have_the_codes_of_libraries_that_compute_scales_in_another_order(producer, name):
+def test_codes_equal_libraries_that_round_scales_in_another_order(producer, name):
     _, expected, found = results(producer, name)
 
     assert bool(((expected - found).abs() <= FIVE_ROUNDINGS * expected.abs()).all())
 
 
 @pytest.mark.parametrize(("producer", "name"), cases(OTHER_STEP))
-def test_schemes_stay_within_a_step_of_libraries_that_divide_by_127_5(producer, name):
+def test_schemes_stay_within_a_step_where_libraries_divide_by_127_5(producer, name):
     x, expected, found = results(producer, name)
     largest = x.abs().amax(-1, keepdim=True) if name == "int8_token" else x.abs().amax()
 
@@ -77,14 +77,14 @@ def test_schemes_stay_within_a_step_of_libraries_that_divide_by_127_5(producer, 
 
 
 @pytest.mark.parametrize(("name", "size"), [("int8_token", 64), ("int4_token_narrow", 64), ("int4_token_narrow", 256)])
-def test_rotated_inputs_are_rounded_as_by_comfy_kitchen(name, size):
+def test_rotated_inputs_are_rounded_as_in_comfy_kitchen(name, size):
     golden = load_file(FOLDER / "comfy_kitchen.safetensors")
     found = INPUT_SCHEMES[name](golden[f"rotated_{size}"], StoredInputScale())
 
     assert torch.equal(golden[f"{name}_rotated_{size}"], found)
 
 
-def test_every_golden_file_says_how_it_was_made():
+def test_every_golden_file_states_its_producer():
     for path in FOLDER.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             assert '"producer"' in file.metadata()["origin"], path

@@ -47,7 +47,7 @@ def large(n):
 
 
 @pytest.mark.parametrize("bits", [3, 4.5, 6])
-def test_large_ones_are_within_a_narrow_bound(bits):
+def test_large_instances_are_within_a_narrow_bound(bits):
     groups = large(1000)
     budget = sum(group[0].nbytes for group in groups) / 2.5 * bits
     found = solve(groups, budget)
@@ -56,7 +56,7 @@ def test_large_ones_are_within_a_narrow_bound(bits):
     assert found.bound <= found.cost <= found.bound * 1.0001
 
 
-def test_the_path_goes_from_the_smallest_to_the_best_and_each_point_is_optimal():
+def test_path_goes_from_smallest_to_best_through_optimal_points():
     groups = small(Random(3))
     points = trace_path(groups)
 
@@ -66,7 +66,7 @@ def test_the_path_goes_from_the_smallest_to_the_best_and_each_point_is_optimal()
         assert pytest.approx(solve(groups, point.nbytes).cost) == point.cost
 
 
-def test_the_path_ends_at_no_cost_where_nothing_is_left_of_it():
+def test_path_ends_with_exactly_zero_cost():
     """A difference of sums would leave a rounding, which moves the knee of a curve on a logarithmic axis."""
     random = Random(4)
     groups = [[KnapsackItem(1, random.random()), KnapsackItem(2, 0.0)] for _ in range(50)]
