@@ -24,7 +24,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path, monkeypatch):
-    """A cache of the tests' own, and a current folder where nothing is called like a model."""
+    """A cache for these tests, and a current folder that holds no file named like a model."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -51,7 +51,7 @@ def stored(tmp_path):
 
 
 def opened(path):
-    """What is stored there, closed again."""
+    """Open a checkpoint, close it again and return it."""
     with open_checkpoint(path) as checkpoint:
         return checkpoint
 
@@ -61,14 +61,14 @@ def names_of(path):
 
 
 def refusal(error, path):
-    """The message with which a checkpoint is refused."""
+    """Return the message with which a checkpoint is refused."""
     with pytest.raises(error) as raised:
         open_checkpoint(path)
     return str(raised.value)
 
 
 def cached(hub, name="models--org--name", revision="main", inside="model.safetensors"):
-    """A model as the Hub's own library caches it: links to blobs; returns its snapshot."""
+    """Store a model as the Hub's own library caches it, with links to blobs, and return its snapshot."""
     snapshot = hub / name / "snapshots" / COMMIT
     blob = write(hub / name / "blobs" / f"{len(inside):064}", A)
     (snapshot / inside).parent.mkdir(parents=True)
@@ -546,7 +546,7 @@ def test_short_read_is_continued(stored, monkeypatch):
 
 
 def failing(monkeypatch, code, times):
-    """Reading fails so many times, as on a network; returns the pauses made between."""
+    """Let reading fail this many times, as on a network, and return the pauses made between the attempts."""
     preadv, pauses, calls = os.preadv, [], []
 
     def read(*arguments):
@@ -647,7 +647,7 @@ any_file = settings(deadline=None, database=None, suppress_health_check=[HealthC
 
 
 def tensor(dtype, shape):
-    """Any bits, but for booleans, of which there are two."""
+    """Return a tensor with any bits, except for booleans, which have only two values."""
     if dtype is torch.bool:
         return torch.randint(0, 2, shape).bool()
     raw = torch.randint(0, 256, (prod(shape) * dtype.itemsize,), dtype=torch.uint8)
@@ -670,7 +670,7 @@ def test_reading_agrees_with_the_library(tensors):
 
 
 def outcome(raw):
-    """Whether a file of these bytes is taken, and every dtype known; what is wrong must be a CheckpointError."""
+    """Return whether a file with these bytes is accepted and every dtype known; a refusal must be a CheckpointError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(raw)

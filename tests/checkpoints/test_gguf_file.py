@@ -43,13 +43,13 @@ A, B = Stored("a", "F32", (2, 3), bytes(range(24))), Stored("b", "Q8_0", (3, 64)
 
 
 def opened(path):
-    """What is stored there, closed again."""
+    """Open a checkpoint, close it again and return it."""
     with open_checkpoint(path) as checkpoint:
         return checkpoint
 
 
 def refused(path):
-    """The message with which a checkpoint is refused, as unreadable; it must be fit to be printed."""
+    """Return the message with which a checkpoint is refused as unreadable; it must be printable."""
     with pytest.raises(CheckpointError) as raised:
         open_checkpoint(path)
     assert UNREADABLE == raised.value.status
@@ -236,7 +236,7 @@ def test_original_shape_without_its_tensor_is_noted(tmp_path):
 
 
 def split(folder, shards, counts=None, numbers=None, totals=None):
-    """The shards of a model, each with these tensors; returns their paths."""
+    """Write the shards of a model, each with its tensors, and return their paths."""
     n, total = len(shards), sum(map(len, shards))
     paths = []
     for number, tensors in enumerate(shards):
@@ -380,7 +380,7 @@ def test_another_kind_of_file_is_recognized_by_its_first_bytes(tmp_path, content
 
 
 class Bad(NamedTuple):
-    """A damaged file, and what is said of it."""
+    """A damaged file and the message it causes."""
 
     what: str
     raw: bytes
@@ -392,12 +392,12 @@ def header(n_tensors=0, n_keys=0, version=3):
 
 
 def typed(name, kind, raw=b""):
-    """A key with a type and these bytes as its value."""
+    """Return a key with a type and these bytes as its value."""
     return text(name) + struct.pack("<I", kind) + raw
 
 
 def tensor_of(n_dimensions=1, sizes=(4,), kind=0, offset=0, name="a"):
-    """A file with one tensor of four numbers, whose header claims this."""
+    """Return a file with one tensor of four numbers, whose header claims this."""
     info = text(name) + struct.pack("<I", n_dimensions) + b"".join(struct.pack("<Q", size) for size in sizes)
     return padded(header(1) + info + struct.pack("<IQ", kind, offset), 32) + bytes(32)
 
@@ -571,7 +571,7 @@ any_file = settings(deadline=None, database=None, suppress_health_check=[HealthC
 
 
 def outcome(raw):
-    """The tensors of a file of these bytes; None if it is refused. Whatever is wrong must be a CheckpointError."""
+    """Return the tensors of a file with these bytes, or None if it is refused, which must be a CheckpointError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
         path.write_bytes(raw)
@@ -594,7 +594,7 @@ def test_file_with_any_damage_is_read_or_refused(at, taken, put):
 
 
 def peak_of(raw):
-    """Bytes that were allocated at most while a file was read."""
+    """Return the most bytes allocated while a file is read."""
     tracemalloc.start()
     try:
         outcome(raw)
@@ -615,7 +615,7 @@ def test_file_with_any_number_anywhere_is_read_or_refused(at, number, kind):
 
 
 class TestTheGgufPackage:
-    """The reader of llama.cpp's own package: we may be stricter, never laxer, and never find something else."""
+    """We may be stricter than the reader in llama.cpp's own package, never laxer, and must find the same."""
 
     @pytest.fixture
     def package(self):

@@ -13,7 +13,7 @@ TENSOR, HEADER = "comfy_quant tensor", "header"
 
 
 class Said(NamedTuple):
-    """What a label is asked for."""
+    """The answers that a label gives."""
 
     source: str
     format: str | None
@@ -26,7 +26,7 @@ def said_by(labels):
 
 
 def labels_of(folder, tensors=None, metadata=None, config=None):
-    """What is read from a checkpoint with a weight ``a.weight`` and these tensors besides."""
+    """Return the labels of a checkpoint with a weight ``a.weight`` and these additional tensors."""
     path = folder / ("model" if config is not None else "file.safetensors")
     with open_checkpoint(store(path, {"a.weight": numbers(2, 8)} | (tensors or {}), metadata, config)) as checkpoint:
         return read_labels(checkpoint)

@@ -1,4 +1,4 @@
-"""Models in the local store of Ollama, by their names."""
+"""Models in Ollama's local store, opened by their names."""
 
 import json
 
@@ -11,7 +11,7 @@ from quanterr.errors import CheckpointError
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A store with llama3.2:1b and a model of the Hugging Face hub, as Ollama lays it out."""
+    """A store with llama3.2:1b and a model from the Hugging Face hub, laid out as by Ollama."""
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     (tmp_path / "blobs").mkdir()
     for n, place in enumerate(("registry.ollama.ai/library/llama3.2/1b", "hf.co/someone/model-GGUF/Q8_0")):

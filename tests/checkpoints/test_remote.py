@@ -60,7 +60,7 @@ def server(folder):
 
 
 def plain(report):
-    """Of a report what does not depend on where the files are."""
+    """Return the parts of a report that do not depend on where the files are."""
     fields = json.loads(report.to_json())
     return [fields[key] for key in ("verdict", "layers", "aggregate", "coverage", "lossless", "findings")]
 
@@ -136,17 +136,17 @@ class TestHttp:
 
 
 class TestCache:
-    """--cache: what was read is there for the next run."""
+    """With --cache, the next run uses what was read."""
 
     @pytest.fixture
     def own(self, folder, tmp_path):
-        """A server of copies, which a test may change."""
+        """A server with copies that a test may change."""
         shutil.copytree(folder, tmp_path / "served")
         with serving(tmp_path / "served") as server:
             yield server
 
     def compared(self, server, cache):
-        """The report, and the bytes of the answers that were longer than one."""
+        """Return the report and the byte ranges of all answers longer than one byte."""
         server.requests.clear()
         index, fp8 = f"{server.url}/model.safetensors.index.json", f"{server.url}/fp8.safetensors"
         report = quanterr.compare(index, fp8, device="cpu", cache=cache)
@@ -339,7 +339,7 @@ class TestCredentials:
 
 
 class TestWaits:
-    """A server that asks to wait; what is patched runs in the child that runs the command."""
+    """A server asks to wait; patches apply in the child process that runs the command."""
 
     @pytest.mark.parametrize("quiet", [False, True])
     def test_waits_are_reported_unless_quiet(self, server, folder, quiet):
@@ -387,7 +387,7 @@ class TestWaits:
 
 @pytest.mark.slow
 class TestHub:
-    """huggingface_hub itself asks a stand-in of the hub."""
+    """huggingface_hub itself talks to a stand-in for the hub."""
 
     def test_model_is_read_at_the_commit_found_at_the_start(self, folder, expected, tmp_path):
         pytest.importorskip("huggingface_hub", reason='pip install "quanterr[remote]"')

@@ -1,4 +1,4 @@
-"""What web servers do to those who read files by ranges: the bytes are right, or the error is clear."""
+"""Whatever web servers do to readers of ranges, the bytes are right or the error is clear."""
 
 import gzip
 import logging
@@ -55,7 +55,7 @@ def hub(folder):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time passes only while somebody waits; it begins with the true one."""
+    """A clock on which time passes only while somebody waits; it starts at the true time."""
     clock = SimpleNamespace(now=time.monotonic(), slept=0.0)
     lock = threading.Lock()
 
@@ -76,7 +76,7 @@ def at(server, name="w", **given):
 
 
 def once_known(path, n_ranges=1):
-    """The version, and a few ranges of it."""
+    """Return the version and a few ranges of it."""
     version = path.version()
     return version, [path.fetch(1000 * n, 1000 * n + 900, version) for n in range(n_ranges)]
 
@@ -152,7 +152,7 @@ class TestVersions:
 
 
 def always(answer):
-    """A fault of every range but that of the first byte, which finds out the version."""
+    """Return a fault for every range except the first byte, by which the version is found."""
 
     def fault(handler, first, last):
         if (first, last) == (0, 0):
@@ -391,7 +391,7 @@ class TestRedirections:
 
 
 class TestSignedAddresses:
-    """A hub leads to another server, by addresses that expire."""
+    """A hub redirects to another server, with addresses that expire."""
 
     def test_signed_address_is_requested_once(self, hub):
         assert right(20) == once_known(at(hub), 20)[1]
@@ -528,7 +528,7 @@ class TestWaits:
 
 
 class TestTls:
-    """A server with a certificate of its own, behind a proxy."""
+    """A server with its own certificate, reached through a proxy."""
 
     @pytest.fixture
     def certificate(self, tmp_path):
@@ -559,7 +559,7 @@ class TestTls:
 
     @pytest.fixture
     def path(self, server, certificate, monkeypatch):
-        """In a server of https that is reached through the proxy alone."""
+        """A file on an https server that only the proxy can reach."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         server.tunnelled = context

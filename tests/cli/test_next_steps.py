@@ -1,4 +1,4 @@
-"""The command that is proposed: it can be pasted, and names what is there."""
+"""The proposed command can be pasted and names existing files."""
 
 import shlex
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Progress: a bar in a terminal, a line now and then elsewhere."""
+"""Progress is a bar in a terminal and an occasional line elsewhere."""
 
 import sys
 
@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is set by hand."""
+    """A clock that tests set by hand."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now

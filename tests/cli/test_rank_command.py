@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 
 def rank(folder, *words, **more):
-    """Run it on files of the folder, by their stems, and with other words as they are."""
+    """Run rank on files of the folder, given by their stems; other words are passed unchanged."""
     words = [f"{word}.safetensors" if word in ("fp8", "int8", "less", "no-such") else word for word in words]
     return call("rank", "x.safetensors", *words, cwd=folder, **more)
 
@@ -279,7 +279,7 @@ class TestEveryOutput:
         assert written["md"].endswith("<!-- quanterr:end -->\n")
 
     def test_foreign_document_is_not_replaced(self, folder, tmp_path):
-        """Every output knows its own kind, and a document of somebody's is left alone."""
+        """Every output recognizes its own kind and leaves foreign documents alone."""
         (tmp_path / "r.md").write_text("mine")
 
         assert Status.USAGE == rank(folder, "fp8", "int8", "-o", tmp_path / "r.md").returncode

@@ -1,4 +1,4 @@
-"""What the machine does to a run: too little memory, too few files, signals at any moment."""
+"""Faults of the machine during a run: too little memory, too few files, signals at any moment."""
 
 import json
 import random
@@ -53,7 +53,7 @@ class TestMemory:
 
 
 def in_shards(folder, n):
-    """One tensor a shard, and the same in one file."""
+    """Write the same tensors one per shard and in a single file."""
     names = [f"layers.{number}.weight" for number in range(n)]
     header = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
     for name in names:
@@ -84,16 +84,16 @@ SIGNALLED = {signal.SIGINT: Status.INTERRUPTED, signal.SIGTERM: Status.TERMINATE
 
 
 def after_goes(n, number):
-    """Python that sends the signal once so much of the work is begun."""
+    """Return Python that sends the signal once this much work has begun."""
     return signalled_before("quanterr.comparison.worker.Worker.sum_chunks", n, number)
 
 
 @pytest.mark.slow
 class TestSignals:
-    """The work is eight weights, each taken in one go."""
+    """The work consists of eight weights, each measured in one go."""
 
     def ended(self, files, path, before):
-        """How the command ended where an earlier report lies; whatever is there then is whole."""
+        """Run where an earlier report exists, and return the status and the new report, which must be whole."""
         path.write_text(OLD)
         done = command("compare", *files, "--device", "cpu", "-q", "-o", path, before=before)
         assert "Traceback" not in done.stderr
@@ -147,7 +147,7 @@ class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("seconds", [0.2, 0.7])
     def test_early_signal_ends_the_run_without_looking_like_a_failed_gate(self, tmp_path, number, seconds):
-        """While torch is still being imported; a bare except of some library may swallow one signal, never several."""
+        """Torch is still being imported. A bare except in some library may swallow one signal, but never several."""
         words = [sys.executable, "-m", "quanterr", "compare", *map(str, pair(tmp_path)), "-q"]
         for _ in range(3):
             process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Numbers that no model has: values beyond any ratio, digits that are none."""
+"""Numbers that no model has: values beyond any ratio, and digits that are not ASCII."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which candidate is best for its size, and which layers could come from another: from real reports of tiny models."""
+"""The best candidate for its size, and layers worth taking from another, from real reports of tiny models."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def stored_by(recipe, tensors, names=(A, B, C)):
 
 
 def coarse(x):
-    """FP8 with two bits of mantissa: 6 dB less than with three, and as many bytes."""
+    """Quantize to FP8 with two bits of mantissa: 6 dB less than with three, in as many bytes."""
     scale = x.float().abs().max() / torch.finfo(torch.float8_e5m2).max
     return (x.float() / scale).to(torch.float8_e5m2), scale
 
@@ -47,7 +47,7 @@ def x(tmp_path):
 
 @pytest.fixture
 def rank(tmp_path, x):
-    """The ranking of candidates that are given as tensors by name."""
+    """A function that ranks candidates given as tensors by name."""
 
     def ranking(of=x, **candidates):
         paths = [store(tmp_path / f"{name}.safetensors", tensors) for name, tensors in candidates.items()]
@@ -87,7 +87,7 @@ class TestOrder:
         assert {"fp8_tensor": 3} == found["fp8"].formats
 
     def test_layer_left_alone_adds_no_error_but_stays_in_the_sum(self, rank):
-        """Pooled over its own layer the candidate that quantizes only one of them would be the last."""
+        """If each candidate were pooled over its own layers, the one that quantizes only one of them would be last."""
         found = rank(all=stored_by(quantized_fp8, original()), one=stored_by(quantized_fp8, original(), [A]))
         one, every = by_name(found)["one"], by_name(found)["all"]
 
@@ -145,7 +145,7 @@ class TestInconclusive:
         assert found.reasons[0].startswith("broken: ")
 
     def test_candidate_with_vanishing_squares_is_inconclusive(self, rank, x):
-        """It would look identical beside the others."""
+        """It would look identical to the others."""
         tiny = 1e-200 * numbers(64, 128).double()
         found = by_name(rank(good={A: tiny}, bad={A: -tiny}, of=store(x.parent / "tiny.safetensors", {A: tiny})))
 
@@ -244,7 +244,7 @@ class TestSwaps:
         assert ("0", 0, early & set(names)) == (free.candidate, free.bytes_change, taken)
 
     def test_swaps_mix_only_formats_that_one_runtime_loads(self, x):
-        """Better layers of ggml's types cannot be loaded beside INT4 of compressed-tensors, those of INT8 can."""
+        """Better layers in ggml's types cannot be loaded with INT4 from compressed-tensors; those in INT8 can."""
         found = quanterr.sweep(x, to=["int4_g32", "gguf_q4_1", "gguf_q8_0", "int8_row"], device="cpu")
         taken = {swaps.candidate: {swap.take_from for swap in swaps.layers} for swaps in found.swaps}
 
@@ -253,7 +253,7 @@ class TestSwaps:
         }
 
     def test_swaps_leave_out_layers_tied_to_a_norm(self, tmp_path):
-        """The factors that AWQ moved into a norm would be missing beside another candidate's norm."""
+        """The factors that AWQ moved into a norm would be missing with another candidate's norm."""
         x = {A.replace("up_proj", "gate_proj"): numbers(64, 128, seed=1), A: numbers(64, 128)}
         norm = "layers.0.post_attention_layernorm.weight"
         x[norm] = torch.ones(128).bfloat16()
@@ -316,7 +316,7 @@ class TestKept:
 
 
 def sensitivity(path, **alphas):
-    """A file of evaluate --sensitivity with these alphas."""
+    """Write a file as evaluate --sensitivity does, with these alphas."""
     weights = [{"layer_name": {"a": A, "b": B}.get(name, name), "alpha": alpha} for name, alpha in alphas.items()]
     document = {"schema": "quanterr.sensitivity", "schema_version": "1.0", "weights": weights}
     path.write_text(json.dumps(document))
@@ -325,7 +325,7 @@ def sensitivity(path, **alphas):
 
 class TestSensitivity:
     def test_sensitivity_predicts_the_best_candidate(self, tmp_path, x):
-        """A layer that matters most is stored worse by the candidate that has less error in all."""
+        """The candidate with less error overall stores the most important layer worse."""
         int8 = stored_by(quantized_int8, original())
         int8[B], int8[f"{B}_scale"] = coarse(original()[B])
         paths = [

@@ -1,4 +1,4 @@
-"""Several processes for one run, on the loopback: the same report, and nobody hangs.
+"""Several processes share one run on the loopback: the report is the same, and no process hangs.
 
 MOMENTS=20 python -m pytest tests/comparison/test_ranks.py     as many moments at which a rank is killed; 2 otherwise
 """
@@ -47,7 +47,7 @@ ranks.Ranks.finish = lambda own, parts: print(len(parts), file=sys.stderr) or fi
 
 
 def environment(rank, world, port):
-    """The variables that torchrun sets."""
+    """Return the variables that torchrun sets."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     return {key: str(value) for key, value in own.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
@@ -57,7 +57,7 @@ SHORT_START = "from quanterr.util import rank_group; rank_group.START = 20.0\n"
 
 
 def run(world, *words, cwd, before=""):
-    """All ranks to their end: status, standard output and standard error of each; of one, without a meeting."""
+    """Run all ranks and return status, standard output and standard error of each; a single one runs alone."""
     if world == 1:
         done = call(*words, cwd=cwd)
         return [(done.returncode, done.stdout, done.stderr)]
@@ -65,7 +65,7 @@ def run(world, *words, cwd, before=""):
 
 
 def meet(lines, folders, befores=None):
-    """Ranks that are given different words, folders, or Python that is executed first."""
+    """Run ranks with different words, folders, or Python code that is executed first."""
     port = free_port()
     runs = zip(lines, folders, befores or [""] * len(lines), strict=True)
     return together(
@@ -75,7 +75,7 @@ def meet(lines, folders, befores=None):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Weights of different sizes, one of them as large as all others."""
+    """Weights of different sizes, one of them as large as all others together."""
     folder = tmp_path_factory.mktemp("ranks")
     tensors = {f"model.layers.{n}.mlp.up_proj.weight": numbers(64 + 8 * n, 256, seed=n) for n in range(12)}
     tensors["model.layers.12.mlp.up_proj.weight"] = numbers(4096, 256, seed=99)
@@ -85,7 +85,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(original):
-    """What one process finds."""
+    """The result of a single process."""
     return without_run(call("sweep", original, *RECIPES, "--json").stdout)
 
 
@@ -94,7 +94,7 @@ def without_run(text):
 
 
 class TestEvaluate:
-    """Micro-batches are shared."""
+    """Ranks share micro-batches."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -131,7 +131,7 @@ class TestEvaluate:
 
     @staticmethod
     def evaluated(world, *words, cwd):
-        """What rank 0 says and writes, with output errors and by-products by the names of weights."""
+        """Return the output of rank 0, with output errors and by-products under the names of weights."""
         cwd.mkdir()
         done = run(world, "evaluate", *words, "--saliency-out", "s.json", "--importance-out", "i.gguf", cwd=cwd)
         assert {Status.OK} == {status for status, _, _ in done}, done
@@ -181,7 +181,7 @@ def test_each_rank_has_its_own_device(original, tmp_path):
 
 
 def with_folded_scales(folder):
-    """Scales of three weights in the norm before them, and a row that is wrong, with importance."""
+    """Write weights with scales folded into the norm before them, a wrong row and an importance matrix."""
     x, s = model(), factors(128)
     x |= {f"model.layers.{n}.mlp.up_proj.weight": numbers(200 + n, 128, seed=n) for n in range(1, 9)}
     norm = "model.layers.0.input_layernorm.weight"
@@ -194,7 +194,7 @@ def with_folded_scales(folder):
 
 
 def with_experts(folder):
-    """Single experts beside the stacks of a GGUF file, each with its importance."""
+    """Write single experts and the stacks of a GGUF file, each with its importance."""
     names = [f"model.layers.{{}}.mlp.experts.{expert}.up_proj.weight" for expert in range(3)]
     x, stacks, matrix = {}, [], {}
     for n in range(6):
@@ -244,7 +244,7 @@ def test_ranks_with_other_samples_are_an_error(original, tmp_path):
 
 
 def test_huge_weight_is_shared_among_ranks(original, alone, tmp_path):
-    """In pieces that are small enough for this one."""
+    """The pieces are small enough for this weight."""
     words = ("sweep", original, *RECIPES, "-o", "s.json", "-q", "--resume", "j", "-l", "12")
     done = run(3, *words, cwd=tmp_path, before=SMALL_PIECES)
     expected = [layer for layer in alone["layers"] if ".12." in layer["layer_name"]]
@@ -282,7 +282,7 @@ def test_journals_from_earlier_ranks_are_resumed(original, alone, tmp_path):
 
 
 def test_srun_starts_ranks(original, alone, tmp_path):
-    """With its variables; there is no Slurm here."""
+    """The test sets Slurm's variables, as no Slurm runs here."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "SLURM_STEP_NUM_TASKS": "2"}
     words = [sys.executable, "-m", "quanterr", "sweep", original, *RECIPES, "--json"]
     processes = [
@@ -314,7 +314,7 @@ def test_journals_from_more_ranks_are_read_too(original, alone, tmp_path, world)
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_killed_ranks_resume_their_run(original, alone, tmp_path, moment):
-    """Each is killed once it has recorded a few weights, unless it ends before because another was."""
+    """Each rank is killed once it has recorded a few weights, unless it ends earlier because another was killed."""
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
     before = SHORT_START + signalled_before("quanterr.comparison.journal.Journal.add", moment + 1)
     killed = run(3, *words, cwd=tmp_path, before=before)
@@ -358,7 +358,7 @@ def test_file_missing_on_one_node_ends_all_ranks(original, tmp_path):
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_dying_rank_ends_all_ranks(original, alone, tmp_path, moment):
-    """At any moment: before they have met, or while they compute and when they are nearly done."""
+    """It dies before the ranks have met, while they compute, or when they are nearly done."""
     chosen = random.Random(moment)
     victim = chosen.randrange(3)
     befores = [SHORT_START] * 3

@@ -1,4 +1,4 @@
-"""Journals: what was finished is taken over digit for digit, what is damaged or of another run never is.
+"""Journals: finished work is taken over digit by digit; damaged records and other runs' journals never are.
 
 MOMENTS=50 python -m pytest tests/comparison/test_resume.py -m slow   as many moments at which it is killed; 5 otherwise
 """
@@ -31,7 +31,7 @@ STACK = "model.layers.0.mlp.experts.gate_up_proj"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """Weights of many kinds: plain, with NaN, a stack, the same on both sides, a bias, one that is refused."""
+    """Weights of many kinds: plain, with NaN, a stack, one equal on both sides, a bias, and one that is refused."""
     folder = tmp_path_factory.mktemp("pair")
     x = {name: numbers(64, 256, seed=n) for n, name in enumerate(NAMES)}
     x[STACK] = numbers(3, 32, 64, seed=9)
@@ -51,7 +51,7 @@ def pair(tmp_path_factory):
 
 
 def plain(report):
-    """The JSON of a report without its run."""
+    """Return the JSON of a report without its run."""
     fields = json.loads(report.to_json())
     fields.pop("run")
     return fields
@@ -124,7 +124,7 @@ class TestReport:
 
 
 def replaced(path):
-    """A file of the same size and times, in which one scale is another, in place of it."""
+    """Replace a file by one of the same size and times, in which one scale is different."""
     raw, status = bytearray(path.read_bytes()), path.stat()
     raw[-1] ^= 1
     other = path.with_suffix(".other")
@@ -186,7 +186,7 @@ class TestRefused:
 
 @pytest.mark.slow
 def test_run_killed_at_random_moments_ends_with_the_same_report(tmp_path):
-    """A run of about a second, killed again and again; the report that comes at last is that of a run in peace."""
+    """A run of about a second is killed again and again; the final report is that of an undisturbed run."""
     x = {f"model.layers.{n}.mlp.up_proj.weight": numbers(1024, 1024, seed=n) for n in range(12)}
     words = ("sweep", store(tmp_path / "x.safetensors", x), "--to", "fp8_row,int4_g128,nf4", "--device", "cpu", "-q")
     call("--version")  # the server of commands may have to start, which is none of the seconds of a run

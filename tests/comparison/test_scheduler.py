@@ -1,4 +1,4 @@
-"""The run: the same digits whoever computes what, bounded memory, files that change, devices."""
+"""The run: digits that do not depend on who computes them, bounded memory, changing files, devices."""
 
 import gc
 import math
@@ -74,7 +74,7 @@ class TestMemory:
     @pytest.mark.slow
     def test_many_small_weights_take_little_memory(self, tmp_path):
         def taken(n):
-            """Bytes that the report keeps, and that the comparison takes at most."""
+            """Return the bytes that the report keeps, and the most bytes that the comparison takes."""
             files = stored(tmp_path, **{f"layers.{n}.mlp.experts.{i}.up_proj": (32, 128) for i in range(n)})
             gc.collect()
             tracemalloc.start()
@@ -181,7 +181,7 @@ DEVICE = torch.device("cpu", 0)  # stands for one whose memory may be too small;
 
 
 class TestRoom:
-    """On a device whose memory is short: chunks of 2^14 elements, halved down to 2^12, on the CPU 2^11."""
+    """A device is short of memory: chunks of 2^14 elements are halved down to 2^12, and to 2^11 on the CPU."""
 
     @pytest.fixture
     def tried(self, monkeypatch):
@@ -191,7 +191,7 @@ class TestRoom:
         return []
 
     def run(self, files, tried, monkeypatch, largest, may_move=False, method="sum_chunks"):
-        """The sums of a weight where chunks larger than ``largest`` do not fit; also the run."""
+        """Return the sums of a weight where chunks larger than ``largest`` do not fit, and the run."""
         work, done = getattr(Worker, method), []
 
         def limited(worker, *arguments):

@@ -1,4 +1,4 @@
-"""The simulated device: it refuses what CUDA refuses, and finds work that is in order by luck alone."""
+"""The simulated device refuses what CUDA refuses, and finds work whose order is right only by luck."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ pytestmark = UNKNOWN
 
 @pytest.fixture
 def there():
-    """The device."""
+    """The simulated device."""
     register()
     with simulated():
         yield torch.device(NAME, 0)
@@ -116,7 +116,7 @@ class TestMemory:
 
 
 class TestOrder:
-    """Copies and streams."""
+    """The order of copies and streams."""
 
     def test_buffer_filled_again_before_its_copy_is_an_error(self, there):
         host, x = pinned(4), torch.zeros(4, device=there)

@@ -1,4 +1,4 @@
-"""Several candidates in one pass: the digits of a comparison of each, and the original read once."""
+"""Several candidates in one pass give the digits of separate comparisons and read the original once."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def stored_by(recipe, tensors):
 
 @pytest.fixture
 def files(tmp_path):
-    """An original, and FP8, INT8, a BF16 copy of half of it."""
+    """An original and three candidates: FP8, INT8 and a BF16 copy of half of it."""
     x = original()
     made = [stored_by(quantized_fp8, x), stored_by(quantized_int8, x), x | {"small": x["small"] * 1.5}]
     return store(tmp_path / "x.safetensors", x), [
@@ -48,7 +48,7 @@ def without_run(report):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """(name of the file, offset, bytes) of whatever is read."""
+    """(file name, offset, bytes) of every read."""
     monkeypatch.setenv(VARIABLE, "torch")  # whose reads Python sees
     seen = []
     read = CheckpointFile.read_into

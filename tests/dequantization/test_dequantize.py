@@ -1,4 +1,4 @@
-"""A checkpoint written back as floats has the values that its producer decodes, in every format."""
+"""A checkpoint that is written back as floats has the values its producer decodes, in every format."""
 
 import json
 import os
@@ -60,7 +60,7 @@ CONFIG = {"architectures": ["X"], "hidden_size": 64}
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder with an FP8 model, its config and its tokenizer; and the folder of its original."""
+    """A folder with an FP8 model, its config and its tokenizer, and the folder of its original."""
     for name in ("original", "fp8"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
@@ -234,7 +234,7 @@ class TestInterrupted:
 
     @pytest.mark.slow
     def test_run_killed_at_any_moment_ends_with_the_same_bytes(self, tmp_path):
-        """In processes of their own, which SIGKILL ends."""
+        """Each run has its own process, which SIGKILL ends."""
         stored = {}
         for n in range(24):
             stored[f"layers.{n}.weight"], stored[f"layers.{n}.weight_scale"] = quantized_fp8(

@@ -1,4 +1,4 @@
-"""Two reports next to each other: every layer of either ends in exactly one place."""
+"""Two reports are compared, and every layer in either ends up in exactly one place."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The front matter of model cards, read by PyYAML and, as the hub reads it, by huggingface_hub."""
+"""Front matter in model cards, read by PyYAML and, as on the hub, by huggingface_hub."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ MD = next(output for output in OUTPUTS if output.name == "md")
 
 
 def sample(original="hf://org/model@main", **changes):
-    """An evaluation of one candidate."""
+    """Return an evaluation of one candidate."""
     made = evaluation()
     own = [replace(made.candidates[0], **changes)]
     run = replace(made.run, command=["quanterr", "evaluate", "/home/me/original", "--text", "a=/home/me/a.txt"])
@@ -26,7 +26,7 @@ def sample(original="hf://org/model@main", **changes):
 
 
 def front(text):
-    """The front matter of a card, and what is behind it."""
+    """Return the front matter of a card and the text after it."""
     _, head, rest = text.removeprefix("\ufeff").replace("\r\n", "\n").split("---\n", 2)
     return yaml.safe_load(head), rest
 
@@ -119,7 +119,7 @@ def test_name_that_yaml_1_2_reads_as_a_number_is_quoted():
 
 
 def test_verdict_comes_from_the_evaluation():
-    """Without gates, a pass means evaluated; what is inconclusive stays so."""
+    """Without gates, a pass means evaluated; an inconclusive result stays inconclusive."""
     bare = sample(gates=[])
     said = [
         front(put_front_matter("", "card", replace(bare, verdict=verdict)))[0]["quanterr"]["verdict"]

@@ -1,4 +1,4 @@
-"""Which layers to keep unquantized, against brute force; and a budget as a user writes it."""
+"""The choice of layers to keep unquantized, compared with brute force, and budgets as users write them."""
 
 from itertools import combinations
 

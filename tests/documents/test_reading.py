@@ -1,4 +1,4 @@
-"""Stored reports are read strictly: what is not wholly a report of quanterr is refused, with the reason."""
+"""Stored reports are read strictly: anything but a complete report by quanterr is refused with the reason."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ METRICS = ["snr_db", "zero_reference_elements", "absolute_error_percentiles.p99"
 
 
 def read_metrics(path):
-    """A report as gates read it."""
+    """Read a report as gates do."""
     return read_report(path, METRICS, judged=False)
 
 
@@ -44,7 +44,7 @@ def text(report):
 
 @pytest.fixture(scope="module")
 def lacking(tmp_path_factory):
-    """A report with something in each of its lists, as text."""
+    """The text of a report with an item in each of its lists."""
     x = original() | {"gone": torch.ones(2, 2), "same": torch.ones(2, 2)}
     y = quantized(original()) | {"same": torch.ones(2, 2)}
     y["model.layers.0.input_layernorm.weight"] = 1.2 * y["model.layers.0.input_layernorm.weight"]
@@ -168,7 +168,7 @@ def test_report_that_lost_all_layers_and_counts_is_refused(stored, text, read):
 
 
 def with_item(key, **item):
-    """Something more in one of the lists, and their numbers mended."""
+    """Return an edit that adds an item to one of the lists and corrects the counts."""
 
     def edit(fields):
         fields[key].append(item)
@@ -347,7 +347,7 @@ def test_infinity_is_not_read_as_a_large_number(stored, text):
 
 
 def test_pipe_is_read_by_the_library_and_refused_as_a_document(stored, text, tmp_path):
-    """To find out which kind of document it holds would take its first bytes."""
+    """Finding out which kind of document the pipe holds would take its first bytes."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ReportError, match="a pipe or a device, which is not read twice; save the result"):
         read_document(str(tmp_path / "pipe"))

@@ -1,4 +1,4 @@
-"""The report as data: strict JSON that its own schema allows, and that can be read back."""
+"""The report as data: strict JSON that follows its schema and can be read back."""
 
 import json
 
@@ -43,7 +43,7 @@ CONTRACT_LAYER = [
 
 
 def broken(folder):
-    """NaN, a lost scale, a missing tensor, an unknown layout, a hostile name."""
+    """Write a pair with NaN, a lost scale, a missing tensor, an unknown layout and a hostile name."""
     x = original() | {"evil\x1b[31m\n::error::.weight": torch.ones(4, 4), "gone.weight": torch.ones(2, 2)}
     y = quantized(x)
     del y["gone.weight"], y["gone.weight_scale"], y["model.layers.0.self_attn.q_proj.weight_scale"]
@@ -65,7 +65,7 @@ def strangers(folder):
 
 
 def zeros(folder):
-    """All that is undefined: no signal, no element, one element, a constant."""
+    """Write a pair with undefined metrics: no signal, no element, one element, a constant."""
     x = {
         "a.weight": torch.zeros(2, 2),
         "b.weight": torch.ones(0, 3),

@@ -1,4 +1,4 @@
-"""Outputs say a reason once: of several candidates, and of gates."""
+"""Outputs state each reason once, for several candidates and for gates."""
 
 import io
 
@@ -94,7 +94,7 @@ class TestGates:
 
 
 def test_unjudged_gate_is_one_annotation():
-    """It is why the verdict is inconclusive, and the message of a gate."""
+    """It makes the verdict inconclusive and also appears as a gate's message."""
     found = sound_evaluation()
     few = [replace(one, scores=replace(one.scores, chunks=4)) for one in found.candidates[:1]]
     judged = judge(replace(found, candidates=few), require=RULES[:1]).candidates[0]

@@ -1,4 +1,4 @@
-"""Types of the KV cache: values as the runtimes' own code stores them, and evaluations with them."""
+"""Types of the KV cache: values as the runtimes' own code stores them, and evaluations that use them."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_kivi_rounds_keys_by_channels_and_values_by_tokens():
 
 @pytest.mark.parametrize("name", GGML)
 def test_ggml_stores_rotated_values(name):
-    """Sums of signed multiples of 1/64 are exact, and all codes the same; turning back adds 64 numbers in any order."""
+    """Sums of signed multiples of 1/64 are exact, so all codes agree; rotating back adds 64 numbers in any order."""
     x, expected = GOLDEN["x"], GOLDEN[f"{name} rotated v"]
     found = parse_cache(name).values(x, ONE)
     size = expected.norm(dim=-1, keepdim=True)
@@ -52,7 +52,7 @@ def test_ggml_stores_rotated_values(name):
 
 @pytest.mark.parametrize("size", [128, 256])
 def test_keys_are_rotated_over_the_largest_power_of_two_in_a_head(size):
-    """For 128, 1/√128 is rounded, so that sums are: no code of these numbers is so near to another that it matters."""
+    """For 128, 1/√128 is rounded, and so are sums; but no code of these numbers is near enough to another to change."""
     expected = GOLDEN[f"q4_0 rotated k {size}"]
     found = parse_cache("q4_0").keys(GOLDEN["x"].view_as(expected), ONE)
     norm = expected.norm(dim=-1, keepdim=True)
@@ -107,7 +107,7 @@ def test_unknown_types_are_refused_before_anything_is_read(given, why):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """With heads of 64: ggml rotates them."""
+    """A model with heads of 64, which ggml rotates."""
     folder = tmp_path_factory.mktemp("caches")
     path = saved("llama", folder / "original", hidden_size=64, num_attention_heads=2, head_dim=64)
     ids(folder)
@@ -115,7 +115,7 @@ def original(tmp_path_factory):
 
 
 def plain(original, name):
-    """The divergence of a plain model with a rounded cache."""
+    """Return the divergence of a plain model with a rounded cache."""
     attention, cache = functional.scaled_dot_product_attention, parse_cache(name)
     chunks = load_file(original.parent / "ids.safetensors")["ids"].view(-1, CONTEXT)
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
@@ -132,7 +132,7 @@ def plain(original, name):
 
 
 def test_original_alone_gets_a_row_for_each_cache(original):
-    """Each equals a plain model whose attention gets rounded keys and values; weights are read once for all."""
+    """Each row equals a plain model whose attention gets rounded keys and values; weights are read once for all."""
     caches = ["q8_0", "q4_0:unrotated", "k=int4,v=fp8_head", "v=q4_0"]
     options = {"tokens": original.parent / "ids.safetensors", "context": CONTEXT, **EXACTLY}
     found = quanterr.evaluate(original, kv=caches, **options)

@@ -1,4 +1,4 @@
-"""Another model as draft for speculative decoding, against plain transformers: how much of what it says is accepted."""
+"""A draft model for speculative decoding: how many of its tokens are accepted, compared with plain transformers."""
 
 import json
 import random
@@ -41,14 +41,14 @@ def evaluation(made):
 
 
 def distributions(folder, chunks, rows):
-    """What a plain model predicts for the second half of each chunk, of the first rows of its head."""
+    """Return a plain model's predictions for the second half of each chunk, from the first rows of its head."""
     model = auto_of("llama").from_pretrained(folder, dtype=torch.float64).eval()
     with torch.inference_mode():
         return model(input_ids=chunks).logits[:, CONTEXT // 2 : -1, :rows].softmax(-1)
 
 
 def test_acceptance_equals_rejection_sampling_with_a_plain_model(made, evaluation):
-    """Leviathan et al. 2023: x ~ q is accepted with probability min(1, p(x) / q(x))."""
+    """By Leviathan et al. (2023), x ~ q is accepted with probability min(1, p(x) / q(x))."""
     folder, original, draft = made
     chunks = torch.tensor([int(word[1:]) for word in (folder / "text").read_text().split()]).view(-1, CONTEXT)
     p, q = (distributions(each, chunks, SMALL["vocab_size"]) for each in (original, draft))

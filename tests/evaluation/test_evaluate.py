@@ -1,4 +1,4 @@
-"""Evaluation by the original's own architecture, against plain transformers with the same dequantized weights."""
+"""Evaluation by the original's own architecture, compared with plain transformers and the same dequantized weights."""
 
 import json
 import math
@@ -36,7 +36,7 @@ EXACTLY = {"dtype": "float64", "batch": 3}
 
 
 def candidate(folder, recipe=quantized_fp8):
-    """A quantized copy of a saved model, and one with its values as plain weights."""
+    """Write a quantized copy of a saved model, and one with the same values as plain weights."""
     written, values = quantized_by(recipe, stored(folder))
     found = []
     for name, tensors in (("quantized", written), ("plain", values)):
@@ -49,7 +49,7 @@ def candidate(folder, recipe=quantized_fp8):
 
 
 def plain(name, folder, chunks, dtype=torch.float64):
-    """What transformers computes with everything in memory."""
+    """Return the results of transformers with everything in memory."""
     model = auto_of(name).from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
     with torch.inference_mode():
         if name == "t5":
@@ -62,7 +62,7 @@ def plain(name, folder, chunks, dtype=torch.float64):
 
 
 def expected(name, x, y, chunks):
-    """Perplexities and divergence by the definitions."""
+    """Return perplexities and divergence by their definitions."""
     half = chunks.shape[1] // 2
     rows, targets = (slice(None), chunks[:, half:]) if name == "t5" else (slice(half, -1), chunks[:, half + 1 :])
     log_p, log_q = (each[:, rows].double().log_softmax(-1) for each in (x, y))
@@ -71,22 +71,22 @@ def expected(name, x, y, chunks):
 
 
 def float32_allows(largest):
-    """How far log-probabilities may be apart in two orders of adding up, for logits up to ``largest``.
+    """Return how far log-probabilities may differ between two orders of summation, for logits up to ``largest``.
 
-    A logit passes through some 20 sums of at most 64 products each, one behind the other; each rounding is at most half
-    of 2^-23 of the logit's size, and as many of one sign as of the other: √(20 · 64), six times over to be sure.
+    A logit passes through some 20 sums of at most 64 products each, one after the other; each rounding is at most half
+    of 2^-23 of the logit's size and has either sign equally often: √(20 · 64), six times over to be sure.
     """
     return 6 * 2.0**-24 * largest * math.sqrt(20 * 64)
 
 
 def addresses():
-    """How many bytes of addresses this process has."""
+    """Return how many bytes of addresses this process has."""
     return int(STATM.read_text().split()[0]) * mmap.PAGESIZE
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """A Llama in shards, with a quantized copy and the same as plain weights, and tokens."""
+    """A Llama in shards, its quantized copy, the same values as plain weights, and tokens."""
     folder = tmp_path_factory.mktemp("llama")
     original = saved("llama", folder / "original", shard="40KB")
     quantized, values = candidate(original)
@@ -117,7 +117,7 @@ def test_weights_from_another_model_are_noticed(llama, evaluation, tmp_path):
 
 
 def test_many_micro_batches_start_no_thread(llama, monkeypatch):
-    """A container may allow a few hundred."""
+    """A container may allow only a few hundred threads."""
     monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread"))
     original, quantized, _, tokens = llama
 
@@ -126,7 +126,7 @@ def test_many_micro_batches_start_no_thread(llama, monkeypatch):
 
 @pytest.mark.skipif(not STATM.exists(), reason="this system does not say how many addresses a process has")
 def test_model_without_weights_reserves_no_addresses_for_them():
-    """Which a limit of memory would count: 24 layers of 64 MB each would have taken most of their 1.5 GB."""
+    """A memory limit would count these addresses: 24 layers of 64 MB each would take most of their 1.5 GB."""
     from transformers import LlamaConfig
 
     shape = {"vocab_size": 64, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8}
@@ -157,7 +157,7 @@ class TestArchitectures:
 
     @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba", "t5"])
     def test_predictions_in_float32_differ_by_rounding_only(self, name, tmp_path):
-        """With another size of batches and another way through experts: sums in another order."""
+        """Other batch sizes and another path through experts add up sums in another order."""
         original = saved(name, tmp_path / "original")
         quantized, values = candidate(original)
         tokens = ids(tmp_path)
@@ -208,7 +208,7 @@ class TestArchitectures:
 
 
 def test_head_stored_only_by_the_quantized_side_is_used(tmp_path):
-    """The original ties it to the embedding; here it is quantized, and the embedding is not."""
+    """The original ties the head to its embedding; here the head is quantized and the embedding is not."""
     original = saved("llama tied", tmp_path / "original")
     tensors = stored(original)
     codes, scale = quantized_fp8(tensors["model.embed_tokens.weight"])
@@ -251,7 +251,7 @@ class TestOutputErrors:
 
     @pytest.mark.parametrize("rows", [256, 12, 5], ids=["many inputs", "some wait for others", "all wait to the end"])
     def test_output_errors_are_the_same_from_inputs_and_from_outputs(self, monkeypatch, rows):
-        """Two weights share their inputs; one of them is used once more with others."""
+        """Two weights share their inputs; one of them is used a second time with other inputs."""
         module = torch.nn.ModuleDict({name: torch.nn.Linear(16, 64, bias=False) for name in "ab"}).double()
         unit = Unit("u", module)
         errors = {slot.name: 0.01 * numbers(64, 16, seed=n).double() for n, slot in enumerate(unit.slots)}
@@ -429,7 +429,7 @@ class TestGates:
 
 class TestWhatIsWrong:
     def edited(self, llama, tmp_path, change):
-        """A copy of the quantized side, changed."""
+        """Evaluate a changed copy of the quantized side."""
         folder = shutil.copytree(llama[1], tmp_path / "edited")
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
@@ -626,12 +626,12 @@ class TestTasks:
 
 
 class TestHarness:
-    """As lm-evaluation-harness calls a model: with requests that have args."""
+    """lm-evaluation-harness calls a model with requests that have args."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def sides(cls, tmp_path_factory):
-        """A model with a tokenizer, its quantized copy, and that as plain weights."""
+        """A model with a tokenizer, its quantized copy, and the same values as plain weights."""
         folder = tmp_path_factory.mktemp("harness")
         original = saved("llama", folder / "original")
         with_words(original)
@@ -683,7 +683,7 @@ NO_TEXTS = {
 
 
 class TestTexts:
-    """Ids that are no text give small intervals, and no information."""
+    """Ids that do not form a text give small intervals but no information."""
 
     @pytest.mark.parametrize("case", NO_TEXTS)
     def test_invalid_texts_are_inconclusive(self, llama, tmp_path, case):
@@ -706,10 +706,10 @@ class TestTexts:
 
 
 class TestModel:
-    """What a candidate's files say of its model, which is run as the original's say."""
+    """A candidate's files describe its model, which is run as the original's files describe it."""
 
     def copied(self, folder, to, **config):
-        """A candidate with a configuration and a tokenizer of its own."""
+        """Copy a model with these changes to its configuration and a tokenizer of words."""
         shutil.copytree(folder, to)
         fields = json.loads((to / "config.json").read_text())
         (to / "config.json").write_text(json.dumps(fields | config))
@@ -788,7 +788,7 @@ class TestModel:
 
 
 class TestUnknown:
-    """A text of words that the tokenizer does not know."""
+    """A text contains words that the tokenizer does not know."""
 
     @pytest.mark.parametrize(("unknown", "verdict"), [(9, "pass"), (11, "inconclusive")])
     def test_more_than_a_tenth_unknown_tokens_is_inconclusive(self, llama, tmp_path, unknown, verdict):
@@ -826,7 +826,7 @@ class TestMassiveActivations:
         assert want == pytest.approx(spreads, rel=FLOAT64)
 
     def test_outstanding_token_is_a_finding(self, tmp_path):
-        """Only token 7 has the first number of its embedding, which an mlp squares."""
+        """Only token 7 has the first number of its embedding, which an MLP squares."""
         original = saved("llama", tmp_path / "original")
         tensors = stored(original)
         embedding = tensors["model.embed_tokens.weight"]

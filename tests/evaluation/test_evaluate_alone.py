@@ -1,7 +1,7 @@
-"""GGUF files without the folder of their original: config, weights and tokenizer follow from the file.
+"""GGUF files without the folder of their original: config, weights and tokenizer are derived from the file.
 
-The files are those of llama.cpp's converter (golden conversions), with random weights: what the model of the file
-computes is what transformers computes from the folder that was converted.
+The files come from llama.cpp's converter (golden conversions), with random weights: the model in the file must
+compute the same as transformers does from the folder that was converted.
 """
 
 import json
@@ -49,7 +49,7 @@ TOKENS = torch.randint(3, 96, (2, 100), generator=torch.Generator().manual_seed(
 
 
 def converted(name, folder, quantization="F32", **changed):
-    """The folder of an original, and its file."""
+    """Return the folder of an original and its converted file."""
     conversion = read_conversion(f"llama.cpp-{name}")
     config = conversion.config
     text = config.get("text_config", config)
@@ -60,7 +60,7 @@ def converted(name, folder, quantization="F32", **changed):
 
 
 def of_folder(folder):
-    """The logits or hidden states that transformers computes."""
+    """Return the logits or hidden states that transformers computes."""
     [name] = json.loads((folder / "config.json").read_text())["architectures"]
     if (kind := getattr(transformers, name, None)) is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
@@ -70,7 +70,7 @@ def of_folder(folder):
 
 
 def of_file(path):
-    """The logits or hidden states of the model of a file."""
+    """Return the logits or hidden states of the model in a file."""
     with open_checkpoint(path) as checkpoint:
         original = as_original(checkpoint, None)
         with model_folder(original) as folder:
@@ -113,7 +113,7 @@ TEXTS = [
 
 @pytest.fixture(params=GOLDEN)
 def tokenizers(request, tmp_path):
-    """A tokenizer of a folder as it is published, and that of the file that llama.cpp's converter made of it."""
+    """A tokenizer from a folder as published, and the one from the file that llama.cpp's converter made of it."""
     golden = GOLDEN[request.param]
     folders = tmp_path / "published", tmp_path / "made"
     made = tokenizer_files(
@@ -209,7 +209,7 @@ def test_given_config_replaces_the_metadata(tmp_path):
 
 
 def test_perplexity_equals_the_number_printed_by_llama_cpp():
-    """All of the file is llama.cpp's own: its metadata, its conversion and its quantization."""
+    """The whole file comes from llama.cpp: its metadata, its conversion and its quantization."""
     found = quanterr.evaluate(
         PERPLEXITY / "q4_0.gguf", against="int8_row", tokens=PERPLEXITY / "ids.safetensors", context=64
     )
@@ -221,7 +221,7 @@ CHAT = '{"messages": [{"role": "user", "content": "Is it there?"}, {"role": "ass
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory):
-    """A folder with a tokenizer, and a file of the same model, both in Q8_0's values; and a text and conversations."""
+    """A folder with a tokenizer and a file of the same model, both with Q8_0's values, and a text and conversations."""
     folder = tmp_path_factory.mktemp("alone")
     golden = GOLDEN["smollm"]
     saved("llama", folder / "original", vocab_size=432)

@@ -1,4 +1,4 @@
-"""Denoisers on recorded calls, against diffusers' own forward with the same dequantized weights."""
+"""Denoisers on recorded calls, compared with diffusers' own forward and the same dequantized weights."""
 
 import json
 import runpy
@@ -43,7 +43,7 @@ MODELS = {
 
 
 def inputs_of(name, seed):
-    """Tensors of a call, and its other arguments."""
+    """Return the tensors of a call and its other arguments."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
@@ -84,7 +84,7 @@ def saved(name, folder):
 
 
 def recorded(name, path, number_of_calls=6, **changed):
-    """A file of calls, two groups of them."""
+    """Write a file of calls in two groups."""
     tensors, said = {}, {}
     for number in range(number_of_calls):
         own, plain = inputs_of(name, number)
@@ -96,7 +96,7 @@ def recorded(name, path, number_of_calls=6, **changed):
 
 
 def fp8_scaled(tensors):
-    """ComfyUI's scaled FP8, and the values that it stands for."""
+    """Return ComfyUI's scaled FP8 and the values it stands for."""
     written, values = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}, dict(tensors)
     for name, tensor in tensors.items():
         written[name] = tensor
@@ -109,7 +109,7 @@ def fp8_scaled(tensors):
 
 
 def errors(model, values, name, calls):
-    """Of each call, by diffusers' own forward."""
+    """Return the error of each call by diffusers' own forward."""
     found = []
     base = {key: value.clone() for key, value in model.state_dict().items()}
     for number in range(calls):

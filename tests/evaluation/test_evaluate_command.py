@@ -1,4 +1,4 @@
-"""The evaluate and ppl commands as their users call them, and the outputs of an evaluation."""
+"""The evaluate and ppl commands as users call them, and the outputs of an evaluation."""
 
 import base64
 import csv
@@ -28,7 +28,7 @@ SUFFIXES = ("json", "jsonl", "csv", "html", "md", "xml")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A small model, its quantized copy, and tokens; with the outputs of an evaluation."""
+    """A small model, its quantized copy and tokens, with the outputs of an evaluation."""
     path = tmp_path_factory.mktemp("evaluate")
     saved("llama", path / "original")
     written, _ = quantized_by(quantized_fp8, stored(path / "original"))
@@ -141,7 +141,7 @@ class TestCommand:
 class TestDiff:
     @pytest.fixture
     def newer(self, folder, done, tmp_path):
-        """The same with half the divergence, a little less agreement, and another error of one weight."""
+        """The same evaluation with half the divergence, a little less agreement, and another error of one weight."""
         found = quanterr.read_document(str(folder / "e.json"))
         own = found.candidates[0]
         own.scores.kld_mean *= 0.3
@@ -345,7 +345,7 @@ class TestOutputs:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _written(cls, done):
-        """The files are there."""
+        """Make sure that the outputs exist."""
 
     def text(self, folder, suffix):
         return (folder / f"e.{suffix}").read_text()
@@ -390,7 +390,7 @@ class TestOutputs:
 
 
 class TestFindings:
-    """What a candidate is, or says of its model, is in every output."""
+    """Every output shows findings about a candidate and its model."""
 
     TOLD = "nothing differs from the original; is this the quantized checkpoint?"
 

@@ -1,4 +1,4 @@
-"""Files whose converters reorder, join and change tensors predict what their values predict, put back in place.
+"""Files whose converters reorder, join and change tensors predict the same as their restored values.
 
 The values are those that llama.cpp's own Python package decodes; transformers runs them as a plain model.
 """

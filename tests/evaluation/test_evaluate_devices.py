@@ -1,4 +1,4 @@
-"""Where an evaluation computes: the same numbers on every device."""
+"""An evaluation gives the same numbers on every device."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def made(name, folder):
 
 
 def figures(candidate):
-    """Scores, errors of blocks and of weights, and predictions of an evaluation, as they are in its JSON."""
+    """Return scores, errors of blocks and weights, and predictions of an evaluation, from its JSON."""
     found = {name: (candidate["scores"] or {}).get(name) for name in SCORES}
     found |= {name: (candidate["embeddings"] or {}).get(name) for name in ("cosine_mean", "relative_error")}
     found |= {block["name"]: block["relative_error"] for block in candidate["blocks"]}
@@ -48,7 +48,7 @@ def test_missing_device_is_an_environment_error(tmp_path):
 
 
 def agree(x, y, relative=None):
-    """Whether figures agree: to ``relative``, or as far as float32 allows where all are squares of differences."""
+    """Return whether figures agree: to ``relative``, or to float32 precision where all are squares of differences."""
     assert x.keys() == y.keys()
     return all(
         x[name] == pytest.approx(y[name], rel=relative or of_squared_error(y[name] or 1.0), abs=2 * OF_OUTPUT**2)
@@ -57,7 +57,7 @@ def agree(x, y, relative=None):
 
 
 def on_both(make):
-    """The figures of an evaluation on the CPU, and of the same on a simulated device."""
+    """Return the figures of an evaluation on the CPU and on a simulated device."""
     here = make("cpu")
     with simulated():
         there = make(NAME)

@@ -1,4 +1,4 @@
-"""Golden files as a weight of a model that runs, against the values that their libraries decode."""
+"""Golden files as a weight of a running model, compared with the values that their libraries decode."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def values_of(case, module):
 
 
 def model_with(values, folder):
-    """A Llama of one layer whose up projection is nearly these values; and the values with its other weights."""
+    """Return a one-layer Llama whose up projection is close to these values, and the values with its other weights."""
     rows, cols = values.shape
     tiny = {"hidden_size": cols, "intermediate_size": rows, "num_hidden_layers": 1}
     original = saved("llama", folder / "original", **tiny)
@@ -60,7 +60,7 @@ def model_with(values, folder):
 
 
 def same_as_plain(folder, quantized):
-    """Hold the evaluation of a candidate against plain transformers with its values."""
+    """Check that the evaluation of a candidate equals plain transformers with its values."""
     tokens = ids(folder, 2 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     how = {"tokens": tokens, "context": CONTEXT, "dtype": "float64", "batch": 2, "activations": "none"}
@@ -109,7 +109,7 @@ def test_k_type_predicts_the_same_as_llama_cpp_values(tmp_path):
 
 
 def test_recipes_are_evaluated_without_a_file(tmp_path):
-    """As the same values in a plain checkpoint."""
+    """They give the same as a plain checkpoint with their values."""
     original = saved("llama", tmp_path / "original")
     tokens = ids(tmp_path)
     tensors = {
@@ -129,7 +129,7 @@ def test_recipes_are_evaluated_without_a_file(tmp_path):
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize(("case", "module"), [case for case in CASES if "mlx" not in case[0]])  # needs the original
 def test_threads_read_the_same_as_a_single_one(case, module, threads, monkeypatch):
-    """In pieces of a few rows, of which some threads get one more than others."""
+    """Pieces have a few rows, and some threads get one more than others."""
     monkeypatch.setattr(sides, "CPU_CHUNK", 3 * values_of(case, module).shape[1])
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     folder = GOLDEN / case

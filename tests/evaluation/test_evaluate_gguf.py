@@ -1,4 +1,4 @@
-"""GGUF files through the original's model: rows of q and k, norms plus one, transposed and negated weights go back.
+"""GGUF files in the original's model: reordered rows of q and k, norms plus one, transposed and negated weights.
 
 The values are those that llama.cpp's own Python package decodes.
 """
@@ -39,7 +39,7 @@ WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 def named(name, blocks):
-    """llama.cpp's name; of A_log and D without .weight."""
+    """Return llama.cpp's name; A_log and D lack .weight."""
     path, _, kind = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "")
     found = re.fullmatch(r"(?:model|transformer|backbone)\.(?:layers|h)\.(\d+)\.(.+)", path)
     own = f"blk.{found[1]}.{blocks[found[2]]}" if found else WHOLE[path]
@@ -47,7 +47,7 @@ def named(name, blocks):
 
 
 def convert(kind, name, values):
-    """What llama.cpp's converter stores of a tensor, and what brings that back."""
+    """Return a tensor as llama.cpp's converter stores it, and the function that restores it."""
     if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = 4 if "q_proj" in name else 2
         order = torch.from_numpy(paired(torch.arange(len(values)).float(), heads).numpy()).long()
@@ -64,7 +64,7 @@ def convert(kind, name, values):
 
 
 def written(kind, folder, blocks, path, keys=()):
-    """The GGUF file of a saved model, its matrices in Q8_0; and the values that it stands for, by original names."""
+    """Write a saved model as GGUF with matrices in Q8_0, and return the values it stands for by original names."""
     tensors, values = [], {}
     for name, tensor in stored(folder).items():
         made, back = convert(kind, name, tensor.float())
@@ -105,7 +105,7 @@ def test_gguf_file_predicts_the_same_as_its_values(kind, name, blocks, tmp_path)
 
 
 def round_q8_0(x):
-    """As llama.cpp does on x86: 127 / amax in float32, amax / 127 in float16."""
+    """Round as llama.cpp does on x86: 127 / amax in float32, amax / 127 in float16."""
     blocks = x.float().reshape(*x.shape[:-1], -1, 32)
     largest = blocks.abs().amax(-1, keepdim=True)
     codes = (blocks * (torch.tensor(127.0) / largest)).round()
@@ -132,7 +132,7 @@ def test_inputs_are_rounded_as_in_llama_cpp(tmp_path):
 
 
 def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
-    """It takes the model from the file's own keys, and dequantizes with llama.cpp's package."""
+    """It takes the model from the file's own keys and dequantizes with llama.cpp's package."""
     pytest.importorskip("accelerate", reason="accelerate is not installed (pip install -e '.[dev]')")
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""A plan is evaluated as the recipes that it names, and measured while it is made."""
+"""A plan is evaluated as the recipes it names, and measured while it is made."""
 
 import json
 import random
@@ -47,7 +47,7 @@ def test_plan_for_another_original_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
-    """A model with a tokenizer, a text, and a sensitivity beside which three recipes were measured."""
+    """A model with a tokenizer, a text, and a sensitivity with three measured recipes."""
     folder = tmp_path_factory.mktemp("studied")
     original = saved("llama", folder / "original")
     with_words(original)
@@ -86,7 +86,7 @@ class TestCalibration:
         assert f"int8_row {off[0]:.2f}" in found.note
 
     def test_interval_for_other_recipes_covers_one_further_ratio(self):
-        """ln of the ratios is -1, 0, 1: deviation 1; t is that of NIST's table for two degrees of freedom."""
+        """ln of the ratios is -1, 0, 1 with deviation 1; t comes from NIST's table for two degrees of freedom."""
         found = Sensitivity({"w": 2.0}, factors={"a": exp(-1), "b": 1.0, "c": exp(1)})
         margin = exp(4.303 * sqrt(4 / 3))
 

@@ -1,4 +1,4 @@
-"""How sure numbers of an evaluation are: errors from chunks, and whether one candidate is nearer than another."""
+"""The uncertainty of an evaluation: errors from chunks, and whether one candidate is nearer than another."""
 
 from math import sqrt
 
@@ -95,7 +95,7 @@ def test_more_chunks_are_requested_where_the_error_is_large(evaluation):
 
 
 def test_quantile_error_comes_from_resampled_chunks():
-    """Of chunks whose values are all alike it is the spread of the largest: here all of them are the same."""
+    """If all values within a chunk are equal, the error is the spread between chunks; equal chunks have none."""
     made = scores.Scores({n: torch.full((8, 20), float(n % 2 + 1), dtype=torch.float64) for n in range(8)})
     alike = scores.Scores({n: torch.ones(8, 20, dtype=torch.float64) for n in range(8)})
     few = scores.Scores({n: torch.ones(8, 20, dtype=torch.float64) for n in range(7)})

@@ -1,4 +1,4 @@
-"""The floor of language models: the original in the dtype that it is stored in, against plain transformers in it."""
+"""The floor of language models: the original in its stored dtype, compared with plain transformers in that dtype."""
 
 import json
 
@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def in_bfloat16(name, folder):
-    """A model that is stored in bfloat16."""
+    """Save a model in bfloat16."""
     saved(name, folder)
     tensors = {key: tensor.bfloat16() for key, tensor in stored(folder).items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -42,9 +42,9 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "deepseek_v3", "t5"])
 def test_floor_equals_the_divergence_in_plain_bfloat16_transformers(name, tmp_path):
-    """Both add up in float32, in another order: 1 of 2^11 roundings to bfloat16 goes the other way, by a unit.
+    """Both add up in float32 in another order: 1 of 2^11 roundings to bfloat16 goes the other way, by a unit.
 
-    That is 3 % of the noise, and as often towards the exact value as away from it: of some thousand roundings, 1 %.
+    That is 3 % of the noise, as often towards the exact value as away from it: 1 % for some thousand roundings.
     """
     tokens, found = evaluated(tmp_path, name, batch=3)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
@@ -60,7 +60,7 @@ def test_floor_equals_the_divergence_in_plain_bfloat16_transformers(name, tmp_pa
 
 
 def test_encoder_floor_covers_hidden_states_in_all_chunks(tmp_path):
-    """As above; the error is a root, so that 1 % of the noise's energy is half a per cent of it."""
+    """The error is a root, so 1 % of the noise's energy (see above) is half a per cent of it."""
     tokens, found = evaluated(tmp_path, "bert", n=6 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     x, y = (plain("bert", tmp_path / "original", chunks, dtype).double() for dtype in (torch.float32, torch.bfloat16))
@@ -81,7 +81,7 @@ def test_floor_reads_only_the_first_chunks(found):
 
 
 def test_floor_is_a_row_and_names_candidates_below_it_on_the_same_chunks(found, tmp_path):
-    """A candidate is worse on the chunks that the floor has not read, and below it on the others."""
+    """A candidate is worse on the chunks that the floor has not read and below it on the others."""
     near, far = found.candidates
     chunks = [0.5 * kld for kld in found.floor.scores.kld_chunks] + [1.0] * 5
     scores = replace(near.scores, kld_chunks=chunks, kld_mean=sum(chunks) / 9)
@@ -129,7 +129,7 @@ def test_several_texts_contribute_their_first_chunks_each(tmp_path):
 
 
 def test_tensors_computed_from_weights_are_converted_each_time():
-    """It may be at the address of what it computed before; weights themselves are converted once."""
+    """A new result may lie at the address of an earlier one; weights themselves are converted once."""
     module = torch.nn.Linear(8, 8, bias=False).bfloat16()
     weight, x = module.weight.detach(), torch.ones(1, 8, dtype=torch.bfloat16)
     products = floor._Products()

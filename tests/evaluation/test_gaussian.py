@@ -1,4 +1,4 @@
-"""Made-up calls: every family takes them, and no gate passes on them unasked."""
+"""Every family takes made-up calls, and gates do not pass on them unless asked."""
 
 import pytest
 from safetensors.torch import save_file

@@ -1,4 +1,4 @@
-"""Images in pairs: PSNR by plain numpy, SSIM as scikit-image computes it, and what is not compared."""
+"""Image pairs: PSNR by plain numpy, SSIM as scikit-image computes it, and images that are not compared."""
 
 import io
 import json
@@ -28,7 +28,7 @@ FLOAT64 = 1e-9
 
 
 def make_pair(noise, seed):
-    """Two images of 29 x 37 pixels that differ by uniform noise of up to so many steps."""
+    """Return two images of 29 x 37 pixels that differ by uniform noise of at most this many steps."""
     random = np.random.default_rng(seed)
     x = np.clip(np.cumsum(random.integers(-9, 10, (29, 37, 3)), axis=1) + 128, 0, 255)
     y = np.clip(x + random.integers(-noise, noise + 1, x.shape), 0, 255)
@@ -46,7 +46,7 @@ def measure_psnr(x, y):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Nine pairs of growing noise."""
+    """Nine pairs with growing noise."""
     for n in range(9):
         x, y = make_pair(n + 1, n)
         save(tmp_path / "a" / f"{n}.png", x)
@@ -111,7 +111,7 @@ class TestMetrics:
 
 
 class TestNotCompared:
-    """An image that was not compared is named with the reason, and no verdict is a pass."""
+    """An image that is not compared is named with the reason, and the verdict is never a pass."""
 
     def check(self, folders, reason, name="x"):
         found = quanterr.compare_images(*folders, require="min(ssim) >= 0")

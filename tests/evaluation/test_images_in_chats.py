@@ -1,4 +1,4 @@
-"""Models that see images: their text, and conversations with images, against plain transformers."""
+"""Models that see images: their text and conversations with images, compared with plain transformers."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ QWEN_SIGHT = {
 
 
 def config_of(name: str):
-    """The config of a small model."""
+    """Return the config of a small model."""
     make = transformers
     match name:
         case "llava":
@@ -60,7 +60,7 @@ def config_of(name: str):
 
 
 def looks(name: str, ids: list[int]) -> dict[str, Tensor]:
-    """What a processor makes of one image: arguments of the model."""
+    """Return the model arguments that a processor makes of one image."""
     draw = torch.Generator().manual_seed(7)
     square = torch.randn(1, 3, 16, 16, generator=draw)
     is_image = torch.tensor([[int(one == IMAGE) for one in ids]])
@@ -79,7 +79,7 @@ TOKENS = {"llava": 16, "gemma3": 4, "smolvlm": 4, "qwen2_5_vl": 4, "qwen3_vl": 4
 
 
 class Processor:
-    """Stands in for the processor of a model: its tokens, and random pixels."""
+    """Stands in for a model's processor, with its tokens and random pixels."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -117,7 +117,7 @@ def square(tmp_path_factory) -> Path:
 
 
 def make(name: str, folder: Path) -> tuple[Path, Path, Path]:
-    """A model with random weights, a quantized copy, and one with its values as plain weights."""
+    """Write a model with random weights, a quantized copy, and one with the same values as plain weights."""
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config_of(name)).eval()
     with torch.no_grad():
@@ -139,7 +139,7 @@ def make(name: str, folder: Path) -> tuple[Path, Path, Path]:
 
 
 def divergences(original: Path, plain: Path, ids: Tensor, **more: Tensor) -> Tensor:
-    """KL(original || plain) at each position of a text, by transformers alone."""
+    """Return KL(original || plain) at each position of a text, by transformers alone."""
     auto = transformers.AutoModelForImageTextToText
     logits = []
     with torch.inference_mode():
@@ -174,7 +174,7 @@ def test_images_and_text_are_scored_as_in_plain_transformers(name, square, tmp_p
 
 
 def with_processor(folder: Path) -> None:
-    """A processor of LLaVA that transformers builds from files: words, and images of 16 tokens."""
+    """Write a LLaVA processor that transformers builds from files, with words and images of 16 tokens."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     words = {f"w{n}": n for n in range(IMAGE)} | {"<image>": IMAGE, "[UNK]": 90}

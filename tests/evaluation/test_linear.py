@@ -1,4 +1,4 @@
-"""Products of linear layers by oneDNN: as exact as torch's own, and none is left out."""
+"""Products of linear layers by oneDNN are as exact as torch's, and no layer is left out."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def made(*shape):
     ids=["plain", "transposed", "a part", "one value a row"],
 )
 def test_products_are_as_exact_as_float32(onednn, x, weight, with_bias):
-    """In any order, a sum of K products and a bias is off by at most (K + 1) 2^-24 Σ |x w|, and some second order."""
+    """In any order, a sum of K products and a bias is off by at most (K + 1) 2^-24 Σ |x w|, plus second-order terms."""
     bias = made(40) if with_bias else None
     want = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     of_sizes = F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
@@ -53,7 +53,7 @@ def test_products_are_as_exact_as_float32(onednn, x, weight, with_bias):
 
 
 def test_column_slices_are_left_to_torch(monkeypatch):
-    """oneDNN computes them without vectors."""
+    """oneDNN computes them without vector instructions."""
     monkeypatch.setattr(products, "_onednn_is_faster", lambda: pytest.fail("oneDNN"))
     x, weight = made(8, K), made(40, 2 * K)[:, :K]
 
@@ -69,9 +69,9 @@ def test_gradients_equal_torch(onednn):
 
 @pytest.mark.parametrize(("dtype", "times"), [("float32", 1), ("float64", 0)])
 def test_all_linear_layers_on_both_sides_use_onednn(dtype, times, tmp_path, monkeypatch):
-    """A Llama has seven in each block, and its head; those of a model in float64 are left as they are.
+    """A Llama has seven linear layers in each block, and its head; those of a float64 model are left alone.
 
-    Products of output errors, which oneDNN does not compute on every CPU, have inputs without an axis for chunks.
+    Products for output errors, which oneDNN does not compute on every CPU, have inputs without an axis for chunks.
     """
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     original, computed = saved("llama", tmp_path / "original"), []

@@ -1,4 +1,4 @@
-"""Long contexts: logits and attention in pieces give what the whole gives."""
+"""Long contexts: logits and attention in pieces give the same as the whole."""
 
 import json
 
@@ -21,7 +21,7 @@ OPTIONS = {"context": CONTEXT, "dtype": "float64", "batch": 2}
 
 
 def in_pieces(patch, rows=5):
-    """Let logits of so many rows of two chunks be a piece, and attention of 7 queries."""
+    """Let a piece hold this many rows of logits for two chunks, or 7 queries of attention."""
     patch.setattr(tail, "WHOLE", 0)
     patch.setattr(tail, "PIECE", rows * 2 * 96)
     patch.setattr(attention, "ROOM", 7 * CONTEXT)
@@ -29,7 +29,7 @@ def in_pieces(patch, rows=5):
 
 
 def alike(one, other):
-    """Whether all numbers of two evaluations are the same, but for the order of sums."""
+    """Return whether two evaluations have the same numbers, up to the order of sums."""
     for x, y in zip(one.candidates, other.candidates, strict=True):
         assert (x.name, x.verdict, x.not_finite) == (y.name, y.verdict, y.not_finite)
         for key, value in asdict(x.scores).items():
@@ -83,7 +83,7 @@ def test_conversations_work_in_pieces(tmp_path, monkeypatch):
 
 
 def test_model_with_changed_head_inputs_runs_without_pieces(tmp_path, monkeypatch):
-    """The code behind its body would change them again."""
+    """The code after its body would change them a second time."""
 
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
         hidden = self.model(input_ids=input_ids, use_cache=False).last_hidden_state

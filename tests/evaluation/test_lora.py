@@ -1,4 +1,4 @@
-"""LoRAs merged into both sides of a denoiser, against diffusers' forward with weights merged in plain torch."""
+"""LoRAs merged into both sides of a denoiser, compared with diffusers' forward and weights merged in plain torch."""
 
 import json
 
@@ -19,7 +19,7 @@ KINDS = {"peft": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
 
 
 def adapter(tensors, names, kind, prefix, underscores=False):
-    """A LoRA for some weights as it is stored, and the weights merged."""
+    """Return a LoRA for some weights as it is stored, and the merged weights."""
     generator = torch.Generator().manual_seed(5)
     stored, merged = {}, {key: value.float() for key, value in tensors.items()}
     for name in names:
@@ -37,7 +37,7 @@ def adapter(tensors, names, kind, prefix, underscores=False):
 
 
 def error_of(model, family, base, other):
-    """Mean relative error of the outputs of two calls, by diffusers' own forward."""
+    """Return the mean relative error of the outputs of two calls by diffusers' own forward."""
     found = []
     for number in range(2):
         outputs = []
@@ -111,7 +111,7 @@ def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path)
 
 
 def test_other_names_go_through_the_diffusers_loader(tmp_path):
-    """A LoRA of musubi-tuner, in the names of Wan's authors, for a folder in diffusers' names."""
+    """A LoRA from musubi-tuner has the names of Wan's authors, and the folder has diffusers' names."""
     model, tensors = made("Wan", tmp_path / "original")
     names = [f"blocks.{n}.self_attn.{one}" for n in range(2) for one in "qkvo"]
     names += [f"blocks.{n}.cross_attn.{one}" for n in range(2) for one in "qkvo"]

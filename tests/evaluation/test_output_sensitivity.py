@@ -1,4 +1,4 @@
-"""Which weights matter to the output of a denoiser: against plain autograd, and against what errors really do."""
+"""Which weights matter to a denoiser's output, compared with plain autograd and with actual errors."""
 
 import json
 
@@ -52,7 +52,7 @@ def flux(tmp_path_factory):
 
 
 def plain_squares(model, family, n_calls):
-    """Σ over calls of the squared gradients of u · y / ‖y‖, by autograd through the whole model."""
+    """Return Σ over calls of the squared gradients of u · y / ‖y‖, by autograd through the whole model."""
     generator = torch.Generator().manual_seed(SEED)
     found = {}
     for number in range(n_calls):
@@ -71,7 +71,7 @@ def plain_squares(model, family, n_calls):
 
 
 def alpha_of(squares, weight):
-    """The cost of an error that has an NMSE of 1 in each row, where it is spread evenly."""
+    """Return the cost of an error with an NMSE of 1 in each row, spread evenly."""
     return float((squares.flatten(1).mean(1) * weight.flatten(1).square().sum(1)).sum())
 
 
@@ -118,8 +118,9 @@ def test_fused_weights_cost_the_sum_over_their_parts(flux):
 
 
 def test_prediction_agrees_with_independent_errors(flux):
-    """Of one draw the error is a sum of squares of a few dominant directions; of five, and four probes, the means agree
-    within a factor of two."""
+    """For one draw the error is a sum of squares of a few dominant directions. For five draws and four probes the means
+    agree within a factor of two.
+    """
     _, _, found = flux
     candidates = found["folder"].candidates
     predicted, measured = (
@@ -134,7 +135,7 @@ def test_prediction_agrees_with_independent_errors(flux):
 
 
 class TestReaders:
-    """compare, sweep and plan predict output error with it, and say so."""
+    """compare, sweep and plan predict the output error with a sensitivity and mention it."""
 
     def test_compare_predicts_from_alpha(self, flux):
         folder, _, _ = flux

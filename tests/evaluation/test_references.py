@@ -1,4 +1,4 @@
-"""References: the same numbers without the original, to the last digit; refused where anything differs."""
+"""References give the same numbers without the original, to the last digit, and are refused where anything differs."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ TOKENS = 200
 
 
 def made(folder, name="llama", **more):
-    """An original, a candidate, a text and a reference, which is all that is used later."""
+    """Write an original, a candidate, a text and a reference, which is all that tests use later."""
     original, tokens = saved(name, folder / "original"), ids(folder, TOKENS)
     quantized, _ = candidate(original)
     options = {"tokens": tokens, "context": CONTEXT, "batch": 3} | more
@@ -55,7 +55,7 @@ def test_scores_equal_those_with_the_original_to_the_last_digit(name, dtype, tmp
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_gguf_is_aligned_by_a_few_stored_rows(kind, tmp_path, monkeypatch):
-    """Its rows of q and k and its norms are in another order or form: what is kept of the original decides."""
+    """Its norms and its rows of q and k have another form or order, which the stored rows of the original decide."""
     monkeypatch.setattr(references, "SMALL", 256)
     original, tokens = saved(kind, tmp_path / "original"), ids(tmp_path, TOKENS)
     path, _ = written(kind, original, GEMMA if kind == "gemma2" else LLAMA, tmp_path / "model.gguf")
@@ -131,7 +131,7 @@ class TestDamaged:
 
 
 def test_weight_missing_from_a_candidate_is_not_guessed(tmp_path, monkeypatch):
-    """Beside the original its own would be taken, and said."""
+    """With the original, its own weight would be used and reported."""
     monkeypatch.setattr(references, "SMALL", 256)
     _, quantized, options = made(tmp_path)
     tensors = stored(quantized)
@@ -163,7 +163,7 @@ def test_command_writes_and_reads_a_reference(kept, tmp_path):
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """A model with a chat template, a candidate, two texts and conversations, and a reference of all."""
+    """A model with a chat template, a candidate, two texts and conversations, and a reference for all of them."""
     folder = tmp_path_factory.mktemp("said")
     original = saved("llama", folder / "original")
     with_words(original)

@@ -1,4 +1,4 @@
-"""Rollouts of denoisers, against diffusers' own scheduler and forward."""
+"""Rollouts of denoisers, compared with diffusers' own scheduler and forward."""
 
 import json
 import runpy
@@ -27,7 +27,7 @@ def family(request):
 
 
 def path_of(model, family, seed, guided):
-    """The final latents by diffusers' scheduler; each call on the way."""
+    """Return the final latents by diffusers' scheduler, and each call on the way."""
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(sigmas=SIGMAS)
     is_list = family == "Z-Image"

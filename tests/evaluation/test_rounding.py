@@ -1,4 +1,4 @@
-"""Inputs, keys and values that are rounded as a runtime rounds them, against plain transformers with hooks."""
+"""Inputs, keys and values rounded as in a runtime, compared with plain transformers and hooks."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ CLOSE = 1e-6
 
 
 def nearest(x, levels):
-    """The nearest of some sorted numbers, of two the one with the even place."""
+    """Return the nearest of some sorted numbers; on a tie, the one in the even place."""
     place = torch.bucketize(x.abs(), levels).clamp(max=len(levels) - 1)
     below = (place - 1).clamp(min=0)
     up, down = levels[place] - x.abs(), x.abs() - levels[below]
@@ -123,7 +123,7 @@ CASES = {
 
 
 def hadamard_signs():
-    """A matrix of 16 rows as compressed-tensors stores it, and the rotation that it stands for."""
+    """Return a matrix of 16 rows as compressed-tensors stores it, and the rotation it stands for."""
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     four = torch.kron(two, two)
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0] * 4)[:, None] * torch.kron(four, four)
@@ -131,14 +131,14 @@ def hadamard_signs():
 
 
 def turned(x, matrix):
-    """Multiply each 16 columns in float64."""
+    """Rotate each 16 columns in float64."""
     return (x.double().reshape(*x.shape[:-1], -1, 16) @ matrix).view(x.shape)
 
 
 def quantized(
     folder: Path, original: Path, name: str, inputs: object = True, cache: bool = False, transformed: bool = False
 ):
-    """A checkpoint in the layout of compressed-tensors, and the values of its weights."""
+    """Write a checkpoint in compressed-tensors' layout and return the values of its weights."""
     signs, rotation = hadamard_signs()
     store, of_weights, of_inputs, _, form = CASES[name]
     written, values = {}, {}
@@ -187,7 +187,7 @@ def original(tmp_path_factory):
 
 
 def logits(original, values, chunks, rounded=None, cache=None):
-    """Of a plain model with these weights; its linear layers but the head get rounded inputs."""
+    """Return the logits of a plain model with these weights, whose linear layers except the head get rounded inputs."""
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
     model.load_state_dict(values)
     for name, module in model.named_modules():
@@ -213,7 +213,7 @@ def logits(original, values, chunks, rounded=None, cache=None):
 
 
 def kld(original, values, chunks, **how):
-    """Mean of what the second half of each chunk predicts, as the definition of evaluate has it."""
+    """Return the mean divergence over the second half of each chunk, as evaluate defines it."""
     half = chunks.shape[1] // 2
     base, other = (
         logits(original, each, chunks, **more)[:, half:-1].double().log_softmax(-1)
@@ -345,7 +345,7 @@ def test_scheme_may_be_requested_and_split_from_the_weights(original, tmp_path):
 
 
 def fp8_experts(folder: Path, original: Path):
-    """Only experts are quantized, to FP8 with a static scale of inputs for each matrix; values, and these scales."""
+    """Quantize only experts to FP8, with a static input scale for each matrix; return values and these scales."""
     written, values, scales = {}, {}, {}
     for key, tensor in stored(original).items():
         values[key] = written[key] = tensor
@@ -369,7 +369,7 @@ def fp8_experts(folder: Path, original: Path):
 
 
 def test_each_expert_has_its_own_static_scale(tmp_path, monkeypatch):
-    """A model holds its experts in two stacks; the file has a scale for each matrix, and for gate and up apart."""
+    """A model holds its experts in two stacks; the file has a scale for each matrix, with gate and up apart."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
     path = saved("qwen3_moe", tmp_path / "original", num_hidden_layers=1)
@@ -421,7 +421,7 @@ def test_key_scale_with_several_numbers_is_not_emulated(original, tmp_path, seve
 
 
 def test_inputs_for_rotated_weights_are_rotated_rounded_and_rotated_back():
-    """As comfy-kitchen rounds rotated inputs, brought back by its matrix in float64."""
+    """comfy-kitchen rounds rotated inputs; its matrix brings them back in float64."""
     golden = load_file(Path(__file__).parents[1] / "golden_inputs" / "comfy_kitchen.safetensors")
     h4 = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64)
     h = torch.kron(torch.kron(h4, h4), h4) / 8
@@ -444,7 +444,7 @@ BRANCHES = [
 
 @pytest.mark.parametrize(("producer", "name", "file", "suffix"), BRANCHES)
 def test_low_rank_branch_gets_unrounded_inputs(producer, name, file, suffix, tmp_path):
-    """As the producer's own forward computes: codes times rounded inputs, the branch times the inputs."""
+    """The producer's own forward multiplies codes by rounded inputs, and the branch by the inputs themselves."""
     folder = Path(__file__).parents[1]
     golden, path = load_file(folder / "golden_inputs" / f"{producer}.safetensors"), folder / f"golden/{file}{suffix}"
     if not suffix:  # which multiplies in float by its config
@@ -631,7 +631,7 @@ class TestFindings:
 
 
 def with_factor(tensor, factor):
-    """NVFP4 with that factor, a divisor."""
+    """Return NVFP4 with that factor, a divisor."""
     blocks = tensor.reshape(len(tensor), -1, 16)
     scale = (factor * blocks.abs().amax(-1, keepdim=True) / 6).clamp(max=448).to(E4M3)
     values = nearest(blocks / (scale.float() / factor), LEVELS)

@@ -1,4 +1,4 @@
-"""The experts that routers choose, against plain transformers."""
+"""The experts that routers choose, compared with plain transformers."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def coarse(weight):
-    """Codes from -3 to 3 and a scale for each row: routers must disagree."""
+    """Return codes from -3 to 3 with a scale for each row, so that routers must disagree."""
     scale = weight.abs().amax(1, keepdim=True) / 3
     return (weight / scale).round().to(torch.int8), scale
 
 
 def routed(name, folder, chunks):
-    """What each router of a plain model says of all tokens: logits and experts."""
+    """Return each router's logits and experts for all tokens, by a plain model."""
     model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
     found = {}
     for path, module in model.named_modules():
@@ -38,7 +38,7 @@ def measured(folder, name, **options):
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3", "llama4"])
 def test_router_agreement_equals_plain_transformers(name, tmp_path):
-    """The router of DeepSeek computes in float32, from inputs that differ by roundings of float64."""
+    """DeepSeek's router computes in float32, from inputs that differ by roundings of float64."""
     original, values, chunks, found = measured(tmp_path, name)
     x, y = (routed(name, folder, chunks) for folder in (original, values))
     rows = {row.name: row for row in found.candidates[0].routers}

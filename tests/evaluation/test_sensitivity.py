@@ -1,4 +1,4 @@
-"""Which weights matter: against a plain backward pass through the whole model, and against what errors really do."""
+"""Which weights matter, compared with a plain backward pass through the whole model and with actual errors."""
 
 import json
 
@@ -27,7 +27,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def streamed(folder, chunks):
-    """The profile, a unit at a time."""
+    """Return the profile, computed one unit at a time."""
     with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as found:
         sides = Sides(checkpoint)
         model = building.Architecture(building.read_config(found), torch.float64).build()
@@ -40,9 +40,9 @@ def streamed(folder, chunks):
 
 
 def plain(name, folder, chunks):
-    """The same with everything in memory: of each matrix, Σ over chunks of the squared gradient; and the matrix.
+    """Return for each matrix Σ over chunks of the squared gradient, with everything in memory, and the matrix.
 
-    √½ is in the loss, as there: models that compute norms in float32 round its gradients.
+    √½ is in the loss, as in the profile: models that compute norms in float32 round its gradients.
     """
     model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
     generator = torch.Generator().manual_seed(SEED)
@@ -88,7 +88,7 @@ def test_error_is_weighed_by_its_own_element():
 
 
 def test_tied_head_matters_in_both_uses(tmp_path):
-    """Its weight is stored once: what an error of it costs is what it does as an embedding, and as the head."""
+    """Its weight is stored once: an error costs its effect as an embedding and its effect as the head."""
     original, tokens = saved("llama tied", tmp_path / "original"), ids(tmp_path, 320)
     (tmp_path / "other").mkdir()
     tensors, name = stored(original), "model.embed_tokens.weight"

@@ -1,4 +1,4 @@
-"""Denoisers in single files, in the names of their authors: the numbers of their diffusers folders, of any format."""
+"""Denoisers in single files with their authors' names give the numbers of their diffusers folders, in any format."""
 
 import json
 

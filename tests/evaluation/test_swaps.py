@@ -1,4 +1,4 @@
-"""One block or weight of a candidate in the original, against plain transformers with the same mix of weights."""
+"""One block or weight of a candidate in the original, compared with plain transformers and the same mix of weights."""
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def measured(folder, name="llama", **options):
-    """The original, its candidate as plain weights, tokens, and an evaluation with swaps."""
+    """Return the original, its candidate as plain weights, tokens, and an evaluation with swaps."""
     original, tokens = saved(name, folder / "original"), ids(folder)
     quantized, values = candidate(original)
     found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY | options)
@@ -22,7 +22,7 @@ def measured(folder, name="llama", **options):
 
 
 def divergence_of_mix(name, original, values, chunks, takes):
-    """The divergence by plain transformers of the original with those tensors of the candidate."""
+    """Return the divergence of the original with those tensors of the candidate, by plain transformers."""
     own, other = stored(original), stored(values)
     mixed = {key: other[key] if takes(key) else tensor for key, tensor in own.items()}
     folder = original.parent / "mixed"
@@ -86,7 +86,7 @@ def test_every_output_has_swaps_and_gates_hold(tmp_path):
 
 
 def test_swaps_change_no_other_number(tmp_path):
-    """Measuring alone changes nothing of the candidate's own numbers."""
+    """Measuring swaps does not change the candidate's own numbers."""
     _, _, _, alone = measured(tmp_path, swap_blocks=True)
     _, _, _, found = measured(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Several texts and conversations: each is scored as if it were alone, and only the assistant's tokens of a chat."""
+"""Several texts and conversations: each is scored as if alone, and in a chat only the assistant's tokens are."""
 
 import json
 import random
@@ -62,7 +62,7 @@ def template(original, text):
 
 
 def plain_kld(original, values):
-    """Divergences of the scored tokens of all conversations, by transformers alone."""
+    """Return the divergences of the scored tokens in all conversations, by transformers alone."""
     x, y = (auto_of("llama").from_pretrained(folder, dtype=torch.float64).eval() for folder in (original, values))
     found = []
     with torch.inference_mode():

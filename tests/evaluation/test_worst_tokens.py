@@ -1,4 +1,4 @@
-"""Divergence by position and the worst tokens, against plain transformers; their text is shown as text alone."""
+"""Divergence by position and the worst tokens, compared with plain transformers; token text is shown as text only."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def measured(folder, name):
-    """An evaluation, and the probabilities of both sides by plain transformers: (chunks, positions, vocabulary)."""
+    """Return an evaluation and both sides' probabilities by plain transformers: (chunks, positions, vocabulary)."""
     original, tokens = saved(name, folder / "original"), ids(folder)
     with_words(original)
     quantized, values = candidate(original)
@@ -82,7 +82,7 @@ def test_position_spans_have_the_same_width(tmp_path):
 
 
 def test_answer_tokens_in_conversations_keep_their_places():
-    """The places of what the assistant said, in conversations of different lengths."""
+    """The assistant's tokens have their places in conversations of different lengths."""
     scored = torch.tensor([[0, 0, 1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1, 0, 0]], dtype=torch.bool)
     chunks = torch.arange(10, 26).view(2, 8)
     logits = torch.randn(2, 2, 8, 32, generator=torch.Generator().manual_seed(0))
@@ -100,7 +100,7 @@ def test_answer_tokens_in_conversations_keep_their_places():
 
 
 def shown(text):
-    """An evaluation with that text around its worst token and as its token; and with positions."""
+    """Return an evaluation whose worst token is this text, with the text around it and with positions."""
     token = LikelyToken(7, text, 0.5, 0.25)
     worst = WorstToken(3, 300, text, 1.5, text, token, token, token)
     spans = [PositionScores(16 * n, 16 * n + 15, 0.01 / (n + 1), 256) for n in range(16)]

@@ -1,4 +1,4 @@
-"""What two configurations say of one model."""
+"""Differences between two configurations of one model."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Matrices that are a single value, and experts and layers that repeat each other, on both sides."""
+"""Matrices with a single value, and experts and layers that repeat each other, on both sides."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def told(report, code):
 
 
 def stored(x):
-    """Codes of all matrices, with a scale each; zeros have a scale of one."""
+    """Return codes of all matrices with a scale each; zeros have a scale of one."""
     y = {}
     for name, weight in x.items():
         if weight.dim() < 2:
@@ -135,7 +135,7 @@ class TestRepeatedExperts:
         assert "(3 of 4 distinct)" in found.message
 
     def test_repeated_experts_may_be_rounded_each_in_its_way(self, tmp_path):
-        """By quantizers that see other inputs for each expert."""
+        """Quantizers may see other inputs for each expert."""
         x = {EXPERT.format(0, n): numbers(*SHAPE) for n in range(2)}
         y = stored(x)
         y[EXPERT.format(0, 1)] = y[EXPERT.format(0, 1)].clone()

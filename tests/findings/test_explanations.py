@@ -1,4 +1,4 @@
-"""Which finding explains which: each row of the table, with a file in which it does."""
+"""Findings that explain others: each row of the table, with a file in which it applies."""
 
 from itertools import combinations_with_replacement
 
@@ -26,7 +26,7 @@ def weight_of(rows):
 
 
 def damaged(folder, change, rows=64):
-    """The findings of one weight whose codes, or whose scales, are changed."""
+    """Return the findings about one weight with changed codes or scales."""
     x = weight_of(rows)
     codes, unit = change(*by_row(x))
     return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
@@ -43,7 +43,7 @@ def zeros_in_a_row(codes, unit):
 
 
 def noise_in_rows(codes, unit):
-    """Which are not sampled."""
+    """Add noise to rows outside the sample."""
     generator = torch.Generator().manual_seed(1)
     codes = (codes.float() * 7 / 127).round()  # of 4 bits
     codes[20:90] += torch.randint(-3, 4, (70, 256), generator=generator)
@@ -51,7 +51,7 @@ def noise_in_rows(codes, unit):
 
 
 def values_of_one_size(folder):
-    """Each code is the largest: by design."""
+    """Every code is the largest, by design."""
     x = numbers(64, 256, seed=3).sign().float() * 0.03
     codes, unit = by_row(x)
     return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit.bfloat16()}).findings
@@ -68,7 +68,7 @@ def coarse_and_at_random(folder):
 
 
 def truncated(folder):
-    """Codes of few bits, so that what is left is clearly smaller."""
+    """Codes of few bits are truncated, so that the rest is clearly smaller."""
     x = weight_of(64)
     unit = x.abs().amax(1, keepdim=True) / 15
     return compared(folder, {NAME: x}, {NAME: (x / unit).trunc().to(torch.int8), f"{NAME}_scale": unit}).findings
@@ -86,13 +86,13 @@ def another_weight(folder):
 
 
 def larger_weight(folder):
-    """Of other values, with scales for them."""
+    """Store a larger weight of other values with scales for them."""
     codes, unit = by_row(1.5 * numbers(64, 256, seed=4).float())
     return damaged(folder, lambda *_: (codes, unit))
 
 
 def one_scale_for_both(folder):
-    """As a runtime needs it that fuses q, k and v, though the values of v are far smaller."""
+    """A runtime that fuses q, k and v needs one scale for them, though the values of v are far smaller."""
     q, v = (numbers(64, 256, seed=n).float() * size for n, size in enumerate((1, 0.02)))
     unit, names = q.abs().max() / 127, [f"layers.0.self_attn.{part}_proj.weight" for part in "qv"]
     x = dict(zip(names, (q, v), strict=True))
@@ -106,7 +106,7 @@ def norm_in_another_order(folder):
 
 
 def rows_in_another_order_than_the_name_says(folder):
-    """Mistral's names say that the rows of heads are in pairs."""
+    """Mistral's names mean that the rows of heads are in pairs."""
     x = numbers(64, 256).float()
     codes, unit = by_row(x)
     (folder / "config.json").write_text('{"num_attention_heads": 4}')
@@ -164,7 +164,7 @@ def rank(severity):
 
 @pytest.mark.parametrize(("earlier", "later"), list(combinations_with_replacement(EXPLANATIONS, 2)))
 def test_no_row_explains_an_earlier_cause(earlier, later):
-    """So the order of findings, and of rows that have nothing in common, does not matter."""
+    """So the order of findings, and of unrelated rows, does not matter."""
     assert set(earlier.causes).isdisjoint(later.explained) or rank(later.most) < rank(earlier.least)
 
 

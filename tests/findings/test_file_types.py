@@ -1,4 +1,4 @@
-"""Is a GGUF file the type that it is called?"""
+"""Whether a GGUF file has the type in its name and metadata."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def default(name):
 
 
 def weights(sizes, of, cols=256):
-    """Weights of one layer: rows in units of 8, and the type that ``of`` gives to each."""
+    """Return weights of one layer: rows in units of 8, each with the type that ``of`` gives."""
     rows = {f"blk.0.{name}.weight": (8 * n, of(name)) for name, n in sizes.items()}
     return [Stored(name, dtype, (n, cols)) for name, (n, dtype) in rows.items()]
 

@@ -1,4 +1,4 @@
-"""Findings: each from a checkpoint that has just that fault, and none from valid ones."""
+"""Findings: each from a checkpoint with just that fault, and none from valid checkpoints."""
 
 import ast
 import math
@@ -26,7 +26,7 @@ def model(n=1, shape=SHAPE):
 
 
 def stored(x, quantize=quantized_fp8):
-    """Codes and one scale for each weight."""
+    """Return codes and one scale for each weight."""
     found = {}
     for name, weight in x.items():
         found[name], found[f"{name}_scale"] = quantize(weight)
@@ -43,7 +43,7 @@ def told(report):
 
 
 def faulty(folder, change, n=1, quantize=quantized_fp8, shape=SHAPE):
-    """What is found once ``change`` was at the stored tensors of the last weight."""
+    """Return the findings after ``change`` was applied to the stored tensors of the last weight."""
     x = model(n, shape)
     y = stored(x, quantize)
     name = UP.format(n - 1)
@@ -403,7 +403,7 @@ class TestZeroPoints:
 
     @pytest.mark.parametrize(("rows", "codes"), [(1, set()), (4, {"biased_error"})])
     def test_few_errors_may_lean_to_one_side_by_chance(self, tmp_path, rows, codes):
-        """The mean of 64 errors is a third of their energy at 4.6 standard errors, as chance does; of 256 at 9."""
+        """The mean of 64 errors is a third of their energy at 4.6 standard errors, as by chance; of 256 at 9."""
         errors = torch.tensor([1.0, -1.0]).repeat(rows * 32).view(rows, 64) + math.sqrt(0.5)
         steps, scale = by_row(numbers(rows, 64))
         y = steps * scale
@@ -468,7 +468,7 @@ OTHER_BIAS = "layers.1.mlp.up_proj.bias"
 
 
 def vectors():
-    """A norm around 1, two biases around 0."""
+    """Return a norm around 1 and two biases around 0."""
     norm = (1 + 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(0))).bfloat16()
     return {NORM: norm, BIAS: numbers(64, seed=1), OTHER_BIAS: numbers(64, seed=2)}
 
@@ -693,7 +693,7 @@ class TestAllWeights:
         assert ("warning", name) == (found["group_outlier"].severity, found["group_outlier"].layer)
 
     def test_lossier_cast_for_small_values_is_not_a_group_outlier(self, tmp_path):
-        """float16 rounds what is below its normal numbers: 80 dB where the other weights are lossless."""
+        """float16 rounds values below its normal numbers: 80 dB where the other weights are lossless."""
         x = {UP.format(n): (numbers(*SHAPE, seed=n) * (2.0**-10 if n == 3 else 0.1)).bfloat16() for n in range(8)}
         report = compared(tmp_path, x, {name: w.half() for name, w in x.items()})
 
@@ -753,7 +753,7 @@ class TestAllWeights:
         [(1, True, "warning"), (3, True, "error"), (3, False, "warning"), (0, True, None)],
     )
     def test_changed_unquantized_tensors_are_noticed(self, tmp_path, changed, coded, severity):
-        """Of six tensors in BF16, some are those of another training step."""
+        """Some of six tensors in BF16 come from another training step."""
         x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
         y = x | {name: weight + 0.01 * numbers(32, 64, seed=9) for name, weight in list(x.items())[:changed]}
         codes = model() if coded else {}

@@ -1,4 +1,4 @@
-"""Codes that loaders do not read as such: what config.json and labels must say of them."""
+"""Codes that loaders do not read as codes, and the declarations that config.json and labels need."""
 
 import json
 import shutil
@@ -33,12 +33,12 @@ X = numbers(128, 256).float()
 
 
 def folder(path, tensors, config=MODEL):
-    """A checkpoint in Hugging Face's layout."""
+    """Write a checkpoint in Hugging Face's layout."""
     return store(path, tensors, config=config)
 
 
 def of_golden(path, case, config):
-    """The same of a golden file, beside another config.json."""
+    """Write a golden file in this layout, next to another config.json."""
     path.mkdir()
     source = GOLDEN / case
     files = source.glob("*.safetensors") if source.is_dir() else [source]
@@ -53,7 +53,7 @@ def told(checkpoint, code="undeclared_codes"):
 
 
 def compared(tmp_path, x, y, config):
-    """Findings about what is stored for an original, by code."""
+    """Return findings about these tensors for an original, by code."""
     report = quanterr.compare(
         store(tmp_path / "x.safetensors", x), folder(tmp_path / "y", y, MODEL | config), device="cpu"
     )
@@ -205,7 +205,7 @@ class TestMethods:
 
 
 class TestReadings:
-    """Which numbers are reported: those that are loaded."""
+    """The reported numbers are those that a runtime loads."""
 
     def test_bitsandbytes_is_read_by_its_state(self, tmp_path):
         coded = sound(named("NF4"), X)

@@ -1,4 +1,4 @@
-"""What methods leave, which is no fault, and what none of them does: see findings/methods.py."""
+"""Traces that methods leave in sound files, and faults that none of them makes: see findings/methods.py."""
 
 import pytest
 import torch
@@ -35,13 +35,13 @@ def test_configuration_names_the_method(config, method):
 
 
 def warnings(report):
-    """What is said of the weights; the configuration is that of a larger model."""
+    """Return warnings about the weights; the configuration belongs to a larger model."""
     return {one.code for one in report.findings if one.severity != "info"} - {"config_mismatch"}
 
 
 @pytest.fixture
 def outlier():
-    """A weight of which one row has a single value far larger than the rest, in a column of large inputs."""
+    """A weight with a row in which a single value, in a column of large inputs, is far larger than the rest."""
     x, generator = matrix(256, 512, 5).float(), drawn(6)
     inputs = torch.randn(1024, 64, generator=generator) @ torch.randn(64, 512, generator=generator)
     inputs[:, 40] = 30 * inputs[:, 40].abs() + 100
@@ -52,7 +52,7 @@ def outlier():
 
 @pytest.fixture
 def gptq(tmp_path, outlier):
-    """The sound pair by GPTQ, with those inputs."""
+    """A sound pair made by GPTQ with those inputs."""
     x, inputs = outlier
     layout = declared_by_gptq(named("GPTQ 4 bits"))
     return made(Bench(tmp_path), layout, {NAME: x}, lambda layout, x: compensated(layout, x, inputs))
@@ -83,7 +83,7 @@ def test_row_with_shared_error_directions_is_excused_without_a_declaration(tmp_p
 
 
 def compared_with(pair, before, codes):
-    """The report where the weight has other codes."""
+    """Return the report where the weight has other codes."""
     after = coded(before.layout, pair.x[NAME], *before.wanted, codes=codes)
     path = pair.written(Case("other codes", {NAME: after}), pair.path)
     return quanterr.compare(pair.original, path, device="cpu")

@@ -1,4 +1,4 @@
-"""A few pairs of each family of `make mutate`, and whether the suite tells what it is there to tell."""
+"""A few pairs of each family of `make mutate`, and whether the suite reports faults of quanterr."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ DAMAGE = {damage.name: damage for damage in scales.DAMAGES}
 
 @pytest.fixture
 def few():
-    """Of two blocks a matrix, a smaller one, its bias and a norm."""
+    """Two blocks with a matrix, a smaller one, its bias and a norm each."""
     tensors = {}
     for n in range(LAYERS):
         block = f"model.layers.{n}."
@@ -46,7 +46,7 @@ def bench(tmp_path):
 
 
 def told(outcomes):
-    """What is judged badly."""
+    """Return the outcomes that count against quanterr."""
     return [str(outcome) for outcome in outcomes if outcome.told in judging.BAD]
 
 
@@ -141,7 +141,7 @@ class TestLosses:
 
     @pytest.mark.parametrize("layout", [*LAYOUTS, *STACKS], ids=lambda layout: layout.name)
     def test_loss_is_measured_on_stored_values(self, bench, few, layout):
-        """Two programs see one SNR: what is written here, and what is read of it."""
+        """Two programs measure one SNR: on the values written here and on those read back."""
         x = stacked() if layout.family == "experts" else few
         pair = made(bench, layout, x)
         shown = {layer.layer_name: layer.snr_db for layer in pair.report.layers}

@@ -1,4 +1,4 @@
-"""An original that is itself quantized: what its codes and scales seem to lose says nothing."""
+"""An original that is itself quantized: the apparent losses of its codes and scales prove nothing."""
 
 import gguf
 import pytest

@@ -1,4 +1,4 @@
-"""Scales of inputs, keys and values, against what norms and weights allow."""
+"""Scales of inputs, keys and values, compared with the limits from norms and weights."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def model(norm=0.5, without_norms=False):
 
 
 def scales(largest_code=448.0):
-    """As calibrated from numbers that differ by a factor of 2 between blocks."""
+    """Return scales calibrated from numbers that differ by a factor of 2 between blocks."""
     y = {}
     for n in range(BLOCKS):
         block, size = f"model.layers.{n}.", 2 ** (n / (BLOCKS - 1)) / largest_code
@@ -121,7 +121,7 @@ def test_norms_explain_an_unusual_scale(tmp_path):
 
 
 def test_norms_may_be_stored_minus_one(tmp_path):
-    """They multiply by 0.9 to 1.1, which the stored numbers, about 0, do not say of themselves."""
+    """They multiply by 0.9 to 1.1, but the stored numbers are about 0."""
     assert [] == found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(8.0) / 448}, model(0.0))
     assert found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(200.0) / 448}, model(0.0))
 
@@ -149,7 +149,7 @@ def test_other_blocks_decide_without_norms(tmp_path, place, factor, n):
 
 
 def test_different_modules_are_not_compared(tmp_path):
-    """Of a model with few blocks, modules are held against each other by their role, for far larger factors."""
+    """In a model with few blocks, modules are compared by their role and for far larger factors only."""
     y = {name: scale / 100 if "o_proj" in name else scale for name, scale in scales().items()}
     few = {name: x for name, x in model(without_norms=True).items() if "layers.0" in name or "layers.1" in name}
 

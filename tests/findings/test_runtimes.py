@@ -1,4 +1,4 @@
-"""Files that are right in numbers, and that a runtime refuses or misreads."""
+"""Files with correct numbers that a runtime refuses or misreads."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sound files of real methods, written here in float64 by code that shares nothing with quanterr: nothing is amiss."""
+"""Sound files by real methods, written in float64 by code that shares nothing with quanterr, raise no alarm."""
 
 from functools import cache
 
@@ -15,7 +15,7 @@ GPTQ = {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "gp
 
 
 def weights(rows, cols, seed=0, sizes=0.4, outliers=3):
-    """Heavy tails, rows of many sizes, and columns of outliers; exact in BF16, float64."""
+    """Return weights with heavy tails, rows of many sizes and columns of outliers, exact in BF16, as float64."""
     random = np.random.default_rng(seed)
     w = 0.02 * random.standard_t(5, (rows, cols)) * np.exp(sizes * random.standard_normal((rows, 1)))
     w[:, random.choice(cols, outliers, replace=False)] *= random.uniform(4, 12, outliers)
@@ -24,7 +24,7 @@ def weights(rows, cols, seed=0, sizes=0.4, outliers=3):
 
 @cache
 def inputs(cols=256, n=512):
-    """Correlated, with channels of many sizes, and a few that are far larger."""
+    """Return correlated inputs with channels of many sizes, a few of them far larger."""
     random = np.random.default_rng(0)
     directions, _ = np.linalg.qr(random.standard_normal((cols, cols)))
     x = (random.standard_normal((n, cols)) / np.sqrt(np.arange(1, cols + 1))) @ directions.T
@@ -34,7 +34,7 @@ def inputs(cols=256, n=512):
 
 
 def by_gptq(w, x, bits, group, symmetric, in_order=False):
-    """Codes, zero points and scales, (r, c) each, as the paper has them; the group of each column, for inputs x.
+    """Return codes, zero points and scales, (r, c) each, as in the paper, and each column's group, for inputs x.
 
     ``in_order``: columns of large inputs first (act-order).
     """
@@ -62,7 +62,7 @@ def by_gptq(w, x, bits, group, symmetric, in_order=False):
 
 
 def as_gptq(codes, zeros, scales, groups, bits):
-    """As GPTQModel stores it."""
+    """Return tensors as GPTQModel stores them."""
     first = np.unique(groups, return_index=True)[1]
     return {
         f"{MODULE}.qweight": torch.from_numpy(packing.dense(codes.astype(int), bits).T.copy()),
@@ -86,7 +86,7 @@ def snr_db(x, y):
 
 
 class TestErrorsThatMakeUpForEachOther:
-    """GPTQ as it is: outputs gain, each weight loses."""
+    """GPTQ improves the outputs while each weight gets worse."""
 
     @pytest.mark.parametrize("in_order", [False, True])
     @pytest.mark.parametrize("symmetric", [False, True])
@@ -145,13 +145,13 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def nibbles(values):
-    """E2M1 codes of (r, c), two in a byte, the first in the low bits."""
+    """Return E2M1 codes of (r, c), two in a byte, the first in the low bits."""
     codes = np.abs(np.abs(values)[..., None] - E2M1).argmin(-1) | np.signbit(values) << 3
     return torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
 
 
 def as_mxfp4(w, exponent):
-    """As ModelOpt and Quark store it, by a rule for exponents."""
+    """Return MXFP4 as ModelOpt and Quark store it, by a rule for exponents."""
     blocks = w.reshape(len(w), -1, 32)
     exponents = exponent(np.abs(blocks).max(2, keepdims=True))
     values = np.clip(blocks / 2.0**exponents, -6, 6).reshape(w.shape)
@@ -159,7 +159,7 @@ def as_mxfp4(w, exponent):
 
 
 def as_nvfp4(w, scale=None):
-    """As ModelOpt stores it; ``scale`` is that of the tensor."""
+    """Return NVFP4 as ModelOpt stores it; ``scale`` is the tensor's scale."""
     blocks = w.reshape(len(w), -1, 16)
     scale = scale or np.abs(w).max() / 448 / 6
     scales = torch.from_numpy(np.abs(blocks).max(2) / 6 / scale).to(torch.float8_e4m3fn)
@@ -170,7 +170,7 @@ def as_nvfp4(w, scale=None):
 
 
 def as_int8(w, scales, offsets=0.5):
-    """Codes of 8 bits, rounded up where what is left is above 1 less the offsets."""
+    """Return 8-bit codes, rounded up where the remainder is above 1 minus the offsets."""
     codes = np.floor(np.divide(w, scales, out=np.zeros_like(w), where=scales != 0) + offsets).clip(-128, 127)
     return {NAME: torch.from_numpy(codes.astype(np.int8)), f"{NAME}_scale": torch.from_numpy(scales).float()}
 
@@ -233,7 +233,7 @@ class TestUnderflow:
         assert "too small for the scales of nvfp4" in found.message
 
     def test_underflow_does_not_excuse_zero_scales(self, tmp_path):
-        """Zeros where a scale could have been stored."""
+        """The row has zeros although a scale could have been stored."""
         w = weights(128, 256)
         stored = as_nvfp4(w)
         stored[f"{NAME}_scale"][5] = 0
@@ -278,7 +278,7 @@ class TestRoundingAtRandom:
 
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.5])
 def test_fold_factors_are_known_as_precisely_as_codes_show(tmp_path, spread):
-    """Of AWQ in 3 bits: nothing says what they were but the codes."""
+    """AWQ in 3 bits records its factors nowhere but in the codes."""
     up, down = weights(384, 256, 2), weights(256, 384, 3)
     s = np.exp(spread * np.random.default_rng(2).standard_normal(384))
     other = "model.layers.0.mlp.down_proj.weight"
@@ -291,7 +291,7 @@ def test_fold_factors_are_known_as_precisely_as_codes_show(tmp_path, spread):
 
 
 class TestNearestCodes:
-    """Of outliers that leave the rest few codes: no factor explains what rounding costs."""
+    """Outliers leave the other values few codes, and no factor explains the rounding error."""
 
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("group", [32, 256])
@@ -311,7 +311,7 @@ class TestNearestCodes:
 
 
 def as_mlx(w, bits):
-    """As MLX stores it: biases that are rounded to BF16 after the codes were made."""
+    """Return MLX tensors, whose biases are rounded to BF16 after the codes were made."""
     blocks = w.reshape(len(w), -1, 64)
     low, high = blocks.min(2, keepdims=True), blocks.max(2, keepdims=True)
     scales = (high - low) / (2**bits - 1)
@@ -324,7 +324,7 @@ def as_mlx(w, bits):
 
 
 class TestRoundedAfterwards:
-    """Severity goes by size: biases or scales that are rounded after the codes leave a little in some parts."""
+    """Biases or scales that are rounded after the codes cost little in some parts; severity depends on the size."""
 
     def test_scales_rounded_afterwards_are_sound(self, tmp_path):
         w = weights(64, 256)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its model, held against its tensors."""
+"""A checkpoint's declarations about its model, compared with its tensors."""
 
 import json
 import shutil
@@ -123,7 +123,7 @@ def test_quantized_head_with_a_tied_embedding_is_reported(tmp_path, tied, n):
 
 
 def of_golden(folder, case, quantization_config):
-    """A golden folder beside another configuration, compared with its expected values."""
+    """Compare a golden folder that has another configuration with its expected values."""
     shutil.copytree(GOLDEN / case, folder / "y")
     for path in (folder / "y").glob("*config.json"):
         path.unlink()
@@ -304,7 +304,7 @@ class TestActivations:
 
 
 class TestNeighbours:
-    """Scales of activations beside those of the same module in other blocks."""
+    """Activation scales are compared with those of the same module in other blocks."""
 
     BLOCKS = 4
     NAME = "model.layers.2.mlp.down_proj.input_scale"
@@ -315,7 +315,7 @@ class TestNeighbours:
         }
 
     def scales(self):
-        """As calibrated ones are: a hundred times between blocks, and more between modules."""
+        """Return calibrated scales, which differ a hundredfold between blocks and more between modules."""
         y = {}
         for n in range(self.BLOCKS):
             for at, name in enumerate(NAMES):
@@ -390,7 +390,7 @@ class TestNeighbours:
 
 
 class TestScheme:
-    """What config.json declares of groups, zero points and codes."""
+    """config.json declares groups, zero points and codes."""
 
     CASE = "ct_pack/ct_w4a16_g32_asym"
 
@@ -424,7 +424,7 @@ class TestScheme:
         )
 
     def declared(self, folder, format="int-quantized", own=None, targets=("Linear",), **weights):
-        """What is told of INT8 by rows beside a configuration of compressed-tensors."""
+        """Return the findings about INT8 by rows with a configuration of compressed-tensors."""
         weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True} | weights
         groups = {"group_0": {"targets": list(targets), "weights": weights, "format": own}}
         config = {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}

@@ -17,7 +17,7 @@ ALL, MIX = GOLDEN / "modelslim_int" / "modelslim", "w8a8_mix"
 
 
 def changed(folder, case, declared=None, tensors=None, drop=()):
-    """A golden case with some tensors replaced and some types of its description; None removes a name."""
+    """Write a golden case with some tensors and types in its description replaced; None removes a name."""
     stored = load_file(case / "model.safetensors") | (tensors or {})
     path = store(folder / "y", {name: t for name, t in stored.items() if name not in drop}, config={"model_type": "x"})
     said = json.loads((case / DESCRIPTION).read_text()) | (declared or {})

@@ -1,4 +1,4 @@
-"""Codebook and rare layouts of language models: their tables, what is refused, what config.json tells."""
+"""Codebook and rare layouts of language models: their tables, refusals, and the role of config.json."""
 
 import gc
 import hashlib
@@ -28,14 +28,14 @@ CPU = torch.device("cpu")
 
 
 def golden(case, weight="a"):
-    """What is stored of one weight of a golden file, and its values."""
+    """Return the stored tensors of one weight in a golden file, and its values."""
     path = GOLDEN / f"{case}.safetensors"
     stored = {name: t for name, t in load_file(path).items() if name.startswith(f"{weight}.")}
     return stored, load_file(path.with_suffix(".expected.safetensors"))[f"{weight}.weight"].float()
 
 
 def files(folder, stored, values, config=None, metadata=None):
-    """An original with these values, and a quantized checkpoint beside it."""
+    """Write an original with these values and a quantized checkpoint."""
     original = store(folder / "original.safetensors", {"a.weight": values, "b.weight": torch.ones(2, 32)})
     quantized = {**stored, "b.weight": torch.ones(2, 32)}
     if config is None:
@@ -44,14 +44,14 @@ def files(folder, stored, values, config=None, metadata=None):
 
 
 def weight_of(folder, stored, values, config=None):
-    """The quantized weight, and its values."""
+    """Return the quantized weight and its values."""
     with planned(*files(folder, stored, values, config)) as plan:
         weight = next(pair.quantized for pair in plan.pairs if pair.name == "a.weight")
         return weight, dequantized(weight)
 
 
 def refusal(folder, stored, values, config=None):
-    """Why the weight is not read: the same is said of the original's."""
+    """Return why the weight is not read; the original's tensor has the same reason."""
     with planned(*files(folder, stored, values, config)) as plan:
         assert [pair.name for pair in plan.pairs] == ["b.weight"]
         found = {left for left in plan.leftovers if left.side == "original"}
@@ -137,7 +137,7 @@ class TestCodebooks:
 
 
 def changed(name, change):
-    """A stored tensor that is replaced, or left out."""
+    """Return a change that replaces a stored tensor or leaves it out."""
 
     def apply(stored):
         other = change(stored[name]) if name in stored else change(None)
@@ -574,7 +574,7 @@ class TestDamaged:
 
 class TestWorkspaces:
     def test_workspace_reads_again_after_another_weight_overwrote_it(self, tmp_path):
-        """Weights of several formats in turn, whose parts and buffers have the same names."""
+        """Weights of several formats take turns, and their parts and buffers have the same names."""
         cases = ["exl2/handmade", "exl3/handmade", "aqlm/handmade", "vptq/handmade", "quip_sharp/handmade_rvq4"]
         cases += ["spqr/handmade", "eetq/handmade", "bitnet/handmade", "gemma_embedding/handmade"]
         original, quantized = {}, {}
@@ -625,7 +625,7 @@ class TestWorkspaces:
             assert len(made) == 1
 
     def test_workspaces_divide_shared_pieces(self, tmp_path):
-        """One thread is in the first piece until another has filled the others; that one then waits for the first."""
+        """One thread stays in the first piece until another has filled the others, which then waits for the first."""
         path = store(tmp_path / "a.safetensors", {"a": torch.ones(3)})
         begun, others, by = threading.Event(), threading.Event(), {}
 

@@ -1,4 +1,4 @@
-"""Layouts of quantized diffusion models: what golden files do not show."""
+"""Layouts of quantized diffusion models, as far as golden files do not cover them."""
 
 import json
 
@@ -30,7 +30,7 @@ HALF = torch.bfloat16
 
 
 def recognized(folder, tensors, shape, name="a.weight", metadata=None):
-    """The weight of that name, or why it is not read."""
+    """Return the weight of that name, or why it is not read."""
     original = store(folder / "original.safetensors", {name: torch.zeros(shape), "b.weight": numbers(2, 32)})
     quantized = store(folder / "quantized.safetensors", {"b.weight": numbers(2, 32), **tensors}, metadata)
     with planned(original, quantized) as plan:
@@ -44,13 +44,13 @@ def doubts_of(report):
 
 
 def w4a4(**changed):
-    """A weight of 4 × 64 in convrot_w4a4."""
+    """Return a weight of 4 × 64 in convrot_w4a4."""
     said = {"format": "convrot_w4a4", "convrot_groupsize": 64}
     return {"a.weight": int8_codes(4, 32), "a.weight_scale": torch.ones(4), "a.comfy_quant": label(**said)} | changed
 
 
 def w4a8(**changed):
-    """A weight of 4 × 64 in asym_w4a8_int8."""
+    """Return a weight of 4 × 64 in asym_w4a8_int8."""
     said = {"format": "asym_w4a8_int8", "group_size": 16, "convrot_groupsize": 64}
     return {
         "a.weight": int8_codes(4, 32),
@@ -61,7 +61,7 @@ def w4a8(**changed):
 
 
 def awq(**changed):
-    """A weight of 4 × 128 in awq_w4a16."""
+    """Return a weight of 4 × 128 in awq_w4a16."""
     return {
         "a.weight": int8_codes(4, 64),
         "a.weight_scale": torch.ones(2, 4),
@@ -71,7 +71,7 @@ def awq(**changed):
 
 
 def svd(**changed):
-    """A weight of 4 × 64 in svdquant_w4a4."""
+    """Return a weight of 4 × 64 in svdquant_w4a4."""
     return {
         "a.weight": int8_codes(4, 32),
         "a.weight_scale": torch.ones(1, 4),
@@ -83,7 +83,7 @@ def svd(**changed):
 
 
 def flat(**changed):
-    """A weight of 4 × 32 in convert_to_quant's NF4."""
+    """Return a weight of 4 × 32 in convert_to_quant's NF4."""
     return {
         "a.weight": torch.zeros(64, dtype=torch.uint8),
         "a.absmax": torch.ones(2),
@@ -92,7 +92,7 @@ def flat(**changed):
 
 
 def w4a4_of_nunchaku(module="a", rows=128, cols=128, **changed):
-    """A weight in Nunchaku's order, all of whose codes are zero."""
+    """Return a weight in Nunchaku's order with only zero codes."""
     parts = {
         "qweight": torch.zeros(rows, cols // 2, dtype=torch.int8),
         "wscales": torch.ones(cols // 64, rows, dtype=HALF),
@@ -105,7 +105,7 @@ def w4a4_of_nunchaku(module="a", rows=128, cols=128, **changed):
 
 
 def awq_of_nunchaku(module="a", rows=24, **changed):
-    """A modulation layer of 64 columns in Nunchaku's order."""
+    """Return a modulation layer of 64 columns in Nunchaku's order."""
     return {
         f"{module}.qweight": int8_codes(rows // 4, 4 * 32).view(torch.int32),
         f"{module}.wscales": numbers(2, rows),
@@ -118,7 +118,7 @@ def bf16(*shape):
 
 
 def scaled(said, codes=torch.float8_e4m3fn, **fields):
-    """A layer of 4 × 64 codes and a scale, labelled."""
+    """Return a labelled layer of 4 × 64 codes with a scale."""
     return {
         "a.weight": int8_codes(4, 64).view(codes),
         "a.weight_scale": torch.ones(4, 1),
@@ -362,7 +362,7 @@ class TestDoubts:
 
 
 def hadamard(size):
-    """The matrix of a rotation, made as its definition says."""
+    """Return the matrix of a rotation, made by its definition."""
     small = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64)
     if size.bit_length() % 2 == 0:
         small = torch.tensor([[1, 1], [1, -1]], dtype=torch.float64)
@@ -381,13 +381,13 @@ def test_rotation_is_undone_by_its_matrix(size):
 
 
 def quantized_rows(x, steps):
-    """Codes, and one scale per row, of integers up to ``steps``."""
+    """Return codes and one scale per row, for integers up to ``steps``."""
     scale = x.abs().amax(1, keepdim=True) / steps
     return (x / scale).round().to(torch.int8), scale
 
 
 class TestReadings:
-    """What neither label nor shapes tell, and the original does."""
+    """The original decides between readings that neither label nor shapes decide."""
 
     @pytest.mark.parametrize("size", [16, 64, 256])
     def test_undeclared_rotation_is_detected(self, tmp_path, size):
@@ -445,7 +445,7 @@ class TestReadings:
 
 
 def one_and_orig(n):
-    """A smoothing that is folded into the layer before, and what it is."""
+    """Return a smoothing that was folded into the previous layer: ones, and its original values."""
     return {"smooth": torch.ones(n, dtype=HALF), "smooth_orig": (1 + torch.arange(n) % 3).to(HALF)}
 
 
@@ -515,7 +515,7 @@ class TestBias:
 
 
 def test_layers_in_every_layout_share_a_workspace(tmp_path):
-    """Whole parts that are held of one layer are not taken for those of the next."""
+    """Parts held for one layer are not taken for those of the next."""
     stored, shapes, own = {}, {}, {}
     for n in range(2):
         for format, (tensors, shape) in TAKEN.items():
@@ -568,7 +568,7 @@ def test_tiled_svdquant_equals_svdquant_in_order(tmp_path):
 
 
 class TestBundles:
-    """An original that holds a VAE and text encoders as well, as ComfyUI's do."""
+    """An original also holds a VAE and text encoders, as ComfyUI's do."""
 
     UNET = "double_blocks.0.img_attn.qkv.weight"
     VAE = "vae.decoder.conv_in.weight"

@@ -1,4 +1,4 @@
-"""Experts: stacked or each by itself, the worst of them is named."""
+"""Whether experts are stacked or stored separately, the worst is named."""
 
 import io
 
@@ -16,7 +16,7 @@ PLACE = "model.layers.0.mlp.experts"
 
 
 def stack(worst):
-    """Four experts and a bad copy, one of them ten times as far off as the others."""
+    """Return four experts and a bad copy, in which one is ten times as far off as the others."""
     x = numbers(4, 48, 64, dtype=torch.float32)
     noise = torch.full((4, 1, 1), 0.01)
     noise[worst] = 0.1
@@ -25,7 +25,7 @@ def stack(worst):
 
 @pytest.fixture
 def apart(tmp_path):
-    """The report of four experts that are stored each by itself; the third is bad."""
+    """The report of four experts that are stored separately; the third is bad."""
     x, y = stack(2)
     sides = [{f"{PLACE}.{e}.up_proj.weight": side[e].clone() for e in range(4)} for side in (x, y)]
     norm = {"model.layers.0.self_attn.q_proj.weight": numbers(64, 64, dtype=torch.float32)}

@@ -138,7 +138,7 @@ FP8_NUMPY = {torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn, torch.float8_e5m2: ml
 
 
 def scaled(folder, codes, scale=None, name="weight_scale"):
-    """The plan in which the weight ``a.weight`` has these codes and this scale."""
+    """Plan a comparison in which ``a.weight`` has these codes and this scale."""
     tensors = {"a.weight": codes} if scale is None else {"a.weight": codes, f"a.{name}": scale}
     return planned(
         store(folder / "original.safetensors", {"a.weight": torch.zeros(codes.shape)}),
@@ -202,7 +202,7 @@ class TestAllCodes:
 
 
 def counts_of(folder, codes):
-    """How many codes of a weight are at the end of their range, by chunk."""
+    """Return how many codes of a weight are at the end of their range, by chunk."""
     with scaled(folder, codes, ONE) as plan, torch.inference_mode():
         weight, workspace = plan.pairs[0].quantized, Workspace(CPU)
         return [int(weight.dequantize(chunk, workspace).saturated) for chunk in Cut(*weight.matrix, ALL_ROWS)]
@@ -250,7 +250,7 @@ class TestSaturated:
 
 
 def refused(folder, quantized, metadata=None, config=None, shape=None):
-    """Why the weight ``a.weight`` is not read."""
+    """Return why the weight ``a.weight`` is not read."""
     shape = shape or tuple(quantized["a.weight"].shape)
     original = store(folder / "original.safetensors", {"a.weight": torch.zeros(shape), "b.weight": numbers(2, 32)})
     quantized = {"b.weight": numbers(2, 32), **quantized}
@@ -553,12 +553,12 @@ PLAIN_LABELS = ["float8_e4m3fn", "float8_e4m3fn_rowwise", "int8_tensorwise", "in
 
 
 def doubts_of(report):
-    """What speaks against how a weight was read."""
+    """Return the doubts about how a weight was read."""
     return [finding.message for finding in report.findings if finding.code == "ambiguous_layout"]
 
 
 class TestLabelsThatContradictTensors:
-    """What is stored decides; the contradiction is a warning. A runtime that obeys the label reads something else."""
+    """The stored tensors decide. The contradiction is a warning, as some runtimes obey the label."""
 
     @pytest.mark.parametrize("where", ["comfy_quant tensor", "header"])
     @pytest.mark.parametrize("format", PLAIN_LABELS)
@@ -660,7 +660,7 @@ class TestLabelsThatContradictTensors:
 
 
 class TestAllZeroLayers:
-    """Convert_to_quant stores ones of shape [M // 64, N // 64] beside zeros, also where that is empty."""
+    """convert_to_quant stores ones of shape [M // 64, N // 64] with zeros, even where that is empty."""
 
     @pytest.mark.parametrize("scale", [(0, 1), (0, 0), (5, 7, 2), (7,)])
     @pytest.mark.parametrize("fields", [{}, {"convrot": True, "convrot_groupsize": 4}], ids=str)
@@ -741,7 +741,7 @@ def test_overwritten_part_is_read_again(tmp_path):
 
 @pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2])
 def test_label_may_name_the_other_fp8_type(tmp_path, dtype):
-    """ComfyUI declares every layer of an old scaled_fp8 file float8_e4m3fn, also where e5m2 is stored."""
+    """ComfyUI declares every layer of an old scaled_fp8 file float8_e4m3fn, even where e5m2 is stored."""
     codes = fp8_codes(4, 40, dtype=dtype)
     tensors = {"a.weight": codes, "a.weight_scale": ONE, "a.comfy_quant": label(format="float8_e4m3fn")}
     with planned(
@@ -757,7 +757,7 @@ def test_label_may_name_the_other_fp8_type(tmp_path, dtype):
 
 @pytest.mark.parametrize("fields", [{"format": "float8_e4m3fn"}, {"format": "nvfp4"}, {"convrot": True}], ids=str)
 def test_label_on_plain_numbers_is_reported(tmp_path, fields):
-    """The label says codes, the tensor holds numbers: a runtime that obeys the label reads something else."""
+    """The label means codes, but the tensor holds numbers: a runtime that obeys the label reads something else."""
     x = numbers(4, 32)
     report = compared(tmp_path, {"a.weight": x}, {"a.weight": x, "a.comfy_quant": label(**fields)})
     told = [f.message for f in report.findings if f.severity == "warning" and "stored as BF16" in f.message]

@@ -1,4 +1,4 @@
-"""Blocks of ggml in safetensors are read as those of a GGUF file: the values are those of golden files."""
+"""Blocks of ggml in safetensors are read like those in a GGUF file, with the values of golden files."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ NAME = "model.layers.0.mlp.up_proj"
 
 
 def stored_in_gguf(kind):
-    """The bytes of a golden weight's rows, (rows, bytes), and the values that its producer decodes."""
+    """Return the bytes of a golden weight's rows, (rows, bytes), and the values that its producer decodes."""
     for case in sorted((GOLDEN / f"gguf_{kind.lower()}").glob("*.gguf")):
         with open_checkpoint(case) as checkpoint:
             for entry in checkpoint.entries.values():
@@ -90,7 +90,7 @@ def test_misfitting_declaration_is_an_error(tmp_path, tensors, config, words):
 
 
 def test_damaged_scale_is_noticed(tmp_path):
-    """A weight of normal numbers, coded by the gguf library; a scale of a block is doubled."""
+    """A weight of normal numbers is coded by the gguf library, and the scale of a block is doubled."""
     gguf = pytest.importorskip("gguf", reason="gguf is not installed (pip install -e '.[dev]')")
     values = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)) * 0.02
     raw = torch.from_numpy(gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType.Q8_0)).clone()

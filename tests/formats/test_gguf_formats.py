@@ -1,4 +1,4 @@
-"""GGUF checkpoints from end to end; their values: tests/formats/test_formats.py."""
+"""GGUF checkpoints from end to end; tests/formats/test_formats.py checks their values."""
 
 import math
 import struct
@@ -26,7 +26,7 @@ def weights(*shape):
 
 
 def q8_0(x):
-    """Blocks of Q8_0, by plain rounding, and their values."""
+    """Return blocks of Q8_0, by plain rounding, and their values."""
     blocks = x.numpy().reshape(-1, 32)
     scale = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
     codes = np.rint(blocks / scale.astype(np.float32)).astype(np.int8)
@@ -35,7 +35,7 @@ def q8_0(x):
 
 
 def tq2_0(x):
-    """Blocks of TQ2_0, by plain rounding."""
+    """Return blocks of TQ2_0, by plain rounding."""
     blocks = x.numpy().reshape(-1, 256)
     scale = np.abs(blocks).max(1, keepdims=True).astype(np.float16)
     codes = (np.rint(blocks / scale.astype(np.float32)) + 1).astype(np.uint8).reshape(-1, 2, 4, 32)
@@ -117,7 +117,7 @@ def test_numbers_without_blocks_are_compared_directly(tmp_path, bits):
 
 
 def reasons(folder, *tensors, shape=(2, 64)):
-    """Why the weight ``a.weight`` is not read."""
+    """Return why the weight ``a.weight`` is not read."""
     original = write(folder / "x.safetensors", {"a.weight": weights(*shape)})
     with planned(original, write_gguf(folder / "y.gguf", tensors)) as plan:
         assert [] == plan.pairs
@@ -203,7 +203,7 @@ def test_q2_0_with_another_block_size_is_refused(tmp_path):
 
 
 def test_single_element_in_a_block_is_in_its_place(tmp_path):
-    """Which element a code belongs to, given by hand for the plainest type: low halves first, then high halves."""
+    """The plainest type shows which element a code belongs to: low halves first, then high halves."""
     codes = [8] * 32
     codes[3], codes[20] = 9, 5
     packed = bytes(codes[j] | codes[16 + j] << 4 for j in range(16))

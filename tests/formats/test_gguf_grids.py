@@ -1,4 +1,4 @@
-"""The grids of the IQ types are those of the gguf package."""
+"""The grids of the IQ types equal those of the gguf package."""
 
 import numpy as np
 import pytest

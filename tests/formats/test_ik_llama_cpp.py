@@ -1,6 +1,6 @@
 """GGUF types whose rows have heads or are interleaved: damage is noticed, and pieces are read from the right bytes.
 
-That values are those of ik_llama.cpp, tests/formats/test_formats.py checks with golden files.
+tests/formats/test_formats.py checks with golden files that values equal those of ik_llama.cpp.
 """
 
 import struct
@@ -33,7 +33,7 @@ every_layout = pytest.mark.parametrize("kind", SCALED)
 
 
 def rows_of(kind, shape=SHAPE):
-    """Random codes with equal scales, uint8 (groups of rows, bytes)."""
+    """Return random codes with equal scales, uint8 (groups of rows, bytes)."""
     of = OF_NAME[kind]
     groups, blocks = shape[0] // of.rows, shape[1] // of.elements
     raw = np.random.default_rng(of.number).integers(0, 256, (groups, blocks, of.rows * of.n_bytes), dtype=np.uint8)
@@ -54,7 +54,7 @@ def values_of(folder, kind, raw):
 
 
 def original_of(folder, kind, raw):
-    """Numbers near those that are stored."""
+    """Write numbers close to the stored ones."""
     x = values_of(folder, kind, raw)
     noise = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)) * 0.03 * x.std()
     return store(folder / "x.safetensors", {"w": x + noise, "z": torch.zeros(64)})

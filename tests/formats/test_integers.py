@@ -1,4 +1,4 @@
-"""Packed integers: every layout against numpy, what decides between layouts, and what is refused."""
+"""Packed integers: every layout compared with numpy, the choice between layouts, and refusals."""
 
 import numpy as np
 import pytest
@@ -40,12 +40,12 @@ def tensors_of(arrays):
 
 
 def shuffled(cols, size, seed=1):
-    """The block of each column, in act-order."""
+    """Return the block of each column, in act-order."""
     return np.random.default_rng(seed).permutation(cols) // size
 
 
 def read(folder, values, arrays, config=None, name="a.weight"):
-    """The quantized weight beside an original of these values, and what it is dequantized to, in any cut."""
+    """Return the quantized weight for an original of these values, and its dequantized values, in any cut."""
     x = store(folder / "original.safetensors", {name: values})
     path = folder / ("quantized" if config is not None else "quantized.safetensors")
     y = store(path, tensors_of(arrays), config=config and {"quantization_config": config})
@@ -58,7 +58,7 @@ def read(folder, values, arrays, config=None, name="a.weight"):
 
 
 def check_cuts(weight, whole):
-    """Any cut gives the same values: a few rows at a time, and pieces of a row that start anywhere."""
+    """Check that any cut gives the same values: a few rows at a time, and pieces of a row that start anywhere."""
     rows, cols = weight.matrix
     assert same_bits(whole, dequantized(weight, 3 * cols))
     workspace = Workspace(torch.device("cpu"))
@@ -71,7 +71,7 @@ def check_cuts(weight, whole):
 
 
 def gptq(made, packed="dense", less_one=False, container=32, g_idx=False):
-    """The tensors of GPTQ; ``packed`` is how codes lie."""
+    """Return the tensors of GPTQ; ``packed`` is the arrangement of codes."""
     pack = packing.PACKINGS[packed]
     more = {"container": container} if packed == "dense" else {}
     zeros = packing.less_one(made.zeros.T, made.bits, container) if less_one else pack(made.zeros.T, made.bits, **more)
@@ -151,7 +151,7 @@ class TestGptq:
         assert same_bits(made.values[:, :100].contiguous(), actual)
 
     def test_gptq_restores_a_borrow_from_zero_points(self, tmp_path):
-        """True zero points 0 and 5 are 0x50; less 0x11 that is 0x3F, whose codes are 15 and 3."""
+        """True zero points 0 and 5 are 0x50; minus 0x11 that is 0x3F, whose codes are 15 and 3."""
         made = Made(64, 64, 64, 4)
         made.zeros[:, 0] = np.tile([0, 5, 0, 0, 15, 0, 1, 8], 8)
         weight, actual = read(tmp_path, made.values, gptq(made, less_one=True), GPTQ_V1)
@@ -249,7 +249,7 @@ class TestZeroPointsOfGptq:
 
 
 def rounded(rows, cols, size, bits, less_one):
-    """An original, and the tensors of GPTQ that plain rounding makes of it."""
+    """Return an original and the tensors of GPTQ that plain rounding makes of it."""
     original = 0.02 * np.random.default_rng(3).standard_normal((rows, cols), np.float32)
     blocks = original.reshape(rows, -1, size)
     low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
@@ -272,7 +272,7 @@ AWQ = {"quant_method": "awq", "zero_point": True}
 
 
 def widened(of_block, size):
-    """(rows, blocks) with zeros up to the number of blocks that gemv stores."""
+    """Return (rows, blocks) with zeros up to the number of blocks that gemv stores."""
     multiple = 8 * {32: 4, 64: 2}.get(size, 1)
     padded = np.zeros((len(of_block), -(-of_block.shape[1] // multiple) * multiple), of_block.dtype)
     padded[:, : of_block.shape[1]] = of_block
@@ -346,7 +346,7 @@ class TestAwq:
 
 
 class TestShapesOfQweight:
-    """GPTQ and AWQ store tensors of the same names and dtypes: a square weight is the hard case."""
+    """GPTQ and AWQ store tensors with the same names and dtypes, so a square weight is the hard case."""
 
     @pytest.mark.parametrize("n", [64, 256])  # 256: gemv as GPTQ would have 8 times the columns
     def test_qweight_shape_reveals_the_format_for_a_square_weight(self, tmp_path, n):
@@ -367,7 +367,7 @@ class TestShapesOfQweight:
 
 
 def ct_pack(made, packed="dense", zeros=True, name="a", shape=torch.int64):
-    """The tensors of pack-quantized; 3-D where there are experts."""
+    """Return the tensors of pack-quantized, 3-D for experts."""
     pack = packing.PACKINGS[packed]
     arrays = {
         f"{name}.weight_packed": pack(made.codes, made.bits),
@@ -418,7 +418,7 @@ class TestCtPack:
 
     @pytest.mark.parametrize(("version", "packed"), [("0.17.1", "floor"), ("0.18.0", "dense")])
     def test_ct_pack_version_decides_for_few_columns(self, tmp_path, version, packed):
-        """Three 7-bit codes need one word either way."""
+        """Three 7-bit codes need one word in either layout."""
         made = Made(32, 3, 3, 7, symmetric=True)
         arrays = ct_pack(made, packed, zeros=False)
         _, actual = read(tmp_path, torch.zeros(32, 3), arrays, ct_config(7, version=version))
@@ -537,7 +537,7 @@ class TestCtInt:
 
 
 def kept_24(rows, cols, seed=2):
-    """A mask of two in each four columns."""
+    """Return a mask of two in each four columns."""
     ranks = np.random.default_rng(seed).random((rows, cols // 4, 4)).argsort(-1).argsort(-1)
     return (ranks < 2).reshape(rows, cols)
 
@@ -865,7 +865,7 @@ class TestRefused:
 
 
 class TestBias:
-    """AutoGPTQ writes a bias beside every weight, of zeros where the model has none."""
+    """AutoGPTQ writes a bias for every weight, of zeros where the model has none."""
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
     def test_zero_bias_changes_nothing(self, tmp_path, dtype):

@@ -1,4 +1,4 @@
-"""Packed codes of LLM checkpoints: what is inferred from labels, headers and the original, and what is refused."""
+"""Packed codes in LLM checkpoints: inference from labels, headers and the original, and refusals."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def words(rows, cols):
 
 
 def planned_with(folder, shape, quantized, metadata=None, config=None, name="a.weight"):
-    """The plan in which the original has one weight of that shape."""
+    """Plan a comparison with an original that has one weight of that shape."""
     original = store(folder / "original.safetensors", {name: torch.zeros(shape)})
     path = folder / ("quantized" if config else "quantized.safetensors")
     return planned(original, store(path, quantized, metadata, config))
@@ -44,14 +44,14 @@ def weight_of(folder, shape, quantized, metadata=None, config=None):
 
 
 def refused(folder, shape, quantized, metadata=None, config=None):
-    """Why ``a.weight`` is not read."""
+    """Return why ``a.weight`` is not read."""
     with planned_with(folder, shape, quantized, metadata, config) as plan:
         assert plan.pairs == []
         return next(left.reason for left in plan.leftovers if left.name == "a.weight" and left.side == "quantized")
 
 
 def codes_of_stream(stored, code_bits):
-    """The codes of a stream of bytes, bit by bit."""
+    """Return the codes of a stream of bytes, bit by bit."""
     stream = "".join(f"{byte:08b}"[::-1] for byte in stored)
     return [int(stream[i : i + code_bits][::-1], 2) for i in range(0, len(stream), code_bits)]
 
@@ -193,7 +193,7 @@ class TestGptOss:
 
 
 def nf4(**changed):
-    """Parts of an NF4 weight, with changes to what its state says."""
+    """Return the parts of an NF4 weight, with changes to its state."""
     state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [6, 40]} | changed
     parts = {
         "a.weight": random_bytes(120, 1),
@@ -608,7 +608,7 @@ def test_torchao_parameters_may_have_any_name(tmp_path):
 
 
 class TestUndeclared:
-    """Codes of which nothing but the original says what they are."""
+    """Only the original shows the layout of these codes."""
 
     @pytest.mark.parametrize(
         ("case", "format"),
@@ -668,7 +668,7 @@ class TestW4afp8:
 
 
 def test_sdnq_tables_are_recognized_by_their_shape(tmp_path):
-    """Without config.json; a table for the whole weight needs an original."""
+    """The file has no config.json; a table for the whole weight needs an original."""
     tensors = load_file(GOLDEN / "sdnq" / "codebooks" / "model.safetensors")
     values = load_file(GOLDEN / "sdnq" / "codebooks.expected.safetensors")
     path = store(tmp_path / "alone.safetensors", tensors)

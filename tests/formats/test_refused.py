@@ -1,4 +1,4 @@
-"""Layouts that are known and not read: what they are called, and that they never pass."""
+"""Known but unsupported layouts have a name, and never pass."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from quanterr.formats.shared.unsupported import REFUSALS, SETTINGS
 
 
 def files(folder, stored, config=None):
-    """An original, and a quantized checkpoint that holds one of its weights like that."""
+    """Write an original, and a quantized checkpoint that holds one of its weights in this layout."""
     values = {"a.weight": torch.ones(4, 32), "b.weight": torch.ones(2, 32)}
     original = store(folder / "original.safetensors", values)
     quantized = {**stored, "b.weight": torch.ones(2, 32)}
@@ -19,14 +19,14 @@ def files(folder, stored, config=None):
 
 
 def reason(folder, stored, config=None):
-    """Why the original's weight is not compared."""
+    """Return why the original's weight is not compared."""
     with planned(*files(folder, stored, config)) as plan:
         assert [pair.name for pair in plan.pairs] == ["b.weight"]
         return next(left.reason for left in plan.leftovers if left.side == "original")
 
 
 def stored_as(row, nonzero=1):
-    """Tensors with the names of a layout that is not read."""
+    """Return tensors with the names of an unsupported layout."""
     stored = {}
     for name in row.stored:
         codes = torch.zeros(4, 16, dtype=torch.uint8 if name == "qweight" else torch.int32)

@@ -1,4 +1,4 @@
-"""Stacks of experts: quantized expert by expert, along inputs; ranked, planned, evaluated, and what each is worth."""
+"""Stacks of experts: quantized per expert along inputs, ranked, planned, evaluated, and their sensitivity."""
 
 import json
 
@@ -22,13 +22,13 @@ CONTEXT = 32
 
 
 def by_rows(x):
-    """INT8 with a scale for each output of each expert; stacks of these models are [experts, inputs, outputs]."""
+    """Quantize to INT8 with a scale per output and expert; stacks of these models are [experts, inputs, outputs]."""
     scale = x.abs().amax(-2, keepdim=True) / 127
     return (x / scale).round().clamp(-127, 127) * scale
 
 
 def produced(original, folder):
-    """The original with its stacks as int8_row stores them, computed plainly."""
+    """Write the original with its stacks as int8_row stores them, computed plainly."""
     tensors = stored(original)
     save_file({k: by_rows(v) if v.dim() == 3 else v for k, v in tensors.items()}, folder / "produced.safetensors")
     return folder / "produced.safetensors"
@@ -117,7 +117,7 @@ def test_other_stack_decides_where_shapes_are_square(tmp_path):
 
 
 def test_joined_experts_have_the_sensitivity_from_a_plain_backward_pass(tmp_path):
-    """Qwen3-MoE stores gate and up of each expert apart; its model has one stack of both."""
+    """Qwen3-MoE stores gate and up of each expert separately; its model has one stack of both."""
     original, tokens = saved("qwen3_moe", tmp_path / "original"), ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     quanterr.evaluation.run.study(

@@ -1,4 +1,4 @@
-"""Transforms of inputs by compressed-tensors: weights, errors and divergences against what it computes itself."""
+"""Input transforms by compressed-tensors: weights, errors and divergences, compared with its own computation."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def expected_of(case):
 
 
 def condition(case):
-    """How much the matrices of a case and their inverses increase errors: 1 for rotations."""
+    """Return how much the matrices of a case and their inverses increase errors: 1 for rotations."""
     stored = load_file(FOLDER / case / "model.safetensors")
     matrices = [matrix for name, matrix in stored.items() if name.endswith("_input.weight")]
     return max(float(torch.linalg.cond(matrix.double())) for matrix in matrices)
@@ -100,7 +100,7 @@ def logits(values):
 
 
 def kld(base, other):
-    """Mean of what the second half of each chunk predicts, as the definition of evaluate has it."""
+    """Return the mean divergence over the second half of each chunk, as evaluate defines it."""
     base, other = (each.double()[:, CONTEXT // 2 : -1].log_softmax(-1) for each in (base, other))
     return float((base.exp() * (base - other)).sum(-1).mean())
 
@@ -251,7 +251,7 @@ def test_rotation_that_differs_from_the_weights_is_an_error(tmp_path):
 
 
 def test_equal_bytes_with_transformed_inputs_are_not_an_equal_weight(tmp_path):
-    """The original's own weight, under a declaration whose matrix is missing, was paired bit by bit."""
+    """The original's own weight, under a declaration without its matrix, was once paired bit by bit."""
 
     def change(stored):
         del stored[MATRIX], stored[f"{DOWN}.weight_scale"]
@@ -264,7 +264,7 @@ def test_equal_bytes_with_transformed_inputs_are_not_an_equal_weight(tmp_path):
 
 
 def test_transform_is_also_undone_for_an_unquantized_weight(tmp_path):
-    """Rows that were multiplied by the matrix in float64 and rounded to float32 are rounded once more."""
+    """Rows that were multiplied by the matrix in float64 and rounded to float32 are rounded a second time."""
     x = load_file(ORIGINAL / "model.safetensors")[f"{DOWN}.weight"]
 
     def change(stored):
@@ -320,7 +320,7 @@ def test_rotation_is_fused_where_inputs_do_not_undo_it(places, expected):
 
 @pytest.mark.parametrize(("size", "middle"), [(1, 1), (2, 1), (64, 1), (12, 12), (48, 12), (56, 28), (40, 20)])
 def test_hadamard_matrices_are_factored_as_far_as_possible(size, middle):
-    """Of compressed-tensors' construction, scipy's Paley matrices and Sylvester's."""
+    """The matrices are compressed-tensors' own, scipy's Paley matrices and Sylvester's."""
     from quanterr.formats.shared import hadamard
 
     base = hadamard.make_table(middle) if middle > 1 else torch.ones(1, 1, dtype=torch.float64)
@@ -334,7 +334,7 @@ def test_hadamard_matrices_are_factored_as_far_as_possible(size, middle):
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory):
-    """A mixture of experts, and it with rotated attention: in transformers 5 routers and experts are no Linear."""
+    """A mixture of experts; in transformers 5 its routers and experts are not instances of Linear."""
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     folder = tmp_path_factory.mktemp("experts")
     path = saved("qwen3_moe", folder / "original", num_hidden_layers=1)
@@ -343,7 +343,7 @@ def experts(tmp_path_factory):
 
 
 def rotated(folder, original, *endings):
-    """As compressed-tensors stores it: all weights with these endings are rotated in blocks of four columns."""
+    """Store all weights with these endings rotated in blocks of four columns, as compressed-tensors does."""
     matrix = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])[[0, 2, 1, 3]].double()
     tensors = {
         name: (x.double().view(len(x), -1, 4) @ matrix / 2).view(x.shape).float() if name.endswith(endings) else x
@@ -396,7 +396,7 @@ def test_unrotated_attention_is_an_error(experts, tmp_path):
 
 
 def test_inputs_to_stacked_transformed_experts_are_not_rounded_unrotated(tmp_path):
-    """The original holds the experts in one tensor, the file each by itself: no rotation is that of the stack."""
+    """The original holds the experts in one tensor and the file separately, so no rotation belongs to the stack."""
     place, x = "model.layers.0.mlp.experts", torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
     save_file({f"{place}.down_proj": x}, tmp_path / "original.safetensors")
     tensors = {}

@@ -1,4 +1,4 @@
-"""``quanterr gate`` and the gates of ``quanterr compare``: statuses, what is reported, what is written."""
+"""``quanterr gate`` and the gates of ``quanterr compare``: statuses, messages and written files."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def stored(report, tmp_path):
 
 @pytest.fixture
 def worse(report, tmp_path):
-    """The same, one layer 3 dB worse."""
+    """The same report with one layer 3 dB worse."""
     fields = json.loads(report.to_json())
     fields["layers"][0]["snr_db"] -= 3
     path = tmp_path / "worse.json"
@@ -626,10 +626,10 @@ def test_judging_a_stored_report_needs_no_torch(stored):
 
 
 class TestBaselineAlone:
-    """Without any rule a baseline asks that no layer is clearly worse than there."""
+    """A baseline without any rule requires that no layer is clearly worse."""
 
     def lowered(self, stored, by):
-        """The same report with one layer's SNR lower."""
+        """Write the same report with a lower SNR for one layer."""
         fields = json.loads(stored.read_text())
         fields["layers"][0]["snr_db"] -= by
         path = stored.with_name(f"lowered{by}.json")

@@ -1,4 +1,4 @@
-"""Rules against reports: what holds, and that nothing undefined, missing or broken ever does."""
+"""Rules on reports: which hold, and that undefined, missing or broken values never satisfy one."""
 
 import operator
 import re
@@ -24,13 +24,13 @@ from quanterr.util.text import format_decisive
 
 
 def judge(report, *rules, baseline=None):
-    """The gates of a synthetic report; a rule may be its condition alone."""
+    """Judge a synthetic report by gates; a rule may be given as its condition alone."""
     rules = [rule if isinstance(rule, Rule) else Rule(rule, parse(rule)) for rule in rules]
     return judge_subject(ReportValues(report), rules, ReportValues(baseline) if baseline else None)
 
 
 def gate(report, rule, baseline=None, **more):
-    """The one gate of a rule."""
+    """Return the single gate of a rule."""
     return judge(report, Rule("id", parse(rule), **more), baseline=baseline).gates[0]
 
 
@@ -268,7 +268,7 @@ class TestIdenticalLayers:
 
 
 class TestInfiniteValues:
-    """They are null in the report: something is broken, and no rule about it holds."""
+    """Infinite values are null in the report: something is broken, and no rule about it holds."""
 
     @pytest.mark.parametrize("value", OF_LAYERS)
     @pytest.mark.parametrize("infinite", [inf, -inf])
@@ -554,7 +554,7 @@ class TestVerdict:
 
 
 class TestCause:
-    """A warning says why a number is bad; an error already stands in the number's place."""
+    """A warning explains why a number is bad; an error already takes the number's place."""
 
     TRUNCATED = "20.0 dB: truncated"
     FOUND = finding("a", "warning") | {"code": "excess_error", "message": f"a: {TRUNCATED}"}
@@ -676,7 +676,7 @@ FUNCTION = st.sampled_from(["each", "min", "max", "mean", "median", "p10", "shar
 
 @st.composite
 def reports(draw):
-    """A report of a few layers, each in some state; the states by name."""
+    """Draw a report of a few layers, each in some state, and return the states by name."""
     states = {f"layer{n}": draw(STATES) for n in range(draw(st.integers(0, 5)))}
     snr = {name: draw(st.floats(-50, 90)) for name in states}
     rows = [row(name, snr[name], finite=state != "not finite") for name, state in states.items() if state in GOOD]

@@ -1,4 +1,4 @@
-"""One language of rules for every document: evaluations, rankings, plans; ``quanterr gate`` on each."""
+"""One language of rules for every document: evaluations, rankings and plans, with ``quanterr gate`` on each."""
 
 import json
 
@@ -19,13 +19,13 @@ CHUNKS = 16
 
 
 def statuses(evaluation, *rules, **more):
-    """Of the gates of the first candidate."""
+    """Return the statuses of the first candidate's gates."""
     return [gate.status for gate in quanterr.judge(evaluation, require=rules, **more).candidates[0].gates]
 
 
 @pytest.fixture
 def evaluation():
-    """Whose first candidate has a KLD of 0.0125 ± 0.0006, relative errors of 1 and 2 % behind its two blocks."""
+    """An evaluation with a KLD of 0.0125 ± 0.0006 and relative errors of 1 and 2 % after its two blocks."""
     made = sample.evaluation()
     candidates = [replace(one, findings=[], gates=[], verdict="pass", reasons=["evaluated"]) for one in made.candidates]
     return replace(made, candidates=candidates)
@@ -175,7 +175,7 @@ def gate(*words, env=None):
 
 
 class TestCommand:
-    """Each starts a process of its own: statuses and streams."""
+    """Each test starts its own process to check statuses and streams."""
 
     def test_gate_judges_an_evaluation_in_the_same_language(self, stored, tmp_path):
         done = gate(stored, "--fail-if", "upper(kld_mean) > 0.02", "--require", "max(relative_error) <= 0.02", "--json")

@@ -1,4 +1,4 @@
-"""Rules as they are written: expressions, thresholds files, presets, and what is said of those that are wrong."""
+"""Rules as users write them: expressions, thresholds files, presets, and messages about wrong ones."""
 
 import os
 import re

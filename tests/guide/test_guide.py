@@ -1,4 +1,4 @@
-"""What README and guide show is what the program prints; guide and explain find what there is."""
+"""README and guide show the program's actual output; guide and explain find every page and name."""
 
 import json
 import re
@@ -215,7 +215,7 @@ class TestRecipes:
 
 @pytest.mark.slow
 def test_library_page_examples_run(tmp_path, monkeypatch):
-    """All of them, in their order, on a small model: a few seconds, as evaluate runs it."""
+    """All examples run in their order on a small model, within a few seconds, as evaluate runs it."""
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     saved("llama", tmp_path / "original")
     (tmp_path / "fp8").mkdir()

@@ -1,4 +1,4 @@
-"""Links between the documents of the repository lead to files that are there, and to headings that they have."""
+"""Links between the repository's documents lead to existing files and headings."""
 
 import importlib
 import re
@@ -21,14 +21,14 @@ def tokens_of(path):
 
 
 def links_of(path):
-    """Relative targets of links and pictures, fragments included."""
+    """Return relative targets of links and pictures, fragments included."""
     inline = [child for token in tokens_of(path) for child in token.children or ()]
     found = [token.attrGet("href") or token.attrGet("src") for token in inline if token.type in ("link_open", "image")]
     return [link for link in found if not re.match(r"[a-z]+:", link)]
 
 
 def anchors_of(path):
-    """The anchors that GitHub gives the headings."""
+    """Return the anchors that GitHub gives the headings."""
     tokens = tokens_of(path)
     titles = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -61,7 +61,7 @@ def test_every_guide_page_is_in_the_site_navigation():
 
 
 def test_every_file_linked_from_the_site_has_a_page(monkeypatch):
-    """``make docs`` ends with an error otherwise; it takes too long for a test."""
+    """Otherwise ``make docs`` ends with an error; it takes too long for a test."""
     monkeypatch.syspath_prepend(ROOT / "docs")
     places = importlib.import_module("make_site").PLACES
     linked = {f"{ROOT / name}" for source in places if source.endswith(".md") for name in linked_files(ROOT / source)}

@@ -39,7 +39,7 @@ OF_DATA = re.compile(r"[\d,]+-[\d,]+|[\d.]+ % (of columns )?out|scale [+-]\d+ %|
 
 
 def declared_headings() -> set[str]:
-    """Headings that the code declares as texts, also those of tables that no sample has."""
+    """Return headings that the code declares as texts, including those of tables that no sample has."""
     found = set(
         re.findall(r'title: "([^"$]+)"', "".join(path.read_text() for room in ROOMS for path in room.rglob("*.js")))
     )
@@ -53,7 +53,7 @@ def declared_headings() -> set[str]:
 
 
 def shown_words(document) -> set[str]:
-    """The headings and figures of a document, its verdict and the codes of its findings."""
+    """Return the headings and figures of a document, its verdict and the codes of its findings."""
     view, found = document.view(10), set()
     names = {one.name for one in getattr(document, "candidates", ())}
     for part in (part for section in view.sections for part in section.parts):

@@ -156,7 +156,7 @@ class TestCommand:
 class TestHardware:
     @pytest.fixture
     def folder(self, tmp_path):
-        """A model of experts: an embedding, a head, attention, four experts and a shared one, 2 bytes a weight."""
+        """A model of experts: an embedding, a head, attention, four experts and a shared one, 2 bytes per weight."""
         tensors = {
             "model.embed_tokens.weight": numbers(100, 16),
             "model.layers.0.self_attn.q_proj.weight": numbers(16, 16),
@@ -193,7 +193,7 @@ class TestHardware:
 
 
 class TestDocument:
-    """An inspection is a document as others are: stored, rendered, judged, compared."""
+    """An inspection is a document like others: stored, rendered, judged, compared."""
 
     @pytest.fixture
     def stored(self, tmp_path):

@@ -1,4 +1,4 @@
-"""What the values of one checkpoint show without an original."""
+"""Faults that the values of one checkpoint show without an original."""
 
 import json
 
@@ -18,12 +18,12 @@ NAN, INF = float("nan"), float("inf")
 
 
 def model(shape=(64, 128), n=4):
-    """A weight in several blocks, all of them different."""
+    """Return a different weight for each of several blocks."""
     return {UP.format(block): numbers(*shape, seed=block) for block in range(n)}
 
 
 def quantized(tensors, by=quantized_int8):
-    """Codes and scales of all weights."""
+    """Return codes and scales of all weights."""
     made = {}
     for name, weight in tensors.items():
         made[name], made[f"{name}_scale"] = by(weight)
@@ -31,7 +31,7 @@ def quantized(tensors, by=quantized_int8):
 
 
 def told(folder, tensors):
-    """Severities and messages by code."""
+    """Return severities and messages by code."""
     found = quanterr.inspect(store(folder / "m.safetensors", tensors), values=True)
     return {one.code: (one.severity, one.message) for one in found.findings}
 

@@ -1,4 +1,4 @@
-"""Checksums of the hub: of its local cache, and of downloads; tests/checkpoints/test_remote.py asks a hub itself."""
+"""Checksums from the hub for its local cache and downloads; tests/checkpoints/test_remote.py uses a hub itself."""
 
 from hashlib import sha256
 
@@ -20,7 +20,7 @@ def digest(path):
 
 
 def cache(file, name):
-    """The file as a blob of the local cache, of this name; the link of its snapshot."""
+    """Store the file as a blob of this name in the local cache, and return the link in its snapshot."""
     blobs, snapshot = file.parent / "blobs", file.parent / "snapshots" / "c0ffee"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -30,7 +30,7 @@ def cache(file, name):
 
 
 def note(file, etag):
-    """What huggingface_hub writes beside a download."""
+    """Write the note that huggingface_hub leaves for a download."""
     folder = file.parent / ".cache/huggingface/download"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{file.name}.metadata").write_text(f"{'c0ffee' * 6}abcd\n{etag}\n1712656091.123\n")

@@ -1,4 +1,4 @@
-"""Comparisons on a simulated accelerator: numbers and findings of the CPU, order on streams, little memory."""
+"""Comparisons on a simulated accelerator: the CPU's numbers and findings, ordered streams, little memory."""
 
 import gc
 import json
@@ -30,7 +30,7 @@ FEW |= {case for case in CASES if "double_quant" in case.stem}
 
 @pytest.fixture(autouse=True)
 def torch_kernel(monkeypatch):
-    """The CPU computes by torch's kernel, as devices do."""
+    """Let the CPU compute by torch's kernel, as devices do."""
     monkeypatch.setenv(library.VARIABLE, "torch")
 
 
@@ -40,21 +40,21 @@ def device(number=0):
 
 
 def document(report):
-    """What a report says, but for the run."""
+    """Return the document of a report without its run."""
     found = json.loads(report.to_json())
     del found["run"]
     return found
 
 
 def both(make, **where):
-    """The documents of two reports, one made on the CPU, one on the device."""
+    """Return the documents of two reports, one made on the CPU and one on the device."""
     here = make("cpu")
     with simulated(**where):
         return document(here), document(make(NAME))
 
 
 def blurred(case, folder):
-    """A golden file's values, each off by some per cent: an original from which the file differs."""
+    """Write a golden file's values, each off by some per cent, as an original that differs from the file."""
     random = torch.Generator().manual_seed(0)
     values = {
         name: (tensor * (1 + 0.02 * torch.randn(tensor.shape, generator=random))).to(tensor.dtype)
@@ -66,7 +66,7 @@ def blurred(case, folder):
 
 
 def cases():
-    """Every golden file, those beside :data:`FEW` marked as slow."""
+    """Yield every golden file; those outside :data:`FEW` are marked as slow."""
     for case in CASES:
         marks = () if case in FEW else pytest.mark.slow
         yield pytest.param(case, id=f"{case.parent.name}/{case.stem}", marks=marks)
@@ -124,7 +124,7 @@ def test_measure_takes_device_tensors():
 
 
 class TestMany:
-    """Weights in several ranges, and as many workers as there are on a GPU, each with a stream of its own."""
+    """Weights have several ranges, and there are as many workers as on a GPU, each with its own stream."""
 
     @pytest.fixture(autouse=True)
     def _small_ranges(self, monkeypatch):
@@ -148,11 +148,11 @@ class TestMany:
 
 
 class TestBuffers:
-    """What workers read and share, on streams of their own."""
+    """Workers read and share buffers on their own streams."""
 
     @pytest.fixture
     def entry(self, tmp_path):
-        """128 numbers from 0 on."""
+        """A tensor of the numbers from 0 to 127."""
         with open_checkpoint(write(tmp_path / "x.safetensors", {"x": torch.arange(128.0)})) as checkpoint:
             yield checkpoint.entries["x"]
 
@@ -204,7 +204,7 @@ class TestBuffers:
 
 
 class TestRoom:
-    """On a device whose memory is short: chunks of 2^14 elements, halved down to 2^12, on the CPU 2^11."""
+    """A device is short of memory: chunks of 2^14 elements are halved down to 2^12, and to 2^11 on the CPU."""
 
     @pytest.fixture(autouse=True)
     def _small_chunks(self, monkeypatch):
@@ -216,7 +216,7 @@ class TestRoom:
         return stored(tmp_path, a=(70, 1000))
 
     def compared(self, files, name=NAME, **where):
-        """The report, the chunk sizes of its sums, and the bytes that it took at most."""
+        """Return the report and the most bytes that the comparison took."""
         with simulated(**where) as there:
             return quanterr.compare(*files, device=name), there.peak
 

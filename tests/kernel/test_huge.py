@@ -1,4 +1,4 @@
-"""Weights of more elements than 32 bits count."""
+"""Weights with more elements than 32 bits can count."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ONE_CODE, HALF_CODE, TWO_CODE = b"\x38", b"\x30", b"\x40"  # of E4M3
 
 
 def sparse(path, shape, codes):
-    """A file with one FP8 weight that is zero but for these codes; it takes next to no room on the disk."""
+    """Write a file with one FP8 weight that is zero except for these codes; it takes almost no disk space."""
     n = shape[0] * shape[1]
     raw_header(path, json.dumps({"w": {"dtype": "F8_E4M3", "shape": shape, "data_offsets": [0, n]}}).encode())
     start = path.stat().st_size
@@ -36,7 +36,7 @@ def sparse(path, shape, codes):
 
 @pytest.mark.slow
 class TestHuge:
-    """Only the first chunk, those around element 2^31 and the last are computed: the others would be as these."""
+    """Only the first and last chunks and those around element 2^31 are computed; the others would be the same."""
 
     @pytest.mark.parametrize("shape", [(1, 2**31 + 77), (2**16 + 3, 2**15), (2**31 + 5, 1), (3, 2**32)])
     def test_huge_weights_have_all_their_elements_in_their_places(self, tmp_path, shape):

@@ -33,7 +33,7 @@ ONE_ROUNDING, TWO_ROUNDINGS = 2.0**-24, 2.0**-23
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As a worker has; with more, torch adds a row in more pieces, and rounds less."""
+    """Use one thread, as a worker does; with more, torch adds a row in more pieces and rounds less."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,7 +41,7 @@ def one_thread():
 
 
 def worst_element(x, y, size=CPU_CHUNK):
-    """Where the largest |e| is, as a run finds it."""
+    """Return where the largest |e| is, as a run finds it."""
     pair, worker = pair_of(x, y), Worker(CPU, size, OUTLIER)
     with torch.inference_mode():
         sums = worker.sum_chunks([pair], list(Cut(*pair.original.matrix, size)))[0]
@@ -49,7 +49,7 @@ def worst_element(x, y, size=CPU_CHUNK):
 
 
 def by_numpy(x, y, outlier=OUTLIER):
-    """The same numbers by numpy in float64, and of each sum the sum of the magnitudes of its terms."""
+    """Return the same numbers by numpy in float64, and for each sum the sum of its terms' magnitudes."""
     x, y = (tensor.double().numpy().ravel() for tensor in (x, y))
     both = np.isfinite(x) & np.isfinite(y)
     counts = {
@@ -92,7 +92,7 @@ def by_numpy(x, y, outlier=OUTLIER):
 
 
 def assert_agrees(sums, x, y, wide=False, outlier=OUTLIER):
-    """The sums are numpy's, each within a tolerance that is relative to the magnitudes that were added."""
+    """Check that the sums equal numpy's, within a tolerance relative to the magnitudes that were added."""
     counts, totals, extremes = by_numpy(x, y, outlier)
     tolerance = EXACT if wide else MANY if x.numel() >= MANY_ELEMENTS else FEW
 
@@ -115,13 +115,13 @@ def normal(*shape, seed=0):
 
 
 def quantized(x, bits=8):
-    """Rounded to equal steps, a scale per row, as int8 is."""
+    """Round to equal steps with a scale per row, as int8 does."""
     scale = (x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)).clamp(min=1e-30)
     return (x / scale).round() * scale
 
 
 def about(energy):
-    """The energy of one row: float32, whose sums are pairwise."""
+    """Return a tolerance for the energy of one row: float32, with pairwise sums."""
     return pytest.approx(as_float(energy), rel=FEW)
 
 
@@ -167,7 +167,7 @@ class TestFast:
         assert abs(fast.relative_outliers - slow.relative_outliers) <= on_relative
 
     def test_remembered_views_do_not_mix_up_pairs(self):
-        """They are remembered, as most pairs of chunks lie where the one before lay."""
+        """Views are remembered, as most pairs of chunks lie where the previous pair lay."""
         values = [normal(40, 256, seed=n) for n in range(3)]
         buffers, workspace = torch.empty(3, 40, 256).unbind(), Workspace(CPU)
         for x, y in ((0, 1), (0, 2), (1, 2), (0, 2), (0, 1), (1, 0), (2, 0)):
@@ -237,7 +237,7 @@ class TestFast:
 
 
 def exact_fields(x, y, outlier):
-    """By the definitions, in rational numbers."""
+    """Return the fields by their definitions, in rational numbers."""
     pairs = [(Fraction(a), Fraction(b)) for a, b in zip(x, y, strict=True)]
     e = [b - a for a, b in pairs]
     relative = [abs(b - a) / abs(a) for a, b in pairs if a]
@@ -321,7 +321,7 @@ class TestExact:
 
 
 def tiny_beside_one(*rows):
-    """A weight whose rows have these sizes."""
+    """Return a weight whose rows have these sizes."""
     return normal(len(rows), 64) * torch.tensor(rows)[:, None]
 
 
@@ -658,7 +658,7 @@ class TestPiecesOfRows:
 
 
 def nearest_rank(values, q):
-    """The smallest value that this share of the values does not exceed."""
+    """Return the smallest value that this share of the values does not exceed."""
     rank = ceil(Fraction(str(q)) * values.size)
     return float(np.sort(values)[rank - 1])
 

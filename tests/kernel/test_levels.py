@@ -56,7 +56,7 @@ WITH_NEAREST = [case for case in NUMBERS if case.parent.name not in NO_NEAREST]
 
 
 def rounded(weight):
-    """The whole weight, in the space of its codes: what is stored, what codes are multiplied by, and its weight."""
+    """Return the whole weight in the space of its codes: stored values, scales, and the weight itself."""
     inner = weight.rotated.weight if weight.rotated else weight
     chunk = Chunk(0, inner.matrix[0], 0, inner.matrix[1])
     y = inner.dequantize(chunk, Workspace(CPU)).weight.float().clone()
@@ -72,7 +72,7 @@ def coded(case):
 
 
 def usable(weight, y, scales):
-    """What is finite, and no code beyond the last level, as random blocks of TQ2_0 hold them."""
+    """Return where values are finite and no code is beyond the last level, as in random blocks of TQ2_0."""
     codes = (y if scales.shift is None else y - scales.shift) / scales.unit
     fine = y.isfinite() & scales.unit.isfinite() & ~(codes > weight.levels.highest + 0.5)
     return fine if scales.shift is None else fine & scales.shift.isfinite()
@@ -147,7 +147,7 @@ ALL_LEVELS = [uniform(2), uniform(8), signed_bytes(3), INT8, E2M1, E2M3, E4M3, E
 
 
 def values_of(levels):
-    """Every value of a code, by its definition."""
+    """Return the value of every code, by its definition."""
     if levels.table:
         return torch.tensor(levels.table)
     if levels.mantissa:
@@ -214,7 +214,7 @@ def test_zero_scale_keeps_the_stored_value_and_is_out_of_range():
 
 
 def test_code_that_no_quantizer_writes_is_a_step_beyond_the_last():
-    """Two bits hold a fourth value, twice the third: it is the nearest only to what is nearer to it."""
+    """Two bits hold a fourth value, twice the third: it is nearest only to values nearer to it."""
     x, y = torch.tensor([[1.0, 1.9, 1.0]]), torch.tensor([[2.0, 2.0, 1.0]])
     found = find_nearest(TERNARY, x, y, Scaling(torch.ones(1, 1)))
 

@@ -1,4 +1,4 @@
-"""The compiled kernel beside torch's: the same values bit for bit, sums as near as float32 allows."""
+"""The compiled kernel compared with torch's: the same values bit by bit, sums as close as float32 allows."""
 
 import ctypes
 import os
@@ -76,7 +76,7 @@ DESCRIBED = sorted({*gguf_ik.LAYOUTS, *(name for _, rows in ROWS.values() for na
 
 
 def decoded(weight, kernel=BUILT, size=1 << 22):
-    """A weight as the kernel decodes it, chunk by chunk."""
+    """Return a weight as the kernel decodes it, chunk by chunk."""
     whole = torch.empty(weight.matrix)
     workspaces = Workspace(CPU), Workspace(CPU)
     sums = NativeSums(kernel, OUTLIER)
@@ -121,7 +121,7 @@ def test_hadamard_products_equal_torch(monkeypatch, kernel, size, axis, dtype):
 
 
 def multiply_in_order(matrix, x):
-    """The product in float32, as a column of fused multiply-adds: rounded to odd in float64, then to nearest."""
+    """Return the product in float32, as a column of fused multiply-adds: rounded to odd in float64, then to nearest."""
     total = torch.zeros(len(matrix), x.shape[1])
     for k in range(len(x)):
         product = matrix[:, k, None].double() * x[k].double()  # exact
@@ -221,9 +221,9 @@ def test_k_type_blocks_equal_torch(monkeypatch, kernel, kind, change, importance
 @every_kernel
 @pytest.mark.usefixtures("compiled_kernel")
 def test_k_type_units_equal_torch_halves(monkeypatch, kernel):
-    """Of largest scales next to each bound between two halves, and beyond their range.
+    """The largest scales are next to each bound between two halves, and beyond their range.
 
-    The compiled kernel searches for all codes: torch finds others for infinite values.
+    The compiled kernel searches for all codes; torch finds others for infinite values.
     """
     halves = torch.arange(0, 0x7C00, 37).short().view(torch.float16).float()
     bounds = torch.cat([(halves[1:] + halves[:-1]) / 2, halves, torch.tensor([65519.0, 65520.0, 1e6, 1e38])]) * 128
@@ -323,7 +323,7 @@ class TestValues:
     @pytest.mark.parametrize("name", ["e4m3", "gptq", "gptq_by_importance", "ct_pack", *SHARED])
     @pytest.mark.parametrize("rows", [(0, 48), (8, 40), (24, 25)])
     def test_replaced_codes_decode_as_in_the_format(self, tmp_path, name, rows):
-        """As to find the ends of a weight's range; replaced codes are in memory, not in a file."""
+        """Codes are replaced to find the ends of a weight's range; they are in memory, not in a file."""
         with planned(*stored_as(tmp_path, name)) as plan:
             weight, chunk = plan.pairs[0].quantized, Chunk(*rows, 0, 2048)
             plain, native_too = FilledWorkspace(CPU), FilledWorkspace(CPU)
@@ -406,7 +406,7 @@ class TestValues:
 
 
 def stored_as(folder, name):
-    """A large enough weight in a format, beside an original."""
+    """Write a large enough weight in a format, and an original."""
     m, k = 48, 2048
     any_bits = torch.Generator().manual_seed(1)
 
@@ -489,7 +489,7 @@ def stored_as(folder, name):
 
 
 def assert_near(found, exact, tolerance=AGREEMENT):
-    """All counts equal, all sums near; what cancels is measured by the magnitudes of its terms."""
+    """Check that counts are equal and sums close; sums that cancel are measured by their terms' magnitudes."""
     counts = [name for name in ADDED if name not in structs.SUMS and "outliers" not in name]
     assert {name: getattr(exact, name) for name in counts} == {name: getattr(found, name) for name in counts}
     off = {}
@@ -556,7 +556,7 @@ class TestSums:
     @pytest.mark.parametrize("way", [{}, {"wide": True}, {"kernel": BUILT}], ids=["fast", "exact", "native"])
     @pytest.mark.parametrize("size", [CPU_CHUNK, 512], ids=["whole rows", "pieces of rows"])
     def test_zero_row_is_dead_unless_the_original_is_zero(self, way, size):
-        """Energies do not tell: those of e are those of x where y is twice x, and where y drowns in roundings of x."""
+        """Energies do not decide: those of e equal those of x where y is twice x, or is lost in roundings of x."""
         x = normal(40, 1024)
         y = quantized(x, 6)
         x[7] = 0
@@ -588,7 +588,7 @@ class TestSums:
     @every_kernel
     @pytest.mark.parametrize("cell", [(1, 1500), (1, 64), (16, 128), (64, 1500)], ids=str)
     def test_largest_cell_values_are_found(self, kernel, cell):
-        """Of rows from the middle of a cell on, and of a segment that float32 cannot sum."""
+        """Rows start in the middle of a cell, and float32 cannot sum one segment."""
         x = normal(70, 1500)
         x[31, 600] = 1e30
         y, chunk, cells = quantized(x, 6), Chunk(20, 70, 0, 1500), CellGrid(*cell)
@@ -675,7 +675,7 @@ class TestSums:
 
 @needs_kernel
 def test_histograms_add_up_the_same_together_and_one_by_one():
-    """Also those without any bin, which do not widen the sum."""
+    """Histograms without any bin do not widen the sum."""
     errors = [normal(50, seed=n).abs() * 10**n for n in range(3)]
     many = [Histogram.of(torch.zeros(7)), *map(Histogram.of, errors), Histogram.empty()]
     found, expected = Histogram.of(errors[1]), Histogram.of(errors[1])
@@ -689,7 +689,7 @@ def test_histograms_add_up_the_same_together_and_one_by_one():
 
 @every_kernel
 def test_kernel_and_torch_select_the_same_outstanding_cells(kernel):
-    """Also in weights with cells of zeros, which have errors or none."""
+    """Some weights have cells of zeros, with or without errors."""
     answers = set()
     for seed in range(100):
         choose = random.Random(seed)
@@ -712,12 +712,12 @@ def test_kernel_and_torch_select_the_same_outstanding_cells(kernel):
 @pytest.mark.usefixtures("compiled_kernel")
 @pytest.mark.parametrize("rows", [16, 128], ids=["whole", "sampled"])
 class TestSamplesAreMeasuredAsByTorch:
-    """On all instruction sets."""
+    """This holds on all instruction sets."""
 
     @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
     @pytest.mark.parametrize("shape", [(1, 1), (16, 1), (16, 10), (1, 10)], ids=["tensor", "row", "group", "block"])
     def test_samples_with_byte_codes_are_measured_as_by_torch(self, tmp_path, monkeypatch, shape, rows, dtype):
-        """A third of the weights have scales that fit; the others' are larger, and their values lose precision."""
+        """A third of the weights have suitable scales; the others' scales are larger, so they lose precision."""
         down, across = 1 if shape == (1, 1) else rows // 16 * shape[0], shape[1]
         x, y = {}, {}
         for n in range(6):
@@ -734,7 +734,7 @@ class TestSamplesAreMeasuredAsByTorch:
         ["nvfp4", "mxfp4", "mxfp8", "int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nf4", "fp4", "nf4:double"],
     )
     def test_samples_with_grouped_codes_are_measured_as_by_torch(self, tmp_path, monkeypatch, recipe, rows):
-        """Also where the largest are clipped, as by int4, codes are next to the nearest, as by MLX, or of a table."""
+        """The largest values may be clipped, as by int4; codes may be next to the nearest (MLX) or from a table."""
         x = {f"{n}.weight": normal(rows, 640, seed=n) * torch.linspace(1, 4, 640) for n in range(6)}
         self.check_recipe(tmp_path, monkeypatch, recipe, x, x)
 
@@ -742,7 +742,7 @@ class TestSamplesAreMeasuredAsByTorch:
         "recipe", ["int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nvfp4", "fp8_row", "nf4", "nf4:double"]
     )
     def test_samples_with_compensating_codes_are_measured_as_by_torch(self, tmp_path, monkeypatch, recipe, rows):
-        """As by GPTQ: many are not the nearest, and the errors of a group's last columns are larger."""
+        """As by GPTQ, many codes are not the nearest, and the errors of a group's last columns are larger."""
         x = {f"{n}.weight": normal(rows, 640, seed=n) for n in range(6)}
         steps = (torch.arange(640) % 128 + 64) / 128 * 4 / {"int8_g32": 127, "fp8_row": 24}.get(recipe, 7)
         moved = {name: x[name] + 0.3 * steps * normal(rows, 640, seed=n + 20) for n, name in enumerate(x)}
@@ -753,9 +753,9 @@ class TestSamplesAreMeasuredAsByTorch:
     def test_samples_around_a_single_zero_point_are_measured_as_by_torch(
         self, tmp_path, monkeypatch, rows, order, error
     ):
-        """As GPTQ stores symmetric codes: down the columns, each with the zero point 8; groups may be any columns.
+        """As in GPTQ's symmetric codes, columns are packed downwards with the zero point 8; groups may be any columns.
 
-        With an ``error``, they compensate each other.
+        With an ``error``, the codes compensate each other.
         """
         x, stored, generator = {}, {}, torch.Generator().manual_seed(1)
         for n in range(6):
@@ -777,7 +777,7 @@ class TestSamplesAreMeasuredAsByTorch:
         self.check(monkeypatch, store(tmp_path / "x.safetensors", x), y, 640)
 
     def check_recipe(self, tmp_path, monkeypatch, recipe, x, moved):
-        """``moved`` are quantized in place of ``x``."""
+        """Check the samples of weights where ``moved`` are quantized in place of ``x``."""
         parts = {n: quantize_tensor(values, recipe) for n, values in enumerate(moved.values())}
         stored = {f"{n}.{name}": part for n, own in parts.items() for name, part in own.items()}
         y = store(tmp_path / "y", stored, config=config_of(recipe))
@@ -809,7 +809,7 @@ class TestSamplesAreMeasuredAsByTorch:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(), (96, 1), (96, 10), (3, 10), (3, 1)], ids=str)
 def test_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
-    """For all rows at once, and for chunks that begin within a block of rows."""
+    """It reads them for all rows at once, and for chunks that start within a block of rows."""
     codes = (normal(96, 640, seed=1) * 40).clamp(-127, 127).to(torch.int8)
     scale = (normal(*shape) if shape else normal(1)[0]).abs().to(dtype)
     path = store(tmp_path / "y.safetensors", {"X.weight": codes, "X.weight_scale": scale})
@@ -825,7 +825,7 @@ def test_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
 @every_kernel
 @pytest.mark.parametrize("shared", [7, 256, 1 << 40])
 def test_kernel_reads_nested_scales_itself(tmp_path, kernel, shared):
-    """bitsandbytes numbers scales across rows, so a factor's scales may begin within a row or a chunk."""
+    """bitsandbytes numbers scales across rows, so the scales of a factor may start within a row or a chunk."""
     state = {"quant_type": "nf4", "blocksize": 64, "nested_blocksize": shared, "nested_offset": 0.37}
     stored = {
         "X.weight": torch.randint(0, 256, (96 * 320, 1), generator=torch.Generator().manual_seed(1)).byte(),
@@ -849,7 +849,7 @@ def test_kernel_reads_nested_scales_itself(tmp_path, kernel, shared):
 @every_kernel
 @pytest.mark.parametrize("blocks", [2, 5, 7, 40])
 def test_columns_may_belong_to_any_block(tmp_path, kernel, blocks):
-    """In GPTQ: blocks of different sizes, or more blocks than columns."""
+    """GPTQ may have blocks of different sizes, or more blocks than columns."""
     random = torch.Generator().manual_seed(blocks)
     stored = {
         "X.qweight": torch.randint(-(2**31), 2**31, (4, 64), generator=random).int(),
@@ -872,7 +872,7 @@ def test_columns_may_belong_to_any_block(tmp_path, kernel, blocks):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("zeros", ["one", "one differs"])
 def test_kernel_reads_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):
-    """Of GPTQ, whose zero points are part of the codes' values if there is only one."""
+    """A single zero point in GPTQ is part of the codes' values."""
     points = torch.full((3, 8), 0x77777777, dtype=torch.int32)
     if zeros == "one differs":
         points[1, 5] = 0x77277777
@@ -891,7 +891,7 @@ def test_kernel_reads_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):
 
 @needs_kernel
 class TestSmallWeightsAhead:
-    """Small weights whose sums the kernel computes by one call, while others are finished."""
+    """The kernel computes the sums of small weights in one call, while others are finished."""
 
     def plan(self, tmp_path):
         x = {f"{n}.weight": normal(n + 1, 64) for n in range(5)} | {"empty.weight": normal(0, 64)}
@@ -977,7 +977,7 @@ class TestChoice:
 
     @needs_kernel
     def test_kernel_compiled_with_another_header_is_not_used(self, monkeypatch, tmp_path):
-        """Such as one in which two fields of a size were swapped."""
+        """In the other header, two fields of the same size are swapped."""
         other = tmp_path / "kernel.h"
         other.write_text(structs.HEADER.read_text().replace("double e_max, e_min", "double e_min, e_max"))
         monkeypatch.setattr(structs, "HEADER", other)
@@ -1065,7 +1065,7 @@ class TestBuild:
         assert int(found["SEGMENT"]) == MOST_ROTATED
 
     def test_samples_have_the_same_limits_as_torch(self):
-        """Or stricter ones, so that torch looks at all doubtful regions; every field has a value."""
+        """The limits may be stricter, so that torch looks at all doubtful regions; every field has a value."""
         limits = {name: getattr(samples.LIMITS, name) for name, _ in structs.LimitsStruct._fields_}
 
         assert all(limits.values())
@@ -1101,7 +1101,7 @@ CODES = {
 
 
 def near(codes):
-    """Numbers at which the nearest code changes, what is next to them, and ends of float32's range."""
+    """Return numbers at which the nearest code changes, their neighbours, and the ends of float32's range."""
     halves = torch.arange(-20, 20) / 2
     bounds = torch.cat(
         [halves, torch.arange(-448 * 16, 448 * 16 + 1) / 16, 2.0 ** torch.arange(-20, 9), halves * 2**-10]
@@ -1115,7 +1115,7 @@ def near(codes):
 
 @pytest.fixture
 def choose(monkeypatch):
-    """Lets recipes round by a kernel, or by torch."""
+    """A function that lets recipes round by a kernel or by torch."""
     return lambda kernel: monkeypatch.setattr(rounding, "choose_kernel", lambda: library.KernelChoice(kernel))
 
 
@@ -1208,7 +1208,7 @@ class TestRounding:
 
 
 def words(declaration):
-    """The names that a C declaration declares."""
+    """Return the names that a C declaration declares."""
     first, *others = declaration.strip().split(",")
     return [name for name in (first.split(" ")[-1], *others) if name.strip()]
 
@@ -1216,7 +1216,7 @@ def words(declaration):
 @needs_kernel
 @pytest.mark.slow
 def test_file_truncated_during_reading_is_an_error_and_never_a_signal(tmp_path):
-    """A thousand cuts at random moments: each comparison ends with all sums or with an error."""
+    """A thousand cuts come at random moments: each comparison ends with all sums or with an error."""
     x = normal(512, 1024)
     paths = (
         store(tmp_path / "x.safetensors", {"a.weight": x}),

@@ -1,4 +1,4 @@
-"""Counts of |e| by size: against sorting the bfloat16 values themselves."""
+"""Counts of |e| by size, compared with sorting the bfloat16 values themselves."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ magnitudes = st.lists(
 
 
 def values(numbers):
-    """The numbers as their bins have them, in order."""
+    """Return the numbers as their bins have them, in order."""
     return sorted(torch.tensor(numbers).to(torch.bfloat16).tolist())
 
 

@@ -31,12 +31,12 @@ EVERY_PERCENTILE = tuple(PERCENTILES)
 
 
 def plain(values):
-    """The values as JSON has them."""
+    """Return the values as in JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in to_builtins(values).items()}
 
 
 def measured(x, y, wide=False, **known):
-    """All metrics of two tensors, and what is named as undefined among them."""
+    """Return all metrics of two tensors, and the names of undefined ones."""
     sums = summed(torch.as_tensor(x), torch.as_tensor(y), wide=wide)
     values, nonfinite = compute_scores(Layer, Measurement(sums, **known))
     return plain(values), nonfinite
@@ -56,7 +56,7 @@ class TestTable:
 
 
 def of_equal_sides(scale):
-    """The sums of a weight and itself; its norm and spread are integers, so that nothing is rounded."""
+    """Return the sums of a weight and itself; its norm and deviation are integers, so nothing is rounded."""
     x = torch.tensor([[1.0, 1.0, 7.0, 7.0]]) * scale
     sums = summed(x, x)
     return replace(sums, weighted_x_sq=sums.x_sq)
@@ -296,7 +296,7 @@ FACTORS = [1.0, 1.1, 0.3, -0.7, -3.0, 448.0, 1 / 448, 1e-4, -1e-6, 1e-12]
 
 
 def weights(kind):
-    """A weight of that kind, and the same after quantization to a few bits."""
+    """Return a weight of that kind, and the same after quantization to a few bits."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(96, 200, generator=generator)
     x = {
@@ -350,7 +350,7 @@ class TestByNumpy:
     @pytest.mark.parametrize("spread", [0.3, 0.1, 0.02])
     @pytest.mark.parametrize("n", [4096, 100_000])
     def test_pearson_and_deviation_are_accurate_for_norms_near_one(self, spread, n):
-        """The scales of a norm are near 1: most of Σx² is the mean."""
+        """The scales of a norm are near 1, so most of Σx² is the mean."""
         x = 1 + spread * torch.randn(n, generator=torch.Generator().manual_seed(0))
         y = x.bfloat16().float()
         values, _ = measured(x, y)
@@ -516,12 +516,12 @@ class TestUndefined:
 
 
 def keyed(percentiles):
-    """Percentiles of a report as a dict."""
+    """Return the percentiles of a report as a dict."""
     return {key: getattr(percentiles, key) for key in PERCENTILES if hasattr(percentiles, key)}
 
 
 def three_layers():
-    """Originals and what they became; a fourth is the same on both sides, a fifth is a bias that changed."""
+    """Return originals and their changed values; a fourth is equal on both sides, a fifth is a changed bias."""
     original = {
         "a.weight": torch.tensor([[1.0, -2.0], [4.0, 0.0]]),
         "b.weight": torch.tensor([[2.0, 2.0]]),

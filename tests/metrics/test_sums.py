@@ -22,9 +22,9 @@ PLACES = ("worst", "rows", "matrices", "histogram", "peaks")
 
 
 def facts(sums):
-    """Every field, and every metric made from them, in a form that == compares.
+    """Return every field, and every metric made from them, in a form that == compares.
 
-    Of the rows only the worst few count: which others are still kept is no fact.
+    Only the worst few rows count; the others that are still kept do not matter.
     """
     told = {field.name: getattr(sums, field.name) for field in fields(Sums) if field.init}
     told["rows"] = worst_rows(sums.rows.items())
@@ -33,7 +33,7 @@ def facts(sums):
 
 @st.composite
 def chunks_of_a_weight(draw):
-    """Sums of the chunks of one weight, whole rows or pieces of them."""
+    """Return sums of the chunks of one weight, whole rows or pieces of them."""
     rows, cols = draw(st.integers(1, 30)), draw(st.integers(1, 6))
     number = st.one_of(st.floats(-2, 2, width=16), st.sampled_from(ODD))
     values = st.lists(number, min_size=rows * cols, max_size=rows * cols)
@@ -44,7 +44,7 @@ def chunks_of_a_weight(draw):
 
 
 def grouped(parts, random):
-    """The parts merged in any order, in groups of any depth, empty ones between them."""
+    """Return the parts merged in any order, in groups of any depth, with empty ones between them."""
     if len(parts) == 1:
         return parts[0]
     if not parts:

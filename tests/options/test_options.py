@@ -90,7 +90,7 @@ class TestLibrary:
 
 
 class TestCommand:
-    """What with_options makes of a command."""
+    """with_options makes a command from options."""
 
     def seen(self, kind, *words):
         found = []

@@ -20,7 +20,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with settings, given as TOML, in which commands run."""
+    """A function that writes settings in TOML to a folder, and returns the folder to run commands in."""
 
     def make(text, name="quanterr.toml"):
         (tmp_path / name).write_text(text)
@@ -34,7 +34,7 @@ def compare(checkpoints, *words, cwd, env=None):
 
 
 def limits(finished):
-    """The rules that judged."""
+    """Return the rules that were judged."""
     return [gate["id"] for gate in json.loads(finished.stdout)["gates"]]
 
 

@@ -1,4 +1,4 @@
-"""The map of blocks in the terminal: nothing bad is merged away, and it can be read without colours."""
+"""The map of blocks in the terminal: merging hides nothing bad, and it can be read without colours."""
 
 import io
 import re
@@ -26,7 +26,7 @@ def line(text, module):
 
 
 def many(blocks, modules=1, stacks=1, bad=None):
-    """A model whose weights have 30 dB, but for one that has 3."""
+    """Return a model whose weights have 30 dB, except for one with 3."""
     weights = [
         (f"stack{s}.{b}.module{m}.weight", (8, 8), "fp8_row", 3.0 if (s, b, m) == bad else 30.0)
         for s in range(stacks)

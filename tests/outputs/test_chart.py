@@ -1,4 +1,4 @@
-"""Charts of pages: ticks and names."""
+"""Charts on pages: ticks and names."""
 
 from math import log10
 
@@ -31,7 +31,7 @@ def test_ticks_are_at_their_numbers():
 
 @pytest.mark.parametrize("name", ["fp8", "a-name-of-20-letters", "a" * 200])
 def test_name_fits_next_to_its_curve(name):
-    """At 13.5 units a letter, the width of a wide one at the size of narrow screens."""
+    """A wide letter takes 13.5 units at the size for narrow screens."""
     (line,) = drawn(0.01, 0.1, name).curves
 
     assert float(line.x) + 13.5 * len(line.name) <= WIDTH

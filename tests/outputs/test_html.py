@@ -1,4 +1,4 @@
-"""The HTML page as a file: what it may do, what it holds, how large it is. How it behaves: test_html_in_browser.py."""
+"""The HTML page as a file: its permissions, content and size. test_html_in_browser.py covers its behaviour."""
 
 import base64
 import hashlib
@@ -33,7 +33,7 @@ def page(report):
 
 
 def section_of(part):
-    """A page's section with one part."""
+    """Return a page's section with one part."""
     report = report_of(tiny())
     file = io.StringIO()
     pages.write(report, file, report.view(0)._replace(sections=[Section("only", "Only", [part])], maps=None))
@@ -83,7 +83,7 @@ def unpacked(text):
 
 
 def names(data):
-    """As the page's script puts them together."""
+    """Return names as the page's script assembles them."""
     numbers = iter(data["numbers"])
     return [re.sub("\0", lambda _: str(next(numbers)), data["patterns"][n]) for n in data["columns"]["pattern"]]
 
@@ -218,7 +218,7 @@ class TestData:
 
 @pytest.mark.slow
 def test_page_with_47000_layers_is_small():
-    """It grows with the number of layers, so a quarter of them says how large it is."""
+    """The page grows with the number of layers, so a quarter of them is enough to compute its size."""
     text = large_page()
     bare = len(page(report_of(tiny())).encode())
     layers = unpacked(text)["columns"]["status"].count(DIFFERS)

@@ -1,4 +1,4 @@
-"""The HTML page in a real browser: sorted, filtered, by keyboard, in all themes; and no name is more than text."""
+"""The HTML page in a real browser: sorting, filters, the keyboard, all themes; and names are only text."""
 
 import re
 import shlex
@@ -67,7 +67,7 @@ class Page:
         return self.run("return document.querySelector(arguments[0]).textContent", selector)
 
     def column(self, n):
-        """Cells of the rows that are elements now."""
+        """Return cells of the rows that are currently elements."""
         rows = "[...document.querySelectorAll('#rows tr[data-place]')]"
         return self.run(f"return {rows}.map(row => row.cells[arguments[0]].textContent)", n)
 
@@ -84,7 +84,7 @@ class Page:
 
 @contextmanager
 def opened(browser, path, **ready):
-    """A page; no test may leave anything in the console, such as a violation of the policy."""
+    """Open a page; no test may leave anything in the console, such as a violation of the policy."""
     page = Page(browser, path, **ready)
     yield page
     assert [] == page.complaints()
@@ -113,7 +113,7 @@ def page(browser, files):
 
 @pytest.fixture
 def partial(browser, files):
-    """A model of two formats and two stacks of which two tensors were not compared."""
+    """A model with two formats and two stacks in which two tensors were not compared."""
     with opened(browser, files["mixed"]) as page:
         yield page
 
@@ -385,7 +385,7 @@ class TestKeep:
         assert text == page.run("return document.getElementById('keep-list').value")
 
     def test_program_that_wrote_the_file_gets_a_complete_command(self, browser, tmp_path):
-        """It quantizes what the compared file quantizes, except the kept layer, and nothing that stayed in BF16."""
+        """It quantizes the same as the compared file except the kept layer, and nothing that stayed in BF16."""
         made = report_of(small())
         original = replace(made.original, path="its $ original.safetensors")
         made = replace(made, original=original)
@@ -672,7 +672,7 @@ class TestHostileNames:
 
 @pytest.fixture(scope="module")
 def candidates(browser, tmp_path_factory):
-    """A ranking of an original of three blocks with two candidates, one of them with a bad layer."""
+    """A ranking of an original with three blocks and two candidates, one of them with a bad layer."""
     folder = tmp_path_factory.mktemp("ranking")
     names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(3)]
     x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
@@ -783,7 +783,7 @@ class TestEvaluationPage:
     @pytest.fixture(scope="class")
     @classmethod
     def path(cls, tmp_path_factory):
-        """Of a small model with two candidates."""
+        """An evaluation page for a small model with two candidates."""
         pytest.importorskip("transformers", reason="transformers is not installed")
         from support.small_models import ids, quantized_by, saved, stored
 

@@ -1,4 +1,4 @@
-"""Hostile names, paths, configurations, labels and rules: nothing gets through, and JSON has them exactly."""
+"""Hostile names, paths, configurations, labels and rules have no effect, and JSON keeps them exactly."""
 
 import io
 import json
@@ -108,7 +108,7 @@ def test_name_in_an_error_is_only_text(name):
 
 
 def toml(text):
-    """A basic string of TOML; a lone surrogate has no way to be in one."""
+    """Return a basic string in TOML, which cannot hold a lone surrogate."""
     return json.dumps(re.sub("[\ud800-\udfff]", "", text), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a report and a ranking."""
+"""Reports, rankings and diffs as a notebook shows them."""
 
 import re
 import sys

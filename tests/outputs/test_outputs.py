@@ -1,4 +1,4 @@
-"""What the outputs say of reports, good, bad and hostile."""
+"""The outputs of reports: good, bad and hostile ones."""
 
 import csv
 import io
@@ -40,7 +40,7 @@ def rendered(report, name):
 
 @pytest.fixture(scope="module")
 def report():
-    """Inconclusive: one tensor was not compared."""
+    """An inconclusive report in which one tensor was not compared."""
     return report_of(tiny())
 
 
@@ -284,7 +284,7 @@ class TestMarkdown:
         assert {"ul", "li"} == document.tags
 
     def test_card_is_a_sentence_a_table_and_its_findings(self, report):
-        """A plan has four tables, an evaluation twelve; excerpts and paths of this machine are in none."""
+        """A plan has four tables and an evaluation twelve; no card has excerpts or local paths."""
         for document in (report, *(make() for make in (sample_documents.plan, sample_documents.evaluation))):
             said = card.section(document)
             assert 1 == said.count("|---|\n")

@@ -1,4 +1,4 @@
-"""What plot() draws: the numbers of the document, and names as they are."""
+"""Figures by plot(): the document's numbers, and names as text."""
 
 import sys
 

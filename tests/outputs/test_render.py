@@ -1,4 +1,4 @@
-"""``quanterr render``: other outputs of a stored report, as its users call it."""
+"""``quanterr render`` writes other outputs of a stored report, as users call it."""
 
 import csv
 import json

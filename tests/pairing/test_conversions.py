@@ -1,6 +1,6 @@
-"""What llama.cpp's and mlx-lm's own converters make of models, against the originals: complete and exact.
+"""Conversions by llama.cpp's and mlx-lm's own converters, compared with the originals: complete and exact.
 
-Each golden conversion says what the converter does to every element; files are made from it with random weights.
+Each golden conversion records the converter's effect on every element; files are made from it with random weights.
 """
 
 import math
@@ -46,7 +46,7 @@ CASES = [pytest.param(name, marks=[] if name in TELLING else pytest.mark.slow) f
 
 
 def made(name, folder, **options):
-    """A conversion, and a report about its files, the second of which has ``left_out`` transforms."""
+    """Return a conversion, its files, and a report about them; the second file has ``left_out`` transforms."""
     conversion = read_conversion(name)
     files = materialize(conversion, folder, **options)
     quantized = files.quantized / "model.gguf" if conversion.is_gguf else files.quantized
@@ -58,7 +58,7 @@ def snr_db(signal, noise):
 
 
 def overall(report):
-    """SNR of all tensors together, from their norms."""
+    """Return the SNR of all tensors together, from their norms."""
     differ = [*report.layers, *report.other_changes]
     signal = sum(one.original_norm**2 for one in [*differ, *report.lossless])
     return snr_db(signal, sum(one.error_norm**2 for one in differ))
@@ -79,7 +79,7 @@ def test_correct_files_are_compared_completely(name, tmp_path):
 
 
 def moved(conversion):
-    """Stored tensors that are not a plain copy, by their names without numbers."""
+    """Return stored tensors that are not a plain copy, by their names without numbers."""
     originals, found = random_originals(conversion, 0), {}
     for name, tensor in conversion.tensors.items():
         right = applied(tensor["op"], gather(tensor["source"], originals))

@@ -1,4 +1,4 @@
-"""Golden conversions are sound: maps lead back to sources, and what is made of them reads back."""
+"""Golden conversions are sound: maps lead back to sources, and files made from them can be read back."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What producers' own files declare of inputs, keys and values, against what their libraries do with them."""
+"""Declarations about inputs, keys and values in producers' own files, compared with their libraries' behaviour."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ SIZES = {"F8_E4M3": 1, "I8": 1, "U8": 1, "F16": 2, "BF16": 2, "F32": 4, "I32": 4
 def written(
     folder: Path, producer: str, setting: str, without: str | tuple[str, ...] = ""
 ) -> tuple[Path, dict[str, str]]:
-    """A checkpoint with these headers, whose numbers are zeros; and what is declared. ``without``: ends of names."""
+    """Write a checkpoint of zeros with these headers, except names ending in ``without``; return its declarations."""
     case = json.loads((FOLDER / f"{producer}.json").read_text())["cases"][setting]
     header, end = {}, 0
     for name, (dtype, shape) in case["tensors"].items():
@@ -215,7 +215,7 @@ def test_comfyui_labels_determine_input_rounding(fields, expected):
 def test_every_ggml_type_rounds_inputs_to_its_vec_dot_type():
     """Copied from type_traits_cpu in ggml-cpu.c; Q8_1, for Q4_1 and Q5_1, has the codes of Q8_0.
 
-    Types of ik_llama.cpp: from type_traits in its ggml.c, as compiled for AVX2; Q8_2_X4 has the codes of Q8_0.
+    ik_llama.cpp's types come from type_traits in its ggml.c, as compiled for AVX2; Q8_2_X4 has the codes of Q8_0.
     """
     blocks_of_32 = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "Q1_0", "Q2_0", "Q6_0"]
     blocks_of_32 += ["Q4_0_R8", "Q5_0_R4", "Q6_0_R4", "Q8_0_R8", "IQ4_NL_R4", "MXFP4_R8"]

@@ -1,4 +1,4 @@
-"""Denoisers in diffusers' names against the same in the names of their authors, paired from headers alone."""
+"""Denoisers with diffusers' names and with their authors' names are paired from headers alone."""
 
 import json
 from math import inf, log, log10
@@ -27,7 +27,7 @@ OF_TABLE |= {"SDXL": OF_TABLE["SD 1.5"], "Wan image to video": OF_TABLE["Wan"]}
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request, tmp_path_factory):
-    """A family, its folder of diffusers, its tensors in the authors' names, and the converter of these."""
+    """A family, its diffusers folder, its tensors under the authors' names, and the converter between them."""
     folder = tmp_path_factory.mktemp("model")
     built, tensors = made(request.param, folder / "diffusers")
 
@@ -43,7 +43,7 @@ def energy(x):
 
 
 def snr(x, y):
-    """The SNR in dB of tensors by name, in float64; infinite where they are equal."""
+    """Return the SNR in dB of tensors by name, in float64; infinite where they are equal."""
     errors = {name: energy(x[name].double() - y[name].double()) for name in x}
     return {name: 10 * log10(energy(x[name]) / error) if error else inf for name, error in errors.items()}
 
@@ -132,7 +132,7 @@ def test_table_is_up_to_date_with_make_denoiser_names():
 
 
 def flux_pair(folder):
-    """FLUX.1 as a folder of diffusers, and its tensors in the authors' names."""
+    """Write FLUX.1 as a diffusers folder, and return its tensors under the authors' names."""
     _, tensors = made("FLUX.1", folder / "diffusers")
     return folder / "diffusers", tensors
 
@@ -143,7 +143,7 @@ def compared_with(folder, original, tensors):
 
 
 def exchanged(tensor, *order):
-    """The tensor with its equal parts in another order."""
+    """Return the tensor with its equal parts in another order."""
     parts = tensor.chunk(len(order))
     return torch.cat([parts[n] for n in order])
 

@@ -9,7 +9,7 @@ from quanterr.pairing.names import atoms_of, canonicalize
 
 
 def fp8(name, weight):
-    """FP8 codes with a scale per row, and the values they stand for."""
+    """Return FP8 codes with a scale per row, and the values they stand for."""
     rows = weight.float().view(-1, weight.shape[-1])
     scale = rows.abs().amax(1, keepdim=True) / 448
     codes = (rows / scale).to(torch.float8_e4m3fn).view(weight.shape)
@@ -19,7 +19,7 @@ def fp8(name, weight):
 
 
 def values_of(folder, original, quantized):
-    """What the quantized checkpoint holds of each weight of the original, and what was left over."""
+    """Return the quantized checkpoint's values for each weight of the original, and the leftovers."""
     x = store(folder / "original.safetensors", original)
     y = store(folder / "quantized.safetensors", quantized)
     with planned(x, y) as plan:
@@ -366,7 +366,7 @@ class TestComputedBuffers:
 
 
 def per_head(pairs):
-    """Rows of 3 heads of 8 as Mistral has them, from how transformers has them (its own permute, undone)."""
+    """Return rows of 3 heads of 8 in Mistral's order, from transformers' order (its own permute, undone)."""
     rows, cols = pairs.shape
     return pairs.view(3, 2, rows // 6, cols).transpose(1, 2).reshape(rows, cols)
 
@@ -445,7 +445,7 @@ class TestMistral:
 
 
 class TestGateAndUpInTurn:
-    """gpt-oss: in the fused weight and bias the rows of gate and up alternate."""
+    """In gpt-oss, the rows of gate and up alternate in the fused weight and bias."""
 
     def checkpoints(self, apart):
         gate, up = numbers(3, 40, 64, seed=1), numbers(3, 40, 64, seed=2)

@@ -1,4 +1,4 @@
-"""The names of tensors in GGUF files are those of the gguf package."""
+"""The names of tensors in GGUF files equal those of the gguf package."""
 
 import pytest
 

@@ -38,7 +38,7 @@ NOT_COMPARED = {
 
 
 def plan_of(folder, original, quantized, metadata=None, config=None, layers=()):
-    """Pairs by name, and of every entry that is in no pair its bucket and the reason, by side."""
+    """Return pairs by name, and for every unpaired entry its bucket and the reason, by side."""
     x = store(folder / "original.safetensors", original)
     y = store(folder / ("quantized" if config else "quantized.safetensors"), quantized, metadata, config)
     with planned(x, y, layers) as plan:
@@ -51,7 +51,7 @@ def plan_of(folder, original, quantized, metadata=None, config=None, layers=()):
 
 
 def fp8(name, *shape, scale="weight_scale"):
-    """The numbers of that shape as FP8 codes with a scale."""
+    """Return FP8 codes of that shape with a scale."""
     codes, factor = quantized_fp8(numbers(*shape))
     return {f"{name}.weight": codes, f"{name}.{scale}": factor}
 
@@ -199,7 +199,7 @@ class TestOneSide:
         assert report.layers == report.lossless == []
 
     def test_misfitting_parts_are_explained_as_an_unsupported_layout(self, tmp_path):
-        """W_q, of which the original has no tensor, lacks rows."""
+        """W_q, which has no counterpart in the original, lacks rows."""
         name = "axis1_group48"
         stored = load_file(GOLDEN / "hqq/hqq_4_bits.safetensors")
         parts = {key: part for key, part in stored.items() if key.startswith(f"{name}.")}
@@ -312,7 +312,7 @@ class TestMissingScale:
         assert told or Status.INCONCLUSIVE == exit_status(report)
 
     def test_missing_scale_with_the_old_marker_means_one(self, tmp_path):
-        """CU-old comfy/ops.py: a layer without scale_weight in a scaled_fp8 file is a plain cast."""
+        """In older versions of comfy/ops.py, a layer without scale_weight in a scaled_fp8 file is a plain cast."""
         tensors = fp8("b", 4, 32, scale="scale_weight") | {
             "a.weight": fp8_codes(4, 32),
             "scaled_fp8": torch.zeros(2).to(FP8),

@@ -39,7 +39,7 @@ NAMES = {
 
 
 def converted(original, permuted=True, one_more=False):
-    """What the converter makes of an original, all F32."""
+    """Return the converter's version of an original, all in F32."""
     made = {}
     for name, weight in original.items():
         module, _, kind = name.rpartition(".")
@@ -86,7 +86,7 @@ def test_head_rows_are_reordered_even_at_two_bits(tmp_path):
 
 
 def contradiction_of(report):
-    """The only finding about a convention, and the names of the layers that it is about."""
+    """Return the only finding about a convention, and the names of its layers."""
     (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
     return found, set(found.evidence["layers"])
 

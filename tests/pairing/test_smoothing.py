@@ -92,7 +92,7 @@ def true_db(x, y):
 
 
 def int2(weight):
-    """The weight as 2-bit codes of groups of 32 would give it back: most of them too small."""
+    """Return the weight rounded to 2-bit codes in groups of 32, most of which are too small."""
     groups = weight.float().view(-1, 32)
     scale = groups.abs().amax(1, keepdim=True) / 1.5
     return ((groups / scale).round().clamp(-2, 1) * scale).view(weight.shape).to(torch.bfloat16)
@@ -219,7 +219,7 @@ def test_nearly_constant_norm_factor_is_a_fold_if_weights_compensate(tmp_path, b
 
 
 def test_noisy_norm_is_not_a_fold(tmp_path):
-    """Weights that lost more by rounding than these factors would mend tell nothing of them."""
+    """Rounding cost these weights more than such factors would repair, so they prove nothing."""
     norm = f"{BLOCK}input_layernorm.weight"
     x = model()
     noisy = x[norm] * (1 + 0.02 * torch.randn(128, generator=torch.Generator().manual_seed(1)))

@@ -1,4 +1,4 @@
-"""Plans: what they choose, what they say, how they are handed to quantizers and held against what these made."""
+"""Plans: their choices, outputs and exports to quantizers, and comparing the results with them."""
 
 import ast
 import json
@@ -42,7 +42,7 @@ TO = ["int4_g32,int8_channel,fp8_row"]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Two blocks whose layers have very different sizes of numbers."""
+    """Two blocks whose layers have numbers of very different sizes."""
     tensors = {name: numbers(32, 128, seed=n).float() * 3**n for n, name in enumerate(LAYERS)}
     tensors["model.norm.weight"] = numbers(64, seed=9)
     with open_checkpoint(store(tmp_path_factory.mktemp("plan") / "x.safetensors", tensors)) as checkpoint:
@@ -133,7 +133,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("same_in", ["fused", "block"])
     def test_plan_meets_its_own_cost_as_a_limit(self, original, tmp_path, same_in):
-        """Also where its layers, added up in groups, cost more in the last digit."""
+        """Added up in groups, its layers may cost more in the last digit."""
         path = sensitivity(tmp_path, {name: 0.1 * 1.3**n for n, name in enumerate(LAYERS)})
         chosen = {"to": TO, "sensitivity": path, "device": "cpu", "same_in": same_in}
         for bits in (5.5, 6.7, 7.6, 8.2):
@@ -142,7 +142,7 @@ class TestChoice:
             assert plan(original, max_kld=found.cost, **chosen).bytes <= found.bytes
 
     def test_bits_include_a_recipe_that_slightly_exceeds_its_name(self, original):
-        """A recipe whose scales take a little more than its name says is within a budget of that."""
+        """A recipe whose scales take slightly more than its name suggests fits a budget of that many bits."""
         all_of_it = plan(original, bits=16, to=["int8_row"], device="cpu")
         exact = 8 * (all_of_it.uniform[0].bytes - all_of_it.unplanned_bytes) / (len(LAYERS) * 32 * 128)
         for least, fits in ((exact - 4e-4, True), (exact - 6e-4, False)):
@@ -178,7 +178,7 @@ class TestChoice:
 
 
 def test_plan_estimates_nothing_from_samples(original, monkeypatch):
-    """They would take most of its time, and no plan uses what they give."""
+    """Samples would take most of its time, and no plan uses their estimates."""
     expected = plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu")
     monkeypatch.delattr(SampleMeasurer, "_measure_closely")
     monkeypatch.delattr("quanterr.samples.keeping.prepare_sample")
@@ -187,7 +187,7 @@ def test_plan_estimates_nothing_from_samples(original, monkeypatch):
 
 
 class TestImportance:
-    """An importance matrix weighs errors where no sensitivity says what they cost; and it decides scales."""
+    """An importance matrix weighs errors where no sensitivity gives their cost, and it decides scales."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -229,7 +229,7 @@ class TestImportance:
 
 
 def test_cost_has_the_same_form_in_every_output(original):
-    """Squared errors are an SNR, which other outputs show; output errors are shares in per cent."""
+    """Squared errors are shown as an SNR, as in other outputs; output errors are shares in per cent."""
     found = plan(original, bits=9, to=TO, device="cpu")
     other = replace(found, measure="predicted output error", cost=9.403e-06, bound=9.403e-06, uniform=[])
 
@@ -348,7 +348,7 @@ class TestExports:
         assert f'- {{quantizer_name: "{own}.weight_quantizer", cfg: {config}}}' in lines
 
     def test_convert_to_quant_gets_a_pattern_for_each_weight(self, original):
-        """As its load_layer_config checks and get_layer_settings finds them: by re.search, the rest by _default."""
+        """As load_layer_config and get_layer_settings in convert_to_quant do: by re.search, the rest by _default."""
         found = plan(original, bits=8.2, to=["fp8_row,fp8_block128,int8_row"], device="cpu")
         config = json.loads(export_plan(found, "convert_to_quant"))
         formats = {"fp8_row": "float8_e4m3fn_rowwise", "fp8_block128": "float8_e4m3fn_blockwise", ORIGINAL: None}

@@ -1,4 +1,4 @@
-"""The examples run, and what they write is read to the bit."""
+"""The examples run, and their files are read to the bit."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def read_all(folder):
 
 @pytest.mark.parametrize("tracker", ["mlflow", "wandb", "trackio"])
 def test_numbers_are_logged_under_names_every_tracker_accepts(tracker, model, tmp_path, monkeypatch):
-    """The trackers themselves are not installed here: this stands in for the calls that all three have."""
+    """The trackers are not installed here; a stand-in takes the calls that all three have."""
     logged = {}
 
     class Tracker(ModuleType):
@@ -122,7 +122,7 @@ def test_numbers_are_logged_under_names_every_tracker_accepts(tracker, model, tm
 
 
 class TestJobs:
-    """What the jobs of examples/ci run, in their order, on a small model."""
+    """The jobs in examples/ci run in their order on a small model."""
 
     def model(self):
         return original() | {name.replace("layers.0", "layers.1"): weight for name, weight in original().items()}
@@ -155,7 +155,7 @@ class TestJobs:
         assert {"compare": Status.OK, "gate": Status.GATE_FAILED, "diff": Status.OK} == self.statuses(job, folder)
 
     def action(self, folder, **inputs):
-        """Run the step that compares, as a runner would: its script under bash, with its inputs in the environment."""
+        """Run the comparing step as a runner would: its script under bash, with its inputs in the environment."""
         steps = yaml.safe_load((EXAMPLES / "ci/action.yml").read_text())
         step = next(step for step in steps["runs"]["steps"] if step.get("id") == "compare")
         known = {name: field.get("default", "") for name, field in steps["inputs"].items()} | inputs
@@ -191,7 +191,7 @@ class TestJobs:
         assert not (folder / "harmed").exists()
 
     def comment(self, folder, old):
-        """Run the step that comments, with a gh that lists ``old`` comments and keeps what it is asked for."""
+        """Run the commenting step, with a gh that lists ``old`` comments and records its calls."""
         steps = yaml.safe_load((EXAMPLES / "ci/action.yml").read_text())["runs"]["steps"]
         step = next(step for step in steps if step.get("id") == "comment")
         assert "inputs.comment == 'true' && github.event_name == 'pull_request'" in step["if"]

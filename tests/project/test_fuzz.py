@@ -1,4 +1,4 @@
-"""A few inputs of each target of `make fuzz`, and whether the fuzzer finds what it is there to find."""
+"""A few inputs for each target of `make fuzz`, and whether the fuzzer finds defects."""
 
 import time
 from random import Random

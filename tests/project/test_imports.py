@@ -1,4 +1,4 @@
-"""The direction of the imports, and what must never import torch."""
+"""The direction of imports, and the modules that must never import torch."""
 
 import ast
 import subprocess
@@ -62,7 +62,7 @@ def room(module):
 
 @cache
 def imported(module, at_once=False):
-    """What a module imports of the package, and torch; ``at_once``: what it needs to be imported itself."""
+    """Return a module's imports from the package, and torch; ``at_once``: only those at import time."""
     tree = ast.parse(MODULES[module].read_text())
     if at_once:
         tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))]
@@ -89,7 +89,7 @@ def test_imports_point_downwards(module):
 
 
 def test_no_imports_form_a_circle():
-    """Not even those of types alone, or within functions."""
+    """Imports for types and within functions count, too."""
     left = {module: {name for name in imported(module) if name in MODULES} - {module} for module in MODULES}
     while leaves := {module for module, others in left.items() if not others & left.keys()}:
         left = {module: others for module, others in left.items() if module not in leaves}
@@ -116,7 +116,7 @@ def test_formats_do_not_import_each_other():
 
 
 def test_commands_that_need_no_torch_do_not_import_it():
-    """Their imports inside functions: only running them shows those."""
+    """Only running them shows their imports inside functions."""
     commands = [["--help"], ["compare", "--help"], ["schema"], ["render", "--help"], ["gate", "--help"]]
     commands += [["diff", "--help"], ["rank", "--help"]]
     code = (
@@ -131,7 +131,7 @@ def test_commands_that_need_no_torch_do_not_import_it():
 
 
 def test_mistakes_end_commands_before_torch_is_imported(tmp_path):
-    """torch takes seconds. One process for all: the forked ones of other tests have imported it."""
+    """Importing torch takes seconds. This runs in its own process, as forked ones have already imported torch."""
     good, damaged = str(tmp_path / "good.safetensors"), str(tmp_path / "damaged.safetensors")
     stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
     Path(damaged).write_bytes(b"\xff" * 64)
@@ -179,7 +179,7 @@ for status, words in {calls}:
 
 
 def test_stored_results_are_judged_and_shown_without_torch(tmp_path):
-    """In a process of its own: the forked ones of other tests have imported torch."""
+    """This runs in its own process, as the forked ones of other tests have imported torch."""
     good, report = str(tmp_path / "good.safetensors"), str(tmp_path / "r.json")
     stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
     quanterr.compare(good, good, device="cpu").save(report)

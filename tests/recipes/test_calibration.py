@@ -1,4 +1,4 @@
-"""Scales that are searched with the importance of columns."""
+"""Searches for scales that weigh errors by the importance of columns."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ RECIPES += ("gguf_q4_k", "gguf_q3_k")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A weight, and what its columns matter: very differently, some not at all."""
+    """A weight and the importance of its columns, which differs widely and is partly zero."""
     folder, random = tmp_path_factory.mktemp("importance"), torch.Generator().manual_seed(3)
     x = torch.randn(96, 256, generator=random) * torch.randn(96, 1, generator=random).exp()
     means = (3 * torch.randn(1, 256, generator=random)).exp()

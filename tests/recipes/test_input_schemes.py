@@ -1,4 +1,4 @@
-"""Schemes by which runtimes round inputs, compared with the libraries of their producers and with rules worked out."""
+"""Schemes by which runtimes round inputs, compared with their producers' libraries and with worked-out rules."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def cases(table):
 
 
 def results(producer, name):
-    """The inputs, what the library made of them, and what our scheme makes of them."""
+    """Return the inputs, the library's result and our scheme's result."""
     golden = load_file(FOLDER / f"{producer}.safetensors")
     scheme = INPUT_SCHEMES[name.removesuffix("_bounded").removesuffix("_symmetric")]
     return golden["x"], golden[name], scheme(golden["x"], STORED.get(name, StoredInputScale()))

@@ -1,4 +1,4 @@
-"""Recipes against the libraries that they follow, and virtual candidates against files on disk."""
+"""Recipes compared with the libraries that they follow, and virtual candidates with files on disk."""
 
 import hashlib
 import json
@@ -71,7 +71,7 @@ def test_values_equal_the_library_bit_by_bit(case):
 
 
 class TestKTypes:
-    """llama-quantize has no Python: its files of a trained model have these SNRs where no importance matrix is used."""
+    """llama-quantize is no Python code; its files of a trained model have these SNRs without an importance matrix."""
 
     @pytest.mark.parametrize(
         ("recipe", "least"), [("q6_k", 34.9), ("q5_k", 28.7), ("q4_k", 22.7), ("q3_k", 16.3), ("q2_k", 10.3)]
@@ -82,7 +82,7 @@ class TestKTypes:
         assert least < snr(x, fake_quantize(x, f"gguf_{recipe}"))
 
     def test_search_comes_near_the_real_writer(self):
-        """The first rows of a weight, and what llama-quantize without an importance matrix left of them."""
+        """The golden file holds a weight's first rows before and after llama-quantize, without an importance matrix."""
         golden = load_file(GOLDEN / "q4_k.safetensors")
         theirs, ours = snr(golden["x"], golden["y"]), snr(golden["x"], fake_quantize(golden["x"], "gguf_q4_k"))
 
@@ -90,13 +90,13 @@ class TestKTypes:
 
 
 def plain(report):
-    """What is said of weights, without where the file is."""
+    """Return a report's content about weights, without paths."""
     return [report.aggregate, report.layers, report.lossless, report.not_compared, report.formats, report.verdict]
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Two matrices, one larger than a piece and of an odd number of rows; a norm and an embedding."""
+    """Two matrices, one larger than a piece and with an odd number of rows; a norm and an embedding."""
     tensors = {
         "model.embed_tokens.weight": numbers(10, 64),
         "model.layers.0.mlp.up_proj.weight": numbers(PIECE // 256 * 2 + 3, 256, seed=1),
@@ -110,7 +110,7 @@ def original(tmp_path_factory):
 
 @pytest.mark.parametrize(("rows", "times"), [(8192, 2), (32768, 3)])
 def test_small_weight_is_encoded_once(tmp_path, monkeypatch, rows, times):
-    """A comparison reads it whole, here in two pieces, then samples rows twice; those of a large one are made again."""
+    """A comparison reads it whole, here in two pieces, then samples rows twice; large weights are encoded again."""
     with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": numbers(rows, 256)})) as checkpoint:
         virtual, _ = mix_recipes(checkpoint, {"a.weight": parse_recipe("gguf_q8_0")}, "gguf_q8_0")
         entry = virtual.entries["a.weight"]
@@ -126,7 +126,7 @@ def test_small_weight_is_encoded_once(tmp_path, monkeypatch, rows, times):
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q6_k"])
 def test_most_values_equal_the_real_writer_with_importance(kind):
-    """The first rows of a weight as llama-quantize writes them with --imatrix; its compiler may fuse operations."""
+    """The golden file holds a weight's first rows by llama-quantize --imatrix; its compiler may fuse operations."""
     golden = load_file(GOLDEN / "with_importance.safetensors")
     x, theirs, own = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
     scheme = parse_recipe(f"gguf_{kind}").scheme
@@ -141,7 +141,7 @@ def test_most_values_equal_the_real_writer_with_importance(kind):
 
 @pytest.mark.parametrize("name", [*EVERY, "int4_g32:scales=mse", "int4_g32:asym:scales=p99", "fp8_row:scales=mse"])
 def test_rows_are_measured_and_encoded_unchanged(name):
-    """Other recipes have the same rows."""
+    """Other recipes share the same rows."""
     x = torch.randn(128, 256, generator=torch.Generator().manual_seed(1))
     rows, scheme, source = x.clone(), parse_recipe(name).scheme, Source(128, 256, "F32")
     settled = scheme.settle(scheme.measure(Piece(rows), torch.ones(256)), source)
@@ -177,7 +177,7 @@ def test_failed_rows_are_read_again(tmp_path, monkeypatch):
 
 
 def test_partial_blocks_have_the_recipe_block_size():
-    """400 rows are 4 blocks of 128, or of 100: the scales do not say."""
+    """400 rows are 4 blocks of 128 or of 100, and the scales do not decide."""
     x = torch.randn(400, 128, generator=torch.Generator().manual_seed(1))
 
     assert snr(x, fake_quantize(x, "fp8_block128")) > 31
@@ -443,7 +443,7 @@ class TestSweep:
         ("kind", "fallback"), [("q6_k", "Q8_0"), ("q5_k", "Q5_1"), ("q4_k", "Q5_0"), ("q3_k", "Q4_0"), ("q2_k", "Q4_0")]
     )
     def test_k_type_falls_back_as_llama_quantize_does(self, kind, fallback, tmp_path):
-        """Rows of 256 are its blocks; of rows of 96 the values are those that gguf writes of the other type."""
+        """Rows of 256 fill its blocks; rows of 96 get the values that gguf writes for the other type."""
         x = {"a.up_proj.weight": numbers(8, 256).float(), "a.down_proj.weight": numbers(8, 96, seed=1).float()}
         path, recipe = store(tmp_path / "x.safetensors", x), f"gguf_{kind}"
         found, left = (quanterr.sweep(path, [name], device="cpu") for name in (recipe, f"{recipe}:strict"))

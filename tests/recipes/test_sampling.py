@@ -1,4 +1,4 @@
-"""A sweep of a sample of rows: near what all rows give, and as near as it says."""
+"""A sweep over a sample of rows is close to the full sweep, within its stated margin."""
 
 import json
 
@@ -21,7 +21,7 @@ RECIPES = ["int8_row", "int8_tensor", "fp8_block128", "int4_g32", "nf4", "nf4:do
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Weights of rows of different sizes, and a norm."""
+    """Weights with rows of different sizes, and a norm."""
     random = torch.Generator().manual_seed(5)
     tensors = {}
     for n in range(12):
@@ -111,11 +111,11 @@ def test_share_is_part_of_the_rows(text):
 
 
 class TestImportanceAndSensitivity:
-    """With all rows read, an estimate is what the whole sweep gives; with a part, it is near."""
+    """With all rows read, an estimate equals the full sweep; with some of them, it is close."""
 
     @pytest.fixture
     def small(self, tmp_path):
-        """Few rows, which are all read; an importance of their columns, and a sensitivity of one of two weights."""
+        """Weights with few rows, which are all read; the importance of their columns, and one sensitivity."""
         random = torch.Generator().manual_seed(3)
         names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(2)]
         path = store(tmp_path / "x.safetensors", {n: torch.randn(6, 64, generator=random) for n in names})

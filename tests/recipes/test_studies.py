@@ -1,4 +1,4 @@
-"""What outliers cost, and how much scales matter: against quantizing the same weights by hand."""
+"""The cost of outliers and of other scales, compared with quantizing the same weights by hand."""
 
 import json
 from math import log10
@@ -89,12 +89,12 @@ def test_bandwidth_bounds_tokens_per_second_for_each_recipe(original, tmp_path):
 
 
 def quanterr_bytes(recipe):
-    """Codes and scales of 48 x 256 elements."""
+    """Return the size of codes and scales for 48 x 256 elements."""
     return {"int8_row": 48 * 256 + 48 * 4, "int4_g32": 48 * 256 // 2 + 48 * 8 * 4 + 16}[recipe]
 
 
 def test_most_important_columns_may_stay(tmp_path):
-    """Of 200 columns the two with the largest importance, which are the largest too."""
+    """The two most important of 200 columns are also the largest."""
     x = torch.randn(64, 200, generator=torch.Generator().manual_seed(2))
     x[:, [7, 150]] *= 20
     path = store(tmp_path / "x.safetensors", {"model.layers.0.mlp.up_proj.weight": x})

@@ -1,4 +1,4 @@
-"""Recipes on synthetic weights: seeded, and what each kind of weights is hard for."""
+"""Recipes on synthetic weights: seeded, and each kind of weights hard in its own way."""
 
 import json
 

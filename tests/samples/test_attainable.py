@@ -1,4 +1,4 @@
-"""What the stored scales of a weight allow, from a sample of its rows."""
+"""The SNR that a weight's stored scales allow, from a sample of its rows."""
 
 import json
 import math
@@ -25,13 +25,13 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 
 
 def by_row(x, bits=8, scale=1.0):
-    """Codes and scale of plain rounding, one scale for each row."""
+    """Return codes and scales by plain rounding, with one scale per row."""
     unit = x.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) * scale
     return (x / unit).round().clamp(-128, 127).to(torch.int8), unit
 
 
 def spread_db(n):
-    """Four standard errors of the ratio of two sums of n squared errors that are uniform: var(e²) = 0.8 mean²."""
+    """Return four standard errors of the ratio of two sums of n squared uniform errors: var(e²) = 0.8 mean²."""
     return 4 * 10 / math.log(10) * math.sqrt(2 * 0.8 / n)
 
 
@@ -114,7 +114,7 @@ class TestOneWeight:
 
     @pytest.mark.parametrize(("rows", "share"), [(448, 0.57), (256, 0.33)])
     def test_outlier_columns_in_one_fused_part_are_named(self, tmp_path, rows, share):
-        """Rows of the MLP behind those of q, k and v in one weight: the first rows know nothing of its outliers."""
+        """Rows of the MLP follow those of q, k and v in one weight, so the first rows do not have its outliers."""
         x = numbers(784 if share > 0.5 else 768, 1024).float()
         columns = [5, 99, 300, 301, 640, 1000]
         x[-rows:, columns] *= 40
@@ -222,7 +222,7 @@ class TestParts:
 
 
 class TestCleared:
-    """Weights that are unusual but right: no error, and no warning that blames a scale."""
+    """Unusual but correct weights cause no error, and no warning about a scale."""
 
     @pytest.mark.parametrize(
         "make",
@@ -363,7 +363,7 @@ class TestTooGood:
 
 
 class TestExperts:
-    """Experts of one layer that correlate at 0.9."""
+    """Experts of one layer correlate at 0.9."""
 
     def stored(self, tmp_path, order):
         base = numbers(64, 256, seed=1).float()
@@ -424,11 +424,11 @@ def test_rest_under_scales_too_small_for_float16_needs_no_warning(tmp_path, name
 
 @pytest.mark.usefixtures("compiled_kernel")
 class TestKernelMeasuresSamples:
-    """The kernel measures samples that are as they should be, and torch all others: both must find the same."""
+    """The kernel measures sound samples, and torch all others; both must find the same."""
 
     @pytest.mark.parametrize(("along", "cols"), [("rows", 128), ("columns", 128), ("columns", 300)])
     def test_kernel_finds_the_same_as_torch(self, tmp_path, monkeypatch, along, cols):
-        """With a scale for each row or each column; of 300 rows, some are sampled."""
+        """Each row or each column has a scale; some of 300 rows are sampled."""
         turned = (lambda matrix: matrix.t().contiguous()) if along == "columns" else torch.clone
         changes = {
             "sound": lambda codes, unit: (codes, unit),
@@ -467,7 +467,7 @@ class TestKernelMeasuresSamples:
         ["nvfp4", "nvfp4 moved", "mxfp4", "int4_g32", "int4_g32 moved", "mlx_q4_g64", "nf4", "nf4:double moved"],
     )
     def test_kernel_and_torch_find_the_same_damage(self, tmp_path, monkeypatch, recipe, rows):
-        """Codes and scales of groups: moved by a row or a column, zero, or with other bits, perhaps beside the sample.
+        """Codes and scales of groups are shifted by a row or column, zero, or have other bits, also off the sample.
 
         As by GPTQ, many ``moved`` codes are not the nearest.
         """
@@ -499,7 +499,7 @@ class TestKernelMeasuresSamples:
         assert told[1:] == told[:1] * 2
 
     def test_kernel_finds_scale_losses_outside_the_sample(self, tmp_path, monkeypatch):
-        """Codes around one zero point: a good scale is derived around it, too."""
+        """Codes have a single zero point, and so does the good scale derived for them."""
         x, y = {}, {}
         for n, factor in enumerate((1.0, 2.5)):
             x[f"{n}.weight"] = values = numbers(300, 128, seed=n).float()
@@ -539,7 +539,7 @@ class TestKernelMeasuresSamples:
             assert [one.code for one in by_kernel.findings] == [one.code for one in by_torch.findings]
 
     def reports(self, monkeypatch, *files, all_sound=False, from_values=True):
-        """With all samples measured by torch; with some by the kernel, while it compares; and from their values."""
+        """Return reports with samples measured by torch, by the kernel during the run, and from their values."""
         measured, finish = [], SampleMeasurer._finish_plain
 
         def finish_measured(measurer, sample):
@@ -569,7 +569,7 @@ class TestKernelMeasuresSamples:
 
 
 def test_ternary_code_with_a_fourth_value_is_reported(tmp_path, x):
-    """BitNet's codes are 0, 1 and 2; a 3 in place of each 2 doubles what was 1."""
+    """BitNet's codes are 0, 1 and 2; a 3 in place of each 2 doubles the value 1."""
     scale = x.abs().mean()
     codes = (x / scale).round().clamp(-1, 1).to(torch.uint8) + 1
     planes = torch.where(codes == 2, 3, codes).view(4, 16, 256)

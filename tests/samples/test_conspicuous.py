@@ -1,4 +1,4 @@
-"""Groups, tiles and rows beside the sample: what the one pass over a weight shows of them is looked at."""
+"""Groups, tiles and rows outside the sample that stand out in the one pass over a weight are examined."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def told(folder, x, stored):
 
 
 def by_group(x, change=lambda scales: None):
-    """Integers of 4 bits in groups of 32, the nearest of scales that ``change`` has changed."""
+    """Return 4-bit integers in groups of 32, the nearest for scales changed by ``change``."""
     blocks = x.reshape(ROWS, -1, 32)
     scales = np.float16(np.abs(blocks).max(2) / 7.5)
     change(scales)
@@ -44,7 +44,7 @@ def by_group(x, change=lambda scales: None):
 
 
 def by_tile(x, change=lambda scales: None):
-    """Integers of 8 bits in tiles of 32 by 32."""
+    """Return 8-bit integers in tiles of 32 by 32."""
     tiles = x.reshape(ROWS // 32, 32, COLS // 32, 32)
     scales = np.float32(np.abs(tiles).max((1, 3)) / 127)
     change(scales)
@@ -103,7 +103,7 @@ def test_row_with_a_zero_scale_is_found(tmp_path, original):
 
 
 def by_range(x, row=None, times=1.0):
-    """Integers of 4 bits in groups of 128 with zero points; in one row the scales are so much larger."""
+    """Return 4-bit integers in groups of 128 with zero points; one row has scales this many times larger."""
     blocks = x.reshape(ROWS, -1, 128)
     low, high = blocks.min(2), blocks.max(2)
     scales = (high - low) / 15
@@ -122,7 +122,7 @@ def by_range(x, row=None, times=1.0):
 
 @pytest.mark.parametrize("times", [1 / 8, 8])
 def test_equal_zero_points_in_a_row_do_not_hide_wide_scales(tmp_path, original, times):
-    """Scales that are too wide leave all groups of a row one zero point; of a weight with one, that would be right."""
+    """Excessive scales leave all groups of a row one zero point, which would be right for a weight with just one."""
     found = told(tmp_path, original, by_range(original, ROW, times))["scale_loss"]
 
     assert "4 groups of 128, the worst at row 333" in found.message
@@ -131,7 +131,7 @@ def test_equal_zero_points_in_a_row_do_not_hide_wide_scales(tmp_path, original, 
 
 @pytest.mark.parametrize("times", [1.3, 1.6])
 def test_row_with_its_own_factor_is_reported(tmp_path, original, times):
-    """Codes are those of a sound file: its scale alone is another."""
+    """The codes are those of a sound file; only the scale differs."""
     stored = by_group(original)
     stored[f"{NAME}_scale"][ROW] *= times
     found = told(tmp_path, original, stored)["excess_rows"]

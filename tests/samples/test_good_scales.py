@@ -1,4 +1,4 @@
-"""What scales lose beside good ones: of scales that are too large or too small, with the nearest codes of both."""
+"""Losses of stored scales against good ones, for too large and too small scales with the nearest codes of both."""
 
 import math
 
@@ -26,7 +26,7 @@ def snr_db(x, y):
 
 
 def weight(rows=64, cols=256):
-    """Rows of many sizes."""
+    """Return rows of many sizes."""
     return numbers(rows, cols, seed=3).float() * torch.logspace(-1, 1, rows)[:, None]
 
 
@@ -50,7 +50,7 @@ def by_block(x, times):
 
 
 def by_group(x, times):
-    """compared-tensors' 4 bits in groups of 32."""
+    """Return compressed-tensors' 4-bit codes in groups of 32."""
     blocks = x.view(len(x), -1, 32)
     unit = times * blocks.abs().amax(2, keepdim=True) / 7.5
     codes = (blocks / unit).round().clamp(-8, 7)
@@ -67,7 +67,7 @@ def fp8(x, times):
 
 
 def shifted(x, signed):
-    """compressed-tensors' 4 bits in groups of 32 with zero points; or with those of unsigned codes, cut off at 7."""
+    """Return compressed-tensors' 4-bit groups of 32 with zero points, or with unsigned ones cut off at 7."""
     blocks = x.view(len(x), -1, 32)
     low, high = blocks.amin(2, keepdim=True).clamp(max=0), blocks.amax(2, keepdim=True).clamp(min=0)
     unit = (high - low) / 15
@@ -117,7 +117,7 @@ class TestLevels:
     @pytest.mark.parametrize("write", LEVELS)
     @pytest.mark.parametrize("times", [3.0, 8.0, 20.0])
     def test_excessive_scales_lose_the_calculated_amount(self, tmp_path, write, times):
-        """By formulas of its own in float64: sampled groups are a part, good to a decibel."""
+        """The expected loss comes from separate formulas in float64; sampled groups are a part, good to a decibel."""
         x = weight()
         stored, y = write(x, times)
         lost = snr_db(x, write(x, 1.0)[1]) - snr_db(x, y)
@@ -186,7 +186,7 @@ class TestParts:
 
     @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "Q4_0"])
     def test_zero_scale_is_a_warning_even_where_it_costs_little(self, tmp_path, kind):
-        """Three values allow normal numbers 2 dB: zeros in one block cost little, but are no rounding."""
+        """Three values allow normal numbers only 2 dB: zeros in one block cost little but are not rounding."""
         x, (elements, size) = weight(64, 1024), BLOCKS[kind]
         blocks = gguf.quantize(x.numpy(), gguf.GGMLQuantizationType[kind]).reshape(-1, size)
         at = 5 * 1024 + 512
@@ -235,7 +235,7 @@ class TestGroups:
         assert found.needed.flatten().tolist() == pytest.approx([0.5] * 8)
 
     def test_zero_scales_do_not_affect_zero_points(self):
-        """Zero is code 8 in all groups; where the scale is zero, no zero point is left to read."""
+        """Zero is code 8 in all groups; where the scale is zero, no zero point can be read."""
         x = numbers(8, 32, seed=3).float()
         x[0] = 0.4 * x[0].abs()
         good = torch.maximum(x.amax(1) / 7, -x.amin(1) / 8)
@@ -247,7 +247,7 @@ class TestGroups:
 
     @pytest.mark.parametrize(("bits", "gains"), [(3, True), (8, False)])
     def test_scales_with_few_levels_are_searched(self, bits, gains):
-        """A scale of 0.7 of the largest value, by which most of a row of outliers is better."""
+        """A scale of 0.7 of the largest value is better for most of a row with outliers."""
         x, top = numbers(8, 256, seed=7).float(), 2 ** (bits - 1) - 1
         x[:, 0] = 4 * x.abs().amax(1)
         unit = x.abs().amax(1, keepdim=True) / top

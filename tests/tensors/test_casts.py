@@ -1,4 +1,4 @@
-"""Casts of what is not quantized: every sound one is one, of every dtype and magnitude, and damage never is."""
+"""Casts of unquantized tensors: every sound cast is recognized, in every dtype and magnitude, and damage never is."""
 
 from itertools import product
 
@@ -31,7 +31,7 @@ LARGEST_F16 = 65504.0
 
 
 def of_all_magnitudes(dtype=torch.float32):
-    """From far below the smallest F16 number to the largest, both signs, ones and zeros."""
+    """Return values from far below the smallest F16 number to the largest, with both signs, ones and zeros."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.logspace(-12, 4.8, 8192, dtype=torch.float64)
     x = sizes * (1 + torch.rand(8192, generator=generator, dtype=torch.float64)) / 2
@@ -41,7 +41,7 @@ def of_all_magnitudes(dtype=torch.float32):
 
 
 def told(x, y, computed=False):
-    """What the test says of two stored tensors, taken in by rows."""
+    """Return the verdict on two stored tensors, taken in by rows."""
     test = CastTest(NAMES[x.dtype], NAMES[y.dtype], computed)
     wide = [t.double() if torch.float64 in (x.dtype, y.dtype) else t.float() for t in (x, y)]
     for rows in zip(*(t.split(16) for t in wide), strict=True):
@@ -50,7 +50,7 @@ def told(x, y, computed=False):
 
 
 def truncated(x):
-    """F32 to BF16 by leaving bits out."""
+    """Cast F32 to BF16 by dropping bits."""
     return (x.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
@@ -144,7 +144,7 @@ class TestDamage:
 
 @pytest.mark.parametrize(("original", "quantized"), PAIRS)
 def test_sums_prove_nearest_rounding(original, quantized):
-    """Of normal numbers a cast never moves one by more than half a step."""
+    """A cast never moves a normal number by more than half a step."""
     x = numbers(64, 128, dtype=torch.float32).sign().add(0.1).to(DTYPES[original])
     y = x.to(DTYPES[quantized])
     relative_max = float(((y.double() - x.double()) / x.double()).abs().max())
@@ -154,7 +154,7 @@ def test_sums_prove_nearest_rounding(original, quantized):
 
 
 def changes(report):
-    """Names that are told as changed; what else is told that is no info."""
+    """Return the names reported as changed, and all other findings above info."""
     found = [one for one in report.findings if one.severity != "info"]
     changed = [one for one in found if one.code == "unquantized_changed"]
     return [name for one in changed for name in one.evidence["layers"]], [one for one in found if one not in changed]
@@ -203,7 +203,7 @@ HEADS = 4
 
 
 def as_gguf(folder, weights, name, one_more, dtype="F32"):
-    """What llama.cpp's converter writes, with its norms in F32 and the rest in ``dtype``."""
+    """Write the converter's version as llama.cpp does, with norms in F32 and the rest in ``dtype``."""
     tensors = []
     for original, weight in weights.items():
         numbers_ = weight.float()

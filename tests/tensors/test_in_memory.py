@@ -18,7 +18,7 @@ STORED = ("bnb_nf4/bnb_nested_ragged", "fp8_row/fbgemm_fp8", "hqq/hqq_4_bits")
 
 
 class Scaled(torch.Tensor):
-    """Codes with a scale, as torchao's tensors are: a class that has no values of its own."""
+    """Codes with a scale, as torchao's tensors are: a class without values of its own."""
 
     @staticmethod
     def __new__(cls, codes: torch.Tensor, scale: float, dtype: torch.dtype = torch.float32):
@@ -40,13 +40,13 @@ class Scaled(torch.Tensor):
 
 
 class Opaque(Scaled):
-    """A class that does not say what its values are."""
+    """A class that does not give its values."""
 
     dequantize = torch.Tensor.dequantize
 
 
 def numbers_of(report: quanterr.Report) -> list[tuple[object, ...]]:
-    """Return what a report says of each layer; the order depends on where tensors are stored."""
+    """Return a report's numbers for each layer; the order depends on where tensors are stored."""
     layers = [(layer.layer_name, layer.format, layer.snr_db, layer.max_absolute_error) for layer in report.layers]
     return sorted(layers)
 

@@ -1,4 +1,4 @@
-"""The knapsack against brute force, and its bound on what brute force cannot do."""
+"""The knapsack compared with brute force, and its bound on larger instances."""
 
 from itertools import product
 from math import exp
@@ -10,7 +10,7 @@ from quanterr.util.knapsack import KnapsackItem, solve, trace_path
 
 
 def small(random):
-    """A few groups with a few choices, some of them with equal costs or sizes."""
+    """Return a few groups with a few choices, some of them with equal costs or sizes."""
     return [
         [
             KnapsackItem(random.randint(1, 60), random.choice([random.random(), float(random.randint(0, 20))]))
@@ -67,7 +67,7 @@ def test_path_goes_from_smallest_to_best_through_optimal_points():
 
 
 def test_path_ends_with_exactly_zero_cost():
-    """A difference of sums would leave a rounding, which moves the knee of a curve on a logarithmic axis."""
+    """A difference of sums would leave a rounding error, which moves the knee of a curve on a logarithmic axis."""
     random = Random(4)
     groups = [[KnapsackItem(1, random.random()), KnapsackItem(2, 0.0)] for _ in range(50)]
     last = trace_path(groups)[-2:]

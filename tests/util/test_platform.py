@@ -1,4 +1,4 @@
-"""What systems have and others lack: the same results without it."""
+"""Functions that some systems have and others lack: the results are the same without them."""
 
 import ctypes
 import json
@@ -84,7 +84,7 @@ def test_cpu_vendor_is_read_from_the_system(vendor, is_amd, monkeypatch, tmp_pat
 
 
 class Windows:
-    """ReadFile of the Windows API, as its documentation says, of a descriptor of this system."""
+    """ReadFile of the Windows API, by its documentation, for a descriptor of this system."""
 
     error = 0
 
@@ -107,7 +107,7 @@ class Windows:
 
 @pytest.fixture
 def windows(monkeypatch):
-    """The branch of Windows, on a system that has none of its libraries."""
+    """The code for Windows, on a system without its libraries."""
     monkeypatch.setattr(platform, "WINDOWS", True)
     monkeypatch.delattr(os, "preadv")
     monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(get_osfhandle=lambda descriptor: descriptor))
