@@ -331,7 +331,7 @@ def test_shard_missing_from_the_index_is_noted(folder):
     shards(folder, A, B)
     assert () == opened(folder).notes
     write_index(folder, dict.fromkeys(A, "model-00001-of-00002.safetensors"))
-    write(folder / "model-00003-of-00009.safetensors", B)  # of another series
+    write(folder / "model-00003-of-00009.safetensors", B)  # from another series
     checkpoint = opened(folder)
 
     assert list(A) == list(checkpoint.entries)
@@ -346,7 +346,7 @@ def test_unknown_field_in_an_entry_is_noted(tmp_path):
     assert (f'{path}: w: ignoring unknown field "strides"',) == opened(path).notes
 
 
-# What is stored with the weights
+# Files stored with the weights
 
 
 def test_configuration_in_the_folder_is_read(folder):
@@ -587,7 +587,7 @@ def test_other_read_errors_are_not_repeated(stored, monkeypatch):
     assert [] == pauses
 
 
-# What may not change meanwhile
+# Changes during reading
 
 
 def test_untouched_file_counts_as_unchanged(stored):

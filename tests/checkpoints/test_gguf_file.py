@@ -57,7 +57,7 @@ def refused(path):
     return str(raised.value)
 
 
-# What is found
+# Contents
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "no_suffix", "größe.gguf"])
@@ -200,7 +200,7 @@ def test_configuration_next_to_a_gguf_file_is_ignored(tmp_path):
     assert {} == opened(write_gguf(tmp_path / "model.gguf", [A])).config
 
 
-# The shape of tensors that ComfyUI-GGUF stores in another one
+# Shapes of tensors that ComfyUI-GGUF stores in another shape
 
 
 def original_shape(name, *sizes):
@@ -637,7 +637,7 @@ class TestTheGgufPackage:
         "path",
         sorted(
             path for path in GOLDEN.glob("*/*.gguf") if not path.stem.startswith("ik_llama_cpp")
-        ),  # types of llama.cpp's own
+        ),  # llama.cpp's own types
         ids=lambda path: f"{path.parent.name}/{path.stem}",
     )
     def test_gguf_package_finds_the_same_in_every_golden_file(self, package, path):
@@ -645,7 +645,7 @@ class TestTheGgufPackage:
             pytest.skip("gguf 0.19 does not know Q2_0")
         expected = self.of_package(package, path)
         actual = outcome(path.read_bytes())
-        if path.stem == "comfy_shapes":  # which the package leaves as they are stored
+        if path.stem == "comfy_shapes":  # the package returns these as they are stored
             expected, actual = ({name: (f[0], *f[2:]) for name, f in found.items()} for found in (expected, actual))
 
         assert expected == actual

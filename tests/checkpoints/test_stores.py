@@ -111,7 +111,7 @@ class TestVersions:
         path = at(server)
         version = path.version()
         os.utime(folder / "w", (LONG_AGO + 1, LONG_AGO + 1))
-        if not holds:  # as servers that do not know conditions
+        if not holds:  # as from servers that do not know conditions
             server.holds = lambda *_: True
         with pytest.raises(CheckpointError, match=r"/w: changed while being read"):
             path.fetch(0, 10, version)
@@ -134,7 +134,7 @@ class TestVersions:
 
     def test_date_within_this_second_is_not_trusted(self, server, folder):
         server.versions = ("Last-Modified",)
-        soon = time.time() + 1  # whatever second it is when the server looks
+        soon = time.time() + 1  # in any second in which the server looks
         os.utime(folder / "w", (soon, soon))
         with pytest.raises(ResourceError, match=r"/w: 6 attempts failed, the last: the file may still be changing"):
             at(server).version()
@@ -145,7 +145,7 @@ class TestVersions:
 
     @pytest.mark.parametrize("name", ["empty", "w"])
     def test_empty_file_is_read(self, server, name):
-        server.faults.append(lambda h, *_: h.refuse(200) or True)  # as some servers say it; ours with 416
+        server.faults.append(lambda h, *_: h.refuse(200) or True)  # some servers answer this way; ours answers 416
         path = at(server, name)
         version = path.version()
         assert (Version(0, None), b"") == (version, path.fetch(0, 0, version))
@@ -313,7 +313,7 @@ class TestConnections:
         monkeypatch.setattr(waiting, "ATTEMPTS", 1)
 
         def leaving(handler, first, last):
-            handler.close_connection = True  # without a word of it
+            handler.close_connection = True  # without notice
             return False
 
         server.faults.append(leaving)

@@ -370,7 +370,7 @@ def test_version_and_schema_are_printed():
 def test_formats_lists_every_row_and_prints_a_specification():
     from quanterr.formats import FORMATS
 
-    listed = call("formats").stdout.splitlines()[::2]  # a line with the name, a line with what it needs
+    listed = call("formats").stdout.splitlines()[::2]  # one line with the name and one with the requirements
 
     assert [row.name for row in FORMATS] == [line.split()[0] for line in listed]
     assert "Reference:" in call("formats", "fp8_block").stdout

@@ -27,7 +27,7 @@ from quanterr.errors import Status
 pytestmark = pytest.mark.session
 
 OK, FAILED, USAGE, UNREADABLE, INCONCLUSIVE, ENVIRONMENT = (Status(n) for n in range(6))
-LENIENT = {17, 18, 33, 46}  # and 24, which is a warning without it
+LENIENT = {17, 18, 33, 46}  # and row 24, which is a warning without it
 
 Make = Callable[[Path], Iterable[Any]]
 
@@ -37,13 +37,13 @@ class Row(NamedTuple):
 
     number: int
     what: str
-    make: Make  # writes files into an empty folder and gives the words of the command
+    make: Make  # writes files into an empty folder and returns the words of the command
     status: Status
     says: str | tuple[str, ...]
-    before: str = ""  # Python that is executed first: what goes wrong outside of the files
+    before: str = ""  # Python that is executed first: faults outside of the files
 
 
-# How inputs are made
+# Functions that make inputs
 
 
 def st(header: bytes, data: bytes = b"1234", length: int | None = None, *words: str) -> Make:
@@ -491,10 +491,10 @@ GGUF = [
 ]  # fmt: skip
 
 
-# What is odd and yet compared
+# Odd inputs that are still compared
 
 
-STRANGE = {  # what does something to a terminal, to markup or to the log of a CI, and how it is shown
+STRANGE = {  # names that affect a terminal, markup or a CI log, and their harmless form
     "\x1b[2J.weight": r"\x1b[2J.weight",
     "a\0b": r"a\x00b",
     "\u202egnp.weight": r"\u202egnp.weight",
@@ -545,7 +545,7 @@ ACCEPTED = [
 ]  # fmt: skip
 
 
-# What happens while it is read
+# Changes while files are read
 
 
 def meanwhile(statement: str) -> str:

@@ -35,7 +35,7 @@ class TestMemory:
     def test_too_little_memory_is_an_environment_error(self, large, mib):
         done = command("compare", *large, "--device", "cpu", "-q", memory=mib * MIB)
 
-        assert done.status in (Status.ENVIRONMENT, Status.OK), done.stderr  # how much is needed depends on the cores
+        assert done.status in (Status.ENVIRONMENT, Status.OK), done.stderr  # the necessary amount depends on the cores
         assert done.status == Status.OK or "quanterr: out of memory" in done.stderr
         assert done.status == Status.ENVIRONMENT or mib > 20
         assert "Traceback" not in done.stderr

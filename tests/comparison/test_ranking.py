@@ -77,7 +77,7 @@ class TestOrder:
         report = quanterr.compare(x, tmp_path / "fp8.safetensors", device="cpu")
         n = 3 * 64 * 128
 
-        # Energies of the original are summed in float32 or float64, as the errors beside them ask.
+        # Energies of the original are summed in float32 or float64, as their errors require.
         assert math.isclose(report.aggregate.overall_snr_db, found["fp8"].snr_db, rel_tol=1e-9)
         assert report.aggregate.overall_snr_db == found["fp8"].overall_snr_db
         assert math.isclose(n * report.aggregate.mean_squared_error, found["fp8"].squared_error, rel_tol=1e-12)
@@ -209,7 +209,7 @@ class TestSwaps:
     def test_swap_proposes_worse_layers_and_skips_negligible_gains(self, rank):
         x = original()
         bad = stored_by(quantized_int8, x, [A, C]) | stored_by(coarse, {B: x[B]}, [B])
-        found = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))  # C as it is: a little better, much larger
+        found = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))  # C stays unquantized: much larger
         (swaps,) = (swaps for swaps in found.swaps if swaps.candidate == "bad")
         (swap,) = swaps.layers
         own = by_name(found)["bad"]

@@ -25,9 +25,9 @@ from support.smoothed import FED, factors, int4, model
 
 from quanterr.errors import Status
 
-pytestmark = pytest.mark.slow  # each starts several processes
+pytestmark = pytest.mark.slow  # each test starts several processes
 MOMENTS = int(os.environ.get("MOMENTS", "2"))
-LIMIT = 60  # seconds in which all ranks end when one does
+LIMIT = 60  # all ranks end within these seconds when one does
 RECIPES = ("--to", "fp8_row,int4_g32:asym,nf4", "--device", "cpu")
 
 
@@ -52,7 +52,7 @@ def environment(rank, world, port):
     return {key: str(value) for key, value in own.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-# Ranks that do not wait long for one that was killed before they met.
+# Ranks do not wait long for one that was killed before they met.
 SHORT_START = "from quanterr.util import rank_group; rank_group.START = 20.0\n"
 
 
@@ -124,7 +124,7 @@ class TestEvaluate:
         one, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
         output_errors = [each.pop("output errors") for each in (one, many)]
         for each in (one, many):
-            del each["checksum"]  # of their digits
+            del each["checksum"]  # the checksum covers their digits
 
         assert one == many
         assert pytest.approx(output_errors[0], rel=1e-9) == output_errors[1]  # their sums are in another order
@@ -309,7 +309,7 @@ def test_journals_from_more_ranks_are_read_too(original, alone, tmp_path, world)
     done = run(world, *words, cwd=tmp_path)
 
     assert alone == without_run(done[0][1])
-    assert sizes == {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}  # nothing was done again
+    assert sizes == {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}  # no work was repeated
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
@@ -375,4 +375,4 @@ def test_dying_rank_ends_all_ranks(original, alone, tmp_path, moment):
     else:
         assert -signal.SIGKILL == statuses[victim]
         assert {Status.OK, Status.ENVIRONMENT} >= set(others)
-        assert victim == 0 or Status.OK not in others  # rank 0 had all, and was killed while it let the others go
+        assert victim == 0 or Status.OK not in others  # rank 0 may be killed after it has released the others

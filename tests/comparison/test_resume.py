@@ -189,7 +189,7 @@ def test_run_killed_at_random_moments_ends_with_the_same_report(tmp_path):
     """A run of about a second is killed again and again; the final report is that of an undisturbed run."""
     x = {f"model.layers.{n}.mlp.up_proj.weight": numbers(1024, 1024, seed=n) for n in range(12)}
     words = ("sweep", store(tmp_path / "x.safetensors", x), "--to", "fp8_row,int4_g128,nf4", "--device", "cpu", "-q")
-    call("--version")  # the server of commands may have to start, which is none of the seconds of a run
+    call("--version")  # the server of commands may have to start, which does not count as time of a run
     started = time.monotonic()
     assert 0 == call(*words, "-o", tmp_path / "peace.json").returncode
     seconds = time.monotonic() - started
@@ -202,6 +202,6 @@ def test_run_killed_at_random_moments_ends_with_the_same_report(tmp_path):
         while status := call(*words, *more, before=signalled(moments.uniform(0.3, 1) * seconds)).returncode:
             assert -signal.SIGKILL == status
             kills, started = kills + 1, time.monotonic()
-        seconds = min(seconds, time.monotonic() - started)  # less busy now, a run may end before a kill
+        seconds = min(seconds, time.monotonic() - started)  # on a less busy machine, a run may end earlier
         found = json.loads((tmp_path / "killed.json").read_text())
         assert expected | {"run": None} == found | {"run": None}

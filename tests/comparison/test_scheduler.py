@@ -85,11 +85,11 @@ class TestMemory:
             finally:
                 tracemalloc.stop()
 
-        taken(10)  # what is made once
+        taken(10)  # things that are made only once
         few, many = taken(100), taken(300)
         kept, most = ((b - a) / 200 for a, b in zip(few, many, strict=True))
 
-        assert kept < 4400  # bytes a weight
+        assert kept < 4400  # bytes per weight
         assert most < 8200
 
     @pytest.mark.parametrize("candidates", [1, 3])
@@ -177,7 +177,7 @@ class TestFaults:
             quanterr.compare(*stored(tmp_path, a=(64, 64)))
 
 
-DEVICE = torch.device("cpu", 0)  # stands for one whose memory may be too small; CPU is where to go then
+DEVICE = torch.device("cpu", 0)  # stands for a device with too little memory; the CPU is the fallback
 
 
 class TestRoom:
@@ -244,7 +244,7 @@ class TestRoom:
         monkeypatch.setattr(Worker, "start_over", lambda self, *to: start_over(self, *to) or held.append(self.nbytes))
         self.run(stored(tmp_path, a=(70, 1000)), tried, monkeypatch, 1 << 12, method="finish")
 
-        assert [0, 0, 0] == held  # at the beginning, and twice for want of room
+        assert [0, 0, 0] == held  # at the beginning, and twice for lack of room
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

@@ -15,7 +15,7 @@ from quanterr.pairing import pair
 from quanterr.selection import LayerSelection
 
 SHAPES = {"layers.0.mlp.up_proj.weight": (700, 1000), "layers.0.mlp.down_proj.weight": (300, 2000), "small": (9, 7)}
-WILD = "layers.1.mlp.up_proj.weight"  # only the exact sums can tell
+WILD = "layers.1.mlp.up_proj.weight"  # only exact sums can reveal differences
 
 
 def original():
@@ -49,7 +49,7 @@ def without_run(report):
 @pytest.fixture
 def reads(monkeypatch):
     """(file name, offset, bytes) of every read."""
-    monkeypatch.setenv(VARIABLE, "torch")  # whose reads Python sees
+    monkeypatch.setenv(VARIABLE, "torch")  # Python sees its reads
     seen = []
     read = CheckpointFile.read_into
     monkeypatch.setattr(
@@ -79,7 +79,7 @@ class TestPass:
             patch.setattr(finishing, "_find_worst", lambda *_: None)  # reads a row again
             patch.setattr(finishing, "compute_fingerprint", lambda *_: None)  # reads a few bytes again
             patch.setattr(run, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
-            patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at those of doubtful weights afterwards
+            patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at samples of doubtful weights afterwards
             reads.clear()
             compare_each(checkpoint, candidates, CompareOptions(device="cpu"), samples=False)
             weights = sorted((entry.offset, entry.nbytes) for entry in checkpoint.entries.values())

@@ -41,7 +41,7 @@ def test_golden_values_are_written_in_the_original_form(case, tmp_path):
 
 @pytest.mark.parametrize("case", ALONE, ids=names(ALONE))
 def test_golden_values_without_an_original_are_written_or_refused(case, tmp_path):
-    with suppress(CheckpointError):  # its shape, its codes' width or the like are not stored
+    with suppress(CheckpointError):  # its shape, its codes' width or similar facts are not stored
         quanterr.dequantize(case, tmp_path / "out.safetensors", dtype="f32")
     if not list(tmp_path.iterdir()):
         return
@@ -206,7 +206,7 @@ class TestInterrupted:
         def stop_after_two(source, target):
             replace(source, target)
             finished.append(target)
-            if len(finished) == 3:  # the first is what identifies the run
+            if len(finished) == 3:  # the first file identifies the run
                 stop.set()
 
         monkeypatch.setattr(run.os, "replace", stop_after_two)

@@ -207,7 +207,7 @@ def test_contradicted_verdict_is_refused_and_the_right_one_is_not(stored, text, 
         ):
             read(stored)
 
-    assert also == read_metrics(stored).verdict  # for gates, which form their own
+    assert also == read_metrics(stored).verdict  # gates form their own verdict
     stored.write_text(json.dumps(fields | {"verdict": "inconclusive"}))
     read(stored)
 
@@ -424,5 +424,5 @@ def test_interrupted_report_without_layers_is_read(tmp_path):
     made = quanterr.compare(x, y, device="cpu", stop=stop)
     (tmp_path / "report.json").write_text(made.to_json())
 
-    assert made.coverage.original_compared_fraction > 0  # of what the model computes
+    assert made.coverage.original_compared_fraction > 0  # the model computes this tensor
     assert not read_report(tmp_path / "report.json").complete

@@ -17,8 +17,8 @@ from quanterr.evaluation.run import study
 from quanterr.recipes.caches import CACHE_TYPES, UNROTATED, parse_cache
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
-GOLDEN = load_file(Path(__file__).parents[1] / "golden_inputs/caches.safetensors")  # make_caches.py there made it
-ONE, SCALE = torch.ones(()), torch.tensor(0.03)  # of the golden fp8
+GOLDEN = load_file(Path(__file__).parents[1] / "golden_inputs/caches.safetensors")  # made by make_caches.py
+ONE, SCALE = torch.ones(()), torch.tensor(0.03)  # the scale of the golden fp8
 GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -35,7 +35,7 @@ def test_kivi_rounds_keys_by_channels_and_values_by_tokens():
 
     assert torch.equal(GOLDEN["int4 k"], cache.keys(y, ONE))
     assert torch.equal(GOLDEN["int4 v"], cache.values(y, ONE))
-    longer = torch.cat([y, y[:, :, :5]], 2)  # the last group of keys is not full, and stays
+    longer = torch.cat([y, y[:, :, :5]], 2)  # the last group of keys is not full and stays unrounded
     assert torch.equal(torch.cat([GOLDEN["int4 k"], y[:, :, :5]], 2), cache.keys(longer, ONE))
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 CONTEXT = 16
 FLOAT64 = 1e-9  # both sides compute in float64
 WORDS = 91  # tokens of the tokenizer
-SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 92}  # fewer rows of no token than the original's 96
+SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 92}  # fewer unused rows than the original's 96
 
 
 @pytest.fixture(scope="module")

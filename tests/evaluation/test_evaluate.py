@@ -279,7 +279,7 @@ class TestOutputErrors:
 
         for ways in found:
             assert pytest.approx(want, rel=FLOAT64) == ways
-        assert [0, 1, 4] == blocks  # all ways were taken
+        assert [0, 1, 4] == blocks  # all ways were used
 
     def test_shares_within_a_block_add_up_to_one(self, evaluation):
         weights = evaluation.candidates[0].weights
@@ -701,7 +701,7 @@ class TestTexts:
             llama[0], tokens=tmp_path / "ids.safetensors", context=16, importance_out=tmp_path / "i.gguf", **EXACTLY
         )
 
-        assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]  # its chunks are all the same, too
+        assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]  # its chunks are also all the same
         assert told in caplog.text
 
 

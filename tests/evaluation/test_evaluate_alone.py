@@ -43,7 +43,7 @@ FLOAT64 = 1e-9
 # Factors of rotations are stored as float32, norms after the addition of one, and decays of linear attention, which
 # transformers computes in float32, as their exponentials.
 FLOAT32 = 1e-5
-# What no file holds, as llama.cpp computes it for each model of the architecture.
+# Values missing from every file, as llama.cpp computes them for each model of the architecture.
 ASSUMED = {"norm_topk_prob": True, "query_pre_attn_scalar": 32}
 TOKENS = torch.randint(3, 96, (2, 100), generator=torch.Generator().manual_seed(1))  # longer than any window
 
@@ -65,7 +65,7 @@ def of_folder(folder):
     if (kind := getattr(transformers, name, None)) is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     model = kind.from_pretrained(folder, dtype=torch.float64).eval()
-    model.config.get_text_config()._experts_implementation = "eager"  # the usual one has no float64
+    model.config.get_text_config()._experts_implementation = "eager"  # the usual implementation has no float64
     return computed(model)
 
 
@@ -96,7 +96,7 @@ def computed(model):
 def test_model_from_a_file_computes_the_same_as_the_original(name, tmp_path):
     folder, path = converted(name, tmp_path)
     want, found = of_folder(folder), of_file(path)
-    want = want[..., : found.shape[-1]]  # a file of Gemma 3 has no rows of no token
+    want = want[..., : found.shape[-1]]  # a Gemma 3 file has no rows without a token
     exact = not name.startswith(("gemma", "llama3", "qwen3_5"))
     torch.testing.assert_close(found, want, rtol=0, atol=(FLOAT64 if exact else FLOAT32) * float(want.abs().max()))
 

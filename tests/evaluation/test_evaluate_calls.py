@@ -327,7 +327,7 @@ class TestTheFloor:
 
     @pytest.mark.parametrize("name", ["SD3Transformer2DModel", "FluxTransformer2DModel"])
     def test_floor_is_the_original_in_its_own_dtype_against_float32(self, name, tmp_path, monkeypatch):
-        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # with bfloat16 in the CPU, it rounds its own sums
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # bfloat16 support in the CPU rounds its own sums
         model, found = self.evaluated(tmp_path, torch.bfloat16, name)
         expected = []
         for number in range(3):
@@ -341,7 +341,7 @@ class TestTheFloor:
                 x = model.float()(**own, **plain).sample.double()
             expected.append(float((y - x).square().sum() / x.square().sum()))
 
-        mean = sum(expected) / 3  # the side in bfloat16 is the same code with the same roundings
+        mean = sum(expected) / 3  # the bfloat16 side is the same code with the same roundings
         assert mean == pytest.approx(found.floor.outputs.output_error, rel=of_squared_error(mean))
         assert ("bfloat16", None, 3) == (found.floor.dtype, found.floor.reason, found.floor.outputs.calls)
 

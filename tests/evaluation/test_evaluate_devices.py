@@ -84,7 +84,7 @@ def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path
         "dtype": "float64",
         "activations": activations,
         "kv": "fp8",
-    }  # no rounding is a matter of luck
+    }  # no rounding depends on luck
 
     assert agree(
         *on_both(lambda device: quanterr.evaluate(original, [quantized], tokens=tokens, device=device, **how)),
@@ -113,7 +113,7 @@ def test_denoiser_agrees_with_the_cpu(tmp_path):
 
 
 @UNKNOWN
-@pytest.mark.parametrize("limit", [100, 50_000, 150_000])  # bytes: for the first buffers, for weights, for logits
+@pytest.mark.parametrize("limit", [100, 50_000, 150_000])  # bytes for the first buffers, for weights, for logits
 def test_too_little_memory_is_an_environment_error(limit, tmp_path):
     original, quantized, tokens = made("llama", tmp_path)
     how = {"tokens": tokens, "context": 16, "device": NAME}
@@ -124,7 +124,7 @@ def test_too_little_memory_is_an_environment_error(limit, tmp_path):
 
 
 @UNKNOWN
-@pytest.mark.slow  # a process of its own: after a backward pass torch knows no further devices
+@pytest.mark.slow  # in its own process: after a backward pass torch accepts no further devices
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_sensitivity_agrees_with_the_cpu(name, tmp_path):
     original, quantized, tokens = made(name, tmp_path)

@@ -25,7 +25,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 UP = "model.layers.0.mlp.up_proj"
-# Golden file, its weight.
+# A golden file and its weight.
 CASES = [
     ("fp8_tensor/modelopt_fp8", "model.layers.0.self_attn.k_proj"),
     ("fp8_block/fp8_block128_scale_inv", "model.layers.0.mlp.down_proj"),

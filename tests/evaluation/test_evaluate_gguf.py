@@ -156,9 +156,9 @@ def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
     assert scores.kld_mean > 1e-6
 
 
-PERPLEXITY = Path(__file__).parents[1] / "golden_evaluation"  # a model that llama.cpp converted and quantized: make.py
+PERPLEXITY = Path(__file__).parents[1] / "golden_evaluation"  # make.py there made this model with llama.cpp
 PRINTED = json.loads((PERPLEXITY / "expected.json").read_text())
-NEAR = {"abs": 1e-5, "rel": 1e-6}  # digits are printed so far, and the original's logarithms are kept in 16 bits
+NEAR = {"abs": 1e-5, "rel": 1e-6}  # printed digits; the original's logarithms are kept in 16 bits
 
 
 @pytest.fixture(scope="module")

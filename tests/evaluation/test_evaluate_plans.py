@@ -60,7 +60,7 @@ def studied(tmp_path_factory):
     return original, text, folder / "s.json", {one.name: one.scores for one in made.candidates}
 
 
-SUMMED = 2 * 96 * 2.0**-24  # errors and values, of float32, squared and added along at most 96 columns
+SUMMED = 2 * 96 * 2.0**-24  # float32 errors and values, squared and added along at most 96 columns
 RECIPES = ["int8_row", "int6_g32", "int4_g32"]
 
 

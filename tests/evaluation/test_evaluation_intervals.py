@@ -29,7 +29,7 @@ def evaluation(tmp_path_factory):
     [(1, 12.706), (2, 4.303), (3, 3.182), (7, 2.365), (10, 2.228), (29, 2.045), (100, 1.984)],
 )
 def test_p_value_follows_student_t(freedom, t):
-    steepest = 0.12  # 2 · density at these quantiles: p changes by so much for 1
+    steepest = 0.12  # 2 · density at these quantiles: the change of p per 1
     assert compute_p_value(t, freedom) == pytest.approx(0.05, abs=0.0005 * steepest)  # t has three decimals
     assert compute_p_value(0.0, freedom) == 1
     assert find_t(0.05, freedom) == pytest.approx(t, abs=0.0005)
@@ -40,8 +40,8 @@ def test_difference_is_paired_by_chunks():
     found = compare_paired(first, second)
 
     assert found.mean == pytest.approx(0.5)
-    assert found.error == pytest.approx(sqrt(0.02 / 4 / 5))  # of 0.5, 0.4, 0.6, 0.5, 0.5
-    assert 0.00005 < found.p < 0.0001  # t = 15.81 of 4 degrees of freedom, between 15.54 and 18.52
+    assert found.error == pytest.approx(sqrt(0.02 / 4 / 5))  # from 0.5, 0.4, 0.6, 0.5, 0.5
+    assert 0.00005 < found.p < 0.0001  # t = 15.81 with 4 degrees of freedom, between 15.54 and 18.52
 
 
 def test_few_chunks_or_identical_numbers_give_no_comparison():

@@ -102,7 +102,7 @@ class TestMetrics:
         assert (True, 1.0, None) == (pair.identical, pair.ssim, pair.psnr_db)
 
     def test_missing_lpips_gives_its_reason_and_fails_rules(self, folders, monkeypatch, tmp_path):
-        monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))  # without weights, whatever is installed
+        monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))  # without weights, even if it is installed
         found = quanterr.compare_images(*folders, require=["lpips <= 1", "max(lpips) <= 1"])
 
         assert found.lpips is None

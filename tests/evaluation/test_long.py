@@ -42,7 +42,7 @@ def alike(one, other):
     return True
 
 
-# With a head of its own or none, a soft cap behind it, its own attention, windows, logits of all positions.
+# With or without a separate head, a soft cap after it, its own attention, windows, logits of all positions.
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "gpt_oss", "mistral", "mixtral", "mamba"])
 def test_pieces_give_the_same_as_the_whole(name, tmp_path, monkeypatch):
     original, tokens = saved(name, tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)

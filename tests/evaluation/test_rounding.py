@@ -105,7 +105,7 @@ def arguments(bits, kind, **more):
 TOKEN = {"strategy": "token", "dynamic": True}
 FP8 = arguments(8, "float", strategy="channel")
 GROUP = {"strategy": "tensor_group", "group_size": 16}
-# Name → how weights are stored, what config.json says of weights and inputs, what happens to inputs, the format.
+# Name → storage of weights, declarations in config.json for weights and inputs, effect on inputs, format.
 CASES = {
     "fp8_token": (fp8_rows, FP8, arguments(8, "float", **TOKEN), round_fp8_token, "float-quantized"),
     "int8_token": (
@@ -267,7 +267,7 @@ def test_transformed_inputs_are_rounded_as_the_product_sees_them(original, tmp_p
 def test_output_errors_with_rounded_inputs_equal_plain_hooks(original, tmp_path):
     path, values = quantized(tmp_path / "quantized", original, "int8_token")
     found = {weight.layer_name: weight for weight in evaluated(original, path).candidates[0].weights}
-    name, sums = "model.layers.0.self_attn.v_proj", []  # inputs of the first block's are the original's
+    name, sums = "model.layers.0.self_attn.v_proj", []  # inputs to the first block are the original's
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
 
     def look(module, args):
@@ -352,7 +352,7 @@ def fp8_experts(folder: Path, original: Path):
         if ".experts." in key:
             module = key.removesuffix(".weight")
             parts, values[key] = fp8_rows(tensor)
-            scales[module] = torch.tensor(2.0 ** -(4 + len(scales) % 3) / 3)  # of neighbours and of gate and up others
+            scales[module] = torch.tensor(2.0 ** -(4 + len(scales) % 3) / 3)  # neighbours, and gate and up, have others
             del written[key]
             written |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
             written[f"{module}.input_scale"] = scales[module]
@@ -428,7 +428,7 @@ def test_inputs_for_rotated_weights_are_rotated_rounded_and_rotated_back():
     way = Rounded(INPUT_SCHEMES["int8_token"], StoredInputScale(), None, partial(rotate, 64, workspace=Workspace(CPU)))
     expected = (golden["int8_token_rotated_64"].double().view(1, 8, 4, 64) @ h).view(1, 8, 256)
     found = way(golden["x"])
-    # comfy-kitchen rotates in float32: 64 additions; we round once before and once behind
+    # comfy-kitchen rotates in float32 with 64 additions; we round once before and once after
     allowed = 66 * 2.0**-24 * golden["x"].double().norm(dim=-1, keepdim=True)
 
     assert bool(((found - expected).abs() <= allowed).all())
@@ -447,7 +447,7 @@ def test_low_rank_branch_gets_unrounded_inputs(producer, name, file, suffix, tmp
     """The producer's own forward multiplies codes by rounded inputs, and the branch by the inputs themselves."""
     folder = Path(__file__).parents[1]
     golden, path = load_file(folder / "golden_inputs" / f"{producer}.safetensors"), folder / f"golden/{file}{suffix}"
-    if not suffix:  # which multiplies in float by its config
+    if not suffix:  # its config makes it multiply in float
         config = json.loads((path / "config.json").read_text())
         config["quantization_config"] |= {"use_quantized_matmul": True, "modules_to_not_use_matmul": []}
         path = Path(shutil.copytree(path, tmp_path / "quantized"))
@@ -466,7 +466,7 @@ def test_low_rank_branch_gets_unrounded_inputs(producer, name, file, suffix, tmp
         found = functional.linear(x, weight)
 
     up, down = way.branch
-    # Sums of that many products in float32, of codes and of the branch, which we add to the weight and take away again.
+    # Sums of that many float32 products of codes and of the branch, which we add to the weight and subtract again.
     terms = way(x).abs() @ weight.abs().T + 3 * (x.abs() @ down.abs().T @ up.abs().T)
     allowed = (sum(weight.shape) + len(down)) * 2.0**-24 * terms
     assert not made.rounding.reasons()
@@ -543,7 +543,7 @@ class TestFindings:
         shared = {}
         for name in [name for name in tensors if name.endswith(".weight_global_scale")]:
             key = name.removesuffix("_global_scale")
-            of_one = max(float(values[key].abs().max()), 1.2)  # one range for all, so that all have one scale
+            of_one = max(float(values[key].abs().max()), 1.2)  # one range gives all of them one scale
             factor = torch.tensor([448 * 6 / of_one])
             shared[key] = factor / (ratio if "layers.1.self_attn.k_proj" in key else 1)
         for key, factor in shared.items():
@@ -583,7 +583,7 @@ class TestFindings:
             found[0].evidence["ratio"],
             found[0].evidence["layers"],
         )
-        assert ("its range" in found[0].message) == (name == "nvfp4")  # where the stored scale is a divisor
+        assert ("its range" in found[0].message) == (name == "nvfp4")  # here the stored scale is a divisor
 
     def test_static_scheme_without_any_scale_is_not_emulated(self, original, tmp_path):
         path, _ = quantized(tmp_path / "quantized", original, "nvfp4")

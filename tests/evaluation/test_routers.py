@@ -45,7 +45,7 @@ def test_router_agreement_equals_plain_transformers(name, tmp_path):
 
     assert set(x) == set(rows)
     for router, row in rows.items():
-        if name == "llama4":  # weights, which are zero but for the chosen expert, and logits
+        if name == "llama4":  # weights, zero except for the chosen expert, and logits
             logits = [each[router][1].double() for each in (x, y)]
             chosen = [each[router][0] > 0 for each in (x, y)]
         else:

@@ -64,7 +64,7 @@ def test_curvature_equals_a_plain_backward_pass(name, tmp_path):
     chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
     found = streamed(folder, chunks)
     known = plain(name, folder, chunks)
-    tied = ("embed_tokens", "wte")  # whose gradients plain torch adds up
+    tied = ("embed_tokens", "wte")  # plain torch adds up their gradients
     both = [path for path in known if WHOLE in found.found.get(path, {}) and not any(part in path for part in tied)]
 
     assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
@@ -75,7 +75,7 @@ def test_curvature_equals_a_plain_backward_pass(name, tmp_path):
         assert torch.allclose(squares, curvature.squares, rtol=FLOAT64, atol=FLOAT64 * largest), path
         want = float((squares.mean(1) * weight.square().sum(1)).sum()) / found.scored
         assert curvature.alpha(found.scored) == pytest.approx(want, rel=FLOAT64), path
-        error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(weight)  # costs what alpha says
+        error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(weight)  # it costs as much as alpha states
         assert curvature.predicted(error, found.scored) == pytest.approx(want * 0.1**2, rel=FLOAT64), path
 
 
@@ -161,7 +161,7 @@ class TestEvaluation:
             found.append({row["layer_name"]: row["alpha_se"] / row["alpha"] for row in rows})
         gains = sorted(found[0][name] / found[1][name] for name in found[1])
 
-        assert 2 < gains[len(gains) // 2] < 5  # of ten times as many chunks
+        assert 2 < gains[len(gains) // 2] < 5  # with ten times as many chunks
         assert all(0 < share < 1 for share in found[1].values())
 
     def test_model_must_continue_a_text(self, tmp_path):

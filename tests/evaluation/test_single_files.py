@@ -89,8 +89,8 @@ def test_family_is_recognized_from_names_and_shapes(family, tmp_path):
     assert 0 == same.candidates[0].outputs.output_error
 
 
-# Of transformer/config.json of black-forest-labs/FLUX.1-dev, stabilityai/stable-diffusion-3.5-medium,
-# Wan-AI/Wan2.1-I2V-14B-480P-Diffusers and Tongyi-MAI/Z-Image-Turbo, and of unet/config.json of
+# From transformer/config.json of black-forest-labs/FLUX.1-dev, stabilityai/stable-diffusion-3.5-medium,
+# Wan-AI/Wan2.1-I2V-14B-480P-Diffusers and Tongyi-MAI/Z-Image-Turbo, and from unet/config.json of
 # stable-diffusion-v1-5/stable-diffusion-v1-5 and stabilityai/stable-diffusion-xl-base-1.0.
 RELEASED = {
     "FLUX.1 dev": (

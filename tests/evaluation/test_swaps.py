@@ -42,7 +42,7 @@ def test_swapped_blocks_equal_plain_transformers(name, tmp_path):
         want = divergence_of_mix(name, original, values, chunks, lambda key, unit=unit: key.startswith(f"{unit}."))
         assert want == pytest.approx(swaps[unit], rel=FLOAT64)
         assert want > 1e-7
-    assert swaps["model.embed_tokens"] == swaps["model.norm"] == 0  # which the candidate has as they are
+    assert swaps["model.embed_tokens"] == swaps["model.norm"] == 0  # the candidate has these unchanged
     assert list(swaps.values()) == sorted(swaps.values(), reverse=True)
 
 

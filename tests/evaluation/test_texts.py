@@ -28,7 +28,7 @@ CONVERSATIONS = [
     [("user", "w20"), ("assistant", "w21 w22")],
     [("user", "w30 w31 w32"), ("assistant", "w33")],
 ]
-# The assistant's tokens, w4 behind them included, as numbers of words; then the whole as the template makes it.
+# The assistant's tokens, including w4 after them, as numbers of words; then the whole as the template makes it.
 SCORED = [[12, 4, 14, 15, 16, 4], [21, 22, 4], [33, 4]]
 WHOLE = [
     [1, 2, 10, 11, 4, 5, 1, 3, 12, 4, 5, 1, 2, 13, 4, 5, 1, 3, 14, 15, 16, 4, 5],

@@ -146,6 +146,6 @@ def test_page_draws_a_line_for_each_candidate():
     page = rendered(found, "html")
     charts = [part for one in found.view(5).sections for part in one.parts if isinstance(part, Chart)]
 
-    assert [2, 2] == [len(chart.curves) for chart in charts]  # by position, and of hidden states
+    assert [2, 2] == [len(chart.curves) for chart in charts]  # by position and for hidden states
     assert page.count('class="curve c') == 4
     assert page.count("L", page.index('class="curve c0"'), page.index('class="curve c1"')) >= 15

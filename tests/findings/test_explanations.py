@@ -45,7 +45,7 @@ def zeros_in_a_row(codes, unit):
 def noise_in_rows(codes, unit):
     """Add noise to rows outside the sample."""
     generator = torch.Generator().manual_seed(1)
-    codes = (codes.float() * 7 / 127).round()  # of 4 bits
+    codes = (codes.float() * 7 / 127).round()  # 4 bits
     codes[20:90] += torch.randint(-3, 4, (70, 256), generator=generator)
     return codes.to(torch.int8), unit * 127 / 7
 
@@ -114,7 +114,7 @@ def rows_in_another_order_than_the_name_says(folder):
     return compared(folder, {"model.layers.0.self_attn.q_proj.weight": x}, quantized).findings
 
 
-# Of each row the first cause and the first finding that it explains → findings of files in which it does.
+# First cause and first explained finding of each row → findings of files in which the row applies.
 CASES = {
     ("wrong_convention", "scale_factor"): rows_in_another_order_than_the_name_says,
     ("underflows", "implausible_error"): lambda folder: (

@@ -34,10 +34,10 @@ MORE_BITS = {
     "IQ4_NL": dict.fromkeys(V_AND_DOWN, "Q5_K"),
     "IQ4_XS": dict.fromkeys(V_AND_DOWN, "Q5_K"),
 }
-# llama_ftype_get_default_type, where it is not the name up to the size.
+# llama_ftype_get_default_type, where it differs from the name up to the size.
 DEFAULT = {"IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "MXFP4_MOE": "MXFP4"}
 GATED = {"attn_q": 4, "attn_k": 1, "attn_v": 1, "attn_output": 4, "ffn_gate": 11, "ffn_up": 11, "ffn_down": 11}
-PLAIN = {"attn_qkv": 12, "attn_output": 4, "ffn_up": 16, "ffn_down": 16}  # as in GPT-2: no gate
+PLAIN = {"attn_qkv": 12, "attn_output": 4, "ffn_up": 16, "ffn_down": 16}  # no gate, as in GPT-2
 
 
 def default(name):
@@ -98,7 +98,7 @@ def test_minority_type_is_a_warning(tmp_path):
         ("model.i1-Q4_K_S.gguf", None),
         ("model-UD-Q4_K_XL.gguf", None),
         ("model-Q4_K_L.gguf", None),
-        ("Q5_K_M-merge-Q4_K_M.gguf", None),  # the last one is that of the file
+        ("Q5_K_M-merge-Q4_K_M.gguf", None),  # the last type in the name counts
         ("model-Q5_K_R4.gguf", None),  # another program's type
         ("model-Q7_K.gguf", None),  # no type at all
         ("model.gguf", None),

@@ -89,7 +89,7 @@ class TestCodes:
         assert made.keys() <= CODES.keys()
         for code, severities in made.items():
             assert {severity for severity in severities if isinstance(severity, str)} <= set(CODES[code].severities)
-        assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # put together from the side
+        assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # assembled from the side
 
     def test_former_code_names_are_still_read(self):
         made = Finding(code="far_off", severity="error", layer=None, message="x", remedy=None, evidence={})
@@ -193,7 +193,7 @@ class TestScales:
             scale = weight.float().abs().amax() / 127 / 4
             return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
-        if not judged:  # as of codebooks, whose scales are not judged
+        if not judged:  # as for codebooks, whose scales are not judged
             monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model()
         found = told(compared(tmp_path, x, stored(x, clipped)))
@@ -345,7 +345,7 @@ class TestOrder:
     )
     def test_experts_in_other_places_are_named(self, tmp_path, places, code, words):
         name = "model.layers.0.mlp.experts.down_proj"
-        x = {name: numbers(6, 256, 1100)}  # the sample that repairs see ends within the first
+        x = {name: numbers(6, 256, 1100)}  # the sample for repairs ends within the first
         found = told(compared(tmp_path, x, {name: x[name][places]}))
 
         assert {code} == found.keys()
@@ -456,7 +456,7 @@ class TestRows:
 
 
 def test_error_far_below_the_usual_format_level_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as of codebooks, with no nearest code
+    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as for codebooks, without nearest codes
     x = model()
     found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 
@@ -546,7 +546,7 @@ class TestVectors:
     )
     def test_other_small_bias_changes_are_a_warning(self, tmp_path, change, words):
         x = vectors() | model()
-        x[BIAS] *= 0.01  # the error of the weight does more to the outputs
+        x[BIAS] *= 0.01  # the weight's error affects the outputs more
         found = told(compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])}))["bias_corrected"]
 
         assert ("warning", True) == (found.severity, found.evidence["share"] < 1)
@@ -682,7 +682,7 @@ class TestNumbersThatTellNothing:
 
 class TestAllWeights:
     def test_weight_far_below_its_group_is_a_warning(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # else its excess says it
+        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # otherwise its excess is reported
         x = model(8)
         y = stored(x, by_row)
         name = UP.format(3)

@@ -19,7 +19,7 @@ from quanterr.formats import FORMATS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-UINT32 = 4  # of a GGUF key
+UINT32 = 4  # type of a GGUF key
 NAME = "model.layers.0.self_attn.q_proj.weight"
 OTHER = "model.layers.0.mlp.up_proj.weight"
 CASES = {

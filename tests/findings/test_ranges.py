@@ -12,7 +12,7 @@ from quanterr.selection import LayerSelection
 
 BLOCKS, WIDTH = 5, 64
 OF_ATTENTION, OF_MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-# Largest numbers, as of a model whose norms are about 0.5; those of down_proj as massive activations are.
+# Largest numbers of a model whose norms are about 0.5; those of down_proj are like massive activations.
 LARGEST = {"self_attn.o_proj": 1.5, "mlp.down_proj": 2.0}
 MASSIVE = "model.layers.3.mlp.down_proj.input_scale"
 

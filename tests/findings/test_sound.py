@@ -185,7 +185,7 @@ class TestPowersOfTwo:
         [
             weights(64, 256),
             0.018 * SIGNS,
-            0.0149 + 0 * SIGNS,  # which OCP's rule clips by a fifth
+            0.0149 + 0 * SIGNS,  # OCP's rule clips these by a fifth
             np.exp(np.random.default_rng(4).standard_normal((64, 1))) * SIGNS,
             np.random.default_rng(5).uniform(-0.0155, 0.0155, (64, 256)),
         ],
@@ -207,7 +207,7 @@ class TestPowersOfTwo:
 
 class TestZeros:
     def test_original_zeros_may_have_zero_scales(self, tmp_path):
-        w = weights(64, 256, outliers=0)  # columns of outliers are an info of their own
+        w = weights(64, 256, outliers=0)  # columns of outliers cause a separate info
         w[10:14] = 0
         stored = as_int8(w, np.abs(w).max(1, keepdims=True) / 127)
 

@@ -15,7 +15,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.base import Unread
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-UINT32 = 4  # of a GGUF key
+UINT32 = 4  # type of a GGUF key
 NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
 CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
 

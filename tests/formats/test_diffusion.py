@@ -502,7 +502,7 @@ class TestBias:
 
     def test_bias_for_a_layer_split_by_columns_is_the_sum(self, tmp_path):
         block = "single_transformer_blocks.0"
-        bias = (torch.arange(128) / 4).to(HALF)  # its own place in Nunchaku's order is not asked for here
+        bias = (torch.arange(128) / 4).to(HALF)  # its place in Nunchaku's order does not matter here
         tensors = w4a4_of_nunchaku(f"{block}.out_proj", bias=torch.zeros(128, dtype=HALF))
         tensors |= w4a4_of_nunchaku(f"{block}.mlp_fc2", cols=256, bias=bias)
         original = {f"{block}.proj_out.weight": numbers(128, 384), f"{block}.proj_out.bias": bias.sort().values}

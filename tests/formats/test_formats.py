@@ -403,10 +403,10 @@ BLOCKS = [
     ((140, 136), (2, 2), (128, 128), None, (128, 128)),
     ((140, 140), (2, 2), (70, 70), None, (70, 70)),
     ((140, 140), (2, 2), None, 70, (70, 70)),
-    ((140, 140), (2, 2), (128, 128), 70, (70, 70)),  # the label is written together with the codes
-    ((140, 136), (2, 2), (64, 64), None, (128, 128)),  # gives another grid: not believed
-    ((140, 136), (2, 2), None, 1, (70, 68)),  # under a label that cannot be: those that divide
-    ((384, 192), (3, 2), None, 96, (128, 96)),  # labelled with the smaller edge
+    ((140, 140), (2, 2), (128, 128), 70, (70, 70)),  # label and codes are written together
+    ((140, 136), (2, 2), (64, 64), None, (128, 128)),  # it gives another grid and is not believed
+    ((140, 136), (2, 2), None, 1, (70, 68)),  # an impossible label: the edges that divide are used
+    ((384, 192), (3, 2), None, 96, (128, 96)),  # the label has the smaller edge
     ((576, 48), (5, 1), None, None, (128, 48)),
     ((576, 48), (5, 1), (128, 128), None, (128, 128)),
     ((576, 200), (5, 2), None, None, (128, 128)),

@@ -113,7 +113,7 @@ def test_numbers_without_blocks_are_compared_directly(tmp_path, bits):
     assert [("a", "dense")] == [(layer.layer_name, layer.format) for layer in report.lossless]
 
 
-# What does not belong together
+# Tensors that do not belong together
 
 
 def reasons(folder, *tensors, shape=(2, 64)):
@@ -166,7 +166,7 @@ def test_nvfp4_scale_may_have_the_name_from_other_converters(tmp_path):
     assert [(), 1] == [found["a.scale"].warnings, len(found["a.weight.scale"].warnings)]
 
 
-# How far right readings may be off
+# The largest error of right readings
 
 
 def low_bit_report(folder, x, codes):
@@ -216,7 +216,7 @@ def test_single_element_in_a_block_is_in_its_place(tmp_path):
         assert torch.equal(expected, dequantized(plan.pairs[0].quantized))
 
 
-# Values that are no numbers
+# Values that are not finite
 
 
 def test_scale_that_is_not_finite_is_a_finding_and_the_file_is_read(tmp_path):

@@ -178,7 +178,7 @@ class TestZeroPointsOfGptq:
     @pytest.mark.parametrize("config", [None, GPTQ_V1 | SYMMETRIC, GPTQ_V2 | SYMMETRIC, AUTO_V1 | SYMMETRIC], ids=str)
     def test_equal_zero_points_reveal_their_convention(self, tmp_path, bits, less_one, config):
         made = Made(64, 96, 32, bits, symmetric=True)
-        values = torch.zeros(64, 96)  # an original that tells nothing
+        values = torch.zeros(64, 96)  # an original without information
         weight, actual = read(tmp_path, values, gptq(made, less_one=less_one), config)
 
         assert same_bits(made.values, actual)
@@ -223,7 +223,7 @@ class TestZeroPointsOfGptq:
 
     def test_zero_points_for_constant_weights_are_read_as_configured(self, tmp_path):
         made = Made(64, 96, 32, 4)
-        made.codes[:], made.zeros[:] = 15, 9  # stored less one: 8, as version 2 stores the middle
+        made.codes[:], made.zeros[:] = 15, 9  # stored minus one: 8, the middle in version 2
         values = (made.codes - 9.0).astype(np.float32) * made.scale.astype(np.float32).repeat(32, 1)
         weight, actual = read(tmp_path, torch.from_numpy(values), gptq(made, less_one=True), GPTQ_V1)
 
@@ -442,7 +442,7 @@ class TestCtPack:
         arrays = {key.replace("a.", 60 * "a" + ".", 1): array for key, array in ct_pack(made, "floor").items()}
         weight, actual = read(tmp_path, made.values, arrays, config, name)
 
-        assert 7 == weight.code_bits  # as the original tells
+        assert 7 == weight.code_bits  # as in the original
         assert same_bits(made.values, actual)
 
     def test_ct_pack_configuration_with_other_bits_is_reported(self, tmp_path):
@@ -577,7 +577,7 @@ class TestSparse:
     def test_sparse_int8_codes_are_read(self, tmp_path, two_of_four, zeros):
         made = Made(20, 64, 32, 8, symmetric=not zeros)
         mask = kept_24(20, 64) if two_of_four else np.random.default_rng(4).random((20, 64)) > 0.7
-        made.codes[~mask] = 128  # which is zero
+        made.codes[~mask] = 128  # this one is zero
         codes = (made.codes - 128).astype(np.int8)[mask]
         arrays = {
             "a.compressed": codes.reshape(20, -1) if two_of_four else codes,

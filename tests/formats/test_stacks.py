@@ -45,7 +45,7 @@ class TestOfInputsByOutputs:
         for key, x in stacks.items():
             error = float((by_rows(x) - x).double().square().sum())
             experts, rows, cols = x.shape
-            assert layers[key].squared_error == pytest.approx(error, rel=1e-4)  # codes at ties, of float32 products
+            assert layers[key].squared_error == pytest.approx(error, rel=1e-4)  # codes at ties between float32 products
             assert layers[key].bytes == experts * (rows * cols + 4 * cols)
 
     def test_recipe_on_stacks_ranks_as_its_file(self, name, tmp_path):

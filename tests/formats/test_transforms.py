@@ -21,7 +21,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 
-FOLDER = Path(__file__).parents[1] / "golden_transforms"  # make.py there says how the files were made
+FOLDER = Path(__file__).parents[1] / "golden_transforms"  # make.py in that folder documents the files
 ORIGINAL, IDS, CONTEXT = FOLDER / "original", FOLDER / "ids.safetensors", 32
 CASES = sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.expected.safetensors"))
 ULP = 2.0**-24  # relative error of one operation in float32
@@ -84,7 +84,7 @@ def test_errors_are_in_the_original_basis(case):
     for name, layer in layers.items():
         x = original[name].double()
         error = (expected[name].double() - x).norm()
-        # What float32 leaves open of the expected weight, beside the error.
+        # Float32 leaves this much of the expected weight open, in addition to the error.
         doubt = 2 * WIDEST * ULP * condition(case) * x.norm() / error
         assert 20 * math.log10(x.norm() / error) == pytest.approx(layer.snr_db, abs=20 * math.log10(1 + doubt))
     assert any("which is undone" in text for layer in layers.values() for text in layer.evidence)
@@ -193,7 +193,7 @@ def test_unsupported_transform_is_not_compared(case, tensors, transforms, words,
     assert Status.INCONCLUSIVE == exit_status(report)
     assert any(words in reason and "export the model again" in reason for reason in reasons.values()), reasons
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(path) as quantized:
-        assert reasons.keys() & Candidate(Sides(original), quantized).not_found.keys()  # evaluate refuses those
+        assert reasons.keys() & Candidate(Sides(original), quantized).not_found.keys()  # evaluate refuses these
 
 
 def test_known_matrix_need_not_be_stored(tmp_path):

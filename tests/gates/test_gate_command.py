@@ -468,7 +468,7 @@ class TestGitHub:
         assert "Since the baseline: 0 layers worse, 0 better" in text
         assert "| SNR |" in text
         assert "layers, the worst first, by SNR:" in text
-        assert 1 == text.count("| yes |")  # the gates once
+        assert 1 == text.count("| yes |")  # the gates appear once
         assert "| holds |" not in text.replace("| gate | holds |", "")
 
     def test_unwritable_summary_is_reported_and_changes_nothing(self, stored, tmp_path):

@@ -38,7 +38,7 @@ LAYERS = {"a": 20.0, "b": 30.0, "c": 40.0}
 OWN, MARKED = {"original_fingerprint": "0badcafe"}, {"original_fingerprint": "decafbad"}
 BEFORE = made({"a": 21.0, "b": 30.0, "c": 39.0})
 
-# A value of every function, the one that a lower limit meets first, and the one that an upper limit does.
+# For every function: its value, the first that meets a lower limit, and the first that meets an upper limit.
 TABLE = {
     "snr_db": (20.0, 40.0),
     "each(snr_db)": (20.0, 40.0),
@@ -756,5 +756,5 @@ def test_no_rule_holds_for_the_original_itself_or_for_swapped_sides(code):
 
     assert ("inconclusive", [found["message"]]) == (judged.verdict, judged.reasons)
     assert Status.INCONCLUSIVE == exit_status(judged)
-    assert "pass" == judge(report).verdict  # nothing is claimed without a rule
+    assert "pass" == judge(report).verdict  # without a rule nothing is claimed
     assert "pass" == judge(made(LAYERS, findings=[found | {"severity": "info"}]), "snr_db >= 10").verdict

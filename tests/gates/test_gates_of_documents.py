@@ -55,11 +55,11 @@ class TestEvaluations:
             ("median(cosine) >= 0.9999", "pass"),
             ("max(output_error) <= 0.001", "pass"),
             ("max(output_error) < 0.001", "fail"),
-            ("each(predicted_kld) <= 0.002", "pass"),  # of each weight
-            ("predicted_kld <= 0.002", "fail"),  # of the candidate: 0.011
+            ("each(predicted_kld) <= 0.002", "pass"),  # for each weight
+            ("predicted_kld <= 0.002", "fail"),  # for the candidate: 0.011
             ("min(accuracy) >= 0.725", "pass"),
             ("accuracy > 0.725", "fail"),
-            ("cosine_mean > -2", "fail"),  # of encoders: undefined here
+            ("cosine_mean > -2", "fail"),  # for encoders: undefined here
         ],
     )
     def test_evaluations_have_functions_over_blocks_weights_and_tasks(self, evaluation, rule, status):
@@ -73,7 +73,7 @@ class TestEvaluations:
             ("delta(kld_mean) <= 0.0125", "pass"),
             ("delta(kld_mean) < 0.0125", "fail"),
             ("rel_delta(kld_mean) == 1", "pass"),
-            ("delta(output_error) <= 0.001", "pass"),  # of each weight: 0.001 and 0.0005 more
+            ("delta(output_error) <= 0.001", "pass"),  # for each weight: 0.001 and 0.0005 more
             ("ratio(output_error) == 2", "pass"),
             ("delta(accuracy) == 0", "pass"),
         ],
@@ -210,7 +210,7 @@ class TestCommand:
         plan = gate(tmp_path / "plan.json", "--require", "bits_per_weight <= 8.1", "--require", "min(snr_db) >= 20")
         ranking = gate(tmp_path / "ranking.json", "--require", "snr_db >= 1", "--allow-partial")
 
-        assert "fail" in plan.stderr  # a layer that stays has no SNR: it is undefined, and does not hold
+        assert "fail" in plan.stderr  # a kept layer has no SNR, so the rule is undefined and fails
         assert (Status.GATE_FAILED, Status.GATE_FAILED) == (plan.returncode, ranking.returncode), ranking.stderr
 
     def test_job_summary_contains_the_plan(self, tmp_path):

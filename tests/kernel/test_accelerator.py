@@ -21,7 +21,7 @@ from quanterr.tensors.workspace import Workspace
 
 pytestmark = UNKNOWN
 SUMS = 1e-9  # float64 sums of float32 rows, added in another order
-# The smallest file of each format, and those whose scales are quantized again.
+# The smallest file of each format, and those with requantized scales.
 FEW = {
     min(of_format, key=lambda case: case.stat().st_size) for _, of_format in groupby(CASES, lambda case: case.parent)
 }
@@ -75,7 +75,7 @@ def cases():
 @pytest.mark.parametrize("case", [*cases()])
 def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
-    # To the bit: the same operations of torch, one after the other, on the same chunks.
+    # Exact to the bit: the same torch operations, one after the other, on the same chunks.
     original = blurred(case, tmp_path)
     here, there = both(lambda name: quanterr.compare(original, case, device=name))
 

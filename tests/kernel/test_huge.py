@@ -18,7 +18,7 @@ from quanterr.pairing import pair
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 
-ONE_CODE, HALF_CODE, TWO_CODE = b"\x38", b"\x30", b"\x40"  # of E4M3
+ONE_CODE, HALF_CODE, TWO_CODE = b"\x38", b"\x30", b"\x40"  # E4M3
 
 
 def sparse(path, shape, codes):

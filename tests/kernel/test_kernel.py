@@ -27,7 +27,7 @@ COUNTS = (
     "zeroed",
 )
 
-# What is reported of single elements: the difference and the quotient are float32.
+# Reported values of single elements: the difference and the quotient are float32.
 ONE_ROUNDING, TWO_ROUNDINGS = 2.0**-24, 2.0**-23
 
 
@@ -126,7 +126,7 @@ def about(energy):
 
 
 SHAPES = [(64, 512), (37, 129), (300, 7), (5000, 1), (1, 1), (1, 2), (2, 1), (1, 100_003), (3, 40_000), (16, 40_000)]
-SHAPES += [(1100, 128), (64, 4096), (17, 16_384)]  # whose products are those of matrices
+SHAPES += [(1100, 128), (64, 4096), (17, 16_384)]  # their products are matrix products
 
 EVEN = {
     "normal": lambda *shape: (0.05 * normal(*shape)).bfloat16().float(),
@@ -209,7 +209,7 @@ class TestFast:
         x = normal(64, 4096)
         y = quantized(x)
         exact, used = torch.bmm, []
-        _make_probe()  # what is right is known by a product that rounds nothing
+        _make_probe()  # the probe learns the right result from an exact product
 
         def rounded(a, b, out=None):
             used.append(out)
@@ -220,7 +220,7 @@ class TestFast:
         monkeypatch.setattr(torch, "bmm", rounded)
         sums = summed(x, y)
 
-        assert [None] == used  # to find that out
+        assert [None] == used  # used only by the probe
         assert_agrees(sums, x, y)
 
     def test_sums_do_not_depend_on_earlier_comparisons(self):
@@ -269,7 +269,7 @@ def exact_fields(x, y, outlier):
 
 
 UNITS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative")
-ROUNDED = ("relative", "relative_max")  # quotients: not in float64 in general
+ROUNDED = ("relative", "relative_max")  # quotients are not exact in float64 in general
 small = st.integers(-(1 << 12), 1 << 12).map(lambda k: k / 64)
 single = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -117,7 +117,7 @@ class TestEveryGoldenCaseWithNearestCodes:
             assert ((found.values - x).abs()[fine] <= (y - x).abs()[fine] + room).all()
 
 
-# The codes of one format become integers of a byte before they are scaled again: they are beside the line.
+# The codes of one format become byte integers before they are scaled again, so they are off the line.
 ON_A_LINE = [case for case in WITH_NEAREST if case.parent.name != "asym_w4a8_int8"]
 
 
@@ -125,7 +125,7 @@ ON_A_LINE = [case for case in WITH_NEAREST if case.parent.name != "asym_w4a8_int
 def test_levels_equal_the_producer_values(case):
     for weight, y, scales in coded(case):
         fine = usable(weight, y, scales) & (scales.unit != 0)
-        other = torch.full_like(y, torch.nan)  # nothing is given as it is stored
+        other = torch.full_like(y, torch.nan)  # no stored value is given
         found = find_nearest(weight.levels, y, other, scales)
         far = (found.values - y).abs()[fine] > 1e-5 * scales.unit.abs()[fine] + 4e-7 * y.abs()[fine].amax()
 

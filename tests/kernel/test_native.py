@@ -67,9 +67,9 @@ ROTATED = "int8_convrot", "convrot_w4a4"
 SHARED = "hqq", "quanto_int2", "modelopt_int4"  # bytes hold codes of several rows
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 STRUCTS = "Side", "Run", "Rows", "Sample", "Numbers", "Codes", "Field", "Superblock"
-AGREEMENT = 5e-8  # relative: what float32 lanes of a segment lose
+AGREEMENT = 5e-8  # relative: lost by the float32 lanes of a segment
 SUMS = [name for name in structs.SUMS if name not in ("x", "y", "e", "xy")]
-SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # what cancels, and of what it is a part
+SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # sums that cancel, and those of magnitudes
 
 
 DESCRIBED = sorted({*gguf_ik.LAYOUTS, *(name for _, rows in ROWS.values() for name in rows)} - {"IQ2_KL"})
@@ -1161,7 +1161,7 @@ class TestRounding:
         expected = first << 4 | second if packing == Packing.HIGH_FIRST else first | second << 4
         for choice in (None, kernel):
             choose(choice)
-            gapped = torch.zeros(70, 40, dtype=torch.uint8)  # rows that are not one behind the other
+            gapped = torch.zeros(70, 40, dtype=torch.uint8)  # rows that do not follow each other
             inside = gapped[:, 5 : 37 if packing == Packing.BYTES else 21]
             found = rounding.find_codes(x, units, to, 32, packing=packing)
             rounding.find_codes(x, units, to, 32, packing=packing, out=inside)

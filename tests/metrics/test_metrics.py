@@ -161,7 +161,7 @@ BY_HAND = {
     "off_code_pct": 100 / 3,
     "clipped_pct": 25.0,
     "predicted_kld": 8 / 16,
-    "predicted_output_error": None,  # the sensitivity is of the other
+    "predicted_output_error": None,  # the sensitivity predicts the other cost
     "effective_bits": (12.041199826559248 - 1.76) / 6.02,
 }
 
@@ -288,7 +288,7 @@ BY_NUMPY = {
     "predicted_output_error": lambda x, y: None,
     "effective_bits": lambda x, y: (20 * np.log10(np.linalg.norm(x) / np.linalg.norm(y - x)) - 1.76) / 6.02,
 }
-# Of the fast way. A mean of signed errors is relative to their size, not to itself.
+# For the fast way. A mean of signed errors is relative to their size, not to itself.
 LOOSE = {"mean_error": {"abs": 1e-8}, "worst_rows": {"rel": 1e-6}, "mean_relative_error": {"rel": 1e-6}}
 
 
@@ -380,7 +380,7 @@ NONE_OF_THEM = {
     "weighted_snr_db",
     "predicted_kld",
     "predicted_output_error",
-}  # sums of nothing are zero; the others are reported otherwise
+}  # sums over nothing are zero; the others are reported otherwise
 
 UNDEFINED = {
     "an all-zero original": (
@@ -472,7 +472,7 @@ class TestUndefined:
     @pytest.mark.parametrize(("x", "y", "expected"), UNDEFINED.values(), ids=UNDEFINED)
     def test_metrics_are_null_only_where_they_are_undefined(self, x, y, expected):
         values, _ = measured(x, y)
-        # null for formats that have none, without an importance matrix, and without a sensitivity
+        # null for formats without these, without an importance matrix, and without a sensitivity
         told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db", *PREDICTED}
         told_otherwise |= {"weighted_error_norm"}
         told_otherwise |= {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"}
@@ -506,8 +506,8 @@ class TestUndefined:
     def test_aggregates_over_no_layer_are_null_and_named(self):
         values, nonfinite = compute_scores(Aggregate, Measurement(Sums()))
         percentiles = {"relative_error_percentiles", "absolute_error_percentiles"}
-        weighted = {"weighted_nmse", "weighted_snr_db", *PREDICTED}  # null without the files that these need
-        of_scales = {"attainable_snr_db", "excess_db", "worst_layer_excess_db"}  # and without nearest codes
+        weighted = {"weighted_nmse", "weighted_snr_db", *PREDICTED}  # null without the necessary files
+        of_scales = {"attainable_snr_db", "excess_db", "worst_layer_excess_db"}  # null without nearest codes
         of_scales |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
         assert dict.fromkeys(set(AGGREGATE_NAMES) - percentiles - weighted - of_scales, "nan") == nonfinite

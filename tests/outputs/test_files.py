@@ -60,7 +60,7 @@ def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-# What is checked before the work
+# Checks before the work
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.JSON", ".hidden.json", "größe.json", "a b.json"])
@@ -217,7 +217,7 @@ def test_checking_creates_no_file(tmp_path):
     assert [] == os.listdir(tmp_path)
 
 
-# What is written
+# Writing
 
 
 def test_report_is_written_whole(tmp_path):
@@ -318,7 +318,7 @@ def test_full_disk_leaves_the_document_untouched(tmp_path, report):
     assert ["README.md"] == os.listdir(tmp_path)
 
 
-# What goes wrong while it is written
+# Failures while writing
 
 
 def test_full_disk_leaves_the_earlier_report_untouched(tmp_path):
@@ -358,7 +358,7 @@ def test_vanished_folder_is_an_environment_error(tmp_path):
         write(Target(JSON, tmp_path / "gone" / "report.json"), render)
 
 
-# What is written through
+# Writing through pipes and devices
 
 
 def test_pipe_is_written_through_and_stays(tmp_path):

@@ -36,7 +36,7 @@ class Page:
 
     def __init__(self, browser, path, ready="#rows tr[data-place]"):
         self.browser = browser
-        browser.get_log("browser")  # what others left
+        browser.get_log("browser")  # leftovers of other tests
         started = time.monotonic()
         browser.get(path.as_uri())
         self.wait(f"return document.querySelectorAll('{ready}').length > 0")
@@ -58,7 +58,7 @@ class Page:
     def press(self, *keys):
         from selenium.webdriver import ActionChains
 
-        ActionChains(self.browser).send_keys(*keys).perform()  # to what has the focus now: rows are made anew
+        ActionChains(self.browser).send_keys(*keys).perform()  # to the focused element: rows are made anew
 
     def click(self, selector):
         self.run("document.querySelector(arguments[0]).click()", selector)
@@ -470,7 +470,7 @@ class TestKeyboard:
         page.press("j")
         page.press(Keys.ESCAPE)
 
-        # A dialog that closes gives the focus back to what opened it; the page moves it on in a later task, by "close".
+        # A closing dialog returns the focus to its opener; the page moves it on in a later task, by "close".
         page.wait("return document.activeElement.textContent === 'model.layers.15.mlp.down_proj.weight'")
         assert not page.run("return document.getElementById('details').open")
 
@@ -679,7 +679,7 @@ def candidates(browser, tmp_path_factory):
     paths = []
     for recipe in (quantized_fp8, quantized_int8):
         tensors = dict(x)
-        for name in names[recipe is quantized_int8 :]:  # INT8 leaves the first as it is
+        for name in names[recipe is quantized_int8 :]:  # INT8 leaves the first layer unquantized
             tensors[name], tensors[f"{name}_scale"] = recipe(x[name])
         paths.append(store(folder / f"{recipe.__name__}.safetensors", tensors))
     original = store(folder / "x.safetensors", x)
@@ -761,7 +761,7 @@ class TestDiffPage:
 
 class TestOtherPages:
     def test_links_lead_to_visible_sections(self, browser, tmp_path):
-        inspection().save(tmp_path / "flat.html")  # a single block: no map
+        inspection().save(tmp_path / "flat.html")  # a single block has no map
         page = Page(browser, tmp_path / "flat.html")
 
         assert [True] == list(

@@ -32,13 +32,13 @@ from quanterr.util.text import display, escape_text
 pytestmark = pytest.mark.session
 
 
-# What a file can be called, and a tensor.
+# Names that a file or a tensor can have.
 FILE_NAMES = [name.replace("/", "_").replace("\0", "_") for name in SHORT if name.strip(". ")]
 
 every_name = pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name[:16]))
 
 
-# Each output by itself
+# Each output separately
 
 
 def test_every_output_has_its_check():
@@ -63,7 +63,7 @@ def test_name_can_be_read_back_exactly_from_json(name):
 
     assert name == json.loads(text)["layers"][0]["layer_name"] == json.loads(dumps({name: name}))[name]
     assert name == json.loads(rendered(report, "jsonl").splitlines()[1])["layer_name"]
-    if name.encode(errors="ignore").decode() == name:  # a lone surrogate is no text, and never was a tensor's name
+    if name.encode(errors="ignore").decode() == name:  # a lone surrogate is not text and cannot be a tensor's name
         assert name == msgspec.json.decode(text, type=Report).layers[0].layer_name
 
 

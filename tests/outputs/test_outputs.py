@@ -55,7 +55,7 @@ def flawless():
     return report_of(model)
 
 
-# What stands in them
+# Content
 
 
 @pytest.mark.parametrize("name", make_snapshots.SNAPSHOTS)
@@ -113,7 +113,7 @@ def test_undefined_numbers_can_be_written(report, name):
 @pytest.mark.slow
 def test_output_holds_only_printable_text(evil, name):
     text = rendered(evil, name)
-    escaped = text.encode("unicode_escape").decode()  # JSON Lines are ASCII: what they escape stays data
+    escaped = text.encode("unicode_escape").decode()  # JSON Lines are ASCII: escaped characters stay data
 
     assert not [c for c in text if not c.isprintable() and c != "\n"], escaped[:200]
 
@@ -288,7 +288,7 @@ class TestMarkdown:
         for document in (report, *(make() for make in (sample_documents.plan, sample_documents.evaluation))):
             said = card.section(document)
             assert 1 == said.count("|---|\n")
-            assert not re.search("&#(?!124;)", said)  # but of |, which would end a cell
+            assert not re.search("&#(?!124;)", said)  # except for |, which would end a cell
         assert all(found.message in said for found in document.candidates[0].findings if found.severity != "info")
 
     def test_damaged_layer_is_described_once(self, report):

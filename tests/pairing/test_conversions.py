@@ -24,7 +24,7 @@ import quanterr
 from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
 
-# With conventions of their own; all others are slow tests.
+# These have their own conventions; all others are slow tests.
 TELLING = (
     "llama.cpp-llama", "llama.cpp-qwen3_5", "llama.cpp-qwen3_5_moe-fuse_gate_up", "llama.cpp-qwen3_next",
     "llama.cpp-deepseek_v3", "llama.cpp-glm4_moe_lite", "llama.cpp-gpt_oss", "llama.cpp-gemma3", "llama.cpp-gemma4_moe",

@@ -14,7 +14,7 @@ def conversion(request: pytest.FixtureRequest) -> Conversion:
     return read_conversion(request.param)
 
 
-@pytest.mark.slow  # of the golden conversions themselves, not of the project
+@pytest.mark.slow  # this checks the golden conversions, not the project
 def test_each_original_element_is_used_once_unless_recorded(conversion: Conversion) -> None:
     uses = {name: np.zeros(np.prod(of["shape"], dtype=int), int) for name, of in conversion.original.items()}
     for name, tensor in conversion.tensors.items():

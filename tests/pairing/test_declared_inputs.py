@@ -13,7 +13,7 @@ from quanterr.findings.activations import report_cache_scales, report_lone_rotat
 from quanterr.pairing.inputs import _read_comfy, _read_torchao, find_cache_scales
 from quanterr.pairing.transforms import find_lone_transforms, find_online_transforms
 
-FOLDER = Path(__file__).parents[1] / "golden_declared"  # make.py there says how the files were made
+FOLDER = Path(__file__).parents[1] / "golden_declared"  # make.py in that folder documents the files
 CASES = [
     (path.stem, setting) for path in sorted(FOLDER.glob("*.json")) for setting in json.loads(path.read_text())["cases"]
 ]
@@ -119,7 +119,7 @@ def test_input_rotations_are_distinguished_from_fused_ones(places, expected):
     assert expected == find_online_transforms(config, [])
 
 
-STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # as compressed-tensors stores it, once
+STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # once, as compressed-tensors stores it
 
 
 @pytest.mark.parametrize(

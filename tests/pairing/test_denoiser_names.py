@@ -208,7 +208,7 @@ def test_gguf_file_has_the_author_names(family, tmp_path):
     _, tensors = made(family, tmp_path / "diffusers")
     writer = gguf.GGUFWriter(tmp_path / "q8.gguf", "flux")
     for name, tensor in tensors.items():
-        while tensor.dim() > 1 and len(tensor) == 1:  # as ggml counts axes
+        while tensor.dim() > 1 and len(tensor) == 1:  # in ggml's order of axes
             tensor = tensor[0]
         if tensor.dim() == 2 and tensor.shape[1] % 32 == 0:
             writer.add_tensor(name.removeprefix(COMFY), gguf.quants.quantize(tensor.numpy(), q8), raw_dtype=q8)

@@ -34,7 +34,7 @@ def test_names_cannot_be_changed():
         names_of("llama")["a"] = "b"
 
 
-# What llama.cpp has changed since the package was published.
+# Changes in llama.cpp since the package was published.
 CHANGED = {"clip": {"encoder.layers.{bid}.conv.batch_norm"}}
 
 
@@ -44,7 +44,7 @@ def test_names_equal_the_package_for_every_architecture(monkeypatch):
     assert set(package.MODEL_ARCH_NAMES.values()) <= architectures()
 
     for architecture, name in package.MODEL_ARCH_NAMES.items():
-        # The package changes its own table for some architectures, for good.
+        # The package permanently changes its own table for some architectures.
         monkeypatch.setattr(package.TensorNameMap, "block_mappings_cfg", dict(rules))
         expected = package.get_tensor_name_map(architecture, 1).mapping
         changed = {key.replace("{bid}", "0") for key in CHANGED.get(name, ())}

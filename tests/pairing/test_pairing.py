@@ -481,7 +481,7 @@ class TestBothSidesQuantized:
     @pytest.mark.parametrize(
         ("original", "quantized"),
         [
-            # layouts that are not read, of the same codes
+            # unsupported layouts of the same codes
             (
                 {"a.weight_scale": torch.full((8, 1), 120, dtype=torch.uint8)},
                 {"a.weight_scale": torch.full((8, 1), 121, dtype=torch.uint8)},

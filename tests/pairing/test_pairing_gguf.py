@@ -8,7 +8,7 @@ from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
 from quanterr.pairing.model import Bucket
 
-HEADS, KV_HEADS, DIM = 4, 2, 64  # as LLAMA says
+HEADS, KV_HEADS, DIM = 4, 2, 64  # as in LLAMA
 
 ORIGINAL = {
     "model.embed_tokens.weight": numbers(32, DIM, seed=1),
@@ -157,7 +157,7 @@ def test_unexpected_norm_offset_is_an_error(tmp_path, name, one_more, prescribed
 
 
 def test_embedding_does_not_replace_a_head_on_the_other_side(tmp_path):
-    made = converted(ORIGINAL, permuted=False, one_more=True)  # Gemma has no head of its own
+    made = converted(ORIGINAL, permuted=False, one_more=True)  # Gemma has no separate head
     report, _ = compare_both_ways(tmp_path, ORIGINAL, made, "gemma")
 
     assert [] == report.layers

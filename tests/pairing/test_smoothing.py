@@ -117,7 +117,7 @@ class TestFoldsThatMeet:
         """Norm → gate and up, up → down, norm → q, k and v, v → o for two heads of 64 rows."""
         x = model() | {self.NORM: torch.rand(128) + 0.5, self.GATE: numbers(96, 128, seed=9)}
         x[self.OUT] = numbers(64, 128, seed=10)
-        x[self.NORM][5] = 0  # a channel that is switched off says nothing of its factor
+        x[self.NORM][5] = 0  # a channel that is switched off reveals no factor
         norm = f"{BLOCK}input_layernorm.weight"
         s, t, u, v = (factors(n, seed) ** spread for seed, n in enumerate((128, 128, 64, 96)))
         moved = dict.fromkeys(FED[:2], s) | {self.V: s / u[:, None], self.OUT: u.repeat(2)}

@@ -382,7 +382,7 @@ class TestExports:
     def test_all_recipes_that_a_program_writes_can_be_exported(self, original, consumer):
         found = plan(original, bits=9, to=list_writable(consumer), device="cpu")
         for layer, recipe in zip(found.layers, cycle(list_writable(consumer)), strict=False):
-            layer.recipe = recipe  # all of them, whatever suits best
+            layer.recipe = recipe  # try all of them, not the best ones
 
         assert export_plan(found, consumer)
 
@@ -407,7 +407,7 @@ class TestExports:
 
         row, called = CONSUMERS[program], (tmp_path / "called").read_text()
         lines = (export_command(found, program) or export_plan(found, program)).replace("\\\n", "").splitlines()
-        command = shlex.split(lines[-1])  # the one before makes what llama-quantize reads
+        command = shlex.split(lines[-1])  # the previous command makes the input of llama-quantize
         assert [f"{tmp_path / command[0]}", *command[1:]] == called.splitlines()
         assert not row.file or export_plan(found, program) == (tmp_path / row.file).read_text()
 
@@ -513,7 +513,7 @@ class TestCompare:
         weight = tensors[left]
         assert [] == changed(left, weight.bfloat16())
         assert [] == changed(left, weight.half())
-        assert [left] == changed(left, weight * (1 + 2**-12))  # stored as before: no cast
+        assert [left] == changed(left, weight * (1 + 2**-12))  # stored as before, without a cast
         assert [left] == changed(left, weight.flip(0).bfloat16())
         assert [left] == changed(left, (weight * 1.01).half())
         assert [norm] == changed(norm, (tensors[norm].float() * 1.04).half())

@@ -236,7 +236,7 @@ class TestJobs:
         words = [*shlex.split(hook["entry"])[1:], "ci/baseline.json", "--thresholds", "ci/thresholds.toml"]
         shutil.copy(folder / "ci/baseline.json", folder / "report.json")
 
-        assert "system" == hook["language"]  # an environment of its own would install torch to judge a JSON
+        assert "system" == hook["language"]  # its own environment would install torch to judge a JSON file
         assert Status.OK == call(words[0], *shown, cwd=folder).returncode
         assert not hook["pass_filenames"]
         assert [True, False] == [bool(re.search(hook["files"], name)) for name in ("ci/report.json", "src/main.py")]

@@ -18,7 +18,7 @@ from quanterr.errors import CheckpointError
 
 pytestmark = pytest.mark.session
 
-# Inputs of a target: a second or two.
+# Inputs per target: a second or two.
 EXAMPLES = {"compare": 25, "report": 60, "lost": 120, "labels": 80, "rules": 200}
 MANY = 400
 
@@ -121,7 +121,7 @@ def test_input_that_ends_the_process_is_saved_and_the_others_are_checked(tmp_pat
     assert 19 - 4 <= result.outcomes["taken"]
 
 
-# Of the targets: what they would find
+# Defects that the targets must find
 
 
 def first_defect(name, n=400):

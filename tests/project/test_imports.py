@@ -46,13 +46,13 @@ TORCH_FREE = {
     "cli",
 }
 TORCH_FREE |= {"quanterr", "__main__"}
-BUT = {"quanterr.metrics.histogram", "quanterr.metrics.peaks"}  # the modules of those rooms that compute on tensors
+BUT = {"quanterr.metrics.histogram", "quanterr.metrics.peaks"}  # modules of those rooms that compute on tensors
 TORCH_FREE_MODULES = {
     "quanterr.planning.goals",
     "quanterr.kernel.library",
     "quanterr.kernel.structs",
     "quanterr.kernel.build",
-}  # of other rooms
+}  # modules of other rooms
 
 
 def room(module):

@@ -32,7 +32,7 @@ def swept(files, recipe, **more):
 def test_search_minimizes_the_weighted_error(files, recipe):
     plain, weighed = swept(files, recipe), swept(files, recipe, importance=files[3])
 
-    assert weighed.snr_db < plain.snr_db  # over all columns alike
+    assert weighed.snr_db < plain.snr_db  # over all columns equally
     assert weighed.weighted_snr_db > plain.snr_db
 
 

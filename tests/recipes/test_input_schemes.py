@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
 
-FOLDER = Path(__file__).parents[1] / "golden_inputs"  # make.py there says how the files were made
+FOLDER = Path(__file__).parents[1] / "golden_inputs"  # make.py in that folder documents the files
 STATIC = StoredInputScale(torch.tensor(0.05))
 STORED = {
     "nvfp4": StoredInputScale(torch.tensor(448 * 6 / 300.0)),
@@ -101,7 +101,7 @@ ROWS = [
     ("q8_0", [127.0, 2.6, -3.4, 0.4], [127.0, 3.0, -3.0, 0.0]),
     ("q8_k", [254.0, 5.0, -3.5, 0.4], [254.0, 4.0, -4.0, 0.0]),
     ("mxfp8", [448.0, 1.0, 3.1, 0.0], [448.0, 1.0, 3.0, 0.0]),  # 448 = 1.75 · 2^8: the scale becomes 2
-    ("mxfp8_ceil", [448.0, 1.0, 2.0**-9, 0.0], [448.0, 1.0, 2.0**-9, 0.0]),  # and here it stays 1
+    ("mxfp8_ceil", [448.0, 1.0, 2.0**-9, 0.0], [448.0, 1.0, 2.0**-9, 0.0]),  # here it stays 1
 ]
 
 

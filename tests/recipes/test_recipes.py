@@ -211,7 +211,7 @@ class TestCandidate:
 
         assert ([], "pass") == (left, report.verdict), report.reasons
         assert {layer.layer_name for layer in report.layers} == {name for name in tensors if "proj" in name}
-        if name.startswith("gguf"):  # which a safetensors file cannot hold
+        if name.startswith("gguf"):  # a safetensors file cannot hold these
             parts = [
                 Stored(key, virtual.entries[key].dtype, tuple(tensor.shape), virtual.entries[key].read())
                 for key, tensor in tensors.items()
@@ -296,7 +296,7 @@ class TestBounds:
     def test_nearest_rounding_is_within_bounds_and_the_next_code_is_not(self, recipe):
         x = WEIGHTS["heavy"].float()
         y, bound = fake_quantize(x, recipe), theoretical_max_error(x, recipe)
-        place = int((bound / x.abs()).view(-1).argmin())  # where float32 hides least
+        place = int((bound / x.abs()).view(-1).argmin())  # float32 hides least here
         worse = y.clone()
         worse.view(-1)[place] += 2.1 * bound.view(-1)[place]
 

@@ -48,7 +48,7 @@ def test_estimates_are_within_their_stated_margin(both):
     within = sum(off[key] <= sampled[key].snr_db_margin + 1e-6 for key in full)
 
     assert within >= 0.95 * len(full)
-    assert max(off.values()) > 1e-3  # an estimate it is
+    assert max(off.values()) > 1e-3  # it is an estimate
     assert sum(choice.snr_db_margin for choice in sampled.values()) < 0.5 * len(sampled)
 
 
@@ -76,7 +76,7 @@ def test_reading_all_rows_leaves_no_margin(tmp_path):
 
 def test_tensor_scale_covers_all_rows(tmp_path):
     x = torch.randn(2000, 64, generator=torch.Generator().manual_seed(1))
-    x[7, 0] = 100  # in a row that is not read
+    x[7, 0] = 100  # this row is not read
     path = store(tmp_path / "x.safetensors", {"a.up_proj.weight": x})
     with open_checkpoint(path) as checkpoint:
         [matrix] = matrices_of("a.up_proj.weight", checkpoint.entries)

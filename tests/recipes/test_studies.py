@@ -79,7 +79,7 @@ def test_bandwidth_bounds_tokens_per_second_for_each_recipe(original, tmp_path):
 
     assert "max. tokens/s" in done.stdout
     for name, one in found.items():
-        assert pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == one["tokens_per_second"]  # and the norm
+        assert pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == one["tokens_per_second"]  # including the norm
     ranking = quanterr.sweep(original[0], ["int8_row", "int4_g32"], hardware="900GB/s", device="cpu")
     assert {c.name: c.tokens_per_second for c in ranking.candidates} == {
         name: one["tokens_per_second"] for name, one in found.items()

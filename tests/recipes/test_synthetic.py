@@ -38,7 +38,7 @@ def test_row_scales_help_rows_and_not_columns():
     assert snr["int8_row", "channels"] > snr["int8_tensor", "channels"] + 10
     assert snr["int8_row", "outlier columns"] < snr["int8_row", "gaussian"] - 10
     assert {8 + 32 / 512} == {row.bits_per_weight for row in rows if row.recipe == "int8_row"}
-    # 6.02 dB a bit and 1.76, with the largest of 512 at 3.2 sigma: the quantizer's textbook
+    # by the textbook, 6.02 dB per bit and 1.76, with the largest of 512 at 3.2 sigma
     assert pytest.approx(41.6, abs=1.5) == snr["int8_row", "gaussian"]
 
 

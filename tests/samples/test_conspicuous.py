@@ -10,7 +10,7 @@ import quanterr
 from quanterr.kernel import library
 
 NAME = "layers.0.mlp.up_proj.weight"
-ROWS, COLS, ROW = 1024, 512, 333  # the sample has 16 runs of a few rows; this is in none
+ROWS, COLS, ROW = 1024, 512, 333  # the sample has 16 runs of a few rows, none of which contains this row
 NATIVE = pytest.mark.skipif(library.find_best().kernel is None, reason="no compiled kernel here")
 KERNELS = ["torch", pytest.param("native", marks=NATIVE)]
 
@@ -60,7 +60,7 @@ def test_sound_weight_raises_no_finding(tmp_path, monkeypatch, original, store, 
     assert {} == told(tmp_path, original, store(original))
 
 
-@pytest.mark.parametrize("row", [ROW, *range(203, 211)])  # beside the sample, and in it
+@pytest.mark.parametrize("row", [ROW, *range(203, 211)])  # outside and inside the sample
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_group_with_an_excessive_scale_is_found(tmp_path, monkeypatch, original, kernel, row):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
@@ -79,7 +79,7 @@ def test_scales_with_more_error_than_zeros_are_an_error(tmp_path, original):
     assert "error" == told(tmp_path, original, by_group(original, change))["scale_loss"].severity
 
 
-@pytest.mark.parametrize("tile", [(13, 3), (0, 15), (31, 15)])  # the last: what is beside it is not in the file
+@pytest.mark.parametrize("tile", [(13, 3), (0, 15), (31, 15)])  # in the last tile, padding is not in the file
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_tile_with_an_excessive_scale_is_found(tmp_path, monkeypatch, original, kernel, tile):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
@@ -137,7 +137,7 @@ def test_row_with_its_own_factor_is_reported(tmp_path, original, times):
     found = told(tmp_path, original, stored)["excess_rows"]
 
     assert "1 sampled row (333): " in found.message
-    assert found.evidence["factor"] == pytest.approx(times, rel=0.02)  # the share of the energy that rounding makes
+    assert found.evidence["factor"] == pytest.approx(times, rel=0.02)  # rounding causes a share of the energy
 
 
 def test_row_with_a_negligible_factor_is_silent(tmp_path, original):
@@ -158,6 +158,6 @@ def test_damaged_group_is_found_in_a_row_with_a_dominant_outlier(tmp_path, monke
 
     stored = by_group(x)
     scales = by_group(x, change)[f"{NAME}_scale"]
-    found = told(tmp_path, x, stored | {f"{NAME}_scale": scales})  # the codes are those of the scales before
+    found = told(tmp_path, x, stored | {f"{NAME}_scale": scales})  # the codes belong to the earlier scales
 
     assert [[ROW, 64]] == found["excess_blocks"].evidence["places"]

@@ -164,7 +164,7 @@ class TestParts:
     def test_bad_group_in_a_sampled_row_is_found(self, tmp_path):
         x = weight()
         blocks = x.view(64, -1, 32).clone()
-        blocks[20, 3] *= 16  # of which the scale is made
+        blocks[20, 3] *= 16  # the scale is made from this
         scales = by_group(blocks.view(x.shape), 1.0)[0][f"{NAME}_scale"]
         codes = (x.view(64, -1, 32) / scales[..., None]).round().clamp(-8, 7)
         words = (codes + 8).view(64, -1, 8).long()
@@ -242,7 +242,7 @@ class TestGroups:
         unit = good.index_fill(0, torch.tensor([5]), 0.0)[:, None]
         found = measure_losses(uniform(4), x, None, Scaling(unit, -8 * unit), ScaleGroups(1, 32))
 
-        # Sixteen roundings of float32 at most, also of the codes of zero.
+        # At most sixteen roundings of float32, including the codes of zero.
         assert found.good.flatten().tolist() == pytest.approx(good.tolist(), rel=16 * 2**-24, abs=0)
 
     @pytest.mark.parametrize(("bits", "gains"), [(3, True), (8, False)])
@@ -266,7 +266,7 @@ class TestGroups:
         unit = x.masked_fill(pruned, 0).abs().amax(1, keepdim=True).expand(8, 32) / 127
         found = measure_losses(INT8, x, None, Scaling(unit.masked_fill(pruned, 0.0)), ScaleGroups(1, 32))
 
-        assert found.needed.flatten().tolist() == pytest.approx([1.0] * 8, rel=1 / 127)  # a code more below zero
+        assert found.needed.flatten().tolist() == pytest.approx([1.0] * 8, rel=1 / 127)  # one more code below zero
 
     def test_power_of_two_scales_are_compared_with_powers_of_two(self):
         x = numbers(8, 32, seed=6).float()

@@ -129,7 +129,7 @@ EMBED, NORM, ATTN, K_NORM, MLP, EXPERT, ROUTER, HEAD = NAMES
         ("bert.encoder.layer.0.output.LayerNorm.weight", "norm"),
         ("bert.pooler.dense.weight", "other"),
         ("classifier.weight", "head"),
-        # what says nothing
+        # names without a role
         ("weight", "other"),
         ("", "other"),
         ("...", "other"),
@@ -196,7 +196,7 @@ def test_every_alias_stands_for_a_role():
         (["embed"], [EMBED]),
         (["head"], [HEAD]),
         ([OTHER], [ROUTER]),
-        # a part of a name
+        # parts of a name
         (["q_proj"], [ATTN]),
         (["up_pr"], [MLP, EXPERT]),
         (["layers.1.mlp"], [EXPERT]),
@@ -214,7 +214,7 @@ def test_every_alias_stands_for_a_role():
         (["attn", "mlp"], [ATTN, MLP]),
         (["attn , lm_head"], [ATTN, HEAD]),
         (["mlp,up_proj"], [MLP, EXPERT]),
-        # what is left out
+        # exclusions
         (["!norm"], [EMBED, ATTN, MLP, EXPERT, ROUTER, HEAD]),
         (["layers.0,!norm"], [ATTN, MLP]),
         (["!norm", "layers.0"], [ATTN, MLP]),

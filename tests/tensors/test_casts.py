@@ -110,7 +110,7 @@ class TestCasts:
         x = torch.full((16, 128), 1e5)
         clamped = x.clamp(max=LARGEST_F16).half()
 
-        assert Copy.SAME == told(x, x.half())  # infinite: a finding of its own
+        assert Copy.SAME == told(x, x.half())  # infinite values have their own finding
         assert Copy.CHANGED == told(x, clamped)
 
     def test_computed_values_are_cast_within_float32(self):

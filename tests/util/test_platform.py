@@ -14,9 +14,9 @@ from support.modules import MODULES as FILES
 
 from quanterr.util import platform
 
-# But what runs when it is imported, and what only hatch runs.
+# Except for code that runs at import, and code that only hatch runs.
 MODULES = sorted(FILES.keys() - {"quanterr.__main__", "quanterr.kernel.build"})
-# Executed in a child before the command: all that Windows lacks, and preadv, which old versions of macOS lack as well.
+# A child executes this before the command: it lacks all that Windows lacks, and preadv as old macOS does.
 HIDDEN = f"""
 import os, sys
 for name in ("resource", "fcntl", "pwd", "grp", "termios"):

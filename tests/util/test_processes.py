@@ -25,7 +25,7 @@ def test_launcher_variables_are_read(environment, expected):
     [
         ({}, 0),
         (SLURM | {"SLURM_PROCID": "0"}, 8),
-        (SLURM, 0),  # one of them is enough to say so
+        (SLURM, 0),  # a single variable is enough
         (SLURM | {"SLURM_PROCID": "0", "MASTER_ADDR": "node0"}, 0),
         (SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 0),
     ],
