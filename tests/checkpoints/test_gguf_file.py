@@ -614,7 +614,7 @@ def test_file_with_any_number_anywhere_is_read_or_refused(at, number, kind):
     outcome(WHOLE[:at] + put + WHOLE[at + len(put) :])
 
 
-class TestTheGgufPackage:
+class TestGgufPackage:
     """We may be stricter than the reader in llama.cpp's own package, never laxer, and must find the same."""
 
     @pytest.fixture

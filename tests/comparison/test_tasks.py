@@ -107,7 +107,7 @@ class TestPass:
         assert without_run(quanterr.compare(x, candidates[0], device="cpu")) == without_run(reports[1])
 
 
-class TestTogether:
+class TestGrouping:
     def jobs(self, original, *candidates):
         with open_checkpoint(original) as x:
             plans, recognized = [], {}

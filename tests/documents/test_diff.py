@@ -118,7 +118,7 @@ def test_reversed_diff_is_the_opposite(old, new):
     assert (there.added, there.unchanged) == (back.gone, back.unchanged)
 
 
-class TestWhatCompares:
+class TestComparability:
     NEW = made({"a": 30.0})
 
     @pytest.mark.parametrize("change", [torch.neg, lambda weight: weight.roll(1, 0)], ids=["negated", "rolled"])

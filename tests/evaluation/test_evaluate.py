@@ -427,7 +427,7 @@ class TestGates:
         assert ["fail", "pass"] == [gate.status for gate in found.candidates[0].gates]
 
 
-class TestWhatIsWrong:
+class TestInvalidInputs:
     def edited(self, llama, tmp_path, change):
         """Evaluate a changed copy of the quantized side."""
         folder = shutil.copytree(llama[1], tmp_path / "edited")

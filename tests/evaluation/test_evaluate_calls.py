@@ -317,7 +317,7 @@ def test_timesteps_stay_exact_in_the_floor():
     assert torch.bfloat16 == hidden.to(torch.bfloat16).dtype
 
 
-class TestTheFloor:
+class TestFloor:
     @staticmethod
     def evaluated(tmp_path, stored, name="SD3Transformer2DModel", **options):
         model = saved(name, tmp_path / "float32").to(stored)

@@ -214,7 +214,7 @@ def test_unrecognized_model_is_refused(kind, tmp_path):
         quanterr.evaluate(tmp_path / "a.safetensors", ["b"], inputs=tmp_path / "calls.safetensors")
 
 
-class TestOfTheWrongModel:
+class TestWrongModel:
     @pytest.fixture
     def folder(self, tmp_path):
         made("FLUX.2", tmp_path / "diffusers")

@@ -73,7 +73,7 @@ def plain_kld(original, values):
     return found
 
 
-class TestSeveral:
+class TestSeveralTexts:
     def test_each_text_has_the_same_scores_as_separately(self, made):
         folder, original, quantized, _ = made
         options = {"context": CONTEXT, "dtype": "float64"}

@@ -94,7 +94,7 @@ def test_changed_key_is_reported_with_both_values(key, value):
         {"quantization_config": {"bits": 4}},
         {},
     ],
-    ids=["same", "unrelated", "less", "former names", "nested", "of transformers 5", "no model", "nothing"],
+    ids=["same", "unrelated", "fewer keys", "former names", "nested", "transformers 5", "no model", "empty"],
 )
 def test_equal_or_missing_keys_are_silent(quantized):
     assert [] == found(of_config(LLAMA), of_config(quantized))

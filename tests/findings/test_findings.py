@@ -202,7 +202,7 @@ class TestScales:
         assert judged == ("saturated" not in found)
 
 
-class TestScalesOfActivations:
+class TestActivationScales:
     @pytest.mark.parametrize(
         ("value", "code", "severity"),
         [
@@ -662,7 +662,7 @@ class TestVectors:
         assert "inconclusive" == compared(tmp_path, {BIAS: x * ones}, {BIAS: y * ones}).verdict
 
 
-class TestNumbersThatTellNothing:
+class TestUninformativeNumbers:
     @pytest.mark.parametrize("factor", [2.0, -5.0])
     def test_vanishing_squares_are_an_error(self, tmp_path, factor):
         x = numbers(16, 32).double() * 1e-200
@@ -795,7 +795,7 @@ class TestAllWeights:
         assert "warning" == found["config_without_codes"].severity
 
 
-class TestRepairsAreJudgedOnWhatTheyWereNotFittedTo:
+class TestRepairsOnOtherRows:
     @pytest.mark.parametrize("shape", [(2, 512), (8, 64), (64, 64)])
     def test_factors_that_merely_shrink_noise_are_not_a_repair(self, shape):
         x, noise = (torch.randn(shape, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (1, 2))

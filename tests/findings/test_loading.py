@@ -90,7 +90,7 @@ class TestUndeclared:
             MODEL | {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
             MODEL | {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}},
         ],
-        ids=["no model", "of diffusers", "declared", "of the text", "deeper"],
+        ids=["no model", "diffusers", "declared", "declared for the text", "declared deeper"],
     )
     def test_declared_codes_and_other_configs_are_silent(self, tmp_path, config):
         assert [] == told(of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", config))
@@ -181,7 +181,7 @@ class TestMethods:
             ({"quantization": {"group_size": 64, "bits": 5}}, 0),
             ({"quantization": {"group_size": 64, "bits": 5}, "quantization_config": {"quant_method": "fp8"}}, 0),
         ],
-        ids=["elsewhere", "there", "beside what it was made from"],
+        ids=["another key", "its key", "with the original's key"],
     )
     def test_mlx_needs_its_own_key(self, tmp_path, config, n):
         path = of_golden(tmp_path / "y", "mlx_affine/mlx_5_bits.safetensors", MODEL | config)
@@ -249,7 +249,9 @@ class TestRefused:
         wide = {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}
         assert [] == told(folder(tmp_path / "z", stored, MODEL | {"quantization_config": wide}), "not_read")
 
-    @pytest.mark.parametrize("config", [{"quantization_config": {"load_in_4bit": True}}, {}], ids=["said", "seen"])
+    @pytest.mark.parametrize(
+        "config", [{"quantization_config": {"load_in_4bit": True}}, {}], ids=["declared", "recognized"]
+    )
     def test_bitsandbytes_codes_without_their_state_are_refused(self, tmp_path, config):
         stored = bnb(NAME, sound(named("NF4"), self.x()))
         bare = {OTHER: bnb(OTHER, sound(named("NF4"), self.x()))[OTHER]}
@@ -282,7 +284,7 @@ class TestHeads:
             (HEADS | {"kv_lora_rank": 8}, SHAPES | {"k": (16, 64)}),
             (HEADS | {"v_head_dim": 8}, SHAPES | {"v": (16, 64), "o": (64, 32)}),
         ],
-        ids=["plain", "gated", "unsaid", "latent", "values"],
+        ids=["plain", "gated", "undeclared", "latent", "other values"],
     )
     def test_fitting_or_unknown_heads_are_silent(self, tmp_path, config, shapes):
         assert self.found(tmp_path, config, shapes) is None

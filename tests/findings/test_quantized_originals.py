@@ -42,7 +42,7 @@ def test_quantized_original_is_a_warning_and_its_candidate_is_not_blamed(tmp_pat
     assert f"both differ by {found.evidence['snr_db']:.1f} to " in found.message
 
 
-@pytest.mark.parametrize("y", [coded(values(coded(X, Q8)), Q4), coded(X, Q8)], ids=["of Q8_0", "the same"])
+@pytest.mark.parametrize("y", [coded(values(coded(X, Q8)), Q4), coded(X, Q8)], ids=["made from Q8_0", "the same"])
 def test_finer_original_is_accepted(tmp_path, y):
     assert not {"quantized_original"} & {one.code for one in compared(tmp_path, coded(X, Q8), y).findings}
 

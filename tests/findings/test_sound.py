@@ -85,7 +85,7 @@ def snr_db(x, y):
     return 10 * np.log10((x**2).sum() / ((y - x) ** 2).sum())
 
 
-class TestErrorsThatMakeUpForEachOther:
+class TestCompensatingErrors:
     """GPTQ improves the outputs while each weight gets worse."""
 
     @pytest.mark.parametrize("in_order", [False, True])
@@ -256,7 +256,7 @@ def test_few_distinct_values_are_exact_in_any_codes(tmp_path, make, by_row):
     assert (["constant_weight"] if w.min() == w.max() else []) == [other.code for other in others]
 
 
-class TestRoundingAtRandom:
+class TestRandomRounding:
     @pytest.mark.parametrize("heavy", [1, 40])
     @pytest.mark.parametrize("shared", [False, True])
     def test_random_rounding_is_sound(self, tmp_path, heavy, shared):

@@ -101,7 +101,7 @@ class TestEveryGoldenCase:
 
 
 @pytest.mark.parametrize("case", NUMBERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-class TestEveryGoldenCaseOfNumbers:
+class TestEveryNumericGoldenCase:
     def test_golden_case_dequantizes_as_its_producer_does(self, case):
         expected = values_of(case)
         with planned(expected_of(case), case) as plan:
@@ -557,7 +557,7 @@ def doubts_of(report):
     return [finding.message for finding in report.findings if finding.code == "ambiguous_layout"]
 
 
-class TestLabelsThatContradictTensors:
+class TestContradictoryLabels:
     """The stored tensors decide. The contradiction is a warning, as some runtimes obey the label."""
 
     @pytest.mark.parametrize("where", ["comfy_quant tensor", "header"])

@@ -172,7 +172,7 @@ class TestGptq:
         assert same_bits(made.values, actual)
 
 
-class TestZeroPointsOfGptq:
+class TestGptqZeroPoints:
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("less_one", [True, False])
     @pytest.mark.parametrize("config", [None, GPTQ_V1 | SYMMETRIC, GPTQ_V2 | SYMMETRIC, AUTO_V1 | SYMMETRIC], ids=str)
@@ -345,7 +345,7 @@ class TestAwq:
         assert same_bits(made.values, actual)
 
 
-class TestShapesOfQweight:
+class TestQweightShapes:
     """GPTQ and AWQ store tensors with the same names and dtypes, so a square weight is the hard case."""
 
     @pytest.mark.parametrize("n", [64, 256])  # 256: gemv as GPTQ would have 8 times the columns
@@ -885,7 +885,7 @@ class TestBias:
         assert ("inconclusive", ["a.bias"]) == (report.verdict, [item.layer_name for item in report.not_compared])
 
 
-class TestTold:
+class TestContradictions:
     @pytest.mark.parametrize(
         ("config", "says"),
         [

@@ -40,7 +40,7 @@ def stored_as(row, nonzero=1):
     return stored
 
 
-class TestLayoutsThatAreKnownAndNotRead:
+class TestUnsupportedLayouts:
     @pytest.mark.parametrize("row", [row for row in REFUSALS if row.stored], ids=lambda row: row.name)
     def test_known_but_unread_layouts_are_named_by_their_tensors(self, tmp_path, row):
         report = quanterr.compare(*files(tmp_path, stored_as(row)), device="cpu")

@@ -35,7 +35,7 @@ def produced(original, folder):
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "llama4"])
-class TestOfInputsByOutputs:
+class TestTransposedStacks:
     def test_recipe_is_applied_to_each_expert_along_its_inputs(self, name, tmp_path):
         original = saved(name, tmp_path / "original")
         layers = {layer.layer_name: layer.choices[0] for layer in quanterr.sweep(original, ["int8_row"]).layers}

@@ -174,7 +174,7 @@ class TestStatus:
         assert Status.GATE_FAILED == gate(stored, "--require", "snr_db >= 99", "--allow-partial").returncode
 
 
-class TestWhatIsTold:
+class TestMessages:
     def test_violation_shows_decisive_digits_limit_and_margin(self, stored, report):
         lower, higher = sorted(layer.snr_db for layer in report.layers)
         limit = lower + 1e-12
@@ -230,7 +230,7 @@ class TestWhatIsTold:
         assert f"layer {UP}, in layers" in done.stderr
 
 
-class TestWhatIsWritten:
+class TestWrittenFiles:
     def test_judged_report_is_written_with_its_new_verdict(self, stored, tmp_path):
         judged = tmp_path / "judged.json"
         gate(stored, "--require", "snr_db >= 99", "-o", judged)
@@ -548,7 +548,7 @@ def failed(n, severity="error", violations=()):
     )
 
 
-class TestLimitsOfGitHub:
+class TestGitHubLimits:
     @pytest.mark.parametrize(("n", "shown"), [(1, 1), (10, 10), (11, 10), (50, 10)])
     def test_at_most_ten_annotations_are_printed_and_the_last_counts_the_rest(self, n, shown):
         lines = make_annotations(Verdict("fail", [], [failed(k) for k in range(n)]))

@@ -589,7 +589,7 @@ class TestWorstRows:
         assert len(sums.rows) <= 4 * KEPT_ROWS
 
 
-class TestPiecesOfRows:
+class TestRowPieces:
     @pytest.mark.parametrize("size", [1000, 4096, 33_333, 99_999])
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
     def test_row_pieces_give_the_same_sums_and_worst_rows_as_whole_rows(self, size, wide):

@@ -711,8 +711,8 @@ def test_kernel_and_torch_select_the_same_outstanding_cells(kernel):
 
 @pytest.mark.usefixtures("compiled_kernel")
 @pytest.mark.parametrize("rows", [16, 128], ids=["whole", "sampled"])
-class TestSamplesAreMeasuredAsByTorch:
-    """This holds on all instruction sets."""
+class TestSamples:
+    """Samples are measured as by torch on all instruction sets."""
 
     @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
     @pytest.mark.parametrize("shape", [(1, 1), (16, 1), (16, 10), (1, 10)], ids=["tensor", "row", "group", "block"])
@@ -890,7 +890,7 @@ def test_kernel_reads_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):
 
 
 @needs_kernel
-class TestSmallWeightsAhead:
+class TestSmallWeights:
     """The kernel computes the sums of small weights in one call, while others are finished."""
 
     def plan(self, tmp_path):

@@ -98,7 +98,7 @@ def evil():
     return page(hostile())
 
 
-class TestWhatItMayDo:
+class TestPermissions:
     def test_only_the_page_script_and_style_may_run(self, report):
         found = Page(page(report))
         allowed = dict(part.split(" ", 1) for part in found.policy.split("; "))

@@ -278,7 +278,7 @@ class TestAddress:
         assert page.text("#count").startswith("16 of 145 tensors")
 
 
-class TestTaking:
+class TestCopying:
     def test_layer_name_can_be_copied(self, page):
         self.clipboard(page)
         page.click("#rows button")

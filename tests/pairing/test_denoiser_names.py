@@ -152,7 +152,7 @@ def found_in(report):
     return {(finding.severity, finding.code, finding.layer) for finding in report.findings}
 
 
-class TestOfWrongFiles:
+class TestWrongFiles:
     def test_exchanged_key_and_value_rows_are_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         name = "double_blocks.0.img_attn.qkv.weight"

@@ -444,7 +444,7 @@ class TestMistral:
         assert [True] == [layer.snr_db < 3 for layer in report.layers]
 
 
-class TestGateAndUpInTurn:
+class TestInterleavedGateAndUp:
     """In gpt-oss, the rows of gate and up alternate in the fused weight and bias."""
 
     def checkpoints(self, apart):
@@ -492,7 +492,7 @@ class TestGateAndUpInTurn:
                     assert torch.equal(whole, dequantized(pair.quantized, size))
 
 
-class TestHeadsOfMla:
+class TestMlaHeads:
     """MLX stores kv_b_proj, [heads · (nope + v), rank], as embed_q, [heads, rank, nope], and unembed_out."""
 
     NAME = "model.layers.0.self_attn.kv_b_proj.weight"

@@ -323,7 +323,7 @@ class TestMissingScale:
         assert {} == left
 
 
-class TestScaleBesidePlainNumbers:
+class TestScaleOnPlainNumbers:
     @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("name", ["scale_weight", "weight_scale"])

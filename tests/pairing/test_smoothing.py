@@ -108,7 +108,7 @@ def test_coarse_rounding_is_not_a_fold(tmp_path, seed):
     assert [] == folded(compared(tmp_path, x, {name: int2(weight) for name, weight in x.items()}))
 
 
-class TestFoldsThatMeet:
+class TestConnectedFolds:
     NORM, UP, DOWN = (f"{BLOCK}{name}.weight" for name in ("post_attention_layernorm", "mlp.up_proj", "mlp.down_proj"))
     GATE, V, OUT = (f"{BLOCK}{name}.weight" for name in ("mlp.gate_proj", "self_attn.v_proj", "self_attn.o_proj"))
 
