@@ -179,7 +179,7 @@ class TestOutputs:
 
         assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
 
-    def test_only_run_changes_between_runs(self, checkpoints, tmp_path):
+    def test_only_the_run_section_changes_between_runs(self, checkpoints, tmp_path):
         reports = []
         for name in ("a.json", "b.json"):
             call("compare", *checkpoints, "-q", "-o", tmp_path / name)

@@ -271,7 +271,7 @@ class TestSwaps:
 
 
 class TestKept:
-    def test_few_layers_from_the_best_are_proposed_without_asking(self, tmp_path):
+    def test_keeping_a_few_layers_of_the_best_is_proposed_without_asking(self, tmp_path):
         names = [f"layers.{n}.mlp.up_proj.weight" for n in range(24)]
         x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
         bad = stored_by(quantized_int8, x, names[1:]) | stored_by(coarse, {names[0]: x[names[0]]}, names[:1])

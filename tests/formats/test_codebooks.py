@@ -121,7 +121,7 @@ class TestCodebooks:
         assert expected == digest(exl3.make_codebook(name, CPU))
 
     @pytest.mark.parametrize("name", exl3.GENERATORS)
-    def test_exl3_codes_compute_to_the_looked_up_values(self, name):
+    def test_exl3_codes_decode_the_same_by_table_and_by_formula(self, name):
         table, generator = exl3.make_codebook(name, CPU), exl3.GENERATORS[name]
         tiles = torch.arange(1 << 16).view(2, 128, 256).int()  # a code in each word
         layout = code_tiles.TileLayout(16, 16, torch.tensor([(n, 255 - n, 0) for n in range(256)], dtype=torch.int32))

@@ -510,7 +510,7 @@ class TestBlocks:
         assert weight.block_size is None
         assert same_bits(codes.float() * scales[:, None], actual)
 
-    def test_blocks_do_not_change_with_a_wrong_label(self, tmp_path):
+    def test_wrong_label_does_not_turn_rows_into_blocks(self, tmp_path):
         scales = torch.arange(1.0, 25.0)
         codes = fp8_codes(24, 40)
         said = label(format="float8_e4m3fn_blockwise", group_size=64)

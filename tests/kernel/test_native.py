@@ -1135,7 +1135,7 @@ class TestRounding:
 
     @pytest.mark.parametrize("group", [2, 16, 32, 100, 1000])
     @pytest.mark.parametrize("rows", [1, 5])
-    def test_units_belong_to_their_groups(self, choose, kernel, group, rows):
+    def test_each_group_uses_its_own_unit(self, choose, kernel, group, rows):
         x, groups = normal(5, 500), -(-500 // group)
         units, before, after = (torch.rand(rows, groups) + 0.5 for _ in range(3))
         for name, multiply, *shifts in (

@@ -170,7 +170,7 @@ class TestTable:
         assert page.text("#count").startswith("0 of 145 tensors")
         assert "None." in page.text("#rows")
 
-    def test_status_role_and_format_filter(self, partial):
+    def test_status_role_and_format_filter_rows(self, partial):
         partial.choose("#status", "3")
         lost = partial.column(0)
         partial.choose("#status", "")
