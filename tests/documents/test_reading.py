@@ -263,7 +263,7 @@ BAD = {
         lambda text: re.sub(r'("schema_version": )"1\.\d+"', r'\1"2.0"', text),
         "report schema 2.0, this version reads 1.x",
     ),
-    "no number of a version": (edited(schema_version="1.garbage"), "report schema 1.garbage"),
+    "an invalid version number": (edited(schema_version="1.garbage"), "report schema 1.garbage"),
     "no version": (edited(schema_version=None), "report schema None"),
     "an unknown verdict": (edited(verdict="fine"), "verdict: "),
     "no layers": (edited(layers=None), "layers: "),

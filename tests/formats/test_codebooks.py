@@ -156,7 +156,7 @@ REFUSED = {
         changed("a.trellis", lambda t: torch.zeros(*t.shape[:2], 144, dtype=t.dtype)),
         "an EXL3 trellis is (cols / 16, rows / 16, 16 · bits) with 1 to 8 bits, not a.trellis (I16 [8, 8, 144])",
     ),
-    "exl3: rows that are not a multiple of 128": (
+    "exl3: rows not divisible by 128": (
         "exl3/handmade",
         changed("a.trellis", lambda t: t[:, :7].contiguous()),
         "a.trellis (I16 [8, 7, 80]) holds 112 × 128 weights, which should be multiples of 128",
@@ -186,7 +186,7 @@ REFUSED = {
         changed("a.q_groups", lambda t: torch.tensor([7, *t[1:]], dtype=t.dtype)),
         "a.q_groups (I16 [6]) declares an impossible group: 7 bits in rows 0 to 2 of a.q_weight (I32 [11, 8])",
     ),
-    "exl2: groups that do not rise": (
+    "exl2: groups not in rising order": (
         "exl2/handmade",
         changed("a.q_groups", lambda t: torch.tensor([*t[:3], 9, *t[4:]], dtype=t.dtype)),
         "a.q_groups (I16 [6]) declares an impossible group: 6 bits in rows 9 to 8",
@@ -226,7 +226,7 @@ REFUSED = {
         changed("a.codebooks", lambda t: t.repeat(2, 1, 1, 1)),
         "AQLM has codes (rows, cols, n) and codebooks (n, 2^bits, out, in), not a.codes (I8 [7, 9, 3])",
     ),
-    "aqlm: a size that no bits count": (
+    "aqlm: an impossible size": (
         "aqlm/handmade",
         changed("a.codebooks", lambda t: t[:, :31].contiguous()),
         "a.codebooks (F16 [3, 31, 2, 4]) should hold a power of two of vectors",
@@ -256,7 +256,7 @@ REFUSED = {
         changed("a.outlier_indices", lambda _: torch.zeros(1, 6, 2, dtype=torch.int16)),
         "a.outlier_indices (I16 [1, 6, 2]) is stored without outlier_centroids",
     ),
-    "vptq: residual indices beside packed ones": (
+    "vptq: residual indices with packed ones": (
         "vptq/handmade",
         changed("a.res_indices", lambda _: torch.zeros(1, 6, 40, dtype=torch.int16)),
         "residual indices should be a tensor of their own beside I16 indices",
@@ -311,7 +311,7 @@ REFUSED = {
         changed("a.in_perm", lambda t: t[:8]),
         "a.in_perm (I32 [8]) should have half as many numbers as there are columns, 24",
     ),
-    "eetq: columns that kernels do not read": (
+    "eetq: columns unsupported by kernels": (
         "eetq/handmade",
         changed("a.weight", lambda t: t[:48].contiguous()),
         "EETQ codes are (cols, rows), a multiple of 64 and an even number, not a.weight (I8 [48, 2])",

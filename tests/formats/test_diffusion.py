@@ -147,7 +147,7 @@ REFUSED = {
         (4, 64),
         "its scale a.weight_scale (F32 [4, 2]) should have one number for each row of a.weight (I8 [4, 32])",
     ),
-    "convrot_w4a4, groups that do not divide a row": (
+    "convrot_w4a4 with misfitting groups": (
         w4a4(**{"a.comfy_quant": label(format="convrot_w4a4")}),
         (4, 64),
         "rotated in groups of 256, which is not a power of two that divides 64 columns",
@@ -178,7 +178,7 @@ REFUSED = {
         (4, 64),
         "a.weight (I8 [4, 40]) with scales a.weight_s_rel (F32 [4, 4]) in groups of 16 are not 64 columns of 4 or 6",
     ),
-    "asym_w4a8_int8, a codebook beside 6 bits": (
+    "asym_w4a8_int8 with a codebook and 6 bits": (
         w4a8(**{"a.weight": int8_codes(4, 48), "a.weight_codebook": torch.ones(16)}),
         (4, 64),
         "a.weight_codebook (F32 [16]) should be [16] for 4-bit codes; these have 6",
@@ -243,7 +243,7 @@ REFUSED = {
         (4, 32),
         "a weight of [4, 32] needs 64 bytes and 4 absmax (one for 32 elements)",
     ),
-    "Nunchaku's codes that are not padded": (
+    "Nunchaku's codes without padding": (
         w4a4_of_nunchaku(rows=96),
         (96, 128),
         "Nunchaku codes are (rows, cols / 2), both in multiples of 128, not a.qweight (I8 [96, 64])",
@@ -263,7 +263,7 @@ REFUSED = {
         (128, 128),
         "a.lora_up (BF16 [128, 32]) should be [128, 16] beside codes a.qweight",
     ),
-    "Nunchaku's scale of a tensor beside integers": (
+    "Nunchaku's tensor scale with integers": (
         w4a4_of_nunchaku(wtscale=bf16(1)),
         (128, 128),
         "a.wtscale (BF16 [1]) is not expected with int4 codes",

@@ -287,7 +287,7 @@ REFUSED = {
         {"a.weight": CODES, "a.weight_scale": ONE, "a.weight_zero_point": torch.zeros(4, 1)},
         "unused: a.weight_zero_point",
     ),
-    "zero points that are no integers": (
+    "zero points with a float dtype": (
         {"a.weight": INT8, "a.weight_scale": ONE, "a.weight_zero_point": torch.zeros(4, 1)},
         "its zero_point a.weight_zero_point (F32 [4, 1]) should be one of I8",
     ),
@@ -299,11 +299,11 @@ REFUSED = {
         {"a.weight": CODES, "a.weight_absmax": ONE},
         "stored as fp8_cast (F8_E4M3), but unused: a.weight_absmax",
     ),
-    "an unused scale beside plain numbers": (
+    "an unused scale of plain numbers": (
         {"a.weight": numbers(4, 40), "a.weight_scale": torch.tensor(2.0)},
         "stored as dense (BF16), but unused: a.weight_scale; its producer computed scales but left the weight",
     ),
-    "a scale of a shape that fits no known layout": (
+    "a scale with an unknown shape": (
         {"a.weight": fp8_codes(192, 320), "a.weight_scale": torch.ones(5, 3)},
         "scale a.weight_scale (F32 [5, 3]) fits no known layout for a weight of shape [192, 320]",
     ),
@@ -347,7 +347,7 @@ REFUSED = {
         {"a.weight": torch.zeros(4, 40, dtype=torch.uint8), "a.comfy_quant": label(format="nvfp4")},
         "comfy_quant tensor says nvfp4",
     ),
-    "a layout that is not read": (
+    "an unsupported layout": (
         {"a.weight": torch.zeros(4, 40, dtype=torch.float8_e4m3fnuz), "a.weight_scale": ONE},
         "a.weight (F8_E4M3FNUZ [4, 40]) is in a layout that this version does not support",
     ),

@@ -741,11 +741,11 @@ REFUSED = {
         GPTQ | {"a.qzeros": GPTQ["a.qzeros"].astype(np.int16)},
         "fit neither GPTQ",
     ),
-    "an order that names a block that is not there": (
+    "an order with a missing block": (
         GPTQ | {"a.g_idx": np.full(96, 3, np.int32)},
         "a.g_idx (I32 [96]) names block 3, but blocks are 0 to 2",
     ),
-    "an order that names a negative block": (
+    "an order with a negative block": (
         GPTQ | {"a.g_idx": np.arange(96, dtype=np.int32) - 1},
         "a.g_idx (I32 [96]) names block -1",
     ),
@@ -765,7 +765,7 @@ REFUSED = {
         GEMM | {"a.g_idx": np.zeros(96, np.int32)},
         "stored as awq_gemm (I32), but unused: a.g_idx",
     ),
-    "shapes that are neither GPTQ nor AWQ": (
+    "shapes of neither GPTQ nor AWQ": (
         GEMM | {"a.qweight": GEMM["a.qweight"][:, :1]},
         "a.qweight (I32 [96, 1]), a.scales (F16 [3, 40]) and a.qzeros (I32 [3, 5]) fit neither GPTQ",
     ),
@@ -777,7 +777,7 @@ REFUSED = {
         GEMM | {"a.scales": np.ones((77, 40), np.float16), "a.qzeros": np.zeros((77, 5), np.int32)},
         "77 blocks of columns fit no block size in 96 columns",
     ),
-    "scales of gemv_fast that are not its columns": (
+    "gemv_fast scales that differ from its columns": (
         FAST | {"a.scales": np.ones((8, 48), np.float16)},
         "should have 4 columns for each row of a.qweight (I16 [10, 128])",
     ),
@@ -808,7 +808,7 @@ REFUSED = {
         CT | {"a.weight_g_idx": np.zeros(95, np.int32)},
         "a.weight_g_idx (I32 [95]) should have one for each column",
     ),
-    "zero points of int8 that are not as its scales": (
+    "int8 zero points that differ from its scales": (
         INT | {"a.weight_zero_point": np.zeros((40, 1), np.int8)},
         "a.weight_zero_point (I8 [40, 1]) should have the shape of a.weight_scale (F16 [40, 3])",
     ),
@@ -836,7 +836,7 @@ REFUSED = {
         MARLIN_24 | {"a.meta": np.zeros((3, 64), np.int16)},
         "a.weight_packed (I32 [3, 128]), a.scale_packed (F16 [1, 64]) and a.meta (I16 [3, 64]) do not belong together",
     ),
-    "scales of Quark that fit neither way": (
+    "Quark scales that fit neither way": (
         QUARK | {"a.weight_scale": np.ones((3, 48), np.float16)},
         "a.weight_scale (F16 [3, 48]) fit a.weight (I32 [96, 5]) neither as one per block",
     ),

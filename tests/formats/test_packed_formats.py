@@ -293,7 +293,7 @@ REFUSED = {
         None,
         "its scale a.weight_scale (U8 [4, 8]) does not fit a.weight (U8 [4, 32])",
     ),
-    "mxfp4 with a scale that it does not need": (
+    "mxfp4 with an unnecessary scale": (
         MXFP4 | {"a.weight_zero_point": torch.ones(1)},
         None,
         "unused: a.weight_zero_point",
@@ -353,13 +353,13 @@ REFUSED = {
         None,
         "a.weight.nested_absmax (F32 [1]) should have 2 numbers, one per 2 of 4 scales, not 1",
     ),
-    "bnb whose state is no JSON": (
+    "bnb with a state other than JSON": (
         nf4() | {"a.weight.quant_state.bitsandbytes__nf4": ascii_bytes("{nonsense")},
         None,
         "its quant_state a.weight.quant_state.bitsandbytes__nf4 (U8 [9]) is not valid UTF-8 JSON",
     ),
-    "bnb whose state says another type": (nf4(quant_type="int4"), None, "says quant_type int4, not nf4 or fp4"),
-    "bnb whose state says a list": (nf4(quant_type=["nf4"]), None, "says quant_type ['nf4'], not nf4 or fp4"),
+    "bnb with another type in its state": (nf4(quant_type="int4"), None, "says quant_type int4, not nf4 or fp4"),
+    "bnb with a list in its state": (nf4(quant_type=["nf4"]), None, "says quant_type ['nf4'], not nf4 or fp4"),
     "bnb whose state has no shape": (nf4(shape="many"), None, "has no shape"),
     "bnb whose state tells no block": (nf4(blocksize=0), None, "has no usable blocksize"),
     "bnb in old tiles": (
@@ -439,7 +439,7 @@ REFUSED = {
         None,
         "a.nbits (F32 []) declares nan bits, but its packing is 4bit_u8",
     ),
-    "hqq along an axis that is none": (
+    "hqq along an invalid axis": (
         hqq(axis=torch.tensor(7, dtype=torch.int32)),
         None,
         "a.axis (I32 []) declares groups along axis 7",
@@ -449,18 +449,18 @@ REFUSED = {
         None,
         "a.axis (I32 []) declares groups along axis 0, the shape of a.scale (F32 [8, 1]) implies axis 1",
     ),
-    "hqq with scales that tell no axis": (
+    "hqq with scales that fit no axis": (
         {name: part for name, part in hqq(scale=torch.ones(8)).items() if name != "a.axis"},
         None,
         "the axis of its groups is unknown: a.scale (F32 [8]) is neither (1, groups) nor (groups, 1)",
     ),
-    "hqq with groups that do not divide": (
+    "hqq with misfitting groups": (
         hqq(group_size=torch.tensor(30, dtype=torch.int32)),
         None,
         "groups of 30 along axis 1 do not divide a weight of shape [4, 64]",
     ),
     "torchao without its header": (int8(), None, "the header (__metadata__) does not describe a.weight"),
-    "torchao whose header is no JSON": (int8(), {"a.weight": "{"}, "its description in the header is not valid"),
+    "torchao with a header other than JSON": (int8(), {"a.weight": "{"}, "its description in the header is not valid"),
     "torchao of an unknown type": (
         int8(),
         torchao("Int4PreshuffledTensor"),
@@ -476,12 +476,12 @@ REFUSED = {
         torchao("Int8Tensor", **BLOCK),
         "unused: a._weight_per_tensor_scale",
     ),
-    "torchao with a part that is not known": (
+    "torchao with an unknown part": (
         int8() | {"a._weight_permutation": torch.ones(1)},
         torchao("Int8Tensor", **BLOCK),
         "unused: a._weight_permutation",
     ),
-    "torchao without a part that its header lists": (
+    "torchao without a listed part": (
         int8(),
         {"a.weight": json.dumps({"_type": "Int8Tensor", "_data": BLOCK, "_tensor_data_names": LISTED})},
         "its zero_point is missing, which the header lists (_tensor_data_names)",
@@ -491,7 +491,7 @@ REFUSED = {
         torchao("Int8Tensor", block_size=[1, 32]),
         "a._weight_scale (F32 [4, 1]) should have 8 numbers: one per 32 columns",
     ),
-    "torchao of a strange block": (
+    "torchao with a strange block": (
         int8(),
         torchao("Int8Tensor", block_size=[2, 64]),
         "block_size [2, 64] for a._weight_qdata (I8 [4, 64]): neither groups of columns nor the whole tensor",
@@ -517,12 +517,12 @@ REFUSED = {
         torchao("Int8Tensor", **BLOCK),
         "codes of torchao_int8 are I8 (rows, cols), not a._weight_qdata (U8 [4, 64])",
     ),
-    "torchao with elements that are not read": (
+    "torchao with unsupported elements": (
         int8(),
         torchao("MXTensor", elem_dtype="fp6_e1m4", block_size=32),
         "the header declares elements fp6_e1m4 in blocks of 32, which is not supported",
     ),
-    "torchao with scales that are no tiles": (
+    "torchao with scales other than tiles": (
         {"a._weight_qdata": random_bytes(4, 32), "a._weight_scale": torch.ones(4, 4).to(F8)},
         torchao("NVFP4Tensor", block_size=16, is_swizzled_scales=True),
         "should have 512 numbers, in tiles: one per 16 columns",
@@ -532,7 +532,7 @@ REFUSED = {
         torchao("Int4Tensor", **BLOCK, shape=[4, 128]),
         "a._weight_scale (F32 [4, 2]) should have the shape [2, 4]: groups of 64 columns",
     ),
-    "torchao tiles that are too small": (
+    "torchao tiles too small": (
         {
             "a._weight_qdata": torch.zeros(1, 8, 32, 4, dtype=torch.int32),
             "a._weight_scale_and_zero": torch.ones(16, 8, 2),

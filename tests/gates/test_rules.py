@@ -134,23 +134,23 @@ FILES = {
     "no rule": ("schema = 1\n", "has no [[rule]]"),
     "unknown key": ("schema = 1\nrules = []\n", "unknown key rules; did you mean rule?"),
     "one rule, not a list": ('schema = 1\n[rule]\nid = "x"\n', "rules are written as [[rule]]"),
-    "rules that are none": ("schema = 1\nrule = [1]\n", "rules are written as [[rule]]"),
+    "rules of a wrong type": ("schema = 1\nrule = [1]\n", "rules are written as [[rule]]"),
     "no id": ('schema = 1\n[[rule]]\nrequire = "snr_db >= 30"\n', 'thresholds.toml:2: a rule needs id = "…"'),
     "an empty id": (f"schema = 1\n{RULE}".replace('"x"', '" "'), 'thresholds.toml:2: a rule needs id = "…"'),
     "no require": ('schema = 1\n[[rule]]\nid = "x"\n', 'thresholds.toml:2: a rule needs require = "…"'),
     "a number to require": ('schema = 1\n[[rule]]\nid = "x"\nrequire = 30\n', 'a rule needs require = "…"'),
     "a misspelt key": (f'schema = 1\n{RULE}layer = ["a"]\n', 'rule "x": unknown key layer; did you mean layers?'),
-    "an unknown key of a rule": (f"schema = 1\n{RULE}colour = 1\n", "known keys: id, require, layers, severity"),
+    "an unknown key in a rule": (f"schema = 1\n{RULE}colour = 1\n", "known keys: id, require, layers, severity"),
     "layers as a text": (f'schema = 1\n{RULE}layers = "a"\n', "layers must be a list such as"),
     "layers as numbers": (f"schema = 1\n{RULE}layers = [1]\n", "layers must be a list such as"),
     "an empty pattern": (f'schema = 1\n{RULE}layers = [""]\n', "layers: an empty pattern"),
     "a bad regular expression": (f'schema = 1\n{RULE}layers = ["re:("]\n', "is not a regular expression"),
-    "layers of the whole model": (
+    "layers for a whole-model rule": (
         'schema = 1\n[[rule]]\nid = "x"\nrequire = "global(nmse) < 1"\nlayers = ["a"]\n',
         "applies to the whole model; it cannot have layers",
     ),
     "an unknown severity": (f'schema = 1\n{RULE}severity = "warning"\n', "severity must be one of error, warn, not"),
-    "a severity that is none": (
+    "a severity of a wrong type": (
         f"schema = 1\n{RULE}severity = [1]\n",
         "severity must be one of error, warn, not [1]",
     ),
@@ -159,11 +159,11 @@ FILES = {
         "undefined must be one of fail, skip, not 'pass'",
     ),
     "a number for a reason": (f"schema = 1\n{RULE}reason = 1\n", "reason must be a string, not 1"),
-    "an expression that is wrong": (
+    "a wrong expression": (
         f'schema = 1\n{RULE}\n[[rule]]\nid = "y"\nrequire = "snr >= 30"\n',
         'thresholds.toml:6: rule "y": require: "snr >= 30": no metric of a layer named snr; did you mean snr_db?',
     ),
-    "one id for two of the whole": (
+    "one id for two whole-model rules": (
         'schema = 1\n[[rule]]\nid = "x"\nrequire = "min(nmse) < 1"\n' + RULE + 'layers = ["a"]\n',
         'two rules have the id "x"; only rules that apply to each layer can share one',
     ),

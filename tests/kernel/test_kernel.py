@@ -131,7 +131,7 @@ SHAPES += [(1100, 128), (64, 4096), (17, 16_384)]  # their products are matrix p
 EVEN = {
     "normal": lambda *shape: (0.05 * normal(*shape)).bfloat16().float(),
     "uniform and positive": lambda *shape: torch.rand(shape, generator=generator()) + 0.1,
-    "a mean that is not zero": lambda *shape: 2 + normal(*shape),
+    "a nonzero mean": lambda *shape: 2 + normal(*shape),
     "half zeros": lambda *shape: normal(*shape).relu(),
 }
 UNEVEN = {  # one row has most of the energy
@@ -355,8 +355,8 @@ WILD = {
     "elements of 1e-30 that become zero": (1e-30 * ones(4, 8), torch.zeros(4, 8)),
     "zeros that become 1e-30": (torch.zeros(4, 8), 1e-30 * ones(4, 8)),
     "zeros that become subnormal": (torch.zeros(4, 8), 1e-44 * ones(4, 8)),
-    "zeros beside zeros that become 1e-30": (torch.zeros(2, 8), torch.tensor([[0.0], [1e-30]]) * ones(2, 8)),
-    "an error of 1e-30 beside one of 1": (ones(2, 8), ones(2, 8) + torch.tensor([[0.0], [1.0]])),
+    "zeros next to zeros that become 1e-30": (torch.zeros(2, 8), torch.tensor([[0.0], [1e-30]]) * ones(2, 8)),
+    "an error of 1e-30 next to one of 1": (ones(2, 8), ones(2, 8) + torch.tensor([[0.0], [1.0]])),
     "the largest float32, negated": (3e38 * ones(4, 8), -3e38 * ones(4, 8)),
     "quotients beyond float32": (1e-20 * ones(4, 8), 1e20 * ones(4, 8)),
     "sums of quotients beyond float32": (
@@ -367,7 +367,7 @@ WILD = {
         ones(4000, 2).index_fill(1, torch.tensor([0]), 1e-36),
         2 * ones(4000, 2),
     ),
-    "a tiny row beside a row of zeros": (
+    "a tiny row next to a row of zeros": (
         torch.tensor([[1e-25], [0.0], [0.0]]) * ones(3, 8),
         torch.tensor([[1e-25], [0.0], [1e-3]]) * ones(3, 8),
     ),

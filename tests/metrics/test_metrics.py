@@ -452,7 +452,7 @@ UNDEFINED = {
         torch.ones(4, 8),
         {name: kind for name, kind in ALL_NAN.items() if name not in {*NONE_OF_THEM, "bits_per_weight"}},
     ),
-    "some elements that are not finite": (
+    "some infinite or NaN elements": (
         torch.tensor([[1.0, inf, 3.0, 4.0]]),
         torch.tensor([[1.5, 2.0, 3.0, nan]]),
         {"snr_db": "nan", "effective_bits": "nan"},

@@ -599,7 +599,7 @@ VARIANTS = {
     "fp8 with a label": {"weight": CODES, "weight_scale": FACTOR, "comfy_quant": label(format="float8_e4m3fn")},
     "fp8 rotated": {"weight": CODES, "weight_scale": FACTOR, "comfy_quant": label(convrot=True)},
     "fp8 cast": {"weight": CODES},
-    "fp8 of a wrong shape": {"weight": CODES, "weight_scale": torch.ones(5, 3)},
+    "fp8 with a wrong shape": {"weight": CODES, "weight_scale": torch.ones(5, 3)},
     "fp8 with two scales": {"weight": CODES, "weight_scale": FACTOR, "scale_weight": FACTOR},
     "int8": {"weight": INT8, "weight_scale": STEP.repeat(4, 1)},
     "int8 without scale": {"weight": INT8},
