@@ -24,7 +24,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path, monkeypatch):
-    """A cache of the tests' own, and a current folder where nothing is called like a model."""
+    """A cache for these tests, and a current folder that holds no file named like a model."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -51,7 +51,7 @@ def stored(tmp_path):
 
 
 def opened(path):
-    """What is stored there, closed again."""
+    """Open a checkpoint, close it again and return it."""
     with open_checkpoint(path) as checkpoint:
         return checkpoint
 
@@ -61,14 +61,14 @@ def names_of(path):
 
 
 def refusal(error, path):
-    """The message with which a checkpoint is refused."""
+    """Return the message with which a checkpoint is refused."""
     with pytest.raises(error) as raised:
         open_checkpoint(path)
     return str(raised.value)
 
 
 def cached(hub, name="models--org--name", revision="main", inside="model.safetensors"):
-    """A model as the Hub's own library caches it: links to blobs; returns its snapshot."""
+    """Store a model as the Hub's own library caches it, with links to blobs, and return its snapshot."""
     snapshot = hub / name / "snapshots" / COMMIT
     blob = write(hub / name / "blobs" / f"{len(inside):064}", A)
     (snapshot / inside).parent.mkdir(parents=True)
@@ -82,7 +82,7 @@ def cached(hub, name="models--org--name", revision="main", inside="model.safeten
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "flux1-dev.sft", "no_suffix", "größe.safetensors", "a b"])
-def test_a_file_is_opened_whatever_it_is_called(tmp_path, name):
+def test_file_name_does_not_matter(tmp_path, name):
     path = write(tmp_path / name, original(), {"format": "pt"})
 
     checkpoint = opened(path)
@@ -93,28 +93,28 @@ def test_a_file_is_opened_whatever_it_is_called(tmp_path, name):
     assert () == checkpoint.notes
 
 
-def test_a_path_may_be_a_string_or_a_path(tmp_path):
+def test_path_may_be_a_string_or_a_path(tmp_path):
     path = write(tmp_path / "model.safetensors", A)
 
     assert names_of(path) == names_of(str(path))
 
 
 @pytest.mark.parametrize("name", [b"\xff.safetensors", b"\xe9/model.safetensors"])
-def test_a_name_need_not_be_unicode(tmp_path, name):
+def test_name_need_not_be_unicode(tmp_path, name):
     path = tmp_path / os.fsdecode(name)
     path.parent.mkdir(exist_ok=True)
 
     assert ["a"] == names_of(write(path, A))
 
 
-def test_a_link_is_followed(tmp_path):
+def test_symbolic_link_is_followed(tmp_path):
     write(tmp_path / "blob", A)
     (tmp_path / "model.safetensors").symlink_to("blob")
 
     assert ["a"] == names_of(tmp_path / "model.safetensors")
 
 
-def test_an_entry_says_what_is_stored(tmp_path):
+def test_entry_describes_the_stored_tensor(tmp_path):
     with open_checkpoint(write(tmp_path / "model.safetensors", original())) as checkpoint:
         found = checkpoint.entries["model.layers.0.mlp.up_proj.weight"]
 
@@ -135,14 +135,14 @@ def test_entries_come_as_the_header_lists_them(tmp_path):
     assert {"z": b"zzzz", "a": b"aaaa", "m": b"mmmm"} == read
 
 
-def test_a_header_may_be_padded_with_spaces(tmp_path):
+def test_header_may_be_padded_with_spaces(tmp_path):
     path = raw_header(tmp_path / "model.safetensors", as_header({"w": entry()}) + b"   ", b"1234")
 
     assert ["w"] == names_of(path)
 
 
 @pytest.mark.skipif(not NEW_LIBRARY, reason="this safetensors knows fewer dtypes")
-def test_every_dtype_of_the_library_is_known(tmp_path):
+def test_every_dtype_the_library_knows_is_known(tmp_path):
     for dtype, bits in DTYPE_BITS.items():
         path = tmp_path / dtype
         raw_header(path, as_header({"w": entry(dtype, (8,), (0, bits))}), bytes(bits))
@@ -150,7 +150,7 @@ def test_every_dtype_of_the_library_is_known(tmp_path):
         assert bits == opened(path).entries["w"].bits
 
 
-def test_a_checkpoint_is_closed_behind_its_block(tmp_path):
+def test_checkpoint_is_closed_after_its_block(tmp_path):
     with open_checkpoint(write(tmp_path / "model.safetensors", A)) as checkpoint:
         pass
     checkpoint.close()
@@ -173,7 +173,7 @@ def test_no_file_stays_open_when_opening_fails(folder):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "flux1-dev.sft", "diffusion_pytorch_model.safetensors"])
-def test_a_folder_with_a_single_file_is_that_file(folder, name):
+def test_folder_with_a_single_file_opens_that_file(folder, name):
     write(folder / name, A)
     (folder / "README.md").write_text("")
 
@@ -182,7 +182,7 @@ def test_a_folder_with_a_single_file_is_that_file(folder, name):
     assert (str(folder), "folder", ["a"]) == (checkpoint.path, checkpoint.kind, list(checkpoint.entries))
 
 
-def test_a_folder_with_an_index_has_all_its_shards(folder):
+def test_folder_with_an_index_has_all_its_shards(folder):
     checkpoint = opened(shards(folder, A, B, C))
 
     assert ("folder", ["a", "b", "c"]) == (checkpoint.kind, list(checkpoint.entries))
@@ -190,7 +190,7 @@ def test_a_folder_with_an_index_has_all_its_shards(folder):
     assert "model-00002-of-00003.safetensors" == checkpoint.entries["b"].file.path.name
 
 
-def test_an_index_may_be_named_itself(folder):
+def test_index_may_be_named_itself(folder):
     shards(folder, A, B)
 
     checkpoint = opened(folder / "model.safetensors.index.json")
@@ -207,14 +207,14 @@ def test_shards_need_no_index(folder, suffix):
     assert ["a", "b"] == names_of(folder)
 
 
-def test_an_index_of_another_name_is_found(folder):
+def test_index_with_another_name_is_found(folder):
     write(folder / "weights.safetensors", A)
     write_index(folder, {"a": "weights.safetensors"}, "diffusion_pytorch_model.safetensors.index.json")
 
     assert ["a"] == names_of(folder)
 
 
-def test_of_several_indexes_that_of_the_model_is_taken(folder):
+def test_model_index_is_preferred_to_others(folder):
     shards(folder, A, B)
     write(folder / "adapter.safetensors", C)
     write_index(folder, {"c": "adapter.safetensors"}, "adapter.safetensors.index.json")
@@ -222,13 +222,13 @@ def test_of_several_indexes_that_of_the_model_is_taken(folder):
     assert ["a", "b"] == names_of(folder)
 
 
-def test_a_shard_alone_is_opened_when_it_is_named(folder):
+def test_shard_alone_is_opened_when_it_is_named(folder):
     shards(folder, A, B)
 
     assert ["b"] == names_of(folder / "model-00002-of-00002.safetensors")
 
 
-def test_the_second_copy_that_mistral_ships_is_left_aside(folder):
+def test_second_copy_shipped_by_mistral_is_ignored(folder):
     shards(folder, A, B, index=False)
     write(folder / "consolidated.safetensors", C)
 
@@ -245,7 +245,7 @@ def test_the_second_copy_that_mistral_ships_is_left_aside(folder):
         ["a-00001-of-00001.safetensors", "extra.safetensors"],
     ],
 )
-def test_a_folder_with_several_checkpoints_is_ambiguous(folder, names):
+def test_folder_with_several_checkpoints_is_ambiguous(folder, names):
     for name in names:
         write(folder / name, A)
 
@@ -257,7 +257,7 @@ def test_a_folder_with_several_checkpoints_is_ambiguous(folder, names):
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_all_missing_shards_are_listed_at_once(folder, index):
+def test_all_missing_shards_are_listed_together(folder, index):
     shards(folder, A, B, C, index=index)
     for number in (1, 3):
         (folder / f"model-{number:05}-of-00003.safetensors").unlink()
@@ -269,7 +269,7 @@ def test_all_missing_shards_are_listed_at_once(folder, index):
 
 
 @pytest.mark.parametrize("denoiser", ["transformer", "unet"])
-def test_the_folder_of_a_pipeline_is_its_denoiser(folder, denoiser):
+def test_pipeline_folder_opens_its_denoiser(folder, denoiser):
     for name in (denoiser, "vae", "text_encoder"):
         (folder / name).mkdir()
         write(folder / name / "diffusion_pytorch_model.safetensors", A)
@@ -282,7 +282,7 @@ def test_the_folder_of_a_pipeline_is_its_denoiser(folder, denoiser):
     assert {"config.json": {"_class_name": "X"}} == checkpoint.config
 
 
-def test_a_pipeline_with_two_denoisers_is_ambiguous(folder):
+def test_pipeline_with_two_denoisers_is_ambiguous(folder):
     for name in ("transformer", "transformer_2"):
         (folder / name).mkdir()
     (folder / "model_index.json").write_text("{}")
@@ -291,7 +291,7 @@ def test_a_pipeline_with_two_denoisers_is_ambiguous(folder):
     assert told in refusal(UsageError, folder)
 
 
-def test_a_pipeline_with_weights_of_its_own_is_these_weights(folder):
+def test_pipeline_with_its_own_weights_opens_them(folder):
     (folder / "transformer").mkdir()
     (folder / "model_index.json").write_text("{}")
     write(folder / "model.safetensors", A)
@@ -307,7 +307,7 @@ def test_a_pipeline_with_weights_of_its_own_is_these_weights(folder):
     ("held", "told"),
     [((), "it is empty"), (("b.bin", "a.txt"), "it holds a.txt, b.bin"), (("x\x1b",), "x\\x1b")],
 )
-def test_a_folder_without_weights_says_what_it_holds(folder, held, told):
+def test_folder_without_weights_is_an_error_that_lists_its_content(folder, held, told):
     for name in held:
         (folder / name).write_text("")
 
@@ -317,7 +317,7 @@ def test_a_folder_without_weights_says_what_it_holds(folder, held, told):
     assert told in message
 
 
-def test_tensors_that_the_index_leaves_out_are_noted(folder):
+def test_tensors_missing_from_the_index_are_noted(folder):
     write(folder / "weights.safetensors", A | B)
 
     checkpoint = opened(write_index(folder, {"a": "weights.safetensors"}))
@@ -327,11 +327,11 @@ def test_tensors_that_the_index_leaves_out_are_noted(folder):
     assert checkpoint.notes[0].endswith(": index does not list b; compared anyway")
 
 
-def test_a_shard_that_the_index_does_not_name_is_noted(folder):
+def test_shard_missing_from_the_index_is_noted(folder):
     shards(folder, A, B)
     assert () == opened(folder).notes
     write_index(folder, dict.fromkeys(A, "model-00001-of-00002.safetensors"))
-    write(folder / "model-00003-of-00009.safetensors", B)  # of another series
+    write(folder / "model-00003-of-00009.safetensors", B)  # from another series
     checkpoint = opened(folder)
 
     assert list(A) == list(checkpoint.entries)
@@ -340,16 +340,16 @@ def test_a_shard_that_the_index_does_not_name_is_noted(folder):
     ) == checkpoint.notes
 
 
-def test_an_unknown_field_of_an_entry_is_noted(tmp_path):
+def test_unknown_field_in_an_entry_is_noted(tmp_path):
     path = raw_header(tmp_path / "w.safetensors", as_header({"w": entry(strides=[1])}), b"1234")
 
     assert (f'{path}: w: ignoring unknown field "strides"',) == opened(path).notes
 
 
-# What is stored with the weights
+# Files stored with the weights
 
 
-def test_the_configuration_beside_a_folder_is_read(folder):
+def test_configuration_in_the_folder_is_read(folder):
     shards(folder, A, B)
     (folder / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
@@ -363,7 +363,7 @@ def test_the_configuration_beside_a_folder_is_read(folder):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "flux1-dev.safetensors"])
-def test_the_configuration_beside_a_single_file_is_read(folder, name):
+def test_configuration_next_to_a_single_file_is_read(folder, name):
     write(folder / name, A)
     (folder / "config.json").write_text('{"a": 1}')
 
@@ -381,7 +381,7 @@ def test_the_configuration_beside_a_single_file_is_read(folder, name):
         (b'{"a": ' + b"1" * 5_000 + b"}", None),
     ],
 )
-def test_a_configuration_is_a_hint_and_never_stops_the_comparison(folder, text, config):
+def test_configuration_is_a_hint_and_never_stops_the_comparison(folder, text, config):
     write(folder / "model.safetensors", A)
     (folder / "config.json").write_bytes(text)
 
@@ -390,7 +390,7 @@ def test_a_configuration_is_a_hint_and_never_stops_the_comparison(folder, text, 
     assert config == (found and list(found))
 
 
-def test_a_huge_configuration_is_left_unread(folder):
+def test_huge_configuration_is_not_read(folder):
     write(folder / "model.safetensors", A)
     (folder / "config.json").write_text("{}")
     os.truncate(folder / "config.json", 16 * 2**20 + 1)
@@ -403,7 +403,7 @@ def test_a_huge_configuration_is_left_unread(folder):
     [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path), lambda path: os.symlink("/dev/null", path)],
     ids=["FIFO", "folder", "/dev/zero", "/dev/null"],
 )
-def test_a_configuration_that_is_no_regular_file_is_ignored_at_once(folder, made):
+def test_configuration_must_be_a_regular_file(folder, made):
     write(folder / "model.safetensors", A)
     made(folder / "config.json")
 
@@ -412,7 +412,7 @@ def test_a_configuration_that_is_no_regular_file_is_ignored_at_once(folder, made
         assert (f"{folder}/config.json: ignored: not a regular file",) == checkpoint.notes
 
 
-def test_a_revision_that_is_no_regular_file_is_ignored_at_once(hub):
+def test_revision_must_be_a_regular_file(hub):
     cached(hub)
     revision = hub / "models--org--name" / "refs" / "main"
     revision.unlink()
@@ -426,7 +426,7 @@ def test_a_revision_that_is_no_regular_file_is_ignored_at_once(hub):
 
 
 @pytest.mark.parametrize("given", ["org/name", "hf://org/name", "hf://org/name@main", f"org/name@{COMMIT}"])
-def test_a_cached_model_is_opened_by_its_name(hub, given):
+def test_cached_model_is_opened_by_its_name(hub, given):
     cached(hub)
 
     checkpoint = opened(given)
@@ -434,7 +434,7 @@ def test_a_cached_model_is_opened_by_its_name(hub, given):
     assert (given, COMMIT, ["a"]) == (checkpoint.path, checkpoint.revision, list(checkpoint.entries))
 
 
-def test_a_part_of_a_cached_model_is_opened_by_its_path(hub):
+def test_part_inside_a_cached_model_is_opened_by_its_path(hub):
     cached(hub, revision="v1.0", inside="transformer/diffusion_model.safetensors")
 
     for inside in ("transformer", "transformer/diffusion_model.safetensors"):
@@ -443,7 +443,7 @@ def test_a_part_of_a_cached_model_is_opened_by_its_path(hub):
         assert (COMMIT, ["a"]) == (checkpoint.revision, list(checkpoint.entries))
 
 
-def test_the_denoiser_of_a_cached_pipeline_is_opened(hub):
+def test_denoiser_in_a_cached_pipeline_is_opened(hub):
     snapshot = cached(hub, inside="transformer/diffusion_model.safetensors")
     (snapshot / "model_index.json").write_text("{}")
 
@@ -454,7 +454,7 @@ def test_the_denoiser_of_a_cached_pipeline_is_opened(hub):
         assert ["a"] == list(opened(checkpoint.path).entries)
 
 
-def test_links_of_an_index_and_shards_into_the_blobs_are_followed(hub):
+def test_links_from_index_and_shards_to_blobs_are_followed(hub):
     snapshot = cached(hub, inside="model-00001-of-00001.safetensors")
     blob = write_index(hub / "models--org--name" / "blobs", {"a": "model-00001-of-00001.safetensors"}, "e0f1")
     (snapshot / "model.safetensors.index.json").symlink_to(os.path.relpath(blob, snapshot))
@@ -462,7 +462,7 @@ def test_links_of_an_index_and_shards_into_the_blobs_are_followed(hub):
     assert ["a"] == names_of("org/name")
 
 
-def test_a_folder_of_that_name_goes_before_the_cache(hub):
+def test_local_folder_takes_precedence_over_the_cache(hub):
     cached(hub)
     write(Path("org/name/model.safetensors"), B)
 
@@ -471,7 +471,7 @@ def test_a_folder_of_that_name_goes_before_the_cache(hub):
     assert (None, ["b"]) == (checkpoint.revision, list(checkpoint.entries))
 
 
-def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+def test_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     assert tmp_path / "hub" == cache_folder()
 
@@ -496,13 +496,13 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
         ("hf://org/name@v2/unet", "hf download org/name --revision v2"),
     ],
 )
-def test_what_is_not_cached_says_how_to_get_it(hub, given, command):
+def test_error_for_an_uncached_model_names_the_download_command(hub, given, command):
     message = refusal(CheckpointError, given)
 
     assert f"nor in the Hugging Face cache ({hub}); get it with `{command}`" in message
 
 
-def test_a_revision_that_is_not_cached_is_not_replaced_by_another(hub):
+def test_uncached_revision_is_not_replaced_by_another(hub):
     cached(hub)
 
     assert "--revision v2" in refusal(CheckpointError, "org/name@v2")
@@ -512,7 +512,7 @@ def test_a_revision_that_is_not_cached_is_not_replaced_by_another(hub):
     "given",
     ["hf://org", "hf://", "hf://../name", "hf://org/..", "hf://org/name/../../x", "hf://org/name@a b"],
 )
-def test_what_is_no_name_of_a_model_is_refused(given):
+def test_invalid_model_id_is_refused(given):
     assert "no such file, and not a model id like org/name" in refusal(CheckpointError, given)
 
 
@@ -520,17 +520,17 @@ def test_what_is_no_name_of_a_model_is_refused(given):
 
 
 @pytest.mark.parametrize(("offset", "n", "read"), [(0, 10, b"0123456789"), (3, 4, b"3456"), (10, 0, b"")])
-def test_any_range_of_a_file_is_read(stored, offset, n, read):
+def test_any_range_is_read(stored, offset, n, read):
     assert read == stored.read(offset, n)
 
 
 @pytest.mark.parametrize(("offset", "n"), [(0, 11), (9, 2), (10, 1), (100, 1)])
-def test_a_range_behind_the_end_is_an_error_that_says_where_the_file_ends(stored, offset, n):
+def test_range_past_the_end_is_an_error_with_the_file_size(stored, offset, n):
     with pytest.raises(CheckpointError, match=rf"ends at byte {max(offset, 10)}, .*truncated"):
         stored.read(offset, n)
 
 
-def test_a_file_that_gets_shorter_is_an_error_and_no_signal(tmp_path):
+def test_shrinking_file_is_an_error_and_not_a_signal(tmp_path):
     with open_checkpoint(write(tmp_path / "model.safetensors", A)) as checkpoint:
         os.truncate(tmp_path / "model.safetensors", checkpoint.files[0].size - 1)
 
@@ -538,7 +538,7 @@ def test_a_file_that_gets_shorter_is_an_error_and_no_signal(tmp_path):
             checkpoint.entries["a"].read()
 
 
-def test_a_read_that_brings_less_is_continued(stored, monkeypatch):
+def test_short_read_is_continued(stored, monkeypatch):
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, views, offset: preadv(fd, [views[0][:3]], offset))
 
@@ -546,7 +546,7 @@ def test_a_read_that_brings_less_is_continued(stored, monkeypatch):
 
 
 def failing(monkeypatch, code, times):
-    """Reading fails so many times, as on a network; returns the pauses made between."""
+    """Let reading fail this many times, as on a network, and return the pauses made between the attempts."""
     preadv, pauses, calls = os.preadv, [], []
 
     def read(*arguments):
@@ -561,7 +561,7 @@ def failing(monkeypatch, code, times):
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_a_read_that_fails_for_a_moment_is_repeated(stored, monkeypatch, code):
+def test_read_that_fails_briefly_is_repeated(stored, monkeypatch, code):
     pauses = failing(monkeypatch, code, times=3)
 
     assert b"456" == stored.read(4, 3)
@@ -569,7 +569,7 @@ def test_a_read_that_fails_for_a_moment_is_repeated(stored, monkeypatch, code):
     assert pauses[0] < pauses[1] < pauses[2]
 
 
-def test_a_read_that_keeps_failing_is_an_error_that_says_where(stored, monkeypatch):
+def test_persistent_read_failure_is_an_error_with_its_position(stored, monkeypatch):
     failing(monkeypatch, errno.EIO, times=100)
 
     with pytest.raises(CheckpointError, match=r"digits: read failed at byte 4: EIO") as raised:
@@ -578,7 +578,7 @@ def test_a_read_that_keeps_failing_is_an_error_that_says_where(stored, monkeypat
     assert 3 == raised.value.status
 
 
-def test_other_errors_are_not_repeated(stored, monkeypatch):
+def test_other_read_errors_are_not_repeated(stored, monkeypatch):
     pauses = failing(monkeypatch, errno.EINVAL, times=1)
 
     with pytest.raises(CheckpointError, match="read failed at byte 0: EINVAL"):
@@ -587,10 +587,10 @@ def test_other_errors_are_not_repeated(stored, monkeypatch):
     assert [] == pauses
 
 
-# What may not change meanwhile
+# Changes during reading
 
 
-def test_a_file_that_nobody_touched_is_unchanged(stored):
+def test_untouched_file_counts_as_unchanged(stored):
     stored.read(0, 10)
 
     stored.check_unchanged()
@@ -608,14 +608,14 @@ def touch(path):
 @pytest.mark.parametrize(
     ("change", "told"), [(grow, "10 → 11"), (touch, "10 → 10"), (lambda path: os.truncate(path, 3), "10 → 3")]
 )
-def test_a_file_that_was_written_to_is_noticed(stored, change, told):
+def test_modified_file_is_noticed(stored, change, told):
     change(stored.path)
 
     with pytest.raises(CheckpointError, match=rf"changed while being read \(size {told}\); results disc"):
         stored.check_unchanged()
 
 
-def test_one_changed_shard_is_enough(folder):
+def test_one_changed_shard_is_noticed(folder):
     with open_checkpoint(shards(folder, A, B)) as checkpoint:
         checkpoint.check_unchanged()
         touch(folder / "model-00002-of-00002.safetensors")
@@ -624,7 +624,7 @@ def test_one_changed_shard_is_enough(folder):
             checkpoint.check_unchanged()
 
 
-def test_a_file_put_in_its_place_does_not_matter(tmp_path):
+def test_file_replaced_under_the_same_name_does_not_matter(tmp_path):
     path = write(tmp_path / "model.safetensors", A)
     with open_checkpoint(path) as checkpoint:
         before = checkpoint.entries["a"].read()
@@ -647,7 +647,7 @@ any_file = settings(deadline=None, database=None, suppress_health_check=[HealthC
 
 
 def tensor(dtype, shape):
-    """Any bits, but for booleans, of which there are two."""
+    """Return a tensor with any bits, except for booleans, which have only two values."""
     if dtype is torch.bool:
         return torch.randint(0, 2, shape).bool()
     raw = torch.randint(0, 256, (prod(shape) * dtype.itemsize,), dtype=torch.uint8)
@@ -656,7 +656,7 @@ def tensor(dtype, shape):
 
 @any_file
 @given(st.dictionaries(NAMES, st.builds(tensor, st.sampled_from(DTYPES), SHAPES), max_size=5))
-def test_what_is_read_is_what_the_library_reads(tensors):
+def test_reading_agrees_with_the_library(tensors):
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder) / "model.safetensors", tensors)
         expected = {
@@ -670,7 +670,7 @@ def test_what_is_read_is_what_the_library_reads(tensors):
 
 
 def outcome(raw):
-    """Whether a file of these bytes is taken, and every dtype known; what is wrong must be a CheckpointError."""
+    """Return whether a file with these bytes is accepted and every dtype known; a refusal must be a CheckpointError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(raw)
@@ -688,7 +688,7 @@ VALID = (64).to_bytes(8, "little") + as_header({"w": entry()}).ljust(64) + b"123
 
 @any_file
 @given(st.integers(0, len(VALID)), st.integers(0, 3), st.binary(max_size=3))
-def test_a_file_with_any_damage_is_taken_only_if_the_library_takes_it(at, taken, put):
+def test_damaged_file_is_accepted_only_if_the_library_accepts_it(at, taken, put):
     raw = VALID[:at] + put + VALID[at + taken :]
 
     if outcome(raw):
@@ -697,7 +697,7 @@ def test_a_file_with_any_damage_is_taken_only_if_the_library_takes_it(at, taken,
 
 @any_file
 @given(st.integers(0, len(VALID)), st.integers(0, 3), st.binary(max_size=3))
-def test_a_file_with_any_damage_is_taken_leniently_as_strictly_or_with_a_note(at, taken, put):
+def test_lenient_reading_of_damage_equals_strict_reading_or_leaves_a_note(at, taken, put):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(VALID[:at] + put + VALID[at + taken :])
@@ -728,7 +728,7 @@ JSON = st.recursive(
     JSON,
 )
 @pytest.mark.slow
-def test_a_header_with_any_value_anywhere_is_read_or_refused(field, name, value):
+def test_header_with_any_value_anywhere_is_read_or_refused(field, name, value):
     changed = {name: value} if field is None else {"w": entry() | {field: value}}
     header = as_header({"w": entry()} | changed)
     raw = len(header).to_bytes(8, "little") + header + b"1234"

@@ -43,13 +43,13 @@ A, B = Stored("a", "F32", (2, 3), bytes(range(24))), Stored("b", "Q8_0", (3, 64)
 
 
 def opened(path):
-    """What is stored there, closed again."""
+    """Open a checkpoint, close it again and return it."""
     with open_checkpoint(path) as checkpoint:
         return checkpoint
 
 
 def refused(path):
-    """The message with which a checkpoint is refused, as unreadable; it must be fit to be printed."""
+    """Return the message with which a checkpoint is refused as unreadable; it must be printable."""
     with pytest.raises(CheckpointError) as raised:
         open_checkpoint(path)
     assert UNREADABLE == raised.value.status
@@ -57,19 +57,19 @@ def refused(path):
     return str(raised.value)
 
 
-# What is found
+# Contents
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "no_suffix", "größe.gguf"])
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_file_is_opened_whatever_it_is_called(tmp_path, name, version):
+def test_file_name_and_version_do_not_matter(tmp_path, name, version):
     checkpoint = opened(write_gguf(tmp_path / name, [A, B], LLAMA, version=version))
 
     assert ("file", ["a", "b"], ()) == (checkpoint.kind, list(checkpoint.entries), checkpoint.notes)
     assert ({},) == checkpoint.metadata
 
 
-def test_an_entry_says_what_is_stored_with_the_outermost_dimension_first(tmp_path):
+def test_entry_lists_its_outermost_dimension_first(tmp_path):
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", [A, B, Stored("c", "Q4_K", (2, 3, 512))])) as checkpoint:
         found = {name: (e.dtype, e.shape, e.n, e.nbytes) for name, e in checkpoint.entries.items()}
 
@@ -90,26 +90,26 @@ def test_every_type_has_its_size(tmp_path, name):
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (0,), (3, 0), (1, 2, 3, 4)])
-def test_a_tensor_may_have_up_to_four_dimensions_and_no_element(tmp_path, shape):
+def test_tensor_may_have_up_to_four_dimensions_and_be_empty(tmp_path, shape):
     assert shape == opened(write_gguf(tmp_path / "model.gguf", [Stored("a", "F32", shape), B])).entries["a"].shape
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 32, 64, 4096])
-def test_the_alignment_is_what_the_file_says(tmp_path, alignment):
+def test_alignment_comes_from_the_file(tmp_path, alignment):
     keys = [key("general.alignment", U32, alignment)]
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", [A, B], keys, alignment=alignment)) as checkpoint:
         assert A.raw == checkpoint.entries["a"].read()
         assert 0 == checkpoint.entries["b"].offset % alignment
 
 
-def test_the_last_tensor_needs_no_padding(tmp_path):
+def test_last_tensor_needs_no_padding(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", [A])
     path.write_bytes(path.read_bytes()[:-8])
 
     assert ["a"] == list(opened(path).entries)
 
 
-def test_a_file_may_hold_no_tensor(tmp_path):
+def test_file_may_hold_no_tensor(tmp_path):
     assert {} == opened(write_gguf(tmp_path / "vocabulary.gguf", [], LLAMA)).entries
 
 
@@ -126,14 +126,14 @@ class TestMetadata:
     def of(self, folder, *keys):
         return opened(write_gguf(folder / "model.gguf", [A], keys)).gguf
 
-    def test_tells_the_architecture_and_its_heads(self, tmp_path):
+    def test_metadata_gives_the_architecture_and_its_heads(self, tmp_path):
         found = self.of(tmp_path, *LLAMA)
 
         assert ("llama", 4, 2) == (found.architecture, found.heads(0), found.kv_heads(7))
         assert 4 == found.get_model_int("attention.head_count")
         assert 4 == found.get_int("llama.attention.head_count")
 
-    def test_tells_the_heads_of_each_block_where_they_differ(self, tmp_path):
+    def test_metadata_gives_the_heads_per_block_where_they_differ(self, tmp_path):
         heads = array("x.attention.head_count", I32, [8, 4, 16])
         found = self.of(tmp_path, key("general.architecture", TEXT, "x"), heads)
 
@@ -141,7 +141,7 @@ class TestMetadata:
         assert [8, 4, 16, None] == [found.kv_heads(block) for block in range(4)]
         assert found.get_model_int("attention.head_count") is None
 
-    def test_says_nothing_where_there_is_nothing(self, tmp_path):
+    def test_empty_metadata_gives_none(self, tmp_path):
         found = self.of(tmp_path)
 
         assert (None, None, None, None) == (
@@ -151,7 +151,7 @@ class TestMetadata:
             found.get_int("general.file_type"),
         )
 
-    def test_is_not_taken_for_a_number_if_it_is_none(self, tmp_path):
+    def test_metadata_with_another_type_is_not_taken_for_a_number(self, tmp_path):
         found = self.of(
             tmp_path,
             key("general.architecture", U32, 1),
@@ -161,13 +161,13 @@ class TestMetadata:
 
         assert (None, None, None) == (found.architecture, found.get_int("general.file_type"), found.heads(0))
 
-    def test_has_values_of_every_type(self, tmp_path):
+    def test_metadata_holds_values_with_every_type(self, tmp_path):
         kinds = {0: 200, 1: -3, 2: 60_000, 3: -300, 4: 2**31, 5: -(2**31), 6: 0.5, 7: True, 10: 2**63, 11: -1, 12: 0.1}
         found = self.of(tmp_path, *(key(f"k{kind}", kind, value) for kind, value in kinds.items()))
 
         assert {f"k{kind}": value for kind, value in kinds.items()} == found.values
 
-    def test_leaves_out_the_tokenizer_and_what_is_long(self, tmp_path):
+    def test_metadata_leaves_out_the_tokenizer_and_long_values(self, tmp_path):
         found = self.of(
             tmp_path,
             array("tokenizer.ggml.tokens", TEXT, ["token"] * 3_000),
@@ -182,25 +182,25 @@ class TestMetadata:
 
         assert {"short": (1, 2), "name": "Größe"} == found.values
 
-    def test_may_be_larger_than_what_is_read_at_a_time(self, tmp_path):
+    def test_metadata_may_be_larger_than_one_read(self, tmp_path):
         texts = ["x" * n for n in (0, 7, 700_000, 1, 1 << 20, 400_000, 3)]
         found = self.of(tmp_path, array("tokenizer.ggml.tokens", TEXT, texts), *LLAMA[:3])
 
         assert "llama" == found.architecture
 
-    def test_may_have_text_that_is_no_utf8(self, tmp_path):
+    def test_metadata_may_hold_invalid_utf8(self, tmp_path):
         found = self.of(tmp_path, text("general.name") + struct.pack("<I", TEXT) + text(b"\xff"))
 
         assert {"general.name": "\ufffd"} == found.values
 
 
-def test_what_lies_beside_a_gguf_file_is_another_checkpoint_s(tmp_path):
+def test_configuration_next_to_a_gguf_file_is_ignored(tmp_path):
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
 
     assert {} == opened(write_gguf(tmp_path / "model.gguf", [A])).config
 
 
-# The shape of tensors that ComfyUI-GGUF stores in another one
+# Shapes of tensors that ComfyUI-GGUF stores in another shape
 
 
 def original_shape(name, *sizes):
@@ -208,14 +208,14 @@ def original_shape(name, *sizes):
 
 
 @pytest.mark.parametrize("shape", [(64,), (8, 8), (4, 2, 8), (2, 2, 2, 2, 2, 2)])
-def test_a_weight_has_the_shape_that_it_had_originally(tmp_path, shape):
+def test_weight_has_its_original_shape(tmp_path, shape):
     stored = Stored("a.weight", "Q4_0", (2, 32))
     found = opened(write_gguf(tmp_path / "model.gguf", [stored], [original_shape("a.weight", *shape)]))
 
     assert (shape, 36) == (found.entries["a.weight"].shape, found.entries["a.weight"].nbytes)
 
 
-def test_a_kernel_over_time_and_space_has_five_dimensions(tmp_path):
+def test_video_kernel_has_five_dimensions(tmp_path):
     package = pytest.importorskip("gguf", reason="gguf is not installed")
     kernel = torch.ones(2, 3, 1, 2, 2).numpy()
     writer = package.GGUFWriter(tmp_path / "wan.gguf", "wan")
@@ -226,7 +226,7 @@ def test_a_kernel_over_time_and_space_has_five_dimensions(tmp_path):
     assert (kernel.shape, kernel.nbytes) == (found.shape, found.nbytes)
 
 
-def test_an_original_shape_without_its_tensor_is_noted(tmp_path):
+def test_original_shape_without_its_tensor_is_noted(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", [A], [original_shape("gone", 1)])
 
     assert (f"{path}: comfy.gguf.orig_shape.… names gone, which is not stored",) == opened(path).notes
@@ -236,7 +236,7 @@ def test_an_original_shape_without_its_tensor_is_noted(tmp_path):
 
 
 def split(folder, shards, counts=None, numbers=None, totals=None):
-    """The shards of a model, each with these tensors; returns their paths."""
+    """Write the shards of a model, each with its tensors, and return their paths."""
     n, total = len(shards), sum(map(len, shards))
     paths = []
     for number, tensors in enumerate(shards):
@@ -251,7 +251,7 @@ def split(folder, shards, counts=None, numbers=None, totals=None):
 
 
 class TestSplitFiles:
-    def test_are_opened_as_one_by_any_of_them_and_by_their_folder(self, tmp_path):
+    def test_split_file_is_opened_by_any_part_or_its_folder(self, tmp_path):
         paths = split(tmp_path, [[A], [], [B]])
 
         for path in (*paths, tmp_path):
@@ -261,7 +261,7 @@ class TestSplitFiles:
             assert "llama" == found.gguf.architecture
         assert ("file", "folder") == (opened(paths[1]).kind, opened(tmp_path).kind)
 
-    def test_must_all_be_there(self, tmp_path):
+    def test_all_parts_must_be_there(self, tmp_path):
         paths = split(tmp_path, [[A], [B], []])
         paths[0].unlink()
         paths[2].unlink()
@@ -269,27 +269,27 @@ class TestSplitFiles:
         for path in paths:
             assert refused(path).endswith("2 of 3 shards missing: model-00001-of-00003.gguf, model-00003-of-00003.gguf")
 
-    def test_must_agree_on_how_many_they_are(self, tmp_path):
+    def test_parts_must_agree_on_their_number(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], counts=[2, 3])
 
         assert f"{paths[1]}: shard 2 of 3 (split.no, split.count), but opened as 2 of 2" in refused(paths[0])
 
-    def test_must_be_in_their_places(self, tmp_path):
+    def test_parts_must_be_in_their_places(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], numbers=[1, 0])
 
         assert f"{paths[0]}: shard 2 of 2 (split.no, split.count), but opened as 1 of 2" in refused(paths[0])
 
-    def test_must_hold_as_many_tensors_as_they_say(self, tmp_path):
+    def test_parts_must_hold_the_stated_number_of_tensors(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], totals=[3, 3])
 
         assert f"{paths[0]}: split.tensors.count says 3 tensors, the shards hold 2" == refused(paths[0])
 
-    def test_must_not_hold_a_tensor_twice(self, tmp_path):
+    def test_parts_must_not_hold_a_tensor_twice(self, tmp_path):
         paths = split(tmp_path, [[A], [A]])
 
         assert f"a is in {paths[0]} and in {paths[1]}" == refused(paths[1])
 
-    def test_must_keep_their_names(self, tmp_path):
+    def test_parts_must_keep_their_names(self, tmp_path):
         paths = split(tmp_path, [[A], [B]])
         path = paths[1].rename(tmp_path / "second.gguf")
 
@@ -297,27 +297,27 @@ class TestSplitFiles:
         assert f"{path}: shard 2 of 2 (split.no, split.count), but opened as 1 of 1" in message
         assert message.endswith("its name should end in -00002-of-00002.gguf, in the same folder as the others")
 
-    def test_must_say_that_they_are_split(self, tmp_path):
+    def test_parts_must_declare_that_they_are_split(self, tmp_path):
         for number in (1, 2):
             write_gguf(tmp_path / f"m-{number:05}-of-00002.gguf", [A] if number == 1 else [B])
 
         assert "shard 1 of 1 (split.no, split.count), but opened as 1 of 2" in refused(tmp_path)
 
-    def test_must_all_be_gguf(self, tmp_path):
+    def test_parts_must_all_be_gguf(self, tmp_path):
         paths = split(tmp_path, [[A], [B]])
         write(paths[1], {"c": torch.zeros(2)})
 
         assert "of 2 shards 1 are GGUF files, the others not" in refused(paths[0])
 
     @pytest.mark.parametrize("name", ["m-00001-of-00001.gguf", "m-00001-of-00000.gguf", "m-00003-of-00002.gguf"])
-    def test_may_be_a_single_one(self, tmp_path, name):
+    def test_split_file_may_have_a_single_part(self, tmp_path, name):
         assert ["a"] == list(opened(write_gguf(tmp_path / name, [A])).entries)
 
 
 # Names and contents
 
 
-def test_the_first_bytes_tell_the_format_and_not_the_name(tmp_path):
+def test_first_bytes_decide_the_format_and_not_the_name(tmp_path):
     one = write_gguf(tmp_path / "a.safetensors", [A])
     other = write(tmp_path / "b.gguf", {"a": torch.zeros(2, 3)})
 
@@ -326,7 +326,7 @@ def test_the_first_bytes_tell_the_format_and_not_the_name(tmp_path):
     assert ["a"] == list(opened(one).entries) == list(opened(other).entries)
 
 
-def test_a_file_with_123_tensors_is_not_taken_for_safetensors(tmp_path):
+def test_file_with_123_tensors_is_not_taken_for_safetensors(tmp_path):
     """Its ninth byte is an opening brace."""
     path = write_gguf(tmp_path / "model", [Stored(f"t{n}") for n in range(123)])
 
@@ -334,7 +334,7 @@ def test_a_file_with_123_tensors_is_not_taken_for_safetensors(tmp_path):
     assert 123 == len(opened(path).entries)
 
 
-def test_a_folder_with_one_gguf_file_is_that_file(tmp_path):
+def test_folder_with_one_gguf_file_opens_that_file(tmp_path):
     write_gguf(tmp_path / "model.gguf", [A])
     (tmp_path / "README.md").write_text("")
 
@@ -342,7 +342,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path):
 
 
 @pytest.mark.parametrize("other", ["model-Q8_0.gguf", "mmproj.gguf", "model.safetensors"])
-def test_a_folder_with_several_checkpoints_is_ambiguous(tmp_path, other):
+def test_folder_with_several_checkpoints_is_ambiguous(tmp_path, other):
     write_gguf(tmp_path / "model-Q4_0.gguf", [A])
     write_gguf(tmp_path / other, [A])
 
@@ -366,7 +366,7 @@ def test_a_folder_with_several_checkpoints_is_ambiguous(tmp_path, other):
         (bytes(100), r"not a GGUF file: it begins with b'\x00\x00\x00\x00'"),
     ],
 )
-def test_another_file_is_told_from_its_first_bytes(tmp_path, content, says):
+def test_another_kind_of_file_is_recognized_by_its_first_bytes(tmp_path, content, says):
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
 
@@ -380,7 +380,7 @@ def test_another_file_is_told_from_its_first_bytes(tmp_path, content, says):
 
 
 class Bad(NamedTuple):
-    """A damaged file, and what is said of it."""
+    """A damaged file and the message it causes."""
 
     what: str
     raw: bytes
@@ -392,12 +392,12 @@ def header(n_tensors=0, n_keys=0, version=3):
 
 
 def typed(name, kind, raw=b""):
-    """A key with a type and these bytes as its value."""
+    """Return a key with a type and these bytes as its value."""
     return text(name) + struct.pack("<I", kind) + raw
 
 
 def tensor_of(n_dimensions=1, sizes=(4,), kind=0, offset=0, name="a"):
-    """A file with one tensor of four numbers, whose header claims this."""
+    """Return a file with one tensor of four numbers, whose header claims this."""
     info = text(name) + struct.pack("<I", n_dimensions) + b"".join(struct.pack("<Q", size) for size in sizes)
     return padded(header(1) + info + struct.pack("<IQ", kind, offset), 32) + bytes(32)
 
@@ -491,7 +491,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.what)
-def test_a_damaged_file_is_refused_with_the_reason(tmp_path, bad):
+def test_damaged_file_is_refused_with_the_reason(tmp_path, bad):
     path = tmp_path / "model.gguf"
     path.write_bytes(bad.raw)
 
@@ -502,7 +502,7 @@ def test_a_damaged_file_is_refused_with_the_reason(tmp_path, bad):
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.what)
-def test_a_damaged_file_costs_no_memory(tmp_path, bad):
+def test_damaged_file_costs_no_memory(tmp_path, bad):
     path = tmp_path / "model.gguf"
     path.write_bytes(bad.raw)
     tracemalloc.start()
@@ -522,7 +522,7 @@ UNKNOWN = {90: "unknown type id 90 (the file may be newer than quanterr ", 2**32
 
 @pytest.mark.parametrize(("kind", "says"), UNKNOWN.items())
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_tensor_of_an_unknown_type_is_named_and_leaves_the_others_readable(tmp_path, kind, says, place):
+def test_tensor_with_unknown_type_is_named_and_the_others_stay_readable(tmp_path, kind, says, place):
     known = [A, B._replace(name="\x1b[5m")]
     tensors = [*known[:place], Stored("unknown", kind, (5,), bytes(40)), *known[place:]]
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", tensors)) as checkpoint:
@@ -536,7 +536,7 @@ def test_a_tensor_of_an_unknown_type_is_named_and_leaves_the_others_readable(tmp
 
 
 @pytest.mark.parametrize(("number", "fork"), [(36, "I2_S"), (37, "I8_S"), (38, "TL1")])
-def test_ids_of_removed_types_name_the_fork_that_reused_them(tmp_path, number, fork):
+def test_removed_type_ids_name_the_fork_that_reused_them(tmp_path, number, fork):
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", [A, Stored("w", number, (64, 64), bytes(1056))])) as found:
         says = found.entries["w"].unknown
 
@@ -545,7 +545,7 @@ def test_ids_of_removed_types_name_the_fork_that_reused_them(tmp_path, number, f
 
 
 @pytest.mark.parametrize(("stored", "unknown"), [(64 * 64 // 32 * 17, False), (896, True)])
-def test_an_id_that_a_fork_may_have_reused_is_doubted_where_too_few_bytes_are_stored(tmp_path, stored, unknown):
+def test_reused_type_id_is_doubted_where_too_few_bytes_are_stored(tmp_path, stored, unknown):
     tensors = [Stored(name, 39, (64, 64), bytes(stored)) for name in "ab"]
     if unknown:
         tensors.append(A._replace(name="c"))
@@ -557,7 +557,7 @@ def test_an_id_that_a_fork_may_have_reused_is_doubted_where_too_few_bytes_are_st
         assert one.startswith("type TL2 (id 39), as microsoft/BitNet's fork of llama.cpp may have it: too few bytes")
 
 
-def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
+def test_file_cut_anywhere_is_refused(tmp_path):
     path = tmp_path / "model.gguf"
     for size in range(len(WHOLE) - len(padded(B.raw, 32)) + len(B.raw)):
         path.write_bytes(WHOLE[:size])
@@ -571,7 +571,7 @@ any_file = settings(deadline=None, database=None, suppress_health_check=[HealthC
 
 
 def outcome(raw):
-    """The tensors of a file of these bytes; None if it is refused. Whatever is wrong must be a CheckpointError."""
+    """Return the tensors of a file with these bytes, or None if it is refused, which must be a CheckpointError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
         path.write_bytes(raw)
@@ -587,14 +587,14 @@ def outcome(raw):
 
 @any_file
 @given(st.integers(0, len(WHOLE)), st.integers(0, 9), st.binary(max_size=9))
-def test_a_file_with_any_damage_is_read_or_refused(at, taken, put):
+def test_file_with_any_damage_is_read_or_refused(at, taken, put):
     damaged = WHOLE[:at] + put + WHOLE[at + taken :]
 
     assert min(peak_of(damaged) for _ in range(2)) < 1 << 20  # other threads, of pytest-xdist, allocate as well
 
 
 def peak_of(raw):
-    """Bytes that were allocated at most while a file was read."""
+    """Return the most bytes allocated while a file is read."""
     tracemalloc.start()
     try:
         outcome(raw)
@@ -608,14 +608,14 @@ NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 31, 32, 255, 2**31, 2**32 - 1, 2**40, 
 
 @any_file
 @given(st.integers(4, len(WHOLE) - 8), NUMBERS, st.sampled_from(["<Q", "<I"]))
-def test_a_file_with_any_number_anywhere_is_read_or_refused(at, number, kind):
+def test_file_with_any_number_anywhere_is_read_or_refused(at, number, kind):
     put = struct.pack(kind, number % 2 ** (8 * struct.calcsize(kind)))
 
     outcome(WHOLE[:at] + put + WHOLE[at + len(put) :])
 
 
-class TestTheGgufPackage:
-    """The reader of llama.cpp's own package: we may be stricter, never laxer, and never find something else."""
+class TestGgufPackage:
+    """We may be stricter than the reader in llama.cpp's own package, never laxer, and must find the same."""
 
     @pytest.fixture
     def package(self):
@@ -637,22 +637,22 @@ class TestTheGgufPackage:
         "path",
         sorted(
             path for path in GOLDEN.glob("*/*.gguf") if not path.stem.startswith("ik_llama_cpp")
-        ),  # types of llama.cpp's own
+        ),  # llama.cpp's own types
         ids=lambda path: f"{path.parent.name}/{path.stem}",
     )
-    def test_finds_the_same_in_every_golden_file(self, package, path):
+    def test_gguf_package_finds_the_same_in_every_golden_file(self, package, path):
         if path.parent.name == "gguf_q2_0":
             pytest.skip("gguf 0.19 does not know Q2_0")
         expected = self.of_package(package, path)
         actual = outcome(path.read_bytes())
-        if path.stem == "comfy_shapes":  # which the package leaves as they are stored
+        if path.stem == "comfy_shapes":  # the package returns these as they are stored
             expected, actual = ({name: (f[0], *f[2:]) for name, f in found.items()} for found in (expected, actual))
 
         assert expected == actual
 
     @settings(any_file, max_examples=100)
     @given(st.integers(0, len(WHOLE)), st.integers(0, 3), st.binary(max_size=3))
-    def test_takes_every_file_that_we_take(self, at, taken, put):
+    def test_gguf_package_takes_every_file_that_we_take(self, at, taken, put):
         package = pytest.importorskip("gguf", reason="the gguf package is not installed")
         raw = WHOLE[:at] + put + WHOLE[at + taken :]
         found = outcome(raw)

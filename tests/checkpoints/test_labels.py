@@ -13,7 +13,7 @@ TENSOR, HEADER = "comfy_quant tensor", "header"
 
 
 class Said(NamedTuple):
-    """What a label is asked for."""
+    """The answers that a label gives."""
 
     source: str
     format: str | None
@@ -26,7 +26,7 @@ def said_by(labels):
 
 
 def labels_of(folder, tensors=None, metadata=None, config=None):
-    """What is read from a checkpoint with a weight ``a.weight`` and these tensors besides."""
+    """Return the labels of a checkpoint with a weight ``a.weight`` and these additional tensors."""
     path = folder / ("model" if config is not None else "file.safetensors")
     with open_checkpoint(store(path, {"a.weight": numbers(2, 8)} | (tensors or {}), metadata, config)) as checkpoint:
         return read_labels(checkpoint)
@@ -60,18 +60,18 @@ class TestTensor:
         ],
         ids=str,
     )
-    def test_is_read(self, tmp_path, fields, expected):
+    def test_label_tensor_is_read(self, tmp_path, fields, expected):
         labels = labels_of(tmp_path, {"a.comfy_quant": label(**fields)})
 
         assert (expected,) == said_by(labels.of("a.weight"))
         assert {"a.comfy_quant"} == labels.consumed
 
-    def test_labels_its_own_layer_alone(self, tmp_path):
+    def test_label_applies_to_its_own_layer_only(self, tmp_path):
         labels = labels_of(tmp_path, {"ab.weight": numbers(2, 8), "a.comfy_quant": label(format="x")})
 
         assert labels.of("ab.weight") == ()
 
-    def test_of_no_layer_is_read_all_the_same(self, tmp_path):
+    def test_label_without_a_layer_is_consumed(self, tmp_path):
         labels = labels_of(tmp_path, {"b.comfy_quant": label(format="x")})
 
         assert {"b.comfy_quant"} == labels.consumed
@@ -97,7 +97,7 @@ class TestTensor:
         ],
         ids=lambda value: None if isinstance(value, str) else repr(value[:30]),
     )
-    def test_that_is_damaged_is_an_error(self, tmp_path, tensor, says):
+    def test_damaged_label_tensor_is_an_error(self, tmp_path, tensor, says):
         raw = torch.tensor(list(tensor), dtype=torch.uint8)
         with pytest.raises(CheckpointError) as raised:
             labels_of(tmp_path, {"a.comfy_quant": raw})
@@ -116,13 +116,13 @@ class TestTensor:
         ],
         ids=["I32", "I8", "2-D", "0-D"],
     )
-    def test_of_another_dtype_or_shape_is_an_error(self, tmp_path, tensor):
+    def test_label_tensor_with_another_dtype_or_shape_is_an_error(self, tmp_path, tensor):
         with pytest.raises(CheckpointError, match=r"a \.comfy_quant label must be a short row of U8"):
             labels_of(tmp_path, {"a.comfy_quant": tensor})
 
 
 class TestHeader:
-    def test_is_read(self, tmp_path):
+    def test_header_label_is_read(self, tmp_path):
         said = header({"a": {"format": "int8_blockwise", "group_size": 64}})
         labels = labels_of(tmp_path, metadata=said)
 
@@ -130,20 +130,20 @@ class TestHeader:
         assert labels.orphans == ()
         assert labels.consumed == frozenset()
 
-    def test_is_less_trustworthy_than_the_tensor(self, tmp_path):
+    def test_header_is_less_trustworthy_than_the_tensor(self, tmp_path):
         said = header({"a": {"format": "int8_blockwise", "group_size": 1}})
         labels = labels_of(tmp_path, {"a.comfy_quant": label(format="int8_tensorwise", convrot=True)}, said)
         expected = Said(TENSOR, "int8_tensorwise", rotated=True), Said(HEADER, "int8_blockwise", (1, 1))
 
         assert expected == said_by(labels.of("a.weight"))
 
-    def test_nests_the_same_keys_as_the_tensor(self, tmp_path):
+    def test_header_nests_the_same_keys_as_the_tensor(self, tmp_path):
         labels = labels_of(tmp_path, metadata=header({"a": {"format": "x", "params": {"group_size": 64}}}))
 
         assert (Said(HEADER, "x", (64, 64)),) == said_by(labels.of("a.weight"))
 
     @pytest.mark.parametrize("prefix", PREFIXES)
-    def test_may_leave_out_the_prefix_of_the_file(self, tmp_path, prefix):
+    def test_header_may_leave_out_the_file_prefix(self, tmp_path, prefix):
         tensors = {f"{prefix}b.weight": fp8_codes(2, 8)}
         labels = labels_of(tmp_path, tensors, header({"b": {"format": "float8_e4m3fn"}}))
 
@@ -151,25 +151,25 @@ class TestHeader:
         assert labels.orphans == ()
 
     @pytest.mark.parametrize("prefix", PREFIXES)
-    def test_may_have_a_prefix_that_the_file_has_not(self, tmp_path, prefix):
+    def test_header_may_have_a_prefix_missing_from_the_file(self, tmp_path, prefix):
         labels = labels_of(tmp_path, metadata=header({f"{prefix}a": {"format": "float8_e4m3fn"}}))
 
         assert (Said(HEADER, "float8_e4m3fn"),) == said_by(labels.of("a.weight"))
 
-    def test_means_the_full_name_first(self, tmp_path):
+    def test_header_means_the_full_name_first(self, tmp_path):
         tensors = {"model.a.weight": fp8_codes(2, 8)}
         labels = labels_of(tmp_path, tensors, header({"a": {"format": "x"}, "model.a": {"format": "y"}}))
 
         assert (Said(HEADER, "x"),) == said_by(labels.of("a.weight"))
         assert (Said(HEADER, "y"),) == said_by(labels.of("model.a.weight"))
 
-    def test_of_layers_that_are_not_stored_is_noted(self, tmp_path):
+    def test_header_label_without_a_stored_layer_is_noted(self, tmp_path):
         labels = labels_of(tmp_path, metadata=header({"a": {"format": "x"}, "gone": {"format": "x"}}))
 
         assert labels.orphans == ("gone",)
 
     @pytest.mark.parametrize("said", [None, "x", 3, ["x"]])
-    def test_skips_what_is_no_object(self, tmp_path, said):
+    def test_header_entry_that_is_not_an_object_is_skipped(self, tmp_path, said):
         labels = labels_of(tmp_path, metadata=header({"a": said}))
 
         assert labels.of("a.weight") == ()
@@ -185,14 +185,14 @@ class TestHeader:
             ('{"layers": {}, "layers": {}}', 'duplicate key "layers"'),
         ],
     )
-    def test_that_is_damaged_is_an_error(self, tmp_path, raw, says):
+    def test_damaged_header_is_an_error(self, tmp_path, raw, says):
         with pytest.raises(CheckpointError) as raised:
             labels_of(tmp_path, metadata={"_quantization_metadata": raw})
 
         assert says in str(raised.value)
         assert "file.safetensors: _quantization_metadata in the header" in str(raised.value)
 
-    def test_without_the_key_is_no_label(self, tmp_path):
+    def test_header_without_the_key_holds_no_label(self, tmp_path):
         labels = labels_of(tmp_path, metadata={"format": "pt", "quantization": "{"})
 
         assert labels.by_module == {}
@@ -202,7 +202,7 @@ class TestMarker:
     @pytest.mark.parametrize("name", ["scaled_fp8", "model.diffusion_model.scaled_fp8", "text_encoders.t5.scaled_fp8"])
     @pytest.mark.parametrize("n", [0, 1, 2])
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float32])
-    def test_is_found_under_any_prefix_and_never_read(self, tmp_path, name, n, dtype):
+    def test_marker_is_found_under_any_prefix_and_never_read(self, tmp_path, name, n, dtype):
         marker = torch.full((n,), torch.nan).to(dtype)
         labels = labels_of(tmp_path, {name: marker})
 
@@ -210,7 +210,7 @@ class TestMarker:
         assert {name} == labels.consumed
 
     @pytest.mark.parametrize("name", ["not_scaled_fp8", "scaled_fp8.weight", "a.scaled_fp8_weight"])
-    def test_is_not_what_is_called_similarly(self, tmp_path, name):
+    def test_similar_name_is_not_a_marker(self, tmp_path, name):
         labels = labels_of(tmp_path, {name: torch.zeros(1)})
 
         assert labels.marker is None
@@ -261,18 +261,18 @@ class TestConfig:
         ],
         ids=json.dumps,
     )
-    def test_tells_block_and_method(self, tmp_path, config, block, method):
+    def test_config_gives_block_and_method(self, tmp_path, config, block, method):
         labels = labels_of(tmp_path, config=config)
 
         assert (block, method) == (labels.block, labels.method)
 
     @pytest.mark.parametrize(("semantics", "expected"), [("inverse", True), ("scale", False), (None, False)])
-    def test_tells_whether_scales_divide(self, tmp_path, semantics, expected):
+    def test_config_decides_whether_scales_divide(self, tmp_path, semantics, expected):
         labels = labels_of(tmp_path, config=quantization(quant_method="fp8", weight_scale_semantics=semantics))
 
         assert expected is labels.divides
 
-    def test_may_be_that_of_modelopt(self, tmp_path):
+    def test_config_may_come_from_modelopt(self, tmp_path):
         folder = store(tmp_path / "model", {"a.weight": numbers(2, 8)}, config={})
         said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
         (folder / "hf_quant_config.json").write_text(json.dumps(said))
@@ -282,7 +282,7 @@ class TestConfig:
         assert labels.method == "FP8"
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"fp8"', "\xff"])
-    def test_that_cannot_be_read_tells_nothing(self, tmp_path, text):
+    def test_unreadable_config_gives_nothing(self, tmp_path, text):
         folder = store(tmp_path / "model", {"a.weight": numbers(2, 8)}, config={})
         (folder / "config.json").write_bytes(text.encode("latin-1"))
         with open_checkpoint(folder) as checkpoint:

@@ -1,4 +1,4 @@
-"""Models in the local store of Ollama, by their names."""
+"""Models in Ollama's local store, opened by their names."""
 
 import json
 
@@ -11,7 +11,7 @@ from quanterr.errors import CheckpointError
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A store with llama3.2:1b and a model of the Hugging Face hub, as Ollama lays it out."""
+    """A store with llama3.2:1b and a model from the Hugging Face hub, laid out as by Ollama."""
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     (tmp_path / "blobs").mkdir()
     for n, place in enumerate(("registry.ollama.ai/library/llama3.2/1b", "hf.co/someone/model-GGUF/Q8_0")):
@@ -35,13 +35,13 @@ def store(tmp_path, monkeypatch):
         ("hf.co/someone/model-GGUF:Q8_0", "tensor1"),
     ],
 )
-def test_a_name_is_its_file(store, name, tensor):
+def test_model_name_opens_its_file(store, name, tensor):
     with open_checkpoint(f"ollama:{name}") as checkpoint:
         assert [tensor] == list(checkpoint.entries)
 
 
 @pytest.mark.parametrize("name", ["llama3.2", "llama3.2:8b", "other"])
-def test_a_model_that_is_not_there_is_an_error_that_lists_those_that_are(store, name):
+def test_missing_model_is_an_error_that_lists_the_existing_ones(store, name):
     with pytest.raises(
         CheckpointError, match=r"it has hf\.co/someone/model-GGUF:Q8_0, llama3\.2:1b; get it with `ollama "
     ):
@@ -49,12 +49,12 @@ def test_a_model_that_is_not_there_is_an_error_that_lists_those_that_are(store, 
 
 
 @pytest.mark.parametrize("name", ["", "../../etc", "a/b/c/d", "a:../x", "a b"])
-def test_what_is_no_name_is_an_error(store, name):
+def test_invalid_name_is_an_error(store, name):
     with pytest.raises(CheckpointError, match=r"not a name of Ollama, such as ollama:llama3\.2:1b"):
         open_checkpoint(f"ollama:{name}")
 
 
-def test_a_damaged_manifest_is_no_model(store):
+def test_model_with_a_damaged_manifest_is_missing(store):
     (store / "manifests/registry.ollama.ai/library/llama3.2/1b").write_text('{"layers": [{"mediaType": 1}, 2]}')
 
     with pytest.raises(CheckpointError, match="not in the store of Ollama"):

@@ -60,7 +60,7 @@ def server(folder):
 
 
 def plain(report):
-    """Of a report what does not depend on where the files are."""
+    """Return the parts of a report that do not depend on where the files are."""
     fields = json.loads(report.to_json())
     return [fields[key] for key in ("verdict", "layers", "aggregate", "coverage", "lossless", "findings")]
 
@@ -76,20 +76,20 @@ def compared(server):
 
 
 class TestHttp:
-    def test_the_report_is_that_of_files_here(self, server, expected):
+    def test_remote_report_equals_the_local_one(self, server, expected):
         assert expected == plain(compared(server))
 
-    def test_headers_take_a_few_requests_and_only_what_is_needed_is_read(self, server, folder):
+    def test_headers_take_few_requests_and_only_necessary_bytes_are_read(self, server, folder):
         with open_checkpoint(f"{server.url}/fp8.safetensors") as checkpoint:
             assert 8 == len(checkpoint.entries)
-            assert len(server.requests) <= 10  # seven of which ask for configurations
+            assert len(server.requests) <= 10  # seven of them ask for configurations
         server.sent = 0
         size = (folder / "fp8.safetensors").stat().st_size
         report = quanterr.compare(folder, f"{server.url}/fp8.safetensors", layers=["layers.0"], device="cpu")
         assert 1 == len(report.layers)
         assert server.sent < size * 0.8
 
-    def test_mixes_with_files_here_and_with_ranges_of_gguf(self, server, folder, expected):
+    def test_remote_files_mix_with_local_ones(self, server, folder, expected):
         assert expected == plain(
             quanterr.compare(folder / "model.safetensors.index.json", f"{server.url}/fp8.safetensors", device="cpu")
         )
@@ -102,13 +102,13 @@ class TestHttp:
             (lambda handler, first, last: handler.refuse(418) or True, "HTTP 418"),
         ],
     )
-    def test_refusals_are_told_at_once(self, server, fault, told):
+    def test_refusals_are_immediate_errors(self, server, fault, told):
         server.faults.append(fault)
         with pytest.raises(CheckpointError, match=told):
             open_checkpoint(f"{server.url}/fp8.safetensors")
         assert 1 == len(server.requests)
 
-    def test_a_configuration_that_may_not_be_read_is_noted(self, server):
+    def test_forbidden_configuration_is_noted(self, server):
         def forbidden(handler, first, last):
             return "config.json" in handler.path and (handler.refuse(403) or True)
 
@@ -119,47 +119,47 @@ class TestHttp:
         assert "/config.json: ignored: " in note
         assert "HTTP 403, not permitted" in note
 
-    def test_a_server_without_ranges_is_told(self, server, folder):
+    def test_server_without_ranges_is_an_error(self, server, folder):
         path = folder / "fp8.safetensors"
         server.faults.append(lambda h, a, b: h.send(path, 0, path.stat().st_size - 1, 0, '"x"', 200) or True)
         with pytest.raises(CheckpointError, match="the server does not serve ranges"):
             open_checkpoint(f"{server.url}/fp8.safetensors")
 
-    def test_what_fails_again_and_again_is_given_up(self, server):
+    def test_repeated_failure_is_an_error(self, server):
         server.faults.append(lambda handler, first, last: handler.refuse(503, Retry_After="0") or True)
         with pytest.raises(ResourceError, match=r"6 attempts failed, the last: HTTP 503"):
             open_checkpoint(f"{server.url}/fp8.safetensors")
 
-    def test_nobody_there_is_given_up(self):
+    def test_unreachable_server_is_an_error(self):
         with pytest.raises(ResourceError, match="attempts failed, the last: "):
             open_checkpoint("http://127.0.0.1:9/x.safetensors")
 
 
 class TestCache:
-    """--cache: what was read is there for the next run."""
+    """With --cache, the next run uses what was read."""
 
     @pytest.fixture
     def own(self, folder, tmp_path):
-        """A server of copies, which a test may change."""
+        """A server with copies that a test may change."""
         shutil.copytree(folder, tmp_path / "served")
         with serving(tmp_path / "served") as server:
             yield server
 
     def compared(self, server, cache):
-        """The report, and the bytes of the answers that were longer than one."""
+        """Return the report and the byte ranges of all answers longer than one byte."""
         server.requests.clear()
         index, fp8 = f"{server.url}/model.safetensors.index.json", f"{server.url}/fp8.safetensors"
         report = quanterr.compare(index, fp8, device="cpu", cache=cache)
         return plain(report), {span for _, span, _ in server.requests if span != "bytes=0-0"}
 
-    def test_a_second_run_asks_for_versions_alone(self, own, expected, tmp_path):
+    def test_second_run_asks_only_for_versions(self, own, expected, tmp_path):
         first, asked = self.compared(own, tmp_path / "cache")
         second, again = self.compared(own, tmp_path / "cache")
         assert expected == first == second
         assert len(asked) > 5
         assert set() == again
 
-    def test_what_is_damaged_or_short_is_fetched_again(self, own, expected, tmp_path):
+    def test_damaged_or_short_pieces_are_fetched_again(self, own, expected, tmp_path):
         self.compared(own, tmp_path / "cache")
         damaged, short, empty, *_ = sorted(path for path in (tmp_path / "cache").rglob("*-*") if path.is_file())
         damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
@@ -171,7 +171,7 @@ class TestCache:
             f"bytes={a}-{int(b) - 1}" for a, b in (path.name.split("-") for path in (damaged, short, empty))
         } == asked
 
-    def test_a_file_that_was_replaced_is_fetched_again(self, own, expected, tmp_path):
+    def test_replaced_file_is_fetched_again(self, own, expected, tmp_path):
         self.compared(own, tmp_path / "cache")
         stored = own.folder / "fp8.safetensors"
         before = stored.stat()
@@ -182,14 +182,14 @@ class TestCache:
         found, _ = self.compared(own, tmp_path / "cache")
         assert expected != found
 
-    def test_a_folder_that_cannot_be_written_to_is_told(self, own, tmp_path):
+    def test_unwritable_cache_folder_is_an_error(self, own, tmp_path):
         (tmp_path / "cache").write_text("a file")
         with pytest.raises(ResourceError, match=r"cache: .*; the cache cannot be written: free space, choose"):
             self.compared(own, tmp_path / "cache")
 
 
 class TestResume:
-    def test_a_journal_names_the_version_of_each_file(self, server, folder, tmp_path):
+    def test_journal_names_the_version_for_each_file(self, server, folder, tmp_path):
         url, journal = f"{server.url}/fp8.safetensors", tmp_path / "journal"
         quanterr.compare(folder, url, device="cpu", resume=journal)
         head = json.loads(journal.read_text().partition("\n")[0])["run"]
@@ -200,7 +200,7 @@ class TestResume:
         )
         assert [] == head["written"][-1]  # nothing of it depends on the process
 
-    def test_a_journal_of_another_version_is_refused(self, server, folder, tmp_path):
+    def test_journal_for_another_version_is_refused(self, server, folder, tmp_path):
         path = folder / "fp8.safetensors"
         url, journal, before = f"{server.url}/{path.name}", tmp_path / "journal", path.stat().st_mtime_ns
         quanterr.compare(folder, url, device="cpu", resume=journal)
@@ -214,7 +214,7 @@ class TestResume:
 
 class TestFaults:
     @pytest.mark.parametrize("seed", range(int(os.environ.get("CUTS", "5"))))
-    def test_a_connection_that_is_cut_anywhere_changes_no_digit(self, server, expected, folder, seed):
+    def test_connection_cut_anywhere_changes_no_digit(self, server, expected, folder, seed):
         chosen = random.Random(seed)
 
         def cut(handler, first, last):
@@ -239,7 +239,7 @@ class TestFaults:
         except ResourceError as error:
             assert "attempts failed" in str(error)  # noqa: PT017 - either is right, a wrong number never is
 
-    def test_bytes_of_another_place_are_asked_for_again(self, server, expected, folder):
+    def test_bytes_from_another_place_are_requested_again(self, server, expected, folder):
         answers = []
 
         def elsewhere(handler, first, last):
@@ -267,7 +267,7 @@ class TestFaults:
         server.faults.append(busy)
         assert expected == plain(compared(server))
 
-    def test_a_file_that_is_replaced_while_it_is_read_is_an_error(self, server, folder):
+    def test_file_replaced_during_reading_is_an_error(self, server, folder):
         path = folder / "fp8.safetensors"
         before = path.stat().st_mtime_ns
         seen = []
@@ -287,7 +287,7 @@ class TestFaults:
 
 
 class TestEvaluate:
-    def test_reads_weights_config_and_tokenizer_from_there(self, tmp_path):
+    def test_evaluation_reads_weights_config_and_tokenizer_remotely(self, tmp_path):
         pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
         original = saved("llama", tmp_path / "x")
         with_words(original)
@@ -309,7 +309,7 @@ class TestEvaluate:
 
 
 class TestCredentials:
-    def test_are_sent_and_never_shown(self, server, folder, tmp_path):
+    def test_credentials_are_sent_and_never_shown(self, server, folder, tmp_path):
         server.token = "c2VjcmV0OnRva2Vu"
         url = server.url.replace("://", "://secret:token@") + "/fp8.safetensors?X-Signature=sssh"
         done = call("compare", folder, url, "-o", tmp_path / "r.json", "--resume", tmp_path / "j")
@@ -320,7 +320,7 @@ class TestCredentials:
         assert done.stderr.startswith("quanterr: reading from 127.0.0.1:")
         assert any("X-Signature=sssh" in path for path, _, _ in server.requests)
 
-    def test_are_not_sent_to_another_host(self, server, folder):
+    def test_credentials_are_not_sent_to_another_host(self, server, folder):
         with serving(folder) as other:
             target = other.url.replace("127.0.0.1", "localhost")
 
@@ -339,10 +339,10 @@ class TestCredentials:
 
 
 class TestWaits:
-    """A server that asks to wait; what is patched runs in the child that runs the command."""
+    """A server asks to wait; patches apply in the child process that runs the command."""
 
     @pytest.mark.parametrize("quiet", [False, True])
-    def test_are_told_unless_it_is_to_be_quiet(self, server, folder, quiet):
+    def test_waits_are_reported_unless_quiet(self, server, folder, quiet):
         refused = iter([True])
         server.faults.append(lambda h, *_: next(refused, False) and (h.refuse(429, Retry_After="0") or True))
         before = "from quanterr.util import waiting; waiting.WORTH_TELLING, waiting.WAIT = 0, 0.001"
@@ -356,7 +356,7 @@ class TestWaits:
 
     @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
     @pytest.mark.parametrize("opened", [False, True])
-    def test_end_when_the_run_is_interrupted(self, server, folder, tmp_path, number, opened):
+    def test_waits_end_when_the_run_is_interrupted(self, server, folder, tmp_path, number, opened):
         def busy(handler, first, last):
             return (
                 first >= (opened << 16) and "fp8" in handler.path and (handler.refuse(429, Retry_After="300") or True)
@@ -387,9 +387,9 @@ class TestWaits:
 
 @pytest.mark.slow
 class TestHub:
-    """huggingface_hub itself asks a stand-in of the hub."""
+    """huggingface_hub itself talks to a stand-in for the hub."""
 
-    def test_a_model_is_read_at_the_commit_that_it_had_at_the_start(self, folder, expected, tmp_path):
+    def test_model_is_read_at_the_commit_found_at_the_start(self, folder, expected, tmp_path):
         pytest.importorskip("huggingface_hub", reason='pip install "quanterr[remote]"')
         with serving_hub(folder) as server:
             environment = {
@@ -415,7 +415,7 @@ class TestHub:
         assert all(f"/org/model/resolve/{server.commit}/" in path for path in requests)
         assert "hf_secret" not in (tmp_path / "r.json").read_text() + done.stdout + done.stderr
 
-    def test_its_checksums_are_verified(self, folder, tmp_path):
+    def test_hub_checksums_are_verified(self, folder, tmp_path):
         pytest.importorskip("huggingface_hub", reason='pip install "quanterr[remote]"')
         with serving_hub(folder) as server:
             environment = {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
@@ -457,15 +457,15 @@ class TestS3:
         for key, value in before.items():
             os.environ.pop(key) if value is None else os.environ.update({key: value})
 
-    def test_folders_and_files_are_read(self, bucket, expected):
+    def test_s3_folders_and_files_are_read(self, bucket, expected):
         report = quanterr.compare("s3://models/original", "s3://models/quantized/fp8.safetensors", device="cpu")
         assert expected == plain(report)
 
-    def test_a_missing_file_proposes_what_is_there(self, bucket):
+    def test_missing_s3_file_proposes_existing_ones(self, bucket):
         with pytest.raises(CheckpointError, match=r"no such file; did you mean fp8\.safetensors"):
             open_checkpoint("s3://models/quantized/fp9.safetensors")
 
-    def test_an_object_that_is_replaced_is_an_error(self, bucket, folder):
+    def test_replaced_s3_object_is_an_error(self, bucket, folder):
         with open_checkpoint("s3://models/quantized/fp8.safetensors") as checkpoint:
             bucket.put_object(Bucket="models", Key="quantized/fp8.safetensors", Body=b"0" * checkpoint.files[0].size)
             entry = checkpoint.entries[NAMES[3]]
@@ -474,7 +474,7 @@ class TestS3:
         bucket.upload_file(str(folder / "fp8.safetensors"), "models", "quantized/fp8.safetensors")
 
 
-def test_without_the_extra_it_is_named():
+def test_missing_extra_is_named():
     before = "import sys; sys.modules['fsspec'] = sys.modules['fsspec.core'] = None"
     done = call("inspect", "s3://models/x.safetensors", before=before)
 

@@ -1,4 +1,4 @@
-"""What web servers do to those who read files by ranges: the bytes are right, or the error is clear."""
+"""Whatever web servers do to readers of ranges, the bytes are right or the error is clear."""
 
 import gzip
 import logging
@@ -55,7 +55,7 @@ def hub(folder):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time passes only while somebody waits; it begins with the true one."""
+    """A clock on which time passes only while somebody waits; it starts at the true time."""
     clock = SimpleNamespace(now=time.monotonic(), slept=0.0)
     lock = threading.Lock()
 
@@ -76,7 +76,7 @@ def at(server, name="w", **given):
 
 
 def once_known(path, n_ranges=1):
-    """The version, and a few ranges of it."""
+    """Return the version and a few ranges of it."""
     version = path.version()
     return version, [path.fetch(1000 * n, 1000 * n + 900, version) for n in range(n_ranges)]
 
@@ -95,7 +95,7 @@ class TestVersions:
     )
 
     @pytest.mark.parametrize(("stated", "kind", "condition"), KINDS)
-    def test_servers_get_the_condition_that_they_can_hold(self, server, stated, kind, condition):
+    def test_servers_get_a_condition_they_can_hold(self, server, stated, kind, condition):
         server.versions = stated
         conditions = []
         server.faults.append(lambda h, *_: conditions.append({k for k in h.headers if k.startswith("If-")}))
@@ -106,17 +106,17 @@ class TestVersions:
 
     @pytest.mark.parametrize("stated", [stated for stated, kind, _ in KINDS if stated])
     @pytest.mark.parametrize("holds", [True, False], ids=["refused", "sent"])
-    def test_a_file_that_is_replaced_is_an_error(self, server, folder, stated, holds):
+    def test_replaced_file_is_an_error(self, server, folder, stated, holds):
         server.versions = stated
         path = at(server)
         version = path.version()
         os.utime(folder / "w", (LONG_AGO + 1, LONG_AGO + 1))
-        if not holds:  # as servers that do not know conditions
+        if not holds:  # as from servers that do not know conditions
             server.holds = lambda *_: True
         with pytest.raises(CheckpointError, match=r"/w: changed while being read"):
             path.fetch(0, 10, version)
 
-    def test_without_any_version_the_size_counts(self, server, folder):
+    def test_size_decides_where_no_version_is_given(self, server, folder):
         server.versions = ()
         path = at(server)
         version = path.version()
@@ -124,7 +124,7 @@ class TestVersions:
         with pytest.raises(CheckpointError, match=r"changed while being read \(size 102400 → 102401\)"):
             path.fetch(0, 10, version)
 
-    def test_another_tag_is_told(self, server, folder):
+    def test_error_shows_the_new_tag(self, server, folder):
         server.versions = ("weak ETag",)
         path = at(server)
         version = path.version()
@@ -132,27 +132,27 @@ class TestVersions:
         with pytest.raises(CheckpointError, match=r'\(W/"[0-9a-f]+" → W/"123"\)'):
             path.fetch(0, 10, version)
 
-    def test_a_date_of_this_second_is_not_taken(self, server, folder):
+    def test_date_within_this_second_is_not_trusted(self, server, folder):
         server.versions = ("Last-Modified",)
-        soon = time.time() + 1  # whatever second it is when the server looks
+        soon = time.time() + 1  # in any second in which the server looks
         os.utime(folder / "w", (soon, soon))
         with pytest.raises(ResourceError, match=r"/w: 6 attempts failed, the last: the file may still be changing"):
             at(server).version()
 
-    def test_an_etag_without_quotes_is_compared_by_the_reader_alone(self, server):
+    def test_etag_without_quotes_is_compared_by_the_reader_only(self, server):
         server.version = lambda path: {"ETag": "abc"}
         assert (Version(len(BYTES), "abc", TagKind.WEAK), right()) == once_known(at(server))
 
     @pytest.mark.parametrize("name", ["empty", "w"])
-    def test_an_empty_file_has_no_first_byte(self, server, name):
-        server.faults.append(lambda h, *_: h.refuse(200) or True)  # as some servers say it; ours with 416
+    def test_empty_file_is_read(self, server, name):
+        server.faults.append(lambda h, *_: h.refuse(200) or True)  # some servers answer this way; ours answers 416
         path = at(server, name)
         version = path.version()
         assert (Version(0, None), b"") == (version, path.fetch(0, 0, version))
 
 
 def always(answer):
-    """A fault of every range but that of the first byte, which finds out the version."""
+    """Return a fault for every range except the first byte, by which the version is found."""
 
     def fault(handler, first, last):
         if (first, last) == (0, 0):
@@ -215,13 +215,13 @@ class TestWrongAnswers:
             (nonsense, "220 mail ready"),
         ],
     )
-    def test_are_told_if_nothing_else_comes(self, server, answer, told):
+    def test_persistent_wrong_answers_are_an_error(self, server, answer, told):
         server.faults.append(always(answer))
         with pytest.raises(ResourceError, match=rf"/w: 6 attempts failed, the last: .*({told})"):
             once_known(at(server))
 
     @pytest.mark.parametrize("answer", [cut, lying(5), lying(-5), ignoring, elsewhere, nonsense])
-    def test_change_nothing_if_they_come_once(self, server, answer):
+    def test_single_wrong_answer_changes_nothing(self, server, answer):
         answers = iter([always(answer)])
         server.faults.append(
             lambda h, first, last: (
@@ -230,25 +230,25 @@ class TestWrongAnswers:
         )
         assert right(5) == once_known(at(server), 5)[1]
 
-    def test_encoded_ones_are_told_at_once(self, server):
+    def test_encoded_answers_are_an_immediate_error(self, server):
         server.faults.append(always(compressed))
         with pytest.raises(CheckpointError, match=r"/w: the server encodes the file \(gzip\), although asked not to"):
             once_known(at(server))
         assert 2 == len(server.requests)
 
-    def test_ranges_of_a_size_that_is_not_stated_do(self, server):
+    def test_range_answers_without_a_total_size_are_accepted(self, server):
         server.faults.append(
             always(lambda h, path, a, b: h.send(path, a, b, 0, Content_Range=f"bytes {a}-{b}/*") or True)
         )
         assert right() == once_known(at(server))[1]
 
-    def test_a_size_that_is_not_stated_at_first_is_told(self, server, folder):
+    def test_missing_size_at_the_start_is_an_error(self, server, folder):
         server.faults.append(lambda h, a, b: h.send(folder / "w", a, b, 0, Content_Range="bytes 0-0/*") or True)
         with pytest.raises(CheckpointError, match=r"/w: the server does not serve ranges"):
             at(server).version()
 
     @pytest.mark.parametrize("with_length", [True, False])
-    def test_http_1_0_is_spoken(self, server, folder, with_length):
+    def test_http_1_0_is_supported(self, server, folder, with_length):
         def old(handler, first, last):
             handler.protocol_version, handler.close_connection = "HTTP/1.0", True
             if with_length:
@@ -261,7 +261,7 @@ class TestWrongAnswers:
         assert right(3) == once_known(at(server), 3)[1]
         assert 4 == server.connections
 
-    def test_chunks_are_put_together(self, server, folder):
+    def test_chunked_answers_are_assembled(self, server, folder):
         def chunked(handler, path, first, last):
             handler.begin(206, Content_Range=f"bytes {first}-{last}/{len(BYTES)}", Transfer_Encoding="chunked",
                           **server.version(path))  # fmt: skip
@@ -280,14 +280,14 @@ class TestSlow:
         monkeypatch.setattr(waiting, "ATTEMPTS", 1)
         monkeypatch.setattr(http_client, "TIMEOUT", 0.15)  # a busy machine answers sooner
 
-    def test_silence_is_given_up(self, server):
+    def test_silent_server_is_given_up(self, server):
         over = threading.Event()
         server.faults.append(always(lambda *_: over.wait(5)))
         with pytest.raises(ResourceError, match="the last: timed out"):
             once_known(at(server))
         over.set()
 
-    def test_next_to_nothing_is_given_up(self, server):
+    def test_trickling_server_is_given_up(self, server):
         over = threading.Event()
 
         def trickle(handler, path, first, last):
@@ -305,29 +305,29 @@ class TestSlow:
 
 
 class TestConnections:
-    def test_are_used_again(self, server):
+    def test_connections_are_used_again(self, server):
         assert right(9) == once_known(at(server), 9)[1]
         assert 1 == server.connections
 
-    def test_that_the_server_closed_count_as_no_attempt(self, server, monkeypatch):
+    def test_connection_closed_by_the_server_does_not_count_as_an_attempt(self, server, monkeypatch):
         monkeypatch.setattr(waiting, "ATTEMPTS", 1)
 
         def leaving(handler, first, last):
-            handler.close_connection = True  # without a word of it
+            handler.close_connection = True  # without notice
             return False
 
         server.faults.append(leaving)
         assert right(5) == once_known(at(server), 5)[1]
         assert 6 == server.connections
 
-    def test_with_more_than_was_asked_for_are_not_used_again(self, server, monkeypatch):
+    def test_connections_with_surplus_bytes_are_not_used_again(self, server, monkeypatch):
         monkeypatch.setattr(waiting, "ATTEMPTS", 1)
         server.faults.append(
             always(lambda h, path, a, b: [h.send(path, a, b, len(BYTES)), h.wfile.write(b"and more\r\n")])
         )
         assert right(3) == once_known(at(server), 3)[1]
 
-    def test_no_more_are_kept_than_may_be(self, server, monkeypatch):
+    def test_idle_connections_are_limited(self, server, monkeypatch):
         monkeypatch.setattr(http_client, "MOST_IDLE", 1)
         http_client._pools.cache_clear()
         path = at(server)
@@ -348,12 +348,12 @@ class TestRedirections:
         return at(server, "old", headers={"Authorization": "Bearer secret"})
 
     @pytest.mark.parametrize("target", ["w", "/w", "./w?X-Signature=ä b", "//127.0.0.1:{port}/w"])
-    def test_relative_ones_are_followed(self, server, target):
+    def test_relative_redirections_are_followed(self, server, target):
         path = self.led(server, target.format(port=server.server_address[1]))
         assert right(2) == once_known(path, 2)[1]
         assert {"Bearer secret"} == {authorization for _, _, authorization in server.requests}
 
-    def test_a_circle_is_told(self, server):
+    def test_circular_redirection_is_an_error(self, server):
         with pytest.raises(CheckpointError, match=r"/old: more than 10 redirects"):
             self.led(server, "old").version()
         assert 11 == len(server.requests)
@@ -361,12 +361,12 @@ class TestRedirections:
     @pytest.mark.parametrize(
         "target", ["file:///etc/passwd", "ftp://host/w", "http://[::1", "http://a:b/", "http://me:secret@a:b/?secret"]
     )
-    def test_what_is_no_address_of_http_is_told(self, server, target):
+    def test_redirection_to_anything_but_http_is_an_error(self, server, target):
         with pytest.raises(CheckpointError, match=r"/old: redirects to .*, which is not an HTTP address") as error:
             self.led(server, target).version()
         assert "secret" not in str(error.value)
 
-    def test_another_host_is_not_told_what_is_private(self, server, folder):
+    def test_another_host_gets_no_private_header(self, server, folder):
         with serving(folder) as other:
             path = self.led(server, f"{other.url}/w")
             assert right(2) == once_known(path, 2)[1]
@@ -391,14 +391,14 @@ class TestRedirections:
 
 
 class TestSignedAddresses:
-    """A hub leads to another server, by addresses that expire."""
+    """A hub redirects to another server, with addresses that expire."""
 
-    def test_are_asked_for_once(self, hub):
+    def test_signed_address_is_requested_once(self, hub):
         assert right(20) == once_known(at(hub), 20)[1]
         assert (1, 21) == (len(hub.requests), len(hub.files.requests))
         assert (1, 1) == (hub.connections, hub.files.connections)
 
-    def test_are_asked_for_again_before_they_expire(self, hub, clock):
+    def test_signed_addresses_are_renewed_before_they_expire(self, hub, clock):
         path = at(hub)
         version, _ = once_known(path)
         clock.now += 0.89 * hub.files.lifetime
@@ -408,7 +408,7 @@ class TestSignedAddresses:
         assert BYTES[:10] == path.fetch(0, 10, version)
         assert 2 == len(hub.requests)
 
-    def test_are_asked_for_again_by_one_when_they_are_refused(self, hub):
+    def test_refused_signed_address_is_renewed_by_one_thread(self, hub):
         path = at(hub)
         version = path.version()
         hub.files.secret = b"another"
@@ -418,7 +418,7 @@ class TestSignedAddresses:
             )
         assert 2 == len(hub.requests)
 
-    def test_that_are_refused_when_they_are_new_are_told(self, hub):
+    def test_new_signed_address_that_is_refused_is_an_error(self, hub):
         path = at(hub)
         version = path.version()
         hub.files.faults.append(lambda h, *_: h.refuse(403) or True)
@@ -426,7 +426,7 @@ class TestSignedAddresses:
             path.fetch(0, 10, version)
         assert 2 == len(hub.requests)
 
-    def test_lead_to_the_version_that_was_there_at_first(self, hub, folder):
+    def test_renewed_address_must_lead_to_the_first_version(self, hub, folder):
         path = at(hub)
         version = path.version()
         os.utime(folder / "w", (LONG_AGO + 1, LONG_AGO + 1))
@@ -446,7 +446,7 @@ class TestSignedAddresses:
             ("", float("inf")),
         ],
     )
-    def test_say_how_long_they_last_by_the_clock_of_the_server(self, query, seconds):
+    def test_signed_addresses_expire_by_the_server_clock(self, query, seconds):
         assert seconds == seconds_left(f"https://host/w?{query}", {"Date": "Tue, 14 Nov 2023 22:13:20 GMT"})
 
 
@@ -467,10 +467,10 @@ class TestWaits:
             ({}, None),
         ],
     )
-    def test_are_as_long_as_the_server_asks(self, headers, seconds):
+    def test_waits_are_as_long_as_the_server_asks(self, headers, seconds):
         assert seconds == seconds_to_wait({"Date": "Tue, 14 Nov 2023 22:13:20 GMT"} | headers)
 
-    def test_are_shared_by_all_and_told_once(self, server, clock, caplog):
+    def test_waits_are_shared_and_reported_once(self, server, clock, caplog):
         path = at(server)
         version = path.version()
         free_at, refused = clock.now + 300, []
@@ -500,18 +500,18 @@ class TestWaits:
         (notice,) = caplog.messages
         assert notice.startswith(f"{server.url[7:]}: HTTP 429: waits 30")
 
-    def test_of_another_host_hold_up_nobody(self, server, clock):
+    def test_wait_for_another_host_delays_nobody(self, server, clock):
         waiting.handle_busy_host("another:80", 300, "HTTP 429")
         once_known(at(server))
         assert 0 == clock.slept
 
-    def test_that_are_too_long_are_told_at_once(self, server):
+    def test_overlong_wait_is_an_immediate_error(self, server):
         server.faults.append(lambda h, *_: h.refuse(429, Retry_After="7200") or True)
         with pytest.raises(ResourceError, match=r"HTTP 429: asks to wait 7200 s, longer than the limit of 600 s"):
             at(server).version()
         assert 1 == len(server.requests)
 
-    def test_end_when_all_who_may_need_it_were_stopped(self, clock):
+    def test_waits_end_when_all_who_may_need_it_were_stopped(self, clock):
         stopped = threading.Event()
         waiting.handle_busy_host("stopped:80", 300, "HTTP 429")
         with waiting.allow_stop(stopped.is_set):
@@ -523,12 +523,12 @@ class TestWaits:
             with pytest.raises(Interrupted, match="interrupted while waiting for stopped:80"):
                 waiting.wait_for("stopped:80")
 
-    def test_are_told_without_a_handler_too(self, clock):
+    def test_waits_are_reported_without_a_log_handler(self, clock):
         assert logging.WARNING == waiting.notices.getEffectiveLevel()
 
 
 class TestTls:
-    """A server with a certificate of its own, behind a proxy."""
+    """A server with its own certificate, reached through a proxy."""
 
     @pytest.fixture
     def certificate(self, tmp_path):
@@ -559,7 +559,7 @@ class TestTls:
 
     @pytest.fixture
     def path(self, server, certificate, monkeypatch):
-        """In a server of https that is reached through the proxy alone."""
+        """A file on an https server that only the proxy can reach."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         server.tunnelled = context
@@ -570,12 +570,12 @@ class TestTls:
         yield RemotePath(Http("https://models.invalid"), "w")
         http_client._pools.cache_clear()
 
-    def test_certificates_are_those_of_the_environment(self, server, path, certificate, monkeypatch):
+    def test_environment_chooses_the_certificates(self, server, path, certificate, monkeypatch):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert right(3) == once_known(path, 3)[1]
         assert ["CONNECT models.invalid:443 Basic bWU6cGFzcw=="] == server.tunnels
 
-    def test_others_are_refused_at_once(self, server, path):
+    def test_untrusted_certificate_is_refused_immediately(self, server, path):
         with pytest.raises(
             ResourceError, match=r"/w: the certificate of models\.invalid is not trusted: .*SSL_CERT_FILE"
         ):
@@ -590,7 +590,7 @@ class TestProxies:
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
 
-    def test_are_asked_for_hosts_that_are_not_here(self, server):
+    def test_proxy_is_asked_for_distant_hosts(self, server):
         seen = []
         server.faults.append(lambda h, *_: seen.append(h.headers["Proxy-Authorization"]))
         path = RemotePath(Http("http://models.invalid"), "w")
@@ -598,20 +598,20 @@ class TestProxies:
         assert {"http://models.invalid/w"} == {path for path, _, _ in server.requests}
         assert {"Basic bWU6cGFzcw=="} == set(seen)
 
-    def test_see_no_user_and_no_fragment_of_a_redirection(self, server):
+    def test_proxy_sees_neither_user_nor_fragment_from_a_redirection(self, server):
         moved = {"Location": "http://me:secret@models.invalid/w#part"}
         server.faults.append(lambda h, *_: "/old" in h.path and (h.refuse(302, **moved) or True))
         shutil.copy(server.folder / "w", server.folder / "old")
         assert len(BYTES) == RemotePath(Http("http://models.invalid"), "old").version().size
         assert ["http://models.invalid/old", "http://models.invalid/w"] == [path for path, _, _ in server.requests]
 
-    def test_of_another_kind_are_refused_at_once(self, server, monkeypatch):
+    def test_unsupported_proxy_is_refused_immediately(self, server, monkeypatch):
         monkeypatch.setenv("http_proxy", "socks5://me:secret@127.0.0.1:1")
         with pytest.raises(CheckpointError, match=r"models\.invalid or of its proxy is invalid") as error:
             RemotePath(Http("http://models.invalid"), "w").version()
         assert "secret" not in str(error.value)
 
-    def test_are_not_asked_where_the_environment_says_so(self, server, monkeypatch):
+    def test_proxy_is_bypassed_where_the_environment_asks(self, server, monkeypatch):
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         once_known(at(server))
         assert {"/w"} == {path for path, _, _ in server.requests}

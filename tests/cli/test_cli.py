@@ -36,7 +36,7 @@ def table(checkpoints):
 
 
 class TestTable:
-    def test_the_comparison_is_complete(self, table):
+    def test_comparison_is_complete(self, table):
         assert (Status.OK, "") == (table.returncode, table.stderr)
 
     def test_tables_come_before_the_answer(self, table):
@@ -48,7 +48,7 @@ class TestTable:
         assert lines[0].startswith("coverage: 3 of 3 original tensors compared (100 % of bytes)")
         assert max(n for n, line in enumerate(lines) if line.startswith("+")) < answer
 
-    def test_without_them_the_answer_is_ten_lines_at_most(self, checkpoints):
+    def test_answer_without_tables_has_ten_lines_at_most(self, checkpoints):
         lines = call("compare", *checkpoints).stdout.splitlines()
 
         assert lines[0].startswith("COMPARED (exit 0): SNR 31.39 dB; no limits set")
@@ -57,7 +57,7 @@ class TestTable:
         assert any(line.startswith("worst: ") for line in lines)
         assert len(lines) <= 10
 
-    def test_names_levels_and_bars_are_there_and_what_all_names_share_is_said_once(self, table):
+    def test_table_shows_names_levels_and_bars_and_the_shared_prefix_once(self, table):
         row = next(line for line in table.stdout.splitlines() if "q_proj" in line)
 
         assert "| 0.self_attn.q_proj " in row
@@ -65,16 +65,16 @@ class TestTable:
         assert "#" in row
         assert "fp8_tensor" in row
 
-    def test_a_pipe_gets_neither_colours_nor_drawn_lines(self, table):
+    def test_pipe_gets_neither_colours_nor_drawn_lines(self, table):
         assert table.stdout.isascii()
 
-    def test_colour_can_be_forced_and_is_refused_by_no_color(self, checkpoints):
+    def test_colour_can_be_forced_and_is_switched_off_by_no_color(self, checkpoints):
         assert "\x1b[" in call("compare", *checkpoints, env={"FORCE_COLOR": "1"}).stdout
         assert "\x1b" not in call("compare", *checkpoints, env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
         assert "\x1b" not in call("compare", *checkpoints, env={"FORCE_COLOR": "0"}).stdout
 
     @pytest.mark.parametrize("columns", ["1", "40", "60", "80", "abc", "0"])
-    def test_a_narrow_table_leaves_out_columns_and_cuts_nothing_short(self, checkpoints, columns):
+    def test_narrow_table_drops_columns_and_truncates_nothing(self, checkpoints, columns):
         out = call("compare", "-v", *checkpoints, env={"COLUMNS": columns}).stdout
 
         assert "…" not in out
@@ -85,30 +85,30 @@ class TestTable:
         assert all(line.endswith(("|", "+")) for line in out.splitlines() if line.startswith(("|", "+")))
         assert "| Max |e| " in out
 
-    def test_top_layers_and_sort_by(self, checkpoints):
+    def test_top_layers_and_sort_by_choose_the_listed_layers(self, checkpoints):
         out = call("compare", *checkpoints, "--top-layers", "1", "--sort-by", "max").stdout
 
         assert "The worst layer, by max |e|" in out
 
-    def test_quiet_says_the_verdict_on_stderr_alone(self, checkpoints):
+    def test_quiet_prints_the_verdict_on_stderr_only(self, checkpoints):
         done = call("compare", *checkpoints, "-q")
 
         assert "" == done.stdout
         assert done.stderr.startswith("quanterr: compared: 2 layers; SNR ")
 
-    def test_one_layer_is_told_as_one(self, checkpoints):
+    def test_single_layer_is_counted_in_the_singular(self, checkpoints):
         assert call("compare", *checkpoints, "-q", "-l", "attn").stderr.startswith("quanterr: compared: 1 layer; ")
 
-    def test_verbose_says_what_decided(self, checkpoints):
+    def test_verbose_prints_the_deciding_tensors(self, checkpoints):
         assert "codes F8_E4M3, scale model.layers.0" in call("compare", *checkpoints, "-v").stdout
 
-    def test_a_terminal_shows_drawn_bars(self, checkpoints):
+    def test_terminal_shows_drawn_bars(self, checkpoints):
         out = in_terminal("compare", "-v", *checkpoints)
 
         assert "█" in out
         assert "\x1b[" in out
 
-    def test_a_map_is_drawn_in_a_terminal_and_nowhere_else(self, tmp_path):
+    def test_map_is_drawn_only_in_a_terminal(self, tmp_path):
         x = {f"layers.{n}.mlp.weight": torch.randn(8, 8) for n in range(4)}
         words = [write(tmp_path / "x.safetensors", x), write(tmp_path / "y.safetensors", quantized(x))]
 
@@ -119,17 +119,17 @@ class TestTable:
 
 
 class TestInputs:
-    def test_may_be_given_as_options(self, checkpoints):
+    def test_inputs_may_be_given_as_options(self, checkpoints):
         x, y = checkpoints
 
         assert Status.OK == call("compare", "-q", "--original", x, "--quantized", y).returncode
         assert Status.OK == call("compare", "-q", y, "--original", x).returncode
 
     @pytest.mark.parametrize("words", [(), ("one",), ("one", "two", "--original", "three")])
-    def test_must_be_two(self, words):
+    def test_inputs_must_be_two(self, words):
         assert Status.USAGE == call("compare", *words).returncode
 
-    def test_selection_leaves_the_rest_out(self, checkpoints, tmp_path):
+    def test_unselected_layers_are_left_out(self, checkpoints, tmp_path):
         path = tmp_path / "report.json"
         done = call("compare", *checkpoints, "-q", "-l", "attn", "-o", path)
         report = json.loads(path.read_text())
@@ -138,14 +138,14 @@ class TestInputs:
         assert ["model.layers.0.self_attn.q_proj.weight"] == [layer["layer_name"] for layer in report["layers"]]
         assert 2 == report["coverage"]["original"]["filtered_out"]["tensors"]
 
-    def test_a_misspelt_pattern_is_wrong_usage_and_names_the_nearest(self, checkpoints):
+    def test_misspelt_pattern_is_wrong_usage_with_the_nearest_name(self, checkpoints):
         done = call("compare", *checkpoints, "-l", "atn")
 
         assert Status.USAGE == done.returncode
         assert "attn" in done.stderr
 
     @pytest.mark.parametrize("layers", ["mlp,!mlp", "!*"])
-    def test_a_selection_that_leaves_nothing_is_wrong_usage(self, checkpoints, layers):
+    def test_empty_selection_is_wrong_usage(self, checkpoints, layers):
         x, y = checkpoints
 
         assert Status.USAGE == call("compare", x, y, "-l", layers).returncode
@@ -153,33 +153,33 @@ class TestInputs:
         with pytest.raises(UsageError, match="selects no layer"):
             quanterr.compare(x, y, layers=[layers])
 
-    def test_a_device_that_is_not_there_is_told(self, checkpoints):
+    def test_missing_device_is_an_error(self, checkpoints):
         assert Status.USAGE == call("compare", *checkpoints, "--device", "tpu").returncode
         assert Status.ENVIRONMENT == call("compare", *checkpoints, "--device", "cuda:99").returncode
 
     @pytest.mark.parametrize("value", ["inf", "nan", "-1"])
-    def test_a_threshold_that_is_no_number_is_wrong_usage(self, checkpoints, value):
+    def test_invalid_threshold_is_wrong_usage(self, checkpoints, value):
         assert Status.USAGE == call("compare", *checkpoints, "--outlier-threshold", value).returncode
 
 
 class TestOutputs:
-    def test_a_dash_is_json_on_stdout_and_the_table_goes_to_stderr(self, checkpoints):
+    def test_dash_prints_json_on_stdout_and_the_table_on_stderr(self, checkpoints):
         done = call("compare", *checkpoints, "-o", "-")
 
         assert "pass" == json.loads(done.stdout)["verdict"]
         assert "COMPARED (exit 0): " in done.stderr
 
-    def test_a_line_names_what_was_written(self, checkpoints, tmp_path):
+    def test_last_line_names_the_written_files(self, checkpoints, tmp_path):
         done = call("compare", *checkpoints, "-o", tmp_path / "a.json", "-o", "b.html", cwd=tmp_path)
 
         assert "\nwrote a.json, b.html\n" in done.stdout
 
-    def test_several_are_written(self, checkpoints, tmp_path):
+    def test_several_outputs_are_written(self, checkpoints, tmp_path):
         call("compare", *checkpoints, "-q", "-o", tmp_path / "a.json", "-o", tmp_path / "b.json")
 
         assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
 
-    def test_only_run_changes_from_run_to_run(self, checkpoints, tmp_path):
+    def test_only_the_run_section_changes_between_runs(self, checkpoints, tmp_path):
         reports = []
         for name in ("a.json", "b.json"):
             call("compare", *checkpoints, "-q", "-o", tmp_path / name)
@@ -188,14 +188,14 @@ class TestOutputs:
 
         assert reports[0] == reports[1]
 
-    def test_a_bad_suffix_is_told_before_anything_is_read(self, tmp_path):
+    def test_bad_suffix_is_an_error_before_anything_is_read(self, tmp_path):
         done = call("compare", "no", "such", "-o", tmp_path / "report.docx")
 
         assert Status.USAGE == done.returncode
         assert "unknown suffix" in done.stderr
 
     @pytest.mark.parametrize("command", ["compare", "rank"])
-    def test_a_closed_pipe_ends_quietly_and_costs_no_report(self, checkpoints, tmp_path, command):
+    def test_closed_pipe_ends_quietly_and_costs_no_report(self, checkpoints, tmp_path, command):
         copy = [shutil.copy(checkpoints[1], tmp_path / "copy.safetensors")] if command == "rank" else []
         done = call(command, *checkpoints, *copy, "-o", tmp_path / "r.json", redirected={1: ""})
 
@@ -205,7 +205,7 @@ class TestOutputs:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("limit", [100_000, 400_000, 500_000, 600_000])  # KiB: each ended in another way
-    def test_too_little_address_space_is_never_the_status_of_a_gate(self, checkpoints, limit):
+    def test_too_little_address_space_never_looks_like_a_failed_gate(self, checkpoints, limit):
         words = " ".join(map(str, checkpoints))
         done = subprocess.run(
             ["bash", "-c", f"ulimit -v {limit}; {sys.executable} -m quanterr compare {words}"],
@@ -217,14 +217,14 @@ class TestOutputs:
         assert "(ulimit -v) is too low to load torch; raise it" in done.stderr
         assert 1 == len(done.stderr.splitlines())
 
-    def test_a_full_disk_is_told_and_costs_no_report(self, checkpoints, tmp_path):
+    def test_full_disk_is_an_error_and_costs_no_report(self, checkpoints, tmp_path):
         done = call("compare", *checkpoints, "-o", tmp_path / "r.json", redirected={1: FULL})
 
         assert Status.ENVIRONMENT == done.returncode
         assert "No space left" in done.stderr
         assert (tmp_path / "r.json").stat().st_size > 1000
 
-    def test_a_report_that_cannot_be_written_costs_no_table(self, checkpoints):
+    def test_unwritable_report_costs_no_table(self, checkpoints):
         done = call("compare", *checkpoints, "-o", "/dev/full")
 
         assert Status.ENVIRONMENT == done.returncode
@@ -233,7 +233,7 @@ class TestOutputs:
         assert "Wrote" not in done.stdout
 
     @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
-    def test_what_an_encoding_does_not_have_is_escaped(self, tmp_path, encoding):
+    def test_unencodable_characters_are_escaped(self, tmp_path, encoding):
         x = {"層.weight": torch.ones(2, 2)}
         words = [
             write(tmp_path / "x.safetensors", x),
@@ -248,12 +248,12 @@ class TestOutputs:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 class TestStreams:
     @pytest.mark.parametrize("words", ["formats", "schema", "--help", "compare --help", "--version"])
-    def test_no_reader_and_no_room_are_never_the_status_of_a_gate(self, words):
+    def test_closed_or_full_streams_never_look_like_a_failed_gate(self, words):
         assert Status.BROKEN_PIPE == call(*words.split(), redirected={1: "", 2: ""}).returncode
         assert Status.ENVIRONMENT == call(*words.split(), redirected={1: FULL}).returncode
 
     @pytest.mark.parametrize("errors", [FULL, ""])
-    def test_where_nobody_hears_the_errors_the_status_is_the_same(self, checkpoints, tmp_path, errors):
+    def test_status_does_not_depend_on_readers_of_stderr(self, checkpoints, tmp_path, errors):
         more, path = {"redirected": {2: errors}}, tmp_path / "report.json"
 
         assert Status.OK == call("compare", *checkpoints, "-o", path, **more).returncode
@@ -268,11 +268,11 @@ class TestStreams:
         ("words", "status"),
         [("compare {} -q", Status.OK), ("formats fp9", Status.USAGE), ("compare no such", Status.UNREADABLE)],
     )
-    def test_where_stderr_is_closed_the_status_is_the_same(self, checkpoints, words, status):
+    def test_status_is_the_same_with_a_closed_stderr(self, checkpoints, words, status):
         assert status == self.status(words.format(" ".join(map(str, checkpoints))), "2>&-")
 
     @pytest.mark.slow
-    def test_a_document_that_a_closed_stdout_cannot_take_is_not_lost_in_silence(self, checkpoints):
+    def test_document_lost_to_a_closed_stdout_is_an_error(self, checkpoints):
         words = " ".join(map(str, checkpoints))
 
         assert Status.ENVIRONMENT == self.status(f"compare {words} -q -o -", ">&-")
@@ -284,7 +284,7 @@ class TestStreams:
 
 
 class TestStatus:
-    def test_what_was_not_compared_is_4_and_0_if_that_is_allowed(self, tmp_path):
+    def test_uncompared_tensor_exits_with_4_or_with_0_if_allowed(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
         less = {name: t for name, t in quantized(original()).items() if "norm" not in name}
         y = write(tmp_path / "y.safetensors", less)
@@ -304,13 +304,13 @@ class TestStatus:
             ),
         ],
     )
-    def test_that_nothing_matches_is_4(self, tmp_path, x, y, told):
+    def test_pair_without_any_match_exits_with_4(self, tmp_path, x, y, told):
         done = call("compare", write(tmp_path / "x.safetensors", x), write(tmp_path / "y.safetensors", y), "-q")
 
         assert Status.INCONCLUSIVE == done.returncode
         assert f"nothing matches: {told}" in done.stderr
 
-    def test_nan_is_4(self, tmp_path):
+    def test_nan_exits_with_4(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
         spoilt = quantized(original())
         name = "model.layers.0.mlp.up_proj.weight"
@@ -320,7 +320,7 @@ class TestStatus:
         assert Status.INCONCLUSIVE == done.returncode
         assert "1 of 512 elements of the quantized weight are NaN or infinite" in done.stdout
 
-    def test_a_scale_that_is_off_by_a_factor_is_4_and_names_the_factor(self, tmp_path):
+    def test_wrong_scale_exits_with_4_and_names_the_factor(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
         spoilt = quantized(original())
         spoilt["model.layers.0.mlp.up_proj.weight_scale"] *= 3
@@ -329,7 +329,7 @@ class TestStatus:
         assert Status.INCONCLUSIVE == done.returncode
         assert "the scale is off by a factor of 3" in done.stdout
 
-    def test_a_wrong_scale_is_4_even_where_the_layer_is_not_far_off_and_the_reason_names_that_layer(self, tmp_path):
+    def test_reason_names_the_layer_with_a_slightly_wrong_scale(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
         spoilt = quantized(original())
         spoilt["model.layers.0.mlp.up_proj.weight_scale"] *= 1.6
@@ -342,7 +342,7 @@ class TestStatus:
         assert "model.layers.0.mlp.up_proj.weight: 4." in reason
         assert "the scale is off by a factor of 1.6" in reason
 
-    def test_an_unforeseen_error_is_a_bug_and_not_a_failed_gate(self, checkpoints, tmp_path):
+    def test_unforeseen_error_is_a_bug_and_not_a_failed_gate(self, checkpoints, tmp_path):
         before = (
             "import quanterr.comparison.run\n"
             "def broken(*a, **k): raise RuntimeError('surprise')\n"
@@ -354,7 +354,7 @@ class TestStatus:
         assert "surprise" in done.stderr
 
 
-def test_version_names_the_kernel_where_that_is_asked_for():
+def test_version_names_the_kernel_on_request():
     for words in (("--version", "-v"), ("-v", "--version")):
         version, kernel, *_ = call(*words).stdout.splitlines()
 
@@ -362,7 +362,7 @@ def test_version_names_the_kernel_where_that_is_asked_for():
         assert kernel.startswith(f"kernel: {library.choose_kernel()}")
 
 
-def test_version_and_schema():
+def test_version_and_schema_are_printed():
     assert f"quanterr {quanterr.__version__}\n" == call("--version").stdout
     assert "2020-12" in json.loads(call("schema").stdout)["$schema"]
 
@@ -370,7 +370,7 @@ def test_version_and_schema():
 def test_formats_lists_every_row_and_prints_a_specification():
     from quanterr.formats import FORMATS
 
-    listed = call("formats").stdout.splitlines()[::2]  # a line with the name, a line with what it needs
+    listed = call("formats").stdout.splitlines()[::2]  # one line with the name and one with the requirements
 
     assert [row.name for row in FORMATS] == [line.split()[0] for line in listed]
     assert "Reference:" in call("formats", "fp8_block").stdout
@@ -385,7 +385,7 @@ def test_formats_lists_every_row_and_prints_a_specification():
         ("", '""; formats are '),
     ],
 )
-def test_a_format_that_there_is_not_is_wrong_usage_and_the_near_ones_are_told(name, told):
+def test_unknown_format_is_wrong_usage_and_similar_names_are_listed(name, told):
     done = call("formats", name)
 
     assert Status.USAGE == done.returncode
@@ -410,7 +410,7 @@ class TestCompletion:
             (["compare", "--len"], {"--lenient"}),  # rare options, too
         ],
     )
-    def test_offers_what_begins_so(self, words, offered):
+    def test_completion_offers_matching_words(self, words, offered):
         env = {
             "_QUANTERR_COMPLETE": "complete_bash",
             "COMP_WORDS": f"quanterr {' '.join(words)}",
@@ -419,13 +419,13 @@ class TestCompletion:
 
         assert offered == set(call(env=env).stdout.split())
 
-    def test_offers_thresholds_files_too(self, tmp_path, monkeypatch):
+    def test_completion_offers_thresholds_files_too(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "fine.toml").touch()
 
         assert "fine.toml" in completion.presets("fi")
 
-    def test_offers_every_format_recipe_and_program(self):
+    def test_completion_offers_every_format_recipe_and_program(self):
         assert {row.name for row in quanterr.FORMATS} == set(completion.formats())
         assert list(list_recipes()) == completion.recipes("")
         assert (*CONSUMERS,) == completion.PROGRAMS
@@ -444,14 +444,14 @@ class TestUsage:
             ),
         ],
     )
-    def test_a_wrong_command_line_is_one_line_as_every_error(self, words, told):
+    def test_wrong_command_line_gives_a_single_line(self, words, told):
         done = call(*words)
 
         assert (Status.USAGE, "") == (done.returncode, done.stdout)
         assert f"quanterr: {told}\n" == done.stderr.replace("option '--bad'", "option: --bad")  # versions differ
 
     @pytest.mark.parametrize("command", ["compare", "rank", "gate", "diff", "formats", "inspect", "render"])
-    def test_help_names_no_types_of_switches_and_lists(self, command):
+    def test_help_names_no_types_for_switches_and_lists(self, command):
         options = [line for line in call(command, "--help").stdout.splitlines() if "--" in line]
 
         assert options
@@ -464,7 +464,7 @@ class TestUsage:
         assert "--help-all" in usual
         assert all(option in everything for option in ("--lenient", "--no-clobber", "--require"))
 
-    def test_no_color_decides(self, tmp_path):
+    def test_no_color_decides_about_colours(self, tmp_path):
         from support.making import numbers, store
 
         x = store(tmp_path / "x.safetensors", {"a": numbers(8, 8)})
@@ -472,7 +472,7 @@ class TestUsage:
 
         assert "\x1b[" not in done.stdout
 
-    def test_formats_are_data_where_that_is_asked_for(self):
+    def test_formats_can_be_printed_as_json(self):
         every = json.loads(call("formats", "--json").stdout)
         one = json.loads(call("formats", "nvfp4", "--json").stdout)
 

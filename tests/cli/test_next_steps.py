@@ -1,4 +1,4 @@
-"""The command that is proposed: it can be pasted, and names what is there."""
+"""The proposed command can be pasted and names existing files."""
 
 import shlex
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ SURE = SimpleNamespace(verdict="pass", findings=[])
         ('{"_class_name": "FluxTransformer2DModel"}', ["--inputs", "calls.safetensors"]),
     ],
 )
-def test_a_model_is_evaluated_next_by_what_it_takes(config, asked, tmp_path):
+def test_evaluation_with_suitable_input_is_proposed_next(config, asked, tmp_path):
     original = tmp_path / "it's"
     original.mkdir()
     (original / "config.json").write_text(config)
@@ -28,7 +28,7 @@ def test_a_model_is_evaluated_next_by_what_it_takes(config, asked, tmp_path):
 
 
 @pytest.mark.parametrize("config", [None, "{", "[]", '"text"'])
-def test_without_a_model_the_page_is_next_unless_files_were_written(config, tmp_path):
+def test_page_is_proposed_next_without_a_model_unless_files_were_written(config, tmp_path):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
 
@@ -40,14 +40,14 @@ def candidate(path, rank, bits):
     return SimpleNamespace(path=path, name=path, rank=rank, bits_per_weight=bits, formats={path: 1})
 
 
-def test_the_best_file_is_compared_next():
+def test_comparing_the_best_file_is_proposed_next():
     ranking = SimpleNamespace(candidates=[candidate("int8", None, 8), candidate("b b", 1, 8), candidate("c", 2, 4)])
 
     found = suggest_after_rank(ranking, ["original", "int8", "c", "b b"], [])
     assert ["quanterr", "compare", "original", "b b", "-o", "report.html"] == shlex.split(found)
 
 
-def test_recipes_are_planned_next_between_the_sizes_that_they_have():
+def test_plan_between_the_candidate_sizes_is_proposed_next():
     ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.5), candidate("ct_pack", 2, 4.25)])
 
     found = suggest_after_rank(ranking, ["original"], [])
@@ -55,7 +55,7 @@ def test_recipes_are_planned_next_between_the_sizes_that_they_have():
     assert "" == suggest_after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"], [])
 
 
-def test_no_plan_mixes_what_no_runtime_loads_together():
+def test_no_plan_mixes_recipes_that_no_runtime_loads_together():
     names = ["gguf_q8_0", "int8_row", "gguf_q4_k", "ct_nvfp4"]
     ranking = SimpleNamespace(candidates=[candidate(name, n, 8 - n) for n, name in enumerate(names)])
 
@@ -63,7 +63,7 @@ def test_no_plan_mixes_what_no_runtime_loads_together():
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_the_selection_of_the_command_is_kept(stored):
+def test_proposal_keeps_the_selection_from_the_command(stored):
     ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8), candidate("ct_pack", 2, 4)])
     shared = ["-l", "!vae", "-lattn", "--exclude=norm", "--importance", "a b.gguf", "--lenient"]
     command = ["quanterr", "rank", "original", "q", "c", *shared, "-o", "ranking.html", "--require", "snr_db > 3"]
@@ -75,18 +75,18 @@ def test_the_selection_of_the_command_is_kept(stored):
     assert not {"ranking.html", "--require"} & set(found)
 
 
-def test_the_proposed_budget_can_be_met_by_recipes_of_one_size():
+def test_proposed_budget_can_be_met_by_equally_large_recipes():
     ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.0331), candidate("fp8_row", 2, 8.0331)])
 
     assert "8.04" in shlex.split(suggest_after_rank(ranking, ["original"], []))
 
 
 @pytest.mark.parametrize("export", [["--export", "mlx"], ["--export=mlx"]])
-def test_a_plan_that_was_exported_is_not_exported_again(export):
+def test_exported_plan_is_not_exported_again(export):
     assert "" == suggest_after_plan(SimpleNamespace(), ["quanterr", "plan", "original", *export, "-o", "plan.json"])
 
 
-def test_credentials_are_not_repeated(tmp_path):
+def test_proposed_commands_repeat_no_credentials(tmp_path):
     command = ["quanterr", "compare", "https://host/x", "q"]
     found = suggest_after_report(SURE, ("https://user:secret@host/x", "q"), command, [])
     assert "secret" not in found

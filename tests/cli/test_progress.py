@@ -1,4 +1,4 @@
-"""Progress: a bar in a terminal, a line now and then elsewhere."""
+"""Progress is a bar in a terminal and an occasional line elsewhere."""
 
 import sys
 
@@ -13,13 +13,13 @@ GIB = 1 << 30
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is set by hand."""
+    """A clock that tests set by hand."""
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 
-def test_a_short_run_says_nothing(clock, capsys):
+def test_short_run_is_silent(clock, capsys):
     beat = Heartbeat()
     clock[0] = 9
     beat(Progress(4 * GIB, 3 * GIB, "a"))
@@ -27,7 +27,7 @@ def test_a_short_run_says_nothing(clock, capsys):
     assert "" == capsys.readouterr().err
 
 
-def test_a_line_comes_every_five_percent_but_not_more_often_than_every_ten_seconds(clock, capsys):
+def test_lines_come_every_five_percent_and_ten_seconds_apart(clock, capsys):
     beat = Heartbeat()
     for second in range(1, 41):
         clock[0] = second
@@ -36,7 +36,7 @@ def test_a_line_comes_every_five_percent_but_not_more_often_than_every_ten_secon
     assert 4 == len(capsys.readouterr().err.splitlines())
 
 
-def test_a_line_comes_every_half_minute_even_if_nothing_moves(clock, capsys):
+def test_line_comes_every_half_minute_even_without_progress(clock, capsys):
     beat = Heartbeat()
     for second in range(1, 91):
         clock[0] = second
@@ -45,7 +45,7 @@ def test_a_line_comes_every_half_minute_even_if_nothing_moves(clock, capsys):
     assert 3 == len(capsys.readouterr().err.splitlines())
 
 
-def test_a_line_says_how_far_how_fast_how_long_and_where(clock, capsys):
+def test_line_shows_share_rate_remaining_time_and_layer(clock, capsys):
     beat = Heartbeat()
     clock[0] = 10
     beat(Progress(4 * GIB, GIB, "evil\x1b[2J\n::error::"))
@@ -54,7 +54,7 @@ def test_a_line_says_how_far_how_fast_how_long_and_where(clock, capsys):
     assert expected == capsys.readouterr().err
 
 
-def test_the_bar_shows_bytes_rate_and_layer(monkeypatch, capsys):
+def test_bar_shows_bytes_rate_and_layer(monkeypatch, capsys):
     monkeypatch.setattr(progress, "DELAY", 0)
     monkeypatch.setenv("COLUMNS", "120")
     bar = Bar()
@@ -71,11 +71,11 @@ def test_the_bar_shows_bytes_rate_and_layer(monkeypatch, capsys):
     assert sys.stderr is not None
 
 
-def test_a_bar_that_was_never_drawn_can_be_closed():
+def test_undrawn_bar_can_be_closed():
     Bar().close()
 
 
-def test_in_50_columns_a_bar_has_room_for_share_time_and_both_ends_of_the_name(monkeypatch, capsys):
+def test_narrow_bar_shows_share_count_and_both_name_ends(monkeypatch, capsys):
     monkeypatch.setattr(progress, "DELAY", 0)
     monkeypatch.setenv("COLUMNS", "50")
     bar = Bar()
@@ -88,11 +88,11 @@ def test_in_50_columns_a_bar_has_room_for_share_time_and_both_ends_of_the_name(m
 
 
 @pytest.mark.parametrize(("room", "shown"), [(9, "abcdefghi"), (8, "abc…fghi"), (3, "a…i")])
-def test_a_name_is_cut_in_the_middle(room, shown):
+def test_long_name_is_cut_in_the_middle(room, shown):
     assert shown == progress.shorten("abcdefghi", room)
 
 
-def test_an_evaluation_draws_a_bar_in_a_terminal(capsys):
+def test_evaluation_draws_a_bar_in_a_terminal(capsys):
     steps = Steps(terminal=True)
     steps(1, 4, 1, 2)
     steps.close()
@@ -100,7 +100,7 @@ def test_an_evaluation_draws_a_bar_in_a_terminal(capsys):
     assert "% " in capsys.readouterr().err
 
 
-def test_an_evaluation_shows_a_line_every_half_minute(clock, capsys):
+def test_evaluation_shows_a_line_every_half_minute(clock, capsys):
     steps = Steps(terminal=False)
     for second in range(1, 61):
         clock[0] = second

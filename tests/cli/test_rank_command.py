@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 
 def rank(folder, *words, **more):
-    """Run it on files of the folder, by their stems, and with other words as they are."""
+    """Run rank on files of the folder, given by their stems; other words are passed unchanged."""
     words = [f"{word}.safetensors" if word in ("fp8", "int8", "less", "no-such") else word for word in words]
     return call("rank", "x.safetensors", *words, cwd=folder, **more)
 
@@ -50,14 +50,14 @@ def table(folder):
 
 
 class TestTable:
-    def test_names_once_who_is_not_ranked(self, table):
+    def test_answer_names_unranked_candidates_once(self, table):
         lines = table.stdout.splitlines()
 
         assert Status.INCONCLUSIVE == table.returncode
         assert "ranked: 2 of 3 candidates" in lines[0]
         assert 1 == sum(line.startswith("less: inconclusive; 1 tensor only in the original: ") for line in lines)
 
-    def test_ranks_the_others_and_gives_no_numbers_of_that_one(self, table):
+    def test_table_ranks_the_others_and_gives_no_numbers_for_the_unranked(self, table):
         rows = [line.split("|") for line in table.stdout.splitlines() if line.startswith("|")]
         cells = {row[1].strip(): [cell.strip() for cell in row[2:]] for row in rows[:4]}
 
@@ -65,25 +65,25 @@ class TestTable:
         assert ["1", "2", "inconclusive"] == [cells[name][0] for name in ("int8", "fp8", "less")]
         assert "-" == cells["less"][cells["candidate"].index("SNR dB")]
 
-    def test_the_answer_comes_after_the_tables(self, table):
+    def test_answer_comes_after_the_tables(self, table):
         lines = table.stdout.splitlines()
         answer = next(n for n, line in enumerate(lines) if line.startswith("INCONCLUSIVE (exit 4): "))
 
         assert max(n for n, line in enumerate(lines) if line.startswith("+")) < answer
 
-    def test_without_them_it_is_all(self, folder):
+    def test_answer_alone_is_the_whole_output(self, folder):
         lines = rank(folder, "fp8", "less", "int8").stdout.splitlines()
 
         assert lines[0].startswith("INCONCLUSIVE (exit 4): int8 is best by its weights: ")
         assert ["1", "2"] == [line.split()[0] for line in lines if " bits/w" in line]
         assert len(lines) <= 10
 
-    def test_of_a_pipe_is_ascii(self, table):
+    def test_table_in_a_pipe_is_ascii(self, table):
         assert table.stdout.isascii()
         assert "" == table.stderr
 
     @pytest.mark.parametrize("columns", ["60", "80"])
-    def test_is_as_narrow_as_it_has_to_be_and_cuts_nothing_short(self, folder, tmp_path, columns):
+    def test_table_is_narrow_enough_and_truncates_nothing(self, folder, tmp_path, columns):
         name = "a-candidate-with-a-rather-long-name-for-such-a-terminal"
         store(tmp_path / f"{name}.safetensors", stored_by(quantized_fp8))
         out = rank(folder, "-v", tmp_path / f"{name}.safetensors", "int8", env={"COLUMNS": columns}).stdout
@@ -93,16 +93,16 @@ class TestTable:
         assert max(map(len, tables)) <= int(columns)
         assert "SNR dB" in out
 
-    def test_of_a_terminal_is_drawn(self, folder):
+    def test_table_in_a_terminal_is_drawn(self, folder):
         words = (folder / f"{name}.safetensors" for name in ("x", "fp8", "int8"))
 
         assert "─" in in_terminal("rank", "-v", *words)
 
-    def test_shows_as_many_layers_as_asked_for(self, folder):
+    def test_table_shows_as_many_layers_as_asked_for(self, folder):
         assert "2 layers that differ most, of 3 layers" in rank(folder, "fp8", "int8", "--top-layers", "2").stdout
         assert "of 3 layers" not in rank(folder, "fp8", "int8", "--top-layers", "0").stdout
 
-    def test_shows_noise_for_zeros_as_undefined_and_not_as_identical(self, folder, tmp_path):
+    def test_table_shows_noise_for_zeros_as_undefined_and_not_as_identical(self, folder, tmp_path):
         zeros = original() | {NAME.format(0): torch.zeros(32, 64)}
         for name, weight in (("x", 0), ("good", 0), ("bad", 1)):
             store(tmp_path / f"{name}.safetensors", zeros | {NAME.format(0): torch.full((32, 64), float(weight))})
@@ -111,7 +111,7 @@ class TestTable:
 
         assert ["good", "identical", "undefined"] == [word for word in row if word != "|"][1:]
 
-    def test_of_hostile_names_shows_nothing_of_them(self, tmp_path):
+    def test_table_escapes_hostile_names(self, tmp_path):
         weight = {"a\x1b[31m\u202e.weight": numbers(8, 64)}
         x = store(tmp_path / "x.safetensors", weight)
         paths = [tmp_path / f"{n}\x1b[31m[bold]\n.safetensors" for n in range(2)]
@@ -127,7 +127,7 @@ class TestTable:
 
 
 class TestOutputs:
-    def test_json_is_all_that_stdout_gets(self, folder):
+    def test_stdout_gets_nothing_but_json(self, folder):
         done = rank(folder, "fp8", "int8", "--json")
         document = json.loads(done.stdout, parse_constant=pytest.fail)
 
@@ -137,22 +137,22 @@ class TestOutputs:
         assert "quanterr.ranking" == document["schema"]
         assert "" == done.stderr
 
-    def test_a_dash_is_json_on_stdout_and_the_table_goes_to_stderr(self, folder):
+    def test_dash_prints_json_on_stdout_and_the_table_on_stderr(self, folder):
         done = rank(folder, "fp8", "int8", "-o", "-")
 
         assert "pass" == json.loads(done.stdout)["verdict"]
         assert "COMPARED (exit 0): " in done.stderr
 
-    def test_json_asked_for_twice_is_one_document(self, folder):
+    def test_json_requested_twice_is_one_document(self, folder):
         assert "pass" == json.loads(rank(folder, "fp8", "int8", "--json", "-o", "-").stdout)["verdict"]
 
-    def test_a_file_is_written_and_may_be_written_again(self, folder):
+    def test_output_file_may_be_written_again(self, folder):
         for _ in range(2):
             assert Status.OK == rank(folder, "fp8", "int8", "-q", "-o", folder / "ranking.json").returncode
 
         assert 3 == len(json.loads((folder / "ranking.json").read_text())["layers"])
 
-    def test_quiet_says_the_result_on_stderr_alone(self, folder):
+    def test_quiet_prints_the_result_on_stderr_only(self, folder):
         done = rank(folder, "less", "fp8", "int8", "-q")
         first, last = done.stderr.splitlines()
 
@@ -160,19 +160,19 @@ class TestOutputs:
         assert first.startswith("quanterr: not ranked: less: inconclusive; ")
         assert last.startswith("quanterr: inconclusive: Pareto-optimal in size and error: ")
 
-    def test_a_ranking_is_not_written_into_the_folder_of_a_candidate(self, folder, tmp_path):
+    def test_ranking_is_not_written_into_a_candidate_folder(self, folder, tmp_path):
         recipe = store(tmp_path / "recipe", stored_by(quantized_int8), config={})
 
         assert Status.USAGE == rank(folder, "fp8", recipe, "-q", "-o", recipe / "ranking.json").returncode
 
-    def test_a_candidate_is_never_overwritten(self, folder):
+    def test_candidate_is_never_overwritten(self, folder):
         done = rank(folder, "fp8", "int8", "-o", folder / "int8.safetensors")
 
         assert Status.USAGE == done.returncode
 
 
 class TestGates:
-    def test_judge_each_candidate_and_one_that_fails_is_still_ranked(self, folder):
+    def test_gates_judge_each_candidate_and_failing_ones_are_still_ranked(self, folder):
         done = rank(folder, "fp8", "int8", "--require", "snr_db >= 35", "--json")
         found = json.loads(done.stdout)
 
@@ -184,18 +184,18 @@ class TestGates:
         assert found["reasons"][0].startswith("fp8: gate snr_db >= 35 does not hold: 3 of 3 layers")
         assert ["int8:", "fp8:"] == [line for line in done.stderr.splitlines() if line in ("fp8:", "int8:")]
 
-    def test_that_hold_for_all_are_0_and_a_misspelt_one_costs_no_run(self, folder):
+    def test_satisfied_gates_exit_with_0_and_misspelt_gates_cost_no_run(self, folder):
         assert Status.OK == rank(folder, "fp8", "int8", "--require", "snr_db >= 20").returncode
         assert Status.USAGE == rank(folder, "fp8", "int8", "--require", "snr >= 20").returncode
 
-    def test_the_table_says_who_holds_how_many(self, folder):
+    def test_table_counts_the_satisfied_gates(self, folder):
         done = rank(folder, "-v", "fp8", "int8", "--require", "snr_db >= 35")
 
         assert "gates held" in done.stdout
         (answer,) = [line for line in done.stdout.splitlines() if line.startswith("FAIL (exit 1): int8 is best by ")]
         assert answer.endswith("; gates do not hold for fp8")
 
-    def test_annotations_on_github_name_the_candidate(self, folder, tmp_path):
+    def test_github_annotations_name_the_candidate(self, folder, tmp_path):
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
         done = rank(folder, "fp8", "int8", "--require", "snr_db >= 35", env=env)
         summary = (tmp_path / "summary.md").read_text()
@@ -206,13 +206,13 @@ class TestGates:
 
 
 class TestKeepOriginal:
-    def test_says_what_to_keep_and_what_that_gives(self, folder):
+    def test_keep_original_names_the_layer_and_its_gain(self, folder):
         done = rank(folder, "-v", "fp8", "int8", "--keep-original", "2100")
 
         assert "fp8 with 1 layer kept in BF16: " in done.stdout
         assert "; 1 of its layers kept in BF16 gives " in done.stdout
 
-    def test_a_budget_that_is_none_is_wrong_usage(self, folder):
+    def test_invalid_budget_is_wrong_usage(self, folder):
         done = rank(folder, "fp8", "int8", "--keep-original", "much")
 
         assert Status.USAGE == done.returncode
@@ -220,7 +220,7 @@ class TestKeepOriginal:
 
 
 class TestImportance:
-    def test_the_weighted_snr_stands_beside(self, folder, tmp_path):
+    def test_table_adds_the_weighted_snr(self, folder, tmp_path):
         path = tmp_path / "i.dat"
         path.write_bytes(legacy({f"blk.{n}.ffn_up.weight": [1.0] * 64 for n in range(3)}))
         found = json.loads(rank(folder, "-v", "fp8", "int8", "--importance", path, "--json").stdout)
@@ -240,13 +240,13 @@ def written(folder, tmp_path_factory):
 
 
 class TestEveryOutput:
-    def test_all_name_the_verdict_the_best_and_who_is_not_ranked(self, written):
+    def test_every_output_names_verdict_best_and_unranked_candidates(self, written):
         for suffix, text in written.items():
             assert "inconclusive" in text, suffix
             assert "only in the original" in text, suffix
             assert "int8" in text, suffix
 
-    def test_csv_has_a_line_for_each_layer_of_each_candidate(self, written):
+    def test_csv_has_a_line_per_layer_and_candidate(self, written):
         import csv
 
         rows = list(csv.DictReader(written["csv"].splitlines()))
@@ -255,12 +255,12 @@ class TestEveryOutput:
         assert 1 + 3 + 3 * 2 == len(rows)
         assert {"int8"} == {row["best"] for row in rows if row["list"] == "layers"}
 
-    def test_json_is_as_its_schema_says(self, written):
+    def test_json_follows_its_schema(self, written):
         import jsonschema
 
         jsonschema.validate(json.loads(written["json"]), json.loads(call("schema", "ranking").stdout))
 
-    def test_jsonl_says_how_many_lines_follow(self, written):
+    def test_jsonl_starts_with_the_number_of_lines(self, written):
         first, *layers = map(json.loads, written["jsonl"].splitlines())
 
         assert ("ranking", "quanterr.ranking", 3) == (first["record"], first["schema"], first["records"]["layer"])
@@ -274,30 +274,30 @@ class TestEveryOutput:
         assert ["int8", "fp8", "less"] == [suite.get("name") for suite in root]
         assert "1" == root.get("errors")
 
-    def test_markdown_is_a_section_that_can_be_replaced(self, written):
+    def test_markdown_is_a_replaceable_section(self, written):
         assert written["md"].startswith("<!-- quanterr:begin -->\n## Quantized candidates")
         assert written["md"].endswith("<!-- quanterr:end -->\n")
 
-    def test_the_page_is_not_replaced_by_what_is_none(self, folder, tmp_path):
-        """Every output knows its own kind, and a document of somebody's is left alone."""
+    def test_foreign_document_is_not_replaced(self, folder, tmp_path):
+        """Every output recognizes its own kind and leaves foreign documents alone."""
         (tmp_path / "r.md").write_text("mine")
 
         assert Status.USAGE == rank(folder, "fp8", "int8", "-o", tmp_path / "r.md").returncode
 
 
 class TestStatus:
-    def test_is_0_where_all_are_compared_and_where_partial_ones_are_allowed(self, folder):
+    def test_ranking_exits_with_0_if_all_are_compared_or_partial_is_allowed(self, folder):
         assert Status.OK == rank(folder, "fp8", "int8", "-q").returncode
         assert Status.OK == rank(folder, "fp8", "less", "-q", "--allow-partial").returncode
         assert Status.INCONCLUSIVE == rank(folder, "fp8", "less", "-q").returncode
 
-    def test_a_partial_candidate_that_is_allowed_is_still_not_ranked(self, folder):
+    def test_allowed_partial_candidate_is_still_not_ranked(self, folder):
         document = json.loads(rank(folder, "fp8", "less", "--json", "--allow-partial").stdout)
 
         assert ["fp8"] == [c["name"] for c in document["candidates"] if c["rank"]]
         assert "inconclusive" == document["verdict"]
 
-    def test_nan_is_4(self, folder, tmp_path):
+    def test_nan_exits_with_4(self, folder, tmp_path):
         spoilt = stored_by(quantized_fp8)
         spoilt[NAME.format(0)].view(torch.uint8)[0, 0] = 0x7F
         done = rank(folder, "fp8", store(tmp_path / "nan.safetensors", spoilt))
@@ -308,16 +308,16 @@ class TestStatus:
     @pytest.mark.parametrize(
         "words", [("fp8",), ("fp8", "fp8"), ("fp8", "int8", "-l", "atn"), ("fp8", "int8", "-o", "/tmp/r.txt"), ()]
     )
-    def test_wrong_usage_is_2(self, folder, words):
+    def test_wrong_usage_exits_with_2(self, folder, words):
         assert Status.USAGE == rank(folder, *words).returncode
 
-    def test_an_unreadable_candidate_is_3_and_is_named(self, folder):
+    def test_unreadable_candidate_is_named_and_exits_with_3(self, folder):
         done = rank(folder, "fp8", "no-such")
 
         assert Status.UNREADABLE == done.returncode
         assert "no-such.safetensors" in done.stderr
 
-    def test_a_selection_is_of_all_candidates(self, folder):
+    def test_selection_applies_to_all_candidates(self, folder):
         document = json.loads(rank(folder, "fp8", "less", "-l", "!layers.1", "--json").stdout)
 
         assert ("pass", 2, ["!layers.1"]) == (

@@ -1,7 +1,7 @@
-"""What is wrong with inputs and what is said of it: one table, a row for each, with exit status and message.
+"""Bad inputs and their messages: one table with a row for each, its exit status and its message.
 
-Each row is the whole command in a process of its own, with a limit of memory and one of time, so that what hangs,
-dies of a signal or asks for gigabytes fails. Numbers with a dagger in LENIENT are accepted by ``--lenient``.
+Each row runs the whole command in its own process, with limits on memory and time, so that a run fails if it hangs,
+dies from a signal or asks for gigabytes. ``--lenient`` accepts the inputs that LENIENT numbers with a dagger.
 """
 
 import json
@@ -27,27 +27,27 @@ from quanterr.errors import Status
 pytestmark = pytest.mark.session
 
 OK, FAILED, USAGE, UNREADABLE, INCONCLUSIVE, ENVIRONMENT = (Status(n) for n in range(6))
-LENIENT = {17, 18, 33, 46}  # and 24, which is a warning without it
+LENIENT = {17, 18, 33, 46}  # and row 24, which is a warning without it
 
 Make = Callable[[Path], Iterable[Any]]
 
 
 class Row(NamedTuple):
-    """A row: how to make the input, and how the command ends."""
+    """A row: how to make the input and how the command ends."""
 
     number: int
     what: str
-    make: Make  # writes files into an empty folder and gives the words of the command
+    make: Make  # writes files into an empty folder and returns the words of the command
     status: Status
     says: str | tuple[str, ...]
-    before: str = ""  # Python that is executed first: what goes wrong outside of the files
+    before: str = ""  # Python that is executed first: faults outside of the files
 
 
-# How inputs are made
+# Functions that make inputs
 
 
 def st(header: bytes, data: bytes = b"1234", length: int | None = None, *words: str) -> Make:
-    """A safetensors file with this header and data; the original has one tensor w of four bytes."""
+    """Write a safetensors file with this header and data; the original has one tensor w of four bytes."""
 
     def make(folder: Path) -> Iterable[Any]:
         x = raw_header(folder / "x.safetensors", as_header({"w": entry()}), b"1234")
@@ -57,7 +57,7 @@ def st(header: bytes, data: bytes = b"1234", length: int | None = None, *words: 
 
 
 def raw(content: bytes, name: str = "y.safetensors") -> Make:
-    """A file with this content, which is no safetensors file."""
+    """Write a file with this content, which need not be a safetensors file."""
 
     def make(folder: Path) -> Iterable[Any]:
         (folder / name).write_bytes(content)
@@ -70,7 +70,7 @@ A, B = Stored("a", "F32", (2, 3), bytes(range(24))), Stored("b", "Q8_0", (3, 64)
 
 
 def gg(content: bytes, *words: str, name: str = "y.gguf") -> Make:
-    """A GGUF file with this content; the original holds a and b."""
+    """Write a GGUF file with this content; the original holds a and b."""
 
     def make(folder: Path) -> Iterable[Any]:
         (folder / name).write_bytes(content)
@@ -80,7 +80,7 @@ def gg(content: bytes, *words: str, name: str = "y.gguf") -> Make:
 
 
 def tensors(x: dict[str, torch.Tensor], y: dict[str, torch.Tensor], *words: str) -> Make:
-    """Two safetensors files of these tensors."""
+    """Write two safetensors files with these tensors."""
 
     def make(folder: Path) -> Iterable[Any]:
         return "compare", write(folder / "x.safetensors", x), write(folder / "y.safetensors", y), *words
@@ -89,7 +89,7 @@ def tensors(x: dict[str, torch.Tensor], y: dict[str, torch.Tensor], *words: str)
 
 
 def changed(change: Callable[[dict[str, torch.Tensor]], Any], *words: str) -> Make:
-    """A very small model and its FP8 version, of which this is changed."""
+    """Write a very small model and its FP8 version with this change."""
 
     def make(folder: Path) -> Iterable[Any]:
         y = quantized(original())
@@ -100,12 +100,12 @@ def changed(change: Callable[[dict[str, torch.Tensor]], Any], *words: str) -> Ma
 
 
 def path(make: Callable[[Path], Any]) -> Make:
-    """A file or folder that is made by this; the original is whole."""
+    """Make a file or folder with this function; the original is intact."""
     return lambda folder: ("compare", pair(folder)[0], make(folder))
 
 
 def index(text: bytes) -> Make:
-    """An index with this content."""
+    """Write an index with this content."""
 
     def made(folder: Path) -> Path:
         (folder / "model.safetensors.index.json").write_bytes(text)
@@ -115,7 +115,7 @@ def index(text: bytes) -> Make:
 
 
 def mapped(weight_map: Any) -> Make:
-    """An index with this map, beside one shard with the tensor a."""
+    """Write an index with this map, next to one shard with the tensor a."""
 
     def made(folder: Path) -> Path:
         write(folder / "1.safetensors", {"a": torch.ones(2, 2)})
@@ -125,7 +125,7 @@ def mapped(weight_map: Any) -> Make:
 
 
 def configured(config: bytes, size: int | None = None) -> Make:
-    """A quantized model with this config.json beside it."""
+    """Write a quantized model next to this config.json."""
 
     def made(folder: Path) -> Path:
         (folder / "y").mkdir()
@@ -139,7 +139,7 @@ def configured(config: bytes, size: int | None = None) -> Make:
 
 
 def whole(*words: str) -> Make:
-    """Nothing wrong with the files; {folder} in the words is where they lie."""
+    """Write intact files; {folder} in the words is their folder."""
     return lambda folder: ("compare", *pair(folder), *(word.format(folder=folder) for word in words))
 
 
@@ -218,7 +218,7 @@ def unlisted(folder: Path) -> Iterable[Any]:
 
 
 def in_the_cache(folder: Path) -> Path:
-    """An index and a shard that are links into a folder of blobs, as in the cache of Hugging Face."""
+    """Write an index and a shard as links to a folder of blobs, as in the Hugging Face cache."""
     blobs, snapshot = folder / "blobs", folder / "snapshots"
     shards(blobs, quantized(original()))
     snapshot.mkdir()
@@ -292,17 +292,17 @@ IMPOSTORS = [
 
 
 def one(**fields: Any) -> bytes:
-    """A header with one tensor of four bytes, with these fields instead of the right ones."""
+    """Return a header with one tensor of four bytes and these fields instead of the right ones."""
     return as_header({"w": entry() | fields})
 
 
 def written(field: str, value: str) -> bytes:
-    """The same, the field's value as it is written here."""
+    """Return the same header with the field's value written literally."""
     return one(**{field: "HERE"}).replace(b'"HERE"', value.encode())
 
 
 def without(field: str) -> bytes:
-    """The same without the field."""
+    """Return the same header without the field."""
     return as_header({"w": {key: value for key, value in entry().items() if key != field}})
 
 
@@ -409,23 +409,23 @@ HEADERS = [
 
 
 def typed(name: str, kind: int, value: bytes = b"") -> bytes:
-    """A key with a type and these bytes as its value."""
+    """Return a key with a type and these bytes as its value."""
     return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
 
 
 def counted(n_tensors: int, n_keys: int = 0, rest: bytes = b"", version: int = 3) -> bytes:
-    """The beginning of a file, and what follows."""
+    """Return a header with these counts, followed by ``rest``."""
     return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_keys) + rest
 
 
 def shape_of(n: int, *sizes: int, kind: int = 0) -> bytes:
-    """A file with one tensor of four numbers, whose header claims this."""
+    """Return a file with one tensor of four numbers, whose header claims this."""
     info = typed("a", n, b"".join(struct.pack("<Q", size) for size in sizes)) + struct.pack("<IQ", kind, 0)
     return counted(1, 0, info + bytes(-(24 + len(info)) % 32) + bytes(32))
 
 
 def unknown_type(kind: int, *words: str) -> Make:
-    """Tensors a and b as they should be, c of a type that is not known on either side."""
+    """Write intact tensors a and b, and c with a type unknown on both sides."""
     return gg(gguf([A, Stored("c", kind, (8,), bytes(40)), B]), *words)
 
 
@@ -491,10 +491,10 @@ GGUF = [
 ]  # fmt: skip
 
 
-# What is odd and yet compared
+# Odd inputs that are still compared
 
 
-STRANGE = {  # what does something to a terminal, to markup or to the log of a CI, and how it is shown
+STRANGE = {  # names that affect a terminal, markup or a CI log, and their harmless form
     "\x1b[2J.weight": r"\x1b[2J.weight",
     "a\0b": r"a\x00b",
     "\u202egnp.weight": r"\u202egnp.weight",
@@ -545,11 +545,11 @@ ACCEPTED = [
 ]  # fmt: skip
 
 
-# What happens while it is read
+# Changes while files are read
 
 
 def meanwhile(statement: str) -> str:
-    """Python that does this to the files x and y of the folder once all headers are read and the run begins."""
+    """Return Python that does this to the files x and y once all headers are read and the run begins."""
     return (
         "import os\nfrom quanterr.comparison.scheduler import Scheduler\nrun = Scheduler.run\n"
         "import glob\nx, y = sorted(glob.glob({folder!r} + '/*.safetensors') or glob.glob({folder!r} + '/*.gguf'))\n"
@@ -558,7 +558,7 @@ def meanwhile(statement: str) -> str:
 
 
 def failing(times: int) -> str:
-    """Python that lets reading fail so many times, below the buffers, once the run begins."""
+    """Return Python that lets reading fail this many times, below the buffers, once the run begins."""
     return (
         "import os, time\nfrom quanterr.comparison.scheduler import Scheduler\n"
         "from quanterr.kernel.native_sums import NativeSums\n"
@@ -725,7 +725,7 @@ def output_is_an_input(folder: Path) -> Iterable[Any]:
 
 
 def thresholds(text: str) -> Make:
-    """A file of thresholds."""
+    """Write a thresholds file."""
 
     def make(folder: Path) -> Iterable[Any]:
         (folder / "t.toml").write_text(text)
@@ -735,7 +735,7 @@ def thresholds(text: str) -> Make:
 
 
 def other_baseline(folder: Path) -> Iterable[Any]:
-    """A report of another original."""
+    """Write a report of another original."""
     x = {name: weight * 2 for name, weight in original().items()}
     files = write(folder / "2x.safetensors", x), write(folder / "2y.safetensors", quantized(x))
     (folder / "old.json").write_text(quanterr.compare(*files, device="cpu").to_json())
@@ -748,7 +748,7 @@ def edited_report(folder: Path) -> Iterable[Any]:
 
 
 def stored_report(text: str, *words: str) -> Make:
-    """``quanterr gate`` on this for a report."""
+    """Run ``quanterr gate`` on a report with this content."""
 
     def make(folder: Path) -> Iterable[Any]:
         (folder / "report.json").write_text(text)
@@ -792,14 +792,14 @@ TABLE = [*PATHS, *IMPOSTORS, *HEADERS, *GGUF, *ACCEPTED, *MEANWHILE, *BESIDE, *W
 
 
 def done(row: Row, folder: Path, *more: str) -> Any:
-    """The command of a row."""
+    """Run the command of a row."""
     name, *words = row.make(folder)
     device = () if name != "compare" or "--device" in words else ("--device", "cpu")
     return command(name, *words, *device, *more, before=row.before.replace("{folder!r}", repr(str(folder))))
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.number}: {row.what[:60]}")
-def test_bad_input(tmp_path: Path, row: Row) -> None:
+def test_bad_input_gives_its_status_and_message(tmp_path: Path, row: Row) -> None:
     ended = done(row, tmp_path)
     told = ended.stdout + ended.stderr
 
@@ -814,7 +814,7 @@ def test_bad_input(tmp_path: Path, row: Row) -> None:
 @pytest.mark.parametrize(
     "row", [row for row in TABLE if row.number in LENIENT], ids=lambda row: f"{row.number}: {row.what}"
 )
-def test_bad_input_that_is_accepted_on_demand_and_told(tmp_path: Path, row: Row) -> None:
+def test_bad_input_is_accepted_on_demand_with_a_note(tmp_path: Path, row: Row) -> None:
     refused = done(row, tmp_path)
     accepted = done(row, tmp_path, "--lenient", "-o", str(tmp_path / "report.json"))
 
@@ -826,7 +826,7 @@ def test_bad_input_that_is_accepted_on_demand_and_told(tmp_path: Path, row: Row)
     assert f"quanterr: {notes[0]}. --lenient accepts it\n" == refused.stderr
 
 
-def test_strange_names_are_whole_in_the_report(tmp_path: Path) -> None:
+def test_strange_names_are_complete_in_the_report(tmp_path: Path) -> None:
     row = next(row for row in TABLE if row.what == "strange names")
     ended = done(row, tmp_path, "-v", "-o", str(tmp_path / "report.json"))
 

@@ -1,4 +1,4 @@
-"""What the machine does to a run: too little memory, too few files, signals at any moment."""
+"""Faults of the machine during a run: too little memory, too few files, signals at any moment."""
 
 import json
 import random
@@ -32,15 +32,15 @@ def large(tmp_path_factory):
 
 class TestMemory:
     @pytest.mark.parametrize("mib", [0, 1, 3, 6, 12, 24, 30, 48])
-    def test_that_is_too_little_is_an_error_of_the_environment_that_says_so(self, large, mib):
+    def test_too_little_memory_is_an_environment_error(self, large, mib):
         done = command("compare", *large, "--device", "cpu", "-q", memory=mib * MIB)
 
-        assert done.status in (Status.ENVIRONMENT, Status.OK), done.stderr  # how much is needed depends on the cores
+        assert done.status in (Status.ENVIRONMENT, Status.OK), done.stderr  # the necessary amount depends on the cores
         assert done.status == Status.OK or "quanterr: out of memory" in done.stderr
         assert done.status == Status.ENVIRONMENT or mib > 20
         assert "Traceback" not in done.stderr
 
-    def test_may_be_less_than_the_files_have(self, tmp_path):
+    def test_memory_may_be_smaller_than_the_files(self, tmp_path):
         """Neither the run nor the library that checks the header needs room for a file."""
         header = {"w": {"dtype": "BF16", "shape": [1, 1 << 30], "data_offsets": [0, 2 << 30]}}
         path = raw_header(tmp_path / "x.safetensors", json.dumps(header).encode())
@@ -53,7 +53,7 @@ class TestMemory:
 
 
 def in_shards(folder, n):
-    """One tensor a shard, and the same in one file."""
+    """Write the same tensors one per shard and in a single file."""
     names = [f"layers.{number}.weight" for number in range(n)]
     header = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
     for name in names:
@@ -64,14 +64,14 @@ def in_shards(folder, n):
 
 
 class TestOpenFiles:
-    def test_may_be_more_than_the_soft_limit(self, tmp_path):
+    def test_open_files_may_exceed_the_soft_limit(self, tmp_path):
         done = command("compare", *in_shards(tmp_path, 2000), "-q", files=256)
 
         assert Status.OK == done.status, done.stderr
         assert "2000" not in done.stderr
         assert "compared" in done.stderr
 
-    def test_beyond_the_hard_limit_are_an_error_of_the_environment(self, tmp_path):
+    def test_open_files_beyond_the_hard_limit_are_an_environment_error(self, tmp_path):
         limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
         done = command("compare", *in_shards(tmp_path, 100), "-q", before=limit)
 
@@ -84,16 +84,16 @@ SIGNALLED = {signal.SIGINT: Status.INTERRUPTED, signal.SIGTERM: Status.TERMINATE
 
 
 def after_goes(n, number):
-    """Python that sends the signal once so much of the work is begun."""
+    """Return Python that sends the signal once this much work has begun."""
     return signalled_before("quanterr.comparison.worker.Worker.sum_chunks", n, number)
 
 
 @pytest.mark.slow
 class TestSignals:
-    """The work is eight weights, each taken in one go."""
+    """The work consists of eight weights, each measured in one go."""
 
     def ended(self, files, path, before):
-        """How the command ended where an earlier report lies; whatever is there then is whole."""
+        """Run where an earlier report exists, and return the status and the new report, which must be whole."""
         path.write_text(OLD)
         done = command("compare", *files, "--device", "cpu", "-q", "-o", path, before=before)
         assert "Traceback" not in done.stderr
@@ -104,7 +104,7 @@ class TestSignals:
 
     @pytest.mark.parametrize("goes", [0, 3, 5])
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_at_work_leave_a_report_that_is_incomplete_and_passes_no_gate(self, large, tmp_path, number, goes):
+    def test_signal_at_work_leaves_an_incomplete_report_that_passes_no_gate(self, large, tmp_path, number, goes):
         path = tmp_path / "report.json"
         status, report = self.ended(large, path, after_goes(goes, number))
         judged = command("gate", path, "--require", "lossless >= 0", "--require", "snr_db >= -1000")
@@ -115,13 +115,13 @@ class TestSignals:
         assert Status.INCONCLUSIVE == judged.status
 
     @pytest.mark.parametrize("goes", [0, 6])
-    def test_that_kill_at_work_leave_the_earlier_report(self, large, tmp_path, goes):
+    def test_kill_at_work_leaves_the_earlier_report(self, large, tmp_path, goes):
         before = after_goes(goes, signal.SIGKILL)
 
         assert (-signal.SIGKILL, None) == self.ended(large, tmp_path / "report.json", before)
 
     @pytest.mark.parametrize("number", SIGNALLED)
-    def test_at_any_moment_leave_a_whole_report(self, large, tmp_path, number):
+    def test_signal_at_any_moment_leaves_a_whole_report(self, large, tmp_path, number):
         moments = random.Random(0)
         for _ in range(4):
             before = signalled(moments.uniform(0, 0.8), number)
@@ -130,7 +130,7 @@ class TestSignals:
             assert status in (Status.OK, SIGNALLED[number], -number)
 
     @pytest.mark.parametrize("call", ["fsync", "replace"])
-    def test_that_kill_while_the_report_is_written_leave_the_earlier_one(self, tmp_path, call):
+    def test_kill_while_writing_leaves_the_earlier_report(self, tmp_path, call):
         path = tmp_path / "report.json"
         path.write_text(OLD)
         done = command(
@@ -146,8 +146,8 @@ class TestSignals:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("seconds", [0.1, 0.4])
-    def test_before_the_work_end_it_without_a_word_of_a_gate(self, tmp_path, number, seconds):
-        """While torch is still being imported; a bare except of some library may swallow one signal, never all."""
+    def test_early_signal_ends_the_run_without_looking_like_a_failed_gate(self, tmp_path, number, seconds):
+        """Torch is still being imported. A bare except in some library may swallow one signal, but never all."""
         words = [sys.executable, "-m", "quanterr", "compare", *map(str, pair(tmp_path)), "-q"]
         with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None:

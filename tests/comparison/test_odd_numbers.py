@@ -1,4 +1,4 @@
-"""Numbers that no model has: values beyond any ratio, digits that are none."""
+"""Numbers that no model has: values beyond any ratio, and digits that are not ASCII."""
 
 import json
 
@@ -13,7 +13,7 @@ from quanterr.errors import Status
 
 
 @pytest.mark.parametrize("huge", [1e200, -1e300], ids=str)
-def test_values_beyond_any_ratio_are_an_error_and_no_bug(tmp_path, huge):
+def test_values_beyond_any_ratio_are_an_ordinary_error(tmp_path, huge):
     x, y = torch.ones(2, 2, dtype=torch.float64) * 1e-100, torch.full((2, 2), huge, dtype=torch.float64)
     report = compared(tmp_path, {"w": x}, {"w": y})
 
@@ -24,7 +24,7 @@ def test_values_beyond_any_ratio_are_an_error_and_no_bug(tmp_path, huge):
 
 @pytest.mark.parametrize("digits", ["²", "1" * 5000], ids=["a superscript", "5000 digits"])
 @pytest.mark.parametrize("told", [{"weight_block_size": "{}x{}"}, {"version": "{}.{}", "quant_method": "fp8"}], ids=str)
-def test_numbers_of_a_configuration_that_are_none_are_no_bug(tmp_path, digits, told):
+def test_invalid_numbers_in_a_configuration_are_handled(tmp_path, digits, told):
     told = {key: text.format(digits, digits) for key, text in told.items()}
     folder = tmp_path / "y"
     write(folder / "model.safetensors", quantized(original()))
@@ -39,7 +39,7 @@ def test_numbers_of_a_configuration_that_are_none_are_no_bug(tmp_path, digits, t
     assert ["ct_pack"] == list(quanterr.inspect(folder / "packed").formats)
 
 
-def test_a_block_whose_number_is_a_superscript_is_no_bug(tmp_path):
+def test_superscript_block_number_is_handled(tmp_path):
     x = {"².0.a.weight": torch.ones(4, 4), "b.layers.².a.weight": torch.ones(4, 4), "².weight": torch.ones(4, 4)}
     report = compared(tmp_path, x, {name: weight + 0.01 * torch.eye(4) for name, weight in x.items()})
 

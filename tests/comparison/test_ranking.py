@@ -1,4 +1,4 @@
-"""Which candidate is best for its size, and which layers could come from another: from real reports of tiny models."""
+"""The best candidate for its size, and layers worth taking from another, from real reports of tiny models."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def stored_by(recipe, tensors, names=(A, B, C)):
 
 
 def coarse(x):
-    """FP8 with two bits of mantissa: 6 dB less than with three, and as many bytes."""
+    """Quantize to FP8 with two bits of mantissa: 6 dB less than with three, in as many bytes."""
     scale = x.float().abs().max() / torch.finfo(torch.float8_e5m2).max
     return (x.float() / scale).to(torch.float8_e5m2), scale
 
@@ -47,7 +47,7 @@ def x(tmp_path):
 
 @pytest.fixture
 def rank(tmp_path, x):
-    """The ranking of candidates that are given as tensors by name."""
+    """A function that ranks candidates given as tensors by name."""
 
     def ranking(of=x, **candidates):
         paths = [store(tmp_path / f"{name}.safetensors", tensors) for name, tensors in candidates.items()]
@@ -61,7 +61,7 @@ def by_name(ranking):
 
 
 class TestOrder:
-    def test_the_least_error_comes_first_whatever_the_order_given(self, rank):
+    def test_least_error_comes_first_in_any_given_order(self, rank):
         found = rank(
             coarse=stored_by(coarse, original()),
             fp8=stored_by(quantized_fp8, original()),
@@ -72,12 +72,12 @@ class TestOrder:
         assert [1, 2, 3] == [c.rank for c in found.candidates]
         assert ("pass", [A, B, C]) == (found.verdict, [layer.layer_name for layer in found.layers])
 
-    def test_numbers_are_those_of_compare_where_the_same_layers_differ(self, rank, tmp_path, x):
+    def test_numbers_equal_compare_where_the_same_layers_differ(self, rank, tmp_path, x):
         found = by_name(rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original())))
         report = quanterr.compare(x, tmp_path / "fp8.safetensors", device="cpu")
         n = 3 * 64 * 128
 
-        # Energies of the original are summed in float32 or float64, as the errors beside them ask.
+        # Energies of the original are summed in float32 or float64, as their errors require.
         assert math.isclose(report.aggregate.overall_snr_db, found["fp8"].snr_db, rel_tol=1e-9)
         assert report.aggregate.overall_snr_db == found["fp8"].overall_snr_db
         assert math.isclose(n * report.aggregate.mean_squared_error, found["fp8"].squared_error, rel_tol=1e-12)
@@ -86,8 +86,8 @@ class TestOrder:
         assert 8 * (n + 3 * 4 + 2 * 128) / (n + 128) == found["fp8"].bits_per_weight
         assert {"fp8_tensor": 3} == found["fp8"].formats
 
-    def test_a_layer_that_is_left_alone_is_no_error_and_not_out_of_the_sum(self, rank):
-        """Pooled over its own layer the candidate that quantizes only one of them would be the last."""
+    def test_layer_left_alone_adds_no_error_but_stays_in_the_sum(self, rank):
+        """If each candidate were pooled over its own layers, the one that quantizes only one of them would be last."""
         found = rank(all=stored_by(quantized_fp8, original()), one=stored_by(quantized_fp8, original(), [A]))
         one, every = by_name(found)["one"], by_name(found)["all"]
 
@@ -96,7 +96,7 @@ class TestOrder:
         assert one.snr_db > every.snr_db + 4
         assert abs(one.overall_snr_db - every.overall_snr_db) < 1
 
-    def test_a_copy_has_no_error_and_no_snr(self, rank):
+    def test_copy_has_neither_error_nor_snr(self, rank):
         found = rank(copy=original(), fp8=stored_by(quantized_fp8, original()))
         copy = by_name(found)["copy"]
 
@@ -109,7 +109,7 @@ class TestOrder:
 
         assert {"a", "b"} == set(rank(a=tensors, b=tensors).front)
 
-    def test_changed_norms_are_no_error_of_weights(self, rank):
+    def test_changed_norms_do_not_count_as_weight_error(self, rank):
         tensors = stored_by(quantized_fp8, original())
         found = by_name(rank(a=tensors, b=tensors | {NORM: original()[NORM] * 1.001}))
 
@@ -117,7 +117,7 @@ class TestOrder:
 
 
 class TestFront:
-    def test_who_is_larger_and_worse_is_behind_and_says_whom(self, rank):
+    def test_dominated_candidate_names_a_better_one(self, rank):
         rows = stored_by(coarse, original())
         for name in (A, B, C):  # the same numbers in more bytes
             rows[f"{name}_scale"] = rows[f"{name}_scale"].expand(64, 1).contiguous()
@@ -135,7 +135,7 @@ class TestInconclusive:
         broken[f"{B}_scale"] = broken[f"{B}_scale"] * 3
         return rank(broken=broken, fp8=stored_by(quantized_fp8, original()), coarse=stored_by(coarse, original()))
 
-    def test_is_not_ranked_and_says_why(self, found):
+    def test_inconclusive_candidate_is_not_ranked_and_gives_its_reason(self, found):
         broken = found.candidates[-1]
 
         assert ("broken", "inconclusive", None, False) == (broken.name, broken.verdict, broken.rank, broken.on_front)
@@ -144,20 +144,20 @@ class TestInconclusive:
         assert "inconclusive" == found.verdict
         assert found.reasons[0].startswith("broken: ")
 
-    def test_is_one_whose_squares_vanish(self, rank, x):
-        """It would look identical beside the others."""
+    def test_candidate_with_vanishing_squares_is_inconclusive(self, rank, x):
+        """It would look identical to the others."""
         tiny = 1e-200 * numbers(64, 128).double()
         found = by_name(rank(good={A: tiny}, bad={A: -tiny}, of=store(x.parent / "tiny.safetensors", {A: tiny})))
 
         assert (1, None) == (found["good"].rank, found["bad"].rank)
 
-    def test_changes_nothing_for_the_others(self, found, rank):
+    def test_inconclusive_candidate_changes_nothing_for_the_others(self, found, rank):
         alone = rank(fp8=stored_by(quantized_fp8, original()), coarse=stored_by(coarse, original()))
 
         assert alone.candidates == found.candidates[:2]
         assert (alone.layers, alone.swaps, alone.front) == (found.layers, found.swaps, found.front)
 
-    def test_if_all_are_nothing_is_ranked(self, rank):
+    def test_inconclusive_candidates_alone_rank_nothing(self, rank):
         less = stored_by(quantized_fp8, original())
         del less[A], less[f"{A}_scale"]
         found = rank(a=less, b=less)
@@ -166,7 +166,7 @@ class TestInconclusive:
         assert [None, None] == [candidate.rank for candidate in found.candidates]
         assert "only in the original" in found.reasons[0]
 
-    def test_whatever_has_no_finite_error_is_not_ranked_either(self, tmp_path, x):
+    def test_candidate_without_a_finite_error_is_not_ranked(self, tmp_path, x):
         paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
         first, second = compare_each(x, paths, CompareOptions(device="cpu"))
         undefined = [replace(second.layers[0], error_norm=None), *second.layers[1:]]
@@ -175,7 +175,7 @@ class TestInconclusive:
         assert ("inconclusive", ["a"]) == (found.verdict, found.front)
         assert f"the error of {A} is undefined" == found.candidates[1].not_ranked
 
-    def test_when_interrupted_all_are(self, tmp_path, x):
+    def test_interrupted_candidates_are_all_inconclusive(self, tmp_path, x):
         stop = threading.Event()
         stop.set()
         paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
@@ -186,7 +186,7 @@ class TestInconclusive:
 
 
 class TestLayers:
-    def test_come_in_natural_order_whichever_are_identical_where(self, tmp_path):
+    def test_layers_come_in_natural_order_wherever_they_are_identical(self, tmp_path):
         names = [f"layers.{n}.mlp.up_proj.weight" for n in (0, 2, 10)]
         x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
         paths = [
@@ -196,7 +196,7 @@ class TestLayers:
 
         assert names == [layer.layer_name for layer in found.layers]
 
-    def test_each_has_its_best_candidate(self, rank):
+    def test_each_layer_has_its_best_candidate(self, rank):
         one = stored_by(quantized_int8, original(), [A]) | stored_by(coarse, {B: original()[B]}, [B])
         mixed = original() | one | stored_by(quantized_int8, {C: original()[C]}, [C])
         found = rank(mixed=mixed, fp8=stored_by(quantized_fp8, original()))
@@ -206,10 +206,10 @@ class TestLayers:
 
 
 class TestSwaps:
-    def test_propose_the_layer_that_is_worse_than_in_another_and_not_what_gains_next_to_nothing(self, rank):
+    def test_swap_proposes_worse_layers_and_skips_negligible_gains(self, rank):
         x = original()
         bad = stored_by(quantized_int8, x, [A, C]) | stored_by(coarse, {B: x[B]}, [B])
-        found = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))  # C as it is: a little better, much larger
+        found = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))  # C stays unquantized: much larger
         (swaps,) = (swaps for swaps in found.swaps if swaps.candidate == "bad")
         (swap,) = swaps.layers
         own = by_name(found)["bad"]
@@ -221,7 +221,7 @@ class TestSwaps:
         error = own.squared_error + swap.squared_error_change
         assert math.isclose(10 ** (-swaps.snr_db / 10) / 10 ** (-own.snr_db / 10), error / own.squared_error)
 
-    def test_tell_what_they_cost_the_most_gain_a_byte_first(self, rank):
+    def test_swaps_state_their_cost_and_come_by_gain_per_byte(self, rank):
         found = rank(coarse=stored_by(coarse, original()), copy=original())
         (swaps,) = found.swaps
         gains = [swap.squared_error_change / swap.bytes_change for swap in swaps.layers]
@@ -231,7 +231,7 @@ class TestSwaps:
         assert by_name(found)["copy"].bytes == swaps.bytes
         assert None is swaps.snr_db
 
-    def test_are_all_that_cost_no_bytes_and_few_others(self, tmp_path):
+    def test_swaps_include_all_free_layers_and_few_others(self, tmp_path):
         names = [f"layers.{n}.mlp.up_proj.weight" for n in range(15)]
         x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
         int8, fp8 = (stored_by(recipe, x, names) for recipe in (quantized_int8, quantized_fp8))
@@ -243,8 +243,8 @@ class TestSwaps:
         taken = {swap.layer_name for swap in free.layers}
         assert ("0", 0, early & set(names)) == (free.candidate, free.bytes_change, taken)
 
-    def test_mix_only_what_one_runtime_loads(self, x):
-        """Better layers of ggml's types cannot be loaded beside INT4 of compressed-tensors, those of INT8 can."""
+    def test_swaps_mix_only_formats_that_one_runtime_loads(self, x):
+        """Better layers in ggml's types cannot be loaded with INT4 from compressed-tensors; those in INT8 can."""
         found = quanterr.sweep(x, to=["int4_g32", "gguf_q4_1", "gguf_q8_0", "int8_row"], device="cpu")
         taken = {swaps.candidate: {swap.take_from for swap in swaps.layers} for swaps in found.swaps}
 
@@ -252,8 +252,8 @@ class TestSwaps:
             name: taken[name] for name in ("int4_g32", "gguf_q4_1")
         }
 
-    def test_leave_out_layers_that_are_tied_to_a_norm(self, tmp_path):
-        """The factors that AWQ moved into a norm would be missing beside another candidate's norm."""
+    def test_swaps_leave_out_layers_tied_to_a_norm(self, tmp_path):
+        """The factors that AWQ moved into a norm would be missing with another candidate's norm."""
         x = {A.replace("up_proj", "gate_proj"): numbers(64, 128, seed=1), A: numbers(64, 128)}
         norm = "layers.0.post_attention_layernorm.weight"
         x[norm] = torch.ones(128).bfloat16()
@@ -271,7 +271,7 @@ class TestSwaps:
 
 
 class TestKept:
-    def test_a_few_layers_of_the_best_are_proposed_without_being_asked(self, tmp_path):
+    def test_keeping_a_few_layers_of_the_best_is_proposed_without_asking(self, tmp_path):
         names = [f"layers.{n}.mlp.up_proj.weight" for n in range(24)]
         x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
         bad = stored_by(quantized_int8, x, names[1:]) | stored_by(coarse, {names[0]: x[names[0]]}, names[:1])
@@ -287,7 +287,7 @@ class TestKept:
         assert kept.bytes == by_name(found)["bad"].bytes + layer.bytes_change
         assert "; 1 of its layers kept in BF16 gives" in conclusion(found)
 
-    def test_a_budget_is_of_each_candidate(self, tmp_path, x):
+    def test_budget_applies_to_each_candidate(self, tmp_path, x):
         paths = [
             store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
             for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
@@ -303,7 +303,7 @@ class TestKept:
             gain = kept.snr_db - own[kept.candidate].snr_db
             assert math.isclose(gain, 10 * math.log10(own[kept.candidate].squared_error / left))
 
-    def test_a_gain_is_reached(self, tmp_path, x):
+    def test_requested_gain_is_reached(self, tmp_path, x):
         paths = [
             store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
             for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
@@ -316,7 +316,7 @@ class TestKept:
 
 
 def sensitivity(path, **alphas):
-    """A file of evaluate --sensitivity with these alphas."""
+    """Write a file as evaluate --sensitivity does, with these alphas."""
     weights = [{"layer_name": {"a": A, "b": B}.get(name, name), "alpha": alpha} for name, alpha in alphas.items()]
     document = {"schema": "quanterr.sensitivity", "schema_version": "1.0", "weights": weights}
     path.write_text(json.dumps(document))
@@ -324,8 +324,8 @@ def sensitivity(path, **alphas):
 
 
 class TestSensitivity:
-    def test_predicts_and_says_who_is_best_by_it(self, tmp_path, x):
-        """A layer that matters most is stored worse by the candidate that has less error in all."""
+    def test_sensitivity_predicts_the_best_candidate(self, tmp_path, x):
+        """The candidate with less error overall stores the most important layer worse."""
         int8 = stored_by(quantized_int8, original())
         int8[B], int8[f"{B}_scale"] = coarse(original()[B])
         paths = [
@@ -343,7 +343,7 @@ class TestSensitivity:
         assert told == (best.name != found.candidates[0].name)
         assert best.predicted_kld < other.predicted_kld
 
-    def test_gives_each_layer_its_share_and_gates_may_ask_for_it(self, tmp_path, x):
+    def test_sensitivity_gives_each_layer_its_share_and_gates_may_ask_for_it(self, tmp_path, x):
         y = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
         report = quanterr.compare(x, y, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", a=0.5))
         known = [layer for layer in report.layers if layer.predicted_kld is not None]
@@ -355,7 +355,7 @@ class TestSensitivity:
         assert "pass" == apply_rules(report, [Rule("g", parse("global(predicted_kld) <= 1"))]).verdict
         assert quanterr.compare(x, y, device="cpu").aggregate.predicted_kld is None
 
-    def test_of_another_model_is_inconclusive(self, tmp_path, x):
+    def test_sensitivity_from_another_model_is_inconclusive(self, tmp_path, x):
         y = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
         report = quanterr.compare(x, y, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", other=1.0))
 
@@ -367,18 +367,18 @@ class TestSensitivity:
     @pytest.mark.parametrize(
         "text", ["{", "[]", '{"schema": "x"}', '{"schema": "quanterr.sensitivity", "weights": []}']
     )
-    def test_a_file_that_is_none_is_refused(self, tmp_path, x, text):
+    def test_invalid_sensitivity_file_is_refused(self, tmp_path, x, text):
         (tmp_path / "s.json").write_text(text)
         with pytest.raises(ReportError):
             quanterr.rank(x, [x, tmp_path / "s.json"], sensitivity=tmp_path / "s.json")
 
 
 class TestNames:
-    def test_are_the_ends_of_the_paths_without_what_all_share(self):
+    def test_names_are_path_ends_without_the_shared_parts(self):
         assert ["q4", "q5"] == name_candidates(["a/q4.gguf", "b/q5.gguf"])
         assert ["q4.gguf", "q4.sft"] == name_candidates(["a/q4.gguf", "b/q4.sft"])
 
-    def test_of_equal_file_names_have_their_folders(self):
+    def test_equal_file_names_get_their_folders(self):
         paths = ["a/x/model.safetensors", "b/x/model.safetensors", "c/other.safetensors"]
 
         assert ["a/x/model", "b/x/model", "other"] == name_candidates(paths)
@@ -386,11 +386,11 @@ class TestNames:
         assert ["/a/q4", "b/a/q4"] == name_candidates(["/a/q4.sft", "/b/a/q4.sft"])
 
     @pytest.mark.parametrize("paths", [[], ["a"], ["a", "a"], ["a/b", "./a//b"]])
-    def test_must_be_two_that_differ(self, paths):
+    def test_names_must_be_two_and_differ(self, paths):
         with pytest.raises(UsageError, match=r"at least two|given twice"):
             name_candidates(paths)
 
-    def test_of_no_unicode_are_told_in_ascii(self):
+    def test_names_without_unicode_are_shown_in_ascii(self):
         names = name_candidates(["a\udcff.sft", "b.sft"])
 
         assert ["a\\udcff", "b"] == names
@@ -406,7 +406,7 @@ def test_json_is_strict_and_only_run_changes(rank):
     assert ("quanterr.ranking", "1.6") == (documents[0]["schema"], documents[0]["schema_version"])
 
 
-def test_a_candidate_may_be_an_open_checkpoint(tmp_path, x):
+def test_candidate_may_be_an_open_checkpoint(tmp_path, x):
     y = store(tmp_path / "y.safetensors", stored_by(quantized_fp8, original()))
     z = store(tmp_path / "z.safetensors", stored_by(quantized_int8, original()))
     with quanterr.open_checkpoint(y) as checkpoint:
@@ -414,7 +414,7 @@ def test_a_candidate_may_be_an_open_checkpoint(tmp_path, x):
 
 
 class TestConclusion:
-    def test_names_the_best_its_lead_and_its_price(self, rank):
+    def test_conclusion_names_the_best_its_lead_and_its_price(self, rank):
         found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
         lead = found.candidates[0].snr_db - found.candidates[1].snr_db
 
@@ -429,14 +429,14 @@ class TestConclusion:
             ((1000, 1000), "in as many bytes"),
         ],
     )
-    def test_the_price_is_that_of_the_second(self, rank, sizes, words):
+    def test_conclusion_compares_the_price_with_the_second(self, rank, sizes, words):
         found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
         for candidate, size in zip(found.candidates, sizes, strict=True):
             candidate.bytes = size
 
         assert conclusion(found).endswith(words)
 
-    def test_of_none_that_is_ranked_says_so(self, rank):
+    def test_conclusion_states_that_no_candidate_can_be_ranked(self, rank):
         found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
         for candidate in found.candidates:
             candidate.rank = None

@@ -1,4 +1,4 @@
-"""Several processes for one run, on the loopback: the same report, and nobody hangs.
+"""Several processes share one run on the loopback: the report is the same, and no process hangs.
 
 MOMENTS=20 python -m pytest tests/comparison/test_ranks.py     as many moments at which a rank is killed; 2 otherwise
 """
@@ -25,9 +25,9 @@ from support.smoothed import FED, factors, int4, model
 
 from quanterr.errors import Status
 
-pytestmark = pytest.mark.slow  # each starts several processes
+pytestmark = pytest.mark.slow  # each test starts several processes
 MOMENTS = int(os.environ.get("MOMENTS", "2"))
-LIMIT = 60  # seconds in which all ranks end when one does
+LIMIT = 60  # all ranks end within these seconds when one does
 RECIPES = ("--to", "fp8_row,int4_g32:asym,nf4", "--device", "cpu")
 
 
@@ -47,17 +47,17 @@ ranks.Ranks.finish = lambda own, parts: print(len(parts), file=sys.stderr) or fi
 
 
 def environment(rank, world, port):
-    """The variables that torchrun sets."""
+    """Return the variables that torchrun sets."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     return {key: str(value) for key, value in own.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-# Ranks that do not wait long for one that was killed before they met.
+# Ranks do not wait long for one that was killed before they met.
 SHORT_START = "from quanterr.util import rank_group; rank_group.START = 20.0\n"
 
 
 def run(world, *words, cwd, before=""):
-    """All ranks to their end: status, standard output and standard error of each; of one, without a meeting."""
+    """Run all ranks and return status, standard output and standard error of each; a single one runs alone."""
     if world == 1:
         done = call(*words, cwd=cwd)
         return [(done.returncode, done.stdout, done.stderr)]
@@ -65,7 +65,7 @@ def run(world, *words, cwd, before=""):
 
 
 def meet(lines, folders, befores=None):
-    """Ranks that are given different words, folders, or Python that is executed first."""
+    """Run ranks with different words, folders, or Python code that is executed first."""
     port = free_port()
     runs = zip(lines, folders, befores or [""] * len(lines), strict=True)
     return together(
@@ -75,7 +75,7 @@ def meet(lines, folders, befores=None):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Weights of different sizes, one of them as large as all others."""
+    """Weights of different sizes, one of them as large as all others together."""
     folder = tmp_path_factory.mktemp("ranks")
     tensors = {f"model.layers.{n}.mlp.up_proj.weight": numbers(64 + 8 * n, 256, seed=n) for n in range(12)}
     tensors["model.layers.12.mlp.up_proj.weight"] = numbers(4096, 256, seed=99)
@@ -85,7 +85,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(original):
-    """What one process finds."""
+    """The result of a single process."""
     return without_run(call("sweep", original, *RECIPES, "--json").stdout)
 
 
@@ -94,7 +94,7 @@ def without_run(text):
 
 
 class TestEvaluate:
-    """Micro-batches are shared."""
+    """Ranks share micro-batches."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -120,18 +120,18 @@ class TestEvaluate:
         return {"mixtral": (mixtral, "--draft", draft, *more), "bert": (bert, *more)}
 
     @pytest.mark.parametrize(("name", "world"), [("mixtral", 2), ("mixtral", 4), ("bert", 3)])
-    def test_the_result_is_that_of_one_process(self, words, tmp_path, name, world):
+    def test_evaluation_by_several_ranks_equals_one_process(self, words, tmp_path, name, world):
         one, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
         output_errors = [each.pop("output errors") for each in (one, many)]
         for each in (one, many):
-            del each["checksum"]  # of their digits
+            del each["checksum"]  # the checksum covers their digits
 
         assert one == many
         assert pytest.approx(output_errors[0], rel=1e-9) == output_errors[1]  # their sums are in another order
 
     @staticmethod
     def evaluated(world, *words, cwd):
-        """What rank 0 says and writes, with output errors and by-products by the names of weights."""
+        """Return the output of rank 0, with output errors and by-products under the names of weights."""
         cwd.mkdir()
         done = run(world, "evaluate", *words, "--saliency-out", "s.json", "--importance-out", "i.gguf", cwd=cwd)
         assert {Status.OK} == {status for status, _, _ in done}, done
@@ -145,7 +145,7 @@ class TestEvaluate:
             "importance": (cwd / "i.gguf").stat().st_size,
         }
 
-    def test_ranks_with_other_tokens_are_told(self, words, tmp_path):
+    def test_ranks_with_other_tokens_are_an_error(self, words, tmp_path):
         own = ["evaluate", *words["bert"]]
         done = meet([own, [*own, "--chunks", 4]], [tmp_path] * 2)
 
@@ -155,7 +155,7 @@ class TestEvaluate:
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_the_result_is_that_of_one_process_and_rank_0_alone_speaks(original, alone, tmp_path, world):
+def test_only_rank_0_prints_and_the_result_equals_one_process(original, alone, tmp_path, world):
     done = run(world, "sweep", original, *RECIPES, "--json", cwd=tmp_path)
 
     assert {Status.OK} == {status for status, _, _ in done}, done
@@ -164,7 +164,7 @@ def test_the_result_is_that_of_one_process_and_rank_0_alone_speaks(original, alo
 
 
 @UNKNOWN
-def test_each_rank_has_a_device_of_its_own(original, tmp_path):
+def test_each_rank_has_its_own_device(original, tmp_path):
     words = ("sweep", original, "--to", "fp8_row,int4_g32:asym", "--device", "auto", "--json")
     one, two = (
         meet(
@@ -181,7 +181,7 @@ def test_each_rank_has_a_device_of_its_own(original, tmp_path):
 
 
 def with_folded_scales(folder):
-    """Scales of three weights in the norm before them, and a row that is wrong, with importance."""
+    """Write weights with scales folded into the norm before them, a wrong row and an importance matrix."""
     x, s = model(), factors(128)
     x |= {f"model.layers.{n}.mlp.up_proj.weight": numbers(200 + n, 128, seed=n) for n in range(1, 9)}
     norm = "model.layers.0.input_layernorm.weight"
@@ -194,7 +194,7 @@ def with_folded_scales(folder):
 
 
 def with_experts(folder):
-    """Single experts beside the stacks of a GGUF file, each with its importance."""
+    """Write single experts and the stacks of a GGUF file, each with its importance."""
     names = [f"model.layers.{{}}.mlp.experts.{expert}.up_proj.weight" for expert in range(3)]
     x, stacks, matrix = {}, [], {}
     for n in range(6):
@@ -210,7 +210,7 @@ def with_experts(folder):
 
 
 @pytest.mark.parametrize("made", [with_folded_scales, with_experts])
-def test_what_pairing_made_of_weights_is_the_same_everywhere(tmp_path, made):
+def test_results_from_pairing_are_the_same_on_every_rank(tmp_path, made):
     words = ("compare", *made(tmp_path), "--importance", tmp_path / "m.dat", "--device", "cpu", "-q", "-o", "-")
     (_, alone, said), *_ = run(1, *words, cwd=tmp_path)
     assert alone, said
@@ -225,7 +225,7 @@ def test_what_pairing_made_of_weights_is_the_same_everywhere(tmp_path, made):
         assert {"gguf_q4_0"} == {layer["format"] for layer in found["layers"]}
 
 
-def test_a_sample_is_shared(original, tmp_path):
+def test_sampled_sweep_is_shared_among_ranks(original, tmp_path):
     words = ("sweep", original, *RECIPES, "--sample", "20%", "--json")
     (_, alone, _), *_ = run(1, *words, cwd=tmp_path)
     (status, shared, _), *others = run(3, *words, cwd=tmp_path)
@@ -235,7 +235,7 @@ def test_a_sample_is_shared(original, tmp_path):
     assert [(0, "", "")] * 2 == others
 
 
-def test_ranks_with_other_samples_are_told(original, tmp_path):
+def test_ranks_with_other_samples_are_an_error(original, tmp_path):
     lines = [("sweep", original, *RECIPES, "--sample", share, "-q") for share in ("20%", "30%")]
     done = meet(lines, [tmp_path] * 2)
 
@@ -243,8 +243,8 @@ def test_ranks_with_other_samples_are_told(original, tmp_path):
     assert "rank 1 differs from rank 0 in sample" in done[0][2]
 
 
-def test_a_huge_weight_is_shared(original, alone, tmp_path):
-    """In pieces that are small enough for this one."""
+def test_huge_weight_is_shared_among_ranks(original, alone, tmp_path):
+    """The pieces are small enough for this weight."""
     words = ("sweep", original, *RECIPES, "-o", "s.json", "-q", "--resume", "j", "-l", "12")
     done = run(3, *words, cwd=tmp_path, before=SMALL_PIECES)
     expected = [layer for layer in alone["layers"] if ".12." in layer["layer_name"]]
@@ -254,7 +254,7 @@ def test_a_huge_weight_is_shared(original, alone, tmp_path):
     assert expected == without_run((tmp_path / "s.json").read_text())["layers"]
 
 
-def test_torchrun_starts_them(original, alone, tmp_path):
+def test_torchrun_starts_ranks(original, alone, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
     done = subprocess.run(
         [*command, "-m", "quanterr", "sweep", original, *RECIPES, "--json", "-o", tmp_path / "sweep.json"],
@@ -267,7 +267,7 @@ def test_torchrun_starts_them(original, alone, tmp_path):
     assert alone == without_run((tmp_path / "sweep.json").read_text())
 
 
-def test_journals_of_ranks_are_taken_over(original, alone, tmp_path):
+def test_journals_from_earlier_ranks_are_resumed(original, alone, tmp_path):
     words = ("sweep", original, *RECIPES, "--json", "--resume", "journal")
     run(3, *words, cwd=tmp_path)
     journals = sorted(tmp_path.glob("journal*"))
@@ -281,8 +281,8 @@ def test_journals_of_ranks_are_taken_over(original, alone, tmp_path):
     assert alone == without_run(done[0][1])
 
 
-def test_srun_starts_them(original, alone, tmp_path):
-    """With its variables; there is no Slurm here."""
+def test_srun_starts_ranks(original, alone, tmp_path):
+    """The test sets Slurm's variables, as no Slurm runs here."""
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "SLURM_STEP_NUM_TASKS": "2"}
     words = [sys.executable, "-m", "quanterr", "sweep", original, *RECIPES, "--json"]
     processes = [
@@ -302,19 +302,19 @@ def test_srun_starts_them(original, alone, tmp_path):
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_journals_of_more_ranks_are_read_too(original, alone, tmp_path, world):
+def test_journals_from_more_ranks_are_read_too(original, alone, tmp_path, world):
     words = ("sweep", original, *RECIPES, "--json", "--resume", "journal")
     run(3, *words, cwd=tmp_path)
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}
     done = run(world, *words, cwd=tmp_path)
 
     assert alone == without_run(done[0][1])
-    assert sizes == {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}  # nothing was done again
+    assert sizes == {path.name: path.stat().st_size for path in tmp_path.glob("journal*")}  # no work was repeated
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
-def test_killed_together_they_go_on(original, alone, tmp_path, moment):
-    """Each is killed once it has recorded a few weights, unless it ends before because another was."""
+def test_killed_ranks_resume_their_run(original, alone, tmp_path, moment):
+    """Each rank is killed once it has recorded a few weights, unless it ends earlier because another was killed."""
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
     before = SHORT_START + signalled_before("quanterr.comparison.journal.Journal.add", moment + 1)
     killed = run(3, *words, cwd=tmp_path, before=before)
@@ -324,13 +324,13 @@ def test_killed_together_they_go_on(original, alone, tmp_path, moment):
     assert alone == without_run((tmp_path / "s.json").read_text())
 
 
-def test_a_gate_that_does_not_hold_is_rank_0s_status(original, tmp_path):
+def test_failed_gate_sets_the_status_for_rank_0_only(original, tmp_path):
     done = run(2, "sweep", original, *RECIPES, "-q", "--require", "snr_db >= 99", cwd=tmp_path)
 
     assert [Status.GATE_FAILED, Status.OK] == [status for status, _, _ in done]
 
 
-def test_a_node_with_another_file_is_named(original, tmp_path):
+def test_node_with_another_file_is_named(original, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     shutil.copy(original, tmp_path / "a/x.safetensors")
@@ -346,7 +346,7 @@ def test_a_node_with_another_file_is_named(original, tmp_path):
     assert not (tmp_path / "a/s.json").exists()
 
 
-def test_a_file_that_one_node_does_not_see_ends_all(original, tmp_path):
+def test_file_missing_on_one_node_ends_all_ranks(original, tmp_path):
     names = (original, original, "missing.safetensors")
     done = meet([("sweep", name, *RECIPES, "-q") for name in names], [tmp_path] * 3)
     said = [each.stderr for each in done]
@@ -357,8 +357,8 @@ def test_a_file_that_one_node_does_not_see_ends_all(original, tmp_path):
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
-def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
-    """At any moment: before they have met, or while they compute and when they are nearly done."""
+def test_dying_rank_ends_all_ranks(original, alone, tmp_path, moment):
+    """It dies before the ranks have met, while they compute, or when they are nearly done."""
     chosen = random.Random(moment)
     victim = chosen.randrange(3)
     befores = [SHORT_START] * 3
@@ -375,4 +375,4 @@ def test_a_rank_that_dies_ends_all(original, alone, tmp_path, moment):
     else:
         assert -signal.SIGKILL == statuses[victim]
         assert {Status.OK, Status.ENVIRONMENT} >= set(others)
-        assert victim == 0 or Status.OK not in others  # rank 0 had all, and was killed while it let the others go
+        assert victim == 0 or Status.OK not in others  # rank 0 may be killed after it has released the others

@@ -1,4 +1,4 @@
-"""Journals: what was finished is taken over digit for digit, what is damaged or of another run never is.
+"""Journals: finished work is taken over digit by digit; damaged records and other runs' journals never are.
 
 MOMENTS=50 python -m pytest tests/comparison/test_resume.py -m slow   as many moments at which it is killed; 5 otherwise
 """
@@ -31,7 +31,7 @@ STACK = "model.layers.0.mlp.experts.gate_up_proj"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """Weights of many kinds: plain, with NaN, a stack, the same on both sides, a bias, one that is refused."""
+    """Weights of many kinds: plain, with NaN, a stack, one equal on both sides, a bias, and one that is refused."""
     folder = tmp_path_factory.mktemp("pair")
     x = {name: numbers(64, 256, seed=n) for n, name in enumerate(NAMES)}
     x[STACK] = numbers(3, 32, 64, seed=9)
@@ -51,7 +51,7 @@ def pair(tmp_path_factory):
 
 
 def plain(report):
-    """The JSON of a report without its run."""
+    """Return the JSON of a report without its run."""
     fields = json.loads(report.to_json())
     fields.pop("run")
     return fields
@@ -61,7 +61,7 @@ def journal_of(pair, path, **options):
     return quanterr.compare(*pair, device="cpu", resume=path, **options)
 
 
-def test_a_record_is_the_weight_again(pair, monkeypatch):
+def test_record_restores_the_weight(pair, monkeypatch):
     kept = []
 
     class Seen(Journal):
@@ -79,13 +79,13 @@ def test_a_record_is_the_weight_again(pair, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "1", '{"sums": {"x": "zz"}}', '{"sums": 1, "floats": []}'])
-def test_what_is_no_record_is_a_value_error(text):
+def test_invalid_record_is_a_value_error(text):
     with pytest.raises(ValueError, match="not a record of a weight"):
         unpack(0, text)
 
 
 class TestReport:
-    def test_is_that_of_an_undisturbed_run_after_any_number_of_records(self, pair, tmp_path):
+    def test_report_equals_an_undisturbed_run_after_any_number_of_records(self, pair, tmp_path):
         expected = plain(quanterr.compare(*pair, device="cpu"))
         whole = tmp_path / "whole"
         assert expected == plain(journal_of(pair, whole))
@@ -99,7 +99,7 @@ class TestReport:
             assert sorted(lines) == sorted(part.read_bytes().splitlines(keepends=True))
         assert 0 == report.run.read_bytes
 
-    def test_forgets_a_torn_and_a_damaged_record_and_what_is_behind(self, pair, tmp_path):
+    def test_torn_or_damaged_record_and_all_after_it_are_forgotten(self, pair, tmp_path):
         expected = plain(quanterr.compare(*pair, device="cpu"))
         whole = tmp_path / "whole"
         journal_of(pair, whole)
@@ -113,7 +113,7 @@ class TestReport:
             path.write_bytes(damaged)
             assert expected == plain(journal_of(pair, path))
 
-    def test_of_several_candidates(self, pair, tmp_path):
+    def test_several_candidates_are_resumed(self, pair, tmp_path):
         options = CompareOptions(device="cpu", resume=tmp_path / "j")
         candidates = [pair[1], pair[0]]
         first = [plain(report) for report in compare_each(pair[0], candidates, options)]
@@ -124,7 +124,7 @@ class TestReport:
 
 
 def replaced(path):
-    """A file of the same size and times, in which one scale is another, in place of it."""
+    """Replace a file by one of the same size and times, in which one scale is different."""
     raw, status = bytearray(path.read_bytes()), path.stat()
     raw[-1] ^= 1
     other = path.with_suffix(".other")
@@ -134,7 +134,7 @@ def replaced(path):
 
 
 class TestRefused:
-    def test_a_file_of_other_contents_is_whatever_its_times_say(self, pair, tmp_path, monkeypatch):
+    def test_journal_is_refused_for_changed_content_whatever_the_times(self, pair, tmp_path, monkeypatch):
         monkeypatch.setattr(CheckpointFile, "written", ())
         copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
         journal_of(copies, tmp_path / "j")
@@ -152,7 +152,7 @@ class TestRefused:
             (lambda x, y: {"outlier_threshold": 0.5}, "outlier_threshold"),
         ],
     )
-    def test_another_run_is(self, pair, tmp_path, change, told):
+    def test_journal_from_another_run_is_refused(self, pair, tmp_path, change, told):
         copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
         journal_of(copies, tmp_path / "j")
         options = change(*copies) or {}
@@ -160,24 +160,24 @@ class TestRefused:
             journal_of(copies, tmp_path / "j", **options)
 
     @pytest.mark.parametrize("content", [b"\x00\xff\n", b"{}\n", b'{"schema": "quanterr.report"}\n', b"[1]\n"])
-    def test_what_is_no_journal_is_and_stays(self, pair, tmp_path, content):
+    def test_file_without_a_journal_is_refused_and_kept(self, pair, tmp_path, content):
         (tmp_path / "j").write_bytes(content)
         with pytest.raises(UsageError, match="not a journal"):
             journal_of(pair, tmp_path / "j")
         assert content == (tmp_path / "j").read_bytes()
 
-    def test_a_plan_s_is_of_no_sweep(self, pair, tmp_path):
+    def test_sweep_refuses_a_journal_from_a_plan(self, pair, tmp_path):
         options = {"resume": tmp_path / "j", "device": "cpu", "layers": ["odd"]}
         quanterr.plan(pair[0], bits=9, to=["int8_row"], **options)
         with pytest.raises(UsageError, match=r"of another run.*plan estimates nothing from samples"):
             quanterr.sweep(pair[0], ["int8_row"], **options)
 
-    def test_another_process_s_journal_that_cannot_be_read_is_named(self, pair, tmp_path):
+    def test_unreadable_journal_from_another_process_is_named(self, pair, tmp_path):
         (tmp_path / "j.1").mkdir()
         with pytest.raises(ResourceError, match=r"/j\.1: Is a directory"):
             journal_of(pair, tmp_path / "j")
 
-    def test_a_missing_folder_is_a_sentence(self, pair):
+    def test_missing_folder_is_an_error_in_one_line(self, pair):
         done = call("compare", *pair, "--resume", "missing/j")
 
         assert Status.ENVIRONMENT == done.returncode
@@ -185,11 +185,11 @@ class TestRefused:
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_it_ends_with_the_same_report(tmp_path):
-    """A run of about a second, killed again and again; the report that comes at last is that of a run in peace."""
+def test_run_killed_at_random_moments_ends_with_the_same_report(tmp_path):
+    """A run of about a second is killed again and again; the final report is that of an undisturbed run."""
     x = {f"model.layers.{n}.mlp.up_proj.weight": numbers(1024, 1024, seed=n) for n in range(12)}
     words = ("sweep", store(tmp_path / "x.safetensors", x), "--to", "fp8_row,int4_g128,nf4", "--device", "cpu", "-q")
-    call("--version")  # the server of commands may have to start, which is none of the seconds of a run
+    call("--version")  # the server of commands may have to start, which does not count as time of a run
     started = time.monotonic()
     assert 0 == call(*words, "-o", tmp_path / "peace.json").returncode
     seconds = time.monotonic() - started
@@ -202,6 +202,6 @@ def test_killed_at_random_moments_it_ends_with_the_same_report(tmp_path):
         while status := call(*words, *more, before=signalled(moments.uniform(0.3, 1) * seconds)).returncode:
             assert -signal.SIGKILL == status
             kills, started = kills + 1, time.monotonic()
-        seconds = min(seconds, time.monotonic() - started)  # less busy now, a run may end before a kill
+        seconds = min(seconds, time.monotonic() - started)  # on a less busy machine, a run may end earlier
         found = json.loads((tmp_path / "killed.json").read_text())
         assert expected | {"run": None} == found | {"run": None}

@@ -1,4 +1,4 @@
-"""The run: the same digits whoever computes what, bounded memory, files that change, devices."""
+"""The run: digits that do not depend on who computes them, bounded memory, changing files, devices."""
 
 import gc
 import math
@@ -31,7 +31,7 @@ def without_run(report):
 
 
 class TestDigits:
-    def test_do_not_depend_on_the_number_of_threads(self, tmp_path, monkeypatch):
+    def test_digits_do_not_depend_on_the_number_of_threads(self, tmp_path, monkeypatch):
         files = stored(tmp_path, a=(700, 1000), b=(300, 4000), c=(8, 8))
         reports = []
         for threads in (1, 2, 5):
@@ -41,7 +41,7 @@ class TestDigits:
         assert reports[0] == reports[1] == reports[2]
 
     @pytest.mark.parametrize("size", [1000, 4096, 1 << 16])
-    def test_change_by_rounding_alone_with_the_size_of_the_chunks(self, tmp_path, monkeypatch, size):
+    def test_chunk_size_changes_digits_by_rounding_only(self, tmp_path, monkeypatch, size):
         files = stored(tmp_path, a=(700, 1000))
         whole = quanterr.compare(*files, device="cpu").layers[0]
         monkeypatch.setattr(scheduler, "CPU_CHUNK", size)
@@ -54,7 +54,7 @@ class TestDigits:
         assert whole.worst_element == cut.worst_element
         assert [row.row for row in whole.worst_rows] == [row.row for row in cut.worst_rows]
 
-    def test_agree_with_measure(self, tmp_path):
+    def test_digits_agree_with_measure(self, tmp_path):
         x, y = stored(tmp_path, a=(70, 100))
         layer = quanterr.compare(x, y, device="cpu").layers[0]
         with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
@@ -72,9 +72,9 @@ class TestDigits:
 
 class TestMemory:
     @pytest.mark.slow
-    def test_of_many_small_weights_little_is_kept(self, tmp_path):
+    def test_many_small_weights_take_little_memory(self, tmp_path):
         def taken(n):
-            """Bytes that the report keeps, and that the comparison takes at most."""
+            """Return the bytes that the report keeps, and the most bytes that the comparison takes."""
             files = stored(tmp_path, **{f"layers.{n}.mlp.experts.{i}.up_proj": (32, 128) for i in range(n)})
             gc.collect()
             tracemalloc.start()
@@ -85,18 +85,16 @@ class TestMemory:
             finally:
                 tracemalloc.stop()
 
-        taken(10)  # what is made once
+        taken(10)  # things that are made only once
         few, many = taken(100), taken(300)
         kept, most = ((b - a) / 200 for a, b in zip(few, many, strict=True))
 
-        assert kept < 4400  # bytes a weight
+        assert kept < 4400  # bytes per weight
         assert most < 8200
 
     @pytest.mark.parametrize("candidates", [1, 3])
     @pytest.mark.parametrize("shape", [(64, 4096), (2048, 4096), (2, 1 << 21)])
-    def test_largest_read_and_buffers_do_not_depend_on_the_size_of_a_weight(
-        self, tmp_path, monkeypatch, shape, candidates
-    ):
+    def test_reads_and_buffers_do_not_grow_with_a_weight(self, tmp_path, monkeypatch, shape, candidates):
         reads, workers = [], []
         files = stored(tmp_path, a=shape)
         monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 15)
@@ -116,7 +114,7 @@ class TestMemory:
         assert max(worker.nbytes for worker in workers) < (64 if candidates == 1 else 128) * (1 << 15)
 
     @pytest.mark.parametrize("size", [1, 3, 5, 8, 100])
-    def test_a_chunk_may_be_divided_into_smaller_ones(self, size):
+    def test_chunk_may_be_split_into_smaller_ones(self, size):
         for chunk in (Chunk(2, 6, 0, 5), Chunk(3, 4, 10, 25), Chunk(0, 0, 0, 5)):
             pieces = split_chunk(chunk, size)
             seen = [(r, c) for k in pieces for r in range(k.row, k.stop_row) for c in range(k.col, k.stop_col)]
@@ -135,14 +133,14 @@ class TestMemory:
 
 
 class TestFaults:
-    def test_a_file_that_changes_while_it_is_read_is_an_error(self, tmp_path):
+    def test_file_changed_during_reading_is_an_error(self, tmp_path):
         x, y = stored(tmp_path, a=(64, 64))
         with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
             os.utime(y, ns=(1, 1))
             with pytest.raises(CheckpointError, match="changed while being read"):
                 quanterr.compare(original, quantized)
 
-    def test_a_file_that_shrinks_while_it_is_read_is_an_error(self, tmp_path):
+    def test_file_shrinking_during_reading_is_an_error(self, tmp_path):
         x, y = stored(tmp_path, a=(64, 64))
         with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
             os.truncate(y, 100)
@@ -157,19 +155,19 @@ class TestFaults:
         assert (False, "inconclusive") == (report.complete, report.verdict)
         assert report.quantized.tensors == sum(size.tensors for size in report.coverage.quantized.values())
 
-    def test_the_callers_event_is_only_read(self, tmp_path):
+    def test_caller_event_is_only_read(self, tmp_path):
         stop = threading.Event()
         quanterr.compare(*stored(tmp_path, a=(64, 64)), stop=stop)
 
         assert not stop.is_set()
 
-    def test_torch_has_as_many_threads_afterwards_as_before(self, tmp_path):
+    def test_torch_keeps_its_number_of_threads(self, tmp_path):
         before = torch.get_num_threads()
         quanterr.compare(*stored(tmp_path, a=(64, 64)))
 
         assert before == torch.get_num_threads()
 
-    def test_no_memory_names_the_layer(self, tmp_path, monkeypatch):
+    def test_memory_error_names_the_layer(self, tmp_path, monkeypatch):
         def fail(*_):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
@@ -179,11 +177,11 @@ class TestFaults:
             quanterr.compare(*stored(tmp_path, a=(64, 64)))
 
 
-DEVICE = torch.device("cpu", 0)  # stands for one whose memory may be too small; CPU is where to go then
+DEVICE = torch.device("cpu", 0)  # stands for a device with too little memory; the CPU is the fallback
 
 
 class TestRoom:
-    """On a device whose memory is short: chunks of 2^14 elements, halved down to 2^12, on the CPU 2^11."""
+    """A device is short of memory: chunks of 2^14 elements are halved down to 2^12, and to 2^11 on the CPU."""
 
     @pytest.fixture
     def tried(self, monkeypatch):
@@ -193,7 +191,7 @@ class TestRoom:
         return []
 
     def run(self, files, tried, monkeypatch, largest, may_move=False, method="sum_chunks"):
-        """The sums of a weight where chunks larger than ``largest`` do not fit; also the run."""
+        """Return the sums of a weight where chunks larger than ``largest`` do not fit, and the run."""
         work, done = getattr(Worker, method), []
 
         def limited(worker, *arguments):
@@ -216,7 +214,7 @@ class TestRoom:
         ("largest", "sizes"),
         [(1 << 14, [14]), (1 << 13, [14, 13]), (1 << 12, [14, 13, 12]), (0, [14, 13, 12, 11])],
     )
-    def test_chunks_are_halved_and_at_last_the_cpu_goes_on(
+    def test_chunks_are_halved_until_the_cpu_takes_over(
         self, tmp_path, monkeypatch, tried, shape, method, largest, sizes
     ):
         files = stored(tmp_path, a=shape)
@@ -233,24 +231,24 @@ class TestRoom:
         assert whole.worst == found.worst or shape[0] == 2  # pieces of a row have other places
         assert run.progress.done_bytes == run.progress.total_bytes
 
-    def test_is_an_error_where_the_cpu_may_not_go_on(self, tmp_path, monkeypatch, tried):
+    def test_exhausted_memory_is_an_error_where_the_cpu_may_not_go_on(self, tmp_path, monkeypatch, tried):
         with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu") as raised:
             self.run(stored(tmp_path, a=(70, 1000)), tried, monkeypatch, 0)
 
         assert 5 == raised.value.status
         assert [1 << 14, 1 << 13, 1 << 12] == [size for _, size in tried]
 
-    def test_is_given_back_before_another_try(self, tmp_path, monkeypatch, tried):
+    def test_memory_is_released_before_another_try(self, tmp_path, monkeypatch, tried):
         held = []
         start_over = Worker.start_over
         monkeypatch.setattr(Worker, "start_over", lambda self, *to: start_over(self, *to) or held.append(self.nbytes))
         self.run(stored(tmp_path, a=(70, 1000)), tried, monkeypatch, 1 << 12, method="finish")
 
-        assert [0, 0, 0] == held  # at the beginning, and twice for want of room
+        assert [0, 0, 0] == held  # at the beginning, and twice for lack of room
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-    def test_that_is_missing_on_cuda_is_found_on_the_cpu(self, tmp_path):
+    def test_cpu_goes_on_where_cuda_memory_runs_out(self, tmp_path):
         files = stored(tmp_path, a=(3000, 4096), b=(2000, 4096))
         expected = quanterr.compare(*files, device="cpu")
         torch.cuda.empty_cache()
@@ -269,17 +267,17 @@ class TestRoom:
 
 
 class TestDevices:
-    def test_auto_is_the_cpu_where_there_is_no_accelerator(self, monkeypatch):
+    def test_auto_is_the_cpu_without_an_accelerator(self, monkeypatch):
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
         assert CPU == pick_device("auto")
 
     @pytest.mark.parametrize("name", ["tpu", "cud", "meta", "cuda:x", "cuda:-1", ""])
-    def test_what_is_no_device_is_wrong_usage(self, name):
+    def test_invalid_device_name_is_wrong_usage(self, name):
         with pytest.raises(UsageError, match="choose auto, cpu, cuda"):
             pick_device(name)
 
-    def test_a_device_that_is_not_there_is_a_matter_of_the_machine(self):
+    def test_missing_device_is_an_environment_error(self):
         for name in ("cuda:99", "xpu:99", "mps:99"):
             with pytest.raises(ResourceError, match="devices here; try --device cpu"):
                 pick_device(name)
@@ -298,7 +296,7 @@ class TestDevices:
             assert x.worst_element == y.worst_element
 
 
-def test_the_worst_element_is_found_where_the_last_chunk_of_a_weight_is_small():
+def test_worst_element_is_found_where_the_last_chunk_is_small():
     x = numbers(33, 64).float()
     y = x + 0.001
     y[3, 7] = 9.0

@@ -1,4 +1,4 @@
-"""The simulated device: it refuses what CUDA refuses, and finds work that is in order by luck alone."""
+"""The simulated device refuses what CUDA refuses, and finds work whose order is right only by luck."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ pytestmark = UNKNOWN
 
 @pytest.fixture
 def there():
-    """The device."""
+    """The simulated device."""
     register()
     with simulated():
         yield torch.device(NAME, 0)
@@ -39,7 +39,7 @@ class TestPlaces:
             lambda x, y: y.sum().add_(x.sum()),
         ],
     )
-    def test_do_not_mix(self, there, mix):
+    def test_places_do_not_mix(self, there, mix):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             mix(torch.arange(4.0, device=there), torch.arange(4.0))
 
@@ -61,10 +61,10 @@ class TestPlaces:
             lambda x, y: torch.where(x > 1, x, y.sum()),
         ],
     )
-    def test_mix_as_cuda_allows(self, there, mix):
+    def test_places_mix_as_cuda_allows(self, there, mix):
         mix(torch.arange(4.0, device=there), torch.arange(4.0))
 
-    def test_of_two_devices_do_not_mix_either(self):
+    def test_two_devices_do_not_mix(self):
         with simulated(count=2):
             x, y = (torch.ones(2, device=f"{NAME}:{number}") for number in (0, 1))
             with pytest.raises(RuntimeError, match="of tensors on"):
@@ -72,7 +72,7 @@ class TestPlaces:
 
             assert [1, 1] == y.to(x.device).tolist()
 
-    def test_are_no_memory_of_the_host(self, there):
+    def test_device_memory_is_not_host_memory(self, there):
         x = torch.ones(2, device=there)
         with pytest.raises(TypeError, match="copy it to host memory first"):
             x.numpy()
@@ -82,27 +82,27 @@ class TestPlaces:
 
 
 class TestCudaLacks:
-    def test_products_of_integers(self, there):
+    def test_integer_products_are_missing(self, there):
         x = torch.ones(2, 2, dtype=torch.int32, device=there)
         with pytest.raises(NotImplementedError, match="mm is not implemented on CUDA"):
             x @ x
 
-    def test_operations_that_only_the_cpu_has(self, there):
+    def test_operations_for_the_cpu_only_are_missing(self, there):
         with pytest.raises(NotImplementedError, match="histogram has no CUDA kernel"):
             torch.histogram(torch.ones(4, device=there), 2)
 
-    def test_results_that_change_their_shape(self, there):
+    def test_results_cannot_change_their_shape(self, there):
         x = torch.ones(4, device=there)
         with pytest.raises(RuntimeError, match="gives its result another shape"), pytest.warns(match="resized"):
             torch.add(x, 1, out=torch.empty(3, device=there))
 
-    def test_dtypes_that_the_test_names(self):
+    def test_dtypes_named_by_the_test_are_missing(self):
         with simulated(lacks=[torch.float64]), pytest.raises(TypeError, match="does not support"):
             torch.ones(2, device=NAME).double()
 
 
 class TestMemory:
-    def test_runs_out_at_a_byte(self):
+    def test_memory_runs_out_at_a_byte(self):
         with simulated(limit=64) as device:
             x = torch.zeros(16, device=NAME)
             with pytest.raises(torch.OutOfMemoryError):
@@ -116,9 +116,9 @@ class TestMemory:
 
 
 class TestOrder:
-    """Copies and streams."""
+    """The order of copies and streams."""
 
-    def test_of_a_copy_and_another_use_of_the_buffer(self, there):
+    def test_buffer_filled_again_before_its_copy_is_an_error(self, there):
         host, x = pinned(4), torch.zeros(4, device=there)
         x.copy_(host, non_blocking=True)
         host += 1
@@ -126,7 +126,7 @@ class TestOrder:
         with pytest.raises(HazardError, match="filled again before the copy"):
             (x + 1).tolist()
 
-    def test_is_kept_by_an_event(self, there):
+    def test_order_is_kept_by_an_event(self, there):
         host, x, copied = pinned(4), torch.zeros(4, device=there), Event(there)
         x.copy_(host, non_blocking=True)
         copied.record()
@@ -135,7 +135,7 @@ class TestOrder:
 
         assert [0, 0, 0, 0] == x.tolist()
 
-    def test_is_not_kept_by_an_event_of_before(self, there):
+    def test_earlier_event_does_not_keep_the_order(self, there):
         host, x, copied = pinned(4), torch.zeros(4, device=there), Event(there)
         copied.record()
         x.copy_(host, non_blocking=True)
@@ -148,7 +148,7 @@ class TestOrder:
     @pytest.mark.parametrize(
         "copy", [lambda x, host: x.copy_(host), lambda x, host: x.copy_(host.clone(), non_blocking=True)]
     )
-    def test_is_kept_by_a_copy_that_blocks_or_is_of_memory_that_is_not_pinned(self, there, copy):
+    def test_blocking_or_unpinned_copy_keeps_the_order(self, there, copy):
         host, x = pinned(4), torch.zeros(4, device=there)
         copy(x, host)
         host += 1
@@ -165,23 +165,23 @@ class TestOrder:
         stream.synchronize()
         choose(stream)
 
-    def test_of_streams_is_none(self, other):
+    def test_streams_are_unordered(self, other):
         with pytest.raises(HazardError, match="on one stream"):
             other[0] + 1
 
-    def test_of_streams_is_kept_by_waiting_on_the_host(self, other):
+    def test_waiting_on_the_host_orders_streams(self, other):
         other[1].synchronize()
 
         assert [1, 1, 1, 1] == (other[0] + 1).tolist()
 
-    def test_of_streams_is_kept_by_an_event_on_the_device(self, other):
+    def test_event_on_the_device_orders_streams(self, other):
         made = Event()
         made.record(other[1])
         current(0).wait_event(made)
 
         assert [1, 1, 1, 1] == (other[0] + 1).tolist()
 
-    def test_of_streams_does_not_matter_for_bytes_apart(self, other):
+    def test_stream_order_does_not_matter_for_separate_bytes(self, other):
         x, stream = other
         stream.synchronize()
         x[:2].add_(1)

@@ -1,4 +1,4 @@
-"""Several candidates in one pass: the digits of a comparison of each, and the original read once."""
+"""Several candidates in one pass give the digits of separate comparisons and read the original once."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from quanterr.pairing import pair
 from quanterr.selection import LayerSelection
 
 SHAPES = {"layers.0.mlp.up_proj.weight": (700, 1000), "layers.0.mlp.down_proj.weight": (300, 2000), "small": (9, 7)}
-WILD = "layers.1.mlp.up_proj.weight"  # only the exact sums can tell
+WILD = "layers.1.mlp.up_proj.weight"  # only exact sums can reveal differences
 
 
 def original():
@@ -34,7 +34,7 @@ def stored_by(recipe, tensors):
 
 @pytest.fixture
 def files(tmp_path):
-    """An original, and FP8, INT8, a BF16 copy of half of it."""
+    """An original and three candidates: FP8, INT8 and a BF16 copy of half of it."""
     x = original()
     made = [stored_by(quantized_fp8, x), stored_by(quantized_int8, x), x | {"small": x["small"] * 1.5}]
     return store(tmp_path / "x.safetensors", x), [
@@ -48,8 +48,8 @@ def without_run(report):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """(name of the file, offset, bytes) of whatever is read."""
-    monkeypatch.setenv(VARIABLE, "torch")  # whose reads Python sees
+    """(file name, offset, bytes) of every read."""
+    monkeypatch.setenv(VARIABLE, "torch")  # Python sees its reads
     seen = []
     read = CheckpointFile.read_into
     monkeypatch.setattr(
@@ -61,25 +61,25 @@ def reads(monkeypatch):
 
 
 class TestPass:
-    def test_each_report_has_the_digits_of_a_comparison(self, files):
+    def test_each_report_has_the_same_digits_as_a_comparison(self, files):
         x, candidates = files
         together = [without_run(report) for report in compare_each(x, candidates, CompareOptions(device="cpu"))]
 
         assert together == [without_run(quanterr.compare(x, y, device="cpu")) for y in candidates]
 
-    def test_the_order_of_the_candidates_changes_nothing(self, files):
+    def test_candidate_order_changes_nothing(self, files):
         x, candidates = files
         forth, back = (compare_each(x, order, CompareOptions(device="cpu")) for order in (candidates, candidates[::-1]))
 
         assert [without_run(r) for r in forth] == [without_run(r) for r in back][::-1]
 
-    def test_each_byte_of_the_original_is_read_once_but_for_samples_and_worst_rows(self, files, reads):
+    def test_original_is_read_once_except_for_samples_and_worst_rows(self, files, reads):
         x, candidates = files
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
             patch.setattr(finishing, "_find_worst", lambda *_: None)  # reads a row again
             patch.setattr(finishing, "compute_fingerprint", lambda *_: None)  # reads a few bytes again
             patch.setattr(run, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
-            patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at those of doubtful weights afterwards
+            patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at samples of doubtful weights afterwards
             reads.clear()
             compare_each(checkpoint, candidates, CompareOptions(device="cpu"), samples=False)
             weights = sorted((entry.offset, entry.nbytes) for entry in checkpoint.entries.values())
@@ -91,13 +91,13 @@ class TestPass:
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-    def test_each_report_has_the_digits_of_a_comparison_on_cuda_too(self, files):
+    def test_each_report_has_the_same_digits_as_a_comparison_on_cuda(self, files):
         x, candidates = files
         together = [without_run(report) for report in compare_each(x, candidates, CompareOptions(device="cuda"))]
 
         assert together == [without_run(quanterr.compare(x, y, device="cuda")) for y in candidates]
 
-    def test_of_an_incomplete_candidate_the_others_know_nothing(self, files, tmp_path):
+    def test_incomplete_candidate_does_not_affect_the_others(self, files, tmp_path):
         x, candidates = files
         less = stored_by(quantized_fp8, {name: t for name, t in original().items() if name != "small"})
         partial = store(tmp_path / "partial.safetensors", less)
@@ -107,7 +107,7 @@ class TestPass:
         assert without_run(quanterr.compare(x, candidates[0], device="cpu")) == without_run(reports[1])
 
 
-class TestTogether:
+class TestGrouping:
     def jobs(self, original, *candidates):
         with open_checkpoint(original) as x:
             plans, recognized = [], {}
@@ -116,19 +116,19 @@ class TestTogether:
                     plans.append(pair(x, y, LayerSelection(), recognized).pairs)
             return group_by_original(plans)
 
-    def test_pairs_of_one_weight_of_the_original_are_one_task(self, files):
+    def test_pairs_sharing_an_original_weight_are_one_task(self, files):
         x, candidates = files
         tasks = self.jobs(x, *candidates)
 
         assert [len(SHAPES) + 1, {3}] == [len(tasks), {len(jobs) for jobs in tasks}]
         assert [0, 1, 2] == [job.candidate for job in tasks[0]]
 
-    def test_a_quantized_original_is_shared_as_well(self, files):
+    def test_quantized_original_is_shared_too(self, files):
         _, candidates = files
 
         assert {2} == {len(jobs) for jobs in self.jobs(candidates[0], *candidates[1:])}
 
-    def test_who_needs_the_original_transposed_stands_alone(self, tmp_path):
+    def test_transposed_original_needs_its_own_task(self, tmp_path):
         name = "h.0.mlp.c_fc.weight"
         weight = numbers(64, 32)
         x = store(tmp_path / "x.safetensors", {name: weight})
@@ -141,7 +141,7 @@ class TestTogether:
         assert [(64, 32), (32, 64), (32, 64)] == [report.layers[0].tensor_shape for report in reports]
         assert reports[0].layers[0].error_norm == pytest.approx(reports[1].layers[0].error_norm)
 
-    def test_what_is_not_known_to_be_the_same_stands_alone(self, files):
+    def test_originals_not_known_to_be_equal_get_separate_tasks(self, files):
         x, candidates = files
         with open_checkpoint(x) as checkpoint, open_checkpoint(candidates[0]) as y:
             first = pair(checkpoint, y, LayerSelection()).pairs[0]

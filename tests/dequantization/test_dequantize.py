@@ -1,4 +1,4 @@
-"""A checkpoint written back as floats has the values that its producer decodes, in every format."""
+"""A checkpoint that is written back as floats has the values its producer decodes, in every format."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def names(cases):
 
 
 @pytest.mark.parametrize("case", CASES, ids=names(CASES))
-def test_golden_values_are_written_in_the_original_s_form(case, tmp_path):
+def test_golden_values_are_written_in_the_original_form(case, tmp_path):
     wanted = values_of(case)
     save_file(wanted, tmp_path / "like.safetensors")
     quanterr.dequantize(case, tmp_path / "out.safetensors", like=tmp_path / "like.safetensors")
@@ -40,8 +40,8 @@ def test_golden_values_are_written_in_the_original_s_form(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", ALONE, ids=names(ALONE))
-def test_without_an_original_golden_values_are_written_or_refused(case, tmp_path):
-    with suppress(CheckpointError):  # its shape, its codes' width or the like are not stored
+def test_golden_values_without_an_original_are_written_or_refused(case, tmp_path):
+    with suppress(CheckpointError):  # its shape, its codes' width or similar facts are not stored
         quanterr.dequantize(case, tmp_path / "out.safetensors", dtype="f32")
     if not list(tmp_path.iterdir()):
         return
@@ -60,7 +60,7 @@ CONFIG = {"architectures": ["X"], "hidden_size": 64}
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder with an FP8 model, its config and its tokenizer; and the folder of its original."""
+    """A folder with an FP8 model, its config and its tokenizer, and the folder of its original."""
     for name in ("original", "fp8"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
@@ -85,7 +85,7 @@ def contents(folder):
 
 
 class TestFolder:
-    def test_has_shards_their_index_config_without_quantization_and_tokenizer(self, model):
+    def test_folder_has_shards_index_config_without_quantization_and_tokenizer(self, model):
         made = quanterr.dequantize(model / "fp8", model / "out", max_shard="40KB")
         index = json.loads((model / "out/model.safetensors.index.json").read_text())
         config = json.loads((model / "out/config.json").read_text())
@@ -98,7 +98,7 @@ class TestFolder:
         assert CONFIG | {"text_config": {}} == config
         assert ({"fp8_tensor": 4}, 1) == (made.formats, made.copied)
 
-    def test_compares_as_the_quantized_model_does(self, model):
+    def test_folder_compares_as_the_quantized_model_does(self, model):
         quanterr.dequantize(model / "fp8", model / "out", dtype="f32")
         snr = [quanterr.compare(model / "original", model / side).aggregate.overall_snr_db for side in ("fp8", "out")]
         same = quanterr.compare(model / "fp8", model / "out")
@@ -106,14 +106,14 @@ class TestFolder:
         assert snr[0] == snr[1]
         assert ([], 5) == (same.layers, len(same.lossless))
 
-    def test_rounds_to_the_dtype_and_says_how_much_that_is(self, model):
+    def test_result_is_rounded_to_the_dtype_and_the_loss_is_reported(self, model):
         made = quanterr.dequantize(model / "fp8", model / "out")
         report = quanterr.compare(model / "fp8", model / "out")
 
         assert {"torch.bfloat16"} == {layer.quantized_dtype for layer in report.layers}
         assert report.aggregate.overall_snr_db == pytest.approx(made.rounding_db, rel=1e-6)
 
-    def test_like_an_original_has_its_dtypes_and_its_config(self, model):
+    def test_result_like_an_original_has_its_dtypes_and_config(self, model):
         quanterr.dequantize(model / "fp8", model / "out", like=model / "original")
         made = load_file(model / "out/model.safetensors")
 
@@ -127,7 +127,7 @@ class TestFolder:
 
         assert ["model.layers.2.mlp.up_proj.weight"] == list(load_file(model / "out.safetensors"))
 
-    def test_a_run_that_goes_on_tells_no_rounding_of_a_part(self, model):
+    def test_resumed_run_states_no_partial_rounding(self, model):
         stop = threading.Event()
 
         def stop_after_a_file(progress):
@@ -141,7 +141,7 @@ class TestFolder:
         assert again.rounding_db is None
         assert quanterr.dequantize(model / "fp8", model / "whole", max_shard="5kB").rounding_db is not None
 
-    def test_what_was_written_is_read_back_if_asked(self, model, monkeypatch):
+    def test_written_files_are_read_back_if_asked(self, model, monkeypatch):
         quanterr.dequantize(model / "fp8", model / "good", verify=True)
         monkeypatch.setattr(run.os, "fsync", lambda descriptor: os.pwrite(descriptor, b"\xff\xff", 4000))
 
@@ -152,14 +152,14 @@ class TestFolder:
 
 class TestRefused:
     @pytest.mark.parametrize("place", ["fp8", "fp8/model.safetensors", "original"])
-    def test_what_exists_is_not_overwritten(self, model, place):
+    def test_existing_files_are_not_overwritten(self, model, place):
         before = contents(model / "fp8")
 
         with pytest.raises(UsageError, match="nothing is overwritten"):
             quanterr.dequantize(model / "fp8", model / place)
         assert before == contents(model / "fp8")
 
-    def test_values_beyond_the_dtype(self, tmp_path):
+    def test_values_beyond_the_dtype_are_refused(self, tmp_path):
         codes, _ = quantized_int8(numbers(8, 64))
         save_file({"a.weight": codes, "a.weight_scale": torch.tensor(1000.0)}, tmp_path / "x.safetensors")
 
@@ -167,46 +167,46 @@ class TestRefused:
             quanterr.dequantize(tmp_path / "x.safetensors", tmp_path / "out.safetensors", dtype="f16")
         assert not (tmp_path / "out.safetensors").exists()
 
-    def test_a_config_that_is_no_json_before_anything_is_written(self, model):
+    def test_invalid_config_is_refused_before_anything_is_written(self, model):
         (model / "fp8/config.json").write_text("nonsense")
 
         with pytest.raises(CheckpointError, match=r"fp8/config.json: is not valid .* cannot be removed; mend it"):
             quanterr.dequantize(model / "fp8", model / "out")
         assert not list(model.glob("*out*"))
 
-    def test_a_gguf_file_without_its_original(self, tmp_path):
+    def test_gguf_file_without_its_original_is_refused(self, tmp_path):
         case = next(case for case in CASES if case.suffix == ".gguf")
 
         with pytest.raises(UsageError, match="the model that it was made from: like ORIGINAL"):
             quanterr.dequantize(case, tmp_path / "out")
 
-    def test_an_original_with_a_weight_that_the_model_lacks(self, model):
+    def test_original_with_an_additional_weight_is_refused(self, model):
         more = load_file(model / "original/model.safetensors") | {"lm_head.weight": numbers(64, 64)}
         save_file(more, model / "original/model.safetensors")
 
         with pytest.raises(CheckpointError, match=r"1 tensor cannot be written: lm_head.weight: "):
             quanterr.dequantize(model / "fp8", model / "out", like=model / "original")
 
-    def test_a_full_disk_before_anything_is_written(self, model, monkeypatch):
+    def test_full_disk_is_noticed_before_anything_is_written(self, model, monkeypatch):
         monkeypatch.setattr(run.shutil, "disk_usage", lambda folder: run.shutil._ntuple_diskusage(9, 9, 9))
 
         with pytest.raises(ResourceError, match=r"needs 128.* KiB, but only 9 B are free there"):
             quanterr.dequantize(model / "fp8", model / "out")
 
-    def test_a_size_that_is_none(self, model):
+    def test_invalid_size_is_refused(self, model):
         with pytest.raises(UsageError, match="max_shard 5 apples: give bytes, such as 5GB"):
             quanterr.dequantize(model / "fp8", model / "out", max_shard="5 apples")
 
 
 class TestInterrupted:
-    def test_goes_on_with_the_files_that_are_complete(self, model, monkeypatch):
+    def test_interrupted_run_goes_on_with_the_complete_files(self, model, monkeypatch):
         quanterr.dequantize(model / "fp8", model / "whole", max_shard="40KB")
         stop, finished, replace = threading.Event(), [], os.replace
 
         def stop_after_two(source, target):
             replace(source, target)
             finished.append(target)
-            if len(finished) == 3:  # the first is what identifies the run
+            if len(finished) == 3:  # the first file identifies the run
                 stop.set()
 
         monkeypatch.setattr(run.os, "replace", stop_after_two)
@@ -224,7 +224,7 @@ class TestInterrupted:
         assert contents(model / "whole") == contents(model / "out")
         assert not (model / ".out.quanterr-partial").exists()
 
-    def test_files_of_other_settings_are_not_taken_over(self, model, monkeypatch):
+    def test_files_from_other_settings_are_not_taken_over(self, model, monkeypatch):
         monkeypatch.setattr(run, "_finish", lambda *_: None)
         quanterr.dequantize(model / "fp8", model / "out", dtype="f16")
         monkeypatch.undo()
@@ -233,8 +233,8 @@ class TestInterrupted:
         assert {torch.bfloat16, torch.float32} == {x.dtype for x in load_file(model / "out/model.safetensors").values()}
 
     @pytest.mark.slow
-    def test_killed_at_any_moment_it_ends_with_the_same_bytes(self, tmp_path):
-        """In processes of their own, which SIGKILL ends."""
+    def test_run_killed_at_any_moment_ends_with_the_same_bytes(self, tmp_path):
+        """Each run has its own process, which SIGKILL ends."""
         stored = {}
         for n in range(24):
             stored[f"layers.{n}.weight"], stored[f"layers.{n}.weight_scale"] = quantized_fp8(
@@ -255,7 +255,7 @@ class TestInterrupted:
         assert contents(tmp_path / "whole") == contents(tmp_path / "out")
 
 
-def test_the_command_says_what_it_wrote(model):
+def test_command_reports_the_files_it_wrote(model):
     done = call("dequantize", "fp8", "-o", "out", cwd=model)
     again = call("dequantize", "fp8", "-o", "out", cwd=model)
 

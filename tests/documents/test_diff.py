@@ -1,4 +1,4 @@
-"""Two reports next to each other: every layer of either ends in exactly one place."""
+"""Two reports are compared, and every layer in either ends up in exactly one place."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def of(old, new, **more):
 
 
 class TestLayers:
-    def test_come_with_the_largest_change_first(self):
+    def test_largest_change_comes_first(self):
         old = made({"a": 30.0, "b": 30.0, "c": 30.0, "d": 30.0, "e": 30.0})
         found = of(old, made({"a": 29.0, "b": 20.0, "c": 30.0, "d": 31.0, "e": 33.0}))
 
@@ -43,12 +43,12 @@ class TestLayers:
         assert [("e", 3.0), ("d", 1.0)] == [(item.layer, item.change_db) for item in found.better]
         assert 1 == found.unchanged
 
-    def test_that_another_device_rounds_otherwise_did_not_change(self):
+    def test_rounding_on_another_device_counts_as_unchanged(self):
         found = of(made({"a": 30.0, "b": 30.0}), made({"a": 30.0 + SAME_DB / 2, "b": 30.0 + 2 * SAME_DB}))
 
         assert (1, ["b"]) == (found.unchanged, [item.layer for item in found.better])
 
-    def test_that_are_new_or_gone_are_named(self):
+    def test_new_and_missing_layers_are_named(self):
         found = of(made({"a": 30.0, "b": 30.0}), made({"b": 30.0, "c": 30.0}))
 
         assert (["c"], ["a"]) == (found.added, found.gone)
@@ -63,29 +63,29 @@ class TestLayers:
             (made({"a": -inf}), "its SNR is minus infinity: the original is all zeros"),
         ],
     )
-    def test_whose_number_was_lost_got_worse_and_come_first_and_the_other_way_round(self, new, reason):
+    def test_layers_that_lost_their_number_are_worse_and_come_first(self, new, reason):
         new.layers.extend(made({"b": 1.0}).layers)
         worse, better = of(made({"a": 30.0, "b": 30.0}), new), of(new, made({"a": 30.0, "b": 30.0}))
 
         assert [("a", reason), ("b", None)] == [(item.layer, item.reason) for item in worse.worse]
         assert ["a", "b"] == [item.layer for item in better.better]
 
-    def test_that_became_the_same_on_both_sides_got_better(self):
+    def test_layers_that_became_identical_are_better(self):
         same, differs = made(lossless=["a"]), made({"a": 90.0})
 
         assert ["is identical to the original"] == [item.reason for item in of(differs, same).better]
         assert ["was identical to the original"] == [item.reason for item in of(same, differs).worse]
         assert 1 == of(same, same).unchanged
 
-    def test_without_a_number_in_either_are_undefined(self):
+    def test_layers_without_a_number_in_either_report_are_undefined(self):
         assert ["a"] == of(made({"a": None}), made(missing=["a"])).undefined
 
-    def test_in_another_format_are_named(self):
+    def test_layers_with_another_format_are_named(self):
         found = of(made({"a": 30.0}), made(rows=[row("a", 20.0, format="nvfp4")]))
 
         assert [("a", "fp8_tensor", "nvfp4")] == [(c.layer, c.old_format, c.new_format) for c in found.format_changes]
 
-    def test_that_are_norms_or_biases_are_among_them(self):
+    def test_norms_and_biases_are_included(self):
         assert ["n"] == [item.layer for item in of(made(other={"n": 9.0}), made(other={"n": 3.0})).worse]
 
 
@@ -101,7 +101,7 @@ def from_side(side):
 
 
 @given(SIDE, SIDE)
-def test_every_layer_of_either_is_counted_once(old, new):
+def test_every_layer_is_counted_once(old, new):
     found = of(from_side(old), from_side(new))
     named = [item.layer for item in found.worse + found.better] + found.undefined + found.added + found.gone
 
@@ -111,18 +111,18 @@ def test_every_layer_of_either_is_counted_once(old, new):
 
 
 @given(SIDE, SIDE)
-def test_the_other_way_round_is_the_opposite(old, new):
+def test_reversed_diff_is_the_opposite(old, new):
     there, back = of(from_side(old), from_side(new)), of(from_side(new), from_side(old))
 
     assert {item.layer for item in there.worse} == {item.layer for item in back.better}
     assert (there.added, there.unchanged) == (back.gone, back.unchanged)
 
 
-class TestWhatCompares:
+class TestComparability:
     NEW = made({"a": 30.0})
 
     @pytest.mark.parametrize("change", [torch.neg, lambda weight: weight.roll(1, 0)], ids=["negated", "rolled"])
-    def test_is_of_the_same_values_not_of_the_same_norms_alone(self, tmp_path, change):
+    def test_originals_with_equal_norms_but_other_values_do_not_compare(self, tmp_path, change):
         x, y = pair(tmp_path)
         tensors = load_file(x)
         name = next(name for name, weight in tensors.items() if weight.ndim == 2)
@@ -152,7 +152,7 @@ class TestWhatCompares:
             "another original, identical",
         ],
     )
-    def test_is_not_a_report_of_something_else_unless_that_is_forced(self, old):
+    def test_unrelated_report_is_refused_unless_forced(self, old):
         with pytest.raises(UsageError, match=r"old\.json cannot be compared with new\.json: it .*--force"):
             of(old, self.NEW)
 
@@ -160,12 +160,12 @@ class TestWhatCompares:
         assert found.difference
         assert found.view(10).conclusion.startswith("not comparable: it ")
 
-    def test_is_one_of_the_same_original_where_a_layer_is_no_longer_finite(self):
+    def test_layer_that_is_no_longer_finite_does_not_change_the_original(self):
         found = of(made(rows=[row("a", None, original_norm=0.9, finite=False)]), self.NEW)
 
         assert (None, ["a"]) == (found.difference, [item.layer for item in found.better])
 
-    def test_is_a_report_that_stands_elsewhere(self):
+    def test_report_elsewhere_is_comparable(self):
         assert of(made({"a": 30.0}), self.NEW).difference is None
 
 
@@ -176,7 +176,7 @@ def lines_of(found, top):
 
 
 class TestView:
-    def test_shows_the_verdicts_the_size_and_so_many_layers(self):
+    def test_view_shows_verdicts_size_and_the_requested_number_of_layers(self):
         old = made({f"layer{n}": 30.0 for n in range(5)})
         new = made({f"layer{n}": 20.0 for n in range(5)}, quantized={"bytes": 75}, verdict="fail")
         view = of(old, new).view(top=2)
@@ -192,17 +192,17 @@ class TestView:
         assert [["layer0", "30.00", "20.00", "-10"], ["layer1", "30.00", "20.00", "-10"]] == worse.rows
         assert 3 == worse.more
 
-    def test_never_shows_a_change_as_none(self):
+    def test_small_change_is_never_shown_as_zero(self):
         shown = "\n".join(lines_of(of(made({"a": 30.0}), made({"a": 30.0 - 2e-6})), 1))
 
         assert "-2e-06" in shown
 
-    def test_has_what_became_the_same_as_the_original_last(self):
+    def test_layers_that_became_identical_come_last(self):
         found = of(made({"a": 30.0, "b": 30.0}), made({"b": 31.0}, lossless=["a"]))
 
         assert ["b", "a"] == [item.layer for item in found.better]
 
-    def test_holds_no_name_that_a_terminal_or_ci_obeys(self):
+    def test_view_escapes_names_for_terminal_and_ci(self):
         names = ["::error::x", "a\x1b[31m\nb", "\u202ex", "c"]
         old = made(dict.fromkeys(names[:3], 30.0) | {"gone\x07": 1.0})
         lines = lines_of(of(old, made(dict.fromkeys(names, 20.0))), 10)
@@ -211,7 +211,7 @@ class TestView:
         assert not [line for line in lines if line.lstrip().startswith("::")]
 
     @pytest.mark.parametrize("kind", ["report", "evaluation", "ranking", "plan"])
-    def test_says_in_every_output_what_changed(self, kind):
+    def test_every_output_states_the_changes(self, kind):
         found = getattr(sample_documents, f"{kind}_diff")()
         outputs = {output.name: io.StringIO() for output in Difference.OUTPUTS}
         for output in Difference.OUTPUTS:
@@ -240,7 +240,7 @@ def reports(tmp_path_factory):
 
 
 class TestCommand:
-    def test_shows_what_changed_and_exits_0(self, reports):
+    def test_command_shows_the_changes_and_exits_with_0(self, reports):
         done = call("diff", "-v", *reports)
 
         assert Status.OK == done.returncode
@@ -248,19 +248,19 @@ class TestCommand:
         assert "\\x23#[error]new" in done.stdout
         assert "##[" not in done.stdout
 
-    def test_says_which_report_was_changed_since_it_was_written(self, reports):
+    def test_command_names_the_edited_report(self, reports):
         lines = call("diff", *reports).stderr.splitlines()
 
         assert [f"quanterr: warning: {reports[1]}: its checksum does not match: it was edited"] == lines
 
-    def test_writes_all_of_it_as_json(self, reports):
+    def test_command_writes_everything_as_json(self, reports):
         fields = json.loads(call("diff", *reports, "--json", "--top-layers", "0").stdout)
 
         assert ("quanterr.diff", "1.1") == (fields["schema"], fields["schema_version"])
         assert -3 == pytest.approx(fields["worse"][0]["change_db"])
         assert ["##[error]new"] == fields["added"]
 
-    def test_a_closed_pipe_and_a_full_disk_are_told_apart(self, reports):
+    def test_closed_pipe_and_full_disk_have_different_statuses(self, reports):
         words = " ".join(map(str, reports))
         script = f"{sys.executable} -m quanterr diff {words} --json"
         pipe = subprocess.run(["bash", "-c", f"{script} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True)
@@ -270,7 +270,7 @@ class TestCommand:
         assert Status.ENVIRONMENT == full.returncode
         assert "standard output: No space left" in full.stderr
 
-    def test_2_for_reports_that_do_not_compare_and_3_for_what_is_no_report(self, reports, tmp_path):
+    def test_incomparable_reports_exit_with_2_and_unreadable_ones_with_3(self, reports, tmp_path):
         fields = json.loads(reports[0].read_text())
         fields["original"]["bytes"] += 1
         other = tmp_path / "other.json"
@@ -284,6 +284,6 @@ class TestCommand:
         assert Status.USAGE == call("diff", reports[0]).returncode
 
 
-def test_a_size_that_hardly_changed_has_no_minus_before_zero():
+def test_negligible_size_change_has_no_minus_sign():
     assert "97.66 KiB -> 97.66 KiB (+0.00 %)" == format_sizes(100_001, 100_000)
     assert "100.00 KiB -> 75.00 KiB (-25.00 %)" == format_sizes(102_400, 76_800)

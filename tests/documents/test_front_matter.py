@@ -1,4 +1,4 @@
-"""The front matter of model cards, read by PyYAML and, as the hub reads it, by huggingface_hub."""
+"""Front matter in model cards, read by PyYAML and, as on the hub, by huggingface_hub."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ MD = next(output for output in OUTPUTS if output.name == "md")
 
 
 def sample(original="hf://org/model@main", **changes):
-    """An evaluation of one candidate."""
+    """Return an evaluation of one candidate."""
     made = evaluation()
     own = [replace(made.candidates[0], **changes)]
     run = replace(made.run, command=["quanterr", "evaluate", "/home/me/original", "--text", "a=/home/me/a.txt"])
@@ -26,12 +26,12 @@ def sample(original="hf://org/model@main", **changes):
 
 
 def front(text):
-    """The front matter of a card, and what is behind it."""
+    """Return the front matter of a card and the text after it."""
     _, head, rest = text.removeprefix("\ufeff").replace("\r\n", "\n").split("---\n", 2)
     return yaml.safe_load(head), rest
 
 
-def test_a_card_gets_the_keys_of_the_hub(tmp_path):
+def test_card_gets_the_hub_keys(tmp_path):
     card = tmp_path / "README.md"
     card.write_text(f"# Model\n{BEGIN}\n{END}\n")
     found = sample()
@@ -51,7 +51,7 @@ def test_a_card_gets_the_keys_of_the_hub(tmp_path):
         assert card.read_text().count("model-index:") == 1
 
 
-def test_the_hub_reads_it():
+def test_hub_reads_the_front_matter():
     from huggingface_hub import ModelCard
 
     data = ModelCard(put_front_matter("# Model\n", "card", sample())).data
@@ -73,7 +73,7 @@ def test_other_keys_and_comments_stay(newline, mark):
     assert made.count("\r\n") == (made.count("\n") if newline == "\r\n" else 0)
 
 
-def test_results_of_somebody_else_stay():
+def test_results_from_other_authors_stay():
     text = "---\nmodel-index:\n- name: x\n  results: []\n---\n"
     once = put_front_matter(text, "card", sample())
 
@@ -86,10 +86,10 @@ def test_results_of_somebody_else_stay():
         ("hf://org/model", "org/model"),
         ("/root/.cache/huggingface/hub/models--org--model/snapshots/ab12", "org/model"),
         ("/home/me/model", None),
-        ("org/model", None),  # a folder may be called so
+        ("org/model", None),  # a folder may have this name
     ],
 )
-def test_a_base_model_is_no_guess(original, base):
+def test_base_model_is_not_guessed(original, base):
     head = front(put_front_matter("", "card", sample(original)))[0]
 
     assert base == head.get("base_model")
@@ -97,7 +97,7 @@ def test_a_base_model_is_no_guess(original, base):
 
 
 @pytest.mark.parametrize("text", ["---\na: b\n", "---\n{a: b}\n---\n", "---\njust words\n---\n"])
-def test_what_is_no_front_matter_is_refused(text):
+def test_invalid_front_matter_is_refused(text):
     with pytest.raises(UsageError, match="card: its front matter"):
         put_front_matter(text, "card", sample())
 
@@ -112,14 +112,14 @@ def test_names_are_only_text(name):
     assert rest == "\n# Model\n"
 
 
-def test_a_name_that_yaml_1_2_would_read_as_a_number_is_quoted():
+def test_name_that_yaml_1_2_reads_as_a_number_is_quoted():
     made = put_front_matter("", "card", sample(name="1e5"))
 
     assert '- name: "1e5"' in made.splitlines()
 
 
-def test_a_verdict_is_that_of_the_evaluation():
-    """Without gates, a pass means evaluated; what is inconclusive stays so."""
+def test_verdict_comes_from_the_evaluation():
+    """Without gates, a pass means evaluated; an inconclusive result stays inconclusive."""
     bare = sample(gates=[])
     said = [
         front(put_front_matter("", "card", replace(bare, verdict=verdict)))[0]["quanterr"]["verdict"]

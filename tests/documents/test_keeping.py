@@ -1,4 +1,4 @@
-"""Which layers to keep unquantized, against brute force; and a budget as a user writes it."""
+"""The choice of layers to keep unquantized, compared with brute force, and budgets as users write them."""
 
 from itertools import combinations
 
@@ -32,18 +32,18 @@ class TestBudget:
             ("3dB", Budget(3, is_gain=True)),
         ],
     )
-    def test_is_bytes_or_a_gain(self, text, found):
+    def test_budget_is_bytes_or_a_gain(self, text, found):
         assert found == parse_budget(text)
 
     @pytest.mark.parametrize("text", ["", "x", "0", "-3dB", "3 dBm", "1e9", "nan", "5%", "1" * 400])
-    def test_anything_else_is_wrong_usage(self, text):
+    def test_any_other_budget_is_wrong_usage(self, text):
         with pytest.raises(UsageError, match=r"--keep-original .*give bytes, such as 500MiB, or a gain"):
             parse_budget(text)
 
 
 class TestChoice:
     @given(LAYERS)
-    def test_no_choice_of_as_many_bytes_removes_more_than_a_beginning(self, layers):
+    def test_first_layers_remove_as_much_error_as_any_choice_with_their_bytes(self, layers):
         ordered = order_by_worth(layers)
         for n in range(len(ordered) + 1):
             room, gone = (sum(layer[key] for layer in ordered[:n]) for key in (1, 2))
@@ -52,7 +52,7 @@ class TestChoice:
             assert best == gone
 
     @given(LAYERS, st.integers(0, 200))
-    def test_a_budget_of_bytes_removes_as_much_error_as_any_choice(self, layers, room):
+    def test_byte_budget_removes_as_much_error_as_any_choice(self, layers, room):
         kept = choose_within(order_by_worth(layers), Budget(room), 1e9)
         every = (c for k in range(len(layers) + 1) for c in combinations(layers, k))
         best = max(sum(x.error for x in c) for c in every if sum(x.added for x in c) <= room)
@@ -61,7 +61,7 @@ class TestChoice:
         assert best == sum(layer.error for layer in kept)
 
     @given(LAYERS, st.sampled_from([0.5, 1.0, 3.0, 6.0]))
-    def test_a_gain_costs_as_few_bytes_as_any_choice(self, layers, gain):
+    def test_gain_costs_as_few_bytes_as_any_choice(self, layers, gain):
         error = sum(layer.error for layer in layers) * 1.2
         kept = choose_within(order_by_worth(layers), Budget(gain, True), error)
         every = (c for k in range(len(layers) + 1) for c in combinations(layers, k))
@@ -70,7 +70,7 @@ class TestChoice:
 
         assert sum(layer.added for layer in kept) == (min(costs) if costs else sum(x.added for x in layers))
 
-    def test_a_gain_is_reached_by_no_more_layers_than_it_needs(self):
+    def test_gain_is_reached_by_no_more_layers_than_it_needs(self):
         layers = [
             KeptLayer("a", 10, 50.0),
             KeptLayer("b", 10, 25.0),
@@ -82,13 +82,13 @@ class TestChoice:
         assert ["a", "b"] == [layer.name for layer in choose_within(order_by_worth(layers), Budget(6, True), 100.0)]
         assert 4 == len(choose_within(order_by_worth(layers), Budget(60, True), 100.0))
 
-    def test_what_has_no_error_is_not_kept(self):
+    def test_layer_without_error_is_not_kept(self):
         assert [] == order_by_worth([KeptLayer("a", 10, 0.0)])
 
-    def test_what_is_no_larger_in_the_original_comes_first(self):
+    def test_layer_that_is_no_larger_in_the_original_comes_first(self):
         assert ["b", "a"] == [layer.name for layer in order_by_worth([KeptLayer("a", 1, 9.0), KeptLayer("b", -4, 1.0)])]
 
-    def test_a_few_are_proposed_if_they_make_most_of_the_error_and_cost_little(self):
+    def test_few_layers_are_proposed_if_they_cause_most_error_and_cost_little(self):
         worst, *rest = (KeptLayer(f"l{n}", 10, 60.0 if n == 0 else 1.0) for n in range(30))
 
         assert [worst] == choose_few([worst, *rest], 89.0, nbytes=1000)
@@ -101,7 +101,7 @@ class TestChoice:
 
         assert outliers == choose_few([*outliers, *rest], 100.0, nbytes=600)
 
-    def test_bytes_are_those_of_the_originals_dtype(self):
+    def test_bytes_follow_the_original_dtype(self):
         assert (400, 200, 200) == tuple(
             original_bytes(d, 100) for d in ("torch.float32", "torch.bfloat16", "ggml.q8_0")
         )

@@ -1,4 +1,4 @@
-"""Stored reports are read strictly: what is not wholly a report of quanterr is refused, with the reason."""
+"""Stored reports are read strictly: anything but a complete report by quanterr is refused with the reason."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ METRICS = ["snr_db", "zero_reference_elements", "absolute_error_percentiles.p99"
 
 
 def read_metrics(path):
-    """A report as gates read it."""
+    """Read a report as gates do."""
     return read_report(path, METRICS, judged=False)
 
 
@@ -44,7 +44,7 @@ def text(report):
 
 @pytest.fixture(scope="module")
 def lacking(tmp_path_factory):
-    """A report with something in each of its lists, as text."""
+    """The text of a report with an item in each of its lists."""
     x = original() | {"gone": torch.ones(2, 2), "same": torch.ones(2, 2)}
     y = quantized(original()) | {"same": torch.ones(2, 2)}
     y["model.layers.0.input_layernorm.weight"] = 1.2 * y["model.layers.0.input_layernorm.weight"]
@@ -60,11 +60,11 @@ def stored(text, tmp_path):
     return path
 
 
-def test_the_whole_is_what_was_written(report, stored, text):
+def test_reading_gives_the_written_report(report, stored, text):
     assert text == read_report(stored).to_json()
 
 
-def test_layers_for_rules_have_what_rules_ask_for_and_no_more(report, stored):
+def test_layers_for_rules_have_only_the_fields_that_rules_need(report, stored):
     found = read_metrics(stored)
     row, whole = found.layers[0], report.layers[0]
 
@@ -75,7 +75,7 @@ def test_layers_for_rules_have_what_rules_ask_for_and_no_more(report, stored):
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_report_that_was_written_anew_says_the_same(stored, text, indent):
+def test_reformatted_report_reads_the_same(stored, text, indent):
     before = read_metrics(stored)
     stored.write_text(json.dumps(json.loads(text), indent=indent))
 
@@ -83,7 +83,7 @@ def test_a_report_that_was_written_anew_says_the_same(stored, text, indent):
     assert text == read_report(stored).to_json()
 
 
-def test_a_layer_of_a_wrong_type_is_told_with_its_place_although_the_checksum_holds(report, stored):
+def test_wrong_type_in_a_layer_is_an_error_with_its_place(report, stored):
     layers = [*report.layers[:-1], replace(report.layers[-1], snr_db="thirty")]
     stored.write_text(replace(report, layers=layers).to_json())
 
@@ -91,7 +91,7 @@ def test_a_layer_of_a_wrong_type_is_told_with_its_place_although_the_checksum_ho
         read_metrics(stored)
 
 
-def test_lines_that_a_later_version_may_cut_otherwise_are_read_all_the_same(report, stored, text):
+def test_lines_that_are_cut_otherwise_are_read(report, stored, text):
     before, start = read_metrics(stored), text.rindex(',\n"checksum"')
     head = text[:start].replace('  {"layer_name"', '  {\n    "layer_name"')
     stored.write_text(
@@ -102,7 +102,7 @@ def test_lines_that_a_later_version_may_cut_otherwise_are_read_all_the_same(repo
     assert before == read_metrics(stored)
 
 
-def test_what_older_reports_did_not_say_is_not_missed(stored, text):
+def test_fields_missing_from_older_reports_are_optional(stored, text):
     fields = json.loads(text)
     del fields["settings"]["importance"]
     stored.write_text(json.dumps(fields))
@@ -111,7 +111,7 @@ def test_what_older_reports_did_not_say_is_not_missed(stored, text):
     assert read_report(stored).settings.importance is None
 
 
-def test_what_a_newer_minor_version_adds_is_ignored(stored, text):
+def test_fields_from_a_newer_minor_version_are_ignored(stored, text):
     fields = json.loads(text)
     fields["schema_version"] = "1.7"
     fields["from_the_future"] = fields["layers"][0]["from_the_future"] = {"x": 1}
@@ -121,7 +121,7 @@ def test_what_a_newer_minor_version_adds_is_ignored(stored, text):
     assert "pass" == read_report(stored).verdict
 
 
-def test_the_checksum_covers_all_but_the_run(report, text):
+def test_checksum_covers_everything_but_the_run(report, text):
     later = replace(report, run=replace(report.run, seconds=7.0)).to_json()
     other = replace(report, complete=False).to_json()
 
@@ -132,7 +132,7 @@ def test_the_checksum_covers_all_but_the_run(report, text):
     assert checksum(text) != checksum(other)
 
 
-def test_a_newer_major_version_is_refused_although_it_is_as_it_was_written(report, stored):
+def test_newer_major_version_is_refused_even_if_unchanged(report, stored):
     stored.write_text(replace(report, schema_version="2.0").to_json())
 
     for read in (read_report, read_metrics):
@@ -142,7 +142,7 @@ def test_a_newer_major_version_is_refused_although_it_is_as_it_was_written(repor
 
 @pytest.mark.parametrize("key", ["findings", "layers", "other_changes", "lossless", "not_compared"])
 @pytest.mark.parametrize("read", [read_report, read_metrics])
-def test_a_report_that_lost_an_item_of_a_list_is_refused(lacking, tmp_path, key, read):
+def test_report_that_lost_a_list_item_is_refused(lacking, tmp_path, key, read):
     fields = json.loads(lacking)
     (tmp_path / "report.json").write_text(json.dumps(fields))
     read(tmp_path / "report.json")
@@ -156,7 +156,7 @@ def test_a_report_that_lost_an_item_of_a_list_is_refused(lacking, tmp_path, key,
 
 
 @pytest.mark.parametrize("read", [read_report, read_metrics])
-def test_a_report_that_lost_all_its_layers_and_their_counts_is_refused(stored, text, read):
+def test_report_that_lost_all_layers_and_counts_is_refused(stored, text, read):
     fields = json.loads(text)
     for key in ("layers", "other_changes", "lossless"):
         fields[key], fields["records"][key] = [], 0
@@ -168,7 +168,7 @@ def test_a_report_that_lost_all_its_layers_and_their_counts_is_refused(stored, t
 
 
 def with_item(key, **item):
-    """Something more in one of the lists, and their numbers mended."""
+    """Return an edit that adds an item to one of the lists and corrects the counts."""
 
     def edit(fields):
         fields[key].append(item)
@@ -197,7 +197,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize(("edit", "told", "also"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
 @pytest.mark.parametrize("read", [read_report, lambda path: read_report(path, METRICS)])
-def test_a_verdict_that_the_rest_contradicts_is_refused_and_the_right_one_is_not(stored, text, read, edit, told, also):
+def test_contradicted_verdict_is_refused_and_the_right_one_is_not(stored, text, read, edit, told, also):
     fields = json.loads(text)
     edit(fields)
     for verdict in ("pass", also):
@@ -207,12 +207,12 @@ def test_a_verdict_that_the_rest_contradicts_is_refused_and_the_right_one_is_not
         ):
             read(stored)
 
-    assert also == read_metrics(stored).verdict  # for gates, which form their own
+    assert also == read_metrics(stored).verdict  # gates form their own verdict
     stored.write_text(json.dumps(fields | {"verdict": "inconclusive"}))
     read(stored)
 
 
-def test_a_gate_that_only_warns_contradicts_no_verdict(stored, text):
+def test_warning_gate_contradicts_no_verdict(stored, text):
     fields = json.loads(text)
     with_item("gates", **FAILED | {"severity": "warn"})(fields)
     stored.write_text(json.dumps(fields))
@@ -263,7 +263,7 @@ BAD = {
         lambda text: re.sub(r'("schema_version": )"1\.\d+"', r'\1"2.0"', text),
         "report schema 2.0, this version reads 1.x",
     ),
-    "no number of a version": (edited(schema_version="1.garbage"), "report schema 1.garbage"),
+    "an invalid version number": (edited(schema_version="1.garbage"), "report schema 1.garbage"),
     "no version": (edited(schema_version=None), "report schema None"),
     "an unknown verdict": (edited(verdict="fine"), "verdict: "),
     "no layers": (edited(layers=None), "layers: "),
@@ -299,7 +299,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("spoil", "message"), BAD.values(), ids=BAD.keys())
-def test_what_is_no_report_is_refused_with_the_reason(stored, text, spoil, message):
+def test_invalid_report_is_refused_with_the_reason(stored, text, spoil, message):
     stored.write_text(spoil(text))
 
     with pytest.raises(ReportError) as caught:
@@ -312,7 +312,7 @@ def test_what_is_no_report_is_refused_with_the_reason(stored, text, spoil, messa
 
 
 @pytest.mark.parametrize(("spoil", "message"), BAD.values(), ids=BAD.keys())
-def test_the_whole_is_as_strict(stored, text, spoil, message):
+def test_whole_report_is_checked_as_strictly(stored, text, spoil, message):
     stored.write_text(spoil(text))
 
     with pytest.raises(ReportError):
@@ -320,7 +320,7 @@ def test_the_whole_is_as_strict(stored, text, spoil, message):
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN"])
-def test_evidence_that_could_not_be_written_again_is_refused(stored, text, number):
+def test_unwritable_evidence_is_refused(stored, text, number):
     fields = json.loads(text)
     told = {"code": "x", "severity": "info", "layer": None, "message": "x", "remedy": None, "evidence": {"x": 0.125}}
     fields["findings"], fields["records"]["findings"] = [told], 1
@@ -330,14 +330,14 @@ def test_evidence_that_could_not_be_written_again_is_refused(stored, text, numbe
         read_report(stored)
 
 
-def test_a_compressed_report_is_told_as_such(stored, text):
+def test_compressed_report_is_recognized(stored, text):
     stored.write_bytes(gzip.compress(text.encode()))
 
     with pytest.raises(ReportError, match="this is a compressed file; unpack it first"):
         read_metrics(stored)
 
 
-def test_infinity_does_not_come_in_as_a_large_number(stored, text):
+def test_infinity_is_not_read_as_a_large_number(stored, text):
     number = json.loads(text)["layers"][0]["snr_db"]
     stored.write_text(text.replace(f'"snr_db":{number!r}', '"snr_db":1e999', 1))
 
@@ -346,8 +346,8 @@ def test_infinity_does_not_come_in_as_a_large_number(stored, text):
             read(stored)
 
 
-def test_a_pipe_is_read_once_by_the_library_and_refused_as_a_document(stored, text, tmp_path):
-    """To find out which kind of document it holds would take its first bytes."""
+def test_pipe_is_read_by_the_library_and_refused_as_a_document(stored, text, tmp_path):
+    """Finding out which kind of document the pipe holds would take its first bytes."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ReportError, match="a pipe or a device, which is not read twice; save the result"):
         read_document(str(tmp_path / "pipe"))
@@ -362,13 +362,13 @@ def test_a_pipe_is_read_once_by_the_library_and_refused_as_a_document(stored, te
     ("name", "message"),
     [("gone.json", "no such file"), (".", "is a folder"), ("a\0b", "null byte"), ("a" * 300, "long")],
 )
-def test_what_cannot_be_opened_is_told(tmp_path, name, message):
+def test_unreadable_file_is_an_error(tmp_path, name, message):
     with pytest.raises(ReportError, match=message):
         read_metrics(tmp_path / name)
 
 
 @given(data=st.data())
-def test_a_report_that_was_cut_anywhere_is_refused(report, tmp_path_factory, data):
+def test_report_cut_anywhere_is_refused(report, tmp_path_factory, data):
     text = report.to_json()
     path = tmp_path_factory.mktemp("cut") / "report.json"
     path.write_text(text[: data.draw(st.integers(0, len(text.rstrip()) - 1))])
@@ -381,7 +381,7 @@ BLOCKS = st.integers(1, 20_000).map(lambda size: patch.object(checksum, "BLOCK",
 
 
 @given(data=st.data())
-def test_blocks_are_checked_as_the_whole_is(text, data):
+def test_blocks_are_checked_like_the_whole(text, data):
     raw = bytearray(text.encode())
     with data.draw(BLOCKS):
         assert raw == b"".join(check_blocks(BytesIO(raw)))
@@ -396,7 +396,7 @@ def test_blocks_are_checked_as_the_whole_is(text, data):
 
 
 @given(blocks=BLOCKS)
-def test_blocks_of_any_size_make_the_same_report(lacking, tmp_path_factory, blocks):
+def test_block_size_does_not_change_the_report(lacking, tmp_path_factory, blocks):
     path = tmp_path_factory.getbasetemp() / "blocks.json"
     path.write_text(lacking)
 
@@ -404,7 +404,7 @@ def test_blocks_of_any_size_make_the_same_report(lacking, tmp_path_factory, bloc
         assert lacking == read_report(path).to_json()
 
 
-def test_columns_of_layers_that_earlier_versions_wrote_are_ignored(stored, text, report, capsys):
+def test_layer_columns_from_earlier_versions_are_ignored(stored, text, report, capsys):
     head = text[: text.rindex(',\n"checksum"')].replace(
         '"layers": [', '"layer_columns": {\n  "layer_name": ["x"],\n  "snr_db": [99.0]\n},\n"layers": ['
     )
@@ -416,7 +416,7 @@ def test_columns_of_layers_that_earlier_versions_wrote_are_ignored(stored, text,
     assert "" == capsys.readouterr().err
 
 
-def test_an_interrupted_report_without_layers_is_read(tmp_path):
+def test_interrupted_report_without_layers_is_read(tmp_path):
     weight, computed = {"a.weight": torch.ones(8, 32)}, {"embeddings.position_ids": torch.arange(8).view(1, 8)}
     x, y = write(tmp_path / "x.safetensors", weight | computed), write(tmp_path / "y.safetensors", weight)
     stop = threading.Event()
@@ -424,5 +424,5 @@ def test_an_interrupted_report_without_layers_is_read(tmp_path):
     made = quanterr.compare(x, y, device="cpu", stop=stop)
     (tmp_path / "report.json").write_text(made.to_json())
 
-    assert made.coverage.original_compared_fraction > 0  # of what the model computes
+    assert made.coverage.original_compared_fraction > 0  # the model computes this tensor
     assert not read_report(tmp_path / "report.json").complete

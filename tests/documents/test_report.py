@@ -1,4 +1,4 @@
-"""The report as data: strict JSON that its own schema allows, and that can be read back."""
+"""The report as data: strict JSON that follows its schema and can be read back."""
 
 import json
 
@@ -43,7 +43,7 @@ CONTRACT_LAYER = [
 
 
 def broken(folder):
-    """NaN, a lost scale, a missing tensor, an unknown layout, a hostile name."""
+    """Write a pair with NaN, a lost scale, a missing tensor, an unknown layout and a hostile name."""
     x = original() | {"evil\x1b[31m\n::error::.weight": torch.ones(4, 4), "gone.weight": torch.ones(2, 2)}
     y = quantized(x)
     del y["gone.weight"], y["gone.weight_scale"], y["model.layers.0.self_attn.q_proj.weight_scale"]
@@ -65,7 +65,7 @@ def strangers(folder):
 
 
 def zeros(folder):
-    """All that is undefined: no signal, no element, one element, a constant."""
+    """Write a pair with undefined metrics: no signal, no element, one element, a constant."""
     x = {
         "a.weight": torch.zeros(2, 2),
         "b.weight": torch.ones(0, 3),
@@ -91,17 +91,17 @@ OF_SCALES |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
 
 class TestEveryReport:
-    def test_descriptions_of_the_schema_are_not_indented(self):
+    def test_schema_descriptions_are_not_indented(self):
         schema = Report.json_schema()
         texts = [part.get("description", "") for part in (schema, *schema["$defs"].values())]
 
         assert any("\n" in text for text in texts)
         assert not any(line.startswith(" ") for text in texts for line in text.splitlines())
 
-    def test_is_what_the_schema_allows(self, report):
+    def test_report_follows_its_schema(self, report):
         jsonschema.validate(json.loads(report.to_json()), Report.json_schema(), jsonschema.Draft202012Validator)
 
-    def test_is_strict_ascii_json(self, report):
+    def test_report_is_strict_ascii_json(self, report):
         def refuse(word):
             raise AssertionError(word)
 
@@ -109,10 +109,10 @@ class TestEveryReport:
 
         assert report.to_json().isascii()
 
-    def test_can_be_read_back(self, report):
+    def test_report_can_be_read_back(self, report):
         assert report.to_json() == msgspec.json.decode(report.to_json(), type=Report).to_json()
 
-    def test_puts_every_entry_into_exactly_one_bucket(self, report):
+    def test_every_entry_is_in_exactly_one_bucket(self, report):
         for side, coverage in (
             (report.original, report.coverage.original),
             (report.quantized, report.coverage.quantized),
@@ -120,7 +120,7 @@ class TestEveryReport:
             assert side.tensors == sum(size.tensors for size in coverage.values())
             assert side.bytes == sum(size.bytes for size in coverage.values())
 
-    def test_names_every_metric_that_is_null_because_it_is_undefined(self, report):
+    def test_undefined_metrics_are_named(self, report):
         optional = {
             "saturated_pct",
             "theoretical_sqnr_db",
@@ -135,14 +135,14 @@ class TestEveryReport:
 
             assert null == set(layer.nonfinite)
 
-    def test_passes_only_without_a_reason_against_it(self, report):
+    def test_report_passes_only_without_a_reason_against_it(self, report):
         errors = [finding for finding in report.findings if finding.severity == "error"]
 
         assert (report.verdict == "pass") == (
             not errors and not report.not_compared and bool(report.lossless or report.layers)
         )
 
-    def test_has_the_keys_that_users_have_in_their_scripts(self, report):
+    def test_report_keeps_the_keys_used_in_scripts(self, report):
         fields = json.loads(report.to_json())
 
         assert fields["aggregate"].keys() >= set(CONTRACT_AGGREGATE)
@@ -152,7 +152,7 @@ class TestEveryReport:
             assert layer["original_dtype"].startswith("torch.")
 
 
-def test_a_damaged_checkpoint_is_told_in_full(tmp_path):
+def test_damaged_checkpoint_is_reported_in_full(tmp_path):
     report = quanterr.compare(*broken(tmp_path))
     codes = {finding.code for finding in report.findings}
     buckets = {item.layer_name: item.bucket for item in report.not_compared}
@@ -166,20 +166,20 @@ def test_a_damaged_checkpoint_is_told_in_full(tmp_path):
     ]
 
 
-def test_nothing_in_common_names_the_first_of_both_sides(tmp_path):
+def test_pair_without_common_names_shows_the_first_from_both_sides(tmp_path):
     report = quanterr.compare(*strangers(tmp_path))
 
     assert "nothing matches: the original has a.weight; the quantized checkpoint b.weight" in report.reasons[0]
 
 
-def test_the_same_file_twice_is_noticed(tmp_path):
+def test_same_file_twice_is_noticed(tmp_path):
     report = quanterr.compare(*identical(tmp_path))
 
     assert (0, 3) == (len(report.layers), len(report.lossless))
     assert "identical" in {finding.code for finding in report.findings}
 
 
-def test_rows_are_the_same_kind_of_thing_new_and_read_back(tmp_path):
+def test_rows_have_the_same_type_when_new_and_when_read_back(tmp_path):
     report = quanterr.compare(*pair(tmp_path))
     read = msgspec.json.decode(report.to_json(), type=Report)
 
@@ -187,7 +187,7 @@ def test_rows_are_the_same_kind_of_thing_new_and_read_back(tmp_path):
     assert report.layers == read.layers
 
 
-def test_a_newer_minor_version_can_be_read(tmp_path):
+def test_newer_minor_version_can_be_read(tmp_path):
     fields = json.loads(quanterr.compare(*pair(tmp_path)).to_json())
     fields["from_the_future"] = 1
     fields["layers"][0]["from_the_future"] = 2

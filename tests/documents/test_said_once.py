@@ -1,4 +1,4 @@
-"""Outputs say a reason once: of several candidates, and of gates."""
+"""Outputs state each reason once, for several candidates and for gates."""
 
 import io
 
@@ -49,19 +49,19 @@ def messages_of(document) -> list[str]:
 
 
 @pytest.mark.parametrize(("words", "n"), NAMED)
-def test_a_reason_of_all_candidates_counts_them(words, n):
+def test_reason_shared_by_all_candidates_counts_them(words, n):
     found = {str(k): Verdict("fail", ["too far", *([] if k else ["and more"])], []) for k in range(n)}
 
     assert ("fail", [f"{words}: too far", "0: and more"]) == combine_verdicts(found)
 
 
-def test_some_candidates_are_named_and_one_alone_is():
+def test_few_candidates_are_named():
     assert "a, b" == name_candidates(["a", "b"], 3)
     assert "a" == name_candidates(["a"], 1)
 
 
 @pytest.mark.parametrize("output", [output.name for output in OUTPUTS if output.name in ("md", "csv", "html")])
-def test_the_reasons_of_an_evaluation_name_a_shared_one_once(output):
+def test_shared_reason_in_an_evaluation_is_printed_once(output):
     file = io.StringIO()
     next(one for one in OUTPUTS if one.name == output).write(sample_documents.evaluation(), file)
     header = file.getvalue().partition("wiki.txt")[0]
@@ -72,29 +72,29 @@ def test_the_reasons_of_an_evaluation_name_a_shared_one_once(output):
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
 class TestGates:
-    def test_in_a_terminal(self, kind):
+    def test_gate_reasons_appear_once_in_a_terminal(self, kind):
         document = DOCUMENTS[kind]()
         gates = [line for one in candidates_of(document) for line in format_gates(one.gates)]
         said = terminal(lambda to: show_view(document, to), width=200) + "\n".join(gates)
 
         assert [1] * len(messages_of(document)) == [said.count(message) for message in messages_of(document)]
 
-    def test_in_a_summary(self, kind):
+    def test_gate_reasons_appear_once_in_a_summary(self, kind):
         document = DOCUMENTS[kind]()
         said = "".join(map(format_summary, candidates_of(document))) + format_numbers(document)
 
         assert all(said.count(message) <= 1 for message in messages_of(document))
         assert all(gate.require in said for one in candidates_of(document) for gate in one.gates)
 
-    def test_in_annotations(self, kind):
+    def test_gate_reasons_appear_once_in_annotations(self, kind):
         document = DOCUMENTS[kind]()
         said = "\n".join(line for one in candidates_of(document) for line in make_annotations(one))
 
         assert all(1 == said.count(message) for message in messages_of(document))
 
 
-def test_a_gate_that_cannot_be_judged_is_one_annotation():
-    """It is why the verdict is inconclusive, and the message of a gate."""
+def test_unjudged_gate_is_one_annotation():
+    """It makes the verdict inconclusive and also appears as a gate's message."""
     found = sound_evaluation()
     few = [replace(one, scores=replace(one.scores, chunks=4)) for one in found.candidates[:1]]
     judged = judge(replace(found, candidates=few), require=RULES[:1]).candidates[0]
@@ -104,14 +104,14 @@ def test_a_gate_that_cannot_be_judged_is_one_annotation():
     assert "cannot be judged" in format_summary(judged)
 
 
-def test_a_finding_that_begins_with_its_recipe_names_it_once():
+def test_finding_that_begins_with_its_recipe_names_it_once():
     found = make_finding("fallback_recipe", "info", None, "gguf_q4_k: 2 weights are stored as gguf_q5_0")
     shown = merge_findings([("gguf_q4_k", found), ("plan.json", replace(found, message="another"))], 2).found
 
     assert ["", "plan.json"] == [name for name, _ in shown]
 
 
-def test_junit_says_why_a_report_is_unreliable_in_one_test_only():
+def test_junit_explains_an_unreliable_report_in_one_test_only():
     report = report_of(tiny())
     suite, reason = items.suites(report)[0], report.reasons[0]
 

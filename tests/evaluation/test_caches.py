@@ -1,4 +1,4 @@
-"""Types of the KV cache: values as the runtimes' own code stores them, and evaluations with them."""
+"""Types of the KV cache: values as the runtimes' own code stores them, and evaluations that use them."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,13 @@ from quanterr.evaluation.run import study
 from quanterr.recipes.caches import CACHE_TYPES, UNROTATED, parse_cache
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
-GOLDEN = load_file(Path(__file__).parents[1] / "golden_inputs/caches.safetensors")  # make_caches.py there made it
-ONE, SCALE = torch.ones(()), torch.tensor(0.03)  # of the golden fp8
+GOLDEN = load_file(Path(__file__).parents[1] / "golden_inputs/caches.safetensors")  # made by make_caches.py
+ONE, SCALE = torch.ones(()), torch.tensor(0.03)  # the scale of the golden fp8
 GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
 @pytest.mark.parametrize("name", [*GGML, "int8_token", "fp8_token", "fp8"])
-def test_keys_and_values_equal_those_of_the_runtime(name):
+def test_keys_and_values_equal_the_runtime(name):
     cache = parse_cache(name + (UNROTATED if name in GGML else ""))
 
     for kept in (cache.keys, cache.values):
@@ -35,13 +35,13 @@ def test_kivi_rounds_keys_by_channels_and_values_by_tokens():
 
     assert torch.equal(GOLDEN["int4 k"], cache.keys(y, ONE))
     assert torch.equal(GOLDEN["int4 v"], cache.values(y, ONE))
-    longer = torch.cat([y, y[:, :, :5]], 2)  # the last group of keys is not full, and stays
+    longer = torch.cat([y, y[:, :, :5]], 2)  # the last group of keys is not full and stays unrounded
     assert torch.equal(torch.cat([GOLDEN["int4 k"], y[:, :, :5]], 2), cache.keys(longer, ONE))
 
 
 @pytest.mark.parametrize("name", GGML)
 def test_ggml_stores_rotated_values(name):
-    """Sums of signed multiples of 1/64 are exact, and all codes the same; turning back adds 64 numbers in any order."""
+    """Sums of signed multiples of 1/64 are exact, so all codes agree; rotating back adds 64 numbers in any order."""
     x, expected = GOLDEN["x"], GOLDEN[f"{name} rotated v"]
     found = parse_cache(name).values(x, ONE)
     size = expected.norm(dim=-1, keepdim=True)
@@ -51,8 +51,8 @@ def test_ggml_stores_rotated_values(name):
 
 
 @pytest.mark.parametrize("size", [128, 256])
-def test_keys_are_rotated_over_as_much_of_a_head_as_a_power_of_two_divides(size):
-    """For 128, 1/√128 is rounded, so that sums are: no code of these numbers is so near to another that it matters."""
+def test_keys_are_rotated_over_the_largest_power_of_two_in_a_head(size):
+    """For 128, 1/√128 is rounded, and so are sums; but no code of these numbers is near enough to another to change."""
     expected = GOLDEN[f"q4_0 rotated k {size}"]
     found = parse_cache("q4_0").keys(GOLDEN["x"].view_as(expected), ONE)
     norm = expected.norm(dim=-1, keepdim=True)
@@ -60,7 +60,7 @@ def test_keys_are_rotated_over_as_much_of_a_head_as_a_power_of_two_divides(size)
     assert bool(((found - expected).abs() <= 4 * size * 2.0**-24 * norm).all())
 
 
-def test_heads_that_are_no_multiple_of_64_are_not_rotated():
+def test_heads_that_64_does_not_divide_are_not_rotated():
     x = GOLDEN["x"].view(1, 2, 8, 32)
 
     assert torch.equal(parse_cache("q4_0:unrotated").keys(x, ONE), parse_cache("q4_0").keys(x, ONE))
@@ -83,7 +83,7 @@ def test_scales_calibrated_on_a_chunk_are_its_largest_magnitudes(name, axes):
     assert torch.equal(expected, parse_cache(name).keys(x, ONE))
 
 
-def test_scales_of_fp4_are_of_16_and_32_numbers_of_a_head():
+def test_fp4_scales_cover_16_and_32_numbers():
     x = torch.tensor([6.0, 2.4, -0.2, *[0.0] * 13, 12.0, 5.1, *[0.0] * 14]).view(1, 1, 1, 32)
 
     assert [6.0, 2.0, 0.0, 12.0, 6.0] == parse_cache("nvfp4").keys(x, ONE)[0, 0, 0, [0, 1, 2, 16, 17]].tolist()
@@ -107,7 +107,7 @@ def test_unknown_types_are_refused_before_anything_is_read(given, why):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """With heads of 64: ggml rotates them."""
+    """A model with heads of 64, which ggml rotates."""
     folder = tmp_path_factory.mktemp("caches")
     path = saved("llama", folder / "original", hidden_size=64, num_attention_heads=2, head_dim=64)
     ids(folder)
@@ -115,7 +115,7 @@ def original(tmp_path_factory):
 
 
 def plain(original, name):
-    """The divergence of a plain model with a rounded cache."""
+    """Return the divergence of a plain model with a rounded cache."""
     attention, cache = functional.scaled_dot_product_attention, parse_cache(name)
     chunks = load_file(original.parent / "ids.safetensors")["ids"].view(-1, CONTEXT)
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
@@ -131,8 +131,8 @@ def plain(original, name):
     return float((base.exp() * (base - other)).sum(-1).mean())
 
 
-def test_the_original_alone_gets_a_row_for_each_cache(original):
-    """Each equals a plain model whose attention gets rounded keys and values; weights are read once for all."""
+def test_original_alone_gets_a_row_for_each_cache(original):
+    """Each row equals a plain model whose attention gets rounded keys and values; weights are read once for all."""
     caches = ["q8_0", "q4_0:unrotated", "k=int4,v=fp8_head", "v=q4_0"]
     options = {"tokens": original.parent / "ids.safetensors", "context": CONTEXT, **EXACTLY}
     found = quanterr.evaluate(original, kv=caches, **options)
@@ -149,7 +149,7 @@ def test_the_original_alone_gets_a_row_for_each_cache(original):
     assert all(one.positions for one in found.candidates)
 
 
-def test_the_command_takes_several(original, tmp_path):
+def test_command_takes_several_caches(original, tmp_path):
     tokens = original.parent / "ids.safetensors"
     done = call(
         "evaluate", original, "--against", "int8_row", "--tokens", tokens, "--context", CONTEXT, "--kv", "none",
@@ -165,7 +165,7 @@ def test_the_command_takes_several(original, tmp_path):
     assert written["candidates"][0]["scores"] == written["candidates"][2]["scores"]
 
 
-def test_a_reference_takes_several(original, tmp_path):
+def test_reference_takes_several_caches(original, tmp_path):
     options = {"tokens": original.parent / "ids.safetensors", "context": CONTEXT}
     study(original, save_reference=tmp_path / "reference", **options)
     caches = ["q8_0", "q4_0"]
@@ -197,7 +197,7 @@ def test_latent_keys_are_not_called_emulated(tmp_path):
     assert "keys and values were rounded behind kv_b_proj: runtimes keep what is in front of it" in found.reasons[0]
 
 
-def test_scales_of_heads_are_those_that_the_file_declares(tmp_path):
+def test_head_scales_come_from_the_file(tmp_path):
     original = saved("llama", tmp_path / "original")
     ids(tmp_path)
     path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)

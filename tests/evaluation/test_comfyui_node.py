@@ -1,4 +1,4 @@
-"""The example node of ComfyUI: by its wrapper's contract, its calls give what the model gave the sampler."""
+"""The example node for ComfyUI follows its wrapper's contract and records calls that reproduce the model's outputs."""
 
 import runpy
 from pathlib import Path
@@ -19,7 +19,7 @@ SIGMAS = [1.0, 0.75, 0.5]
 
 
 class Patcher:
-    """As comfy.model_patcher.ModelPatcher: a copy that keeps a wrapper."""
+    """Stands in for comfy.model_patcher.ModelPatcher: a copy that keeps a wrapper."""
 
     def clone(self):
         return Patcher()
@@ -39,7 +39,7 @@ def saved(name, folder, **changed):
 
 
 def flux(model):
-    """ComfyUI's call of FLUX by diffusers' own pipeline: latents (n, c, h, w) in and out."""
+    """Call FLUX as ComfyUI does, by diffusers' own pipeline: latents (n, c, h, w) in and out."""
     pipeline = diffusers.FluxPipeline
 
     def apply(x, sigma, c_crossattn, y, guidance, **_):
@@ -63,7 +63,7 @@ def sd3(model):
 
 
 @pytest.mark.parametrize(("family", "make"), [("FLUX.1", flux), ("SD3", sd3)])
-def test_recorded_calls_give_what_the_model_gave(family, make, tmp_path):
+def test_recorded_calls_reproduce_the_model_output(family, make, tmp_path):
     changed = {"in_channels": 16, "out_channels": 16} if family == "FLUX.1" else {}
     model = saved(family, tmp_path / "original", **changed)
     apply, conditionings, shape = make(model)

@@ -1,4 +1,4 @@
-"""Another model as draft for speculative decoding, against plain transformers: how much of what it says is accepted."""
+"""A draft model for speculative decoding: how many of its tokens are accepted, compared with plain transformers."""
 
 import json
 import random
@@ -17,7 +17,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 CONTEXT = 16
 FLOAT64 = 1e-9  # both sides compute in float64
 WORDS = 91  # tokens of the tokenizer
-SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 92}  # fewer rows of no token than the original's 96
+SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 92}  # fewer unused rows than the original's 96
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,14 @@ def evaluation(made):
 
 
 def distributions(folder, chunks, rows):
-    """What a plain model predicts for the second half of each chunk, of the first rows of its head."""
+    """Return a plain model's predictions for the second half of each chunk, from the first rows of its head."""
     model = auto_of("llama").from_pretrained(folder, dtype=torch.float64).eval()
     with torch.inference_mode():
         return model(input_ids=chunks).logits[:, CONTEXT // 2 : -1, :rows].softmax(-1)
 
 
-def test_acceptance_is_what_rejection_sampling_accepts_of_a_plain_model(made, evaluation):
-    """Leviathan et al. 2023: x ~ q is accepted with probability min(1, p(x) / q(x))."""
+def test_acceptance_equals_rejection_sampling_with_a_plain_model(made, evaluation):
+    """By Leviathan et al. (2023), x ~ q is accepted with probability min(1, p(x) / q(x))."""
     folder, original, draft = made
     chunks = torch.tensor([int(word[1:]) for word in (folder / "text").read_text().split()]).view(-1, CONTEXT)
     p, q = (distributions(each, chunks, SMALL["vocab_size"]) for each in (original, draft))
@@ -63,7 +63,7 @@ def test_acceptance_is_what_rejection_sampling_accepts_of_a_plain_model(made, ev
     assert pytest.approx(kld, rel=FLOAT64) == found.scores.kld_mean
 
 
-def test_a_draft_changes_no_number_of_candidates_beside_it(made, evaluation):
+def test_draft_does_not_change_other_candidates(made, evaluation):
     folder, original, _ = made
     alone = quanterr.evaluate(original, against="int4_g32", text=folder / "text", context=CONTEXT, dtype="float64")
 
@@ -71,7 +71,7 @@ def test_a_draft_changes_no_number_of_candidates_beside_it(made, evaluation):
     assert 0.5 < alone.candidates[0].scores.acceptance < 1
 
 
-def test_a_draft_of_the_original_itself_is_always_accepted(made):
+def test_original_as_its_own_draft_is_always_accepted(made):
     folder, original, _ = made
     copy = shutil.copytree(original, folder / "copy")
     found = quanterr.evaluate(original, draft=copy, text=folder / "text", context=CONTEXT).candidates[0].scores
@@ -80,7 +80,7 @@ def test_a_draft_of_the_original_itself_is_always_accepted(made):
     assert 0 == found.kld_mean
 
 
-def test_the_command_shows_it_first_and_gates_judge_it(made, tmp_path):
+def test_command_shows_the_draft_first_and_gates_judge_it(made, tmp_path):
     folder, original, draft = made
     done = call(
         "evaluate", original, "--draft", draft, "--text", folder / "text", "--context", CONTEXT,
@@ -123,7 +123,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "why"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
-def test_another_vocabulary_and_another_kind_of_model_are_refused(made, tmp_path, change, why):
+def test_another_vocabulary_or_model_kind_is_refused(made, tmp_path, change, why):
     folder, original, draft = made
     change(shutil.copytree(draft, tmp_path / "small"))
 
@@ -131,7 +131,7 @@ def test_another_vocabulary_and_another_kind_of_model_are_refused(made, tmp_path
         quanterr.evaluate(original, draft=tmp_path / "small", text=folder / "text", context=CONTEXT)
 
 
-def test_without_tokenizers_the_sizes_must_agree_and_nothing_is_certain(tmp_path):
+def test_drafts_without_tokenizers_must_agree_in_size_and_are_inconclusive(tmp_path):
     original, draft = saved("llama", tmp_path / "original"), saved("llama", tmp_path / "small", num_hidden_layers=1)
     tokens = ids(tmp_path)
     found = quanterr.evaluate(original, draft=draft, tokens=tokens, context=CONTEXT)
@@ -143,7 +143,7 @@ def test_without_tokenizers_the_sizes_must_agree_and_nothing_is_certain(tmp_path
         quanterr.evaluate(original, draft=few, tokens=tokens, context=CONTEXT)
 
 
-def test_a_draft_that_is_not_finite_has_no_scores(made, tmp_path):
+def test_draft_that_is_not_finite_has_no_scores(made, tmp_path):
     folder, original, draft = made
     broken = shutil.copytree(draft, tmp_path / "small")
     tensors = stored(broken)
@@ -155,7 +155,7 @@ def test_a_draft_that_is_not_finite_has_no_scores(made, tmp_path):
     assert "small, draft: not finite from model.norm on" == found.reasons[0]
 
 
-def test_a_draft_needs_the_original(made, tmp_path):
+def test_draft_needs_the_original(made, tmp_path):
     folder, _, draft = made
 
     with pytest.raises(UsageError, match="draft: needs the original, and reference has none of its weights"):

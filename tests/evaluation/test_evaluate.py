@@ -1,4 +1,4 @@
-"""Evaluation by the original's own architecture, against plain transformers with the same dequantized weights."""
+"""Evaluation by the original's own architecture, compared with plain transformers and the same dequantized weights."""
 
 import json
 import math
@@ -36,7 +36,7 @@ EXACTLY = {"dtype": "float64", "batch": 3}
 
 
 def candidate(folder, recipe=quantized_fp8):
-    """A quantized copy of a saved model, and one with its values as plain weights."""
+    """Write a quantized copy of a saved model, and one with the same values as plain weights."""
     written, values = quantized_by(recipe, stored(folder))
     found = []
     for name, tensors in (("quantized", written), ("plain", values)):
@@ -49,7 +49,7 @@ def candidate(folder, recipe=quantized_fp8):
 
 
 def plain(name, folder, chunks, dtype=torch.float64):
-    """What transformers computes with everything in memory."""
+    """Return the results of transformers with everything in memory."""
     model = auto_of(name).from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
     with torch.inference_mode():
         if name == "t5":
@@ -62,7 +62,7 @@ def plain(name, folder, chunks, dtype=torch.float64):
 
 
 def expected(name, x, y, chunks):
-    """Perplexities and divergence by the definitions."""
+    """Return perplexities and divergence by their definitions."""
     half = chunks.shape[1] // 2
     rows, targets = (slice(None), chunks[:, half:]) if name == "t5" else (slice(half, -1), chunks[:, half + 1 :])
     log_p, log_q = (each[:, rows].double().log_softmax(-1) for each in (x, y))
@@ -71,22 +71,22 @@ def expected(name, x, y, chunks):
 
 
 def float32_allows(largest):
-    """How far log-probabilities may be apart in two orders of adding up, for logits up to ``largest``.
+    """Return how far log-probabilities may differ between two orders of summation, for logits up to ``largest``.
 
-    A logit passes through some 20 sums of at most 64 products each, one behind the other; each rounding is at most half
-    of 2^-23 of the logit's size, and as many of one sign as of the other: √(20 · 64), six times over to be sure.
+    A logit passes through some 20 sums of at most 64 products each, one after the other; each rounding is at most half
+    of 2^-23 of the logit's size and has either sign equally often: √(20 · 64), six times over to be sure.
     """
     return 6 * 2.0**-24 * largest * math.sqrt(20 * 64)
 
 
 def addresses():
-    """How many bytes of addresses this process has."""
+    """Return how many bytes of addresses this process has."""
     return int(STATM.read_text().split()[0]) * mmap.PAGESIZE
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """A Llama in shards, with a quantized copy and the same as plain weights, and tokens."""
+    """A Llama in shards, its quantized copy, the same values as plain weights, and tokens."""
     folder = tmp_path_factory.mktemp("llama")
     original = saved("llama", folder / "original", shard="40KB")
     quantized, values = candidate(original)
@@ -99,7 +99,7 @@ def evaluation(llama):
     return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
 
 
-def test_weights_of_another_model_are_told(llama, evaluation, tmp_path):
+def test_weights_from_another_model_are_noticed(llama, evaluation, tmp_path):
     original, quantized, _, tokens = llama
     shutil.copytree(quantized, tmp_path / "other")
     generator = torch.Generator().manual_seed(9)
@@ -117,7 +117,7 @@ def test_weights_of_another_model_are_told(llama, evaluation, tmp_path):
 
 
 def test_many_micro_batches_start_no_thread(llama, monkeypatch):
-    """A container may allow a few hundred."""
+    """A container may allow only a few hundred threads."""
     monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread"))
     original, quantized, _, tokens = llama
 
@@ -125,8 +125,8 @@ def test_many_micro_batches_start_no_thread(llama, monkeypatch):
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="this system does not say how many addresses a process has")
-def test_a_model_without_weights_takes_no_addresses_for_them():
-    """Which a limit of memory would count: 24 layers of 64 MB each would have taken most of their 1.5 GB."""
+def test_model_without_weights_reserves_no_addresses_for_them():
+    """A memory limit would count these addresses: 24 layers of 64 MB each would take most of their 1.5 GB."""
     from transformers import LlamaConfig
 
     shape = {"vocab_size": 64, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8}
@@ -140,7 +140,7 @@ def test_a_model_without_weights_takes_no_addresses_for_them():
 
 class TestArchitectures:
     @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
-    def test_predictions_are_those_of_plain_transformers(self, name, tmp_path):
+    def test_predictions_equal_plain_transformers(self, name, tmp_path):
         original = saved(name, tmp_path / "original")
         quantized, values = candidate(original)
         tokens = ids(tmp_path)
@@ -156,8 +156,8 @@ class TestArchitectures:
         assert all(weight.output_error is not None for weight in found.candidates[0].weights)
 
     @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba", "t5"])
-    def test_in_float32_they_differ_by_what_float32_allows(self, name, tmp_path):
-        """With another size of batches and another way through experts: sums in another order."""
+    def test_predictions_in_float32_differ_by_rounding_only(self, name, tmp_path):
+        """Other batch sizes and another path through experts add up sums in another order."""
         original = saved(name, tmp_path / "original")
         quantized, values = candidate(original)
         tokens = ids(tmp_path)
@@ -170,7 +170,7 @@ class TestArchitectures:
         assert pytest.approx(want[:2], rel=off) == (scores.ppl_original, scores.ppl)
         assert pytest.approx(want[2], abs=off) == scores.kld_mean
 
-    def test_embeddings_are_those_of_plain_transformers(self, tmp_path):
+    def test_embeddings_equal_plain_transformers(self, tmp_path):
         original = saved("bert", tmp_path / "original")
         quantized, values = candidate(original)
         tokens = ids(tmp_path, 160)
@@ -185,7 +185,7 @@ class TestArchitectures:
         assert pytest.approx(float((y - x).norm() / x.norm()), rel=FLOAT64) == got.relative_error
         assert 0.9 < got.rank_correlation <= 1
 
-    def test_two_candidates_share_a_pass_and_give_what_each_gives_alone(self, tmp_path):
+    def test_two_candidates_in_one_pass_give_the_same_results_as_separately(self, tmp_path):
         original = saved("llama tied", tmp_path / "original")
         first, _ = candidate(original)
         second = first.rename(tmp_path / "fp8")
@@ -197,7 +197,7 @@ class TestArchitectures:
         assert ["fp8", "quantized"] == [each.name for each in both.candidates]
         assert alone.candidates[0] == both.candidates[1]
 
-    def test_an_original_against_itself_is_the_same(self, llama, tmp_path):
+    def test_original_against_itself_is_the_same(self, llama, tmp_path):
         original, *_, tokens = llama
         copy = shutil.copytree(original, tmp_path / "copy")
         found = quanterr.evaluate(original, [copy], tokens=tokens, context=CONTEXT).candidates[0]
@@ -207,8 +207,8 @@ class TestArchitectures:
         assert {0.0} == {weight.output_error for weight in found.weights}
 
 
-def test_a_head_that_only_the_quantized_side_stores_is_its_own(tmp_path):
-    """The original ties it to the embedding; here it is quantized, and the embedding is not."""
+def test_head_stored_only_by_the_quantized_side_is_used(tmp_path):
+    """The original ties the head to its embedding; here the head is quantized and the embedding is not."""
     original = saved("llama tied", tmp_path / "original")
     tensors = stored(original)
     codes, scale = quantized_fp8(tensors["model.embed_tokens.weight"])
@@ -233,7 +233,7 @@ def test_a_head_that_only_the_quantized_side_stores_is_its_own(tmp_path):
 
 
 class TestOutputErrors:
-    def test_are_exact_with_the_inputs_that_the_weight_has(self, llama, evaluation):
+    def test_output_errors_are_exact_for_the_actual_inputs(self, llama, evaluation):
         original, _, values, tokens = llama
         name = "model.layers.1.mlp.down_proj.weight"
         inputs = []
@@ -250,8 +250,8 @@ class TestOutputErrors:
         assert (96, "model.layers.1") == (found.inputs, found.block)
 
     @pytest.mark.parametrize("rows", [256, 12, 5], ids=["many inputs", "some wait for others", "all wait to the end"])
-    def test_are_the_same_by_the_matrix_of_inputs_in_blocks_or_whole_and_by_the_outputs(self, monkeypatch, rows):
-        """Two weights share their inputs; one of them is used once more with others."""
+    def test_output_errors_are_the_same_from_inputs_and_from_outputs(self, monkeypatch, rows):
+        """Two weights share their inputs; one of them is used a second time with other inputs."""
         module = torch.nn.ModuleDict({name: torch.nn.Linear(16, 64, bias=False) for name in "ab"}).double()
         unit = Unit("u", module)
         errors = {slot.name: 0.01 * numbers(64, 16, seed=n).double() for n, slot in enumerate(unit.slots)}
@@ -279,15 +279,15 @@ class TestOutputErrors:
 
         for ways in found:
             assert pytest.approx(want, rel=FLOAT64) == ways
-        assert [0, 1, 4] == blocks  # all ways were taken
+        assert [0, 1, 4] == blocks  # all ways were used
 
-    def test_shares_of_a_block_are_one_together(self, evaluation):
+    def test_shares_within_a_block_add_up_to_one(self, evaluation):
         weights = evaluation.candidates[0].weights
         for block in {weight.block for weight in weights} - {"model.embed_tokens", "lm_head"}:
             shares = [weight.share_of_block for weight in weights if weight.block == block]
             assert pytest.approx(1) == sum(shares)
 
-    def test_the_largest_comes_first(self, evaluation):
+    def test_largest_output_error_comes_first(self, evaluation):
         errors = [weight.output_error for weight in evaluation.candidates[0].weights]
 
         assert errors == sorted(errors, reverse=True)
@@ -316,7 +316,7 @@ class TestOutputErrors:
             ("gpt2", "transformer.h.0.mlp.c_fc", "transformer.h.0.mlp.c_fc.weight"),  # stored [in, out]
         ],
     )
-    def test_saliency_is_what_the_variance_of_the_inputs_makes_it(self, kind, module, name, tmp_path):
+    def test_saliency_follows_the_input_variance(self, kind, module, name, tmp_path):
         original, tokens, path = saved(kind, tmp_path / "original"), ids(tmp_path), tmp_path / "s.json"
         study(original, tokens=tokens, context=CONTEXT, saliency_out=path, saliency=5, **EXACTLY)
         inputs = []
@@ -336,13 +336,13 @@ class TestOutputErrors:
         assert pytest.approx(float(share), rel=2.0**-22) == found["weight_share"]  # three roundings to float32
 
     @pytest.mark.parametrize("percent", [0, 101])
-    def test_saliency_is_a_share(self, llama, tmp_path, percent):
+    def test_saliency_must_be_a_share(self, llama, tmp_path, percent):
         with pytest.raises(UsageError, match="--saliency"):
             study(llama[0], tokens=llama[3], saliency_out=tmp_path / "s.json", saliency=percent)
 
 
 class TestTokens:
-    def test_the_first_of_a_chunk_is_what_the_tokenizer_puts_there_and_targets_stay(self, llama):
+    def test_first_token_in_a_chunk_comes_from_the_tokenizer_and_targets_stay(self, llama):
         from quanterr.evaluation.texts.tokens import Text, chunks_of
 
         given, raw, *_ = chunks_of(Text(torch.arange(40), "x", 7), 16, None, 96)
@@ -351,7 +351,7 @@ class TestTokens:
         assert [0, 16] == raw[:, 0].tolist()
         assert torch.equal(given[:, 1:], raw[:, 1:])
 
-    def test_a_text_goes_through_the_tokenizer_of_the_original(self, llama, tmp_path):
+    def test_text_goes_through_the_original_tokenizer(self, llama, tmp_path):
         original, quantized, *_ = llama
         folder = shutil.copytree(original, tmp_path / "original")
         with_words(folder)
@@ -364,7 +364,7 @@ class TestTokens:
         assert found.candidates[0].scores == same.candidates[0].scores
         assert (found.tokens.sha256, 3, 45) == (same.tokens.sha256, found.tokens.chunks, found.tokens.scored)
 
-    def test_of_a_long_text_the_beginning_gives_the_same_tokens(self, llama, tmp_path):
+    def test_beginning_gives_the_same_tokens_as_a_long_text(self, llama, tmp_path):
         from quanterr.evaluation.models.folder import ModelFolder
         from quanterr.evaluation.texts.tokens import read_text
 
@@ -384,14 +384,14 @@ class TestGates:
         original, quantized, _, tokens = llama
         return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, require=require, **EXACTLY)
 
-    def test_of_the_end_of_an_interval_need_enough_chunks(self, llama):
+    def test_gates_on_interval_ends_need_enough_chunks(self, llama):
         found = self.evaluated(llama, "upper(kld_mean) <= 1e9", "kld_mean <= 1e9")
         gate, other = found.candidates[0].gates
 
         assert ("inconclusive", "fail", "pass") == (found.verdict, gate.status, other.status)
         assert "cannot be judged: upper() needs at least 8 chunks of text, found " in found.reasons[0]
 
-    def test_hold_or_not_by_value_and_by_the_end_of_the_interval(self, llama, evaluation):
+    def test_gates_judge_the_value_and_the_interval_end(self, llama, evaluation):
         kld, error = (evaluation.candidates[0].value(name) for name in ("kld_mean", "kld_mean_chunk_se"))
         own = max(error, evaluation.candidates[0].value("kld_mean_se"))
         between = kld + own
@@ -413,11 +413,11 @@ class TestGates:
             ("upper(kld_max) <= 1", "kld_max has no standard error"),
         ],
     )
-    def test_that_are_none_cost_no_run(self, tmp_path, rule, told):
+    def test_invalid_gates_cost_no_run(self, tmp_path, rule, told):
         with pytest.raises(UsageError, match=told.replace("(", r"\(").replace("?", r"\?")):
             quanterr.evaluate(tmp_path / "nowhere", ["x"], tokens="none", require=[rule])
 
-    def test_of_what_an_encoder_does_not_have_do_not_hold(self, tmp_path):
+    def test_gates_on_values_that_an_encoder_lacks_fail(self, tmp_path):
         original = saved("bert", tmp_path / "original")
         quantized, _ = candidate(original)
         found = quanterr.evaluate(
@@ -427,16 +427,16 @@ class TestGates:
         assert ["fail", "pass"] == [gate.status for gate in found.candidates[0].gates]
 
 
-class TestWhatIsWrong:
+class TestInvalidInputs:
     def edited(self, llama, tmp_path, change):
-        """A copy of the quantized side, changed."""
+        """Evaluate a changed copy of the quantized side."""
         folder = shutil.copytree(llama[1], tmp_path / "edited")
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
         save_file(tensors, folder / "model.safetensors")
         return quanterr.evaluate(llama[0], [folder], tokens=llama[3], context=CONTEXT)
 
-    def test_a_missing_weight_is_taken_from_the_original_and_that_is_inconclusive(self, llama, tmp_path):
+    def test_missing_weight_is_taken_from_the_original_and_inconclusive(self, llama, tmp_path):
         name = "model.layers.0.mlp.up_proj.weight"
         found = self.edited(llama, tmp_path, lambda tensors: (tensors.pop(name), tensors.pop(f"{name}_scale")))
         (candidate,) = found.candidates
@@ -445,7 +445,7 @@ class TestWhatIsWrong:
         assert f"1 tensor taken from the original: {name}" in found.reasons[0]
         assert candidate.scores is not None
 
-    def test_nan_is_inconclusive_and_the_first_block_that_has_it_is_named(self, llama, tmp_path):
+    def test_nan_is_inconclusive_and_its_first_block_is_named(self, llama, tmp_path):
         def spoil(tensors):
             tensors["model.layers.1.input_layernorm.weight"][3] = float("nan")
 
@@ -455,14 +455,14 @@ class TestWhatIsWrong:
         assert None is found.candidates[0].scores
         json.loads(found.to_json())
 
-    def test_a_tensor_that_takes_no_part_is_inconclusive(self, llama, tmp_path):
+    def test_unused_tensor_is_inconclusive(self, llama, tmp_path):
         bias = "model.layers.0.mlp.up_proj.bias"
         found = self.edited(llama, tmp_path, lambda tensors: tensors.update({bias: torch.ones(48)}))
 
         assert "inconclusive" == found.verdict
         assert f"1 tensor of the candidate not used: {bias}" in found.reasons[0]
 
-    def test_a_perplexity_beyond_all_numbers_is_not_finite(self, llama, tmp_path):
+    def test_overflowing_perplexity_is_not_finite(self, llama, tmp_path):
         def blow_up(tensors):
             tensors["lm_head.weight"] *= 1e6
 
@@ -471,7 +471,7 @@ class TestWhatIsWrong:
         assert ("inconclusive", "the perplexity") == (found.verdict, found.candidates[0].not_finite)
         json.loads(found.to_json())
 
-    def test_the_original_must_have_all_that_its_config_asks_for(self, llama, tmp_path):
+    def test_original_must_have_every_tensor_its_config_needs(self, llama, tmp_path):
         folder = shutil.copytree(llama[2], tmp_path / "original")
         tensors = load_file(folder / "model.safetensors")
         del tensors["model.norm.weight"]
@@ -480,7 +480,7 @@ class TestWhatIsWrong:
         with pytest.raises(CheckpointError, match=r"lacks model\.norm\.weight, which the model of config\.json has"):
             quanterr.evaluate(folder, [llama[1]], tokens=llama[3], context=CONTEXT)
 
-    def test_a_weight_of_another_shape_is_named_with_both(self, llama, tmp_path):
+    def test_weight_with_another_shape_is_named_with_both_shapes(self, llama, tmp_path):
         folder = shutil.copytree(llama[2], tmp_path / "original")
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
@@ -495,14 +495,14 @@ class TestWhatIsWrong:
             ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, "this is a quantized model"),
         ],
     )
-    def test_a_config_that_cannot_be_used_is_named(self, llama, tmp_path, fields, told):
+    def test_unusable_config_is_named(self, llama, tmp_path, fields, told):
         folder = shutil.copytree(llama[0], tmp_path / "original")
         (folder / "config.json").write_text(json.dumps(fields))
 
         with pytest.raises(CheckpointError, match=told):
             quanterr.evaluate(folder, [llama[1]], tokens=llama[3])
 
-    def test_no_config_no_tokenizer_and_too_little_text_are_sentences(self, llama, tmp_path):
+    def test_missing_config_or_tokenizer_or_too_little_text_is_explained(self, llama, tmp_path):
         original, quantized, _, tokens = llama
         (tmp_path / "t.txt").write_text("some text")
         (tmp_path / "latin.txt").write_bytes("für".encode("latin-1"))
@@ -531,7 +531,7 @@ class TestWhatIsWrong:
         with pytest.raises(UsageError, match="give a text with text or chat, or token ids with tokens"):
             quanterr.evaluate(original, [quantized])
 
-    def test_a_model_that_wants_more_than_tokens_is_told(self, llama, tmp_path, monkeypatch):
+    def test_model_that_needs_more_than_tokens_is_an_error(self, llama, tmp_path, monkeypatch):
         from transformers import LlamaForCausalLM
 
         def picky(self, *args, **kwargs):
@@ -541,7 +541,7 @@ class TestWhatIsWrong:
         with pytest.raises(CheckpointError, match="LlamaForCausalLM cannot read tokens alone: You have to specify"):
             quanterr.evaluate(llama[0], [llama[1]], tokens=llama[3], context=CONTEXT)
 
-    def test_a_run_that_is_stopped_has_no_result_and_leaves_no_thread(self, llama):
+    def test_stopped_run_has_no_result_and_leaves_no_thread(self, llama):
         stop = threading.Event()
         before = threading.active_count()
         stop.set()
@@ -571,7 +571,7 @@ class TestTasks:
         found = quanterr.evaluate(original, [quantized], tokens=ids(folder), context=CONTEXT, tasks=[path])
         return found, questions, original, values
 
-    def test_answers_are_those_of_plain_transformers(self, made):
+    def test_answers_equal_plain_transformers(self, made):
         found, questions, *folders = made
         answers = []
         for folder in folders:
@@ -594,14 +594,14 @@ class TestTasks:
         assert (sum(right[0]) / 12, sum(right[1]) / 12) == (task.accuracy_original, task.accuracy)
         assert sum(x == y for x, y in zip(*answers, strict=True)) / 12 == task.agreement
 
-    def test_gates_may_ask_for_the_least_of_them(self, made):
+    def test_gates_may_ask_for_the_worst_task(self, made):
 
         found = judge(made[0], require=["agreement >= 0", "accuracy > 1"])
 
         assert ["pass", "fail"] == [gate.status for gate in found.candidates[0].gates]
 
     @pytest.mark.parametrize(("lost", "won", "p"), [(0, 0, 1), (5, 5, 1), (0, 5, 0.0625), (1, 9, 0.021484375)])
-    def test_the_p_is_exact(self, lost, won, p):
+    def test_mcnemar_p_is_exact(self, lost, won, p):
         from quanterr.evaluation.texts.tasks import mcnemar
 
         assert p == mcnemar(lost, won) == mcnemar(won, lost)
@@ -619,19 +619,19 @@ class TestTasks:
             ("", "holds no question"),
         ],
     )
-    def test_what_is_no_question_is_told(self, llama, tmp_path, line, told):
+    def test_invalid_question_is_an_error(self, llama, tmp_path, line, told):
         (tmp_path / "t.jsonl").write_text(line)
         with pytest.raises(UsageError, match=told):
             quanterr.evaluate(llama[0], [llama[1]], tokens=llama[3], context=CONTEXT, tasks=[tmp_path / "t.jsonl"])
 
 
 class TestHarness:
-    """As lm-evaluation-harness calls a model: with requests that have args."""
+    """lm-evaluation-harness calls a model with requests that have args."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def sides(cls, tmp_path_factory):
-        """A model with a tokenizer, its quantized copy, and that as plain weights."""
+        """A model with a tokenizer, its quantized copy, and the same values as plain weights."""
         folder = tmp_path_factory.mktemp("harness")
         original = saved("llama", folder / "original")
         with_words(original)
@@ -642,7 +642,7 @@ class TestHarness:
         with torch.inference_mode():
             return model(torch.tensor([words])).logits[0]
 
-    def test_likelihoods_are_those_of_plain_transformers(self, sides):
+    def test_likelihoods_equal_plain_transformers(self, sides):
         from quanterr.lm_eval import StreamedModel
 
         original, quantized, values = sides
@@ -657,7 +657,7 @@ class TestHarness:
                 assert pytest.approx(want, rel=FLOAT64) == total
                 assert greedy == bool((logits.argmax(-1) == targets).all())
 
-    def test_a_text_is_scored_behind_its_first_token(self, sides):
+    def test_text_is_scored_after_its_first_token(self, sides):
         from quanterr.lm_eval import StreamedModel
 
         words = list(range(3, 40))
@@ -668,7 +668,7 @@ class TestHarness:
 
         assert pytest.approx(float(logits.gather(1, torch.tensor(words[1:])[:, None]).sum()), rel=FLOAT64) == found
 
-    def test_it_does_not_generate(self, sides):
+    def test_harness_does_not_generate(self, sides):
         from quanterr.lm_eval import StreamedModel
 
         with pytest.raises(UsageError, match="does not generate"):
@@ -683,10 +683,10 @@ NO_TEXTS = {
 
 
 class TestTexts:
-    """Ids that are no text give small intervals, and no information."""
+    """Ids that do not form a text give small intervals but no information."""
 
     @pytest.mark.parametrize("case", NO_TEXTS)
-    def test_that_are_none_are_inconclusive(self, llama, tmp_path, case):
+    def test_invalid_texts_are_inconclusive(self, llama, tmp_path, case):
         ids, told = NO_TEXTS[case]
         save_file({"ids": ids}, tmp_path / "ids.safetensors")
         found = quanterr.evaluate(llama[0], [llama[1]], tokens=tmp_path / "ids.safetensors", context=16, **EXACTLY)
@@ -694,22 +694,22 @@ class TestTexts:
         assert "inconclusive" == found.verdict
         assert any(told in reason for reason in found.reasons), found.reasons
 
-    def test_that_are_none_are_told_where_the_original_is_measured_alone(self, llama, tmp_path, caplog):
+    def test_invalid_texts_are_logged_where_the_original_is_measured_alone(self, llama, tmp_path, caplog):
         ids, told = NO_TEXTS["constant"]
         save_file({"ids": ids}, tmp_path / "ids.safetensors")
         quanterr.evaluation.run.study(
             llama[0], tokens=tmp_path / "ids.safetensors", context=16, importance_out=tmp_path / "i.gguf", **EXACTLY
         )
 
-        assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]  # its chunks are all the same, too
+        assert ["ERROR"] * 2 == [record.levelname for record in caplog.records]  # its chunks are also all the same
         assert told in caplog.text
 
 
 class TestModel:
-    """What a candidate's files say of its model, which is run as the original's say."""
+    """A candidate's files describe its model, which is run as the original's files describe it."""
 
     def copied(self, folder, to, **config):
-        """A candidate with a configuration and a tokenizer of its own."""
+        """Copy a model with these changes to its configuration and a tokenizer of words."""
         shutil.copytree(folder, to)
         fields = json.loads((to / "config.json").read_text())
         (to / "config.json").write_text(json.dumps(fields | config))
@@ -734,14 +734,14 @@ class TestModel:
         return found, found.candidates[0].findings
 
     @pytest.mark.parametrize(("rules", "verdict"), [((), "pass"), (("kld_mean <= 1",), "inconclusive")])
-    def test_the_original_itself_is_told_and_passes_no_gate(self, llama, rules, verdict):
+    def test_original_as_candidate_is_reported_and_passes_no_gate(self, llama, rules, verdict):
         evaluation, (found,) = self.evaluated(llama, llama[0], llama[0], *rules)
 
         assert ("identical", "warning") == (found.code, found.severity)
         assert verdict == evaluation.verdict
         assert not rules or ["original: " + found.message] == evaluation.reasons
 
-    def test_the_same_model_is_judged(self, llama, original, quantized):
+    def test_same_model_is_judged(self, llama, original, quantized):
         evaluation, findings = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
 
         assert ("pass", []) == (evaluation.verdict, findings)
@@ -755,7 +755,7 @@ class TestModel:
             ("rope_parameters", {"rope_theta": 7}),
         ],
     )
-    def test_another_configuration_is_told_and_passes_no_gate(self, llama, original, quantized, key, value):
+    def test_another_configuration_is_reported_and_passes_no_gate(self, llama, original, quantized, key, value):
         fields = json.loads((quantized / "config.json").read_text())
         (quantized / "config.json").write_text(json.dumps(fields | {key: value}))
         evaluation, (found,) = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
@@ -763,7 +763,7 @@ class TestModel:
         assert ("config_mismatch", "warning") == (found.code, found.severity)
         assert ("inconclusive", [f"quantized: {found.message}"]) == (evaluation.verdict, evaluation.reasons)
 
-    def test_another_tokenizer_is_told_and_passes_no_gate(self, llama, original, quantized):
+    def test_another_tokenizer_is_reported_and_passes_no_gate(self, llama, original, quantized):
         fields = json.loads((quantized / "tokenizer.json").read_text())
         fields["model"]["vocab"] |= {"w7": 8, "w8": 7}
         (quantized / "tokenizer.json").write_text(json.dumps(fields))
@@ -772,14 +772,14 @@ class TestModel:
         assert "is another tokenizer than the original's" in found.message
         assert "inconclusive" == evaluation.verdict
 
-    def test_a_tokenizer_that_is_written_otherwise_is_the_same(self, llama, original, quantized):
+    def test_tokenizer_written_otherwise_is_the_same(self, llama, original, quantized):
         fields = json.loads((quantized / "tokenizer.json").read_text())
         del fields["padding"], fields["truncation"]
         (quantized / "tokenizer.json").write_text(json.dumps(fields, indent=7, sort_keys=True))
 
         assert [] == self.evaluated(llama, original, quantized)[1]
 
-    def test_a_stored_evaluation_is_judged_alike(self, llama, tmp_path):
+    def test_stored_evaluation_is_judged_the_same(self, llama, tmp_path):
         evaluation, _ = self.evaluated(llama, llama[0], llama[0])
         evaluation.save(tmp_path / "e.json")
         again = judge(quanterr.read_document(str(tmp_path / "e.json")), require=["kld_mean <= 1"])
@@ -788,10 +788,10 @@ class TestModel:
 
 
 class TestUnknown:
-    """A text of words that the tokenizer does not know."""
+    """A text contains words that the tokenizer does not know."""
 
     @pytest.mark.parametrize(("unknown", "verdict"), [(9, "pass"), (11, "inconclusive")])
-    def test_more_than_a_tenth_of_it_is_inconclusive(self, llama, tmp_path, unknown, verdict):
+    def test_more_than_a_tenth_unknown_tokens_is_inconclusive(self, llama, tmp_path, unknown, verdict):
         original = TestModel().copied(llama[0], tmp_path / "original")
         fields = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
         (original / "tokenizer_config.json").write_text(json.dumps(fields))
@@ -805,7 +805,7 @@ class TestUnknown:
 
 
 class TestMassiveActivations:
-    def test_spread_is_that_of_the_inputs_of_plain_transformers(self, evaluation, llama):
+    def test_spread_equals_the_inputs_in_plain_transformers(self, evaluation, llama):
         import transformers
 
         original, _, _, tokens = llama
@@ -825,8 +825,8 @@ class TestMassiveActivations:
         assert spreads.pop("model.embed_tokens.weight") is None
         assert want == pytest.approx(spreads, rel=FLOAT64)
 
-    def test_a_token_far_above_others_is_a_finding(self, tmp_path):
-        """Only token 7 has the first number of its embedding, which an mlp squares."""
+    def test_outstanding_token_is_a_finding(self, tmp_path):
+        """Only token 7 has the first number of its embedding, which an MLP squares."""
         original = saved("llama", tmp_path / "original")
         tensors = stored(original)
         embedding = tensors["model.embed_tokens.weight"]
@@ -850,7 +850,7 @@ class TestMassiveActivations:
 
 
 @pytest.mark.parametrize(("context", "read"), [(16, 4), (300, 4), (512, 2), (4096, 2)])
-def test_the_floor_reads_chunks_until_they_have_a_thousand_tokens(context, read):
+def test_floor_reads_chunks_until_they_have_a_thousand_tokens(context, read):
     given = torch.zeros(1, context)
     batches = [Batch(n, given, given, context, n, n) for n in range(6)]
     architecture = SimpleNamespace(workload=CAUSAL)

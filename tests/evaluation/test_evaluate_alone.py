@@ -1,7 +1,7 @@
-"""GGUF files without the folder of their original: config, weights and tokenizer follow from the file.
+"""GGUF files without the folder of their original: config, weights and tokenizer are derived from the file.
 
-The files are those of llama.cpp's converter (golden conversions), with random weights: what the model of the file
-computes is what transformers computes from the folder that was converted.
+The files come from llama.cpp's converter (golden conversions), with random weights: the model in the file must
+compute the same as transformers does from the folder that was converted.
 """
 
 import json
@@ -43,13 +43,13 @@ FLOAT64 = 1e-9
 # Factors of rotations are stored as float32, norms after the addition of one, and decays of linear attention, which
 # transformers computes in float32, as their exponentials.
 FLOAT32 = 1e-5
-# What no file holds, as llama.cpp computes it for each model of the architecture.
+# Values missing from every file, as llama.cpp computes them for each model of the architecture.
 ASSUMED = {"norm_topk_prob": True, "query_pre_attn_scalar": 32}
 TOKENS = torch.randint(3, 96, (2, 100), generator=torch.Generator().manual_seed(1))  # longer than any window
 
 
 def converted(name, folder, quantization="F32", **changed):
-    """The folder of an original, and its file."""
+    """Return the folder of an original and its converted file."""
     conversion = read_conversion(f"llama.cpp-{name}")
     config = conversion.config
     text = config.get("text_config", config)
@@ -60,17 +60,17 @@ def converted(name, folder, quantization="F32", **changed):
 
 
 def of_folder(folder):
-    """The logits or hidden states that transformers computes."""
+    """Return the logits or hidden states that transformers computes."""
     [name] = json.loads((folder / "config.json").read_text())["architectures"]
     if (kind := getattr(transformers, name, None)) is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     model = kind.from_pretrained(folder, dtype=torch.float64).eval()
-    model.config.get_text_config()._experts_implementation = "eager"  # the usual one has no float64
+    model.config.get_text_config()._experts_implementation = "eager"  # the usual implementation has no float64
     return computed(model)
 
 
 def of_file(path):
-    """The logits or hidden states of the model of a file."""
+    """Return the logits or hidden states of the model in a file."""
     with open_checkpoint(path) as checkpoint:
         original = as_original(checkpoint, None)
         with model_folder(original) as folder:
@@ -93,10 +93,10 @@ def computed(model):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_model_of_a_file_computes_what_the_original_computes(name, tmp_path):
+def test_model_from_a_file_computes_the_same_as_the_original(name, tmp_path):
     folder, path = converted(name, tmp_path)
     want, found = of_folder(folder), of_file(path)
-    want = want[..., : found.shape[-1]]  # a file of Gemma 3 has no rows of no token
+    want = want[..., : found.shape[-1]]  # a Gemma 3 file has no rows without a token
     exact = not name.startswith(("gemma", "llama3", "qwen3_5"))
     torch.testing.assert_close(found, want, rtol=0, atol=(FLOAT64 if exact else FLOAT32) * float(want.abs().max()))
 
@@ -113,7 +113,7 @@ TEXTS = [
 
 @pytest.fixture(params=GOLDEN)
 def tokenizers(request, tmp_path):
-    """A tokenizer of a folder as it is published, and that of the file that llama.cpp's converter made of it."""
+    """A tokenizer from a folder as published, and the one from the file that llama.cpp's converter made of it."""
     golden = GOLDEN[request.param]
     folders = tmp_path / "published", tmp_path / "made"
     made = tokenizer_files(
@@ -126,7 +126,7 @@ def tokenizers(request, tmp_path):
     return [tokenizer_of(ModelFolder(folder, str(folder))) for folder in folders]
 
 
-def test_a_files_tokenizer_gives_the_same_tokens(tokenizers):
+def test_tokenizer_from_a_file_gives_the_same_tokens(tokenizers):
     want = tokenizers[0]
     special = [token for token in want.all_special_tokens if token in want.get_vocab()]
     texts = [*TEXTS, "".join(TEXTS), *(f"a{token}  {token} b" for token in special), "<think> </think>"]
@@ -159,7 +159,7 @@ def test_a_files_tokenizer_gives_the_same_tokens(tokenizers):
         ("smollm3", {}, "no config follows from the metadata of the architecture smollm3 yet"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(name, changed, said, tmp_path):
+def test_unsupported_metadata_is_refused_by_name(name, changed, said, tmp_path):
     _, path = converted(name, tmp_path, **changed)
     with open_checkpoint(path) as checkpoint, pytest.raises(quanterr.CheckpointError) as found:
         as_original(checkpoint, None)
@@ -167,7 +167,7 @@ def test_what_is_not_understood_is_refused_by_name(name, changed, said, tmp_path
     assert "with --config FOLDER" in str(found.value)
 
 
-def test_what_transformers_refuses_is_an_error_of_the_file(tmp_path):
+def test_metadata_refused_by_transformers_is_an_error(tmp_path):
     _, path = converted("llama", tmp_path, **{"llama.attention.head_count": 3})
     with open_checkpoint(path) as checkpoint, pytest.raises(quanterr.CheckpointError, match="transformers refuses it"):
         as_original(checkpoint, None)
@@ -183,19 +183,19 @@ def test_what_transformers_refuses_is_an_error_of_the_file(tmp_path):
         ({"tokenizer.ggml.token_type": (1,)}, "has not one type for each of"),
     ],
 )
-def test_a_tokenizer_that_is_not_known_is_refused_by_name(changed, said):
+def test_unknown_tokenizer_is_refused_by_name(changed, said):
     keys = {key: tuple(value) if isinstance(value, list) else value for key, value in GOLDEN["smollm"]["keys"].items()}
     with pytest.raises(ValueError, match=re.escape(said)):
         tokenizer_files(keys | changed)
 
 
-def test_a_text_is_refused_where_no_tokenizer_follows(tmp_path):
+def test_text_is_refused_where_a_file_has_no_tokenizer(tmp_path):
     _, path = converted("llama", tmp_path)
     with pytest.raises(quanterr.CheckpointError, match=r"tokens is missing; .* --config FOLDER, or token ids with --t"):
         quanterr.evaluate(path, text=__file__, against="int8_row")
 
 
-def test_a_config_that_is_given_takes_the_place_of_the_metadata(tmp_path):
+def test_given_config_replaces_the_metadata(tmp_path):
     folder, path = converted("smollm3", tmp_path)
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
     (tmp_path / "config").mkdir()
@@ -208,8 +208,8 @@ def test_a_config_that_is_given_takes_the_place_of_the_metadata(tmp_path):
         quanterr.evaluate(path, config=tmp_path / "config", text=__file__, against="int8_row")
 
 
-def test_a_file_of_llama_cpp_has_the_perplexity_that_llama_cpp_prints():
-    """All of the file is llama.cpp's own: its metadata, its conversion and its quantization."""
+def test_perplexity_equals_the_number_printed_by_llama_cpp():
+    """The whole file comes from llama.cpp: its metadata, its conversion and its quantization."""
     found = quanterr.evaluate(
         PERPLEXITY / "q4_0.gguf", against="int8_row", tokens=PERPLEXITY / "ids.safetensors", context=64
     )
@@ -221,7 +221,7 @@ CHAT = '{"messages": [{"role": "user", "content": "Is it there?"}, {"role": "ass
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory):
-    """A folder with a tokenizer, and a file of the same model, both in Q8_0's values; and a text and conversations."""
+    """A folder with a tokenizer and a file of the same model, both with Q8_0's values, and a text and conversations."""
     folder = tmp_path_factory.mktemp("alone")
     golden = GOLDEN["smollm"]
     saved("llama", folder / "original", vocab_size=432)
@@ -251,7 +251,7 @@ LLAMA_KEYS = {
 }  # fmt: skip
 
 
-def test_an_evaluation_of_a_file_alone_is_that_beside_its_folder(sides):
+def test_file_alone_is_evaluated_as_with_its_folder(sides):
     options = {"text": sides / "text.txt", "chat": sides / "chat.jsonl", "context": 32, "against": "int8_row"}
     want, found = (quanterr.evaluate(sides / name, **options) for name in ("original", "model.gguf"))
     assert (found.verdict, found.tokens.sha256, found.model) == ("pass", want.tokens.sha256, want.model)
@@ -262,14 +262,14 @@ def test_an_evaluation_of_a_file_alone_is_that_beside_its_folder(sides):
         assert one.scores.kld_mean > 1e-6
 
 
-def test_blocks_that_predict_further_tokens_take_no_part(tmp_path):
+def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
     (_, path), (_, candidate) = (converted("qwen3_5", tmp_path / kind, kind) for kind in ("F32", "Q8_0"))
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
     found = quanterr.evaluate(path, candidate, tokens=tmp_path / "ids.safetensors", context=16)
     assert (found.verdict, found.candidates[0].missing) == ("pass", [])
 
 
-def test_a_plan_of_a_file_alone_is_verified_and_names_its_tensors(sides, tmp_path):
+def test_plan_for_a_file_alone_is_verified_and_names_its_tensors(sides, tmp_path):
     options = {"text": sides / "text.txt", "context": 32}
     study(sides / "model.gguf", sensitivity=tmp_path / "s.json", **options)
     plan = quanterr.plan(

@@ -1,4 +1,4 @@
-"""Denoisers on recorded calls, against diffusers' own forward with the same dequantized weights."""
+"""Denoisers on recorded calls, compared with diffusers' own forward and the same dequantized weights."""
 
 import json
 import runpy
@@ -43,7 +43,7 @@ MODELS = {
 
 
 def inputs_of(name, seed):
-    """Tensors of a call, and its other arguments."""
+    """Return the tensors of a call and its other arguments."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
@@ -84,7 +84,7 @@ def saved(name, folder):
 
 
 def recorded(name, path, number_of_calls=6, **changed):
-    """A file of calls, two groups of them."""
+    """Write a file of calls in two groups."""
     tensors, said = {}, {}
     for number in range(number_of_calls):
         own, plain = inputs_of(name, number)
@@ -96,7 +96,7 @@ def recorded(name, path, number_of_calls=6, **changed):
 
 
 def fp8_scaled(tensors):
-    """ComfyUI's scaled FP8, and the values that it stands for."""
+    """Return ComfyUI's scaled FP8 and the values it stands for."""
     written, values = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}, dict(tensors)
     for name, tensor in tensors.items():
         written[name] = tensor
@@ -109,7 +109,7 @@ def fp8_scaled(tensors):
 
 
 def errors(model, values, name, calls):
-    """Of each call, by diffusers' own forward."""
+    """Return the error of each call by diffusers' own forward."""
     found = []
     base = {key: value.clone() for key, value in model.state_dict().items()}
     for number in range(calls):
@@ -127,7 +127,7 @@ def errors(model, values, name, calls):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_output_errors_are_those_of_diffusers_own_forward(name, tmp_path):
+def test_output_errors_equal_diffusers_own_forward(name, tmp_path):
     model = saved(name, tmp_path / "original")
     written, values = fp8_scaled(load_file(next((tmp_path / "original").glob("*.safetensors"))))
     save_file(written, tmp_path / "fp8.safetensors")
@@ -155,7 +155,7 @@ def test_output_errors_are_those_of_diffusers_own_forward(name, tmp_path):
         ),
     ],
 )
-def test_calls_of_another_model_are_refused(changed, says, tmp_path):
+def test_calls_for_another_model_are_refused(changed, says, tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1, **changed)
 
@@ -163,7 +163,7 @@ def test_calls_of_another_model_are_refused(changed, says, tmp_path):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=inputs)
 
 
-def test_a_call_that_lacks_an_argument_is_refused(tmp_path):
+def test_call_without_a_needed_argument_is_refused(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     save_file({"0000/timestep": torch.ones(1)}, tmp_path / "inputs.safetensors")
 
@@ -171,7 +171,7 @@ def test_a_call_that_lacks_an_argument_is_refused(tmp_path):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "inputs.safetensors")
 
 
-def test_shapes_that_do_not_fit_are_wrong_usage(tmp_path):
+def test_unsuitable_shapes_are_wrong_usage(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     own, _ = inputs_of("FluxTransformer2DModel", 0)
     tensors = {f"a/{key}": value.contiguous() for key, value in own.items()} | {"a/hidden_states": torch.ones(1, 16, 5)}
@@ -181,7 +181,7 @@ def test_shapes_that_do_not_fit_are_wrong_usage(tmp_path):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "inputs.safetensors")
 
 
-def test_a_text_is_no_input_of_a_denoiser(tmp_path):
+def test_denoiser_refuses_a_text(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     (tmp_path / "text").write_text("words")
 
@@ -189,7 +189,7 @@ def test_a_text_is_no_input_of_a_denoiser(tmp_path):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], text=tmp_path / "text")
 
 
-def test_a_model_that_diffusers_lacks_is_named(tmp_path):
+def test_model_missing_from_diffusers_is_named(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     path = tmp_path / "original" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"_class_name": "Flux9Transformer2DModel"}))
@@ -199,7 +199,7 @@ def test_a_model_that_diffusers_lacks_is_named(tmp_path):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=inputs)
 
 
-def test_an_original_that_gives_zeros_has_no_error_to_be_measured(tmp_path):
+def test_original_with_zero_outputs_is_an_error(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     path = next((tmp_path / "original").glob("*.safetensors"))
     tensors = load_file(path)
@@ -211,7 +211,7 @@ def test_an_original_that_gives_zeros_has_no_error_to_be_measured(tmp_path):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "other.safetensors"], inputs=inputs)
 
 
-def test_every_output_says_how_far_the_outputs_are_apart(tmp_path):
+def test_every_output_states_the_output_error(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 2)
     found = quanterr.evaluate(
@@ -225,7 +225,7 @@ def test_every_output_says_how_far_the_outputs_are_apart(tmp_path):
     assert "pass" == found.verdict
 
 
-def test_what_the_example_records_is_what_the_model_was_called_with(tmp_path):
+def test_example_records_the_actual_model_inputs(tmp_path):
     name = "QwenImageTransformer2DModel"
     model = saved(name, tmp_path / "original")
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "capture_inputs.py"))
@@ -255,7 +255,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_models_of_transformers_take_calls(name, tmp_path):
+def test_transformers_models_take_calls(name, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     fields, shapes = OTHERS[name]
     kind = getattr(transformers, name)
@@ -295,7 +295,7 @@ def test_models_of_transformers_take_calls(name, tmp_path):
     assert ("calls", name, "pass") == (found.kind, found.model, found.verdict)
 
 
-def test_a_language_model_takes_calls_or_a_text(tmp_path):
+def test_language_model_takes_calls_or_a_text(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     transformers.BertModel(transformers.BertConfig(**SMALL | {"vocab_size": 50})).save_pretrained(tmp_path / "original")
     save_file({"0/pixel_values": torch.ones(1)}, tmp_path / "calls.safetensors")
@@ -317,7 +317,7 @@ def test_timesteps_stay_exact_in_the_floor():
     assert torch.bfloat16 == hidden.to(torch.bfloat16).dtype
 
 
-class TestTheFloor:
+class TestFloor:
     @staticmethod
     def evaluated(tmp_path, stored, name="SD3Transformer2DModel", **options):
         model = saved(name, tmp_path / "float32").to(stored)
@@ -326,8 +326,8 @@ class TestTheFloor:
         return model, quanterr.evaluate(tmp_path / "original", against=["int8_row"], inputs=inputs, **options)
 
     @pytest.mark.parametrize("name", ["SD3Transformer2DModel", "FluxTransformer2DModel"])
-    def test_is_the_original_in_its_own_dtype_against_float32(self, name, tmp_path, monkeypatch):
-        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # with bfloat16 in the CPU, it rounds its own sums
+    def test_floor_is_the_original_in_its_own_dtype_against_float32(self, name, tmp_path, monkeypatch):
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # bfloat16 support in the CPU rounds its own sums
         model, found = self.evaluated(tmp_path, torch.bfloat16, name)
         expected = []
         for number in range(3):
@@ -341,11 +341,11 @@ class TestTheFloor:
                 x = model.float()(**own, **plain).sample.double()
             expected.append(float((y - x).square().sum() / x.square().sum()))
 
-        mean = sum(expected) / 3  # the side in bfloat16 is the same code with the same roundings
+        mean = sum(expected) / 3  # the bfloat16 side is the same code with the same roundings
         assert mean == pytest.approx(found.floor.outputs.output_error, rel=of_squared_error(mean))
         assert ("bfloat16", None, 3) == (found.floor.dtype, found.floor.reason, found.floor.outputs.calls)
 
-    def test_is_in_every_table_and_names_who_is_below_it(self, tmp_path):
+    def test_floor_is_in_every_table_and_names_candidates_below_it(self, tmp_path):
         _, found = self.evaluated(tmp_path, torch.bfloat16)
         found.candidates[0].outputs.output_error = found.floor.outputs.output_error / 2
         text = format_numbers(found)
@@ -361,13 +361,13 @@ class TestTheFloor:
             (torch.bfloat16, {"dtype": "bfloat16"}, "both sides compute in 16 bits: --dtype float32 measures it"),
         ],
     )
-    def test_says_why_there_is_none(self, tmp_path, dtype, options, says):
+    def test_missing_floor_states_its_reason(self, tmp_path, dtype, options, says):
         _, found = self.evaluated(tmp_path, dtype, **options)
 
         assert (None, says) == (found.floor.outputs, found.floor.reason)
         assert f"no floor: {says}" in format_numbers(found)
 
-    def test_that_fails_ends_nothing_else(self, tmp_path):
+    def test_failed_floor_ends_nothing_else(self, tmp_path):
         _, found = self.evaluated(tmp_path, torch.float16)
         model = saved("SD3Transformer2DModel", tmp_path / "large")
         model.proj_out.weight.data.mul_(1e6).clamp_(-6e4, 6e4)

@@ -1,4 +1,4 @@
-"""The evaluate and ppl commands as their users call them, and the outputs of an evaluation."""
+"""The evaluate and ppl commands as users call them, and the outputs of an evaluation."""
 
 import base64
 import csv
@@ -28,7 +28,7 @@ SUFFIXES = ("json", "jsonl", "csv", "html", "md", "xml")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A small model, its quantized copy, and tokens; with the outputs of an evaluation."""
+    """A small model, its quantized copy and tokens, with the outputs of an evaluation."""
     path = tmp_path_factory.mktemp("evaluate")
     saved("llama", path / "original")
     written, _ = quantized_by(quantized_fp8, stored(path / "original"))
@@ -49,7 +49,7 @@ def done(folder):
 
 
 class TestCommand:
-    def test_shows_numbers_blocks_weights_and_the_answer_last(self, done):
+    def test_command_shows_numbers_blocks_weights_and_the_answer_last(self, done):
         lines = done.stdout.splitlines()
 
         assert Status.OK == done.returncode, done.stderr
@@ -61,13 +61,13 @@ class TestCommand:
         assert any(line.startswith("PASS (exit 0): quantized: KLD ") for line in lines)
         assert "wrote e.json, e.jsonl, e.csv, e.html, e.md, e.xml" in lines
 
-    def test_a_gate_that_does_not_hold_is_1(self, folder):
+    def test_failed_gate_exits_with_1(self, folder):
         done = evaluate(folder, "quantized", "--require", "kld_mean <= 1e-9", "-q")
 
         assert Status.GATE_FAILED == done.returncode
         assert "" == done.stdout
 
-    def test_json_is_what_the_library_gives(self, folder):
+    def test_json_equals_the_library_result(self, folder):
         found = json.loads(evaluate(folder, "quantized", "--json").stdout)
         same = quanterr.evaluate(
             folder / "original", [folder / "quantized"], tokens=folder / "ids.safetensors", context=32
@@ -76,13 +76,13 @@ class TestCommand:
         assert ("quanterr.evaluation", "1.4") == (found["schema"], found["schema_version"])
         assert json.loads(same.to_json())["candidates"][0]["scores"] == found["candidates"][0]["scores"]
 
-    def test_without_tokens_or_text_it_is_wrong_usage(self, folder):
+    def test_missing_tokens_and_text_are_wrong_usage(self, folder):
         done = call("evaluate", "original", "quantized", cwd=folder)
 
         assert Status.USAGE == done.returncode
         assert "give a text with --text FILE or --chat FILE, or token ids" in done.stderr
 
-    def test_an_output_that_cannot_be_written_costs_no_run(self, folder, tmp_path):
+    def test_unwritable_output_costs_no_run(self, folder, tmp_path):
         for words, status, told in (
             (("--sensitivity", "missing/s.json"), Status.ENVIRONMENT, "--sensitivity missing/s.json: no such folder"),
             (
@@ -96,11 +96,11 @@ class TestCommand:
             assert (status, "") == (refused.returncode, refused.stdout)
             assert told in refused.stderr
 
-    def test_of_no_candidate_is_a_sentence(self, folder):
+    def test_evaluation_without_a_candidate_is_an_error(self, folder):
         with pytest.raises(UsageError, match="no candidate is given"):
             quanterr.evaluate(folder / "original", [], tokens=folder / "ids.safetensors", context=32)
 
-    def test_a_missing_tensor_is_4_and_partial_is_allowed(self, folder, tmp_path):
+    def test_missing_tensor_exits_with_4_and_partial_is_allowed(self, folder, tmp_path):
         shutil.copytree(folder / "quantized", tmp_path / "less")
         tensors = stored(tmp_path / "less")
         del tensors["model.norm.weight"]
@@ -109,14 +109,14 @@ class TestCommand:
         assert Status.INCONCLUSIVE == evaluate(folder, tmp_path / "less", "-q").returncode
         assert Status.OK == evaluate(folder, tmp_path / "less", "-q", "--allow-partial").returncode
 
-    def test_without_transformers_the_extra_is_named(self, folder):
+    def test_missing_transformers_extra_is_named(self, folder):
         before = "import sys; sys.modules['transformers'] = None"
         done = evaluate(folder, "quantized", before=before)
 
         assert Status.USAGE == done.returncode
         assert 'quanterr: evaluate needs transformers and greenlet: pip install "quanterr[evaluate]"\n' == done.stderr
 
-    def test_ctrl_c_ends_it_without_a_result(self, folder):
+    def test_ctrl_c_ends_the_command_without_a_result(self, folder):
         before = (
             "import os, signal\nfrom quanterr.evaluation.running.stepping import Stream\nrun = Stream.run\n"
             "def interrupted(*a):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return run(*a)\n"
@@ -141,7 +141,7 @@ class TestCommand:
 class TestDiff:
     @pytest.fixture
     def newer(self, folder, done, tmp_path):
-        """The same with half the divergence, a little less agreement, and another error of one weight."""
+        """The same evaluation with half the divergence, a little less agreement, and another error of one weight."""
         found = quanterr.read_document(str(folder / "e.json"))
         own = found.candidates[0]
         own.scores.kld_mean *= 0.3
@@ -151,7 +151,7 @@ class TestDiff:
         found.save(tmp_path / "newer.json")
         return tmp_path / "newer.json"
 
-    def test_says_what_changed_by_more_than_chance(self, folder, newer):
+    def test_diff_names_changes_beyond_chance(self, folder, newer):
         told = call("diff", "-v", folder / "e.json", newer)
         first = quanterr.read_document(str(newer)).candidates[0].weights[0]
 
@@ -163,7 +163,7 @@ class TestDiff:
         assert re.search(rf"\n\| {re.escape(first.layer_name)} .* × 2 \|\n", told.stdout), told.stdout
         assert "\n1 weight new\n" in told.stdout
 
-    def test_as_json(self, folder, newer, tmp_path):
+    def test_diff_is_written_as_json(self, folder, newer, tmp_path):
         told = call("diff", folder / "e.json", newer, "--json", "-o", tmp_path / "d.json")
         found = json.loads(told.stdout)
         metrics = {change["metric"]: change for change in found["candidates"][0]["metrics"]}
@@ -174,7 +174,7 @@ class TestDiff:
         assert (True, "worse") == (metrics["top1"]["chance"], metrics["top1"]["word"])
         assert ["renamed.weight"] == found["candidates"][0]["added"]
 
-    def test_of_other_tokens_is_refused_or_forced(self, folder, newer, tmp_path):
+    def test_diff_with_other_tokens_is_refused_or_forced(self, folder, newer, tmp_path):
         found = quanterr.read_document(str(newer))
         found.tokens.sha256 = "0" * 64
         found.save(tmp_path / "other.json")
@@ -194,7 +194,7 @@ class TestDiff:
 
 
 class TestGate:
-    def test_judges_a_stored_evaluation(self, folder, done, tmp_path):
+    def test_gate_judges_a_stored_evaluation(self, folder, done, tmp_path):
         good = call("gate", folder / "e.json", "--require", "top1 >= 0.1", "-o", tmp_path / "judged.json")
         bad = call("gate", folder / "e.json", "--require", "kld_mean <= 1e-9")
 
@@ -205,7 +205,7 @@ class TestGate:
             g.require for g in quanterr.read_document(str(tmp_path / "judged.json")).candidates[0].gates
         ]
 
-    def test_holds_it_against_an_earlier_one(self, folder, done, tmp_path):
+    def test_gate_compares_with_an_earlier_evaluation(self, folder, done, tmp_path):
         found = quanterr.read_document(str(folder / "e.json"))
         found.candidates[0].scores.kld_mean *= 0.8
         better = tmp_path / "better.json"
@@ -219,7 +219,7 @@ class TestGate:
         delta = call("gate", folder / "e.json", "--baseline", better, "--require", "delta(top1) >= 0")
         assert Status.OK == delta.returncode
 
-    def test_of_other_tokens_is_no_baseline(self, folder, done, tmp_path):
+    def test_evaluation_with_other_tokens_cannot_be_a_baseline(self, folder, done, tmp_path):
         found = quanterr.read_document(str(folder / "e.json"))
         found.tokens.sha256 = "0" * 64
         other = tmp_path / "other.json"
@@ -230,7 +230,7 @@ class TestGate:
         assert "--baseline: another text: only evaluations of the same text" in refused.stderr
         assert Status.USAGE == call("gate", folder / "e.json", "--require", "delta(top1) >= 0").returncode
 
-    def test_rules_of_a_file_have_names_severities_and_reasons(self, folder, done, tmp_path):
+    def test_rules_from_a_file_have_names_severities_and_reasons(self, folder, done, tmp_path):
         path = tmp_path / "thresholds.toml"
         rules = 'id = "small"\nrequire = "kld_mean <= 1e-9"\nseverity = "warn"\nreason = "as it was"\n'
         path.write_text(f'schema = 1\n[[rule]]\n{rules}[[rule]]\nid = "same"\nrequire = "top1 >= 0.1"\n')
@@ -251,14 +251,14 @@ class TestGate:
             ('schema = 1\n[[rule]]\nid = "a"\nrequire = "top1 >= 0"\nlayer = []\n', "unknown key layer"),
         ],
     )
-    def test_a_file_with_anything_else_is_refused(self, folder, done, tmp_path, text, told):
+    def test_thresholds_file_with_unknown_content_is_refused(self, folder, done, tmp_path, text, told):
         (tmp_path / "t.toml").write_text(text)
         refused = call("gate", folder / "e.json", "--thresholds", tmp_path / "t.toml")
 
         assert Status.USAGE == refused.returncode
         assert told in refused.stderr
 
-    def test_json_and_quiet(self, folder, done):
+    def test_gate_writes_json_and_keeps_quiet(self, folder, done):
         judged = call("gate", folder / "e.json", "--require", "kld_mean <= 1e-9", "--json", "-q", "--color", "always")
 
         found = json.loads(judged.stdout)
@@ -266,7 +266,7 @@ class TestGate:
         assert ("quanterr.gate", "fail") == (found["schema"], found["verdict"])
         assert ["kld_mean <= 1e-9"] == [gate["require"] for gate in found["candidates"][0]["gates"]]
 
-    def test_partial_is_allowed_on_request(self, folder, done, tmp_path):
+    def test_partial_evaluation_is_allowed_on_request(self, folder, done, tmp_path):
         found = quanterr.read_document(str(folder / "e.json"))
         found.candidates[0].verdict = "inconclusive"
         replace(found, verdict="inconclusive").save(tmp_path / "partial.json")
@@ -275,11 +275,11 @@ class TestGate:
         assert Status.INCONCLUSIVE == call(*words).returncode
         assert Status.OK == call(*words, "--allow-partial").returncode
 
-    def test_refuses_what_is_for_reports(self, folder, done):
+    def test_rules_for_reports_are_refused(self, folder, done):
         for words in ((), ("--thresholds", "fp8"), ("--require", "snr_db >= 30")):
             assert Status.USAGE == call("gate", folder / "e.json", *words).returncode
 
-    def test_an_edited_one_is_told(self, folder, done, tmp_path):
+    def test_edited_evaluation_is_reported(self, folder, done, tmp_path):
         text, rule = (folder / "e.json").read_text(), ("--require", "kld_mean <= 1")
         assert "warning" not in call("gate", folder / "e.json", *rule).stderr
         for name, edited, told in (
@@ -294,7 +294,7 @@ class TestGate:
             judged = call("gate", tmp_path / f"{name}.json", *rule)
             assert (Status.OK, True) == (judged.returncode, f"{name}.json: {told}" in judged.stderr), judged.stderr
 
-    def test_a_damaged_one_is_unreadable(self, folder, done, tmp_path):
+    def test_damaged_evaluation_is_unreadable(self, folder, done, tmp_path):
         text = (folder / "e.json").read_text()
         for n, damaged in enumerate((text[:-200], text.replace('"kld_mean":', '"kld_mean":"x","y":', 1))):
             path = tmp_path / f"{n}.json"
@@ -303,7 +303,7 @@ class TestGate:
 
 
 class TestMerge:
-    def test_a_page_of_both_has_scores_and_output_errors(self, folder, done, tmp_path):
+    def test_merged_page_has_scores_and_output_errors(self, folder, done, tmp_path):
         report, page = tmp_path / "report.json", tmp_path / "page.html"
         call("compare", folder / "original", folder / "quantized", "-o", report, "-q")
         made = call("render", report, "--evaluation", folder / "e.json", "-o", page, "-o", tmp_path / "report.csv")
@@ -317,7 +317,7 @@ class TestMerge:
         assert ["output_error"] == data["evaluated"]
         assert 16 == len(known)
 
-    def test_of_another_pair_or_into_something_else_is_refused(self, folder, done, tmp_path):
+    def test_merging_another_pair_or_into_another_output_is_refused(self, folder, done, tmp_path):
         report = tmp_path / "report.json"
         call("compare", folder / "original", folder / "original", "-o", report, "-q")
         other = call("render", report, "--evaluation", folder / "e.json", "-o", tmp_path / "page.html")
@@ -329,7 +329,7 @@ class TestMerge:
         assert not (tmp_path / "page.html").exists()
 
 
-def test_the_schema_holds_what_is_written(folder, done):
+def test_schema_accepts_written_evaluations(folder, done):
     import jsonschema
 
     schema = json.loads(call("schema", "evaluation").stdout)
@@ -345,17 +345,17 @@ class TestOutputs:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _written(cls, done):
-        """The files are there."""
+        """Make sure that the outputs exist."""
 
     def text(self, folder, suffix):
         return (folder / f"e.{suffix}").read_text()
 
-    def test_json_is_read_again(self, folder):
+    def test_json_can_be_read_back(self, folder):
         found = quanterr.read_document(str(folder / "e.json"))
 
         assert found.to_json() == self.text(folder, "json")
 
-    def test_jsonl_says_how_many_weights_follow(self, folder):
+    def test_jsonl_starts_with_the_number_of_weights(self, folder):
         first, *weights = map(json.loads, self.text(folder, "jsonl").splitlines())
 
         assert first["records"]["weight"] == len(weights) == 16
@@ -374,14 +374,14 @@ class TestOutputs:
         assert "| `quantized` |" in self.text(folder, "md")
         assert ("quantized", "2") == (root[0].get("name"), root.get("tests"))
 
-    def test_the_page_has_the_caveat_and_a_link_to_the_worst(self, folder):
+    def test_page_has_the_caveat_and_a_link_to_the_worst(self, folder):
         text = self.text(folder, "html")
 
         assert text.startswith("<!DOCTYPE html>\n<!-- quanterr.evaluation -->")
         assert "activations are not quantized" in text
         assert 'class="layer"' in text
 
-    def test_a_notebook_shows_a_line_and_a_table(self, folder):
+    def test_notebook_shows_a_line_and_a_table(self, folder):
         found = quanterr.read_document(str(folder / "e.json"))
 
         assert repr(found).startswith("<quanterr.Evaluation pass: ")
@@ -390,7 +390,7 @@ class TestOutputs:
 
 
 class TestFindings:
-    """What a candidate is, or says of its model, is in every output."""
+    """Every output shows findings about a candidate and its model."""
 
     TOLD = "nothing differs from the original; is this the quantized checkpoint?"
 
@@ -400,22 +400,22 @@ class TestFindings:
         words = [word for suffix in SUFFIXES for word in ("-o", f"f.{suffix}")]
         return evaluate(folder, "original", *words)
 
-    def test_the_terminal_shows_it_before_the_answer(self, done):
+    def test_terminal_shows_the_finding_before_the_answer(self, done):
         assert any(line.startswith(f"warning: {self.TOLD}") for line in done.stdout.splitlines()[:-1])
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
-    def test_and_so_does_each_file(self, folder, done, suffix):
+    def test_each_file_shows_the_finding(self, folder, done, suffix):
         assert Status.OK == done.returncode
         assert self.TOLD in (folder / f"f.{suffix}").read_text()
 
-    def test_csv_has_a_line_for_it(self, folder, done):
+    def test_csv_has_a_line_for_the_finding(self, folder, done):
         rows = list(csv.DictReader((folder / "f.csv").read_text().splitlines()))
 
         assert [("original", "identical", self.TOLD)] == [
             (row["candidate"], row["name"], row["reason"]) for row in rows if row["list"] == "findings"
         ]
 
-    def test_gates_of_the_command_are_inconclusive(self, folder, done):
+    def test_finding_makes_gates_inconclusive(self, folder, done):
         assert Status.INCONCLUSIVE == evaluate(folder, "original", "--require", "kld_mean <= 1", "-q").returncode
         assert Status.INCONCLUSIVE == call("gate", "f.json", "--require", "kld_mean <= 1", cwd=folder).returncode
         assert (
@@ -436,17 +436,17 @@ class TestPpl:
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         return str(path)
 
-    def test_every_form_is_read(self, tmp_path):
+    def test_every_form_of_log_probabilities_is_read(self, tmp_path):
         assert [[-1.0, -2.0]] * 5 == read_logprobs(self.written(tmp_path / "a.jsonl", *self.FORMS))
 
-    def test_is_the_exponential_of_the_mean_with_its_error(self, tmp_path):
+    def test_perplexity_is_the_exponential_mean_with_its_error(self, tmp_path):
         found = compute_perplexity("x", [[-1.0, -2.0], [-3.0]])
 
         assert pytest.approx(math.exp(2)) == found.ppl
         assert pytest.approx(math.exp(2) * math.sqrt(2 / 3 / 2)) == found.ppl_se
         assert (3, 2) == (found.tokens, found.chunks)
 
-    def test_a_ratio_counts_that_tokens_are_the_same(self):
+    def test_ratio_uses_the_same_tokens(self):
         found = compute_ratio([[-1.5, -2.5], [-3.5]], [[-1.0, -2.0], [-3.0]])
 
         assert pytest.approx((0.5, 0.0, math.exp(0.5))) == tuple(found)
@@ -464,12 +464,12 @@ class TestPpl:
             ('{"choices": [{"text": "x"}]}', "ask the server for logprobs"),
         ],
     )
-    def test_what_is_none_is_told(self, tmp_path, line, told):
+    def test_invalid_log_probabilities_are_an_error(self, tmp_path, line, told):
         (tmp_path / "x.jsonl").write_text(line)
         with pytest.raises(ReportError, match=told):
             read_logprobs(str(tmp_path / "x.jsonl"))
 
-    def test_the_command_shows_both_and_the_ratio(self, tmp_path):
+    def test_ppl_command_shows_both_and_the_ratio(self, tmp_path):
         paths = [self.written(tmp_path / f"{n}.jsonl", [-1.0, -2.0 - n]) for n in range(2)]
         done = call("ppl", paths[1], "--baseline", paths[0])
         found = json.loads(call("ppl", paths[1], "--baseline", paths[0], "--json").stdout)

@@ -1,4 +1,4 @@
-"""Files whose converters reorder, join and change tensors predict what their values predict, put back in place.
+"""Files whose converters reorder, join and change tensors predict the same as their restored values.
 
 The values are those that llama.cpp's own Python package decodes; transformers runs them as a plain model.
 """
@@ -33,7 +33,7 @@ def logits(folder, chunks):
 @pytest.mark.parametrize(
     "name", ["qwen3_5", pytest.param("falcon_h1", marks=SLOW), pytest.param("gemma4_moe", marks=SLOW)]
 )
-def test_a_converted_file_predicts_what_its_values_predict(name, tmp_path):
+def test_converted_file_predicts_the_same_as_its_values(name, tmp_path):
     conversion = read_conversion(f"llama.cpp-{name}")
     made = materialize(conversion, tmp_path)
     values = put_back(conversion, made.read)

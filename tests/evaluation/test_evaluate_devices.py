@@ -1,4 +1,4 @@
-"""Where an evaluation computes: the same numbers on every device."""
+"""An evaluation gives the same numbers on every device."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def made(name, folder):
 
 
 def figures(candidate):
-    """Scores, errors of blocks and of weights, and predictions of an evaluation, as they are in its JSON."""
+    """Return scores, errors of blocks and weights, and predictions of an evaluation, from its JSON."""
     found = {name: (candidate["scores"] or {}).get(name) for name in SCORES}
     found |= {name: (candidate["embeddings"] or {}).get(name) for name in ("cosine_mean", "relative_error")}
     found |= {block["name"]: block["relative_error"] for block in candidate["blocks"]}
@@ -40,7 +40,7 @@ def figures(candidate):
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def test_one_that_is_not_there_is_a_matter_of_the_machine(tmp_path):
+def test_missing_device_is_an_environment_error(tmp_path):
     original, quantized, tokens = made("llama", tmp_path)
 
     with pytest.raises(ResourceError, match="try --device cpu"):
@@ -48,7 +48,7 @@ def test_one_that_is_not_there_is_a_matter_of_the_machine(tmp_path):
 
 
 def agree(x, y, relative=None):
-    """Whether figures agree: to ``relative``, or as far as float32 allows where all are squares of differences."""
+    """Return whether figures agree: to ``relative``, or to float32 precision where all are squares of differences."""
     assert x.keys() == y.keys()
     return all(
         x[name] == pytest.approx(y[name], rel=relative or of_squared_error(y[name] or 1.0), abs=2 * OF_OUTPUT**2)
@@ -57,7 +57,7 @@ def agree(x, y, relative=None):
 
 
 def on_both(make):
-    """The figures of an evaluation on the CPU, and of the same on a simulated device."""
+    """Return the figures of an evaluation on the CPU and on a simulated device."""
     here = make("cpu")
     with simulated():
         there = make(NAME)
@@ -67,7 +67,7 @@ def on_both(make):
 
 @UNKNOWN
 @pytest.mark.parametrize("name", MODELS)
-def test_a_device_agrees_with_the_cpu(name, tmp_path):
+def test_device_agrees_with_the_cpu(name, tmp_path):
     original, quantized, tokens = made(name, tmp_path)
 
     assert agree(
@@ -84,7 +84,7 @@ def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path
         "dtype": "float64",
         "activations": activations,
         "kv": "fp8",
-    }  # no rounding is a matter of luck
+    }  # no rounding depends on luck
 
     assert agree(
         *on_both(lambda device: quanterr.evaluate(original, [quantized], tokens=tokens, device=device, **how)),
@@ -94,7 +94,7 @@ def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path
 
 @UNKNOWN
 @pytest.mark.slow  # imports diffusers
-def test_a_denoiser_agrees_with_the_cpu(tmp_path):
+def test_denoiser_agrees_with_the_cpu(tmp_path):
     pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
     import test_evaluate_calls as calls
 
@@ -113,8 +113,8 @@ def test_a_denoiser_agrees_with_the_cpu(tmp_path):
 
 
 @UNKNOWN
-@pytest.mark.parametrize("limit", [100, 50_000, 150_000])  # bytes: for the first buffers, for weights, for logits
-def test_a_lack_of_memory_is_a_matter_of_the_machine(limit, tmp_path):
+@pytest.mark.parametrize("limit", [100, 50_000, 150_000])  # bytes for the first buffers, for weights, for logits
+def test_too_little_memory_is_an_environment_error(limit, tmp_path):
     original, quantized, tokens = made("llama", tmp_path)
     how = {"tokens": tokens, "context": 16, "device": NAME}
     with simulated(limit=limit), pytest.raises(ResourceError, match="memory") as raised:
@@ -124,9 +124,9 @@ def test_a_lack_of_memory_is_a_matter_of_the_machine(limit, tmp_path):
 
 
 @UNKNOWN
-@pytest.mark.slow  # a process of its own: after a backward pass torch knows no further devices
+@pytest.mark.slow  # in its own process: after a backward pass torch accepts no further devices
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_the_sensitivity_is_that_of_the_cpu(name, tmp_path):
+def test_sensitivity_agrees_with_the_cpu(name, tmp_path):
     original, quantized, tokens = made(name, tmp_path)
     here = quanterr.evaluate(
         original, [quantized], tokens=tokens, context=16, device="cpu", sensitivity=tmp_path / "s.json"

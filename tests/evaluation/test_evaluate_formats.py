@@ -1,4 +1,4 @@
-"""Golden files as a weight of a model that runs, against the values that their libraries decode."""
+"""Golden files as a weight of a running model, compared with the values that their libraries decode."""
 
 import json
 import os
@@ -25,7 +25,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 UP = "model.layers.0.mlp.up_proj"
-# Golden file, its weight.
+# A golden file and its weight.
 CASES = [
     ("fp8_tensor/modelopt_fp8", "model.layers.0.self_attn.k_proj"),
     ("fp8_block/fp8_block128_scale_inv", "model.layers.0.mlp.down_proj"),
@@ -45,7 +45,7 @@ def values_of(case, module):
 
 
 def model_with(values, folder):
-    """A Llama of one layer whose up projection is nearly these values; and the values with its other weights."""
+    """Return a one-layer Llama whose up projection is close to these values, and the values with its other weights."""
     rows, cols = values.shape
     tiny = {"hidden_size": cols, "intermediate_size": rows, "num_hidden_layers": 1}
     original = saved("llama", folder / "original", **tiny)
@@ -60,7 +60,7 @@ def model_with(values, folder):
 
 
 def same_as_plain(folder, quantized):
-    """Hold the evaluation of a candidate against plain transformers with its values."""
+    """Check that the evaluation of a candidate equals plain transformers with its values."""
     tokens = ids(folder, 2 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     how = {"tokens": tokens, "context": CONTEXT, "dtype": "float64", "batch": 2, "activations": "none"}
@@ -75,7 +75,7 @@ def same_as_plain(folder, quantized):
 
 
 @pytest.mark.parametrize(("case", "module"), CASES, ids=[case for case, _ in CASES])
-def test_a_weight_predicts_what_the_values_of_its_library_predict(case, module, tmp_path):
+def test_golden_weight_predicts_the_same_as_its_library_values(case, module, tmp_path):
     _, tensors = model_with(values_of(case, module), tmp_path)
     source = GOLDEN / case
     parts = load_file(source / "model.safetensors" if source.is_dir() else source.with_suffix(".safetensors"))
@@ -94,7 +94,7 @@ def test_a_weight_predicts_what_the_values_of_its_library_predict(case, module, 
     same_as_plain(tmp_path, quantized)
 
 
-def test_a_k_type_predicts_what_the_values_of_llama_cpp_predict(tmp_path):
+def test_k_type_predicts_the_same_as_llama_cpp_values(tmp_path):
     case = "gguf_q4_k/llama_quantize"
     _, tensors = model_with(values_of(case, "blk.0.attn_k"), tmp_path)
     (block,) = GGUFReader(GOLDEN / f"{case}.gguf").tensors
@@ -109,7 +109,7 @@ def test_a_k_type_predicts_what_the_values_of_llama_cpp_predict(tmp_path):
 
 
 def test_recipes_are_evaluated_without_a_file(tmp_path):
-    """As the same values in a plain checkpoint."""
+    """They give the same as a plain checkpoint with their values."""
     original = saved("llama", tmp_path / "original")
     tokens = ids(tmp_path)
     tensors = {
@@ -128,8 +128,8 @@ def test_recipes_are_evaluated_without_a_file(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize(("case", "module"), [case for case in CASES if "mlx" not in case[0]])  # needs the original
-def test_threads_read_what_one_reads(case, module, threads, monkeypatch):
-    """In pieces of a few rows, of which some threads get one more than others."""
+def test_threads_read_the_same_as_a_single_one(case, module, threads, monkeypatch):
+    """Pieces have a few rows, and some threads get one more than others."""
     monkeypatch.setattr(sides, "CPU_CHUNK", 3 * values_of(case, module).shape[1])
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     folder = GOLDEN / case
@@ -140,7 +140,7 @@ def test_threads_read_what_one_reads(case, module, threads, monkeypatch):
         assert torch.equal(values_of(case, module), found.whole(weight))
 
 
-def test_a_file_that_ends_too_early_is_named_by_any_thread(tmp_path, monkeypatch):
+def test_truncated_file_is_named_by_any_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(sides, "CPU_CHUNK", 64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     save_file({"a.weight": torch.ones(64, 64)}, path := tmp_path / "a.safetensors")

@@ -1,4 +1,4 @@
-"""GGUF files through the original's model: rows of q and k, norms plus one, transposed and negated weights go back.
+"""GGUF files in the original's model: reordered rows of q and k, norms plus one, transposed and negated weights.
 
 The values are those that llama.cpp's own Python package decodes.
 """
@@ -39,7 +39,7 @@ WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 def named(name, blocks):
-    """llama.cpp's name; of A_log and D without .weight."""
+    """Return llama.cpp's name; A_log and D lack .weight."""
     path, _, kind = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "")
     found = re.fullmatch(r"(?:model|transformer|backbone)\.(?:layers|h)\.(\d+)\.(.+)", path)
     own = f"blk.{found[1]}.{blocks[found[2]]}" if found else WHOLE[path]
@@ -47,7 +47,7 @@ def named(name, blocks):
 
 
 def convert(kind, name, values):
-    """What llama.cpp's converter stores of a tensor, and what brings that back."""
+    """Return a tensor as llama.cpp's converter stores it, and the function that restores it."""
     if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = 4 if "q_proj" in name else 2
         order = torch.from_numpy(paired(torch.arange(len(values)).float(), heads).numpy()).long()
@@ -64,7 +64,7 @@ def convert(kind, name, values):
 
 
 def written(kind, folder, blocks, path, keys=()):
-    """The GGUF file of a saved model, its matrices in Q8_0; and the values that it stands for, by original names."""
+    """Write a saved model as GGUF with matrices in Q8_0, and return the values it stands for by original names."""
     tensors, values = [], {}
     for name, tensor in stored(folder).items():
         made, back = convert(kind, name, tensor.float())
@@ -85,7 +85,7 @@ def written(kind, folder, blocks, path, keys=()):
     [("llama", "llama", LLAMA), ("gemma2", "gemma2", GEMMA), ("gpt2", "gpt2", GPT2), ("mamba", "mamba", MAMBA)],
     ids=["llama", "gemma2", "gpt2", "mamba"],
 )
-def test_a_gguf_file_predicts_what_its_values_predict(kind, name, blocks, tmp_path):
+def test_gguf_file_predicts_the_same_as_its_values(kind, name, blocks, tmp_path):
     original = saved(name, tmp_path / "original")
     path, values = written(kind, original, blocks, tmp_path / "model.gguf")
     (tmp_path / "plain").mkdir()
@@ -105,14 +105,14 @@ def test_a_gguf_file_predicts_what_its_values_predict(kind, name, blocks, tmp_pa
 
 
 def round_q8_0(x):
-    """As llama.cpp does on x86: 127 / amax in float32, amax / 127 in float16."""
+    """Round as llama.cpp does on x86: 127 / amax in float32, amax / 127 in float16."""
     blocks = x.float().reshape(*x.shape[:-1], -1, 32)
     largest = blocks.abs().amax(-1, keepdim=True)
     codes = (blocks * (torch.tensor(127.0) / largest)).round()
     return (codes * (largest / 127).half().float()).reshape(x.shape).to(x.dtype)
 
 
-def test_inputs_of_a_gguf_files_weights_are_rounded_as_llama_cpp_does(tmp_path):
+def test_inputs_are_rounded_as_in_llama_cpp(tmp_path):
     original = saved("llama", tmp_path / "original")
     path, values = written("llama", original, LLAMA, tmp_path / "model.gguf")
     tokens = ids(tmp_path)
@@ -131,8 +131,8 @@ def test_inputs_of_a_gguf_files_weights_are_rounded_as_llama_cpp_does(tmp_path):
     assert kld == pytest.approx(found.scores.kld_mean, rel=1e-6)
 
 
-def test_transformers_own_reader_of_gguf_gives_the_same(tmp_path):
-    """It takes the model from the file's own keys, and dequantizes with llama.cpp's package."""
+def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
+    """It takes the model from the file's own keys and dequantizes with llama.cpp's package."""
     pytest.importorskip("accelerate", reason="accelerate is not installed (pip install -e '.[dev]')")
     from transformers import AutoModelForCausalLM
 
@@ -156,9 +156,9 @@ def test_transformers_own_reader_of_gguf_gives_the_same(tmp_path):
     assert scores.kld_mean > 1e-6
 
 
-PERPLEXITY = Path(__file__).parents[1] / "golden_evaluation"  # a model that llama.cpp converted and quantized: make.py
+PERPLEXITY = Path(__file__).parents[1] / "golden_evaluation"  # make.py there made this model with llama.cpp
 PRINTED = json.loads((PERPLEXITY / "expected.json").read_text())
-NEAR = {"abs": 1e-5, "rel": 1e-6}  # digits are printed so far, and the original's logarithms are kept in 16 bits
+NEAR = {"abs": 1e-5, "rel": 1e-6}  # printed digits; the original's logarithms are kept in 16 bits
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def scores():
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_has_the_numbers_of_llama_perplexity(scores, name):
+def test_scores_equal_llama_perplexity(scores, name):
     value, *error = PRINTED[name]
     assert value == pytest.approx(getattr(scores, name), **NEAR)
     if error:

@@ -1,4 +1,4 @@
-"""A plan is evaluated as the recipes that it names, and measured while it is made."""
+"""A plan is evaluated as the recipes it names, and measured while it is made."""
 
 import json
 import random
@@ -21,7 +21,7 @@ def divergences(original, tokens, against):
     return {candidate.name: candidate.scores.kld_mean for candidate in found.candidates}
 
 
-def test_a_plan_of_one_recipe_is_that_recipe_and_a_mix_is_neither(tmp_path):
+def test_uniform_plan_equals_its_recipe_and_a_mix_equals_neither(tmp_path):
     original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
     plan = quanterr.plan(original, bits=20, to=["int8_row"], device="cpu")
     names = [layer.layer_name for layer in plan.layers]
@@ -36,7 +36,7 @@ def test_a_plan_of_one_recipe_is_that_recipe_and_a_mix_is_neither(tmp_path):
     assert 0 < mix < one == uniform
 
 
-def test_a_plan_of_another_original_is_refused(tmp_path):
+def test_plan_for_another_original_is_refused(tmp_path):
     original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
     plan = quanterr.plan(original, bits=20, to=["int8_row"], device="cpu")
     plan.layers[0].layer_name = "model.layers.9.mlp.up_proj.weight"
@@ -47,7 +47,7 @@ def test_a_plan_of_another_original_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
-    """A model with a tokenizer, a text, and a sensitivity beside which three recipes were measured."""
+    """A model with a tokenizer, a text, and a sensitivity with three measured recipes."""
     folder = tmp_path_factory.mktemp("studied")
     original = saved("llama", folder / "original")
     with_words(original)
@@ -60,12 +60,12 @@ def studied(tmp_path_factory):
     return original, text, folder / "s.json", {one.name: one.scores for one in made.candidates}
 
 
-SUMMED = 2 * 96 * 2.0**-24  # errors and values, of float32, squared and added along at most 96 columns
+SUMMED = 2 * 96 * 2.0**-24  # float32 errors and values, squared and added along at most 96 columns
 RECIPES = ["int8_row", "int6_g32", "int4_g32"]
 
 
 class TestCalibration:
-    def test_a_recipe_that_was_measured_costs_what_was_measured(self, studied):
+    def test_measured_recipe_costs_its_measured_divergence(self, studied):
         original, _, path, scores = studied
         ranking = quanterr.sweep(original, to=[*RECIPES, "int5_g32"], sensitivity=path, device="cpu")
         found = {one.name: one.predicted_kld for one in ranking.candidates}
@@ -74,7 +74,7 @@ class TestCalibration:
             assert pytest.approx(scores[recipe].kld_mean, rel=SUMMED) == found[recipe]
         assert found["int6_g32"] < found["int5_g32"] < found["int4_g32"]
 
-    def test_others_are_corrected_by_what_these_were_off_on_average(self, studied):
+    def test_other_recipes_are_corrected_by_the_average_ratio(self, studied):
         *_, path, scores = studied
         rows = json.loads(path.read_text())["recipes"]
         off = [scores[recipe].kld_mean / rows[recipe]["predicted_kld"] for recipe in RECIPES]
@@ -85,22 +85,22 @@ class TestCalibration:
         assert pytest.approx(average * alpha) == found.alphas()[name] == found.alphas("int5_g32")[name]
         assert f"int8_row {off[0]:.2f}" in found.note
 
-    def test_the_interval_of_others_is_that_of_one_more_ratio(self):
-        """ln of the ratios is -1, 0, 1: deviation 1; t is that of NIST's table for two degrees of freedom."""
+    def test_interval_for_other_recipes_covers_one_further_ratio(self):
+        """ln of the ratios is -1, 0, 1 with deviation 1; t comes from NIST's table for two degrees of freedom."""
         found = Sensitivity({"w": 2.0}, factors={"a": exp(-1), "b": 1.0, "c": exp(1)})
         margin = exp(4.303 * sqrt(4 / 3))
 
         assert found.margin == pytest.approx(margin, rel=0.0005 * sqrt(4 / 3))  # t has three decimals
         assert f"19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the prediction" in found.note
 
-    def test_two_recipes_have_no_interval(self):
+    def test_two_recipes_give_no_interval(self):
         found = Sensitivity({"w": 2.0}, factors={"a": 0.5, "b": 1.0})
 
         assert found.margin is None
         assert "measure 3 or more" in found.note
 
     @pytest.mark.parametrize(("kld", "error"), [(1e-3, 5e-4), (KLD.farthest + 0.01, 1e-4), (0.0, 0.0), (-1e-9, 0.0)])
-    def test_noise_and_what_is_far_off_calibrate_nothing(self, studied, tmp_path, kld, error):
+    def test_noise_and_extreme_ratios_calibrate_nothing(self, studied, tmp_path, kld, error):
         document = json.loads(studied[2].read_text())
         document["recipes"] = {"int8_row": {"kld": kld, "kld_se": error, "predicted_kld": 1e-3}}
         (tmp_path / "s.json").write_text(json.dumps(document))
@@ -108,10 +108,10 @@ class TestCalibration:
 
         assert (found.factors, found.factor, found.note) == ({}, 1.0, None)
 
-    def test_without_any_alphas_are_as_they_were_written(self):
+    def test_alphas_are_unchanged_without_measured_recipes(self):
         assert Sensitivity({"w": 2.0}).alphas("int8_row") == {"w": 2.0}
 
-    def test_plans_say_so(self, studied):
+    def test_plans_mention_the_calibration(self, studied):
         original, _, path, _ = studied
         plan = quanterr.plan(original, bits=6, to=RECIPES, sensitivity=path, device="cpu")
 
@@ -119,7 +119,7 @@ class TestCalibration:
 
 
 class TestVerify:
-    def test_the_number_is_that_of_an_evaluation(self, studied):
+    def test_verified_number_equals_an_evaluation(self, studied):
         original, text, path, _ = studied
         options = {"text": text, "context": CONTEXT, "device": "cpu"}
         plan = quanterr.plan(original, bits=6, to=RECIPES, sensitivity=path, verify=True, **options)
@@ -129,7 +129,7 @@ class TestVerify:
         assert f"measured {plan.measured.kld:.4g}" in conclusion(plan)
 
     @pytest.mark.parametrize("wrong", [0.2, 1, 5])
-    def test_a_limit_is_kept_by_what_is_measured(self, studied, tmp_path, wrong):
+    def test_measured_divergence_keeps_within_the_limit(self, studied, tmp_path, wrong):
         original, text, path, scores = studied
         document = json.loads(path.read_text())
         document["recipes"] = {}  # the predictions are wrong by a factor
@@ -148,18 +148,18 @@ class TestVerify:
         assert limit / 2 < plan.measured.kld <= limit
         assert plan.goal == f"--max-kld {limit:g}"
 
-    def test_it_needs_a_text_and_a_text_needs_it(self, studied):
+    def test_verification_needs_a_text_and_a_text_needs_verification(self, studied):
         original, text, path, _ = studied
         for options in ({"verify": True}, {"text": text}):
             with pytest.raises(UsageError, match="give both"):
                 quanterr.plan(original, bits=6, sensitivity=path, **options)
 
-    def test_what_is_measured_has_no_importance_matrix(self, studied):
+    def test_verification_excludes_an_importance_matrix(self, studied):
         original, text, path, _ = studied
         with pytest.raises(UsageError, match="omit importance"):
             quanterr.plan(original, bits=6, sensitivity=path, verify=True, text=text, importance="imatrix.gguf")
 
-    def test_a_text_that_says_nothing_measures_nothing(self, studied, tmp_path):
+    def test_uninformative_text_is_refused_for_verification(self, studied, tmp_path):
         original, _, path, _ = studied
         (tmp_path / "same.txt").write_text("w1 " * 640)
         with pytest.raises(UsageError, match=r"^verify: "):

@@ -1,4 +1,4 @@
-"""How sure numbers of an evaluation are: errors from chunks, and whether one candidate is nearer than another."""
+"""The uncertainty of an evaluation: errors from chunks, and whether one candidate is nearer than another."""
 
 from math import sqrt
 
@@ -28,28 +28,28 @@ def evaluation(tmp_path_factory):
     ("freedom", "t"),  # 97.5 % quantiles of Student's t; NIST, Engineering Statistics Handbook, 1.3.6.7.2
     [(1, 12.706), (2, 4.303), (3, 3.182), (7, 2.365), (10, 2.228), (29, 2.045), (100, 1.984)],
 )
-def test_p_is_that_of_students_t(freedom, t):
-    steepest = 0.12  # 2 · density at these quantiles: p changes by so much for 1
+def test_p_value_follows_student_t(freedom, t):
+    steepest = 0.12  # 2 · density at these quantiles: the change of p per 1
     assert compute_p_value(t, freedom) == pytest.approx(0.05, abs=0.0005 * steepest)  # t has three decimals
     assert compute_p_value(0.0, freedom) == 1
     assert find_t(0.05, freedom) == pytest.approx(t, abs=0.0005)
 
 
-def test_a_difference_is_of_the_same_chunks():
+def test_difference_is_paired_by_chunks():
     first, second = [1.0, 2.0, 3.0, 4.0, 5.0], [1.5, 2.4, 3.6, 4.5, 5.5]
     found = compare_paired(first, second)
 
     assert found.mean == pytest.approx(0.5)
-    assert found.error == pytest.approx(sqrt(0.02 / 4 / 5))  # of 0.5, 0.4, 0.6, 0.5, 0.5
-    assert 0.00005 < found.p < 0.0001  # t = 15.81 of 4 degrees of freedom, between 15.54 and 18.52
+    assert found.error == pytest.approx(sqrt(0.02 / 4 / 5))  # from 0.5, 0.4, 0.6, 0.5, 0.5
+    assert 0.00005 < found.p < 0.0001  # t = 15.81 with 4 degrees of freedom, between 15.54 and 18.52
 
 
-def test_few_chunks_and_the_same_numbers_say_nothing():
+def test_few_chunks_or_identical_numbers_give_no_comparison():
     assert compare_paired([1.0, 2.0, 3.0, 4.0], [1.5, 2.4, 3.6, 4.5]) is None
     assert compare_paired([1.0] * 5, [1.0] * 5) is None
 
 
-def test_chunks_are_in_the_result_and_their_mean_is_the_mean(evaluation):
+def test_result_contains_the_chunks_and_their_mean(evaluation):
     for one in evaluation.candidates:
         chunks = torch.tensor(one.scores.kld_chunks, dtype=torch.float64)
         assert len(chunks) == one.scores.chunks == 10
@@ -57,7 +57,7 @@ def test_chunks_are_in_the_result_and_their_mean_is_the_mean(evaluation):
         assert float(chunks.std()) / sqrt(10) == pytest.approx(one.scores.kld_mean_chunk_se, rel=1e-12)
 
 
-def test_neighbours_are_in_the_order_of_their_divergence_and_said(evaluation):
+def test_neighbours_are_compared_by_divergence_and_reported(evaluation):
     found = compare_neighbours(evaluation)
 
     assert ["int8_row", "int6_g32"] == [near.name for near, _, _ in found]
@@ -65,7 +65,7 @@ def test_neighbours_are_in_the_order_of_their_divergence_and_said(evaluation):
     assert "; int6_g32 is next (p" in conclusion(evaluation)
 
 
-def test_a_candidate_that_may_be_as_near_is_not_called_nearer(evaluation):
+def test_candidate_within_chance_is_not_called_nearer(evaluation):
     near, far, _ = compare_neighbours(evaluation)[0]
     chunks = near.scores.kld_chunks
     apart = compare_paired(chunks, [value * (1.1 if n % 2 else 0.92) for n, value in enumerate(chunks)])
@@ -74,7 +74,7 @@ def test_a_candidate_that_may_be_as_near_is_not_called_nearer(evaluation):
     assert "int8_row is not significantly nearer than int6_g32" in describe_nearer(near, far, apart)
 
 
-def test_errors_that_are_shown_are_those_that_gates_use(evaluation):
+def test_shown_errors_equal_those_for_gates(evaluation):
     one = evaluation.candidates[2]
     error = max(one.scores.kld_mean_se, one.scores.kld_mean_chunk_se)
 
@@ -86,7 +86,7 @@ def test_errors_that_are_shown_are_those_that_gates_use(evaluation):
     assert one.error("kld_p99") == one.scores.kld_p99_se > 0
 
 
-def test_more_chunks_are_asked_for_where_the_error_is_large(evaluation):
+def test_more_chunks_are_requested_where_the_error_is_large(evaluation):
     best = evaluation.candidates[0]
     share = best.scores.kld_error / best.scores.kld_mean
 
@@ -94,8 +94,8 @@ def test_more_chunks_are_asked_for_where_the_error_is_large(evaluation):
     assert describe_precision(evaluation).startswith("10 chunks: KLD ± ")
 
 
-def test_the_error_of_a_quantile_is_that_of_chunks_drawn_again():
-    """Of chunks whose values are all alike it is the spread of the largest: here all of them are the same."""
+def test_quantile_error_comes_from_resampled_chunks():
+    """If all values within a chunk are equal, the error is the spread between chunks; equal chunks have none."""
     made = scores.Scores({n: torch.full((8, 20), float(n % 2 + 1), dtype=torch.float64) for n in range(8)})
     alike = scores.Scores({n: torch.ones(8, 20, dtype=torch.float64) for n in range(8)})
     few = scores.Scores({n: torch.ones(8, 20, dtype=torch.float64) for n in range(7)})

@@ -1,4 +1,4 @@
-"""The floor of language models: the original in the dtype that it is stored in, against plain transformers in it."""
+"""The floor of language models: the original in its stored dtype, compared with plain transformers in that dtype."""
 
 import json
 
@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def in_bfloat16(name, folder):
-    """A model that is stored in bfloat16."""
+    """Save a model in bfloat16."""
     saved(name, folder)
     tensors = {key: tensor.bfloat16() for key, tensor in stored(folder).items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -41,10 +41,10 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "deepseek_v3", "t5"])
-def test_is_the_divergence_of_plain_transformers_in_bfloat16(name, tmp_path):
-    """Both add up in float32, in another order: 1 of 2^11 roundings to bfloat16 goes the other way, by a unit.
+def test_floor_equals_the_divergence_in_plain_bfloat16_transformers(name, tmp_path):
+    """Both add up in float32 in another order: 1 of 2^11 roundings to bfloat16 goes the other way, by a unit.
 
-    That is 3 % of the noise, and as often towards the exact value as away from it: of some thousand roundings, 1 %.
+    That is 3 % of the noise, as often towards the exact value as away from it: 1 % for some thousand roundings.
     """
     tokens, found = evaluated(tmp_path, name, batch=3)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
@@ -59,8 +59,8 @@ def test_is_the_divergence_of_plain_transformers_in_bfloat16(name, tmp_path):
     assert ("bfloat16", None, [0, 1, 2]) == (found.floor.dtype, found.floor.reason, found.floor.chunks)
 
 
-def test_of_an_encoder_is_that_of_its_hidden_states_in_all_chunks(tmp_path):
-    """As above; the error is a root, so that 1 % of the noise's energy is half a per cent of it."""
+def test_encoder_floor_covers_hidden_states_in_all_chunks(tmp_path):
+    """The error is a root, so 1 % of the noise's energy (see above) is half a per cent of it."""
     tokens, found = evaluated(tmp_path, "bert", n=6 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     x, y = (plain("bert", tmp_path / "original", chunks, dtype).double() for dtype in (torch.float32, torch.bfloat16))
@@ -75,13 +75,13 @@ def test_of_an_encoder_is_that_of_its_hidden_states_in_all_chunks(tmp_path):
     assert errors[0] < floor.relative_error < errors[1]
 
 
-def test_reads_the_first_chunks_alone(found):
+def test_floor_reads_only_the_first_chunks(found):
     assert [0, 1, 2, 3] == found.floor.chunks
     assert (9, 4) == (found.tokens.chunks, len(found.floor.scores.kld_chunks))
 
 
-def test_is_a_row_and_names_who_is_below_it_on_the_same_chunks(found, tmp_path):
-    """A candidate is worse on the chunks that the floor has not read, and below it on the others."""
+def test_floor_is_a_row_and_names_candidates_below_it_on_the_same_chunks(found, tmp_path):
+    """A candidate is worse on the chunks that the floor has not read and below it on the others."""
     near, far = found.candidates
     chunks = [0.5 * kld for kld in found.floor.scores.kld_chunks] + [1.0] * 5
     scores = replace(near.scores, kld_chunks=chunks, kld_mean=sum(chunks) / 9)
@@ -97,26 +97,26 @@ def test_is_a_row_and_names_who_is_below_it_on_the_same_chunks(found, tmp_path):
     assert json.loads((tmp_path / "e.json").read_text())["floor"]["outputs"] is None
 
 
-def test_a_candidate_above_it_is_not_named(found):
+def test_candidate_above_the_floor_is_not_named(found):
     assert found.floor.scores.kld_mean < found.candidates[1].scores.kld_mean
     assert "int4_g32: bfloat16 alone rounds" not in format_numbers(found)
 
 
-def test_there_is_none_of_the_dtype_in_which_both_are_computed(tmp_path):
+def test_floor_is_missing_where_both_sides_compute_in_16_bits(tmp_path):
     _, found = evaluated(tmp_path, dtype="bfloat16")
     says = "both sides compute in 16 bits: --dtype float32 measures it"
 
     assert (None, says) == (found.floor.scores, found.floor.reason)
 
 
-def test_there_is_none_of_an_original_in_float32(tmp_path):
+def test_floor_is_missing_for_a_float32_original(tmp_path):
     original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
     found = quanterr.evaluate(original, against=["int8_row"], tokens=tokens, context=CONTEXT)
 
     assert (None, "the original is not stored in a 16-bit float") == (found.floor.scores, found.floor.reason)
 
 
-def test_several_texts_have_their_first_chunks_each(tmp_path):
+def test_several_texts_contribute_their_first_chunks_each(tmp_path):
     original = in_bfloat16("llama", tmp_path / "original")
     with_words(original)
     for n, name in enumerate("ab"):
@@ -128,8 +128,8 @@ def test_several_texts_have_their_first_chunks_each(tmp_path):
     assert [0, 1, 2, 3, 8, 9, 10, 11] == found.floor.chunks
 
 
-def test_what_a_model_computes_from_weights_is_converted_each_time():
-    """It may be at the address of what it computed before; weights themselves are converted once."""
+def test_tensors_computed_from_weights_are_converted_each_time():
+    """A new result may lie at the address of an earlier one; weights themselves are converted once."""
     module = torch.nn.Linear(8, 8, bias=False).bfloat16()
     weight, x = module.weight.detach(), torch.ones(1, 8, dtype=torch.bfloat16)
     products = floor._Products()

@@ -1,4 +1,4 @@
-"""Made-up calls: every family takes them, and no gate passes on them unasked."""
+"""Every family takes made-up calls, and gates do not pass on them unless asked."""
 
 import pytest
 from safetensors.torch import save_file
@@ -17,7 +17,7 @@ from quanterr.evaluation.denoisers.gaussian import make_calls  # noqa: E402
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_takes_them(family):
+def test_every_family_takes_gaussian_calls(family):
     name, config, *_ = FAMILIES[family]
     torch.manual_seed(1)
     model = getattr(diffusers, name)(**config).eval()
@@ -40,7 +40,7 @@ def original(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("allowed", "verdict"), [(False, "inconclusive"), (True, "pass")])
-def test_gates_on_them_must_be_allowed(allowed, verdict, original, tmp_path):
+def test_gates_on_gaussian_calls_must_be_allowed(allowed, verdict, original, tmp_path):
     found = quanterr.evaluate(
         original, against=["int8_row"], inputs="gaussian:2", require=["output_snr_db >= 1"], allow_gaussian=allowed
     )
@@ -50,7 +50,7 @@ def test_gates_on_them_must_be_allowed(allowed, verdict, original, tmp_path):
     assert "Latents and conditionings were made up" in (tmp_path / "e.md").read_text()
 
 
-def test_a_model_of_no_known_family_is_refused(original, tmp_path):
+def test_unknown_model_family_is_refused(original, tmp_path):
     (tmp_path / "config.json").write_text('{"_class_name": "DiTTransformer2DModel"}')
     save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
     with pytest.raises(UsageError, match="gaussian:1: it is not known how DiTTransformer2DModel is called"):
@@ -58,6 +58,6 @@ def test_a_model_of_no_known_family_is_refused(original, tmp_path):
 
 
 @pytest.mark.parametrize("inputs", ["gaussian:0", "gaussian:-3", "gaussian:", "gaussian:many"])
-def test_their_number_is_checked(original, inputs):
+def test_number_of_calls_is_checked(original, inputs):
     with pytest.raises(UsageError, match=f"inputs '?{inputs}'?: give a number of calls from 1 to 9999"):
         quanterr.evaluate(original, against=["int8_row"], inputs=inputs)

@@ -1,4 +1,4 @@
-"""Images in pairs: PSNR by plain numpy, SSIM as scikit-image computes it, and what is not compared."""
+"""Image pairs: PSNR by plain numpy, SSIM as scikit-image computes it, and images that are not compared."""
 
 import io
 import json
@@ -28,7 +28,7 @@ FLOAT64 = 1e-9
 
 
 def make_pair(noise, seed):
-    """Two images of 29 x 37 pixels that differ by uniform noise of up to so many steps."""
+    """Return two images of 29 x 37 pixels that differ by uniform noise of at most this many steps."""
     random = np.random.default_rng(seed)
     x = np.clip(np.cumsum(random.integers(-9, 10, (29, 37, 3)), axis=1) + 128, 0, 255)
     y = np.clip(x + random.integers(-noise, noise + 1, x.shape), 0, 255)
@@ -46,7 +46,7 @@ def measure_psnr(x, y):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Nine pairs of growing noise."""
+    """Nine pairs with growing noise."""
     for n in range(9):
         x, y = make_pair(n + 1, n)
         save(tmp_path / "a" / f"{n}.png", x)
@@ -60,7 +60,7 @@ def run(*arguments):
 
 class TestMetrics:
     @pytest.mark.parametrize(("noise", "seed"), SSIM)
-    def test_are_those_of_numpy_and_scikit_image(self, tmp_path, noise, seed):
+    def test_metrics_equal_numpy_and_scikit_image(self, tmp_path, noise, seed):
         x, y = make_pair(noise, seed)
         save(tmp_path / "a/1.png", x)
         save(tmp_path / "b/1.png", y)
@@ -70,7 +70,7 @@ class TestMetrics:
         assert pytest.approx(SSIM[noise, seed], abs=FLOAT64) == pair.ssim
         assert (37, 29, False) == (pair.width, pair.height, pair.identical)
 
-    def test_have_means_with_standard_errors_and_intervals_over_pairs(self, folders):
+    def test_metrics_have_means_with_standard_errors_and_intervals_over_pairs(self, folders):
         found = quanterr.compare_images(*folders)
         levels = [measure_psnr(*make_pair(n + 1, n)) for n in range(9)]
         error = np.std(levels, ddof=1) / 3
@@ -82,7 +82,7 @@ class TestMetrics:
         assert pytest.approx(np.mean([pair.ssim for pair in found.pairs]), abs=FLOAT64) == found.ssim.mean
         assert ("pass", False) == (found.verdict, found.gated)
 
-    def test_of_fewer_than_eight_pairs_have_no_interval(self, folders):
+    def test_fewer_than_eight_pairs_have_no_interval(self, folders):
         for n in range(2):
             for folder in folders:
                 (folder / f"{n}.png").unlink()
@@ -92,7 +92,7 @@ class TestMetrics:
         assert "pass" != found.verdict
         assert any("at least 8 pairs" in reason for reason in found.reasons)
 
-    def test_a_grey_image_equals_its_colours_in_any_lossless_format(self, folders):
+    def test_grey_image_equals_its_colours_in_any_lossless_format(self, folders):
         x, _ = make_pair(1, 0)
         grey = x[..., 0].copy()
         save(folders[0] / "g.png", grey)
@@ -101,8 +101,8 @@ class TestMetrics:
 
         assert (True, 1.0, None) == (pair.identical, pair.ssim, pair.psnr_db)
 
-    def test_without_lpips_say_why_and_no_rule_about_it_holds(self, folders, monkeypatch, tmp_path):
-        monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))  # without weights, whatever is installed
+    def test_missing_lpips_gives_its_reason_and_fails_rules(self, folders, monkeypatch, tmp_path):
+        monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))  # without weights, even if it is installed
         found = quanterr.compare_images(*folders, require=["lpips <= 1", "max(lpips) <= 1"])
 
         assert found.lpips is None
@@ -111,7 +111,7 @@ class TestMetrics:
 
 
 class TestNotCompared:
-    """An image that was not compared is named with the reason, and no verdict is a pass."""
+    """An image that is not compared is named with the reason, and the verdict is never a pass."""
 
     def check(self, folders, reason, name="x"):
         found = quanterr.compare_images(*folders, require="min(ssim) >= 0")
@@ -122,7 +122,7 @@ class TestNotCompared:
         assert any(lost.reason in said for said in found.reasons)
 
     @pytest.mark.parametrize("side", [0, 1])
-    def test_without_a_counterpart(self, folders, side):
+    def test_image_without_a_counterpart_is_not_compared(self, folders, side):
         save(folders[side] / "x.png", make_pair(1, 0)[0])
 
         self.check(folders, f"no image of this name in {folders[1 - side]}")
@@ -135,14 +135,14 @@ class TestNotCompared:
             (np.full((29, 37, 4), 200, np.uint8), "partly transparent"),
         ],
     )
-    def test_of_another_kind(self, folders, pixels, reason):
+    def test_image_with_another_size_or_mode_is_not_compared(self, folders, pixels, reason):
         save(folders[0] / "x.png", make_pair(1, 0)[0])
         save(folders[1] / "x.png", pixels)
 
         self.check(folders, reason)
 
     @pytest.mark.parametrize("damage", [lambda data: data[:200], lambda data: b"GIF89a", lambda data: b""])
-    def test_damaged(self, folders, damage):
+    def test_damaged_image_is_not_compared(self, folders, damage):
         x, y = make_pair(8, 1)
         save(folders[0] / "x.png", x)
         save(folders[1] / "x.png", y)
@@ -150,7 +150,7 @@ class TestNotCompared:
 
         self.check(folders, "cannot be read")
 
-    def test_cmyk_and_animated(self, folders):
+    def test_cmyk_and_animated_images_are_not_compared(self, folders):
         x, y = make_pair(8, 1)
         save(folders[0] / "x.png", x)
         Image.fromarray(y).convert("CMYK").save(folders[1] / "x.jpg")
@@ -159,33 +159,33 @@ class TestNotCompared:
         Image.fromarray(y).save(folders[1] / "x.png", save_all=True, append_images=[Image.fromarray(x)])
         self.check(folders, "animated")
 
-    def test_a_broken_link(self, folders):
+    def test_broken_link_is_not_compared(self, folders):
         save(folders[0] / "x.png", make_pair(1, 0)[0])
         (folders[1] / "x.png").symlink_to("nowhere.png")
 
         self.check(folders, "broken link")
 
-    def test_two_of_one_name(self, folders):
+    def test_two_images_with_the_same_name_are_not_compared(self, folders):
         save(folders[0] / "x.png", make_pair(1, 0)[0])
         save(folders[0] / "x.jpg", make_pair(1, 0)[0])
         save(folders[1] / "x.png", make_pair(1, 0)[0])
 
         self.check(folders, "several images of this name")
 
-    def test_smaller_than_the_window(self, folders):
+    def test_image_smaller_than_the_window_is_not_compared(self, folders):
         for folder in folders:
             save(folder / "x.png", np.zeros((10, 40, 3), np.uint8))
 
         self.check(folders, "smaller than the window of SSIM")
 
-    def test_other_files_are_said(self, folders):
+    def test_other_files_are_listed(self, folders):
         (folders[1] / "prompts.txt").write_text("a cat")
         found = quanterr.compare_images(*folders)
 
         assert (["prompts.txt"], "pass") == (found.other_files, found.verdict)
         assert "not read: prompts.txt" in run(*folders).stdout
 
-    def test_no_pair_at_all(self, tmp_path):
+    def test_folders_without_any_pair_are_inconclusive(self, tmp_path):
         save(tmp_path / "a/1.png", make_pair(1, 0)[0])
         save(tmp_path / "b/2.png", make_pair(1, 0)[0])
         found = quanterr.compare_images(tmp_path / "a", tmp_path / "b", require="min(ssim) >= 0")
@@ -194,7 +194,7 @@ class TestNotCompared:
 
 
 class TestIdentical:
-    def test_a_pair_holds_and_does_not_flatter_the_mean(self, folders):
+    def test_identical_pair_holds_and_does_not_flatter_the_mean(self, folders):
         (folders[1] / "0.png").write_bytes((folders[0] / "0.png").read_bytes())
         level = np.mean([measure_psnr(*make_pair(n + 1, n)) for n in range(1, 9)])
         for rule in ("psnr_db", "mean(psnr_db)"):
@@ -207,7 +207,7 @@ class TestIdentical:
         assert ("pass", 8, 9) == (found.verdict, found.psnr_db.pairs, found.ssim.pairs)
         assert "1 identical" in found.brief()
 
-    def test_all_pairs_are_inconclusive_and_one_folder_twice_is_refused(self, folders):
+    def test_identical_pairs_alone_are_inconclusive_and_one_folder_is_refused(self, folders):
         for n in range(9):
             (folders[1] / f"{n}.png").write_bytes((folders[0] / f"{n}.png").read_bytes())
         found = quanterr.compare_images(*folders, require="min(ssim) >= 0.5")
@@ -221,16 +221,16 @@ class TestIdentical:
 
 class TestCommand:
     @pytest.mark.parametrize(("rule", "status"), [("min(ssim) >= 0.1", 0), ("min(ssim) >= 0.9999", 1)])
-    def test_ends_with_the_status_of_the_gates(self, folders, rule, status):
+    def test_command_exits_with_the_gate_status(self, folders, rule, status):
         assert status == run(*folders, "-q", "--require", rule).exit_code
 
-    def test_is_inconclusive_where_an_image_is_lost(self, folders):
+    def test_lost_image_is_inconclusive(self, folders):
         (folders[1] / "0.png").unlink()
 
         assert Status.INCONCLUSIVE == run(*folders, "-q").exit_code
         assert Status.OK == run(*folders, "-q", "--allow-partial").exit_code
 
-    def test_refuses_wrong_rules_folders_without_images_and_missing_ones(self, folders, tmp_path):
+    def test_wrong_rules_empty_folders_and_missing_folders_are_refused(self, folders, tmp_path):
         (tmp_path / "empty").mkdir()
         with pytest.raises(UsageError, match="no metric of a pair named snr"):
             quanterr.compare_images(*folders, require="snr >= 1")
@@ -248,7 +248,7 @@ class TestBaseline:
         quanterr.compare_images(*folders).save(tmp_path / "old.json")
         return tmp_path / "old.json"
 
-    def test_compares_the_means_of_the_same_originals(self, folders, old):
+    def test_baseline_compares_means_over_the_same_originals(self, folders, old):
         assert Status.OK == run(*folders, "-q", "--baseline", old).exit_code
         before = quanterr.read_document(str(old)).ssim.mean
         save(folders[1] / "8.png", make_pair(60, 8)[1])
@@ -263,19 +263,19 @@ class TestBaseline:
         assert Status.GATE_FAILED == run(*folders, "-q", "--baseline", old).exit_code
         assert "fail" == quanterr.compare_images(*folders, baseline=old).verdict
 
-    def test_of_other_images_is_refused(self, folders, old):
+    def test_baseline_with_other_images_is_refused(self, folders, old):
         for folder in folders:
             (folder / "8.png").unlink()
 
         with pytest.raises(UsageError, match="--baseline: only one of both compares 8: means over other images"):
             quanterr.compare_images(*folders, baseline=old)
 
-    def test_of_another_original_is_refused(self, folders, old):
+    def test_baseline_with_another_original_is_refused(self, folders, old):
         save(folders[0] / "8.png", make_pair(9, 9)[0])
         with pytest.raises(UsageError, match="--baseline: it has other original images: 8 differs"):
             quanterr.compare_images(*folders, baseline=old)
 
-    def test_in_which_other_pairs_are_identical_has_another_mean_of_psnr(self, folders, old):
+    def test_baseline_with_other_identical_pairs_is_refused_for_psnr(self, folders, old):
         (folders[1] / "0.png").write_bytes((folders[0] / "0.png").read_bytes())
         with pytest.raises(UsageError, match="0 is identical in only one of both"):
             quanterr.compare_images(*folders, require="delta(psnr_db) >= -100", baseline=old)
@@ -290,14 +290,14 @@ class TestDocument:
         found.save(tmp_path / "i.json")
         return found, tmp_path / "i.json"
 
-    def test_is_read_again_as_it_was_and_fits_its_schema(self, stored):
+    def test_document_is_read_back_unchanged_and_follows_its_schema(self, stored):
         found, path = stored
         schema = json.loads(CliRunner().invoke(app, ["schema", "images"]).stdout)
 
         assert found.to_json() == quanterr.read_document(str(path)).to_json()
         jsonschema.validate(json.loads(path.read_text()), schema)
 
-    def test_is_judged_again(self, stored):
+    def test_stored_images_are_judged_again(self, stored):
         _, path = stored
         statuses = [
             CliRunner().invoke(app, ["gate", str(path), "--require", f"min(ssim) >= {limit}"]).exit_code
@@ -306,7 +306,7 @@ class TestDocument:
 
         assert [Status.OK, Status.GATE_FAILED] == statuses
 
-    def test_shows_the_worst_pairs_first_on_a_page_that_loads_nothing(self, stored):
+    def test_page_shows_the_worst_pairs_first_and_loads_nothing(self, stored):
         found, _ = stored
         file = io.StringIO()
         next(output for output in OUTPUTS if output.name == "html").write(found, file)
@@ -318,14 +318,14 @@ class TestDocument:
         assert "img-src data:" in page
         assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
 
-    def test_with_another_picture_than_a_jpeg_is_refused(self, stored):
+    def test_document_with_any_picture_but_a_jpeg_is_refused(self, stored):
         found, path = stored
         text = re.sub(r'"checksum": "[^"]*",\n', "", path.read_text())
         path.write_text(text.replace(found.worst[0].original, "https://example.org/x.jpg"))
         with pytest.raises(quanterr.QuanterrError):
             quanterr.read_document(str(path))
 
-    def test_differs_where_the_ssim_changed_and_only_of_the_same_originals(self, stored, folders):
+    def test_diff_follows_ssim_and_needs_the_same_originals(self, stored, folders):
         found, _ = stored
         save(folders[1] / "8.png", make_pair(60, 8)[1])
         new = quanterr.compare_images(*folders)
@@ -348,7 +348,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("name", SHORT, ids=lambda name: ascii(name[:16]))
-def test_a_name_is_only_text(name):
+def test_name_is_only_text(name):
     made = sample_documents.images()
     pair, worst, lost = made.pairs[0], made.worst[0], made.not_compared[0]
     pair.name = pair.display_name = worst.name = lost.name = lost.display_name = lost.reason = name

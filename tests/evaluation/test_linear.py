@@ -1,4 +1,4 @@
-"""Products of linear layers by oneDNN: as exact as torch's own, and none is left out."""
+"""Products of linear layers by oneDNN are as exact as torch's, and no layer is left out."""
 
 import pytest
 import torch
@@ -41,8 +41,8 @@ def made(*shape):
     [made(40, K), made(K, 40).t(), made(80, K)[8:48], made(40, 1).expand(40, K)],
     ids=["plain", "transposed", "a part", "one value a row"],
 )
-def test_products_are_those_of_float32(onednn, x, weight, with_bias):
-    """In any order, a sum of K products and a bias is off by at most (K + 1) 2^-24 Σ |x w|, and some second order."""
+def test_products_are_as_exact_as_float32(onednn, x, weight, with_bias):
+    """In any order, a sum of K products and a bias is off by at most (K + 1) 2^-24 Σ |x w|, plus second-order terms."""
     bias = made(40) if with_bias else None
     want = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     of_sizes = F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
@@ -52,15 +52,15 @@ def test_products_are_those_of_float32(onednn, x, weight, with_bias):
     assert bool(((found - want).abs() <= (K + 2) * 2.0**-24 * of_sizes).all())
 
 
-def test_parts_of_columns_are_left_to_torch(monkeypatch):
-    """oneDNN computes them without vectors."""
+def test_column_slices_are_left_to_torch(monkeypatch):
+    """oneDNN computes them without vector instructions."""
     monkeypatch.setattr(products, "_onednn_is_faster", lambda: pytest.fail("oneDNN"))
     x, weight = made(8, K), made(40, 2 * K)[:, :K]
 
     assert torch.equal(F.linear(x, weight), products.multiply(x, weight))
 
 
-def test_gradients_are_those_of_torch(onednn):
+def test_gradients_equal_torch(onednn):
     x, weight = made(8, K).requires_grad_(), made(40, K)
     found, want = (torch.autograd.grad(of(x, weight).square().sum(), x)[0] for of in (products.multiply, F.linear))
 
@@ -68,10 +68,10 @@ def test_gradients_are_those_of_torch(onednn):
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("float32", 1), ("float64", 0)])
-def test_all_linear_layers_of_both_sides_are_computed_so(dtype, times, tmp_path, monkeypatch):
-    """A Llama has seven in each block, and its head; those of a model in float64 are left as they are.
+def test_all_linear_layers_on_both_sides_use_onednn(dtype, times, tmp_path, monkeypatch):
+    """A Llama has seven linear layers in each block, and its head; those of a float64 model are left alone.
 
-    Products of output errors, which oneDNN does not compute on every CPU, have inputs without an axis for chunks.
+    Products for output errors, which oneDNN does not compute on every CPU, have inputs without an axis for chunks.
     """
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     original, computed = saved("llama", tmp_path / "original"), []

@@ -1,4 +1,4 @@
-"""Long contexts: logits and attention in pieces give what the whole gives."""
+"""Long contexts: logits and attention in pieces give the same as the whole."""
 
 import json
 
@@ -21,7 +21,7 @@ OPTIONS = {"context": CONTEXT, "dtype": "float64", "batch": 2}
 
 
 def in_pieces(patch, rows=5):
-    """Let logits of so many rows of two chunks be a piece, and attention of 7 queries."""
+    """Let a piece hold this many rows of logits for two chunks, or 7 queries of attention."""
     patch.setattr(tail, "WHOLE", 0)
     patch.setattr(tail, "PIECE", rows * 2 * 96)
     patch.setattr(attention, "ROOM", 7 * CONTEXT)
@@ -29,7 +29,7 @@ def in_pieces(patch, rows=5):
 
 
 def alike(one, other):
-    """Whether all numbers of two evaluations are the same, but for the order of sums."""
+    """Return whether two evaluations have the same numbers, up to the order of sums."""
     for x, y in zip(one.candidates, other.candidates, strict=True):
         assert (x.name, x.verdict, x.not_finite) == (y.name, y.verdict, y.not_finite)
         for key, value in asdict(x.scores).items():
@@ -42,9 +42,9 @@ def alike(one, other):
     return True
 
 
-# With a head of its own or none, a soft cap behind it, its own attention, windows, logits of all positions.
+# With or without a separate head, a soft cap after it, its own attention, windows, logits of all positions.
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "gpt_oss", "mistral", "mixtral", "mamba"])
-def test_pieces_give_what_the_whole_gives(name, tmp_path, monkeypatch):
+def test_pieces_give_the_same_as_the_whole(name, tmp_path, monkeypatch):
     original, tokens = saved(name, tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
     whole = quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS)
     in_pieces(monkeypatch)
@@ -55,7 +55,7 @@ def test_pieces_give_what_the_whole_gives(name, tmp_path, monkeypatch):
     assert {(-24, -19), (-4, 0)} <= set(calls)
 
 
-def test_drafts_and_the_floor_are_in_pieces_as_well(tmp_path, monkeypatch):
+def test_drafts_and_the_floor_work_in_pieces(tmp_path, monkeypatch):
     original, draft = saved("llama", tmp_path / "original"), saved("llama", tmp_path / "small", num_hidden_layers=1)
     half = {name: tensor.bfloat16() for name, tensor in stored(original).items()}
     save_file(half, original / "model.safetensors", {"format": "pt"})
@@ -69,7 +69,7 @@ def test_drafts_and_the_floor_are_in_pieces_as_well(tmp_path, monkeypatch):
     assert pytest.approx(whole.floor.scores.kld_mean, rel=1e-4) == found.floor.scores.kld_mean  # it is in bfloat16
 
 
-def test_conversations_are_in_pieces_as_well(tmp_path, monkeypatch):
+def test_conversations_work_in_pieces(tmp_path, monkeypatch):
     original = saved("llama", tmp_path / "original")
     with_words(original)
     template(original, TURNS + PROMPT)
@@ -82,8 +82,8 @@ def test_conversations_are_in_pieces_as_well(tmp_path, monkeypatch):
     assert alike(whole, quanterr.evaluate(original, **options))
 
 
-def test_a_model_that_changes_the_inputs_of_its_head_is_run_at_once(tmp_path, monkeypatch):
-    """The code behind its body would change them again."""
+def test_model_with_changed_head_inputs_runs_without_pieces(tmp_path, monkeypatch):
+    """The code after its body would change them a second time."""
 
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
         hidden = self.model(input_ids=input_ids, use_cache=False).last_hidden_state
@@ -97,7 +97,7 @@ def test_a_model_that_changes_the_inputs_of_its_head_is_run_at_once(tmp_path, mo
     assert alike(whole, quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS))
 
 
-def test_a_reference_is_in_pieces_as_well(tmp_path, monkeypatch):
+def test_reference_works_in_pieces(tmp_path, monkeypatch):
     original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
     in_pieces(monkeypatch)
     study(original, save_reference=tmp_path / "reference", tokens=tokens, **OPTIONS)
@@ -110,7 +110,7 @@ def test_a_reference_is_in_pieces_as_well(tmp_path, monkeypatch):
     assert (-24, -19) in calls
 
 
-def test_equal_masks_are_one(tmp_path, monkeypatch):
+def test_equal_masks_are_shared(tmp_path, monkeypatch):
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASKS
 
     in_pieces(monkeypatch)
@@ -123,7 +123,7 @@ def test_equal_masks_are_one(tmp_path, monkeypatch):
     assert other is not first
 
 
-def test_keys_of_a_long_context_are_rounded_whole(tmp_path, monkeypatch):
+def test_long_context_keys_are_rounded_whole(tmp_path, monkeypatch):
     original = saved("mistral", tmp_path / "original")
     tokens = ids(tmp_path, 4 * CONTEXT)
     whole = quanterr.evaluate(original, kv="fp8_head", tokens=tokens, **OPTIONS)

@@ -1,4 +1,4 @@
-"""LoRAs merged into both sides of a denoiser, against diffusers' forward with weights merged in plain torch."""
+"""LoRAs merged into both sides of a denoiser, compared with diffusers' forward and weights merged in plain torch."""
 
 import json
 
@@ -19,7 +19,7 @@ KINDS = {"peft": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
 
 
 def adapter(tensors, names, kind, prefix, underscores=False):
-    """A LoRA for some weights as it is stored, and the weights merged."""
+    """Return a LoRA for some weights as it is stored, and the merged weights."""
     generator = torch.Generator().manual_seed(5)
     stored, merged = {}, {key: value.float() for key, value in tensors.items()}
     for name in names:
@@ -37,7 +37,7 @@ def adapter(tensors, names, kind, prefix, underscores=False):
 
 
 def error_of(model, family, base, other):
-    """Mean relative error of the outputs of two calls, by diffusers' own forward."""
+    """Return the mean relative error of the outputs of two calls by diffusers' own forward."""
     found = []
     for number in range(2):
         outputs = []
@@ -67,7 +67,7 @@ STORED = ["double_blocks.0.img_attn.qkv", "single_blocks.1.linear1", "final_laye
     ("kind", "prefix", "underscores"),
     [("kohya", "lora_unet_", True), ("peft", "diffusion_model.", False), ("kohya", "", False)],
 )
-def test_a_lora_in_the_names_of_the_file_is_merged_into_both_sides(kind, prefix, underscores, flux, tmp_path):
+def test_lora_with_file_names_is_merged_into_both_sides(kind, prefix, underscores, flux, tmp_path):
     folder, model, tensors, inputs = flux
     stored, merged = adapter(tensors, STORED, kind, prefix, underscores)
     save_file(stored | {"lora_te1_text_model.lora_down.weight": torch.ones(1, 1)}, tmp_path / "lora.safetensors")
@@ -85,7 +85,7 @@ def test_a_lora_in_the_names_of_the_file_is_merged_into_both_sides(kind, prefix,
     assert ("pass", str(tmp_path / "lora.safetensors")) == (found.verdict, found.lora)
 
 
-def test_a_lora_in_diffusers_names_has_the_alpha_of_its_metadata(flux, tmp_path):
+def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path):
     folder, model, _, inputs = flux
     base = load_file(next((folder / "original").glob("*.safetensors")))
     names = ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.proj_out"]
@@ -110,8 +110,8 @@ def test_a_lora_in_diffusers_names_has_the_alpha_of_its_metadata(flux, tmp_path)
     assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
 
 
-def test_other_names_go_through_diffusers_loader(tmp_path):
-    """A LoRA of musubi-tuner, in the names of Wan's authors, for a folder in diffusers' names."""
+def test_other_names_go_through_the_diffusers_loader(tmp_path):
+    """A LoRA from musubi-tuner has the names of Wan's authors, and the folder has diffusers' names."""
     model, tensors = made("Wan", tmp_path / "original")
     names = [f"blocks.{n}.self_attn.{one}" for n in range(2) for one in "qkvo"]
     names += [f"blocks.{n}.cross_attn.{one}" for n in range(2) for one in "qkvo"]
@@ -149,7 +149,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_merged_is_refused(kind, flux, tmp_path):
+def test_unsupported_lora_is_refused(kind, flux, tmp_path):
     folder, _, _, inputs = flux
     shapes, says = REFUSED[kind]
     save_file({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "lora.safetensors")

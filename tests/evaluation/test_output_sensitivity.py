@@ -1,4 +1,4 @@
-"""Which weights matter to the output of a denoiser: against plain autograd, and against what errors really do."""
+"""Which weights matter to a denoiser's output, compared with plain autograd and with actual errors."""
 
 import json
 
@@ -52,7 +52,7 @@ def flux(tmp_path_factory):
 
 
 def plain_squares(model, family, n_calls):
-    """Σ over calls of the squared gradients of u · y / ‖y‖, by autograd through the whole model."""
+    """Return Σ over calls of the squared gradients of u · y / ‖y‖, by autograd through the whole model."""
     generator = torch.Generator().manual_seed(SEED)
     found = {}
     for number in range(n_calls):
@@ -71,7 +71,7 @@ def plain_squares(model, family, n_calls):
 
 
 def alpha_of(squares, weight):
-    """The cost of an error that has an NMSE of 1 in each row, where it is spread evenly."""
+    """Return the cost of an error with an NMSE of 1 in each row, spread evenly."""
     return float((squares.flatten(1).mean(1) * weight.flatten(1).square().sum(1)).sum())
 
 
@@ -80,7 +80,7 @@ def alphas(path):
     return {row["layer_name"]: row["alpha"] for row in document["weights"]}, document
 
 
-def test_alpha_is_that_of_plain_autograd(flux):
+def test_alpha_equals_plain_autograd(flux):
     folder, model, _ = flux
     squares = plain_squares(model, "FLUX.1", N_CALLS)
     found, document = alphas(folder / "folder.json")
@@ -93,7 +93,7 @@ def test_alpha_is_that_of_plain_autograd(flux):
     assert ("output error", N_CALLS) == (document["cost"], document["tokens"]["scored"])
 
 
-def test_a_prediction_weighs_each_element(flux):
+def test_prediction_weighs_each_element(flux):
     folder, model, found = flux
     squares = plain_squares(model, "FLUX.1", N_CALLS)
     other = load_file(folder / "0.safetensors")
@@ -104,7 +104,7 @@ def test_a_prediction_weighs_each_element(flux):
         assert row.predicted_output_error == pytest.approx(want, rel=FLOAT64), row.layer_name
 
 
-def test_fused_weights_cost_what_their_parts_cost(flux):
+def test_fused_weights_cost_the_sum_over_their_parts(flux):
     folder, _, found = flux
     of_parts, _ = alphas(folder / "folder.json")
     fused, _ = alphas(folder / "file.json")
@@ -117,9 +117,10 @@ def test_fused_weights_cost_what_their_parts_cost(flux):
         assert a.predicted_output_error == pytest.approx(b.predicted_output_error, rel=FLOAT64)
 
 
-def test_predicts_what_independent_errors_do(flux):
-    """Of one draw the error is a sum of squares of a few dominant directions; of five, and four probes, the means agree
-    within a factor of two."""
+def test_prediction_agrees_with_independent_errors(flux):
+    """For one draw the error is a sum of squares of a few dominant directions. For five draws and four probes the means
+    agree within a factor of two.
+    """
     _, _, found = flux
     candidates = found["folder"].candidates
     predicted, measured = (
@@ -134,9 +135,9 @@ def test_predicts_what_independent_errors_do(flux):
 
 
 class TestReaders:
-    """compare, sweep and plan predict output error with it, and say so."""
+    """compare, sweep and plan predict the output error with a sensitivity and mention it."""
 
-    def test_compare_predicts_what_alpha_says(self, flux):
+    def test_compare_predicts_from_alpha(self, flux):
         folder, _, _ = flux
         path = next((folder / "original").glob("*.safetensors"))
         report = quanterr.compare(path, folder / "0.safetensors", sensitivity=folder / "folder.json", device="cpu")
@@ -172,14 +173,14 @@ class TestReaders:
         assert cheapest.cost <= plan.cost
         assert cheapest.goal.startswith("--max-output-error")
 
-    def test_a_limit_of_the_other_cost_is_refused(self, flux):
+    def test_limit_on_the_other_cost_is_refused(self, flux):
         with pytest.raises(
             UsageError, match=r"max_kld: .*folder.json gives a predicted output error, and no predicted KLD"
         ):
             quanterr.plan(flux[0] / "original", max_kld=0.1, sensitivity=flux[0] / "folder.json")
 
 
-def test_kernels_of_convolutions_have_a_sensitivity(tmp_path):
+def test_convolution_kernels_have_a_sensitivity(tmp_path):
     model, _ = made("SD 1.5", tmp_path / "original")
     inputs = write_calls("SD 1.5", tmp_path / "calls.safetensors", 1)
     study(tmp_path / "original", inputs=inputs, dtype="float64", sensitivity=tmp_path / "s.json")

@@ -1,4 +1,4 @@
-"""References: the same numbers without the original, to the last digit; refused where anything differs."""
+"""References give the same numbers without the original, to the last digit, and are refused where anything differs."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ TOKENS = 200
 
 
 def made(folder, name="llama", **more):
-    """An original, a candidate, a text and a reference, which is all that is used later."""
+    """Write an original, a candidate, a text and a reference, which is all that tests use later."""
     original, tokens = saved(name, folder / "original"), ids(folder, TOKENS)
     quantized, _ = candidate(original)
     options = {"tokens": tokens, "context": CONTEXT, "batch": 3} | more
@@ -37,7 +37,7 @@ def made(folder, name="llama", **more):
 
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gpt2", "opt", "mixtral", "gemma2", "mamba"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_scores_are_those_beside_the_original_to_the_last_digit(name, dtype, tmp_path):
+def test_scores_equal_those_with_the_original_to_the_last_digit(name, dtype, tmp_path):
     original, quantized, options = made(tmp_path, name, dtype=dtype)
     beside = quanterr.evaluate(original, [quantized], **options)
     original.rename(tmp_path / "gone")
@@ -54,8 +54,8 @@ def test_scores_are_those_beside_the_original_to_the_last_digit(name, dtype, tmp
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_a_gguf_is_read_by_the_few_rows_that_are_kept(kind, tmp_path, monkeypatch):
-    """Its rows of q and k and its norms are in another order or form: what is kept of the original decides."""
+def test_gguf_is_aligned_by_a_few_stored_rows(kind, tmp_path, monkeypatch):
+    """Its norms and its rows of q and k have another form or order, which the stored rows of the original decide."""
     monkeypatch.setattr(references, "SMALL", 256)
     original, tokens = saved(kind, tmp_path / "original"), ids(tmp_path, TOKENS)
     path, _ = written(kind, original, GEMMA if kind == "gemma2" else LLAMA, tmp_path / "model.gguf")
@@ -88,7 +88,7 @@ def kept(tmp_path_factory):
         ({"importance_out": "imatrix.gguf"}, "importance_out: needs the original"),
     ],
 )
-def test_what_differs_is_named(kept, more, told):
+def test_different_setting_is_named(kept, more, told):
     folder, _, quantized, options = kept
     with pytest.raises(UsageError, match=told):
         quanterr.evaluate(quantized, reference=folder / "reference", **options | more)
@@ -106,7 +106,7 @@ def test_another_text_is_refused(kept, tmp_path):
 
 
 class TestDamaged:
-    def test_hidden_states_are_noticed(self, tmp_path):
+    def test_damaged_hidden_states_are_noticed(self, tmp_path):
         _, quantized, options = made(tmp_path)
         path = tmp_path / "reference" / "reference.safetensors"
         raw = bytearray(path.read_bytes())
@@ -115,14 +115,14 @@ class TestDamaged:
         with pytest.raises(CheckpointError, match="is not what was saved: the reference is damaged"):
             quanterr.evaluate(quantized, reference=path.parent, **options)
 
-    def test_another_config_is_noticed(self, tmp_path):
+    def test_changed_config_is_noticed(self, tmp_path):
         _, quantized, options = made(tmp_path)
         path = tmp_path / "reference" / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"rms_norm_eps": 0.1}))
         with pytest.raises(CheckpointError, match=r"config\.json is not what was saved"):
             quanterr.evaluate(quantized, reference=path.parent, **options)
 
-    def test_a_folder_that_is_none_is_wrong_usage(self, kept, tmp_path):
+    def test_folder_without_a_reference_is_wrong_usage(self, kept, tmp_path):
         _, original, quantized, options = kept
         with pytest.raises(UsageError, match="no reference: No such file"):
             quanterr.evaluate(quantized, reference=tmp_path, **options)
@@ -130,8 +130,8 @@ class TestDamaged:
             study(original, save_reference=original, **options)
 
 
-def test_a_weight_that_a_candidate_lacks_is_no_guess(tmp_path, monkeypatch):
-    """Beside the original its own would be taken, and said."""
+def test_weight_missing_from_a_candidate_is_not_guessed(tmp_path, monkeypatch):
+    """With the original, its own weight would be used and reported."""
     monkeypatch.setattr(references, "SMALL", 256)
     _, quantized, options = made(tmp_path)
     tensors = stored(quantized)
@@ -143,13 +143,13 @@ def test_a_weight_that_a_candidate_lacks_is_no_guess(tmp_path, monkeypatch):
         quanterr.evaluate(tmp_path / "less.safetensors", reference=tmp_path / "reference", **options)
 
 
-def test_an_encoder_has_none(tmp_path):
+def test_encoder_has_no_reference(tmp_path):
     original = saved("bert", tmp_path / "original")
     with pytest.raises(UsageError, match="--save-reference: for models that continue a text"):
         study(original, tokens=ids(tmp_path), context=CONTEXT, save_reference=tmp_path / "reference")
 
 
-def test_the_command_writes_and_reads_it(kept, tmp_path):
+def test_command_writes_and_reads_a_reference(kept, tmp_path):
     _, original, quantized, options = kept
     text = ("--tokens", options["tokens"], "--context", CONTEXT)
     saving = call("evaluate", "-v", original, *text, "--save-reference", tmp_path / "r")
@@ -163,7 +163,7 @@ def test_the_command_writes_and_reads_it(kept, tmp_path):
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """A model with a chat template, a candidate, two texts and conversations, and a reference of all."""
+    """A model with a chat template, a candidate, two texts and conversations, and a reference for all of them."""
     folder = tmp_path_factory.mktemp("said")
     original = saved("llama", folder / "original")
     with_words(original)
@@ -177,7 +177,7 @@ def said(tmp_path_factory):
     return folder, original, candidate(original)[0], options
 
 
-def test_several_texts_and_conversations_are_those_beside_the_original(said):
+def test_several_texts_and_conversations_equal_those_with_the_original(said):
     folder, original, quantized, options = said
     beside = quanterr.evaluate(original, [quantized], **options)
     alone = quanterr.evaluate(quantized, reference=folder / "reference", **options)
@@ -201,7 +201,7 @@ def test_other_conversations_are_refused(said, tmp_path):
         quanterr.evaluate(quantized, reference=folder / "reference", **options | {"chat": tmp_path / "chat.jsonl"})
 
 
-def test_a_single_text_may_be_a_string(said, tmp_path):
+def test_single_text_may_be_a_string(said, tmp_path):
     folder, original, quantized, _ = said
     paths = folder / "prose.txt", str(folder / "prose.txt")
     first, second = (quanterr.evaluate(original, [quantized], text=path, context=16) for path in paths)
@@ -216,7 +216,7 @@ def test_a_single_text_may_be_a_string(said, tmp_path):
         (None, f"torch of an unknown version, now {torch.__version__}, transformers of an unknown version"),
     ],
 )
-def test_other_versions_are_said(said, tmp_path, versions, says):
+def test_other_versions_are_reported(said, tmp_path, versions, says):
     folder, _, quantized, options = said
     shutil.copytree(folder / "reference", tmp_path / "reference")
     path = tmp_path / "reference" / "reference.json"

@@ -1,4 +1,4 @@
-"""Rollouts of denoisers, against diffusers' own scheduler and forward."""
+"""Rollouts of denoisers, compared with diffusers' own scheduler and forward."""
 
 import json
 import runpy
@@ -27,7 +27,7 @@ def family(request):
 
 
 def path_of(model, family, seed, guided):
-    """The final latents by diffusers' scheduler; each call on the way."""
+    """Return the final latents by diffusers' scheduler, and each call on the way."""
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(sigmas=SIGMAS)
     is_list = family == "Z-Image"
@@ -64,7 +64,7 @@ def write(family, path, groups, guided):
 
 
 @pytest.mark.parametrize("guided", [False, True])
-def test_both_sides_follow_the_path_of_diffusers_scheduler(family, guided, tmp_path):
+def test_both_sides_follow_the_path_from_diffusers_scheduler(family, guided, tmp_path):
     model, _ = made(family, tmp_path / "original")
     base = [path_of(model, family, seed, guided) for seed in range(2)]
     inputs = write(family, tmp_path / "calls.safetensors", [calls for _, calls in base], guided)
@@ -86,7 +86,7 @@ def test_both_sides_follow_the_path_of_diffusers_scheduler(family, guided, tmp_p
     cosines = [float((x * y).sum() / (x.norm() * y.norm())) for x, y in finals]
 
     mean = sum(steps[-1] for steps in errors) / 2
-    relative = of_squared_error(mean) * len(SIGMAS)  # a forward a step
+    relative = of_squared_error(mean) * len(SIGMAS)  # one forward per step
     assert mean == pytest.approx(rollout.rollout_error, rel=relative)
     assert sum(psnr) / 2 == pytest.approx(rollout.rollout_psnr_db, abs=10 * relative / log(10))
     assert sum(cosines) / 2 == pytest.approx(rollout.rollout_cosine, abs=mean * relative)
@@ -97,7 +97,7 @@ def test_both_sides_follow_the_path_of_diffusers_scheduler(family, guided, tmp_p
     assert [(0, 2), (1, 2), (2, 2)] == [(step.step, step.calls) for step in rollout.steps]
 
 
-def test_the_page_has_it_and_rules_may_name_it(tmp_path):
+def test_page_shows_the_rollout_and_rules_may_name_it(tmp_path):
     model, _ = made("SD3", tmp_path / "original")
     _, calls = path_of(model, "SD3", 0, False)
     inputs = write("SD3", tmp_path / "calls.safetensors", [calls], False)
@@ -150,17 +150,17 @@ class TestRefused:
             ),
         ],
     )
-    def test_calls_that_make_no_path(self, evaluated, described, says):
+    def test_calls_that_form_no_path_are_refused(self, evaluated, described, says):
         with pytest.raises(UsageError, match=says):
             evaluated(described)
 
-    def test_a_text(self, tmp_path):
+    def test_text_is_refused(self, tmp_path):
         (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
         save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
         with pytest.raises(UsageError, match="rollout: for denoisers, with recorded calls"):
             quanterr.evaluate(tmp_path, [tmp_path], text="a.txt", rollout=True)
 
-    def test_a_model_that_predicts_noise(self, tmp_path):
+    def test_model_that_predicts_noise_is_refused(self, tmp_path):
         made("SD 1.5", tmp_path / "original")
         tensors = {f"0/{name}": value for name, value in call("SD 1.5", 0).items()}
         save_file(tensors, tmp_path / "calls.sft")
@@ -168,7 +168,7 @@ class TestRefused:
             quanterr.evaluate(tmp_path / "original", ["b"], inputs=tmp_path / "calls.sft", rollout=True)
 
 
-def test_the_example_records_sigmas_and_branches(tmp_path):
+def test_example_records_sigmas_and_branches(tmp_path):
     model, _ = made("SD3", tmp_path / "original")
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "capture_inputs.py"))
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()

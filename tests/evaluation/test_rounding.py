@@ -1,4 +1,4 @@
-"""Inputs, keys and values that are rounded as a runtime rounds them, against plain transformers with hooks."""
+"""Inputs, keys and values rounded as in a runtime, compared with plain transformers and hooks."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ CLOSE = 1e-6
 
 
 def nearest(x, levels):
-    """The nearest of some sorted numbers, of two the one with the even place."""
+    """Return the nearest of some sorted numbers; on a tie, the one in the even place."""
     place = torch.bucketize(x.abs(), levels).clamp(max=len(levels) - 1)
     below = (place - 1).clamp(min=0)
     up, down = levels[place] - x.abs(), x.abs() - levels[below]
@@ -105,7 +105,7 @@ def arguments(bits, kind, **more):
 TOKEN = {"strategy": "token", "dynamic": True}
 FP8 = arguments(8, "float", strategy="channel")
 GROUP = {"strategy": "tensor_group", "group_size": 16}
-# Name → how weights are stored, what config.json says of weights and inputs, what happens to inputs, the format.
+# Name → storage of weights, declarations in config.json for weights and inputs, effect on inputs, format.
 CASES = {
     "fp8_token": (fp8_rows, FP8, arguments(8, "float", **TOKEN), round_fp8_token, "float-quantized"),
     "int8_token": (
@@ -123,7 +123,7 @@ CASES = {
 
 
 def hadamard_signs():
-    """A matrix of 16 rows as compressed-tensors stores it, and the rotation that it stands for."""
+    """Return a matrix of 16 rows as compressed-tensors stores it, and the rotation it stands for."""
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     four = torch.kron(two, two)
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0] * 4)[:, None] * torch.kron(four, four)
@@ -131,14 +131,14 @@ def hadamard_signs():
 
 
 def turned(x, matrix):
-    """Multiply each 16 columns in float64."""
+    """Rotate each 16 columns in float64."""
     return (x.double().reshape(*x.shape[:-1], -1, 16) @ matrix).view(x.shape)
 
 
 def quantized(
     folder: Path, original: Path, name: str, inputs: object = True, cache: bool = False, transformed: bool = False
 ):
-    """A checkpoint in the layout of compressed-tensors, and the values of its weights."""
+    """Write a checkpoint in compressed-tensors' layout and return the values of its weights."""
     signs, rotation = hadamard_signs()
     store, of_weights, of_inputs, _, form = CASES[name]
     written, values = {}, {}
@@ -187,7 +187,7 @@ def original(tmp_path_factory):
 
 
 def logits(original, values, chunks, rounded=None, cache=None):
-    """Of a plain model with these weights; its linear layers but the head get rounded inputs."""
+    """Return the logits of a plain model with these weights, whose linear layers except the head get rounded inputs."""
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
     model.load_state_dict(values)
     for name, module in model.named_modules():
@@ -213,7 +213,7 @@ def logits(original, values, chunks, rounded=None, cache=None):
 
 
 def kld(original, values, chunks, **how):
-    """Mean of what the second half of each chunk predicts, as the definition of evaluate has it."""
+    """Return the mean divergence over the second half of each chunk, as evaluate defines it."""
     half = chunks.shape[1] // 2
     base, other = (
         logits(original, each, chunks, **more)[:, half:-1].double().log_softmax(-1)
@@ -234,7 +234,7 @@ def chunks_of(original):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_declared_activations_are_those_of_a_plain_emulation(original, tmp_path, name):
+def test_declared_activations_equal_a_plain_emulation(original, tmp_path, name):
     path, values = quantized(tmp_path / "quantized", original, name)
     declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
     chunks = chunks_of(original)
@@ -264,10 +264,10 @@ def test_transformed_inputs_are_rounded_as_the_product_sees_them(original, tmp_p
     assert expected != pytest.approx(unrotated, rel=10 * 14 * 2**1.5 * 2**-16)
 
 
-def test_output_errors_by_rounded_inputs_are_those_of_plain_hooks(original, tmp_path):
+def test_output_errors_with_rounded_inputs_equal_plain_hooks(original, tmp_path):
     path, values = quantized(tmp_path / "quantized", original, "int8_token")
     found = {weight.layer_name: weight for weight in evaluated(original, path).candidates[0].weights}
-    name, sums = "model.layers.0.self_attn.v_proj", []  # inputs of the first block's are the original's
+    name, sums = "model.layers.0.self_attn.v_proj", []  # inputs to the first block are the original's
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
 
     def look(module, args):
@@ -285,7 +285,7 @@ def test_output_errors_by_rounded_inputs_are_those_of_plain_hooks(original, tmp_
     assert found[f"{name}.weight"].input_error / of_both == pytest.approx(found[f"{name}.weight"].share_of_inputs)
 
 
-def test_every_output_has_the_share_of_rounded_inputs(original, tmp_path):
+def test_every_output_has_the_share_from_rounded_inputs(original, tmp_path):
     path, _ = quantized(tmp_path / "quantized", original, "int8_token")
     found = evaluated(original, path)
     paths = [tmp_path / f"evaluation.{kind}" for kind in ("json", "csv")]
@@ -305,7 +305,7 @@ def test_every_output_has_the_share_of_rounded_inputs(original, tmp_path):
     assert weights[name]["share_of_inputs"] == pytest.approx(of_both[name], rel=5e-3)  # three digits
 
 
-def test_a_declared_cache_is_rounded_behind_the_rotary_embedding(original, tmp_path):
+def test_declared_cache_is_rounded_after_the_rotary_embedding(original, tmp_path):
     path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
     found = evaluated(original, path).candidates[0]
 
@@ -314,7 +314,7 @@ def test_a_declared_cache_is_rounded_behind_the_rotary_embedding(original, tmp_p
     assert expected == pytest.approx(found.scores.kld_mean, rel=CLOSE)
 
 
-def test_one_scale_serves_keys_and_values_as_in_vllm(original, tmp_path):
+def test_single_scale_serves_keys_and_values_as_in_vllm(original, tmp_path):
     path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
     tensors = load_file(path / "model.safetensors")
     tensors = {name.replace(".k_scale", ".kv_scale"): x for name, x in tensors.items() if ".v_scale" not in name}
@@ -324,7 +324,7 @@ def test_one_scale_serves_keys_and_values_as_in_vllm(original, tmp_path):
     assert expected == pytest.approx(evaluated(original, path).candidates[0].scores.kld_mean, rel=CLOSE)
 
 
-def test_what_is_not_emulated_is_inconclusive(original, tmp_path):
+def test_unsupported_scheme_is_inconclusive(original, tmp_path):
     unknown = arguments(8, "int", strategy="group", group_size=16, dynamic=True)
     path, _ = quantized(tmp_path / "quantized", original, "int8_token", unknown)
     declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
@@ -334,7 +334,7 @@ def test_what_is_not_emulated_is_inconclusive(original, tmp_path):
     assert "by group, are not emulated" in declared.reasons[0]
 
 
-def test_a_scheme_may_be_asked_for_and_split_from_the_weights(original, tmp_path):
+def test_scheme_may_be_requested_and_split_from_the_weights(original, tmp_path):
     path, values = quantized(tmp_path / "quantized", original, "fp8_token", None)
     both = evaluated(original, path, activations="int8_token", kv="fp8", split=True)
 
@@ -345,14 +345,14 @@ def test_a_scheme_may_be_asked_for_and_split_from_the_weights(original, tmp_path
 
 
 def fp8_experts(folder: Path, original: Path):
-    """Only experts are quantized, to FP8 with a static scale of inputs for each matrix; values, and these scales."""
+    """Quantize only experts to FP8, with a static input scale for each matrix; return values and these scales."""
     written, values, scales = {}, {}, {}
     for key, tensor in stored(original).items():
         values[key] = written[key] = tensor
         if ".experts." in key:
             module = key.removesuffix(".weight")
             parts, values[key] = fp8_rows(tensor)
-            scales[module] = torch.tensor(2.0 ** -(4 + len(scales) % 3) / 3)  # of neighbours and of gate and up others
+            scales[module] = torch.tensor(2.0 ** -(4 + len(scales) % 3) / 3)  # neighbours, and gate and up, have others
             del written[key]
             written |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
             written[f"{module}.input_scale"] = scales[module]
@@ -369,7 +369,7 @@ def fp8_experts(folder: Path, original: Path):
 
 
 def test_each_expert_has_its_own_static_scale(tmp_path, monkeypatch):
-    """A model holds its experts in two stacks; the file has a scale for each matrix, and for gate and up apart."""
+    """A model holds its experts in two stacks; the file has a scale for each matrix, with gate and up apart."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
     path = saved("qwen3_moe", tmp_path / "original", num_hidden_layers=1)
@@ -409,7 +409,7 @@ def test_each_expert_has_its_own_static_scale(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_scale_of_keys_that_holds_several_numbers_is_not_emulated(original, tmp_path, several):
+def test_key_scale_with_several_numbers_is_not_emulated(original, tmp_path, several):
     path, _ = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
     tensors = load_file(path / "model.safetensors")
     name = "model.layers.0.self_attn.k_scale"
@@ -420,15 +420,15 @@ def test_a_scale_of_keys_that_holds_several_numbers_is_not_emulated(original, tm
     assert several == (f"keys and values were rounded with a scale of 1: {name} holds 4 numbers" in reasons)
 
 
-def test_inputs_of_rotated_weights_are_rotated_rounded_and_rotated_back():
-    """As comfy-kitchen rounds rotated inputs, brought back by its matrix in float64."""
+def test_inputs_for_rotated_weights_are_rotated_rounded_and_rotated_back():
+    """comfy-kitchen rounds rotated inputs; its matrix brings them back in float64."""
     golden = load_file(Path(__file__).parents[1] / "golden_inputs" / "comfy_kitchen.safetensors")
     h4 = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64)
     h = torch.kron(torch.kron(h4, h4), h4) / 8
     way = Rounded(INPUT_SCHEMES["int8_token"], StoredInputScale(), None, partial(rotate, 64, workspace=Workspace(CPU)))
     expected = (golden["int8_token_rotated_64"].double().view(1, 8, 4, 64) @ h).view(1, 8, 256)
     found = way(golden["x"])
-    # comfy-kitchen rotates in float32: 64 additions; we round once before and once behind
+    # comfy-kitchen rotates in float32 with 64 additions; we round once before and once after
     allowed = 66 * 2.0**-24 * golden["x"].double().norm(dim=-1, keepdim=True)
 
     assert bool(((found - expected).abs() <= allowed).all())
@@ -443,11 +443,11 @@ BRANCHES = [
 
 
 @pytest.mark.parametrize(("producer", "name", "file", "suffix"), BRANCHES)
-def test_a_branch_of_low_rank_has_inputs_that_are_not_rounded(producer, name, file, suffix, tmp_path):
-    """As the producer's own forward computes: codes times rounded inputs, the branch times the inputs."""
+def test_low_rank_branch_gets_unrounded_inputs(producer, name, file, suffix, tmp_path):
+    """The producer's own forward multiplies codes by rounded inputs, and the branch by the inputs themselves."""
     folder = Path(__file__).parents[1]
     golden, path = load_file(folder / "golden_inputs" / f"{producer}.safetensors"), folder / f"golden/{file}{suffix}"
-    if not suffix:  # which multiplies in float by its config
+    if not suffix:  # its config makes it multiply in float
         config = json.loads((path / "config.json").read_text())
         config["quantization_config"] |= {"use_quantized_matmul": True, "modules_to_not_use_matmul": []}
         path = Path(shutil.copytree(path, tmp_path / "quantized"))
@@ -466,7 +466,7 @@ def test_a_branch_of_low_rank_has_inputs_that_are_not_rounded(producer, name, fi
         found = functional.linear(x, weight)
 
     up, down = way.branch
-    # Sums of that many products in float32, of codes and of the branch, which we add to the weight and take away again.
+    # Sums of that many float32 products of codes and of the branch, which we add to the weight and subtract again.
     terms = way(x).abs() @ weight.abs().T + 3 * (x.abs() @ down.abs().T @ up.abs().T)
     allowed = (sum(weight.shape) + len(down)) * 2.0**-24 * terms
     assert not made.rounding.reasons()
@@ -474,14 +474,14 @@ def test_a_branch_of_low_rank_has_inputs_that_are_not_rounded(producer, name, fi
     assert not bool(((functional.linear(way(x), weight) - golden[name]).abs() <= allowed).all())
 
 
-def test_factors_of_inputs_come_before_the_rounding():
+def test_input_factors_apply_before_rounding():
     factors = torch.tensor([1.0, 0.5, 0.0, 4.0])
     way = Rounded(INPUT_SCHEMES["int8_static"], StoredInputScale(torch.tensor(1.0)), factors)
 
     assert [3.0, 4.0, 0.0, 0.5] == way(torch.tensor([3.4, 3.2, 7.0, 0.45])).tolist()
 
 
-def test_a_weight_that_the_model_uses_in_another_way_is_not_called_rounded(original, tmp_path):
+def test_weight_used_in_another_way_is_not_called_rounded(original, tmp_path):
     path, _ = quantized(tmp_path / "quantized", original, "fp8_token")
     with quanterr.open_checkpoint(original) as first, quanterr.open_checkpoint(path) as second:
         rounding = Candidate(Sides(first), second, "declared", "declared").rounding
@@ -498,7 +498,7 @@ def test_a_weight_that_the_model_uses_in_another_way_is_not_called_rounded(origi
     assert ["inputs of 1 weight were not rounded: " + name] == [why.rsplit(": ", 1)[0] for why in rounding.reasons()]
 
 
-def test_the_harness_rounds_inputs_as_well(original, tmp_path):
+def test_harness_rounds_inputs_too(original, tmp_path):
     from quanterr.lm_eval import StreamedModel
 
     path, values = quantized(tmp_path / "quantized", original, "int8_token")
@@ -511,12 +511,12 @@ def test_the_harness_rounds_inputs_as_well(original, tmp_path):
     assert found[0] == pytest.approx(float(last.log_softmax(-1)[4]), rel=CLOSE)
 
 
-def test_an_unknown_scheme_is_refused_before_anything_is_read(original):
+def test_unknown_scheme_is_refused_before_anything_is_read(original):
     with pytest.raises(UsageError, match="activations fp8: choose one of declared, none, fp8_token"):
         evaluated(original, original, activations="fp8")
 
 
-def test_a_baseline_with_other_activations_is_refused(original, tmp_path):
+def test_baseline_with_other_activations_is_refused(original, tmp_path):
     path, _ = quantized(tmp_path / "quantized", original, "fp8_token")
     declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
 
@@ -524,7 +524,7 @@ def test_a_baseline_with_other_activations_is_refused(original, tmp_path):
         quanterr.judge(declared, baseline=alone)
 
 
-def test_an_inspection_says_what_is_declared(original, tmp_path):
+def test_inspection_lists_the_declared_schemes(original, tmp_path):
     path, _ = quantized(tmp_path / "quantized", original, "nvfp4", cache=True)
     found = quanterr.inspect(path)
 
@@ -537,15 +537,13 @@ class TestFindings:
     @pytest.mark.parametrize(
         ("ratio", "expected"), [(1.0, []), (1.1, ["info"]), (1.4, ["warning"]), (4.0, ["warning"])]
     )
-    def test_scales_of_weights_that_runtimes_fuse_are_held_against_each_other(
-        self, original, tmp_path, ratio, expected
-    ):
+    def test_scales_in_fused_weights_must_agree(self, original, tmp_path, ratio, expected):
         path, values = quantized(tmp_path / "quantized", original, "nvfp4", None)
         tensors = load_file(path / "model.safetensors")
         shared = {}
         for name in [name for name in tensors if name.endswith(".weight_global_scale")]:
             key = name.removesuffix("_global_scale")
-            of_one = max(float(values[key].abs().max()), 1.2)  # one range for all, so that all have one scale
+            of_one = max(float(values[key].abs().max()), 1.2)  # one range gives all of them one scale
             factor = torch.tensor([448 * 6 / of_one])
             shared[key] = factor / (ratio if "layers.1.self_attn.k_proj" in key else 1)
         for key, factor in shared.items():
@@ -567,9 +565,7 @@ class TestFindings:
             assert snr_db == pytest.approx(finding.evidence["as_fused_db"], abs=1e-6)
 
     @pytest.mark.parametrize(("name", "part"), [("fp8_static", "input_scale"), ("nvfp4", "input_global_scale")])
-    def test_scales_of_inputs_that_fused_weights_share_are_held_against_each_other(
-        self, original, tmp_path, name, part
-    ):
+    def test_input_scales_in_fused_weights_must_agree(self, original, tmp_path, name, part):
         path, _ = quantized(tmp_path / "quantized", original, name)
         tensors = load_file(path / "model.safetensors")
         sound = quanterr.compare(original, path)
@@ -587,9 +583,9 @@ class TestFindings:
             found[0].evidence["ratio"],
             found[0].evidence["layers"],
         )
-        assert ("its range" in found[0].message) == (name == "nvfp4")  # where the stored scale is a divisor
+        assert ("its range" in found[0].message) == (name == "nvfp4")  # here the stored scale is a divisor
 
-    def test_a_static_scheme_without_any_scale_is_no_scheme_of_the_runtime(self, original, tmp_path):
+    def test_static_scheme_without_any_scale_is_not_emulated(self, original, tmp_path):
         path, _ = quantized(tmp_path / "quantized", original, "nvfp4")
         tensors = load_file(path / "model.safetensors")
         kept = {key: value for key, value in tensors.items() if not key.endswith("input_global_scale")}
@@ -609,13 +605,13 @@ class TestFindings:
             ("bnb_nf4", False),
         ],
     )
-    def test_a_label_of_comfyui_that_is_not_emulated_is_no_label_of_weights_alone(self, form, rounded):
+    def test_unsupported_comfyui_label_does_not_mean_weights_only(self, form, rounded):
         found = _read_comfy("a", Label("tensor", {"format": form}), {})
 
         assert rounded == (found is not None)
         assert found is None or (found.scheme == "" and form in found.why_not)
 
-    def test_fp8_of_comfyui_without_a_scale_of_inputs_is_noted(self, tmp_path):
+    def test_comfyui_fp8_without_an_input_scale_is_noted(self, tmp_path):
         x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
         scale = x.abs().max() / 448
         label = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
@@ -635,7 +631,7 @@ class TestFindings:
 
 
 def with_factor(tensor, factor):
-    """NVFP4 with that factor, a divisor."""
+    """Return NVFP4 with that factor, a divisor."""
     blocks = tensor.reshape(len(tensor), -1, 16)
     scale = (factor * blocks.abs().amax(-1, keepdim=True) / 6).clamp(max=448).to(E4M3)
     values = nearest(blocks / (scale.float() / factor), LEVELS)

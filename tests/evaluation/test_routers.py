@@ -1,4 +1,4 @@
-"""The experts that routers choose, against plain transformers."""
+"""The experts that routers choose, compared with plain transformers."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def coarse(weight):
-    """Codes from -3 to 3 and a scale for each row: routers must disagree."""
+    """Return codes from -3 to 3 with a scale for each row, so that routers must disagree."""
     scale = weight.abs().amax(1, keepdim=True) / 3
     return (weight / scale).round().to(torch.int8), scale
 
 
 def routed(name, folder, chunks):
-    """What each router of a plain model says of all tokens: logits and experts."""
+    """Return each router's logits and experts for all tokens, by a plain model."""
     model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
     found = {}
     for path, module in model.named_modules():
@@ -37,15 +37,15 @@ def measured(folder, name, **options):
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3", "llama4"])
-def test_agreement_is_that_of_plain_transformers(name, tmp_path):
-    """The router of DeepSeek computes in float32, from inputs that differ by roundings of float64."""
+def test_router_agreement_equals_plain_transformers(name, tmp_path):
+    """DeepSeek's router computes in float32, from inputs that differ by roundings of float64."""
     original, values, chunks, found = measured(tmp_path, name)
     x, y = (routed(name, folder, chunks) for folder in (original, values))
     rows = {row.name: row for row in found.candidates[0].routers}
 
     assert set(x) == set(rows)
     for router, row in rows.items():
-        if name == "llama4":  # weights, which are zero but for the chosen expert, and logits
+        if name == "llama4":  # weights, zero except for the chosen expert, and logits
             logits = [each[router][1].double() for each in (x, y)]
             chosen = [each[router][0] > 0 for each in (x, y)]
         else:
@@ -59,7 +59,7 @@ def test_agreement_is_that_of_plain_transformers(name, tmp_path):
     assert min(row.same_experts for row in rows.values()) < 1
 
 
-def test_every_output_has_them_and_gates_hold(tmp_path):
+def test_every_output_has_routers_and_gates_hold(tmp_path):
     _, _, _, found = measured(tmp_path, "mixtral", require=["min(same_experts) >= 0.999"])
     for ending in ("md", "csv", "json"):
         found.save(tmp_path / f"e.{ending}")
@@ -70,7 +70,7 @@ def test_every_output_has_them_and_gates_hold(tmp_path):
     assert ("fail", worst.same_experts) == (found.verdict, found.candidates[0].gates[0].observed)
 
 
-def test_batches_add_up(tmp_path):
+def test_batches_add_up_to_the_whole(tmp_path):
     _, _, _, found = measured(tmp_path, "mixtral")
     tokens = tmp_path / "ids.safetensors"
     one = quanterr.evaluate(
@@ -82,7 +82,7 @@ def test_batches_add_up(tmp_path):
         assert row.router_kld == pytest.approx(other.router_kld, rel=1e-9)
 
 
-def test_a_dense_model_has_none(tmp_path):
+def test_dense_model_has_no_routers(tmp_path):
     _, _, _, found = measured(tmp_path, "llama")
 
     assert [] == found.candidates[0].routers

@@ -1,4 +1,4 @@
-"""Which weights matter: against a plain backward pass through the whole model, and against what errors really do."""
+"""Which weights matter, compared with a plain backward pass through the whole model and with actual errors."""
 
 import json
 
@@ -27,7 +27,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def streamed(folder, chunks):
-    """The profile, a unit at a time."""
+    """Return the profile, computed one unit at a time."""
     with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as found:
         sides = Sides(checkpoint)
         model = building.Architecture(building.read_config(found), torch.float64).build()
@@ -40,9 +40,9 @@ def streamed(folder, chunks):
 
 
 def plain(name, folder, chunks):
-    """The same with everything in memory: of each matrix, Σ over chunks of the squared gradient; and the matrix.
+    """Return for each matrix Σ over chunks of the squared gradient, with everything in memory, and the matrix.
 
-    √½ is in the loss, as there: models that compute norms in float32 round its gradients.
+    √½ is in the loss, as in the profile: models that compute norms in float32 round its gradients.
     """
     model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
     generator = torch.Generator().manual_seed(SEED)
@@ -59,12 +59,12 @@ def plain(name, folder, chunks):
 
 
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "qwen3_moe", "phi3", "gpt2"])
-def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
+def test_curvature_equals_a_plain_backward_pass(name, tmp_path):
     folder = saved(name, tmp_path / "original")
     chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
     found = streamed(folder, chunks)
     known = plain(name, folder, chunks)
-    tied = ("embed_tokens", "wte")  # whose gradients plain torch adds up
+    tied = ("embed_tokens", "wte")  # plain torch adds up their gradients
     both = [path for path in known if WHOLE in found.found.get(path, {}) and not any(part in path for part in tied)]
 
     assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
@@ -75,11 +75,11 @@ def test_curvature_is_that_of_a_plain_backward_pass(name, tmp_path):
         assert torch.allclose(squares, curvature.squares, rtol=FLOAT64, atol=FLOAT64 * largest), path
         want = float((squares.mean(1) * weight.square().sum(1)).sum()) / found.scored
         assert curvature.alpha(found.scored) == pytest.approx(want, rel=FLOAT64), path
-        error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(weight)  # costs what alpha says
+        error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(weight)  # it costs as much as alpha states
         assert curvature.predicted(error, found.scored) == pytest.approx(want * 0.1**2, rel=FLOAT64), path
 
 
-def test_an_error_is_weighed_by_its_own_element():
+def test_error_is_weighed_by_its_own_element():
     curvature = Curvature()
     curvature.add(torch.tensor([[1e3, 0.0], [0.0, 2.0]]))
     curvature.add(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
@@ -87,8 +87,8 @@ def test_an_error_is_weighed_by_its_own_element():
     assert curvature.predicted(torch.tensor([[0.0, 1.0], [1.0, 0.5]]), 1) == 1.25
 
 
-def test_a_tied_head_matters_in_both_of_its_uses(tmp_path):
-    """Its weight is stored once: what an error of it costs is what it does as an embedding, and as the head."""
+def test_tied_head_matters_in_both_uses(tmp_path):
+    """Its weight is stored once: an error costs its effect as an embedding and its effect as the head."""
     original, tokens = saved("llama tied", tmp_path / "original"), ids(tmp_path, 320)
     (tmp_path / "other").mkdir()
     tensors, name = stored(original), "model.embed_tokens.weight"
@@ -128,21 +128,21 @@ class TestEvaluation:
         )  # fmt: skip
         return found, json.loads((folder / "s.json").read_text())
 
-    def test_predicts_what_small_errors_cost(self, made):
+    def test_prediction_agrees_with_small_errors(self, made):
         for each in made[0].candidates:
             assert 0.5 < each.predicted_kld / each.scores.kld_mean < 2
 
-    def test_is_quadratic_in_the_error(self, made):
+    def test_prediction_is_quadratic_in_the_error(self, made):
         large, small = (each.predicted_kld for each in made[0].candidates)
 
         assert pytest.approx(9, rel=1e-3) == large / small
 
-    def test_is_the_sum_over_the_weights(self, made):
+    def test_prediction_is_the_sum_over_the_weights(self, made):
         for each in made[0].candidates:
             known = [weight.predicted_kld for weight in each.weights if weight.predicted_kld is not None]
             assert pytest.approx(sum(known)) == each.predicted_kld
 
-    def test_the_file_names_every_matrix_the_most_sensitive_first(self, made):
+    def test_file_names_every_matrix_the_most_sensitive_first(self, made):
         _, document = made
         alphas = [row["alpha"] for row in document["weights"]]
 
@@ -151,7 +151,7 @@ class TestEvaluation:
         assert {"model.layers.0.mlp.up_proj.weight", "lm_head.weight"} <= {r["layer_name"] for r in document["weights"]}
         assert "a ranking first" in document["note"]
 
-    def test_standard_errors_fall_with_the_root_of_the_chunks(self, tmp_path):
+    def test_standard_errors_fall_with_the_root_of_the_number_of_chunks(self, tmp_path):
         original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 40 * CONTEXT)
         found = []
         for chunks in (4, 40):
@@ -161,10 +161,10 @@ class TestEvaluation:
             found.append({row["layer_name"]: row["alpha_se"] / row["alpha"] for row in rows})
         gains = sorted(found[0][name] / found[1][name] for name in found[1])
 
-        assert 2 < gains[len(gains) // 2] < 5  # of ten times as many chunks
+        assert 2 < gains[len(gains) // 2] < 5  # with ten times as many chunks
         assert all(0 < share < 1 for share in found[1].values())
 
-    def test_is_of_models_that_continue_a_text(self, tmp_path):
+    def test_model_must_continue_a_text(self, tmp_path):
         original = saved("bert", tmp_path / "original")
         quantized, _ = candidate(original)
         with pytest.raises(UsageError, match="for models that continue a text; bert does not"):
@@ -173,7 +173,7 @@ class TestEvaluation:
             )
 
 
-def test_an_original_is_studied_without_a_candidate(tmp_path):
+def test_original_is_studied_without_a_candidate(tmp_path):
     original = saved("llama", tmp_path / "original")
     words = ("--tokens", ids(tmp_path), "--context", 32)
     done = call("evaluate", original, *words, "--sensitivity", "s.json", "--importance-out", "i.gguf", cwd=tmp_path)

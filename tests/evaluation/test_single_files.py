@@ -1,4 +1,4 @@
-"""Denoisers in single files, in the names of their authors: the numbers of their diffusers folders, of any format."""
+"""Denoisers in single files with their authors' names give the numbers of their diffusers folders, in any format."""
 
 import json
 
@@ -45,7 +45,7 @@ def output(model, family, number):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_single_file_has_the_numbers_of_its_diffusers_folder(family, tmp_path):
+def test_single_file_has_the_same_numbers_as_its_diffusers_folder(family, tmp_path):
     model, tensors = made(family, tmp_path / "diffusers")
     written, values = scaled_fp8(tensors)
     save_file(tensors, tmp_path / "original.safetensors")
@@ -75,7 +75,7 @@ def test_a_single_file_has_the_numbers_of_its_diffusers_folder(family, tmp_path)
 
 
 @pytest.mark.parametrize("family", ["SD3", "Wan", "Qwen-Image", "Z-Image"])
-def test_a_family_is_recognized_from_names_and_shapes(family, tmp_path):
+def test_family_is_recognized_from_names_and_shapes(family, tmp_path):
     model, tensors = made(family, tmp_path / "diffusers")
     save_file({f"model.diffusion_model.{key}": value for key, value in tensors.items()}, tmp_path / "original.sft")
     found = recognize({key: tuple(value.shape) for key, value in tensors.items()}, "a file")
@@ -89,8 +89,8 @@ def test_a_family_is_recognized_from_names_and_shapes(family, tmp_path):
     assert 0 == same.candidates[0].outputs.output_error
 
 
-# Of transformer/config.json of black-forest-labs/FLUX.1-dev, stabilityai/stable-diffusion-3.5-medium,
-# Wan-AI/Wan2.1-I2V-14B-480P-Diffusers and Tongyi-MAI/Z-Image-Turbo, and of unet/config.json of
+# From transformer/config.json of black-forest-labs/FLUX.1-dev, stabilityai/stable-diffusion-3.5-medium,
+# Wan-AI/Wan2.1-I2V-14B-480P-Diffusers and Tongyi-MAI/Z-Image-Turbo, and from unet/config.json of
 # stable-diffusion-v1-5/stable-diffusion-v1-5 and stabilityai/stable-diffusion-xl-base-1.0.
 RELEASED = {
     "FLUX.1 dev": (
@@ -170,7 +170,7 @@ def test_released_models_have_their_published_config(release):
     assert config == {key: found[key] for key in config}
 
 
-def test_a_quantized_original_in_other_names_is_dequantized(tmp_path):
+def test_quantized_original_with_other_names_is_dequantized(tmp_path):
     family = "FLUX.2"
     model, tensors = made(family, tmp_path / "diffusers")
     written, values = scaled_fp8(tensors)
@@ -205,7 +205,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_what_cannot_be_recognized_is_refused(kind, tmp_path):
+def test_unrecognized_model_is_refused(kind, tmp_path):
     name, says = UNKNOWN[kind]
     save_file({name: torch.ones(128 if kind == "FLUX without the rest" else 4, 4)}, tmp_path / "a.safetensors")
     save_file({"0/hidden_states": torch.ones(1)}, tmp_path / "calls.safetensors")
@@ -214,7 +214,7 @@ def test_what_cannot_be_recognized_is_refused(kind, tmp_path):
         quanterr.evaluate(tmp_path / "a.safetensors", ["b"], inputs=tmp_path / "calls.safetensors")
 
 
-class TestOfTheWrongModel:
+class TestWrongModel:
     @pytest.fixture
     def folder(self, tmp_path):
         made("FLUX.2", tmp_path / "diffusers")
@@ -225,19 +225,19 @@ class TestOfTheWrongModel:
         inputs = write_calls("FLUX.2", folder / "calls.safetensors", 1)
         return quanterr.evaluate(original, [candidate], inputs=inputs, **options)
 
-    def test_a_candidate_of_another_family(self, folder):
+    def test_candidate_from_another_family_is_refused(self, folder):
         save_file({key: torch.ones(shape) for key, shape in wan().items()}, folder / "wan.safetensors")
         with pytest.raises(CheckpointError, match=r"wan.safetensors: nothing in it makes up .* more of Flux2Trans"):
             self.evaluated(folder / "diffusers", folder / "wan.safetensors", folder)
 
-    def test_a_candidate_that_no_converter_takes(self, folder):
+    def test_candidate_that_no_converter_takes_is_refused(self, folder):
         save_file({"single_blocks.0.colour.weight": torch.ones(2, 2)}, folder / "odd.safetensors")
         with pytest.raises(
             CheckpointError, match=r"odd.safetensors: lacks colour, which diffusers' converter to Flux2"
         ):
             self.evaluated(folder / "diffusers", folder / "odd.safetensors", folder)
 
-    def test_a_candidate_that_lacks_a_tensor(self, folder):
+    def test_candidate_without_a_tensor_is_refused(self, folder):
         tensors = {key: torch.ones(shape) for key, shape in flux2().items() if key != "img_in.weight"}
         save_file(tensors, folder / "part.safetensors")
         with pytest.raises(
@@ -245,14 +245,14 @@ class TestOfTheWrongModel:
         ):
             self.evaluated(folder / "diffusers", folder / "part.safetensors", folder)
 
-    def test_an_original_that_lacks_a_tensor(self, folder):
+    def test_original_without_a_tensor_is_refused(self, folder):
         path = next((folder / "diffusers").glob("*.safetensors"))
         save_file({key: t for key, t in load_file(path).items() if key != "x_embedder.weight"}, path)
         save_file({key: torch.ones(shape) for key, shape in flux2().items()}, folder / "a.safetensors")
         with pytest.raises(CheckpointError, match=r"diffusers: lacks x_embedder.weight, which the config's model has"):
             self.evaluated(folder / "diffusers", folder / "a.safetensors", folder)
 
-    def test_a_config_of_another_size(self, folder):
+    def test_config_for_another_size_is_refused(self, folder):
         path = folder / "diffusers" / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"joint_attention_dim": 32}))
         save_file({key: torch.ones(shape) for key, shape in flux2().items()}, folder / "a.safetensors")
@@ -260,19 +260,19 @@ class TestOfTheWrongModel:
         with pytest.raises(CheckpointError, match=says):
             self.evaluated(folder / "a.safetensors", folder / "a.safetensors", folder, config=folder / "diffusers")
 
-    def test_a_tensor_that_the_model_lacks(self, folder):
+    def test_tensor_unknown_to_the_model_is_refused(self, folder):
         tensors = {key: torch.ones(shape) for key, shape in flux2().items()} | {"adapter.weight": torch.ones(2, 2)}
         save_file(tensors, folder / "a.safetensors")
         with pytest.raises(CheckpointError, match=r"Flux2Transformer2DModel of the config has no adapter.weight"):
             self.evaluated(folder / "a.safetensors", folder / "a.safetensors", folder, config=folder / "diffusers")
 
-    def test_a_config_of_transformers(self, folder):
+    def test_transformers_config_is_refused(self, folder):
         (folder / "config.json").write_text('{"model_type": "llama"}')
         with pytest.raises(CheckpointError, match="no _class_name: not the config of a model of diffusers"):
             self.evaluated(folder / "diffusers", folder / "diffusers", folder, config=folder / "config.json")
 
 
-def test_a_gguf_file_in_their_authors_names_is_original_and_candidate(tmp_path):
+def test_gguf_file_in_author_names_is_original_and_candidate(tmp_path):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     family, q8 = "FLUX.2", gguf.GGMLQuantizationType.Q8_0
     _, tensors = made(family, tmp_path / "diffusers")
@@ -298,7 +298,7 @@ def test_a_gguf_file_in_their_authors_names_is_original_and_candidate(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["Wan", "Z-Image"])
-def test_a_gguf_file_lacks_the_leading_ones_and_has_kernels_over_time_and_space(family, tmp_path):
+def test_gguf_file_drops_leading_ones_and_keeps_video_kernels(family, tmp_path):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     model, tensors = made(family, tmp_path / "diffusers")
     save_file(tensors, tmp_path / "original.safetensors")
@@ -327,7 +327,7 @@ def test_a_gguf_file_lacks_the_leading_ones_and_has_kernels_over_time_and_space(
         assert error == pytest.approx(found.outputs.output_error, rel=of_squared_error(error))
 
 
-def test_a_candidate_whose_rows_are_padded_pairs_with_a_single_file(tmp_path):
+def test_candidate_with_padded_rows_pairs_with_a_single_file(tmp_path):
     family, name = "Chroma", "distilled_guidance_layer.in_proj.weight"
     model, tensors = made(family, tmp_path / "diffusers")
     save_file(tensors, tmp_path / "original.safetensors")

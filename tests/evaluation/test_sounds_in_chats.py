@@ -1,4 +1,4 @@
-"""Models that hear: transcripts, and conversations with sounds, against plain transformers."""
+"""Transcripts, and conversations with sounds, score as in plain transformers."""
 
 import json
 import math
@@ -93,7 +93,7 @@ def whisper(folder: Path) -> tuple[Path, Path, Path]:
     return paths
 
 
-def test_transcripts_are_scored_as_plain_transformers_scores_them(tmp_path):
+def test_transcripts_are_scored_as_in_plain_transformers(tmp_path):
     original, quantized, plain = whisper(tmp_path)
     tone(tmp_path / "tone.wav")
     (tmp_path / "chat.jsonl").write_text(TURN.format(SOUND, "ab") + TURN.format(SOUND, "hello you"))
@@ -150,7 +150,7 @@ def qwen2_audio(folder: Path) -> tuple[Path, Path, Path]:
     return paths
 
 
-def test_sounds_and_text_are_scored_as_plain_transformers_scores_them(tmp_path, monkeypatch):
+def test_sounds_and_text_are_scored_as_in_plain_transformers(tmp_path, monkeypatch):
     original, quantized, plain = qwen2_audio(tmp_path)
     monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor())
     tone(tmp_path / "tone.wav")
@@ -174,12 +174,12 @@ class TestRefusals:
             (TURN.format(SOUND.replace("tone", "none"), "a"), "none.wav: no audio that can be read: no such file"),
             (TURN.format(SOUND.replace("tone.wav", "chat.jsonl"), "a"), "chat.jsonl: no audio that can be read"),
             (TURN.format(SOUND.replace("audio", "image"), "a"), "tone.wav: the model takes no image"),
-            (TURN.format(f"{SOUND}, {SOUND}", "a"), "line 1: for a model that transcribes, write one sound"),
-            (TURN.format('{"type": "text", "text": "a"}', "a"), "line 1: for a model that transcribes, write one sound"),
+            (TURN.format(f"{SOUND}, {SOUND}", "a"), "line 1: for a model that transcribes"),
+            (TURN.format('{"type": "text", "text": "a"}', "a"), "line 1: for a model that transcribes"),
             (TURN.format(SOUND, "a" * 40), r"line 1: 43 tokens with its images and sounds, which cannot be cut"),
         ],
-    )  # fmt: skip
-    def test_line_that_is_no_sound_and_its_transcript_is_named(self, line, says, tmp_path):
+    )
+    def test_line_without_one_sound_and_one_transcript_is_named(self, line, says, tmp_path):
         original, quantized, _ = whisper(tmp_path)
         tone(tmp_path / "tone.wav")
         (tmp_path / "chat.jsonl").write_text(line)

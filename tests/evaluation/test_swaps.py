@@ -1,4 +1,4 @@
-"""One block or weight of a candidate in the original, against plain transformers with the same mix of weights."""
+"""One block or weight of a candidate in the original, compared with plain transformers and the same mix of weights."""
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def measured(folder, name="llama", **options):
-    """The original, its candidate as plain weights, tokens, and an evaluation with swaps."""
+    """Return the original, its candidate as plain weights, tokens, and an evaluation with swaps."""
     original, tokens = saved(name, folder / "original"), ids(folder)
     quantized, values = candidate(original)
     found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY | options)
@@ -22,7 +22,7 @@ def measured(folder, name="llama", **options):
 
 
 def divergence_of_mix(name, original, values, chunks, takes):
-    """The divergence by plain transformers of the original with those tensors of the candidate."""
+    """Return the divergence of the original with those tensors of the candidate, by plain transformers."""
     own, other = stored(original), stored(values)
     mixed = {key: other[key] if takes(key) else tensor for key, tensor in own.items()}
     folder = original.parent / "mixed"
@@ -33,7 +33,7 @@ def divergence_of_mix(name, original, values, chunks, takes):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral"])
-def test_blocks_are_those_of_plain_transformers(name, tmp_path):
+def test_swapped_blocks_equal_plain_transformers(name, tmp_path):
     original, values, chunks, found = measured(tmp_path, name, swap_blocks=True)
     swaps = {swap.name: swap.kld_mean for swap in found.candidates[0].swaps}
 
@@ -42,11 +42,11 @@ def test_blocks_are_those_of_plain_transformers(name, tmp_path):
         want = divergence_of_mix(name, original, values, chunks, lambda key, unit=unit: key.startswith(f"{unit}."))
         assert want == pytest.approx(swaps[unit], rel=FLOAT64)
         assert want > 1e-7
-    assert swaps["model.embed_tokens"] == swaps["model.norm"] == 0  # which the candidate has as they are
+    assert swaps["model.embed_tokens"] == swaps["model.norm"] == 0  # the candidate has these unchanged
     assert list(swaps.values()) == sorted(swaps.values(), reverse=True)
 
 
-def test_weights_are_those_of_plain_transformers(tmp_path):
+def test_swapped_weights_equal_plain_transformers(tmp_path):
     original, values, chunks, found = measured(tmp_path, swap=["q_proj", "*.1.mlp.down_proj.weight"])
     swaps = {swap.name: swap.kld_mean for swap in found.candidates[0].swaps}
     named = [f"model.layers.{n}.self_attn.q_proj.weight" for n in range(2)]
@@ -57,7 +57,7 @@ def test_weights_are_those_of_plain_transformers(tmp_path):
         assert want == pytest.approx(kld, rel=FLOAT64)
 
 
-def test_of_several_candidates_and_batches_each_has_its_own(tmp_path):
+def test_each_candidate_has_its_own_swaps_in_any_batch(tmp_path):
     original, values, chunks, found = measured(
         tmp_path, against=["int4_g32"], swap_blocks=True, batch=1, sensitivity=tmp_path / "s.json"
     )
@@ -72,7 +72,7 @@ def test_of_several_candidates_and_batches_each_has_its_own(tmp_path):
     assert far.swaps[0].kld_mean > near.swaps[0].kld_mean
 
 
-def test_every_output_has_them_and_gates_hold(tmp_path):
+def test_every_output_has_swaps_and_gates_hold(tmp_path):
     _, _, _, found = measured(tmp_path, swap_blocks=True, require=["max(swap_kld) <= 0"])
     for ending in ("md", "html", "csv", "json"):
         found.save(tmp_path / f"e.{ending}")
@@ -85,8 +85,8 @@ def test_every_output_has_them_and_gates_hold(tmp_path):
     assert worst.kld_mean == found.candidates[0].gates[0].observed
 
 
-def test_all_blocks_are_no_candidate(tmp_path):
-    """Measuring alone changes nothing of the candidate's own numbers."""
+def test_swaps_change_no_other_number(tmp_path):
+    """Measuring swaps does not change the candidate's own numbers."""
     _, _, _, alone = measured(tmp_path, swap_blocks=True)
     _, _, _, found = measured(tmp_path)
 
@@ -95,7 +95,7 @@ def test_all_blocks_are_no_candidate(tmp_path):
     assert [] == found.candidates[0].swaps
 
 
-def test_a_pattern_that_names_nothing_is_refused(tmp_path):
+def test_pattern_without_a_match_is_refused(tmp_path):
     with pytest.raises(UsageError, match='no layer matches "down_prj"; did you mean down_proj'):
         measured(tmp_path, swap=["down_prj"])
 
@@ -105,6 +105,6 @@ def test_other_models_are_refused(tmp_path):
         measured(tmp_path, "bert", swap_blocks=True)
 
 
-def test_the_original_alone_has_nothing_to_swap(tmp_path):
+def test_original_alone_has_nothing_to_swap(tmp_path):
     with pytest.raises(UsageError, match="--swap-blocks: puts weights of candidates into the original"):
         study(tmp_path, sensitivity=tmp_path / "s.json", swap_blocks=True)

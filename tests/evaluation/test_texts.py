@@ -1,4 +1,4 @@
-"""Several texts and conversations: each is scored as if it were alone, and only the assistant's tokens of a chat."""
+"""Several texts and conversations: each is scored as if alone, and in a chat only the assistant's tokens are."""
 
 import json
 import random
@@ -28,7 +28,7 @@ CONVERSATIONS = [
     [("user", "w20"), ("assistant", "w21 w22")],
     [("user", "w30 w31 w32"), ("assistant", "w33")],
 ]
-# The assistant's tokens, w4 behind them included, as numbers of words; then the whole as the template makes it.
+# The assistant's tokens, including w4 after them, as numbers of words; then the whole as the template makes it.
 SCORED = [[12, 4, 14, 15, 16, 4], [21, 22, 4], [33, 4]]
 WHOLE = [
     [1, 2, 10, 11, 4, 5, 1, 3, 12, 4, 5, 1, 2, 13, 4, 5, 1, 3, 14, 15, 16, 4, 5],
@@ -62,7 +62,7 @@ def template(original, text):
 
 
 def plain_kld(original, values):
-    """Divergences of the scored tokens of all conversations, by transformers alone."""
+    """Return the divergences of the scored tokens in all conversations, by transformers alone."""
     x, y = (auto_of("llama").from_pretrained(folder, dtype=torch.float64).eval() for folder in (original, values))
     found = []
     with torch.inference_mode():
@@ -73,8 +73,8 @@ def plain_kld(original, values):
     return found
 
 
-class TestSeveral:
-    def test_each_has_the_scores_that_it_has_alone(self, made):
+class TestSeveralTexts:
+    def test_each_text_has_the_same_scores_as_separately(self, made):
         folder, original, quantized, _ = made
         options = {"context": CONTEXT, "dtype": "float64"}
         both = quanterr.evaluate(
@@ -94,7 +94,7 @@ class TestSeveral:
         assert found.scores.kld_mean == pytest.approx(fmean(text.scores.kld_mean for text in found.texts))
         assert alone[0].texts == alone[0].candidates[0].texts == []
 
-    def test_gates_name_them_and_their_mean(self, made):
+    def test_gates_name_texts_and_their_mean(self, made):
         folder, original, quantized, _ = made
         texts = [folder / "prose.txt", folder / "code.txt"]
         rules = ["max(text_kld_mean) <= 100", "mean(text_top1) >= 0", "text_ppl_ratio <= 0.1"]
@@ -103,12 +103,12 @@ class TestSeveral:
         assert ["pass", "pass", "fail"] == [gate.status for gate in found.gates]
         assert {"prose", "code"} == {violation.layer for violation in found.gates[2].violations}
 
-    def test_two_of_a_name_are_refused(self, made):
+    def test_two_texts_with_the_same_name_are_refused(self, made):
         folder, original, quantized, _ = made
         with pytest.raises(UsageError, match="two texts are called prose; name them"):
             quanterr.evaluate(original, [quantized], text=[folder / "prose.txt", f"prose={folder / 'code.txt'}"])
 
-    def test_the_command_shows_a_row_each_and_a_macro_average(self, made):
+    def test_command_shows_a_row_per_text_and_a_macro_average(self, made):
         folder, original, quantized, _ = made
         done = call(
             "evaluate", original, quantized, "--text", f"prose={folder / 'prose.txt'}", "--chat", folder / "chat.jsonl",
@@ -121,7 +121,7 @@ class TestSeveral:
 
 class TestChat:
     @pytest.mark.parametrize("text", [TURNS + PROMPT, MARKED], ids=["by prefixes", "by marks"])
-    def test_only_the_assistants_tokens_are_scored_as_plain_transformers_scores_them(self, made, text):
+    def test_only_assistant_tokens_are_scored(self, made, text):
         folder, original, quantized, values = made
         template(original, text)
         try:
@@ -139,7 +139,7 @@ class TestChat:
         apart = sum((n * 3 / 11 * (mean - scores.kld_mean)) ** 2 for n, mean in means)
         assert scores.kld_mean_chunk_se == pytest.approx((apart / 2 / 3) ** 0.5, rel=FLOAT64)
 
-    def test_a_template_that_rewrites_earlier_turns_is_refused(self, made):
+    def test_template_that_rewrites_earlier_turns_is_refused(self, made):
         folder, original, quantized, _ = made
         template(original, "w{{ messages | length }} " + TURNS + PROMPT)
         try:
@@ -157,13 +157,13 @@ class TestChat:
             ("", "no assistant's token is among the first 16 tokens"),
         ],
     )
-    def test_what_is_no_conversation_is_named(self, made, tmp_path, line, told):
+    def test_invalid_conversation_is_named(self, made, tmp_path, line, told):
         _, original, quantized, _ = made
         (tmp_path / "c.jsonl").write_text(line)
         with pytest.raises(UsageError, match=told):
             quanterr.evaluate(original, [quantized], chat=tmp_path / "c.jsonl", context=CONTEXT)
 
-    def test_a_tokenizer_without_a_template_is_named(self, made):
+    def test_tokenizer_without_a_template_is_named(self, made):
         folder, original, quantized, _ = made
         (original / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
         try:

@@ -1,4 +1,4 @@
-"""Divergence by position and the worst tokens, against plain transformers; their text is shown as text alone."""
+"""Divergence by position and the worst tokens, compared with plain transformers; token text is shown as text only."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 
 def measured(folder, name):
-    """An evaluation, and the probabilities of both sides by plain transformers: (chunks, positions, vocabulary)."""
+    """Return an evaluation and both sides' probabilities by plain transformers: (chunks, positions, vocabulary)."""
     original, tokens = saved(name, folder / "original"), ids(folder)
     with_words(original)
     quantized, values = candidate(original)
@@ -37,7 +37,7 @@ def measured(folder, name):
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
-def test_positions_and_tokens_are_those_of_plain_transformers(name, tmp_path):
+def test_positions_and_tokens_equal_plain_transformers(name, tmp_path):
     found, x, y, chunks, begin = measured(tmp_path, name)
     kld = (x.exp() * (x - y)).sum(-1)
     by_position = kld.mean(0).tolist()
@@ -67,7 +67,7 @@ def test_positions_and_tokens_are_those_of_plain_transformers(name, tmp_path):
     assert " ".join(filter(None, words)) == worst.before
 
 
-def test_spans_of_positions_have_the_same_width(tmp_path):
+def test_position_spans_have_the_same_width(tmp_path):
     original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 192)
     found = quanterr.evaluate(original, against=["int4_g32"], tokens=tokens, context=96).candidates[0]
     scores, spans = found.scores, found.positions
@@ -81,8 +81,8 @@ def test_spans_of_positions_have_the_same_width(tmp_path):
     assert (None, None) == (found.worst_tokens[0].before, found.worst_tokens[0].token.text)
 
 
-def test_of_conversations_the_tokens_of_answers_have_their_places():
-    """The places of what the assistant said, in conversations of different lengths."""
+def test_answer_tokens_in_conversations_keep_their_places():
+    """The assistant's tokens have their places in conversations of different lengths."""
     scored = torch.tensor([[0, 0, 1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1, 0, 0]], dtype=torch.bool)
     chunks = torch.arange(10, 26).view(2, 8)
     logits = torch.randn(2, 2, 8, 32, generator=torch.Generator().manual_seed(0))
@@ -100,7 +100,7 @@ def test_of_conversations_the_tokens_of_answers_have_their_places():
 
 
 def shown(text):
-    """An evaluation with that text around its worst token and as its token; and with positions."""
+    """Return an evaluation whose worst token is this text, with the text around it and with positions."""
     token = LikelyToken(7, text, 0.5, 0.25)
     worst = WorstToken(3, 300, text, 1.5, text, token, token, token)
     spans = [PositionScores(16 * n, 16 * n + 15, 0.01 / (n + 1), 256) for n in range(16)]
@@ -113,7 +113,7 @@ TAME = page_of(rendered(shown("tame"), "html"))
 
 
 @pytest.mark.parametrize("text", SHORT, ids=lambda text: ascii(text[:16]))
-def test_text_of_tokens_is_nothing_but_text(text, tmp_path):
+def test_token_text_is_only_text(text, tmp_path):
     found = shown(text)
     for output in ("json", "jsonl", "csv", "md", "junit"):
         CHECKS[output](rendered(found, output))
@@ -128,7 +128,7 @@ def test_text_of_tokens_is_nothing_but_text(text, tmp_path):
         assert quanterr.read_document(str(tmp_path / "e.json")).candidates == found.candidates
 
 
-def test_every_reader_sees_them(tmp_path):
+def test_every_reader_sees_positions_and_tokens(tmp_path):
     found = shown("to be")
     with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
         show(found.view(5), console(file), verbose=True)
@@ -141,11 +141,11 @@ def test_every_reader_sees_them(tmp_path):
     assert "positions,to be,0-15,,0.01," in rendered(found, "csv")
 
 
-def test_a_page_draws_a_line_for_each_candidate():
+def test_page_draws_a_line_for_each_candidate():
     found = shown("a")
     page = rendered(found, "html")
     charts = [part for one in found.view(5).sections for part in one.parts if isinstance(part, Chart)]
 
-    assert [2, 2] == [len(chart.curves) for chart in charts]  # by position, and of hidden states
+    assert [2, 2] == [len(chart.curves) for chart in charts]  # by position and for hidden states
     assert page.count('class="curve c') == 4
     assert page.count("L", page.index('class="curve c0"'), page.index('class="curve c1"')) >= 15

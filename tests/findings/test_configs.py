@@ -1,4 +1,4 @@
-"""What two configurations say of one model."""
+"""Differences between two configurations of one model."""
 
 import json
 from types import SimpleNamespace
@@ -73,7 +73,7 @@ def found(original, quantized):
         ("attention_bias", True),
     ],
 )
-def test_a_key_that_changes_the_function_is_told_with_both_values(key, value):
+def test_changed_key_is_reported_with_both_values(key, value):
     (one,) = found(of_config(LLAMA), of_config(LLAMA | {key: value}))
     name = {"hidden_act": "hidden_activation"}.get(key, key)
 
@@ -94,14 +94,14 @@ def test_a_key_that_changes_the_function_is_told_with_both_values(key, value):
         {"quantization_config": {"bits": 4}},
         {},
     ],
-    ids=["same", "unrelated", "less", "former names", "nested", "of transformers 5", "no model", "nothing"],
+    ids=["same", "unrelated", "fewer keys", "former names", "nested", "transformers 5", "no model", "empty"],
 )
-def test_what_says_the_same_or_nothing_is_silent(quantized):
+def test_equal_or_missing_keys_are_silent(quantized):
     assert [] == found(of_config(LLAMA), of_config(quantized))
     assert [] == found(of_config(quantized), of_config(LLAMA))
 
 
-def test_names_of_other_families_are_the_same_keys():
+def test_names_from_other_families_mean_the_same_keys():
     gpt2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
     alike = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "hidden_act": "gelu_pytorch_tanh"}
 
@@ -110,13 +110,13 @@ def test_names_of_other_families_are_the_same_keys():
     assert "rms_norm_eps" == one.evidence["key"]
 
 
-def test_an_output_layer_of_its_own_may_be_declared_where_it_is_stored():
+def test_separate_output_layer_may_be_declared_where_it_is_stored():
     assert [] == found(of_config(LLAMA), of_config(LLAMA | {"tie_word_embeddings": False}, ["lm_head.weight"]))
     assert 1 == len(found(of_config(LLAMA | {"tie_word_embeddings": False}), of_config(LLAMA, ["lm_head.weight"])))
 
 
 class TestGguf:
-    def test_metadata_that_fits_is_silent(self):
+    def test_matching_metadata_is_silent(self):
         assert [] == found(of_config(LLAMA), of_gguf(METADATA))
         assert [] == found(of_gguf(METADATA), of_gguf(METADATA))
 
@@ -134,27 +134,27 @@ class TestGguf:
             ("vocab_size", 255, "vocab_size"),
         ],
     )
-    def test_each_key_that_differs_is_told(self, name, value, key):
+    def test_each_different_key_is_reported(self, name, value, key):
         (one,) = found(of_config(LLAMA), of_gguf(METADATA | {f"llama.{name}": value}))
 
         assert ("config_mismatch", "warning", key) == (one.code, one.severity, one.evidence["key"])
         assert one.message.startswith("the GGUF metadata of the quantized checkpoint declares ")
 
-    def test_the_factors_of_frequencies_must_be_stored_where_they_are_needed(self):
+    def test_frequency_factors_must_be_stored_where_they_are_needed(self):
         (one,) = found(of_config(LLAMA), of_gguf(METADATA, {}))
         assert "stores no rope_freqs.weight" in one.message
         assert [] == found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA, {}))
         (one,) = found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA))
         assert "declares no rope_scaling, but the quantized checkpoint stores rope_freqs.weight" in one.message
 
-    def test_what_the_converter_writes_otherwise_is_no_difference(self):
+    def test_converter_conventions_are_not_differences(self):
         latent = LLAMA | {"kv_lora_rank": 512, "num_key_value_heads": 4, "num_experts": 8, "intermediate_size": 999}
         latent |= {"num_nextn_predict_layers": 1, "num_hidden_layers": 1}
 
         assert [] == found(of_config(latent), of_gguf(METADATA))
 
 
-def test_compare_reports_it(tmp_path):
+def test_compare_reports_the_mismatch(tmp_path):
     x = {"model.layers.0.mlp.up_proj.weight": numbers(16, 64)}
     report = quanterr.compare(
         store(tmp_path / "x", x, config=LLAMA), store(tmp_path / "y", x, config=LLAMA | {"rope_theta": 1e4})

@@ -1,4 +1,4 @@
-"""Matrices that are a single value, and experts and layers that repeat each other, on both sides."""
+"""Matrices with a single value, and experts and layers that repeat each other, on both sides."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def told(report, code):
 
 
 def stored(x):
-    """Codes of all matrices, with a scale each; zeros have a scale of one."""
+    """Return codes of all matrices with a scale each; zeros have a scale of one."""
     y = {}
     for name, weight in x.items():
         if weight.dim() < 2:
@@ -39,7 +39,7 @@ def same(x):
 class TestConstants:
     @pytest.mark.parametrize("by", [stored, cast, same])
     @pytest.mark.parametrize(("value", "words"), [(0.0, "zero throughout"), (0.25, "a single value throughout")])
-    def test_are_one_warning_that_names_the_layers(self, tmp_path, by, value, words):
+    def test_constants_are_one_warning_that_names_the_layers(self, tmp_path, by, value, words):
         x = {DOWN: numbers(*SHAPE), GATE: torch.full(SHAPE, value).bfloat16(), UP: torch.full(SHAPE, value).bfloat16()}
         report = compared(tmp_path, x, by(x))
         (found,) = told(report, "constant_weight")
@@ -62,18 +62,18 @@ class TestConstants:
         ],
     )
     @pytest.mark.parametrize("value", [0.0, 1.0])
-    def test_may_be_sound(self, tmp_path, name, value):
+    def test_some_constants_are_sound(self, tmp_path, name, value):
         x = {name: torch.full(SHAPE, value), UP: numbers(*SHAPE)}
 
         assert [] == told(compared(tmp_path, x, cast(x)), "constant_weight")
 
     @pytest.mark.parametrize("shape", [(64,), (1, 64), (64, 1), (1,), (0, 64)])
-    def test_are_matrices(self, tmp_path, shape):
+    def test_only_matrices_count_as_constant(self, tmp_path, shape):
         x = {GATE: torch.zeros(shape), NORM: torch.ones(64), "a.bias": torch.zeros(64), UP: numbers(*SHAPE)}
 
         assert [] == told(compared(tmp_path, x, x), "constant_weight")
 
-    def test_have_no_other_value_anywhere(self, tmp_path):
+    def test_constant_has_the_same_value_everywhere(self, tmp_path):
         almost, signs, padded = torch.full(SHAPE, 0.25), torch.full(SHAPE, 0.25), numbers(*SHAPE)
         almost[-1, -1] = 0.2501
         signs[::2] *= -1
@@ -85,21 +85,21 @@ class TestConstants:
         assert [] == told(compared(tmp_path, x, x), "constant_weight")
 
     @pytest.mark.parametrize("sides", [(0.0, None), (None, 0.0), (0.25, None), (None, 0.25), (0.0, 1.0), (0.25, 9.0)])
-    def test_of_one_side_have_other_findings(self, tmp_path, sides):
+    def test_constants_on_one_side_have_other_findings(self, tmp_path, sides):
         x, y = ({UP: numbers(*SHAPE) if value is None else torch.full(SHAPE, value)} for value in sides)
         report = compared(tmp_path, cast(x), cast(y))
 
         assert [] == told(report, "constant_weight")
         assert report.findings
 
-    def test_not_finite_are_no_constants(self, tmp_path):
+    def test_weights_with_nan_are_not_constant(self, tmp_path):
         x = {UP: torch.zeros(SHAPE)}
         x[UP][3, 4] = torch.nan
 
         assert [] == told(compared(tmp_path, x, x), "constant_weight")
 
     @pytest.mark.parametrize("by", [stored, cast, same])
-    def test_experts_of_a_stack_are_counted(self, tmp_path, by):
+    def test_constant_experts_in_a_stack_are_counted(self, tmp_path, by):
         x = {f"{STACK}.weight": numbers(4, 32, 64)}
         x[f"{STACK}.weight"][[1, 3]] = 0
         (found,) = told(compared(tmp_path, x, by(x)), "constant_weight")
@@ -110,7 +110,7 @@ class TestConstants:
 
 class TestRepeatedExperts:
     @pytest.mark.parametrize("by", [stored, cast, same])
-    def test_of_a_layer_are_one_warning(self, tmp_path, by):
+    def test_repeated_experts_in_a_layer_are_one_warning(self, tmp_path, by):
         seeds = {(0, 0): 1, (0, 1): 2, (0, 2): 1, (1, 0): 3, (1, 1): 3, (1, 2): 4}
         x = {EXPERT.format(*place): numbers(*SHAPE, seed=seed) for place, seed in seeds.items()}
         (found,) = told(compared(tmp_path, x, by(x)), "repeated_weights")
@@ -120,22 +120,22 @@ class TestRepeatedExperts:
         assert f"{EXPERT.format(0, 0)} and 1 other, {EXPERT.format(1, 0)} and 1 other" in found.message
 
     @pytest.mark.parametrize("by", [cast, same])
-    def test_of_a_stack_are_counted(self, tmp_path, by):
+    def test_repeated_experts_in_a_stack_are_counted(self, tmp_path, by):
         x = {STACK: numbers(8, 48, 64)[[0, 1, 2, 3, 0, 1, 0, 7]]}
         (found,) = told(compared(tmp_path, x, by(x)), "repeated_weights")
 
         assert ("warning", [STACK]) == (found.severity, found.evidence["layers"])
         assert f"{STACK} (5 of 8 distinct)" in found.message
 
-    def test_are_found_where_chunks_cut_them(self, tmp_path):
+    def test_repeated_experts_are_found_where_chunks_cut_them(self, tmp_path):
         experts = numbers(3, 500, 640)
         x = {STACK: experts[[0, 1, 2, 1]]}
         (found,) = told(compared(tmp_path, x, cast(x)), "repeated_weights")
 
         assert "(3 of 4 distinct)" in found.message
 
-    def test_may_be_rounded_each_in_its_way(self, tmp_path):
-        """By quantizers that see other inputs for each expert."""
+    def test_repeated_experts_may_be_rounded_each_in_its_way(self, tmp_path):
+        """Quantizers may see other inputs for each expert."""
         x = {EXPERT.format(0, n): numbers(*SHAPE) for n in range(2)}
         y = stored(x)
         y[EXPERT.format(0, 1)] = y[EXPERT.format(0, 1)].clone()
@@ -144,14 +144,14 @@ class TestRepeatedExperts:
         assert ["warning"] == [one.severity for one in told(compared(tmp_path, x, y), "repeated_weights")]
 
     @pytest.mark.parametrize("change", [lambda x: x.flip(0), lambda x: -x, lambda x: x.roll(1, 1)])
-    def test_of_equal_energies_are_others(self, tmp_path, change):
+    def test_experts_with_equal_energies_are_different(self, tmp_path, change):
         one = numbers(*SHAPE)
         apart = {EXPERT.format(0, n): each for n, each in enumerate((one, change(one)))}
         x = {**apart, STACK: torch.stack((one, change(one)))}
 
         assert [] == told(compared(tmp_path, x, x), "repeated_weights")
 
-    def test_of_one_side_have_other_findings(self, tmp_path):
+    def test_repeated_experts_on_one_side_have_other_findings(self, tmp_path):
         right, wrong = {STACK: numbers(8, 48, 64)}, {STACK: numbers(8, 48, 64)[[0, 1, 2, 3] * 2]}
         (tmp_path / "a").mkdir()
         (tmp_path / "b").mkdir()
@@ -159,28 +159,28 @@ class TestRepeatedExperts:
             assert [] == told(report, "repeated_weights")
             assert "inconclusive" == report.verdict
 
-    def test_that_are_zero_are_no_copies(self, tmp_path):
+    def test_zero_experts_are_not_copies(self, tmp_path):
         x = {EXPERT.format(0, n): torch.zeros(SHAPE) for n in range(3)}
 
         assert [] == told(compared(tmp_path, x, x), "repeated_weights")
 
 
 class TestRepeatedLayers:
-    def test_are_an_info_as_merges_make_them(self, tmp_path):
+    def test_repeated_layers_are_an_info_as_merges_make_them(self, tmp_path):
         x = {f"model.layers.{n}.mlp.up_proj.weight": numbers(*SHAPE, seed=n // 2) for n in range(3)}
         (found,) = told(compared(tmp_path, x, stored(x)), "repeated_weights")
 
         assert ("info", list(x)[:2]) == (found.severity, found.evidence["layers"])
         assert "layers repeat each other" in found.message
 
-    def test_may_share_heads_and_embeddings(self, tmp_path):
+    def test_repeated_layers_may_share_heads_and_embeddings(self, tmp_path):
         names = "bbox_embed.{}.layers.0.weight", "mtp.{}.embed_tokens.weight", "mtp.{}.lm_head.weight"
         x = {name.format(n): numbers(*SHAPE) for name in names for n in range(2)}
         x |= {"model.embed_tokens.weight": numbers(*SHAPE), "lm_head.weight": numbers(*SHAPE)}
 
         assert [] == told(compared(tmp_path, x, cast(x)), "repeated_weights")
 
-    def test_of_one_block_have_other_values(self, tmp_path):
+    def test_equal_weights_in_one_block_are_not_repeated_layers(self, tmp_path):
         x = {f"model.layers.0.self_attn.{name}_proj.weight": numbers(*SHAPE) for name in "qkv"}
 
         assert [] == told(compared(tmp_path, x, cast(x)), "repeated_weights")

@@ -1,4 +1,4 @@
-"""Which finding explains which: each row of the table, with a file in which it does."""
+"""Findings that explain others: each row of the table, with a file in which it applies."""
 
 from itertools import combinations_with_replacement
 
@@ -26,7 +26,7 @@ def weight_of(rows):
 
 
 def damaged(folder, change, rows=64):
-    """The findings of one weight whose codes, or whose scales, are changed."""
+    """Return the findings about one weight with changed codes or scales."""
     x = weight_of(rows)
     codes, unit = change(*by_row(x))
     return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
@@ -43,15 +43,15 @@ def zeros_in_a_row(codes, unit):
 
 
 def noise_in_rows(codes, unit):
-    """Which are not sampled."""
+    """Add noise to rows outside the sample."""
     generator = torch.Generator().manual_seed(1)
-    codes = (codes.float() * 7 / 127).round()  # of 4 bits
+    codes = (codes.float() * 7 / 127).round()  # 4 bits
     codes[20:90] += torch.randint(-3, 4, (70, 256), generator=generator)
     return codes.to(torch.int8), unit * 127 / 7
 
 
 def values_of_one_size(folder):
-    """Each code is the largest: by design."""
+    """Every code is the largest, by design."""
     x = numbers(64, 256, seed=3).sign().float() * 0.03
     codes, unit = by_row(x)
     return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit.bfloat16()}).findings
@@ -68,7 +68,7 @@ def coarse_and_at_random(folder):
 
 
 def truncated(folder):
-    """Codes of few bits, so that what is left is clearly smaller."""
+    """Codes of few bits are truncated, so that the rest is clearly smaller."""
     x = weight_of(64)
     unit = x.abs().amax(1, keepdim=True) / 15
     return compared(folder, {NAME: x}, {NAME: (x / unit).trunc().to(torch.int8), f"{NAME}_scale": unit}).findings
@@ -86,13 +86,13 @@ def another_weight(folder):
 
 
 def larger_weight(folder):
-    """Of other values, with scales for them."""
+    """Store a larger weight of other values with scales for them."""
     codes, unit = by_row(1.5 * numbers(64, 256, seed=4).float())
     return damaged(folder, lambda *_: (codes, unit))
 
 
 def one_scale_for_both(folder):
-    """As a runtime needs it that fuses q, k and v, though the values of v are far smaller."""
+    """A runtime that fuses q, k and v needs one scale for them, though the values of v are far smaller."""
     q, v = (numbers(64, 256, seed=n).float() * size for n, size in enumerate((1, 0.02)))
     unit, names = q.abs().max() / 127, [f"layers.0.self_attn.{part}_proj.weight" for part in "qv"]
     x = dict(zip(names, (q, v), strict=True))
@@ -106,7 +106,7 @@ def norm_in_another_order(folder):
 
 
 def rows_in_another_order_than_the_name_says(folder):
-    """Mistral's names say that the rows of heads are in pairs."""
+    """Mistral's names mean that the rows of heads are in pairs."""
     x = numbers(64, 256).float()
     codes, unit = by_row(x)
     (folder / "config.json").write_text('{"num_attention_heads": 4}')
@@ -114,7 +114,7 @@ def rows_in_another_order_than_the_name_says(folder):
     return compared(folder, {"model.layers.0.self_attn.q_proj.weight": x}, quantized).findings
 
 
-# Of each row the first cause and the first finding that it explains → findings of files in which it does.
+# First cause and first explained finding of each row → findings of files in which the row applies.
 CASES = {
     ("wrong_convention", "scale_factor"): rows_in_another_order_than_the_name_says,
     ("underflows", "implausible_error"): lambda folder: (
@@ -141,7 +141,7 @@ def key(row):
 
 
 @pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
-def test_what_a_row_explains_is_told_without_that_row(row, tmp_path, monkeypatch):
+def test_explained_finding_appears_without_its_row(row, tmp_path, monkeypatch):
     with_it = {found.code for found in CASES[key(row)](tmp_path)}
     monkeypatch.setattr(explanations, "EXPLANATIONS", tuple(other for other in EXPLANATIONS if other is not row))
     without = {found.code for found in CASES[key(row)](tmp_path)}
@@ -163,8 +163,8 @@ def rank(severity):
 
 
 @pytest.mark.parametrize(("earlier", "later"), list(combinations_with_replacement(EXPLANATIONS, 2)))
-def test_no_row_explains_what_an_earlier_one_takes_for_a_cause(earlier, later):
-    """So the order of findings, and of rows that have nothing in common, does not matter."""
+def test_no_row_explains_an_earlier_cause(earlier, later):
+    """So the order of findings, and of unrelated rows, does not matter."""
     assert set(earlier.causes).isdisjoint(later.explained) or rank(later.most) < rank(earlier.least)
 
 
@@ -173,7 +173,7 @@ def a_finding(code, severity, layer, **evidence):
 
 
 @pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
-def test_a_cause_explains_nothing_of_other_weights(row):
+def test_cause_does_not_explain_other_weights(row):
     effect = a_finding(row.explained[0], row.most, "a")
     cause = a_finding(row.causes[0], row.least, "b")
 
@@ -181,14 +181,14 @@ def test_a_cause_explains_nothing_of_other_weights(row):
 
 
 @pytest.mark.parametrize(("severity", "stands"), [("warning", True), ("error", False)])
-def test_a_cause_has_to_be_bad_enough(severity, stands):
+def test_cause_must_be_bad_enough(severity, stands):
     found = [a_finding("scale_factor", severity, "a"), a_finding("excess_error", "warning", "a")]
 
     assert stands == (found == drop_explained(found, {}))
 
 
 @pytest.mark.parametrize(("named", "stands"), [(["a"], True), (["a", "b"], False)])
-def test_a_finding_about_many_goes_where_all_are_explained(named, stands):
+def test_finding_about_many_weights_goes_where_all_are_explained(named, stands):
     found = [
         a_finding("scale_factor", "error", None, layers=named),
         a_finding("unquantized_changed", "warning", None, layers=["a", "b"]),
@@ -197,7 +197,7 @@ def test_a_finding_about_many_goes_where_all_are_explained(named, stands):
     assert stands == (found == drop_explained(found, {}))
 
 
-def test_what_is_about_no_weight_is_not_explained():
+def test_finding_without_a_weight_is_not_explained():
     found = [a_finding("scale_factor", "error", "a"), a_finding("implausible_error", "error", None)]
 
     assert found == drop_explained(found, {})

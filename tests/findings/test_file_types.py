@@ -1,4 +1,4 @@
-"""Is a GGUF file the type that it is called?"""
+"""Whether a GGUF file has the type in its name and metadata."""
 
 import pytest
 import torch
@@ -34,10 +34,10 @@ MORE_BITS = {
     "IQ4_NL": dict.fromkeys(V_AND_DOWN, "Q5_K"),
     "IQ4_XS": dict.fromkeys(V_AND_DOWN, "Q5_K"),
 }
-# llama_ftype_get_default_type, where it is not the name up to the size.
+# llama_ftype_get_default_type, where it differs from the name up to the size.
 DEFAULT = {"IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "MXFP4_MOE": "MXFP4"}
 GATED = {"attn_q": 4, "attn_k": 1, "attn_v": 1, "attn_output": 4, "ffn_gate": 11, "ffn_up": 11, "ffn_down": 11}
-PLAIN = {"attn_qkv": 12, "attn_output": 4, "ffn_up": 16, "ffn_down": 16}  # as in GPT-2: no gate
+PLAIN = {"attn_qkv": 12, "attn_output": 4, "ffn_up": 16, "ffn_down": 16}  # no gate, as in GPT-2
 
 
 def default(name):
@@ -46,7 +46,7 @@ def default(name):
 
 
 def weights(sizes, of, cols=256):
-    """Weights of one layer: rows in units of 8, and the type that ``of`` gives to each."""
+    """Return weights of one layer: rows in units of 8, each with the type that ``of`` gives."""
     rows = {f"blk.0.{name}.weight": (8 * n, of(name)) for name, n in sizes.items()}
     return [Stored(name, dtype, (n, cols)) for name, (n, dtype) in rows.items()]
 
@@ -69,7 +69,7 @@ def test_every_mixture_is_sound(tmp_path, name, sizes):
     assert [] == told(write(tmp_path / f"model-{name}.gguf", tensors, name))
 
 
-def test_what_fell_back_is_a_warning_with_its_reason(tmp_path):
+def test_fallback_is_a_warning_with_its_reason(tmp_path):
     of = {"attn_v": "Q8_0", "ffn_down": "Q8_0"}
     tensors = weights(GATED, lambda name: of.get(name, "Q5_0"), 288)
     ((severity, message),) = told(write(tmp_path / "model-q4_k_m.gguf", tensors, "Q4_K_M"))
@@ -81,7 +81,7 @@ def test_what_fell_back_is_a_warning_with_its_reason(tmp_path):
     assert "Q5_0 72%, Q8_0 28%; 288 columns do not fill blocks of 256" in message
 
 
-def test_a_minority_is_a_warning(tmp_path):
+def test_minority_type_is_a_warning(tmp_path):
     tensors = weights(GATED, lambda name: "Q4_K" if name == "attn_q" else "Q5_0")
     ((severity, message),) = told(write(tmp_path / "m.gguf", tensors, "Q4_K_S"))
 
@@ -98,25 +98,25 @@ def test_a_minority_is_a_warning(tmp_path):
         ("model.i1-Q4_K_S.gguf", None),
         ("model-UD-Q4_K_XL.gguf", None),
         ("model-Q4_K_L.gguf", None),
-        ("Q5_K_M-merge-Q4_K_M.gguf", None),  # the last one is that of the file
+        ("Q5_K_M-merge-Q4_K_M.gguf", None),  # the last type in the name counts
         ("model-Q5_K_R4.gguf", None),  # another program's type
         ("model-Q7_K.gguf", None),  # no type at all
         ("model.gguf", None),
     ],
 )
-def test_names_of_files_are_read(tmp_path, name, severity):
+def test_file_names_are_read(tmp_path, name, severity):
     found = told(write(tmp_path / name, weights(GATED, lambda _: "Q4_K"), "Q4_K_M"))
 
     assert [severity] * (severity is not None) == [one for one, _ in found]
 
 
-def test_what_is_not_quantized_at_all_is_a_warning(tmp_path):
+def test_unquantized_file_is_a_warning(tmp_path):
     ((severity, message),) = told(write(tmp_path / "m.gguf", weights(GATED, lambda _: "F32"), "Q8_0"))
 
     assert ("warning", True) == (severity, "no weight is Q8_0: F32 100%" in message)
 
 
-def test_experts_that_were_trained_in_four_bits_are_no_lie(tmp_path):
+def test_experts_trained_in_four_bits_are_not_misnamed(tmp_path):
     path = write_gguf(
         tmp_path / "m-F16.gguf", weights(GATED, lambda _: "MXFP4"), (*LLAMA, key("general.file_type", U32, 1))
     )
@@ -124,7 +124,7 @@ def test_experts_that_were_trained_in_four_bits_are_no_lie(tmp_path):
     assert [] == told(path)
 
 
-def test_a_comparison_tells_it_of_the_quantized_side(tmp_path):
+def test_comparison_checks_the_quantized_side(tmp_path):
     sizes = dict.fromkeys(GATED, 1)
     before = write(tmp_path / "a.gguf", weights(sizes, lambda _: "F32"))
     after = write(tmp_path / "b.gguf", weights(sizes, lambda _: "Q8_0"), "Q4_K_M")
@@ -133,7 +133,7 @@ def test_a_comparison_tells_it_of_the_quantized_side(tmp_path):
     assert 1 == codes.count("misnamed_type")
 
 
-def test_files_that_are_not_gguf_are_not_asked(tmp_path):
+def test_other_files_than_gguf_are_not_checked(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a.weight": torch.ones(4, 64)}, tmp_path / "model-Q4_K_M.safetensors")

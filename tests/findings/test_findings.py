@@ -1,4 +1,4 @@
-"""Findings: each from a checkpoint that has just that fault, and none from valid ones."""
+"""Findings: each from a checkpoint with just that fault, and none from valid checkpoints."""
 
 import ast
 import math
@@ -26,7 +26,7 @@ def model(n=1, shape=SHAPE):
 
 
 def stored(x, quantize=quantized_fp8):
-    """Codes and one scale for each weight."""
+    """Return codes and one scale for each weight."""
     found = {}
     for name, weight in x.items():
         found[name], found[f"{name}_scale"] = quantize(weight)
@@ -43,7 +43,7 @@ def told(report):
 
 
 def faulty(folder, change, n=1, quantize=quantized_fp8, shape=SHAPE):
-    """What is found once ``change`` was at the stored tensors of the last weight."""
+    """Return the findings after ``change`` was applied to the stored tensors of the last weight."""
     x = model(n, shape)
     y = stored(x, quantize)
     name = UP.format(n - 1)
@@ -66,14 +66,14 @@ def codes_as(function):
 
 
 class TestCodes:
-    def test_evidence_is_what_json_can_hold(self):
+    def test_evidence_holds_only_json_values(self):
         made = make_finding(
             "implausible_error", "error", None, "x", snr_db=-math.inf, cosine_similarity=math.nan, rows=[1]
         )
 
         assert {"snr_db": None, "cosine_similarity": None, "rows": [1]} == made.evidence
 
-    def test_every_finding_that_is_made_has_a_code_and_one_of_its_severities_and_every_code_is_used(self):
+    def test_every_finding_has_a_code_with_its_severity_and_every_code_is_used(self):
         made, used = {}, set()
         for path in Path(quanterr.__file__).parent.rglob("*.py"):
             declares = path.name in ("finding_codes.py", "explanations.py")
@@ -89,9 +89,9 @@ class TestCodes:
         assert made.keys() <= CODES.keys()
         for code, severities in made.items():
             assert {severity for severity in severities if isinstance(severity, str)} <= set(CODES[code].severities)
-        assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # put together from the side
+        assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # assembled from the side
 
-    def test_former_names_are_read_as_todays(self):
+    def test_former_code_names_are_still_read(self):
         made = Finding(code="far_off", severity="error", layer=None, message="x", remedy=None, evidence={})
 
         assert "implausible_error" == made.code
@@ -106,7 +106,7 @@ class TestCodes:
 
 
 @pytest.mark.parametrize("quantize", [quantized_fp8, quantized_int8, by_row])
-def test_sound_weights_raise_nothing(tmp_path, quantize):
+def test_sound_weights_raise_no_finding(tmp_path, quantize):
     x = model(6)
 
     assert [] == compared(tmp_path, x, stored(x, quantize)).findings
@@ -114,7 +114,7 @@ def test_sound_weights_raise_nothing(tmp_path, quantize):
 
 class TestScales:
     @pytest.mark.parametrize("factor", [3.0, 0.25, 1.1, 448.0, -1.0])
-    def test_a_factor_is_named_with_the_level_without_it(self, tmp_path, factor):
+    def test_factor_is_named_with_the_level_without_it(self, tmp_path, factor):
         found, name = faulty(tmp_path, times(factor))
 
         assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
@@ -123,7 +123,7 @@ class TestScales:
         assert found["scale_factor"].evidence["snr_db_repaired"] > 30 > found["scale_factor"].evidence["snr_db"]
         assert "implausible_error" not in found
 
-    def test_a_factor_that_is_but_a_part_of_the_error_is_a_warning(self, tmp_path):
+    def test_factor_causing_part_of_the_error_is_a_warning(self, tmp_path):
         def four_bits(weight):
             scale = weight.float().abs().amax() / 127
             coarse = weight.float().abs().amax() / 7
@@ -135,7 +135,7 @@ class TestScales:
         assert {"scale_factor": "warning", "excess_error": "error"} == {c: found[c].severity for c in found}
         assert "1.124 times the original's overall" in found["scale_factor"].message  # no repair: 31 dB are attainable
 
-    def test_the_same_factor_in_many_weights_is_one_finding(self, tmp_path):
+    def test_factor_shared_by_many_weights_is_one_finding(self, tmp_path):
         x = model(4)
         y = stored(x)
         for name in x:
@@ -149,7 +149,7 @@ class TestScales:
         assert "power of two" in errors[0].message
         assert "inconclusive" == report.verdict
 
-    def test_scales_of_other_rows_are_told(self, tmp_path):
+    def test_scales_for_other_rows_are_noticed(self, tmp_path):
         x = {name: (weight * torch.linspace(0.5, 2, 64)[:, None]).bfloat16() for name, weight in model().items()}
         y = stored(x, by_row)
         name = UP.format(0)
@@ -159,7 +159,7 @@ class TestScales:
         assert "one factor per row corrects it" in found["scale_factor"].message
         assert "each scale belongs 1 place earlier" in found["scale_factor"].message
 
-    def test_scales_of_other_blocks_are_told(self, tmp_path):
+    def test_scales_for_other_blocks_are_noticed(self, tmp_path):
         x = model(shape=(128, 128))
         name = UP.format(0)
         levels = torch.logspace(-1, 1, 16).reshape(4, 4).repeat_interleave(32, 0).repeat_interleave(32, 1)
@@ -172,14 +172,14 @@ class TestScales:
         assert "one factor per block corrects it" in found["scale_factor"].message
         assert "error" == found["scale_factor"].severity
 
-    def test_factors_of_columns_are_told(self, tmp_path):
+    def test_column_factors_are_noticed(self, tmp_path):
         x = model()
         name = UP.format(0)
         found = told(compared(tmp_path, x, stored({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row)))
 
         assert "one factor per column corrects it" in found["scale_factor"].message
 
-    def test_scales_of_one_are_told_once_for_all(self, tmp_path):
+    def test_scales_equal_to_one_are_a_single_finding(self, tmp_path):
         x = {name: (weight * 20).to(torch.float8_e4m3fn).float() for name, weight in model(2).items()}
         y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
         y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
@@ -188,12 +188,12 @@ class TestScales:
         assert ("info", list(x)) == (found["scale_constant"].severity, found["scale_constant"].evidence["layers"])
 
     @pytest.mark.parametrize("judged", [True, False])
-    def test_codes_at_the_end_of_their_range_are_told(self, tmp_path, monkeypatch, judged):
+    def test_codes_at_the_end_of_their_range_are_noticed(self, tmp_path, monkeypatch, judged):
         def clipped(weight):
             scale = weight.float().abs().amax() / 127 / 4
             return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
-        if not judged:  # as of codebooks, whose scales are not judged
+        if not judged:  # as for codebooks, whose scales are not judged
             monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model()
         found = told(compared(tmp_path, x, stored(x, clipped)))
@@ -202,7 +202,7 @@ class TestScales:
         assert judged == ("saturated" not in found)
 
 
-class TestScalesOfActivations:
+class TestActivationScales:
     @pytest.mark.parametrize(
         ("value", "code", "severity"),
         [
@@ -214,7 +214,7 @@ class TestScalesOfActivations:
     )
     @pytest.mark.parametrize("ending", ["mlp.up_proj.input_scale", "self_attn.k_scale"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_that_nothing_can_be_scaled_by(self, tmp_path, ending, value, code, severity, dtype):
+    def test_unusable_activation_scales_are_noticed(self, tmp_path, ending, value, code, severity, dtype):
         x, name = model(), f"layers.0.{ending}"
         report = compared(tmp_path, x, stored(x) | {name: torch.tensor([0.5, value], dtype=dtype)})
         (found,) = report.findings
@@ -233,7 +233,7 @@ class TestScalesOfActivations:
             ("layers.0.mlp.up_proj.input_activation_scale", torch.tensor(0.0)),
         ],
     )
-    def test_others_are_nothing_to_tell(self, tmp_path, name, value):
+    def test_other_activation_scales_are_silent(self, tmp_path, name, value):
         x = model()
 
         assert [] == compared(tmp_path, x, stored(x) | {name: value}).findings
@@ -253,7 +253,7 @@ class TestScalesOfActivations:
         (1.3, 0.01, ""),
     ],
 )
-def test_what_a_factor_suggests(factor, scale, words):
+def test_factor_suggests_its_reason(factor, scale, words):
     scales = ScaleStatistics(1, 0, 0, 0, scale, scale, scale)
 
     assert words in explain_factor(factor, scales)
@@ -261,11 +261,11 @@ def test_what_a_factor_suggests(factor, scale, words):
 
 
 @pytest.mark.parametrize(("others", "is_told"), [([0.5, 4.0], True), ([0.25, 0.31], False)])
-def test_a_wrong_exponent_makes_all_factors_powers_of_two(others, is_told):
+def test_wrong_exponent_makes_all_factors_powers_of_two(others, is_told):
     assert is_told == ("power of two" in explain_factor(0.25, None, others))
 
 
-def test_a_missing_scale_is_told_rather_than_a_factor():
+def test_missing_scale_is_reported_instead_of_a_factor():
     assert ": no scale is stored for it; the real scale was dropped" == explain_factor(448.0, None, (), True)
 
 
@@ -282,7 +282,7 @@ def test_a_missing_scale_is_told_rather_than_a_factor():
         (lambda s: -s, lambda s: s, ""),
     ],
 )
-def test_what_the_factors_of_rows_suggest_of_their_scales(stored, factors, words):
+def test_row_factors_suggest_wrong_scales(stored, factors, words):
     scales = torch.rand(32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.01
     told = explain_factors(factors(scales), stored(scales))
 
@@ -291,25 +291,25 @@ def test_what_the_factors_of_rows_suggest_of_their_scales(stored, factors, words
 
 
 class TestOrder:
-    def test_rows_in_another_order(self, tmp_path):
+    def test_rows_in_another_order_are_an_error(self, tmp_path):
         found, name = faulty(tmp_path, codes_as(lambda codes: codes.roll(1, 0)))
 
         assert ("error", name) == (found["permuted"].severity, found["permuted"].layer)
         assert "its rows are in a different order (shifted by 1)" in found["permuted"].message
         assert found["permuted"].evidence["snr_db_repaired"] > 30
 
-    def test_columns_whose_neighbours_are_exchanged(self, tmp_path):
+    def test_swapped_neighbouring_columns_are_an_error(self, tmp_path):
         found, _ = faulty(tmp_path, codes_as(lambda codes: codes.reshape(64, 64, 2).flip(2).reshape(64, 128)))
 
         assert "its columns are in a different order (neighbours are swapped" in found["permuted"].message
 
-    def test_no_simple_rule(self, tmp_path):
+    def test_order_without_a_simple_rule_is_an_error(self, tmp_path):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
         found, _ = faulty(tmp_path, codes_as(lambda codes: codes[order]))
 
         assert "irregular order" in found["permuted"].message
 
-    def test_the_other_way_round(self, tmp_path):
+    def test_transposed_weight_is_an_error(self, tmp_path):
         found, _ = faulty(tmp_path, codes_as(lambda codes: codes.t()), shape=(64, 64))
 
         assert "error" == found["transposed"].severity
@@ -327,7 +327,7 @@ class TestOrder:
             (lambda i: i * 5 % 64, "irregular order"),
         ],
     )
-    def test_an_order_in_words(self, there, words):
+    def test_order_is_described_in_words(self, there, words):
         own = list(range(64))
 
         assert words in describe_order(own, [there(i) for i in own], 64)
@@ -343,16 +343,16 @@ class TestOrder:
             ([5, 0, 1, 2, 3, 4], "permuted", "its experts are in a different order (shifted by 1)"),
         ],
     )
-    def test_experts_in_other_places(self, tmp_path, places, code, words):
+    def test_experts_in_other_places_are_named(self, tmp_path, places, code, words):
         name = "model.layers.0.mlp.experts.down_proj"
-        x = {name: numbers(6, 256, 1100)}  # the sample that repairs see ends within the first
+        x = {name: numbers(6, 256, 1100)}  # the sample for repairs ends within the first
         found = told(compared(tmp_path, x, {name: x[name][places]}))
 
         assert {code} == found.keys()
         assert places == found[code].evidence["experts"]
         assert words in found[code].message
 
-    def test_experts_that_the_original_repeats_are_in_their_places(self, tmp_path):
+    def test_experts_repeated_in_the_original_are_in_their_places(self, tmp_path):
         name = "model.layers.0.mlp.experts.down_proj"
         x = numbers(4, 64, 64)[[0, 0, 2, 3]]
         found = told(compared(tmp_path, {name: x}, {name: torch.cat([x[:3], 0.5 * x[3:]])}))
@@ -362,14 +362,14 @@ class TestOrder:
     @pytest.mark.parametrize(
         "name", ["model.layers.0.mlp.gate_up_proj.weight", "model.layers.0.mlp.experts.gate_up_proj"]
     )
-    def test_gate_and_up_that_are_exchanged(self, tmp_path, name):
+    def test_exchanged_gate_and_up_are_named(self, tmp_path, name):
         x = {name: numbers(*([3] if "experts" in name else []), 512, 640)}
         found = told(compared(tmp_path, x, {name: x[name].roll(256, -2)}))
 
         assert {"permuted"} == found.keys()
         assert "gate is stored where up belongs, and up for gate" in found["permuted"].message
 
-    def test_the_weight_of_another_layer_is_named(self, tmp_path):
+    def test_weight_from_another_layer_is_named(self, tmp_path):
         x = model(3)
         y = stored(x)
         first, second = UP.format(0), UP.format(2)
@@ -379,7 +379,7 @@ class TestOrder:
 
         assert [(first, second), (second, first)] == [(f.layer, f.evidence["weight"]) for f in found]
 
-    def test_another_tensor_altogether_is_far_off_and_nothing_mends_it(self, tmp_path):
+    def test_unrelated_tensor_is_far_off_and_no_repair_is_proposed(self, tmp_path):
         x = model()
         found = told(compared(tmp_path, x, stored({name: numbers(*SHAPE, seed=9) for name in x})))
 
@@ -387,7 +387,7 @@ class TestOrder:
 
 
 @pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e155, 1e-160), (1e160, 1.001e160)])
-def test_values_that_float64_cannot_square_are_no_pass(tmp_path, x, y):
+def test_values_too_large_to_square_do_not_pass(tmp_path, x, y):
     ones = torch.ones(16, 64, dtype=torch.float64)
     report = compared(tmp_path, {"a.weight": x * ones}, {"a.weight": y * ones})
 
@@ -395,15 +395,15 @@ def test_values_that_float64_cannot_square_are_no_pass(tmp_path, x, y):
 
 
 class TestZeroPoints:
-    def test_errors_that_lean_to_one_side(self, tmp_path):
+    def test_errors_leaning_to_one_side_are_a_warning(self, tmp_path):
         x = model()
         found = told(compared(tmp_path, x, stored({name: weight + 0.002 for name, weight in x.items()}, by_row)))
 
         assert ("warning", UP.format(0)) == (found["biased_error"].severity, found["biased_error"].layer)
 
     @pytest.mark.parametrize(("rows", "codes"), [(1, set()), (4, {"biased_error"})])
-    def test_a_few_errors_lean_to_one_side_by_chance(self, tmp_path, rows, codes):
-        """The mean of 64 errors is a third of their energy at 4.6 standard errors, as chance does; of 256 at 9."""
+    def test_few_errors_may_lean_to_one_side_by_chance(self, tmp_path, rows, codes):
+        """The mean of 64 errors is a third of their energy at 4.6 standard errors, as by chance; of 256 at 9."""
         errors = torch.tensor([1.0, -1.0]).repeat(rows * 32).view(rows, 64) + math.sqrt(0.5)
         steps, scale = by_row(numbers(rows, 64))
         y = steps * scale
@@ -412,7 +412,7 @@ class TestZeroPoints:
 
         assert codes == found.keys() & {"biased_error"}
 
-    def test_a_shift_of_each_row_mends_it(self, tmp_path):
+    def test_shift_per_row_is_proposed(self, tmp_path):
         x = model()
         shifts = torch.linspace(-0.2, 0.2, 64)[:, None]
         found = told(compared(tmp_path, x, stored({name: weight + shifts for name, weight in x.items()}, by_row)))
@@ -421,7 +421,7 @@ class TestZeroPoints:
 
 
 class TestRows:
-    def test_that_are_all_zero(self, tmp_path):
+    def test_zero_rows_are_a_warning(self, tmp_path):
         def change(y, name):
             y[name].view(torch.uint8)[[5, 9]] = 0
 
@@ -433,7 +433,7 @@ class TestRows:
             found["dead_rows"].evidence["rows"],
         )
 
-    def test_far_worse_than_the_rest(self, tmp_path):
+    def test_much_worse_row_is_named(self, tmp_path):
         def change(y, name):
             y[name].view(torch.uint8)[7, ::8] = 0
 
@@ -441,7 +441,7 @@ class TestRows:
 
         assert [7] == found["bad_rows"].evidence["rows"]
 
-    def test_that_share_a_scale_with_an_outlier_are_nothing_to_tell(self, tmp_path):
+    def test_rows_sharing_a_scale_with_an_outlier_are_silent(self, tmp_path):
         x = numbers(1024, 128)
         x[3, 5] = 30 * x.float().std()
         blocks = [by_row(block.reshape(1, -1)) for block in x.split(128)]
@@ -455,8 +455,8 @@ class TestRows:
         assert "bad_rows" not in told(report)
 
 
-def test_far_below_the_usual_level_of_its_format(tmp_path, monkeypatch):
-    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as of codebooks, with no nearest code
+def test_error_far_below_the_usual_format_level_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as for codebooks, without nearest codes
     x = model()
     found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 
@@ -468,7 +468,7 @@ OTHER_BIAS = "layers.1.mlp.up_proj.bias"
 
 
 def vectors():
-    """A norm around 1, two biases around 0."""
+    """Return a norm around 1 and two biases around 0."""
     norm = (1 + 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(0))).bfloat16()
     return {NORM: norm, BIAS: numbers(64, seed=1), OTHER_BIAS: numbers(64, seed=2)}
 
@@ -492,7 +492,7 @@ class TestVectors:
             (BIAS, lambda x: numbers(64, seed=9), "implausible_error", "another tensor, or damaged"),
         ],
     )
-    def test_that_are_broken_are_errors(self, tmp_path, name, broken, code, words):
+    def test_broken_vectors_are_errors(self, tmp_path, name, broken, code, words):
         x = vectors()
         report = compared(tmp_path, x, x | {name: broken(x).to(x[name].dtype)})
         found = [finding for finding in report.findings if finding.severity != "info"]
@@ -511,14 +511,14 @@ class TestVectors:
             (BIAS, lambda x: x[BIAS] + 0.01 * numbers(64, seed=9)),
         ],
     )
-    def test_that_are_cast_or_corrected_a_little_are_nothing_to_warn_of(self, tmp_path, name, sound):
+    def test_cast_or_slightly_corrected_vectors_need_no_warning(self, tmp_path, name, sound):
         x = vectors() | model()
         report = compared(tmp_path, x, x | stored(model()) | {name: sound(x)})
 
         assert {"info"} >= {finding.severity for finding in report.findings}
 
     @pytest.mark.parametrize("change", [lambda _: 5.6 * numbers(64, seed=9), lambda x: x + 0.02 * numbers(64, seed=9)])
-    def test_biases_of_quantized_weights_may_be_corrected_however_much(self, tmp_path, change):
+    def test_biases_for_quantized_weights_may_be_corrected_by_any_amount(self, tmp_path, change):
         x = vectors() | model()
         report = compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])})
         found = told(report)["bias_corrected"]
@@ -544,16 +544,16 @@ class TestVectors:
             (lambda x: x * (1 + (torch.arange(64) == 40)), "rows with little error changed far more than the others"),
         ],
     )
-    def test_corrections_make_no_such_changes_however_small(self, tmp_path, change, words):
+    def test_other_small_bias_changes_are_a_warning(self, tmp_path, change, words):
         x = vectors() | model()
-        x[BIAS] *= 0.01  # the error of the weight does more to the outputs
+        x[BIAS] *= 0.01  # the weight's error affects the outputs more
         found = told(compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])}))["bias_corrected"]
 
         assert ("warning", True) == (found.severity, found.evidence["share"] < 1)
         assert words in found.message
 
     @pytest.mark.parametrize("norm_too", [False, True])
-    def test_corrected_biases_are_not_told_among_other_changes_too(self, tmp_path, norm_too):
+    def test_corrected_biases_are_not_listed_among_other_changes(self, tmp_path, norm_too):
         x = vectors() | model()
         changed = {BIAS: 3 * x[BIAS]} | ({NORM: 1.01 * x[NORM].float()} if norm_too else {})
         report = compared(tmp_path, x, x | stored(model()) | changed)
@@ -568,7 +568,7 @@ class TestVectors:
 
     @pytest.mark.parametrize(("by", "severity"), [(0.1, "info"), (0.95, "info"), (1.05, "warning"), (20, "warning")])
     @pytest.mark.parametrize("norm", [None, 4.0])
-    def test_corrections_are_judged_by_what_the_error_does_to_typical_inputs(self, tmp_path, by, severity, norm):
+    def test_corrections_are_judged_by_the_error_for_typical_inputs(self, tmp_path, by, severity, norm):
         x = vectors() | model()
         x["layers.0.post_attention_layernorm.weight"] = torch.full((128,), norm or 1.0)
         weight = x["layers.0.mlp.up_proj.weight"].float()
@@ -581,7 +581,7 @@ class TestVectors:
         assert severity == found.severity
         assert found.evidence["share"] == pytest.approx(by, rel=1e-3)
 
-    def test_biases_are_copied_where_no_quantizer_of_the_format_corrects_them(self, tmp_path):
+    def test_biases_are_copied_where_no_quantizer_corrects_them(self, tmp_path):
         x = vectors() | model()
         weight = x.pop("layers.0.mlp.up_proj.weight")
         name = "layers.0.mlp.up_proj.weight"
@@ -595,7 +595,7 @@ class TestVectors:
         assert "bias_corrected" not in told(report)
 
     @pytest.mark.parametrize("around_zero", [False, True])
-    def test_that_may_have_taken_up_scales_are_a_warning(self, tmp_path, around_zero):
+    def test_norms_that_may_have_absorbed_scales_are_a_warning(self, tmp_path, around_zero):
         x = vectors()
         factors = torch.logspace(-1, 1, 128)[torch.randperm(128, generator=torch.Generator().manual_seed(0))]
         x[NORM] = (x[NORM].float() - 1).clamp(min=-0.8) if around_zero else x[NORM].float().abs()
@@ -608,13 +608,13 @@ class TestVectors:
             found["implausible_error"].evidence["layers"],
         )
 
-    def test_a_norm_of_ones_is_what_is_left_where_it_was_fused_and_yet_a_warning(self, tmp_path):
+    def test_fused_norm_with_only_ones_is_still_a_warning(self, tmp_path):
         x = vectors()
         found = told(compared(tmp_path, x, x | {NORM: torch.ones(128)}))
 
         assert "warning" == found["implausible_error"].severity
 
-    def test_a_norm_of_ones_that_is_zero_is_told_with_both_readings(self, tmp_path):
+    def test_zeros_for_a_norm_with_only_ones_are_shown_with_both_readings(self, tmp_path):
         x = {NORM: torch.ones(64)}
         found = told(compared(tmp_path, x, {NORM: torch.zeros(64)}))
 
@@ -623,7 +623,7 @@ class TestVectors:
 
     @pytest.mark.parametrize("change", [lambda x: x - 1, lambda x: x + 1], ids=["minus", "plus"])
     @pytest.mark.parametrize("changed", [["layers.3.norm.weight"], ["norm.weight"]])
-    def test_one_of_many_norms_that_differs_by_one_is_an_error(self, tmp_path, change, changed):
+    def test_single_norm_among_many_that_is_off_by_one_is_an_error(self, tmp_path, change, changed):
         x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
         report = compared(tmp_path, x, x | {name: change(x[name]) for name in changed})
 
@@ -632,7 +632,7 @@ class TestVectors:
         ]
         assert "inconclusive" == report.verdict
 
-    def test_a_norm_of_no_block_may_differ_by_one_as_those_of_all_blocks_do(self, tmp_path):
+    def test_final_norm_may_be_off_by_one_as_all_other_norms_are(self, tmp_path):
         x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
         found = told(compared(tmp_path, x, {name: norm + 1 for name, norm in x.items()}))
 
@@ -644,34 +644,34 @@ class TestVectors:
     @pytest.mark.parametrize(
         ("y", "severity"), [(0.0, "error"), (-100.0, "warning"), (300.0, "warning"), (101.0, None), (60.0, None)]
     )
-    def test_of_few_elements(self, tmp_path, y, severity):
+    def test_scalars_may_change_moderately(self, tmp_path, y, severity):
         report = compared(tmp_path, {"logit_scale": torch.tensor(100.0)}, {"logit_scale": torch.tensor(y)})
 
         assert severity == next((f.severity for f in report.findings if f.code == "implausible_error"), None)
 
-    def test_small_values_that_a_cast_makes_zero_are_no_error(self, tmp_path):
+    def test_small_values_that_a_cast_makes_zero_are_not_an_error(self, tmp_path):
         x = torch.full((64,), 1e-9)
         report = compared(tmp_path, {BIAS: x}, {BIAS: x.half()})
 
         assert "error" not in {finding.severity for finding in report.findings}
 
     @pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e160, 1.001e160)])
-    def test_values_that_float64_cannot_square_are_no_pass(self, tmp_path, x, y):
+    def test_vector_values_too_large_to_square_do_not_pass(self, tmp_path, x, y):
         ones = torch.ones(64, dtype=torch.float64)
 
         assert "inconclusive" == compared(tmp_path, {BIAS: x * ones}, {BIAS: y * ones}).verdict
 
 
-class TestNumbersThatTellNothing:
+class TestUninformativeNumbers:
     @pytest.mark.parametrize("factor", [2.0, -5.0])
-    def test_squares_that_vanish_are_an_error(self, tmp_path, factor):
+    def test_vanishing_squares_are_an_error(self, tmp_path, factor):
         x = numbers(16, 32).double() * 1e-200
         found = told(compared(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
 
         assert ("error", "a.weight") == (found["implausible_error"].severity, found["implausible_error"].layer)
         assert "their squares underflow" in found["implausible_error"].message
 
-    def test_an_element_that_is_not_finite_is_told_once(self, tmp_path):
+    def test_element_that_is_not_finite_is_a_single_finding(self, tmp_path):
         x = numbers(16, 32).float()
         broken = x.clone()
         broken[0, 0] = torch.nan
@@ -681,8 +681,8 @@ class TestNumbersThatTellNothing:
 
 
 class TestAllWeights:
-    def test_one_far_below_its_group(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # else its excess says it
+    def test_weight_far_below_its_group_is_a_warning(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # otherwise its excess is reported
         x = model(8)
         y = stored(x, by_row)
         name = UP.format(3)
@@ -692,21 +692,21 @@ class TestAllWeights:
 
         assert ("warning", name) == (found["group_outlier"].severity, found["group_outlier"].layer)
 
-    def test_a_cast_that_loses_more_of_small_values_is_none(self, tmp_path):
-        """float16 rounds what is below its normal numbers: 80 dB where the other weights are lossless."""
+    def test_lossier_cast_for_small_values_is_not_a_group_outlier(self, tmp_path):
+        """float16 rounds values below its normal numbers: 80 dB where the other weights are lossless."""
         x = {UP.format(n): (numbers(*SHAPE, seed=n) * (2.0**-10 if n == 3 else 0.1)).bfloat16() for n in range(8)}
         report = compared(tmp_path, x, {name: w.half() for name, w in x.items()})
 
         assert 60 < min(layer.snr_db for layer in report.layers) < 100
         assert "group_outlier" not in told(report)
 
-    def test_what_a_repair_explains_is_not_told_twice(self, tmp_path):
+    def test_repaired_finding_is_not_reported_twice(self, tmp_path):
         found, name = faulty(tmp_path, times(1.5), 8, by_row)
 
         assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
         assert "group_outlier" not in found
 
-    def test_bad_rows_of_many_are_an_error_of_each(self, tmp_path):
+    def test_bad_rows_in_many_weights_are_an_error_for_each(self, tmp_path):
         x = model(8)
         y = stored(x, by_row)
         for name in list(x)[:4]:
@@ -718,7 +718,7 @@ class TestAllWeights:
         assert list(x)[:4] == [one.layer for one in found]
         assert all("1 sampled row (7)" in one.message for one in found)
 
-    def test_bad_rows_of_many_without_nearest_codes_are_no_warning(self, tmp_path, monkeypatch):
+    def test_bad_rows_in_many_weights_without_nearest_codes_are_an_info(self, tmp_path, monkeypatch):
         monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model(8)
         y = stored(x, by_row)
@@ -730,18 +730,18 @@ class TestAllWeights:
         assert ("info", None, list(x)[:4]) == (found.severity, found.layer, found.evidence["layers"])
         assert found.message.startswith("4 of 8 weights have rows with far more error")
 
-    def test_norms_that_differ_by_one(self, tmp_path):
+    def test_norms_that_differ_by_one_are_a_warning(self, tmp_path):
         x = {f"layers.{n}.input_layernorm.weight": numbers(64, seed=n) for n in range(2)}
         found = told(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))
 
         assert ("warning", list(x)) == (found["norm_offset"].severity, found["norm_offset"].evidence["layers"])
 
-    def test_the_same_twice(self, tmp_path):
+    def test_identical_checkpoints_are_a_warning(self, tmp_path):
         x = model()
 
         assert [("identical", "warning")] == [(f.code, f.severity) for f in compared(tmp_path, x, x).findings]
 
-    def test_sides_that_are_swapped(self, tmp_path):
+    def test_swapped_sides_are_a_warning(self, tmp_path):
         x = model(2)
         report = compared(tmp_path, stored(x), x)
 
@@ -752,8 +752,8 @@ class TestAllWeights:
         ("changed", "coded", "severity"),
         [(1, True, "warning"), (3, True, "error"), (3, False, "warning"), (0, True, None)],
     )
-    def test_tensors_that_a_quantizer_copies(self, tmp_path, changed, coded, severity):
-        """Of six tensors in BF16, some are those of another training step."""
+    def test_changed_unquantized_tensors_are_noticed(self, tmp_path, changed, coded, severity):
+        """Some of six tensors in BF16 come from another training step."""
         x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
         y = x | {name: weight + 0.01 * numbers(32, 64, seed=9) for name, weight in list(x.items())[:changed]}
         codes = model() if coded else {}
@@ -766,20 +766,20 @@ class TestAllWeights:
             assert (6, list(y)[:changed]) == (found.evidence["tensors"], found.evidence["layers"])
             assert found.message.startswith(f"{changed} of 6 tensors that both checkpoints store unquantized differ")
 
-    def test_norms_alone_are_no_proof_of_another_checkpoint(self, tmp_path):
+    def test_changed_norms_alone_do_not_prove_another_checkpoint(self, tmp_path):
         x = {f"layers.{n}.norm.weight": numbers(64, seed=n) for n in range(6)}
         y = {name: weight + 0.01 * numbers(64, seed=9) for name, weight in x.items()}
         found = told(compared(tmp_path, x | model(), y | stored(model())))
 
         assert "warning" == found["unquantized_changed"].severity
 
-    def test_tensors_that_are_cast_need_not_be_the_same(self, tmp_path):
+    def test_cast_tensors_may_differ_slightly(self, tmp_path):
         x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
         y = {name: weight.to(torch.float16) * 1.0001 for name, weight in x.items()}
 
         assert "unquantized_changed" not in told(compared(tmp_path, x | model(), y | stored(model())))
 
-    def test_codes_that_lost_nothing(self, tmp_path):
+    def test_lossless_codes_are_a_warning(self, tmp_path):
         x = {name: weight.to(torch.float8_e4m3fn).float() for name, weight in model().items()}
         y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
         y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
@@ -787,7 +787,7 @@ class TestAllWeights:
 
         assert "warning" == found["lossless_codes"].severity
 
-    def test_a_configuration_of_codes_that_are_not_there(self, tmp_path):
+    def test_configuration_without_codes_is_a_warning(self, tmp_path):
         x = model()
         y = {name: weight * 1.001 for name, weight in x.items()}
         found = told(compared(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
@@ -795,14 +795,14 @@ class TestAllWeights:
         assert "warning" == found["config_without_codes"].severity
 
 
-class TestRepairsAreJudgedOnWhatTheyWereNotFittedTo:
+class TestRepairsOnOtherRows:
     @pytest.mark.parametrize("shape", [(2, 512), (8, 64), (64, 64)])
-    def test_factors_that_merely_shrink_noise_are_none(self, shape):
+    def test_factors_that_merely_shrink_noise_are_not_a_repair(self, shape):
         x, noise = (torch.randn(shape, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (1, 2))
 
         assert find_simplest_repair(Sample(x, x + 1.2 * noise), 2) is None
 
-    def test_a_factor_for_each_column_is_found_on_the_other_rows(self):
+    def test_factor_for_each_column_is_found_on_the_other_rows(self):
         x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         factors = torch.linspace(0.2, 3, 64, dtype=torch.float64)
         repair, corrected = find_simplest_repair(Sample(x, x * factors), 8)
@@ -810,7 +810,7 @@ class TestRepairsAreJudgedOnWhatTheyWereNotFittedTo:
         assert ("scale_factor", True) == (repair.code, corrected.snr_db > 200)
         assert "per column" in repair.message
 
-    def test_what_stays_far_from_what_the_scales_allow_is_no_repair(self):
+    def test_repair_must_come_near_the_attainable_level(self):
         x, noise = (torch.randn(64, 64, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
         sample = Sample(x.double(), (2 * x + 0.2 * noise).double())
 

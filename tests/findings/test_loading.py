@@ -1,4 +1,4 @@
-"""Codes that loaders do not read as such: what config.json and labels must say of them."""
+"""Codes that loaders do not read as codes, and the declarations that config.json and labels need."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from quanterr.formats import FORMATS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-UINT32 = 4  # of a GGUF key
+UINT32 = 4  # type of a GGUF key
 NAME = "model.layers.0.self_attn.q_proj.weight"
 OTHER = "model.layers.0.mlp.up_proj.weight"
 CASES = {
@@ -33,12 +33,12 @@ X = numbers(128, 256).float()
 
 
 def folder(path, tensors, config=MODEL):
-    """A checkpoint in Hugging Face's layout."""
+    """Write a checkpoint in Hugging Face's layout."""
     return store(path, tensors, config=config)
 
 
 def of_golden(path, case, config):
-    """The same of a golden file, beside another config.json."""
+    """Write a golden file in this layout, next to another config.json."""
     path.mkdir()
     source = GOLDEN / case
     files = source.glob("*.safetensors") if source.is_dir() else [source]
@@ -53,7 +53,7 @@ def told(checkpoint, code="undeclared_codes"):
 
 
 def compared(tmp_path, x, y, config):
-    """Findings about what is stored for an original, by code."""
+    """Return findings about these tensors for an original, by code."""
     report = quanterr.compare(
         store(tmp_path / "x.safetensors", x), folder(tmp_path / "y", y, MODEL | config), device="cpu"
     )
@@ -74,7 +74,7 @@ class TestUndeclared:
             ("nvfp4/modelopt_nvfp4.safetensors", "refuse codes of another shape"),
         ],
     )
-    def test_codes_that_no_file_declares_are_told(self, tmp_path, case, does):
+    def test_undeclared_codes_are_reported(self, tmp_path, case, does):
         (one,) = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": None}))
 
         assert ("warning" if case.startswith("fp8_row/") else "error") == one.severity
@@ -90,19 +90,19 @@ class TestUndeclared:
             MODEL | {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
             MODEL | {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}},
         ],
-        ids=["no model", "of diffusers", "declared", "of the text", "deeper"],
+        ids=["no model", "diffusers", "declared", "declared for the text", "declared deeper"],
     )
-    def test_what_is_no_model_or_declares_them_is_silent(self, tmp_path, config):
+    def test_declared_codes_and_other_configs_are_silent(self, tmp_path, config):
         assert [] == told(of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", config))
 
     @pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_model_description.json"])
-    def test_another_file_may_declare_them(self, tmp_path, name):
+    def test_another_file_may_declare_the_codes(self, tmp_path, name):
         path = of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", MODEL)
         (path / name).write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
 
         assert [] == told(path)
 
-    def test_so_may_a_header(self, tmp_path):
+    def test_header_may_declare_the_codes(self, tmp_path):
         x = numbers(64, 64).float()
         tensors = {NAME: x.to(torch.float8_e4m3fn), f"{NAME}_scale": torch.ones(64, 1)}
         path = folder(tmp_path / "y", {})
@@ -110,7 +110,7 @@ class TestUndeclared:
 
         assert [] == told(path)
 
-    def test_files_of_other_names_belong_to_other_programs(self, tmp_path):
+    def test_files_with_other_names_belong_to_other_programs(self, tmp_path):
         path = of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", MODEL)
         file = (path / "model.safetensors").rename(path / "denoiser_fp8.safetensors")
 
@@ -131,19 +131,19 @@ class TestLabels:
             found |= {key: value for key, value in stored.items() if "comfy" not in key or n in labels}
         return found
 
-    def test_a_layer_without_a_label_among_others(self, tmp_path):
+    def test_layer_without_a_label_among_labelled_ones_is_an_error(self, tmp_path):
         (one,) = told(store(tmp_path / "y.safetensors", self.tensors((0, 2))))
 
         assert ("error", ["blocks.1.attn.weight"]) == (one.severity, one.evidence["layers"])
         assert "1 weight has codes and scales, but no comfy_quant label as others have: blocks.1." in one.message
 
     @pytest.mark.parametrize(("labels", "severities"), [((0, 1, 2), []), ((), ["info"])])
-    def test_all_or_none(self, tmp_path, labels, severities):
+    def test_labels_must_cover_all_layers_or_none(self, tmp_path, labels, severities):
         found = told(store(tmp_path / "y.safetensors", self.tensors(labels)))
 
         assert severities == [one.severity for one in found]
 
-    def test_blocks_that_are_called_tensorwise(self, tmp_path):
+    def test_blocks_labelled_tensorwise_are_doubted(self, tmp_path):
         coded = sound(named("INT8 128 × 128"), numbers(256, 256).float())
         stored = labelled_int8("a.weight", coded, "int8_tensorwise")
         (one,) = told(store(tmp_path / "y.safetensors", stored), "ambiguous_layout")
@@ -167,7 +167,7 @@ class TestMethods:
             ("fp8", "auto-round", None),
         ],
     )
-    def test_that_do_not_read_what_is_stored(self, tmp_path, stored, method, severity):
+    def test_unsuitable_method_is_reported(self, tmp_path, stored, method, severity):
         path = of_golden(tmp_path / "y", CASES[stored], MODEL | {"quantization_config": {"quant_method": method}})
         found = [one for one in told(path, "config_mismatch") if one.evidence.get("key") == "quant_method"]
 
@@ -181,23 +181,23 @@ class TestMethods:
             ({"quantization": {"group_size": 64, "bits": 5}}, 0),
             ({"quantization": {"group_size": 64, "bits": 5}, "quantization_config": {"quant_method": "fp8"}}, 0),
         ],
-        ids=["elsewhere", "there", "beside what it was made from"],
+        ids=["another key", "its key", "with the original's key"],
     )
-    def test_mlx_has_a_key_of_its_own(self, tmp_path, config, n):
+    def test_mlx_needs_its_own_key(self, tmp_path, config, n):
         path = of_golden(tmp_path / "y", "mlx_affine/mlx_5_bits.safetensors", MODEL | config)
 
         assert n == sum("mlx-lm looks for it" in one.message for one in told(path, "config_mismatch"))
         assert not any("declares quant_method" in one.message for one in told(path, "config_mismatch"))
 
     @pytest.mark.parametrize(("four", "eight", "n"), [(True, False, 0), (True, True, 1), (False, False, 1)])
-    def test_bits_of_bitsandbytes(self, tmp_path, four, eight, n):
+    def test_bitsandbytes_must_declare_the_stored_bits(self, tmp_path, four, eight, n):
         said = {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": eight}
         case = "bnb_nf4/bnb_nf4_double_quant.safetensors"
         found = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": said}), "config_mismatch")
 
         assert n == sum(" stored as bnb_nf4: " in one.message for one in found)
 
-    def test_formats_of_families_exist_and_methods_are_in_lower_case(self):
+    def test_family_formats_exist_and_methods_are_in_lower_case(self):
         names = {row.name for row in FORMATS}
 
         assert all(family.formats <= names for family in FAMILIES)
@@ -205,9 +205,9 @@ class TestMethods:
 
 
 class TestReadings:
-    """Which numbers are reported: those that are loaded."""
+    """The reported numbers are those that a runtime loads."""
 
-    def test_bitsandbytes_goes_by_what_the_state_says(self, tmp_path):
+    def test_bitsandbytes_is_read_by_its_state(self, tmp_path):
         coded = sound(named("NF4"), X)
         config = {"quantization_config": named("NF4").config}
         found = compared(tmp_path, {NAME: X}, bnb(NAME, coded, "fp4"), config)["wrong_convention"]
@@ -216,7 +216,7 @@ class TestReadings:
         assert "as quant_type says fp4, which is how it will be loaded; " in found.message
         assert found.evidence["snr_db"] < 0 < 15 < found.evidence["snr_db_other"]
 
-    def test_a_state_that_is_only_called_otherwise_is_read_right_and_doubted(self, tmp_path):
+    def test_misnamed_state_is_read_correctly_and_doubted(self, tmp_path):
         stored = bnb(NAME, sound(named("NF4"), X))
         stored[f"{NAME}.quant_state.bitsandbytes__fp4"] = stored.pop(f"{NAME}.quant_state.bitsandbytes__nf4")
         found = compared(tmp_path, {NAME: X}, stored, {"quantization_config": named("NF4").config})
@@ -225,7 +225,7 @@ class TestReadings:
         assert "says quant_type nf4, by which bitsandbytes decodes" in found["ambiguous_layout"].message
 
     @pytest.mark.parametrize(("denied", "codes"), [(True, {"wrong_convention", "ambiguous_layout"}), (False, set())])
-    def test_an_order_of_columns_that_the_configuration_denies(self, tmp_path, denied, codes):
+    def test_column_order_denied_by_the_configuration_is_reported(self, tmp_path, denied, codes):
         layout, order = named("GPTQ 4 bits"), torch.randperm(256, generator=torch.Generator().manual_seed(3))
         x = X * torch.linspace(0.1, 4, 256)
         config = {"quantization_config": layout.config | {"desc_act": not denied}}
@@ -239,7 +239,7 @@ class TestReadings:
 
 
 class TestRefused:
-    def test_nvfp4_with_half_of_its_scales(self, tmp_path):
+    def test_nvfp4_with_half_its_scales_is_refused(self, tmp_path):
         stored = nvfp4(NAME, sound(named("NVFP4"), numbers(64, 256).float()))
         stored[f"{NAME}_scale"] = stored[f"{NAME}_scale"][:, ::2].contiguous()
         config = MODEL | {"quantization_config": named("NVFP4").config}
@@ -249,8 +249,10 @@ class TestRefused:
         wide = {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}
         assert [] == told(folder(tmp_path / "z", stored, MODEL | {"quantization_config": wide}), "not_read")
 
-    @pytest.mark.parametrize("config", [{"quantization_config": {"load_in_4bit": True}}, {}], ids=["said", "seen"])
-    def test_codes_of_bitsandbytes_without_their_state(self, tmp_path, config):
+    @pytest.mark.parametrize(
+        "config", [{"quantization_config": {"load_in_4bit": True}}, {}], ids=["declared", "recognized"]
+    )
+    def test_bitsandbytes_codes_without_their_state_are_refused(self, tmp_path, config):
         stored = bnb(NAME, sound(named("NF4"), self.x()))
         bare = {OTHER: bnb(OTHER, sound(named("NF4"), self.x()))[OTHER]}
         (one,) = told(folder(tmp_path / "y", stored | bare, config), "not_read")
@@ -263,7 +265,7 @@ class TestRefused:
     def x(self):
         return numbers(64, 128).float()
 
-    def test_a_column_of_bytes_elsewhere_is_no_code_of_bitsandbytes(self, tmp_path):
+    def test_byte_column_elsewhere_is_not_a_bitsandbytes_code(self, tmp_path):
         assert [] == told(folder(tmp_path / "y", {OTHER: torch.ones(8, 1, dtype=torch.uint8)}), "not_read")
 
 
@@ -282,19 +284,19 @@ class TestHeads:
             (HEADS | {"kv_lora_rank": 8}, SHAPES | {"k": (16, 64)}),
             (HEADS | {"v_head_dim": 8}, SHAPES | {"v": (16, 64), "o": (64, 32)}),
         ],
-        ids=["plain", "gated", "unsaid", "latent", "values"],
+        ids=["plain", "gated", "undeclared", "latent", "other values"],
     )
-    def test_that_fit_or_cannot_be_known(self, tmp_path, config, shapes):
+    def test_fitting_or_unknown_heads_are_silent(self, tmp_path, config, shapes):
         assert self.found(tmp_path, config, shapes) is None
 
     @pytest.mark.parametrize("changed", [{"head_dim": 32}, {"num_key_value_heads": 4}, {"num_attention_heads": 8}])
-    def test_that_do_not_fit(self, tmp_path, changed):
+    def test_misfitting_heads_are_a_warning(self, tmp_path, changed):
         one = self.found(tmp_path, HEADS | changed, SHAPES)
 
         assert ("warning", "head_dim") == (one.severity, one.evidence["key"])
         assert "k [32, 64]" in one.message
 
-    def test_no_finding_if_any_layer_fits(self):
+    def test_heads_need_a_single_fitting_layer(self):
         assert Heads(4, 2, 16, 16).fit(SHAPES)
         assert not Heads(4, 2, 8, 8).fit(SHAPES)
 
@@ -308,7 +310,7 @@ class TestHeads:
             ({"attention.value_length": 8}, "values of 8 elements, but the projections are of other sizes"),
         ],
     )
-    def test_of_gguf(self, tmp_path, changed, told):
+    def test_gguf_heads_must_fit(self, tmp_path, changed, told):
         x = {f"blk.0.attn_{n}.weight": numbers(*SHAPES[n[0]]).float() for n in ("q", "k", "v", "output")}
         said = {"embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2} | changed
         keys = [key(f"llama.{name}", UINT32, value) for name, value in said.items()]

@@ -1,4 +1,4 @@
-"""What methods leave, which is no fault, and what none of them does: see findings/methods.py."""
+"""Traces that methods leave in sound files, and faults that none of them makes: see findings/methods.py."""
 
 import pytest
 import torch
@@ -29,19 +29,19 @@ ROW = 9
         ({}, PLAIN),
     ],
 )
-def test_the_configuration_names_the_method(config, method):
+def test_configuration_names_the_method(config, method):
     assert method == find_declared_method(config)
     assert GGML == find_method(find_declared_method(config), "gguf_q4_k", folded=False)
 
 
 def warnings(report):
-    """What is said of the weights; the configuration is that of a larger model."""
+    """Return warnings about the weights; the configuration belongs to a larger model."""
     return {one.code for one in report.findings if one.severity != "info"} - {"config_mismatch"}
 
 
 @pytest.fixture
 def outlier():
-    """A weight of which one row has a single value far larger than the rest, in a column of large inputs."""
+    """A weight with a row in which a single value, in a column of large inputs, is far larger than the rest."""
     x, generator = matrix(256, 512, 5).float(), drawn(6)
     inputs = torch.randn(1024, 64, generator=generator) @ torch.randn(64, 512, generator=generator)
     inputs[:, 40] = 30 * inputs[:, 40].abs() + 100
@@ -52,17 +52,17 @@ def outlier():
 
 @pytest.fixture
 def gptq(tmp_path, outlier):
-    """The sound pair by GPTQ, with those inputs."""
+    """A sound pair made by GPTQ with those inputs."""
     x, inputs = outlier
     layout = declared_by_gptq(named("GPTQ 4 bits"))
     return made(Bench(tmp_path), layout, {NAME: x}, lambda layout, x: compensated(layout, x, inputs))
 
 
-def test_a_row_whose_large_error_gptq_spreads_is_no_fault(gptq):
+def test_row_with_a_large_error_that_gptq_spreads_is_sound(gptq):
     assert set() == warnings(gptq.report)
 
 
-def test_the_same_row_made_of_other_values_is_a_warning(gptq):
+def test_same_row_with_other_values_is_a_warning(gptq):
     before = gptq.weights[NAME]
     codes = before.codes.clone()
     codes[20] = codes[21]
@@ -71,7 +71,7 @@ def test_the_same_row_made_of_other_values_is_a_warning(gptq):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_row_is_excused_by_the_directions_that_errors_share_where_nothing_declares_gptq(tmp_path, shared):
+def test_row_with_shared_error_directions_is_excused_without_a_declaration(tmp_path, shared):
     x, generator = matrix(256, 512, 5), drawn(6)
     pair = made(Bench(tmp_path), named("CT INT4 g128"), {NAME: x})
     direction, other = ((torch.rand(512, generator=generator) < 0.06).float() for _ in range(2))
@@ -83,21 +83,21 @@ def test_a_row_is_excused_by_the_directions_that_errors_share_where_nothing_decl
 
 
 def compared_with(pair, before, codes):
-    """The report where the weight has other codes."""
+    """Return the report where the weight has other codes."""
     after = coded(before.layout, pair.x[NAME], *before.wanted, codes=codes)
     path = pair.written(Case("other codes", {NAME: after}), pair.path)
     return quanterr.compare(pair.original, path, device="cpu")
 
 
 @pytest.mark.parametrize("layout", ["AWQ", "NF4", "INT8 row", "MLX 4 bits"])
-def test_scales_that_leave_the_ends_of_the_range_unused_are_a_warning(tmp_path, layout):
+def test_scales_with_an_unused_range_are_a_warning(tmp_path, layout):
     x = matrix(256, 512, 3)
     bench = Bench(tmp_path)
     assert {"scale_loss"} == warnings(made(bench, named(layout), {NAME: x}, methods.scaled(1.3)).report)
     assert set() == warnings(made(bench, named(layout), {NAME: x}, sound).report)
 
 
-def test_the_largest_value_that_fp8_clips_is_a_warning(tmp_path):
+def test_clipped_largest_fp8_value_is_a_warning(tmp_path):
     x = matrix(256, 512, 3).float()
     unit = x.abs().amax() / 448
     for factor, expected in ((1.0, set()), (0.85, {"scale_loss"})):
@@ -108,7 +108,7 @@ def test_the_largest_value_that_fp8_clips_is_a_warning(tmp_path):
         assert expected == warnings(report)
 
 
-def test_one_scale_for_fused_weights_is_right_if_one_needs_it(tmp_path):
+def test_shared_scale_for_fused_weights_is_right_if_one_needs_it(tmp_path):
     x = {
         f"model.layers.0.self_attn.{part}_proj.weight": matrix(128, 512, n).float() / 3**n
         for n, part in enumerate("qkv")
@@ -121,7 +121,7 @@ def test_one_scale_for_fused_weights_is_right_if_one_needs_it(tmp_path):
     assert 2 == sum(one.code == "shared_scale" for one in report.findings)
 
 
-def test_a_shared_scale_that_no_weight_needs_is_an_error(tmp_path):
+def test_shared_scale_larger_than_necessary_is_an_error(tmp_path):
     x = {f"{ATTENTION}.{part}_proj.weight": matrix(128, 512, n).float() for n, part in enumerate("qk")}
     unit = 30 * max(one.abs().max() for one in x.values()) / 127
     stored = {name: (one / unit).round().to(torch.int8) for name, one in x.items()}

@@ -1,4 +1,4 @@
-"""A few pairs of each family of `make mutate`, and whether the suite tells what it is there to tell."""
+"""A few pairs of each family of `make mutate`, and whether the suite reports faults of quanterr."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ DAMAGE = {damage.name: damage for damage in scales.DAMAGES}
 
 @pytest.fixture
 def few():
-    """Of two blocks a matrix, a smaller one, its bias and a norm."""
+    """Two blocks with a matrix, a smaller one, its bias and a norm each."""
     tensors = {}
     for n in range(LAYERS):
         block = f"model.layers.{n}."
@@ -46,7 +46,7 @@ def bench(tmp_path):
 
 
 def told(outcomes):
-    """What is judged badly."""
+    """Return the outcomes that count against quanterr."""
     return [str(outcome) for outcome in outcomes if outcome.told in judging.BAD]
 
 
@@ -59,7 +59,7 @@ class TestFamilies:
         assert ["clean"] == [judging.of_sound("scales", layout, pair.report).told]
 
     @pytest.mark.parametrize("layout", ["Q2_K", "Q6_K", "IQ4_XS", "Q8_0", "NF4 double", "FP8 tensor"])
-    def test_scales_of_few_bits_and_of_far_larger_rows_are_no_fault(self, bench, few, layout):
+    def test_unusual_but_sound_scales_raise_no_alarm(self, bench, few, layout):
         for name in few:
             if name.endswith("_proj.weight"):
                 few[name] = few[name].clone()
@@ -69,7 +69,7 @@ class TestFamilies:
         assert judging.of_sound("scales", layout, pair.report).told in ("clean", "told")
 
     @pytest.mark.parametrize("layout", ["FP8 tensor", "FP8 128 × 128"])
-    def test_small_values_below_a_scale_of_larger_ones_are_noticed(self, bench, few, layout):
+    def test_small_values_lost_to_a_large_scale_are_noticed(self, bench, few, layout):
         pair = made(bench, named(layout), few)
         found = pair.outcome("scales", scales.case(pair, DAMAGE["all × 64"]))
         assert ("noticed", True) == (found.told, found.loss.layer < 1)
@@ -88,17 +88,17 @@ class TestFamilies:
         ]
         assert ["noticed", "by design"] == [outcome.told for outcome in outcomes]
 
-    def test_what_is_not_quantized_is_watched(self, bench, few):
+    def test_change_in_an_unquantized_tensor_is_noticed(self, bench, few):
         pair = made(bench, named("FP8 row"), few, dtype=torch.float32)
         changed = {unquantized.V_BIAS: few[unquantized.V_BIAS].float().roll(1)}
         assert "noticed" == pair.outcome("casts", Case("rolled", changed)).told
 
     @pytest.mark.parametrize("name", ["FP8 expert", "FP8 row"])
-    def test_what_both_sides_lost_is_noticed(self, bench, name):
+    def test_loss_on_both_sides_is_noticed(self, bench, name):
         outcomes = list(both_sides.experts(bench, name))
         assert {"noticed", "clean"} == {outcome.told for outcome in outcomes}
 
-    def test_what_shows_without_an_original_is_noticed(self, bench):
+    def test_damage_is_noticed_without_an_original(self, bench):
         assert {"noticed", "clean"} == {outcome.told for outcome in alone.outcomes(bench, "FP8 expert")}
 
     @pytest.mark.parametrize("name", FEW)
@@ -111,13 +111,13 @@ class TestFamilies:
 
     @pytest.mark.slow  # a file of each format
     @pytest.mark.parametrize("case", ONE_EACH, ids=golden.named)
-    def test_a_sound_file_raises_no_error(self, bench, case):
+    def test_sound_file_raises_no_error(self, bench, case):
         report = golden.made_sound(case, bench).report
         assert [] == [found.message for found in report.findings if found.severity == "error"]
 
 
 class TestLosses:
-    def test_are_of_the_whole_and_of_the_worst_part(self):
+    def test_loss_covers_the_whole_and_the_worst_part(self):
         x = torch.randn(64, 128, generator=drawn(1))
         y = x + 0.01 * torch.randn(x.shape, generator=drawn(2))
         worse = y.clone()
@@ -129,19 +129,19 @@ class TestLosses:
         assert found.layer == pytest.approx(float(whole), abs=1e-3)  # y is float32
         assert found.part == pytest.approx(20, abs=1e-3)
 
-    def test_of_what_is_not_finite_are_structural(self):
+    def test_loss_with_infinite_values_is_structural(self):
         x = torch.ones(4, 4)
         assert STRUCTURAL == loss(Pair(x, x), Pair(x, x * torch.inf))
 
-    def test_of_luck_do_not_count(self):
+    def test_lucky_values_do_not_count_as_loss(self):
         x = torch.randn(64, 128, generator=drawn(1))
         pairs = Pair(x, x), Pair(x, x * 1.001)
         assert loss(*pairs, best_db=50.0).layer == pytest.approx(0)
         assert loss(*pairs, best_db=70.0).layer == pytest.approx(10, abs=0.01)
 
     @pytest.mark.parametrize("layout", [*LAYOUTS, *STACKS], ids=lambda layout: layout.name)
-    def test_are_of_what_is_stored(self, bench, few, layout):
-        """Two programs see one SNR: what is written here, and what is read of it."""
+    def test_loss_is_measured_on_stored_values(self, bench, few, layout):
+        """Two programs measure one SNR: on the values written here and on those read back."""
         x = stacked() if layout.family == "experts" else few
         pair = made(bench, layout, x)
         shown = {layer.layer_name: layer.snr_db for layer in pair.report.layers}
@@ -152,17 +152,17 @@ class TestLosses:
 
 
 class TestVerdicts:
-    def test_what_nothing_is_told_of_is_silent(self, bench, few):
+    def test_unreported_damage_is_silent(self, bench, few):
         pair = made(bench, named("INT8 row"), few)
         found = pair.outcome("scales", Case("nothing", {}))
         assert ("SILENT", 1) == (found.told, verdict([found]))
 
-    def test_a_small_loss_may_be(self, bench, few):
+    def test_small_loss_may_be_silent(self, bench, few):
         pair = made(bench, named("INT8 row"), few)
         found = pair.outcome("scales", Case("nothing", {}, Loss(0.9, 5.9)))
         assert ("small", 0) == (found.told, verdict([found]))
 
-    def test_a_failure_is_silent_and_a_refusal_is_not(self):
+    def test_failure_is_silent_and_a_refusal_is_not(self):
         refused, failed = (
             not_compared("family", "name", STRUCTURAL, error)
             for error in (CheckpointError("file", "why"), ValueError())
@@ -170,16 +170,16 @@ class TestVerdicts:
         assert ("noticed", "SILENT") == (refused.told, failed.told)
         assert "ERROR" == not_compared("family", "name", None, CheckpointError("file", "why")).told
 
-    def test_sound_pairs_may_have_a_warning_in_a_hundred(self):
+    def test_one_percent_warnings_are_allowed_for_sound_pairs(self):
         clean, warned = (Outcome("family", "name", told, None) for told in ("clean", "WARNED"))
         assert 0 == verdict([warned, *[clean] * 99])
         assert 1 == verdict([warned, *[clean] * 98])
 
-    def test_what_changes_nothing_is_not_counted(self, bench):
+    def test_change_without_effect_is_not_counted(self, bench):
         sound = golden.made_sound(golden.GOLDEN / FEW[0], bench)
         assert [] == list(golden.broken(sound, Mutation("nothing", lambda _stored, _weight: True)))
 
-    def test_the_table_counts_both_sides(self):
+    def test_table_counts_both_sides(self):
         outcomes = [
             Outcome("a", "x", "noticed", STRUCTURAL),
             Outcome("a", "y", "clean", None),
@@ -191,6 +191,6 @@ class TestVerdicts:
         assert rows["all"] == ["2", "1", "1", "1", "1"]
 
 
-def test_no_two_have_one_name():
+def test_names_are_unique():
     for found in (MUTATIONS, DAMAGES, scales.DAMAGES, JOBS):
         assert len(found) == len({one.name for one in found})

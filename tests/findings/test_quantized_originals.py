@@ -1,4 +1,4 @@
-"""An original that is itself quantized: what its codes and scales seem to lose says nothing."""
+"""An original that is itself quantized: the apparent losses of its codes and scales prove nothing."""
 
 import gguf
 import pytest
@@ -31,7 +31,7 @@ def compared(folder, x, y):
 OF_VALUES, OF_COARSE_VALUES = coded(X, Q4), coded(values(coded(X, Q8)), Q4)
 
 
-def test_codes_of_the_real_original_are_not_called_wrong(tmp_path):
+def test_quantized_original_is_a_warning_and_its_candidate_is_not_blamed(tmp_path):
     report = compared(tmp_path, OF_VALUES, OF_COARSE_VALUES)
     (found,) = report.findings
 
@@ -42,12 +42,12 @@ def test_codes_of_the_real_original_are_not_called_wrong(tmp_path):
     assert f"both differ by {found.evidence['snr_db']:.1f} to " in found.message
 
 
-@pytest.mark.parametrize("y", [coded(values(coded(X, Q8)), Q4), coded(X, Q8)], ids=["of Q8_0", "the same"])
-def test_a_finer_original_is_one(tmp_path, y):
+@pytest.mark.parametrize("y", [coded(values(coded(X, Q8)), Q4), coded(X, Q8)], ids=["made from Q8_0", "the same"])
+def test_finer_original_is_accepted(tmp_path, y):
     assert not {"quantized_original"} & {one.code for one in compared(tmp_path, coded(X, Q8), y).findings}
 
 
-def test_one_weight_that_was_not_made_from_the_original_is_damaged(tmp_path):
+def test_weight_with_another_source_is_damaged(tmp_path):
     y = coded(values(OF_VALUES), Q8) | {NAMES[2]: coded(X, Q8)[NAMES[2]]}
     found = {one.code: one for one in compared(tmp_path, OF_VALUES, y).findings}
 

@@ -1,4 +1,4 @@
-"""Scales of inputs, keys and values, against what norms and weights allow."""
+"""Scales of inputs, keys and values, compared with the limits from norms and weights."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from quanterr.selection import LayerSelection
 
 BLOCKS, WIDTH = 5, 64
 OF_ATTENTION, OF_MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-# Largest numbers, as of a model whose norms are about 0.5; those of down_proj as massive activations are.
+# Largest numbers of a model whose norms are about 0.5; those of down_proj are like massive activations.
 LARGEST = {"self_attn.o_proj": 1.5, "mlp.down_proj": 2.0}
 MASSIVE = "model.layers.3.mlp.down_proj.input_scale"
 
@@ -32,7 +32,7 @@ def model(norm=0.5, without_norms=False):
 
 
 def scales(largest_code=448.0):
-    """As calibrated from numbers that differ by a factor of 2 between blocks."""
+    """Return scales calibrated from numbers that differ by a factor of 2 between blocks."""
     y = {}
     for n in range(BLOCKS):
         block, size = f"model.layers.{n}.", 2 ** (n / (BLOCKS - 1)) / largest_code
@@ -59,7 +59,7 @@ def found(folder, changed=(), x=None):
         return list(check_activation_scales(pair(original, quantized, LayerSelection((), ()), None)))
 
 
-def test_calibrated_ones_are_silent(tmp_path):
+def test_calibrated_scales_are_silent(tmp_path):
     assert [] == found(tmp_path)
 
 
@@ -74,7 +74,7 @@ def test_calibrated_ones_are_silent(tmp_path):
         "self_attn.v_scale",
     ],
 )
-def test_one_that_fits_no_such_numbers_is_told(tmp_path, place, factor):
+def test_implausible_scale_is_reported(tmp_path, place, factor):
     name = f"model.layers.2.{place}"
     (one,) = found(tmp_path, {name: scales()[name] * factor})
 
@@ -89,7 +89,7 @@ def test_one_that_fits_no_such_numbers_is_told(tmp_path, place, factor):
         (100, "for numbers up to 238: weights"),
     ],
 )
-def test_products_of_gate_and_up_bound_the_inputs_of_down(tmp_path, factor, words):
+def test_gate_and_up_products_bound_the_inputs_for_down(tmp_path, factor, words):
     name = "model.layers.1.mlp.down_proj.input_scale"
     y = scales()
     (one,) = found(
@@ -103,7 +103,7 @@ def test_products_of_gate_and_up_bound_the_inputs_of_down(tmp_path, factor, word
     assert words in one.message
 
 
-def test_a_neuron_that_is_far_above_others_may_be_massive(tmp_path):
+def test_outstanding_neuron_may_be_massive(tmp_path):
     x = model()
     for name in ("gate_proj", "up_proj"):
         x[f"model.layers.3.mlp.{name}.weight"][7] *= 8
@@ -111,7 +111,7 @@ def test_a_neuron_that_is_far_above_others_may_be_massive(tmp_path):
     assert [] == found(tmp_path, x=x, changed={MASSIVE: scales()[MASSIVE] * 30})
 
 
-def test_norms_decide_on_a_scale_that_is_apart(tmp_path):
+def test_norms_explain_an_unusual_scale(tmp_path):
     """The norm of one block is 20 times smaller, and so is its scale."""
     x, y = model(), scales()
     x["model.layers.2.input_layernorm.weight"] /= 20
@@ -120,13 +120,13 @@ def test_norms_decide_on_a_scale_that_is_apart(tmp_path):
     assert [] == found(tmp_path, {name: y[name] / 20 for name in names}, x)
 
 
-def test_norms_that_are_stored_minus_one(tmp_path):
-    """They multiply by 0.9 to 1.1, which the stored numbers, about 0, do not say of themselves."""
+def test_norms_may_be_stored_minus_one(tmp_path):
+    """They multiply by 0.9 to 1.1, but the stored numbers are about 0."""
     assert [] == found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(8.0) / 448}, model(0.0))
     assert found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(200.0) / 448}, model(0.0))
 
 
-def test_a_norm_of_keys_decides_instead_of_their_weight(tmp_path):
+def test_key_norm_decides_instead_of_the_weight(tmp_path):
     x = model() | {f"model.layers.{n}.self_attn.k_norm.weight": torch.full((16,), 20.0) for n in range(BLOCKS)}
 
     assert [] == found(tmp_path, {"model.layers.2.self_attn.k_scale": torch.tensor(100.0) / 448}, x)
@@ -142,14 +142,14 @@ def test_a_norm_of_keys_decides_instead_of_their_weight(tmp_path):
         ("self_attn.q_proj.input_scale", 15, 0),
     ],
 )
-def test_peers_alone_decide_without_norms(tmp_path, place, factor, n):
+def test_other_blocks_decide_without_norms(tmp_path, place, factor, n):
     name = f"model.layers.2.{place}"
 
     assert n == len(found(tmp_path, {name: scales()[name] * factor}, model(without_norms=True)))
 
 
-def test_different_modules_are_no_peers(tmp_path):
-    """Of a model with few blocks, modules are held against each other by their role, for far larger factors."""
+def test_different_modules_are_not_compared(tmp_path):
+    """In a model with few blocks, modules are compared by their role and for far larger factors only."""
     y = {name: scale / 100 if "o_proj" in name else scale for name, scale in scales().items()}
     few = {name: x for name, x in model(without_norms=True).items() if "layers.0" in name or "layers.1" in name}
 

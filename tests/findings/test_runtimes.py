@@ -1,4 +1,4 @@
-"""Files that are right in numbers, and that a runtime refuses or misreads."""
+"""Files with correct numbers that a runtime refuses or misreads."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ class TestChannels:
         assert f"1 tensor: {UP}.weight_scale (F32 [64])" in message
 
     @pytest.mark.parametrize("shape", [(64, 1), (1,), ()])
-    def test_others_are_not(self, tmp_path, by, shape):
+    def test_other_scale_shapes_are_accepted_by_vllm(self, tmp_path, by, shape):
         assert [] == told(store(tmp_path / "m", by_channels(by, *shape), config=TENSORS))
 
     def test_other_methods_have_other_rules(self, tmp_path, by):
@@ -45,13 +45,13 @@ class TestComfy:
         return {"a.weight": codes, "a.weight_scale": scale.to(dtype), "a.comfy_quant": label(format=format)}
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_scales_of_sixteen_bits_were_refused(self, tmp_path, dtype):
+    def test_sixteen_bit_scales_are_a_warning_for_comfy_kitchen(self, tmp_path, dtype):
         ((severity, message),) = told(store(tmp_path / "m.safetensors", self.tensors(dtype)))
 
         assert "warning" == severity
         assert "comfy-kitchen 0.2.0 expects scales of FP8 weights as F32" in message
 
-    def test_others_are_not(self, tmp_path):
+    def test_other_tensors_are_accepted_by_comfy_kitchen(self, tmp_path):
         without_label = self.tensors(torch.bfloat16)
         del without_label["a.comfy_quant"]
         int8 = self.tensors(torch.bfloat16, quantized_int8, "int8_tensorwise")
@@ -60,7 +60,7 @@ class TestComfy:
 
 
 @pytest.mark.parametrize(("shape", "is_told"), [((64,), True), ((1, 64), False)])
-def test_pad_tokens_of_z_image_have_two_dimensions(tmp_path, shape, is_told):
+def test_z_image_pad_tokens_need_two_dimensions(tmp_path, shape, is_told):
     tensors = {"model.diffusion_model.x_pad_token": numbers(*shape), "cap_pad_token": numbers(*shape)}
     found = told(store(tmp_path / "m.safetensors", tensors))
 
@@ -68,7 +68,7 @@ def test_pad_tokens_of_z_image_have_two_dimensions(tmp_path, shape, is_told):
     assert not found or "2 tensors: cap_pad_token (BF16 [64])" in found[0][1]
 
 
-def test_codes_of_stacked_experts_have_no_name_that_is_mapped(tmp_path):
+def test_stacked_expert_codes_have_no_mapped_name(tmp_path):
     stem = "model.layers.0.mlp.experts.gate_up_proj"
     tensors = {f"{stem}_packed": torch.zeros(2, 8, 16, dtype=torch.int32), f"{stem}_scale": torch.ones(2, 8, 1)}
     ((severity, message),) = told(store(tmp_path / "m", tensors, config=TENSORS))
@@ -76,7 +76,7 @@ def test_codes_of_stacked_experts_have_no_name_that_is_mapped(tmp_path):
     assert ("warning", True) == (severity, f"{stem}_packed" in message and "transformers" in message)
 
 
-def test_a_comparison_tells_it_of_the_quantized_side(tmp_path):
+def test_comparison_checks_the_quantized_side(tmp_path):
     before = store(tmp_path / "a.safetensors", {f"{UP}.weight": numbers(64, 128)})
     after = store(tmp_path / "b", by_channels(quantized_fp8, 64), config=TENSORS)
     (found,) = [one for one in quanterr.compare(before, after, device="cpu").findings if one.code == "unloadable"]
@@ -84,5 +84,5 @@ def test_a_comparison_tells_it_of_the_quantized_side(tmp_path):
     assert [f"{UP}.weight_scale"] == found.evidence["tensors"]
 
 
-def test_every_rule_says_where_it_was_read():
+def test_every_rule_cites_its_source():
     assert all(rule.place and rule.runtime and any(digit.isdigit() for digit in rule.runtime) for rule in RULES)

@@ -1,4 +1,4 @@
-"""Sound files of real methods, written here in float64 by code that shares nothing with quanterr: nothing is amiss."""
+"""Sound files by real methods, written in float64 by code that shares nothing with quanterr, raise no alarm."""
 
 from functools import cache
 
@@ -15,7 +15,7 @@ GPTQ = {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "gp
 
 
 def weights(rows, cols, seed=0, sizes=0.4, outliers=3):
-    """Heavy tails, rows of many sizes, and columns of outliers; exact in BF16, float64."""
+    """Return weights with heavy tails, rows of many sizes and columns of outliers, exact in BF16, as float64."""
     random = np.random.default_rng(seed)
     w = 0.02 * random.standard_t(5, (rows, cols)) * np.exp(sizes * random.standard_normal((rows, 1)))
     w[:, random.choice(cols, outliers, replace=False)] *= random.uniform(4, 12, outliers)
@@ -24,7 +24,7 @@ def weights(rows, cols, seed=0, sizes=0.4, outliers=3):
 
 @cache
 def inputs(cols=256, n=512):
-    """Correlated, with channels of many sizes, and a few that are far larger."""
+    """Return correlated inputs with channels of many sizes, a few of them far larger."""
     random = np.random.default_rng(0)
     directions, _ = np.linalg.qr(random.standard_normal((cols, cols)))
     x = (random.standard_normal((n, cols)) / np.sqrt(np.arange(1, cols + 1))) @ directions.T
@@ -34,7 +34,7 @@ def inputs(cols=256, n=512):
 
 
 def by_gptq(w, x, bits, group, symmetric, in_order=False):
-    """Codes, zero points and scales, (r, c) each, as the paper has them; the group of each column, for inputs x.
+    """Return codes, zero points and scales, (r, c) each, as in the paper, and each column's group, for inputs x.
 
     ``in_order``: columns of large inputs first (act-order).
     """
@@ -62,7 +62,7 @@ def by_gptq(w, x, bits, group, symmetric, in_order=False):
 
 
 def as_gptq(codes, zeros, scales, groups, bits):
-    """As GPTQModel stores it."""
+    """Return tensors as GPTQModel stores them."""
     first = np.unique(groups, return_index=True)[1]
     return {
         f"{MODULE}.qweight": torch.from_numpy(packing.dense(codes.astype(int), bits).T.copy()),
@@ -85,13 +85,13 @@ def snr_db(x, y):
     return 10 * np.log10((x**2).sum() / ((y - x) ** 2).sum())
 
 
-class TestErrorsThatMakeUpForEachOther:
-    """GPTQ as it is: outputs gain, each weight loses."""
+class TestCompensatingErrors:
+    """GPTQ improves the outputs while each weight gets worse."""
 
     @pytest.mark.parametrize("in_order", [False, True])
     @pytest.mark.parametrize("symmetric", [False, True])
     @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-    def test_are_no_fault(self, tmp_path, bits, symmetric, in_order):
+    def test_compensating_errors_are_sound(self, tmp_path, bits, symmetric, in_order):
         w, x = weights(64, 256, bits), inputs()
         codes, zeros, scales, groups = by_gptq(w, x, bits, 64, symmetric, in_order)
         plain = (np.clip(np.round(w / scales) + zeros, 0, 2**bits - 1) - zeros) * scales
@@ -103,13 +103,13 @@ class TestErrorsThatMakeUpForEachOther:
         assert {} == told(report, "warning")
 
     @pytest.mark.parametrize("bits", [3, 8])
-    def test_are_no_error_where_no_config_names_the_method(self, tmp_path, bits):
+    def test_compensating_errors_are_not_an_error_without_a_declared_method(self, tmp_path, bits):
         w, x = weights(64, 256, bits), inputs()
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, x, bits, 64, True, True), bits))
 
         assert {} == told(report, "error")
 
-    def test_a_block_that_none_makes_up_for_is_told(self, tmp_path):
+    def test_uncompensated_block_is_reported(self, tmp_path):
         w, x = weights(64, 256), inputs()
         codes, *rest = by_gptq(w, x, 8, 64, True)
         codes[20, 64:128] = codes[20, 127:63:-1]
@@ -118,7 +118,7 @@ class TestErrorsThatMakeUpForEachOther:
         assert [[20, 64]] == found.evidence["places"]
 
     @pytest.mark.parametrize(("config", "severity"), [(GPTQ, "warning"), (None, "error")])
-    def test_that_are_too_large_are_a_warning_at_most(self, tmp_path, config, severity):
+    def test_excessive_errors_are_a_warning_where_compensation_is_possible(self, tmp_path, config, severity):
         w, x = weights(64, 256), inputs()
         codes, *rest = by_gptq(w, x, 8, 64, True)
         codes = np.clip(codes + np.random.default_rng(1).integers(-3, 4, codes.shape), 0, 255)
@@ -128,7 +128,7 @@ class TestErrorsThatMakeUpForEachOther:
         assert found.evidence["excess_db"] > 8
 
     @pytest.mark.parametrize(("importance", "is_error"), [(1e-6, False), (1.0, True)])
-    def test_count_as_much_as_the_importance_says(self, tmp_path, importance, is_error):
+    def test_errors_count_by_importance(self, tmp_path, importance, is_error):
         w, even = weights(64, 256), np.arange(256) % 2 == 0
         scales = np.abs(w).max(1, keepdims=True) / 127
         codes = np.round(w / scales) + 128
@@ -145,13 +145,13 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def nibbles(values):
-    """E2M1 codes of (r, c), two in a byte, the first in the low bits."""
+    """Return E2M1 codes of (r, c), two in a byte, the first in the low bits."""
     codes = np.abs(np.abs(values)[..., None] - E2M1).argmin(-1) | np.signbit(values) << 3
     return torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8))
 
 
 def as_mxfp4(w, exponent):
-    """As ModelOpt and Quark store it, by a rule for exponents."""
+    """Return MXFP4 as ModelOpt and Quark store it, by a rule for exponents."""
     blocks = w.reshape(len(w), -1, 32)
     exponents = exponent(np.abs(blocks).max(2, keepdims=True))
     values = np.clip(blocks / 2.0**exponents, -6, 6).reshape(w.shape)
@@ -159,7 +159,7 @@ def as_mxfp4(w, exponent):
 
 
 def as_nvfp4(w, scale=None):
-    """As ModelOpt stores it; ``scale`` is that of the tensor."""
+    """Return NVFP4 as ModelOpt stores it; ``scale`` is the tensor's scale."""
     blocks = w.reshape(len(w), -1, 16)
     scale = scale or np.abs(w).max() / 448 / 6
     scales = torch.from_numpy(np.abs(blocks).max(2) / 6 / scale).to(torch.float8_e4m3fn)
@@ -170,7 +170,7 @@ def as_nvfp4(w, scale=None):
 
 
 def as_int8(w, scales, offsets=0.5):
-    """Codes of 8 bits, rounded up where what is left is above 1 less the offsets."""
+    """Return 8-bit codes, rounded up where the remainder is above 1 minus the offsets."""
     codes = np.floor(np.divide(w, scales, out=np.zeros_like(w), where=scales != 0) + offsets).clip(-128, 127)
     return {NAME: torch.from_numpy(codes.astype(np.int8)), f"{NAME}_scale": torch.from_numpy(scales).float()}
 
@@ -185,20 +185,20 @@ class TestPowersOfTwo:
         [
             weights(64, 256),
             0.018 * SIGNS,
-            0.0149 + 0 * SIGNS,  # which OCP's rule clips by a fifth
+            0.0149 + 0 * SIGNS,  # OCP's rule clips these by a fifth
             np.exp(np.random.default_rng(4).standard_normal((64, 1))) * SIGNS,
             np.random.default_rng(5).uniform(-0.0155, 0.0155, (64, 256)),
         ],
         ids=["heavy tails", "two values", "constant", "two values a row", "uniform"],
     )
-    def test_by_any_rule_are_good_scales(self, tmp_path, w, rule):
+    def test_power_of_two_scales_are_good_by_any_rule(self, tmp_path, w, rule):
         w = torch.from_numpy(w).bfloat16().double().numpy()
 
         expected = {"constant_weight"} if w.min() == w.max() else set()
 
         assert expected == told(report_of(tmp_path, w, as_mxfp4(w, rule))).keys()
 
-    def test_of_half_the_size_are_told(self, tmp_path):
+    def test_power_of_two_scales_at_half_size_are_reported(self, tmp_path):
         w = weights(64, 256)
         found = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
 
@@ -206,14 +206,14 @@ class TestPowersOfTwo:
 
 
 class TestZeros:
-    def test_of_the_original_have_scales_of_zero(self, tmp_path):
-        w = weights(64, 256, outliers=0)  # columns of outliers are an info of their own
+    def test_original_zeros_may_have_zero_scales(self, tmp_path):
+        w = weights(64, 256, outliers=0)  # columns of outliers cause a separate info
         w[10:14] = 0
         stored = as_int8(w, np.abs(w).max(1, keepdims=True) / 127)
 
         assert {} == told(report_of(tmp_path, w, stored))
 
-    def test_that_take_values_away_are_told(self, tmp_path):
+    def test_zero_scales_that_lose_values_are_reported(self, tmp_path):
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         w[10:13], scales[10:14] = 0, 0
@@ -224,7 +224,7 @@ class TestZeros:
 
 class TestUnderflow:
     @pytest.mark.parametrize(("rows", "severity"), [(1, "info"), (40, "warning")])
-    def test_of_rows_beside_far_larger_ones(self, tmp_path, rows, severity):
+    def test_underflow_next_to_far_larger_rows_is_reported(self, tmp_path, rows, severity):
         w = weights(128, 256)
         w[5 : 5 + rows] *= 1e-6
         (found,) = report_of(tmp_path, w, as_nvfp4(w)).findings
@@ -232,8 +232,8 @@ class TestUnderflow:
         assert ("underflow", severity) == (found.code, found.severity)
         assert "too small for the scales of nvfp4" in found.message
 
-    def test_is_no_excuse_for_another_scale(self, tmp_path):
-        """Zeros where a scale could have been stored."""
+    def test_underflow_does_not_excuse_zero_scales(self, tmp_path):
+        """The row has zeros although a scale could have been stored."""
         w = weights(128, 256)
         stored = as_nvfp4(w)
         stored[f"{NAME}_scale"][5] = 0
@@ -245,7 +245,7 @@ class TestUnderflow:
 
 @pytest.mark.parametrize("make", [np.sign, np.ones_like, lambda w: np.sign(np.round(30 * w))])
 @pytest.mark.parametrize("by_row", [False, True])
-def test_few_values_are_exact_in_any_codes(tmp_path, make, by_row):
+def test_few_distinct_values_are_exact_in_any_codes(tmp_path, make, by_row):
     sizes = np.exp(np.random.default_rng(6).standard_normal((64, 1))) if by_row else 0.02
     w = torch.from_numpy(make(weights(64, 256)) * sizes).bfloat16().double().numpy()
     report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True)))
@@ -256,10 +256,10 @@ def test_few_values_are_exact_in_any_codes(tmp_path, make, by_row):
     assert (["constant_weight"] if w.min() == w.max() else []) == [other.code for other in others]
 
 
-class TestRoundingAtRandom:
+class TestRandomRounding:
     @pytest.mark.parametrize("heavy", [1, 40])
     @pytest.mark.parametrize("shared", [False, True])
-    def test_is_no_fault(self, tmp_path, heavy, shared):
+    def test_random_rounding_is_sound(self, tmp_path, heavy, shared):
         w = weights(64, 256)
         w[17] *= heavy
         scales = np.abs(w).max(1, keepdims=True) / 127
@@ -269,7 +269,7 @@ class TestRoundingAtRandom:
         assert {} == told(report, "warning")
         assert report.layers[0].excess_db > 2.5
 
-    def test_always_down_is_told(self, tmp_path):
+    def test_rounding_always_down_is_reported(self, tmp_path):
         w = weights(64, 256)
         report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True) / 127, 0.0))
 
@@ -277,8 +277,8 @@ class TestRoundingAtRandom:
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.5])
-def test_factors_of_a_fold_are_known_as_well_as_codes_show_them(tmp_path, spread):
-    """Of AWQ in 3 bits: nothing says what they were but the codes."""
+def test_fold_factors_are_known_as_precisely_as_codes_show(tmp_path, spread):
+    """AWQ in 3 bits records its factors nowhere but in the codes."""
     up, down = weights(384, 256, 2), weights(256, 384, 3)
     s = np.exp(spread * np.random.default_rng(2).standard_normal(384))
     other = "model.layers.0.mlp.down_proj.weight"
@@ -291,18 +291,18 @@ def test_factors_of_a_fold_are_known_as_well_as_codes_show_them(tmp_path, spread
 
 
 class TestNearestCodes:
-    """Of outliers that leave the rest few codes: no factor explains what rounding costs."""
+    """Outliers leave the other values few codes, and no factor explains the rounding error."""
 
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("group", [32, 256])
-    def test_of_two_bits_are_no_error(self, tmp_path, group, seed):
+    def test_nearest_two_bit_codes_are_not_an_error(self, tmp_path, group, seed):
         w = weights(64, 256, seed)
         w[:, 40 * seed] *= 20
 
         assert {} == told(report_of(tmp_path, w, packing.as_ct_pack(NAME, w, 2, group)), "warning")
 
     @pytest.mark.parametrize("bits", [2, 3, 4])
-    def test_beside_a_column_of_outliers_that_gptq_makes_up_for_are_no_error(self, tmp_path, bits):
+    def test_compensated_outlier_column_is_not_an_error(self, tmp_path, bits):
         w = weights(64, 256)
         w[:, 17] *= 30
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), bits, 256, True), bits))
@@ -311,7 +311,7 @@ class TestNearestCodes:
 
 
 def as_mlx(w, bits):
-    """As MLX stores it: biases that are rounded to BF16 after the codes were made."""
+    """Return MLX tensors, whose biases are rounded to BF16 after the codes were made."""
     blocks = w.reshape(len(w), -1, 64)
     low, high = blocks.min(2, keepdims=True), blocks.max(2, keepdims=True)
     scales = (high - low) / (2**bits - 1)
@@ -324,14 +324,14 @@ def as_mlx(w, bits):
 
 
 class TestRoundedAfterwards:
-    """Severity goes by size: biases or scales that are rounded after the codes leave a little in some parts."""
+    """Biases or scales that are rounded after the codes cost little in some parts; severity depends on the size."""
 
-    def test_is_no_fault(self, tmp_path):
+    def test_scales_rounded_afterwards_are_sound(self, tmp_path):
         w = weights(64, 256)
 
         assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
 
-    def test_rows_of_their_neighbours_are_told(self, tmp_path):
+    def test_rows_from_neighbours_are_reported(self, tmp_path):
         w = weights(1024, 256, sizes=0.1)
         stored = as_mlx(w, 8)
         for key in stored:

@@ -1,4 +1,4 @@
-"""Weights that were made of other values than the original's, and sound ones that are as far from the nearest codes."""
+"""Weights made of other values than the original's, and sound ones equally far from the nearest codes."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ NAME = "layers.0.mlp.up_proj"
 
 
 def signs(folder, x, source, bits=4):
-    """The signs that are found where the integers of groups of 32 were made of ``source``, and the loss in dB."""
+    """Return the signs found where the integers in groups of 32 were made of ``source``, and the loss in dB."""
     save_file({f"{NAME}.weight": torch.from_numpy(x).bfloat16()}, folder / "x.safetensors")
     save_file(packing.as_ct_pack(f"{NAME}.weight", source, bits), folder / "y.safetensors")
     report = quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
@@ -30,18 +30,18 @@ def original():
 
 
 def error_of(x, bits=4):
-    """The root of the mean square of what rounding to the nearest costs."""
+    """Return the root mean square error of rounding to the nearest code."""
     step = np.abs(x.reshape(len(x), -1, 32)).max(2) / (2 ** (bits - 1) - 0.5)
     return np.sqrt((step**2).mean() / 12)
 
 
-def test_a_finetune_is_another_source(tmp_path, original):
+def test_finetune_is_another_source(tmp_path, original):
     noise = np.random.default_rng(1).standard_normal(original.shape) * 0.7 * error_of(original)
 
     assert [["rounding"]] == signs(tmp_path, original, original + noise)
 
 
-def test_a_merged_adapter_is_another_source(tmp_path, original):
+def test_merged_adapter_is_another_source(tmp_path, original):
     random = np.random.default_rng(2)
     update = random.standard_normal((384, 4)) @ random.standard_normal((4, 512))
     found = signs(tmp_path, original, original + update / update.std() * 0.7 * error_of(original))
@@ -50,7 +50,7 @@ def test_a_merged_adapter_is_another_source(tmp_path, original):
     assert "directions" in found[0]
 
 
-def test_values_that_were_quantized_before_are_another_source(tmp_path, original):
+def test_requantized_values_are_another_source(tmp_path, original):
     blocks = original.reshape(384, -1, 64)
     step = np.abs(blocks).max(2, keepdims=True) / 7
     found = signs(tmp_path, original, (np.round(blocks / step) * step).reshape(original.shape))
@@ -60,7 +60,7 @@ def test_values_that_were_quantized_before_are_another_source(tmp_path, original
 
 
 def by_row(folder, rounding):
-    """The signs that are found where 4 bits with one scale for each row were rounded so."""
+    """Return the signs found where 4-bit codes with one scale per row were rounded this way."""
     x = numbers(256, 512, seed=3).float()
     unit = x.abs().amax(1, keepdim=True) / 7
     codes = rounding(x / unit).clamp(-7, 7)
@@ -75,9 +75,9 @@ def at_random(values):
 
 
 @pytest.mark.parametrize("rounding", [torch.round, at_random, torch.trunc])
-def test_to_round_otherwise_is_no_other_source(tmp_path, rounding):
+def test_other_rounding_is_not_another_source(tmp_path, rounding):
     assert [] == by_row(tmp_path, rounding)
 
 
-def test_the_nearest_codes_are_of_the_original(tmp_path, original):
+def test_nearest_codes_come_from_the_original(tmp_path, original):
     assert [] == signs(tmp_path, original, original)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its model, held against its tensors."""
+"""A checkpoint's declarations about its model, compared with its tensors."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.base import Unread
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-UINT32 = 4  # of a GGUF key
+UINT32 = 4  # type of a GGUF key
 NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
 CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
 
@@ -61,7 +61,7 @@ def told(report):
     return {finding.code: finding for finding in report.findings}
 
 
-def test_a_config_that_fits_says_nothing(tmp_path):
+def test_matching_config_is_silent(tmp_path):
     assert [] == mismatches(report_of(tmp_path, coded(model()), CONFIG))
 
 
@@ -75,20 +75,20 @@ def test_a_config_that_fits_says_nothing(tmp_path):
         ({"text_config": {"num_hidden_layers": 4}}, "config.json declares 4 blocks, but the tensors belong to 2"),
     ],
 )
-def test_sizes_that_do_not_fit(tmp_path, changed, message):
+def test_mismatched_sizes_are_reported(tmp_path, changed, message):
     (found,) = mismatches(report_of(tmp_path, coded(model()), CONFIG | changed))
 
     assert found.startswith(message)
 
 
-def test_blocks_of_multi_token_prediction_may_follow(tmp_path):
+def test_multi_token_prediction_blocks_may_follow(tmp_path):
     config = CONFIG | {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}
 
     assert [] == mismatches(report_of(tmp_path, coded(model()), config))
 
 
 @pytest.mark.parametrize("entry", ["model.layers.1.mlp.up_proj", "re:.*layers.1.*up_proj", "up_proj", "*.up_proj"])
-def test_a_layer_that_is_said_to_be_left_and_is_quantized(tmp_path, entry):
+def test_quantized_layer_that_config_excludes_is_reported(tmp_path, entry):
     config = CONFIG | {"quantization_config": {"quant_method": "compressed-tensors", "ignore": [entry]}}
     (found,) = mismatches(report_of(tmp_path, coded(model()), config))
 
@@ -97,7 +97,7 @@ def test_a_layer_that_is_said_to_be_left_and_is_quantized(tmp_path, entry):
 
 
 @pytest.mark.parametrize(("ignored", "n"), [([], 1), (["model.layers.1.mlp.down_proj"], 0), (["re:["], 1)])
-def test_a_layer_that_is_said_to_be_quantized_and_is_not(tmp_path, ignored, n):
+def test_unquantized_layer_that_config_includes_is_reported(tmp_path, ignored, n):
     config = CONFIG | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ignored}}
     found = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
 
@@ -115,7 +115,7 @@ def test_torchao_excludes_layers_by_null(tmp_path, by_name, n):
 
 
 @pytest.mark.parametrize(("tied", "n"), [(True, 1), (False, 0)])
-def test_a_head_that_is_quantized_although_the_embedding_stands_for_it(tmp_path, tied, n):
+def test_quantized_head_with_a_tied_embedding_is_reported(tmp_path, tied, n):
     x = model() | {"lm_head.weight": numbers(32, 64, seed=8).float()}
     found = mismatches(report_of(tmp_path, coded(x), CONFIG | {"tie_word_embeddings": tied}, x))
 
@@ -123,7 +123,7 @@ def test_a_head_that_is_quantized_although_the_embedding_stands_for_it(tmp_path,
 
 
 def of_golden(folder, case, quantization_config):
-    """A golden folder beside another configuration, compared with its expected values."""
+    """Compare a golden folder that has another configuration with its expected values."""
     shutil.copytree(GOLDEN / case, folder / "y")
     for path in (folder / "y").glob("*config.json"):
         path.unlink()
@@ -132,7 +132,7 @@ def of_golden(folder, case, quantization_config):
 
 
 @pytest.mark.parametrize(("version", "n"), [("GEMM", 0), ("gemv", 1), ("0.14.0", 0)])
-def test_the_layout_of_awq_that_is_declared(tmp_path, version, n):
+def test_declared_awq_layout_must_match(tmp_path, version, n):
     found = mismatches(of_golden(tmp_path, "awq_gemm/awq_gemm_g128", {"quant_method": "awq", "version": version}))
 
     assert n == sum("declares awq_gemv, but" in one for one in found)
@@ -142,13 +142,13 @@ def test_the_layout_of_awq_that_is_declared(tmp_path, version, n):
     ("case", "sym", "told"),
     [("w4_g32_asym_gptqmodel", True, True), ("w4_g32_asym_gptqmodel", False, False), ("w2_g64_sym", True, False)],
 )
-def test_zero_points_where_none_are_declared(tmp_path, case, sym, told):
+def test_undeclared_zero_points_are_reported(tmp_path, case, sym, told):
     report = of_golden(tmp_path, f"gptq/gptq_v1_{case}", {"quant_method": "gptq", "sym": sym})
 
     assert told == any("config.json declares sym, but its zero points" in one.message for one in report.findings)
 
 
-def test_gguf_metadata_that_does_not_fit(tmp_path):
+def test_mismatched_gguf_metadata_is_reported(tmp_path):
     x = {"blk.0.attn_q.weight": numbers(64, 64, seed=1).float(), "token_embd.weight": numbers(32, 64, seed=2).float()}
     tensors = [Stored(name, "F16", tuple(w.shape), w.half().numpy().tobytes()) for name, w in x.items()]
     keys = (*architecture("llama"), key("llama.block_count", UINT32, 3), key("llama.embedding_length", UINT32, 32))
@@ -174,18 +174,18 @@ class TestIndex:
         report = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y", device="cpu")
         return [finding.message for finding in report.findings if finding.code == "nonstandard_file"]
 
-    def test_another_total_size_is_noted(self, tmp_path):
+    def test_wrong_total_size_is_noted(self, tmp_path):
         size = self.folder(tmp_path, 17)
         (found,) = self.notes(tmp_path)
 
         assert f"index says 17 bytes (total_size), its tensors have {size:,}" in found
 
-    def test_the_right_one_is_not(self, tmp_path):
+    def test_right_total_size_is_silent(self, tmp_path):
         self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
 
         assert [] == self.notes(tmp_path)
 
-    def test_a_whole_model_that_some_loaders_read_in_its_place_is_noted(self, tmp_path):
+    def test_whole_model_read_by_some_loaders_is_noted(self, tmp_path):
         self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
         save_file({"a": torch.ones(1)}, tmp_path / "y/model.safetensors")
         (found,) = self.notes(tmp_path)
@@ -207,7 +207,7 @@ class TestUnread:
         return [one for one in report.findings if one.code in ("unread_weights", "nonstandard_file")]
 
     @pytest.mark.parametrize("index", [True, False])
-    def test_a_copy_for_another_runtime_is_an_info(self, tmp_path, index):
+    def test_copy_for_another_runtime_is_an_info(self, tmp_path, index):
         own = {"layers.0.attention.wq.weight": torch.ones(64, 64)}
         (one,) = self.found(tmp_path, "consolidated.safetensors", own, index=index)
 
@@ -220,7 +220,7 @@ class TestUnread:
     @pytest.mark.parametrize(
         "tensor", [torch.ones(64, 64, dtype=torch.bfloat16), torch.ones(32, 64)], ids=["dtype", "shape"]
     )
-    def test_the_same_tensors_otherwise_are_a_warning(self, tmp_path, tensor, side):
+    def test_different_copy_is_a_warning(self, tmp_path, tensor, side):
         own = {"model.layers.0.mlp.up_proj.weight": tensor, "other": torch.ones(1)}
         (one,) = self.found(tmp_path, "consolidated.safetensors", own, side)
 
@@ -229,7 +229,7 @@ class TestUnread:
             one.message
         )
 
-    def test_the_same_tensors_are_an_info(self, tmp_path):
+    def test_identical_copy_is_an_info(self, tmp_path):
         (one,) = self.found(tmp_path, "model-copy.safetensors", model())
 
         assert "info" == one.severity
@@ -246,30 +246,30 @@ class TestUnread:
             "model.gguf",
         ],
     )
-    def test_what_is_read_only_where_it_is_asked_for_is_silent(self, tmp_path, name):
+    def test_file_read_only_on_demand_is_silent(self, tmp_path, name):
         assert [] == self.found(tmp_path, name, {key: weight.half() for key, weight in model().items()})
 
     @pytest.mark.parametrize("content", [b"", b"version https://git-lfs", bytes(100)])
-    def test_what_cannot_be_read_is_named_all_the_same(self, tmp_path, content):
+    def test_unreadable_copy_is_named(self, tmp_path, content):
         x = store(tmp_path / "x", model(), config={})
         (x / "consolidated.safetensors").write_bytes(content)
         with open_checkpoint(x) as checkpoint:
             assert (Unread("consolidated.safetensors"),) == checkpoint.unread
 
-    def test_the_other_side_may_be_in_the_same_folder(self, tmp_path):
+    def test_other_side_may_be_in_the_same_folder(self, tmp_path):
         x = store(tmp_path / "x", model(), config={})
         y = store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
 
         assert "unread_weights" not in told(quanterr.compare(x, y, device="cpu"))
 
-    def test_inspect_says_so_as_well(self, tmp_path):
+    def test_inspect_reports_unread_weights_too(self, tmp_path):
         x = store(tmp_path / "x", model(), config={})
         store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
         (found,) = [one for one in quanterr.inspect(x).findings if one.code == "unread_weights"]
 
         assert "warning" == found.severity
 
-    def test_a_file_that_is_named_is_the_one_that_is_meant(self, tmp_path):
+    def test_named_file_is_the_intended_one(self, tmp_path):
         x = store(tmp_path / "x", model(), config={})
         store(x / "other.safetensors", model())
         with open_checkpoint(x / "model.safetensors") as checkpoint:
@@ -278,20 +278,20 @@ class TestUnread:
 
 class TestActivations:
     @pytest.mark.parametrize("scale", [1e29, 1e-38])
-    def test_a_scale_that_no_activation_has(self, tmp_path, scale):
+    def test_impossible_activation_scale_is_a_warning(self, tmp_path, scale):
         name = "model.layers.0.mlp.up_proj.input_scale"
         found = told(report_of(tmp_path, coded(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
 
         assert ("warning", [name]) == (found.severity, found.evidence["tensors"])
 
-    def test_seven_scales_for_no_seven_of_anything(self, tmp_path):
+    def test_input_scale_with_an_unsuitable_length_is_a_warning(self, tmp_path):
         name = "model.layers.0.mlp.up_proj.input_scale"
         found = told(report_of(tmp_path, coded(model()) | {name: torch.ones(7)}))["scale_misfit"]
 
         assert f"{name} (7)" in found.message
 
     @pytest.mark.parametrize("value", [float("nan"), 1e29])
-    def test_rope_freqs_that_no_runtime_can_use(self, tmp_path, value):
+    def test_unusable_rope_freqs_are_reported(self, tmp_path, value):
         x = {"blk.0.attn_q.weight": numbers(64, 64, seed=1).float()}
         freqs = torch.tensor([1.0, value])
         tensors = [Stored(name, "F32", tuple(w.shape), w.numpy().tobytes()) for name, w in x.items()]
@@ -304,7 +304,7 @@ class TestActivations:
 
 
 class TestNeighbours:
-    """Scales of activations beside those of the same module in other blocks."""
+    """Activation scales are compared with those of the same module in other blocks."""
 
     BLOCKS = 4
     NAME = "model.layers.2.mlp.down_proj.input_scale"
@@ -315,7 +315,7 @@ class TestNeighbours:
         }
 
     def scales(self):
-        """As calibrated ones are: a hundred times between blocks, and more between modules."""
+        """Return calibrated scales, which differ a hundredfold between blocks and more between modules."""
         y = {}
         for n in range(self.BLOCKS):
             for at, name in enumerate(NAMES):
@@ -330,59 +330,59 @@ class TestNeighbours:
         report = report_of(tmp_path, coded_by_tensor(x) | scales, x=x)
         return [one for one in report.findings if one.code == "scale_unlike"]
 
-    def test_calibrated_ones_are_silent(self, tmp_path):
+    def test_calibrated_scales_are_silent(self, tmp_path):
         assert [] == self.found(tmp_path, {})
 
     @pytest.mark.parametrize("factor", [1e-5, 1e5])
-    def test_one_far_from_the_others_is_told_with_both_values(self, tmp_path, factor):
+    def test_scale_far_from_the_others_is_reported_with_both_values(self, tmp_path, factor):
         value = 0.02 * factor
         (one,) = self.found(tmp_path, {self.NAME: torch.tensor(value)})
 
         assert ("warning", [self.NAME]) == (one.severity, one.evidence["tensors"])
         assert f"{self.NAME} ({value:.3g}; the others' median is " in one.message
 
-    def test_the_inverse_is_told(self, tmp_path):
+    def test_inverse_scale_is_reported(self, tmp_path):
         name = "model.layers.2.self_attn.q_proj.input_scale"
         (one,) = self.found(tmp_path, {name: 1 / self.scales()[name]})
 
         assert [name] == one.evidence["tensors"]
 
-    def test_that_of_the_weight_is_told(self, tmp_path):
+    def test_weight_scale_as_input_scale_is_reported(self, tmp_path):
         own = coded_by_tensor(self.x())[self.NAME.replace("input_scale", "weight_scale")]
         (one,) = self.found(tmp_path, {self.NAME: own})
 
         assert "equal to the scale of the weight in 1 tensor, unlike in others" in one.message
 
-    def test_copies_of_all_scales_of_weights_are_a_convention(self, tmp_path):
+    def test_input_scales_that_all_copy_weight_scales_are_a_convention(self, tmp_path):
         y = coded_by_tensor(self.x())
         copies = {name.replace("weight_scale", "input_scale"): y[name] for name in y if name.endswith("weight_scale")}
 
         assert [] == self.found(tmp_path, copies)
 
     @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
-    def test_one_that_is_missing_is_told(self, tmp_path, name):
+    def test_missing_scale_is_reported(self, tmp_path, name):
         (one,) = self.found(tmp_path, {}, [name])
 
         assert f"missing for 1 layer, unlike for the same layers of other blocks: {name}" in one.message
 
     @pytest.mark.parametrize("value", [0.0, -0.1, float("inf"), float("nan")])
     @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
-    def test_one_that_is_stored_is_not_missing(self, tmp_path, name, value):
+    def test_stored_scale_is_not_missing(self, tmp_path, name, value):
         assert [] == self.found(tmp_path, {name: torch.tensor(value)})
 
-    def test_modules_of_which_half_have_none_are_calibrated_otherwise(self, tmp_path):
+    def test_scales_missing_in_half_the_blocks_are_deliberate(self, tmp_path):
         assert [] == self.found(
             tmp_path, {}, [name for name in self.scales() if "layers.0" in name or "layers.1" in name]
         )
 
-    def test_a_cache_of_such_values_there_is_none(self, tmp_path):
+    def test_implausible_cache_scale_is_reported(self, tmp_path):
         huge = {f"model.layers.{n}.self_attn.k_scale": torch.tensor(1e6) for n in range(self.BLOCKS)}
         (one,) = self.found(tmp_path, huge)
 
         assert "above 1e+05 for 4 tensors of the KV cache: model.layers.0.self_attn.k_scale (1e+06)" in one.message
 
     @pytest.mark.parametrize(("factor", "n"), [(5e3, 0), (1e5, 1)])
-    def test_experts_differ_by_more(self, tmp_path, factor, n):
+    def test_expert_scales_may_differ_by_more(self, tmp_path, factor, n):
         name = "model.layers.0.mlp.experts.{}.up_proj.input_scale"
         experts = {name.format(k): torch.tensor(0.01) for k in range(8)}
 
@@ -390,7 +390,7 @@ class TestNeighbours:
 
 
 class TestScheme:
-    """What config.json declares of groups, zero points and codes."""
+    """config.json declares groups, zero points and codes."""
 
     CASE = "ct_pack/ct_w4a16_g32_asym"
 
@@ -400,7 +400,7 @@ class TestScheme:
             group["weights"] |= changed
         return mismatches(of_golden(folder, case, config))
 
-    def test_that_is_stored_is_silent(self, tmp_path):
+    def test_matching_scheme_is_silent(self, tmp_path):
         assert [] == self.found(tmp_path, self.CASE)
 
     @pytest.mark.parametrize(
@@ -410,10 +410,10 @@ class TestScheme:
             ({"symmetric": True}, "declares symmetric codes, but zero points are stored for 1 weight"),
         ],
     )
-    def test_of_compressed_tensors_that_is_not(self, tmp_path, changed, told):
+    def test_mismatched_compressed_tensors_scheme_is_reported(self, tmp_path, changed, told):
         assert any(told in message for message in self.found(tmp_path, self.CASE, **changed))
 
-    def test_of_codes_of_another_type(self, tmp_path):
+    def test_scheme_with_another_code_type_is_reported(self, tmp_path):
         weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
         groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
         config = {"quant_method": "compressed-tensors", "config_groups": groups}
@@ -424,7 +424,7 @@ class TestScheme:
         )
 
     def declared(self, folder, format="int-quantized", own=None, targets=("Linear",), **weights):
-        """What is told of INT8 by rows beside a configuration of compressed-tensors."""
+        """Return the findings about INT8 by rows with a configuration of compressed-tensors."""
         weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True} | weights
         groups = {"group_0": {"targets": list(targets), "weights": weights, "format": own}}
         config = {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
@@ -450,14 +450,14 @@ class TestScheme:
             ({"targets": ["Conv2d"]}, "targets Conv2d and no others, but codes are stored for 12 weights"),
         ],
     )
-    def test_of_compressed_tensors(self, tmp_path, changed, told):
+    def test_compressed_tensors_scheme_must_match(self, tmp_path, changed, told):
         found = self.declared(tmp_path, **changed)
 
         assert (told is None) == (found == [])
         assert told is None or told in found[0]
 
     @pytest.mark.parametrize(("size", "n"), [(None, 1), ([128, 128], 0)], ids=["not declared", "declared"])
-    def test_of_blocks_of_fp8(self, tmp_path, size, n):
+    def test_fp8_block_size_must_be_declared(self, tmp_path, size, n):
         x = {"model.layers.0.mlp.up_proj.weight": numbers(256, 256).float()}
         ((name, weight),) = x.items()
         y = {name: weight.to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(2, 2)}
@@ -467,13 +467,13 @@ class TestScheme:
         assert n == sum("declares quant_method fp8 without weight_block_size, but scales of blocks" in m for m in found)
 
     @pytest.mark.parametrize(("said", "n"), [(False, 1), (True, 0)])
-    def test_of_zero_points_of_awq_that_are_denied(self, tmp_path, said, n):
+    def test_denied_awq_zero_points_are_reported(self, tmp_path, said, n):
         config = {"quant_method": "awq", "zero_point": said}
         report = of_golden(tmp_path, "awq_gemm/awq_gemm_g128", config)
 
         assert n == sum("declares zero_point false, but " in one.message for one in report.findings)
 
-    def test_of_two_files_that_contradict_each_other(self, tmp_path):
+    def test_contradictory_config_files_are_reported(self, tmp_path):
         config = CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
         (tmp_path / "y").mkdir()
         (tmp_path / "y/hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
@@ -487,7 +487,7 @@ class TestScheme:
 
     @pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
     @pytest.mark.parametrize(("algorithm", "told"), [("FP8", False), ("NVFP4", True), ("W4A8_NVFP4_FP8", True)])
-    def test_of_modelopt_that_is_not_stored(self, tmp_path, where, algorithm, told):
+    def test_mismatched_modelopt_algorithm_is_reported(self, tmp_path, where, algorithm, told):
         config = CONFIG
         (tmp_path / "y").mkdir()
         if where == "config.json":
@@ -501,7 +501,7 @@ class TestScheme:
         )
 
     @pytest.mark.parametrize(("more", "n"), [({}, 1), ({"dynamic": {"-:.*": {}}}, 0)])
-    def test_of_linears_of_which_most_are_not_quantized(self, tmp_path, more, n):
+    def test_mostly_unquantized_linears_are_reported(self, tmp_path, more, n):
         names = [name for name in model() if "embed" not in name]
         config = CONFIG | {"quantization_config": {"quant_method": "gptq"} | more}
         found = mismatches(report_of(tmp_path, coded(model(), names[1:]), config))

@@ -17,7 +17,7 @@ ALL, MIX = GOLDEN / "modelslim_int" / "modelslim", "w8a8_mix"
 
 
 def changed(folder, case, declared=None, tensors=None, drop=()):
-    """A golden case with some tensors replaced and some types of its description; None removes a name."""
+    """Write a golden case with some tensors and types in its description replaced; None removes a name."""
     stored = load_file(case / "model.safetensors") | (tensors or {})
     path = store(folder / "y", {name: t for name, t in stored.items() if name not in drop}, config={"model_type": "x"})
     said = json.loads((case / DESCRIPTION).read_text()) | (declared or {})
@@ -34,7 +34,7 @@ def told(path, code):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_producers_own_files_contradict_nothing(case):
+def test_producer_files_contain_no_contradiction(case):
     found = quanterr.inspect(case)
 
     assert {"w4a4_dynamic_offsets.weight", "w4a4_dynamic_groups.weight"} >= {
@@ -61,7 +61,7 @@ class TestTypes:
             ("mxfp8", "w8a8", None, "does not name codes"),
         ],
     )
-    def test_that_contradict_what_is_stored_are_errors(self, tmp_path, case, name, declared, says):
+    def test_contradicted_types_are_errors(self, tmp_path, case, name, declared, says):
         path = changed(tmp_path, GOLDEN / case / "modelslim", {f"{name}.weight": declared})
         ((severity, message),) = told(path, "config_mismatch")
 
@@ -69,7 +69,7 @@ class TestTypes:
         assert message.startswith(f"{DESCRIPTION} {says}")
         assert message.endswith(f"1 weight: {name}.weight")
 
-    def test_plain_numbers_that_are_called_quantized(self, tmp_path):
+    def test_plain_numbers_declared_as_quantized_are_an_error(self, tmp_path):
         name = "w8a16.weight"
         tensors = {name: part(ALL, name).float()}
         path = changed(tmp_path, ALL, tensors=tensors, drop=("w8a16.weight_scale", "w8a16.weight_offset"))
@@ -78,23 +78,23 @@ class TestTypes:
         assert ("error", True) == (severity, "declares W8A16, but they are stored as dense" in message)
 
     @pytest.mark.parametrize("declared", ["W4A16", "W4A4_FLATQUANT_DYNAMIC", "NF4", "W8A8SC"])
-    def test_that_are_stored_otherwise_are_refused(self, tmp_path, declared):
+    def test_unsupported_types_are_refused(self, tmp_path, declared):
         ((severity, message),) = told(changed(tmp_path, ALL, {"w8a16.weight": declared}), "not_read")
 
         assert ("error", True) == (severity, f"declares {declared}, which is not supported" in message)
 
-    def test_that_have_fewer_bits_than_the_codes_are_refused(self, tmp_path):
+    def test_types_with_fewer_bits_than_the_codes_are_refused(self, tmp_path):
         ((_, message),) = told(changed(tmp_path, ALL, {"w8a16.weight": "W4A4_DYNAMIC"}), "not_read")
 
         assert "declared W4A4_DYNAMIC, but w8a16.weight (I8 [8, 64]) has codes from -" in message
 
-    def test_codes_that_no_description_names_are_undeclared(self, tmp_path):
+    def test_codes_without_a_description_are_undeclared(self, tmp_path):
         path = changed(tmp_path, ALL)
         (path / DESCRIPTION).unlink()
 
         assert ["error"] == [severity for severity, _ in told(path, "undeclared_codes")]
 
-    def test_what_config_json_says_is_of_the_original(self, tmp_path):
+    def test_config_json_describes_the_original(self, tmp_path):
         path = changed(tmp_path, ALL)
         (path / "config.json").write_text(
             json.dumps({"model_type": "x", "quantization_config": {"quant_method": "fp8"}})
@@ -102,7 +102,7 @@ class TestTypes:
 
         assert [] == told(path, "config_mismatch") + told(path, "undeclared_codes")
 
-    def test_say_how_inputs_are_rounded(self):
+    def test_types_determine_input_rounding(self):
         found = {one.name: one.activations for one in quanterr.inspect(ALL).weights}
 
         assert ("int8_token", "int4_token", None) == tuple(
@@ -114,7 +114,7 @@ class TestScales:
     @pytest.mark.parametrize(
         ("factor", "refused"), [(1.0, False), (1 + 2**-9, False), (1.02, True), (float("nan"), True)]
     )
-    def test_of_inputs_and_weights_multiply_to_deq_scale(self, tmp_path, factor, refused):
+    def test_deq_scale_must_equal_weight_scale_times_input_scale(self, tmp_path, factor, refused):
         scale = part(ALL, f"{MIX}.weight_scale")
         found = told(changed(tmp_path, ALL, tensors={f"{MIX}.weight_scale": scale * factor}), "not_read")
 
@@ -134,7 +134,7 @@ class TestScales:
             ({"weight_scale_second": torch.ones(8, 4)}, "unused: w8a8_mix.weight_scale_second"),
         ],
     )
-    def test_that_do_not_fit_are_refused(self, tmp_path, tensors, says):
+    def test_misfitting_scales_are_refused(self, tmp_path, tensors, says):
         path = changed(tmp_path, ALL, tensors={f"{MIX}.{name}": tensor for name, tensor in tensors.items()})
         ((_, message),) = told(path, "not_read")
 
@@ -148,7 +148,7 @@ class TestScales:
             ("offset_second", torch.zeros(8, 2), "should have the shape of down_proj.weight_scale_second"),
         ],
     )
-    def test_of_two_stages_must_fit(self, tmp_path, name, tensor, says):
+    def test_two_stage_scales_must_fit(self, tmp_path, name, tensor, says):
         tensors = {f"down_proj.weight_{name}": tensor}
         if name == "scale":
             tensors["down_proj.weight_offset"] = torch.zeros(8, 4)
@@ -156,7 +156,7 @@ class TestScales:
 
         assert says in message
 
-    def test_offsets_that_runtimes_ignore_are_doubted(self):
+    def test_offsets_ignored_by_runtimes_are_doubted(self):
         ((severity, message),) = told(ALL, "ambiguous_layout")
 
         assert "warning" == severity

@@ -1,4 +1,4 @@
-"""Codebook and rare layouts of language models: their tables, what is refused, what config.json tells."""
+"""Codebook and rare layouts of language models: their tables, refusals, and the role of config.json."""
 
 import gc
 import hashlib
@@ -28,14 +28,14 @@ CPU = torch.device("cpu")
 
 
 def golden(case, weight="a"):
-    """What is stored of one weight of a golden file, and its values."""
+    """Return the stored tensors of one weight in a golden file, and its values."""
     path = GOLDEN / f"{case}.safetensors"
     stored = {name: t for name, t in load_file(path).items() if name.startswith(f"{weight}.")}
     return stored, load_file(path.with_suffix(".expected.safetensors"))[f"{weight}.weight"].float()
 
 
 def files(folder, stored, values, config=None, metadata=None):
-    """An original with these values, and a quantized checkpoint beside it."""
+    """Write an original with these values and a quantized checkpoint."""
     original = store(folder / "original.safetensors", {"a.weight": values, "b.weight": torch.ones(2, 32)})
     quantized = {**stored, "b.weight": torch.ones(2, 32)}
     if config is None:
@@ -44,14 +44,14 @@ def files(folder, stored, values, config=None, metadata=None):
 
 
 def weight_of(folder, stored, values, config=None):
-    """The quantized weight, and its values."""
+    """Return the quantized weight and its values."""
     with planned(*files(folder, stored, values, config)) as plan:
         weight = next(pair.quantized for pair in plan.pairs if pair.name == "a.weight")
         return weight, dequantized(weight)
 
 
 def refusal(folder, stored, values, config=None):
-    """Why the weight is not read: the same is said of the original's."""
+    """Return why the weight is not read; the original's tensor has the same reason."""
     with planned(*files(folder, stored, values, config)) as plan:
         assert [pair.name for pair in plan.pairs] == ["b.weight"]
         found = {left for left in plan.leftovers if left.side == "original"}
@@ -81,18 +81,18 @@ TABLES = {
 
 
 class TestHadamardMatrices:
-    def test_have_all_sizes_of_their_tables(self):
+    def test_hadamard_tables_have_all_sizes(self):
         assert sorted(TABLES) == sorted(hadamard.SIZES)
 
     @pytest.mark.parametrize("size", TABLES)
-    def test_are_those_of_the_library(self, size):
+    def test_hadamard_matrices_equal_the_library(self, size):
         table = hadamard.make_table(size)
 
         assert TABLES[size] == digest((table > 0).to(torch.uint8))
         assert torch.equal(size * torch.eye(size).double(), table @ table.t())
 
     @pytest.mark.parametrize("n", [1, 2, 8, 16, 64, 256, 12, 24, 320, 28 * 32])
-    def test_are_the_product_of_their_factors(self, n):
+    def test_hadamard_matrices_are_the_product_of_their_factors(self, n):
         size = next((size for size in sorted(TABLES, reverse=True) if n % size == 0), 1)
         table = hadamard.make_table(size) if size > 1 else torch.ones(1, 1).double()
         whole = torch.kron(table, hadamard.make_sylvester(n // size))
@@ -105,7 +105,7 @@ class TestHadamardMatrices:
         assert torch.equal(whole.t(), right)
 
     @pytest.mark.parametrize("n", [3, 18, 44, 172 * 3, 100])
-    def test_of_other_sizes_are_refused(self, n):
+    def test_other_hadamard_sizes_are_refused(self, n):
         with pytest.raises(FormatMismatch, match=f"Hadamard matrix of {n}"):
             hadamard.check_size(n)
 
@@ -117,11 +117,11 @@ class TestCodebooks:
         ("name", "expected"),
         [("3inst", "7ecd67cf3673f439"), ("mcg", "8bcc8c8c4722f4bc"), ("mul1", "a8603f3f8e3e27b6")],
     )
-    def test_of_exl3_are_those_of_the_library(self, name, expected):
+    def test_exl3_codebooks_equal_the_library(self, name, expected):
         assert expected == digest(exl3.make_codebook(name, CPU))
 
     @pytest.mark.parametrize("name", exl3.GENERATORS)
-    def test_of_exl3_are_computed_as_they_are_looked_up(self, name):
+    def test_exl3_codes_decode_the_same_by_table_and_by_formula(self, name):
         table, generator = exl3.make_codebook(name, CPU), exl3.GENERATORS[name]
         tiles = torch.arange(1 << 16).view(2, 128, 256).int()  # a code in each word
         layout = code_tiles.TileLayout(16, 16, torch.tensor([(n, 255 - n, 0) for n in range(256)], dtype=torch.int32))
@@ -131,13 +131,13 @@ class TestCodebooks:
         assert same_bits(looked_up, computed)
         assert same_bits(looked_up.view(2, 16, 128, 16).transpose(1, 2).flatten(), table)
 
-    def test_of_quip_sharp_are_those_of_the_library(self):
+    def test_quip_sharp_codebooks_equal_the_library(self):
         assert "69038254fded6881" == digest(quip_sharp.make_e8p_vectors(CPU).float() / 4)
         assert "316d863757a0fe95" == digest(quip_sharp.make_e81b_vectors(CPU).float() / 4)
 
 
 def changed(name, change):
-    """A stored tensor that is replaced, or left out."""
+    """Return a change that replaces a stored tensor or leaves it out."""
 
     def apply(stored):
         other = change(stored[name]) if name in stored else change(None)
@@ -156,7 +156,7 @@ REFUSED = {
         changed("a.trellis", lambda t: torch.zeros(*t.shape[:2], 144, dtype=t.dtype)),
         "an EXL3 trellis is (cols / 16, rows / 16, 16 · bits) with 1 to 8 bits, not a.trellis (I16 [8, 8, 144])",
     ),
-    "exl3: rows that are not a multiple of 128": (
+    "exl3: rows not divisible by 128": (
         "exl3/handmade",
         changed("a.trellis", lambda t: t[:, :7].contiguous()),
         "a.trellis (I16 [8, 7, 80]) holds 112 × 128 weights, which should be multiples of 128",
@@ -186,7 +186,7 @@ REFUSED = {
         changed("a.q_groups", lambda t: torch.tensor([7, *t[1:]], dtype=t.dtype)),
         "a.q_groups (I16 [6]) declares an impossible group: 7 bits in rows 0 to 2 of a.q_weight (I32 [11, 8])",
     ),
-    "exl2: groups that do not rise": (
+    "exl2: groups not in rising order": (
         "exl2/handmade",
         changed("a.q_groups", lambda t: torch.tensor([*t[:3], 9, *t[4:]], dtype=t.dtype)),
         "a.q_groups (I16 [6]) declares an impossible group: 6 bits in rows 9 to 8",
@@ -226,7 +226,7 @@ REFUSED = {
         changed("a.codebooks", lambda t: t.repeat(2, 1, 1, 1)),
         "AQLM has codes (rows, cols, n) and codebooks (n, 2^bits, out, in), not a.codes (I8 [7, 9, 3])",
     ),
-    "aqlm: a size that no bits count": (
+    "aqlm: an impossible size": (
         "aqlm/handmade",
         changed("a.codebooks", lambda t: t[:, :31].contiguous()),
         "a.codebooks (F16 [3, 31, 2, 4]) should hold a power of two of vectors",
@@ -256,7 +256,7 @@ REFUSED = {
         changed("a.outlier_indices", lambda _: torch.zeros(1, 6, 2, dtype=torch.int16)),
         "a.outlier_indices (I16 [1, 6, 2]) is stored without outlier_centroids",
     ),
-    "vptq: residual indices beside packed ones": (
+    "vptq: residual indices with packed ones": (
         "vptq/handmade",
         changed("a.res_indices", lambda _: torch.zeros(1, 6, 40, dtype=torch.int16)),
         "residual indices should be a tensor of their own beside I16 indices",
@@ -311,7 +311,7 @@ REFUSED = {
         changed("a.in_perm", lambda t: t[:8]),
         "a.in_perm (I32 [8]) should have half as many numbers as there are columns, 24",
     ),
-    "eetq: columns that kernels do not read": (
+    "eetq: columns unsupported by kernels": (
         "eetq/handmade",
         changed("a.weight", lambda t: t[:48].contiguous()),
         "EETQ codes are (cols, rows), a multiple of 64 and an even number, not a.weight (I8 [48, 2])",
@@ -337,13 +337,13 @@ REFUSED = {
 
 class TestRefused:
     @pytest.mark.parametrize(("case", "change", "says"), REFUSED.values(), ids=REFUSED)
-    def test_is(self, tmp_path, case, change, says):
+    def test_changed_layout_is_refused(self, tmp_path, case, change, says):
         stored, values = golden(case)
 
         assert says in refusal(tmp_path, change(stored), values)
 
     @pytest.mark.parametrize("case", ["exl3/handmade", "aqlm/handmade", "eetq/handmade", "bitnet/handmade"])
-    def test_is_a_label_that_knows_none_of_these(self, tmp_path, case):
+    def test_label_for_another_layout_is_refused(self, tmp_path, case):
         stored, values = golden(case)
         stored["a.comfy_quant"] = label(format="float8_e4m3fn")
 
@@ -351,26 +351,26 @@ class TestRefused:
             tmp_path, stored, values
         )
 
-    def test_is_a_size_without_hadamard_matrix(self, tmp_path):
+    def test_size_without_a_hadamard_matrix_is_refused(self, tmp_path):
         stored, _ = golden("quip_sharp/handmade_rvq4")
         stored |= {"a.Qidxs": torch.zeros(720, 8, dtype=torch.int64), "a.SV": torch.ones(720).half()}
 
         assert "rotated by a Hadamard matrix of 720" in refusal(tmp_path, stored, torch.ones(720, 128))
 
-    def test_is_spqr_with_other_tiles(self, tmp_path):
+    def test_spqr_with_other_tiles_is_refused(self, tmp_path):
         reason = refusal(tmp_path, *golden("spqr/handmade"), {"quant_method": "spqr", "bits": 3, "beta1": 32})
 
         assert "config.json declares beta1 32, but only SpQR with 16 is supported" in reason
 
     @pytest.mark.parametrize(("name", "value", "read"), [("norm_dim", 1, 0), ("vector_quant_dim", "in", "out")])
-    def test_is_vptq_along_the_other_axis(self, tmp_path, name, value, read):
+    def test_vptq_along_the_other_axis_is_refused(self, tmp_path, name, value, read):
         config = {"quant_method": "vptq", "config_for_layers": {"a": {name: value}}}
         reason = refusal(tmp_path, *golden("vptq/handmade"), config)
 
         assert f"config.json declares {name} {value}, but only VPTQ with {read} is supported" in reason
 
     @pytest.mark.parametrize("missing", ["a.suh", "a.svh"])
-    def test_is_a_part_of_what_a_layout_needs(self, tmp_path, missing):
+    def test_incomplete_layout_is_refused(self, tmp_path, missing):
         stored, values = golden("exl3/handmade", "b")
         stored = {name.replace("b.", "a."): t for name, t in stored.items()}
         stored.pop(missing)
@@ -383,7 +383,7 @@ class TestConfiguration:
         "case",
         ["exl3/handmade", "exl2/handmade", "aqlm/handmade", "vptq/handmade", "spqr/handmade", "eetq/handmade"],
     )
-    def test_that_names_another_method_is_a_doubt(self, tmp_path, case):
+    def test_configuration_for_another_method_is_a_doubt(self, tmp_path, case):
         stored, values = golden(case)
         weight, read = weight_of(tmp_path, stored, values, {"quant_method": "gptq"})
         method = case.partition("/")[0]
@@ -391,7 +391,7 @@ class TestConfiguration:
         assert f"config.json declares quant_method gptq, but its tensors have the layout of {method}" in weight.warnings
         assert bool(((read - values).abs() <= 1e-6 * values.abs().max()).all())
 
-    def test_of_aqlm_that_the_shapes_contradict_is_a_doubt(self, tmp_path):
+    def test_aqlm_configuration_contradicted_by_shapes_is_a_doubt(self, tmp_path):
         config = {"quant_method": "aqlm", "num_codebooks": 3, "nbits_per_codebook": 8, "in_group_size": 8}
         weight, _ = weight_of(tmp_path, *golden("aqlm/handmade"), config)
 
@@ -400,7 +400,7 @@ class TestConfiguration:
         )
 
     @pytest.mark.parametrize("linear_class", ["bitlinear", "autobitlinear"])
-    def test_of_bitnet_says_whether_to_divide(self, tmp_path, linear_class):
+    def test_bitnet_configuration_decides_on_division(self, tmp_path, linear_class):
         stored, values = golden("bitnet/handmade")
         scale = stored["a.weight_scale"]
         expected = values if linear_class == "bitlinear" else (values * scale).round() * scale
@@ -410,7 +410,7 @@ class TestConfiguration:
         assert same_bits(expected + 0.0, read)
         assert weight.warnings == ()
 
-    def test_of_bitnet_that_the_original_contradicts_is_an_error(self, tmp_path):
+    def test_bitnet_configuration_contradicted_by_the_original_is_an_error(self, tmp_path):
         stored, values = golden("bitnet/handmade")
         config = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
         with planned(*files(tmp_path, stored, values, config)) as plan:
@@ -431,7 +431,7 @@ class TestConfiguration:
             ({"num_bits": 4, "module_quant_configs": {"a": {"num_bits": 2}}}, 1),
         ],
     )
-    def test_of_gemma_that_the_original_contradicts_is_a_doubt(self, tmp_path, config, doubts):
+    def test_gemma_configuration_contradicted_by_the_original_is_a_doubt(self, tmp_path, config, doubts):
         stored, values = golden("gemma_embedding/handmade")
         weight, read = weight_of(tmp_path, stored, values, {"quant_method": "gemma", **config})
 
@@ -449,14 +449,14 @@ class TestConfiguration:
             (("res_",), {"num_res_centroids": [-1, 16]}, "num_res_centroids [-1, 16], but res_centroids.weight is"),
         ],
     )
-    def test_of_vptq_says_which_parts_there_are(self, tmp_path, lost, config, says):
+    def test_vptq_configuration_names_the_necessary_parts(self, tmp_path, lost, config, says):
         stored, values = golden("vptq/handmade")
         stored = {name: part for name, part in stored.items() if not any(word in name for word in lost)}
         reason = refusal(tmp_path, stored, values, {"quant_method": "vptq", "config_for_layers": {"a": config}})
 
         assert says in reason
 
-    def test_of_quip_sharp_has_a_factor_for_each_of_the_layers_that_it_fuses(self, tmp_path):
+    def test_quip_sharp_has_a_factor_for_each_fused_layer(self, tmp_path):
         stored, values = golden("quip_sharp/handmade_rvq4")
         fused = {name.replace("a.", "mlp.upgate_proj."): part for name, part in stored.items()}
         fused["mlp.upgate_proj.fuse_scales"] = torch.tensor([0.5, 3.0])
@@ -470,13 +470,13 @@ class TestConfiguration:
         assert "inconclusive" == together.verdict
         assert "the rows of its fuse_scales are known only" in together.reasons[0]
 
-    def test_of_quip_sharp_says_whether_columns_are_rescaled(self, tmp_path):
+    def test_quip_sharp_configuration_decides_on_column_rescaling(self, tmp_path):
         reason = refusal(tmp_path, *golden("quip_sharp/handmade_rvq4"), {"rescale_WH": True})
 
         assert "config.json declares rescale_WH true, but scaleWH is missing" in reason
 
     @pytest.mark.parametrize("said", [{"quip_params": {}}, {"quip_params": {}, "quantization_config": {"bits": 4}}])
-    def test_of_quip_sharp_may_say_what_divides_residuals(self, tmp_path, said):
+    def test_quip_sharp_configuration_may_override_the_residual_scale(self, tmp_path, said):
         stored, values = golden("quip_sharp/handmade_rvq4")
         original = store(tmp_path / "original.safetensors", {"a.weight": values})
         read = {}
@@ -490,7 +490,7 @@ class TestConfiguration:
         assert not torch.allclose(read[1], read[2.0], rtol=0, atol=1e-2)
 
     @pytest.mark.parametrize("place", ["config_for_layers", "shared_layer_config"])
-    def test_of_vptq_tells_the_length_of_vectors_where_two_fit(self, tmp_path, place):
+    def test_vptq_configuration_gives_an_ambiguous_vector_length(self, tmp_path, place):
         generator = torch.Generator().manual_seed(0)
         book = torch.randn(16, 4, generator=generator).half()
         indices = torch.randint(0, 8, (1, 1, 8), generator=generator)
@@ -514,7 +514,7 @@ class TestConfiguration:
             (".*.*.*.*x", "x", False),
         ],
     )
-    def test_with_patterns_is_matched_where_that_takes_no_time(self, pattern, module, found):
+    def test_module_patterns_are_matched_only_where_that_is_quick(self, pattern, module, found):
         assert found == matches(pattern, module)
 
 
@@ -533,7 +533,7 @@ WITHOUT_ORIGINAL = {
 
 class TestWithoutOriginal:
     @pytest.mark.parametrize(("case", "expected"), WITHOUT_ORIGINAL.items())
-    def test_the_shape_is_what_can_be_told_of_it(self, tmp_path, case, expected):
+    def test_shape_is_derived_without_an_original(self, tmp_path, case, expected):
         stored, _ = golden(case)
         found = quanterr.inspect(store(tmp_path / "quantized.safetensors", stored)).weights
         weight = next(weight for weight in found if weight.name == "a.weight")
@@ -547,7 +547,7 @@ class TestWithoutOriginal:
             ("vptq/handmade", {"shared_layer_config": {"a": {"out_features": 21, "in_features": 40}}}, [21, 40]),
         ],
     )
-    def test_config_json_may_tell_it(self, tmp_path, case, config, expected):
+    def test_config_json_may_give_the_shape(self, tmp_path, case, config, expected):
         stored, _ = golden(case)
         path = store(tmp_path / "quantized", stored, config={"quantization_config": config})
         weight = next(weight for weight in quanterr.inspect(path).weights if weight.name == "a.weight")
@@ -573,8 +573,8 @@ class TestDamaged:
 
 
 class TestWorkspaces:
-    def test_read_again_what_another_weight_overwrote(self, tmp_path):
-        """Weights of several formats in turn, whose parts and buffers have the same names."""
+    def test_workspace_reads_again_after_another_weight_overwrote_it(self, tmp_path):
+        """Weights of several formats take turns, and their parts and buffers have the same names."""
         cases = ["exl2/handmade", "exl3/handmade", "aqlm/handmade", "vptq/handmade", "quip_sharp/handmade_rvq4"]
         cases += ["spqr/handmade", "eetq/handmade", "bitnet/handmade", "gemma_embedding/handmade"]
         original, quantized = {}, {}
@@ -597,7 +597,7 @@ class TestWorkspaces:
 
                     assert same_bits(expected[row : row + 1], weight.dequantize(chunk, workspace).weight), weight.format
 
-    def test_share_what_is_as_large_as_a_weight_and_let_go_of_it(self, tmp_path):
+    def test_workspaces_share_large_tensors_and_release_them(self, tmp_path):
         path = store(tmp_path / "a.safetensors", {"a": torch.ones(3), "b": torch.ones(3)})
         made = []
 
@@ -624,8 +624,8 @@ class TestWorkspaces:
             assert alive() is None
             assert len(made) == 1
 
-    def test_divide_the_pieces_of_what_they_share(self, tmp_path):
-        """One thread is in the first piece until another has filled the others; that one then waits for the first."""
+    def test_workspaces_divide_shared_pieces(self, tmp_path):
+        """One thread stays in the first piece until another has filled the others, which then waits for the first."""
         path = store(tmp_path / "a.safetensors", {"a": torch.ones(3)})
         begun, others, by = threading.Event(), threading.Event(), {}
 
@@ -648,7 +648,7 @@ class TestWorkspaces:
             assert [0, 1, 2] == found.tolist()
             assert by[0] != by[1] == by[2]
 
-    def test_try_a_piece_that_failed_again(self, tmp_path):
+    def test_workspaces_retry_a_failed_piece(self, tmp_path):
         path = store(tmp_path / "a.safetensors", {"a": torch.ones(3)})
         filled = []
 

@@ -1,4 +1,4 @@
-"""Layouts of quantized diffusion models: what golden files do not show."""
+"""Layouts of quantized diffusion models, as far as golden files do not cover them."""
 
 import json
 
@@ -30,7 +30,7 @@ HALF = torch.bfloat16
 
 
 def recognized(folder, tensors, shape, name="a.weight", metadata=None):
-    """The weight of that name, or why it is not read."""
+    """Return the weight of that name, or why it is not read."""
     original = store(folder / "original.safetensors", {name: torch.zeros(shape), "b.weight": numbers(2, 32)})
     quantized = store(folder / "quantized.safetensors", {"b.weight": numbers(2, 32), **tensors}, metadata)
     with planned(original, quantized) as plan:
@@ -44,13 +44,13 @@ def doubts_of(report):
 
 
 def w4a4(**changed):
-    """A weight of 4 × 64 in convrot_w4a4."""
+    """Return a weight of 4 × 64 in convrot_w4a4."""
     said = {"format": "convrot_w4a4", "convrot_groupsize": 64}
     return {"a.weight": int8_codes(4, 32), "a.weight_scale": torch.ones(4), "a.comfy_quant": label(**said)} | changed
 
 
 def w4a8(**changed):
-    """A weight of 4 × 64 in asym_w4a8_int8."""
+    """Return a weight of 4 × 64 in asym_w4a8_int8."""
     said = {"format": "asym_w4a8_int8", "group_size": 16, "convrot_groupsize": 64}
     return {
         "a.weight": int8_codes(4, 32),
@@ -61,7 +61,7 @@ def w4a8(**changed):
 
 
 def awq(**changed):
-    """A weight of 4 × 128 in awq_w4a16."""
+    """Return a weight of 4 × 128 in awq_w4a16."""
     return {
         "a.weight": int8_codes(4, 64),
         "a.weight_scale": torch.ones(2, 4),
@@ -71,7 +71,7 @@ def awq(**changed):
 
 
 def svd(**changed):
-    """A weight of 4 × 64 in svdquant_w4a4."""
+    """Return a weight of 4 × 64 in svdquant_w4a4."""
     return {
         "a.weight": int8_codes(4, 32),
         "a.weight_scale": torch.ones(1, 4),
@@ -83,7 +83,7 @@ def svd(**changed):
 
 
 def flat(**changed):
-    """A weight of 4 × 32 in convert_to_quant's NF4."""
+    """Return a weight of 4 × 32 in convert_to_quant's NF4."""
     return {
         "a.weight": torch.zeros(64, dtype=torch.uint8),
         "a.absmax": torch.ones(2),
@@ -92,7 +92,7 @@ def flat(**changed):
 
 
 def w4a4_of_nunchaku(module="a", rows=128, cols=128, **changed):
-    """A weight in Nunchaku's order, all of whose codes are zero."""
+    """Return a weight in Nunchaku's order with only zero codes."""
     parts = {
         "qweight": torch.zeros(rows, cols // 2, dtype=torch.int8),
         "wscales": torch.ones(cols // 64, rows, dtype=HALF),
@@ -105,7 +105,7 @@ def w4a4_of_nunchaku(module="a", rows=128, cols=128, **changed):
 
 
 def awq_of_nunchaku(module="a", rows=24, **changed):
-    """A modulation layer of 64 columns in Nunchaku's order."""
+    """Return a modulation layer of 64 columns in Nunchaku's order."""
     return {
         f"{module}.qweight": int8_codes(rows // 4, 4 * 32).view(torch.int32),
         f"{module}.wscales": numbers(2, rows),
@@ -118,7 +118,7 @@ def bf16(*shape):
 
 
 def scaled(said, codes=torch.float8_e4m3fn, **fields):
-    """A layer of 4 × 64 codes and a scale, labelled."""
+    """Return a labelled layer of 4 × 64 codes with a scale."""
     return {
         "a.weight": int8_codes(4, 64).view(codes),
         "a.weight_scale": torch.ones(4, 1),
@@ -147,7 +147,7 @@ REFUSED = {
         (4, 64),
         "its scale a.weight_scale (F32 [4, 2]) should have one number for each row of a.weight (I8 [4, 32])",
     ),
-    "convrot_w4a4, groups that do not divide a row": (
+    "convrot_w4a4 with misfitting groups": (
         w4a4(**{"a.comfy_quant": label(format="convrot_w4a4")}),
         (4, 64),
         "rotated in groups of 256, which is not a power of two that divides 64 columns",
@@ -178,7 +178,7 @@ REFUSED = {
         (4, 64),
         "a.weight (I8 [4, 40]) with scales a.weight_s_rel (F32 [4, 4]) in groups of 16 are not 64 columns of 4 or 6",
     ),
-    "asym_w4a8_int8, a codebook beside 6 bits": (
+    "asym_w4a8_int8 with a codebook and 6 bits": (
         w4a8(**{"a.weight": int8_codes(4, 48), "a.weight_codebook": torch.ones(16)}),
         (4, 64),
         "a.weight_codebook (F32 [16]) should be [16] for 4-bit codes; these have 6",
@@ -243,7 +243,7 @@ REFUSED = {
         (4, 32),
         "a weight of [4, 32] needs 64 bytes and 4 absmax (one for 32 elements)",
     ),
-    "Nunchaku's codes that are not padded": (
+    "Nunchaku's codes without padding": (
         w4a4_of_nunchaku(rows=96),
         (96, 128),
         "Nunchaku codes are (rows, cols / 2), both in multiples of 128, not a.qweight (I8 [96, 64])",
@@ -263,7 +263,7 @@ REFUSED = {
         (128, 128),
         "a.lora_up (BF16 [128, 32]) should be [128, 16] beside codes a.qweight",
     ),
-    "Nunchaku's scale of a tensor beside integers": (
+    "Nunchaku's tensor scale with integers": (
         w4a4_of_nunchaku(wtscale=bf16(1)),
         (128, 128),
         "a.wtscale (BF16 [1]) is not expected with int4 codes",
@@ -287,7 +287,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("said", "codes"), [("float8_e4m3fn", torch.float8_e4m3fn), ("int8_tensorwise", torch.int8)])
-def test_a_label_that_names_the_shape_of_codes_that_are_stored_unpadded_is_right(tmp_path, said, codes):
+def test_label_with_the_shape_for_unpadded_codes_is_right(tmp_path, said, codes):
     report = compared(tmp_path, {"a.weight": bf16(4, 64)}, scaled(said, codes, orig_shape=[4, 64]))
 
     assert ["a.weight"] == [layer.layer_name for layer in report.layers]
@@ -295,7 +295,7 @@ def test_a_label_that_names_the_shape_of_codes_that_are_stored_unpadded_is_right
 
 
 @pytest.mark.parametrize(("tensors", "shape", "says"), REFUSED.values(), ids=REFUSED)
-def test_refused_is(tmp_path, tensors, shape, says):
+def test_unsupported_tensors_are_refused(tmp_path, tensors, shape, says):
     reason = recognized(tmp_path, tensors, shape)
 
     assert isinstance(reason, str)
@@ -314,21 +314,21 @@ TAKEN = {
 
 
 @pytest.mark.parametrize(("format", "tensors", "shape"), [(name, *taken) for name, taken in TAKEN.items()], ids=TAKEN)
-def test_taken_is(tmp_path, format, tensors, shape):
+def test_supported_tensors_are_recognized(tmp_path, format, tensors, shape):
     weight = recognized(tmp_path, tensors, shape)
 
     assert (format, shape) == (weight.format, weight.shape)
     assert weight.warnings == ()
 
 
-def test_an_inspected_checkpoint_tells_that_flat_codes_have_no_shape(tmp_path):
+def test_inspection_reports_flat_codes_without_a_shape(tmp_path):
     report = quanterr.inspect(store(tmp_path / "quantized.safetensors", flat()))
     found = [finding.message for finding in report.findings if "its shape is not stored" in finding.message]
 
     assert found
 
 
-def test_a_label_gives_flat_codes_a_shape(tmp_path):
+def test_label_gives_flat_codes_a_shape(tmp_path):
     said = label(format="bnb_nf4", orig_shape=[4, 32])
     report = quanterr.inspect(store(tmp_path / "quantized.safetensors", flat(**{"a.comfy_quant": said})))
 
@@ -336,18 +336,18 @@ def test_a_label_gives_flat_codes_a_shape(tmp_path):
 
 
 class TestDoubts:
-    def test_of_a_correction_that_comfyui_leaves_out(self, tmp_path):
+    def test_correction_ignored_by_comfyui_is_doubted(self, tmp_path):
         weight = recognized(tmp_path, w4a8(**{"a.weight_correction": torch.ones(4, 4)}), (4, 64))
 
         assert [doubt for doubt in weight.warnings if "ComfyUI 0.30 leaves it out" in doubt]
 
-    def test_of_a_group_size_that_the_shapes_contradict(self, tmp_path):
+    def test_group_size_contradicted_by_shapes_is_doubted(self, tmp_path):
         said = label(format="awq_w4a16", group_size=32)
         weight = recognized(tmp_path, awq(**{"a.comfy_quant": said}), (4, 128))
 
         assert ("the comfy_quant tensor says group_size 32, the shapes 64; the shapes were used",) == weight.warnings
 
-    def test_of_a_header_that_names_other_codes_than_nunchakus_scales_are_of(self, tmp_path):
+    def test_header_contradicted_by_nunchaku_scales_is_doubted(self, tmp_path):
         config = {"quantization_config": json.dumps({"method": "svdquant", "weight": {"dtype": "fp4_e2m1_all"}})}
         weight = recognized(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata=config)
 
@@ -355,14 +355,14 @@ class TestDoubts:
         assert "declares fp4_e2m1_all, but a.wscales (BF16 [2, 128]) is of int4" in weight.warnings[0]
 
     @pytest.mark.parametrize("text", ['{"weight": {"dtype": "int4"}}', "{", "[]", '{"weight": 4}', "{}"])
-    def test_not_of_a_header_that_says_the_same_or_nothing(self, tmp_path, text):
+    def test_matching_or_missing_header_is_not_doubted(self, tmp_path, text):
         weight = recognized(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata={"quantization_config": text})
 
         assert weight.warnings == ()
 
 
 def hadamard(size):
-    """The matrix of a rotation, made as its definition says."""
+    """Return the matrix of a rotation, made by its definition."""
     small = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64)
     if size.bit_length() % 2 == 0:
         small = torch.tensor([[1, 1], [1, -1]], dtype=torch.float64)
@@ -373,7 +373,7 @@ def hadamard(size):
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
-def test_a_rotation_is_undone_by_its_matrix(size):
+def test_rotation_is_undone_by_its_matrix(size):
     x = numbers(3, 2 * size, dtype=torch.float32)
     expected = (x.double().view(-1, size) @ hadamard(size)).view(x.shape).float()
 
@@ -381,16 +381,16 @@ def test_a_rotation_is_undone_by_its_matrix(size):
 
 
 def quantized_rows(x, steps):
-    """Codes, and one scale per row, of integers up to ``steps``."""
+    """Return codes and one scale per row, for integers up to ``steps``."""
     scale = x.abs().amax(1, keepdim=True) / steps
     return (x / scale).round().to(torch.int8), scale
 
 
 class TestReadings:
-    """What neither label nor shapes tell, and the original does."""
+    """The original decides between readings that neither label nor shapes decide."""
 
     @pytest.mark.parametrize("size", [16, 64, 256])
-    def test_codes_that_were_rotated_without_a_word(self, tmp_path, size):
+    def test_undeclared_rotation_is_detected(self, tmp_path, size):
         x = numbers(64, 256, dtype=torch.float32)
         rotated = (x.double().view(64, -1, size) @ hadamard(size)).view(64, 256).float()
         codes, scale = quantized_rows(rotated, 127)
@@ -402,7 +402,7 @@ class TestReadings:
             in (doubts_of(report)[0])
         )
 
-    def test_codes_that_were_not_rotated_though_the_label_says_so(self, tmp_path):
+    def test_missing_rotation_despite_its_label_is_detected(self, tmp_path):
         x = numbers(64, 256, dtype=torch.float32)
         codes, scale = quantized_rows(x, 127)
         said = label(format="int8_tensorwise", convrot=True)
@@ -415,7 +415,7 @@ class TestReadings:
         assert found.evidence["snr_db"] < 0 < 35 < found.evidence["snr_db_other"]
         assert report.verdict == "inconclusive"
 
-    def test_codes_that_are_wrong_either_way(self, tmp_path):
+    def test_codes_wrong_in_either_reading_are_inconclusive(self, tmp_path):
         x = numbers(64, 256, dtype=torch.float32)
         codes, scale = quantized_rows(numbers(64, 256, seed=1, dtype=torch.float32), 127)
         report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
@@ -424,7 +424,7 @@ class TestReadings:
         assert doubts_of(report) == []
         assert report.verdict == "inconclusive"
 
-    def test_rows_of_a_modulation_layer_that_came_interleaved(self, tmp_path):
+    def test_interleaved_modulation_rows_are_detected(self, tmp_path):
         x = numbers(48, 64, dtype=torch.float32)
         codes, scale = quantized_rows(x, 7)
         order = stored_rows(0, 48, 48, 6, CPU).argsort()  # stored row: row
@@ -445,7 +445,7 @@ class TestReadings:
 
 
 def one_and_orig(n):
-    """A smoothing that is folded into the layer before, and what it is."""
+    """Return a smoothing that was folded into the previous layer: ones, and its original values."""
     return {"smooth": torch.ones(n, dtype=HALF), "smooth_orig": (1 + torch.arange(n) % 3).to(HALF)}
 
 
@@ -459,7 +459,7 @@ class TestFoldedSmoothing:
             ("attn.add_qkv_proj", "attn.to_add_out"),
         ],
     )
-    def test_is_told_of_both_layers(self, tmp_path, fused, after):
+    def test_folded_smoothing_is_reported_for_both_layers(self, tmp_path, fused, after):
         tensors = w4a4_of_nunchaku(f"t.{fused}", 384) | w4a4_of_nunchaku(f"t.{after}", **one_and_orig(128))
         report = quanterr.inspect(store(tmp_path / "quantized.safetensors", tensors))
         weight = recognized(tmp_path, tensors, (384, 128), f"t.{fused}.weight")
@@ -467,14 +467,14 @@ class TestFoldedSmoothing:
         assert {"nunchaku_int4"} == {found.format for found in report.weights}
         assert f"V rows times t.{after}.smooth_orig" in weight.evidence[0]
 
-    def test_of_another_number_of_rows_is_refused(self, tmp_path):
+    def test_folded_smoothing_with_another_row_count_is_refused(self, tmp_path):
         tensors = w4a4_of_nunchaku("t.qkv_proj", 384) | w4a4_of_nunchaku("t.out_proj", cols=384, **one_and_orig(384))
         reason = recognized(tmp_path, tensors, (384, 128), "t.qkv_proj.weight")
 
         assert "t.out_proj.smooth_orig (BF16 [384]) is folded into V rows that cannot be located in 384 rows" in reason
 
     @pytest.mark.parametrize("named", ["smooth_orig", None])
-    def test_is_none_where_the_smoothing_is_used_or_one(self, tmp_path, named):
+    def test_smoothing_that_is_used_or_one_counts_as_unfolded(self, tmp_path, named):
         changed = {"smooth": one_and_orig(128)["smooth_orig"]} if named else {"smooth_orig": None}
         tensors = w4a4_of_nunchaku("t.qkv_proj", 384) | w4a4_of_nunchaku("t.out_proj", **changed)
         weights = [recognized(tmp_path, tensors, (384, 128), "t.qkv_proj.weight")]
@@ -484,25 +484,25 @@ class TestFoldedSmoothing:
 
 
 class TestBias:
-    def test_without_a_layer_beside_it_is_plain(self, tmp_path):
+    def test_bias_without_an_adjacent_layer_is_plain(self, tmp_path):
         tensors = {"a.bias": numbers(128), "c.qweight": torch.zeros(128, 64, dtype=torch.int8)}
 
         assert "dense" == recognized(tmp_path, tensors, (128,), "a.bias").format
 
-    def test_beside_codes_of_others_is_plain(self, tmp_path):
+    def test_bias_next_to_other_codes_is_plain(self, tmp_path):
         tensors = {"a.bias": numbers(128), "a.qweight": torch.zeros(4, 128, dtype=torch.int32)}
 
         assert "dense" == recognized(tmp_path, tensors, (128,), "a.bias").format
 
-    def test_of_another_length_is_refused(self, tmp_path):
+    def test_bias_with_another_length_is_refused(self, tmp_path):
         weight = recognized(tmp_path, w4a4_of_nunchaku() | {"a.bias": numbers(96)}, (96,), "a.bias")
         reason = "a bias of a.qweight (I8 [128, 64]) should have one element per row, not a.bias (BF16 [96])"
 
         assert reason == weight.refusal
 
-    def test_of_a_layer_that_is_split_by_columns_is_the_sum(self, tmp_path):
+    def test_bias_for_a_layer_split_by_columns_is_the_sum(self, tmp_path):
         block = "single_transformer_blocks.0"
-        bias = (torch.arange(128) / 4).to(HALF)  # its own place in Nunchaku's order is not asked for here
+        bias = (torch.arange(128) / 4).to(HALF)  # its place in Nunchaku's order does not matter here
         tensors = w4a4_of_nunchaku(f"{block}.out_proj", bias=torch.zeros(128, dtype=HALF))
         tensors |= w4a4_of_nunchaku(f"{block}.mlp_fc2", cols=256, bias=bias)
         original = {f"{block}.proj_out.weight": numbers(128, 384), f"{block}.proj_out.bias": bias.sort().values}
@@ -514,8 +514,8 @@ class TestBias:
         assert report.not_compared == []
 
 
-def test_layers_of_every_layout_share_a_workspace(tmp_path):
-    """Whole parts that are held of one layer are not taken for those of the next."""
+def test_layers_in_every_layout_share_a_workspace(tmp_path):
+    """Parts held for one layer are not taken for those of the next."""
     stored, shapes, own = {}, {}, {}
     for n in range(2):
         for format, (tensors, shape) in TAKEN.items():
@@ -537,7 +537,7 @@ def test_layers_of_every_layout_share_a_workspace(tmp_path):
     assert shapes.keys() == own.keys()
 
 
-def test_svdquant_in_tiles_is_svdquant_in_order(tmp_path):
+def test_tiled_svdquant_equals_svdquant_in_order(tmp_path):
     generator = np.random.default_rng(3)
     codes = generator.integers(-128, 128, (256, 64)).astype(np.int8)
     scale, up = generator.random((2, 256), np.float32), generator.random((256, 5), np.float32)
@@ -568,7 +568,7 @@ def test_svdquant_in_tiles_is_svdquant_in_order(tmp_path):
 
 
 class TestBundles:
-    """An original that holds a VAE and text encoders as well, as ComfyUI's do."""
+    """An original also holds a VAE and text encoders, as ComfyUI's do."""
 
     UNET = "double_blocks.0.img_attn.qkv.weight"
     VAE = "vae.decoder.conv_in.weight"
@@ -582,7 +582,7 @@ class TestBundles:
             ((VAE, "double_blocks.1.img_attn.qkv.weight"), ""),
         ],
     )
-    def test_the_options_that_leave_them_out_are_named(self, tmp_path, extra, options):
+    def test_options_that_exclude_bundled_parts_are_named(self, tmp_path, extra, options):
         weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
         y = {self.UNET: fp8_codes(32, 32), self.UNET.replace("weight", "scale_weight"): torch.tensor(0.01)}
         report = compared(tmp_path, {self.UNET: weight, **dict.fromkeys(extra, torch.ones(4, 4))}, y)

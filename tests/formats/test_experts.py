@@ -1,4 +1,4 @@
-"""Experts: stacked or each by itself, the worst of them is named."""
+"""Whether experts are stacked or stored separately, the worst is named."""
 
 import io
 
@@ -16,7 +16,7 @@ PLACE = "model.layers.0.mlp.experts"
 
 
 def stack(worst):
-    """Four experts and a bad copy, one of them ten times as far off as the others."""
+    """Return four experts and a bad copy, in which one is ten times as far off as the others."""
     x = numbers(4, 48, 64, dtype=torch.float32)
     noise = torch.full((4, 1, 1), 0.01)
     noise[worst] = 0.1
@@ -25,7 +25,7 @@ def stack(worst):
 
 @pytest.fixture
 def apart(tmp_path):
-    """The report of four experts that are stored each by itself; the third is bad."""
+    """The report of four experts that are stored separately; the third is bad."""
     x, y = stack(2)
     sides = [{f"{PLACE}.{e}.up_proj.weight": side[e].clone() for e in range(4)} for side in (x, y)]
     norm = {"model.layers.0.self_attn.q_proj.weight": numbers(64, 64, dtype=torch.float32)}
@@ -34,10 +34,10 @@ def apart(tmp_path):
     return compared(tmp_path, *sides)
 
 
-class TestOfAStack:
+class TestStack:
     @pytest.mark.parametrize("wide", [False, True], ids=["fast", "exact"])
     @pytest.mark.parametrize("size", [16, 64, 1000, 48 * 64, 5000, 1 << 19])
-    def test_have_the_energies_that_float64_gives(self, size, wide):
+    def test_expert_energies_equal_float64(self, size, wide):
         x, y = stack(2)
         for sums in (summed(x, y, size, wide), Sums.merge(summed_by_chunk(x, y, size, wide))):
             assert list(range(4)) == sorted(sums.matrices)
@@ -48,13 +48,13 @@ class TestOfAStack:
                 assert as_float(found.e_sq) == pytest.approx(float((e**2).sum()), rel=FEW)
                 assert found.e_max == float(e.abs().max())
 
-    def test_are_none_in_a_single_matrix_or_a_convolution(self):
+    def test_single_matrix_or_convolution_has_no_experts(self):
         for shape in ((64, 64), (64,), (8, 16, 3)):
             x = numbers(*shape, dtype=torch.float32)
             assert {} == summed(x, x + 1).matrices
             assert 0 == in_memory(x).matrix_rows
 
-    def test_are_in_the_report_and_the_worst_is_named(self, tmp_path):
+    def test_report_lists_experts_and_names_the_worst(self, tmp_path):
         codes, scale = quantized_fp8(stack(1)[1].view(-1, 64))
         stored = {f"{PLACE}.up_proj": codes.view(4, 48, 64), f"{PLACE}.up_proj_scale": scale}
         report = compared(tmp_path, {f"{PLACE}.up_proj": stack(1)[0]}, stored)
@@ -68,7 +68,7 @@ class TestOfAStack:
 
 
 class TestApart:
-    def test_the_worst_stands_for_all(self, apart):
+    def test_worst_expert_stands_for_all(self, apart):
         found = [(one.layer.layer_name, one.stands_for) for one in pick_worst_layers(apart.layers, 10)]
 
         assert 5 == len(apart.layers)
@@ -77,7 +77,7 @@ class TestApart:
             ("model.layers.0.self_attn.q_proj.weight", ""),
         ] == found
 
-    def test_the_table_names_it(self, apart):
+    def test_table_names_the_worst_expert(self, apart):
         to = io.StringIO()
         show(apart.view(10), console(to), verbose=True)
 
@@ -86,5 +86,5 @@ class TestApart:
         assert "| 4 experts, the worst " in row
         assert f"| {PLACE.removeprefix('model.layers.')}.1.up_proj" not in to.getvalue()
 
-    def test_as_many_rows_as_asked_for(self, apart):
+    def test_table_has_as_many_rows_as_asked_for(self, apart):
         assert 1 == len(pick_worst_layers(apart.layers, 1))

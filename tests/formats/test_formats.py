@@ -49,17 +49,17 @@ CPU = torch.device("cpu")
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 
-def test_golden_folders_and_rows_of_formats_are_the_same_set():
+def test_golden_folders_and_format_rows_are_the_same_set():
     assert {format.name for format in FORMATS} == {case.parent.name for case in CASES}
 
 
-def test_no_two_rows_have_one_name():
+def test_format_names_are_unique():
     names = [format.name for format in FORMATS]
 
     assert sorted(set(names)) == sorted(names)
 
 
-def test_every_golden_file_has_its_expected_values_and_nothing_else_is_there():
+def test_golden_files_and_their_expected_values_correspond():
     stored = {path.name for path in FILES}
 
     assert {name for case in CASES for name in (case.name, expected_of(case).name)} == stored
@@ -67,13 +67,13 @@ def test_every_golden_file_has_its_expected_values_and_nothing_else_is_there():
 
 @every_case
 class TestEveryGoldenCase:
-    def test_tells_who_made_its_values_and_how(self, case):
+    def test_golden_case_states_its_producer_and_method(self, case):
         origin = origin_of(case)
 
         assert {"producer", "how"} <= origin.keys()
         assert all(origin.values())
 
-    def test_is_recognized_as_its_format(self, case):
+    def test_golden_case_is_recognized_as_its_format(self, case):
         with planned(expected_of(case), case) as plan:
             found = {pair.name: pair.quantized.format for pair in plan.pairs}
             left = {leftover.bucket for leftover in plan.leftovers}
@@ -81,13 +81,13 @@ class TestEveryGoldenCase:
         assert formats_of(case) == found
         assert left <= {Bucket.CONSUMED}
 
-    def test_has_the_shape_its_producer_gives(self, case):
+    def test_golden_case_has_the_shape_its_producer_gives(self, case):
         with planned(expected_of(case), case) as plan:
             found = {pair.name: pair.quantized.shape for pair in plan.pairs}
 
         assert {name: tuple(tensor.shape) for name, tensor in values_of(case).items()} == found
 
-    def test_differs_in_nothing_from_what_its_producer_reads(self, case):
+    def test_golden_case_equals_its_producer_values(self, case):
         values, tolerance = values_of(case), tolerance_of(case)
         finite = [name for name, tensor in values.items() if bool(tensor.isfinite().all())]
         report = quanterr.compare(expected_of(case), case, device="cpu")
@@ -101,8 +101,8 @@ class TestEveryGoldenCase:
 
 
 @pytest.mark.parametrize("case", NUMBERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-class TestEveryGoldenCaseOfNumbers:
-    def test_dequantizes_as_its_producer_does(self, case):
+class TestEveryNumericGoldenCase:
+    def test_golden_case_dequantizes_as_its_producer_does(self, case):
         expected = values_of(case)
         with planned(expected_of(case), case) as plan:
             for pair in plan.pairs:
@@ -120,7 +120,7 @@ class TestEveryGoldenCaseOfNumbers:
 
                 assert all(same_bits(whole, dequantized(weight, size)) for size in sizes), pair.name
 
-    def test_pieces_of_a_row_do_not_depend_on_where_they_start(self, case):
+    def test_row_pieces_do_not_depend_on_their_start(self, case):
         workspace = Workspace(CPU)
         with planned(expected_of(case), case) as plan:
             for pair in plan.pairs:
@@ -138,7 +138,7 @@ FP8_NUMPY = {torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn, torch.float8_e5m2: ml
 
 
 def scaled(folder, codes, scale=None, name="weight_scale"):
-    """The plan in which the weight ``a.weight`` has these codes and this scale."""
+    """Plan a comparison in which ``a.weight`` has these codes and this scale."""
     tensors = {"a.weight": codes} if scale is None else {"a.weight": codes, f"a.{name}": scale}
     return planned(
         store(folder / "original.safetensors", {"a.weight": torch.zeros(codes.shape)}),
@@ -149,7 +149,7 @@ def scaled(folder, codes, scale=None, name="weight_scale"):
 class TestAllCodes:
     @pytest.mark.parametrize("dtype", FP8_NUMPY)
     @pytest.mark.parametrize("shape", [(16, 16), (1, 256), (256, 1), (256,)])
-    def test_of_fp8_are_what_ml_dtypes_says(self, tmp_path, dtype, shape):
+    def test_fp8_codes_equal_ml_dtypes(self, tmp_path, dtype, shape):
         codes = np.arange(256, dtype=np.uint8).reshape(shape)
         expected = torch.from_numpy(codes.view(FP8_NUMPY[dtype]).astype(np.float32))
         with scaled(tmp_path, torch.from_numpy(codes).view(dtype)) as plan:
@@ -159,7 +159,7 @@ class TestAllCodes:
         assert same_bits(expected.view(weight.matrix), actual)
 
     @pytest.mark.parametrize("dtype", FP8_NUMPY)
-    def test_of_fp8_are_the_same_alone(self, tmp_path, dtype):
+    def test_fp8_codes_decode_the_same_singly(self, tmp_path, dtype):
         codes = np.arange(256, dtype=np.uint8).reshape(256, 1)
         expected = torch.from_numpy(codes.view(FP8_NUMPY[dtype]).astype(np.float32))
         with scaled(tmp_path, torch.from_numpy(codes).view(dtype)) as plan:
@@ -168,7 +168,7 @@ class TestAllCodes:
         assert same_bits(expected, actual)
 
     @pytest.mark.parametrize("dtype", [*filter(None, [getattr(torch, "float8_e8m0fnu", None)]), torch.uint8])
-    def test_of_e8m0_are_what_ml_dtypes_says(self, tmp_path, dtype):
+    def test_e8m0_scales_equal_ml_dtypes(self, tmp_path, dtype):
         exponents = np.arange(256, dtype=np.uint8).reshape(256, 1)
         expected = torch.from_numpy(exponents.view(ml_dtypes.float8_e8m0fnu).astype(np.float32))
         scale = torch.from_numpy(exponents).view(dtype)
@@ -180,7 +180,7 @@ class TestAllCodes:
     @pytest.mark.parametrize("scale", [1.0, 0.1, 3e-5, 1e36, 1e38, 3e38, 1e-38, 1e-42, 1e-45, -0.3, 0.0])
     @pytest.mark.parametrize("dtype", [*FP8_NUMPY, torch.int8])
     @pytest.mark.parametrize("shape", [(1,), (8, 1), (8, 4)])
-    def test_times_a_scale_are_rounded_once(self, tmp_path, dtype, scale, shape):
+    def test_codes_times_a_scale_are_rounded_once(self, tmp_path, dtype, scale, shape):
         codes = np.arange(256, dtype=np.uint8).reshape(8, 32)
         with np.errstate(over="ignore", invalid="ignore"):
             expected = codes.view(FP8_NUMPY.get(dtype, np.int8)).astype(np.float32) * np.float32(scale)
@@ -192,7 +192,7 @@ class TestAllCodes:
     @pytest.mark.parametrize(
         ("dtype", "numpy_dtype"), [(torch.bfloat16, ml_dtypes.bfloat16), (torch.float16, np.float16)]
     )
-    def test_of_sixteen_bits_are_what_numpy_says(self, tmp_path, dtype, numpy_dtype):
+    def test_sixteen_bit_codes_equal_numpy(self, tmp_path, dtype, numpy_dtype):
         codes = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
         expected = torch.from_numpy(codes.view(numpy_dtype).astype(np.float32))
         with scaled(tmp_path, torch.from_numpy(codes.view(np.int16)).view(dtype)) as plan:
@@ -202,7 +202,7 @@ class TestAllCodes:
 
 
 def counts_of(folder, codes):
-    """How many codes of a weight are at the end of their range, by chunk."""
+    """Return how many codes of a weight are at the end of their range, by chunk."""
     with scaled(folder, codes, ONE) as plan, torch.inference_mode():
         weight, workspace = plan.pairs[0].quantized, Workspace(CPU)
         return [int(weight.dequantize(chunk, workspace).saturated) for chunk in Cut(*weight.matrix, ALL_ROWS)]
@@ -217,7 +217,7 @@ class TestSaturated:
             (torch.int8, {0x7F, 0x80, 0x81}),
         ],
     )
-    def test_codes_are_those_at_the_end_of_the_range(self, tmp_path, dtype, ends):
+    def test_saturated_codes_are_at_the_end_of_the_range(self, tmp_path, dtype, ends):
         codes = torch.arange(256, dtype=torch.uint8).view(256, 1).view(dtype)
         with scaled(tmp_path, codes, ONE) as plan, torch.inference_mode():
             weight, workspace = plan.pairs[0].quantized, Workspace(CPU)
@@ -242,7 +242,7 @@ class TestSaturated:
             (torch.float8_e5m2, 0x7C, False),
         ],
     )
-    def test_codes_are_all_counted(self, tmp_path, n, dtype, code, counts):
+    def test_saturated_codes_are_all_counted(self, tmp_path, n, dtype, code, counts):
         codes = torch.full((1, n), code, dtype=torch.int8).view(dtype)
         expected = [n if counts else 0]
 
@@ -250,7 +250,7 @@ class TestSaturated:
 
 
 def refused(folder, quantized, metadata=None, config=None, shape=None):
-    """Why the weight ``a.weight`` is not read."""
+    """Return why the weight ``a.weight`` is not read."""
     shape = shape or tuple(quantized["a.weight"].shape)
     original = store(folder / "original.safetensors", {"a.weight": torch.zeros(shape), "b.weight": numbers(2, 32)})
     quantized = {"b.weight": numbers(2, 32), **quantized}
@@ -287,7 +287,7 @@ REFUSED = {
         {"a.weight": CODES, "a.weight_scale": ONE, "a.weight_zero_point": torch.zeros(4, 1)},
         "unused: a.weight_zero_point",
     ),
-    "zero points that are no integers": (
+    "zero points with a float dtype": (
         {"a.weight": INT8, "a.weight_scale": ONE, "a.weight_zero_point": torch.zeros(4, 1)},
         "its zero_point a.weight_zero_point (F32 [4, 1]) should be one of I8",
     ),
@@ -299,11 +299,11 @@ REFUSED = {
         {"a.weight": CODES, "a.weight_absmax": ONE},
         "stored as fp8_cast (F8_E4M3), but unused: a.weight_absmax",
     ),
-    "an unused scale beside plain numbers": (
+    "an unused scale of plain numbers": (
         {"a.weight": numbers(4, 40), "a.weight_scale": torch.tensor(2.0)},
         "stored as dense (BF16), but unused: a.weight_scale; its producer computed scales but left the weight",
     ),
-    "a scale of a shape that fits no known layout": (
+    "a scale with an unknown shape": (
         {"a.weight": fp8_codes(192, 320), "a.weight_scale": torch.ones(5, 3)},
         "scale a.weight_scale (F32 [5, 3]) fits no known layout for a weight of shape [192, 320]",
     ),
@@ -347,7 +347,7 @@ REFUSED = {
         {"a.weight": torch.zeros(4, 40, dtype=torch.uint8), "a.comfy_quant": label(format="nvfp4")},
         "comfy_quant tensor says nvfp4",
     ),
-    "a layout that is not read": (
+    "an unsupported layout": (
         {"a.weight": torch.zeros(4, 40, dtype=torch.float8_e4m3fnuz), "a.weight_scale": ONE},
         "a.weight (F8_E4M3FNUZ [4, 40]) is in a layout that this version does not support",
     ),
@@ -356,20 +356,20 @@ REFUSED = {
 
 class TestRefused:
     @pytest.mark.parametrize(("quantized", "says"), REFUSED.values(), ids=REFUSED)
-    def test_is(self, tmp_path, quantized, says):
+    def test_unsupported_layout_is_refused(self, tmp_path, quantized, says):
         if "FNUZ" in says and not NEW_LIBRARY:
             pytest.skip("this safetensors does not write F8_E4M3FNUZ")
         reason = refused(tmp_path, quantized)
 
         assert says in reason
 
-    def test_is_a_header_that_names_packed_codes(self, tmp_path):
+    def test_header_for_packed_codes_is_refused(self, tmp_path):
         tensors = {"a.weight": int8_codes(4, 40), "a.weight_scale": ONE}
         reason = refused(tmp_path, tensors, header({"a": {"format": "svdquant_w4a4"}}))
 
         assert "header says svdquant_w4a4, but the codes are I8" in reason
 
-    def test_is_a_configuration_whose_scales_divide(self, tmp_path):
+    def test_configuration_with_dividing_scales_is_refused(self, tmp_path):
         config = {"quantization_config": {"quant_method": "fp8", "weight_scale_semantics": "inverse"}}
         original = store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(4, 40)})
         quantized = store(tmp_path / "quantized", {"a.weight": CODES, "a.weight_scale": ONE}, config=config)
@@ -379,13 +379,13 @@ class TestRefused:
         assert pairs == []
         assert ["dividing scales" in reason for reason in reasons] == [True, True]
 
-    def test_is_a_missing_scale_that_config_json_speaks_of(self, tmp_path):
+    def test_missing_scale_mentioned_in_config_json_is_refused(self, tmp_path):
         config = {"quantization_config": {"quant_method": "fp8"}}
         reason = refused(tmp_path, {"a.weight": CODES}, config=config)
 
         assert "its scale is missing: config.json declares quant_method fp8" in reason
 
-    def test_is_a_scale_of_experts_that_two_rules_fit(self, tmp_path):
+    def test_ambiguous_expert_scale_is_refused(self, tmp_path):
         original = store(tmp_path / "original.safetensors", {"experts.up": torch.zeros(3, 40, 40)})
         quantized = {"experts.up": fp8_codes(3, 40, 40), "experts.up_scale": torch.ones(3, 40)}
         with planned(original, store(tmp_path / "quantized.safetensors", quantized)) as plan:
@@ -403,10 +403,10 @@ BLOCKS = [
     ((140, 136), (2, 2), (128, 128), None, (128, 128)),
     ((140, 140), (2, 2), (70, 70), None, (70, 70)),
     ((140, 140), (2, 2), None, 70, (70, 70)),
-    ((140, 140), (2, 2), (128, 128), 70, (70, 70)),  # the label is written together with the codes
-    ((140, 136), (2, 2), (64, 64), None, (128, 128)),  # gives another grid: not believed
-    ((140, 136), (2, 2), None, 1, (70, 68)),  # under a label that cannot be: those that divide
-    ((384, 192), (3, 2), None, 96, (128, 96)),  # labelled with the smaller edge
+    ((140, 140), (2, 2), (128, 128), 70, (70, 70)),  # label and codes are written together
+    ((140, 136), (2, 2), (64, 64), None, (128, 128)),  # it gives another grid and is not believed
+    ((140, 136), (2, 2), None, 1, (70, 68)),  # an impossible label: the edges that divide are used
+    ((384, 192), (3, 2), None, 96, (128, 96)),  # the label has the smaller edge
     ((576, 48), (5, 1), None, None, (128, 48)),
     ((576, 48), (5, 1), (128, 128), None, (128, 128)),
     ((576, 200), (5, 2), None, None, (128, 128)),
@@ -426,7 +426,7 @@ BLOCKS = [
 class TestBlocks:
     @pytest.mark.parametrize(("shape", "grid", "config", "group_size", "edges"), BLOCKS)
     @pytest.mark.parametrize("kind", ["fp8", "int8"])
-    def test_have_the_edges_that_labels_or_shapes_tell(self, tmp_path, kind, shape, grid, config, group_size, edges):
+    def test_block_edges_follow_labels_or_shapes(self, tmp_path, kind, shape, grid, config, group_size, edges):
         codes = fp8_codes(*shape) if kind == "fp8" else int8_codes(*shape)
         scale = 0.5 + torch.rand(grid, generator=torch.Generator().manual_seed(1))
         tensors = {"a.weight": codes, "a.weight_scale": scale}
@@ -447,7 +447,7 @@ class TestBlocks:
         assert (f"{kind}_block", edges) == (weight.format, weight.block_size)
         assert same_bits(torch.from_numpy(plain), actual)
 
-    def test_that_cannot_be_are_told(self, tmp_path):
+    def test_impossible_block_size_is_reported(self, tmp_path):
         original = store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(140, 136)})
         tensors = {"a.weight": fp8_codes(140, 136), "a.weight_scale": torch.ones(2, 2)}
         config = {"quantization_config": {"weight_block_size": [64, 64]}}
@@ -457,7 +457,7 @@ class TestBlocks:
         assert "config.json declares blocks of 64 × 64, but the scale's shape implies 128 × 128, which is used" == doubt
 
     @pytest.mark.parametrize("edge", [14, 16])
-    def test_of_groups_whose_last_may_be_partial_are_those_that_bear_out_the_original(self, tmp_path, edge):
+    def test_group_edges_are_chosen_by_the_original(self, tmp_path, edge):
         x = numbers(9, 70).float() * torch.logspace(-2, 2, 70)
         groups = torch.nn.functional.pad(x, (0, 5 * edge - 70)).view(9, 5, edge)
         scale = groups.abs().amax(2) / 127
@@ -475,13 +475,13 @@ class TestBlocks:
             ((90, 36), (9, 3), ("10 × 16", "10 × 12")),
         ],
     )
-    def test_are_refused_where_two_edges_fit_as_well(self, tmp_path, shape, grid, found):
+    def test_blocks_are_refused_where_two_edges_fit_as_well(self, tmp_path, shape, grid, found):
         reason = refused(tmp_path, {"a.weight": fp8_codes(*shape), "a.weight_scale": torch.ones(grid)})
 
         assert "a.weight_scale" in reason
         assert all(edges in reason for edges in found)
 
-    def test_are_those_of_the_other_weights_where_two_edges_fit_as_well(self, tmp_path):
+    def test_ambiguous_block_edges_follow_the_other_weights(self, tmp_path):
         shapes = {"a": (192, 192), "b": (300, 260), "c": (260, 128)}
         grids = {"a": (2, 2), "b": (3, 3), "c": (3, 1)}
         original = {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
@@ -497,7 +497,7 @@ class TestBlocks:
 
     @pytest.mark.parametrize("scale", [(40,), (40, 1)])
     @pytest.mark.parametrize("codes", [fp8_codes(40, 40), int8_codes(40, 40)], ids=["fp8", "int8"])
-    def test_are_rows_where_a_square_weight_has_one_scale_a_row(self, tmp_path, codes, scale):
+    def test_square_weight_with_a_scale_per_row_has_rows(self, tmp_path, codes, scale):
         scales = torch.arange(1.0, 41.0)
         with planned(
             store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(40, 40)}),
@@ -510,7 +510,7 @@ class TestBlocks:
         assert weight.block_size is None
         assert same_bits(codes.float() * scales[:, None], actual)
 
-    def test_do_not_change_with_a_wrong_label(self, tmp_path):
+    def test_wrong_label_does_not_turn_rows_into_blocks(self, tmp_path):
         scales = torch.arange(1.0, 25.0)
         codes = fp8_codes(24, 40)
         said = label(format="float8_e4m3fn_blockwise", group_size=64)
@@ -534,7 +534,7 @@ class TestBlocks:
     ("scale", "over"),
     [((3,), (3, 1, 1)), ((3, 1, 1), (3, 1, 1)), ((3, 5, 1), (3, 5, 1)), ((3, 5), (3, 5, 1))],
 )
-def test_experts_of_any_width_are_read_right_or_not_at_all(tmp_path, cols, scale, over):
+def test_experts_with_any_width_are_read_correctly_or_refused(tmp_path, cols, scale, over):
     codes = fp8_codes(3, 5, cols)
     scales = torch.arange(1.0, 1.0 + np.prod(scale)).view(scale)
     tensors = {"experts.up": codes, "experts.up_scale": scales}
@@ -553,17 +553,17 @@ PLAIN_LABELS = ["float8_e4m3fn", "float8_e4m3fn_rowwise", "int8_tensorwise", "in
 
 
 def doubts_of(report):
-    """What speaks against how a weight was read."""
+    """Return the doubts about how a weight was read."""
     return [finding.message for finding in report.findings if finding.code == "ambiguous_layout"]
 
 
-class TestLabelsThatContradictTensors:
-    """What is stored decides; the contradiction is a warning. A runtime that obeys the label reads something else."""
+class TestContradictoryLabels:
+    """The stored tensors decide. The contradiction is a warning, as some runtimes obey the label."""
 
     @pytest.mark.parametrize("where", ["comfy_quant tensor", "header"])
     @pytest.mark.parametrize("format", PLAIN_LABELS)
     @pytest.mark.parametrize("codes", [CODES, INT8], ids=["fp8", "int8"])
-    def test_of_another_plain_layout(self, tmp_path, codes, format, where):
+    def test_label_for_another_plain_layout_is_reported(self, tmp_path, codes, format, where):
         tensors = {"a.weight": codes, "a.weight_scale": ONE}
         if where != "header":
             tensors["a.comfy_quant"] = label(format=format)
@@ -592,7 +592,7 @@ class TestLabelsThatContradictTensors:
             ("int8_lodewise", (4, 2), None),
         ],
     )
-    def test_of_another_granularity(self, tmp_path, format, scale, says):
+    def test_label_for_another_granularity_is_reported(self, tmp_path, format, scale, says):
         codes = int8_codes(4, 64) if format.startswith("int8") else fp8_codes(4, 64)
         tensors = {"a.weight": codes, "a.weight_scale": torch.ones(scale), "a.comfy_quant": label(format=format)}
         report = compared(tmp_path, {"a.weight": codes.float()}, tensors)
@@ -615,7 +615,7 @@ class TestLabelsThatContradictTensors:
         ],
         ids=str,
     )
-    def test_of_one_another(self, tmp_path, tensor, in_header, disagree):
+    def test_contradictory_labels_are_reported(self, tmp_path, tensor, in_header, disagree):
         codes, usual = int8_codes(4, 256), {"format": "int8_tensorwise"}
         tensors = {"a.weight": codes, "a.weight_scale": ONE, "a.comfy_quant": label(**usual | tensor)}
         report = compared(tmp_path, {"a.weight": codes.float()}, tensors, header({"a": usual | in_header}))
@@ -625,7 +625,7 @@ class TestLabelsThatContradictTensors:
         assert all("but ComfyUI follows the header" in message for message in told)
 
     @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
-    def test_of_a_layout_that_is_known_and_not_read(self, tmp_path, dtype):
+    def test_label_for_a_known_but_unsupported_layout_is_refused(self, tmp_path, dtype):
         tensors = {"a.weight": torch.zeros(4, 20, dtype=dtype), "a.weight_scale": ONE}
         reason = refused(tmp_path, tensors | {"a.comfy_quant": label(format="int8_block32")}, shape=(4, 40))
 
@@ -652,7 +652,7 @@ class TestLabelsThatContradictTensors:
             ({}, {"a.scale_2": ONE}, "its scales are quantized as well"),
         ],
     )
-    def test_of_a_kind_of_sdnq_that_is_not_read(self, tmp_path, settings, tensors, says):
+    def test_unsupported_sdnq_settings_are_refused(self, tmp_path, settings, tensors, says):
         config = {"quantization_config": {"quant_method": "sdnq", "weights_dtype": "int4"} | settings}
         stored = {"a.weight": torch.zeros(80, dtype=torch.uint8), "a.scale": torch.ones(4, 1)}
 
@@ -660,11 +660,11 @@ class TestLabelsThatContradictTensors:
 
 
 class TestAllZeroLayers:
-    """Convert_to_quant stores ones of shape [M // 64, N // 64] beside zeros, also where that is empty."""
+    """convert_to_quant stores ones of shape [M // 64, N // 64] with zeros, even where that is empty."""
 
     @pytest.mark.parametrize("scale", [(0, 1), (0, 0), (5, 7, 2), (7,)])
     @pytest.mark.parametrize("fields", [{}, {"convrot": True, "convrot_groupsize": 4}], ids=str)
-    def test_are_zeros_and_told_of_where_the_scale_fits_no_rule(self, tmp_path, scale, fields):
+    def test_zero_layer_with_a_misfitting_scale_is_read_as_zeros_and_reported(self, tmp_path, scale, fields):
         original = {"a.weight": torch.zeros(41, 100)}
         tensors = {"a.weight": torch.zeros(41, 100, dtype=torch.int8), "a.weight_scale": torch.ones(scale)}
         tensors["a.comfy_quant"] = label(format="int8_tensorwise", **fields)
@@ -676,7 +676,7 @@ class TestAllZeroLayers:
         assert len(told) == 1
 
     @pytest.mark.parametrize("place", [0, 4099, (1 << 20) + 3])
-    def test_are_refused_where_one_code_is_not_zero(self, tmp_path, place):
+    def test_misfitting_scale_is_refused_where_a_code_is_not_zero(self, tmp_path, place):
         codes = torch.zeros(1025, 1025, dtype=torch.int8)
         codes.view(-1)[place] = 1
         reason = refused(tmp_path, {"a.weight": codes, "a.weight_scale": torch.ones(0, 1)})
@@ -706,7 +706,7 @@ def test_codes_and_scales_may_lie_at_odd_offsets(tmp_path):
     assert same_bits(codes.float() * scale[:, None], found["a.weight"])
 
 
-def test_a_workspace_serves_weights_of_different_sizes_and_formats(tmp_path):
+def test_workspace_serves_weights_with_different_sizes_and_formats(tmp_path):
     tensors, plain = {}, {}
     for n, (rows, cols) in enumerate([(3, 500), (1, 7), (200, 33), (2, 2), (64, 64)]):
         codes = fp8_codes(rows, cols, seed=n) if n % 2 else int8_codes(rows, cols, seed=n)
@@ -728,7 +728,7 @@ def test_a_workspace_serves_weights_of_different_sizes_and_formats(tmp_path):
                 assert same_bits(plain[pair.name], chunk_of(pair.quantized, chunk, workspace)), pair.name
 
 
-def test_a_part_that_is_held_is_read_again_once_its_buffer_has_held_something_else(tmp_path):
+def test_overwritten_part_is_read_again(tmp_path):
     path = store(tmp_path / "x.safetensors", {"a": torch.arange(4.0), "b": torch.arange(4.0, 8.0)})
     workspace = Workspace(CPU)
     with open_checkpoint(path) as checkpoint:
@@ -740,8 +740,8 @@ def test_a_part_that_is_held_is_read_again_once_its_buffer_has_held_something_el
 
 
 @pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2])
-def test_a_label_may_name_the_other_fp8_than_is_stored(tmp_path, dtype):
-    """ComfyUI declares every layer of an old scaled_fp8 file float8_e4m3fn, also where e5m2 is stored."""
+def test_label_may_name_the_other_fp8_type(tmp_path, dtype):
+    """ComfyUI declares every layer of an old scaled_fp8 file float8_e4m3fn, even where e5m2 is stored."""
     codes = fp8_codes(4, 40, dtype=dtype)
     tensors = {"a.weight": codes, "a.weight_scale": ONE, "a.comfy_quant": label(format="float8_e4m3fn")}
     with planned(
@@ -756,8 +756,8 @@ def test_a_label_may_name_the_other_fp8_than_is_stored(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("fields", [{"format": "float8_e4m3fn"}, {"format": "nvfp4"}, {"convrot": True}], ids=str)
-def test_a_label_beside_plain_numbers_is_told_of(tmp_path, fields):
-    """The label says codes, the tensor holds numbers: a runtime that obeys the label reads something else."""
+def test_label_on_plain_numbers_is_reported(tmp_path, fields):
+    """The label means codes, but the tensor holds numbers: a runtime that obeys the label reads something else."""
     x = numbers(4, 32)
     report = compared(tmp_path, {"a.weight": x}, {"a.weight": x, "a.comfy_quant": label(**fields)})
     told = [f.message for f in report.findings if f.severity == "warning" and "stored as BF16" in f.message]

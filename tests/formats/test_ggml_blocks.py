@@ -1,4 +1,4 @@
-"""Blocks of ggml in safetensors are read as those of a GGUF file: the values are those of golden files."""
+"""Blocks of ggml in safetensors are read like those in a GGUF file, with the values of golden files."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ NAME = "model.layers.0.mlp.up_proj"
 
 
 def stored_in_gguf(kind):
-    """The bytes of a golden weight's rows, (rows, bytes), and the values that its producer decodes."""
+    """Return the bytes of a golden weight's rows, (rows, bytes), and the values that its producer decodes."""
     for case in sorted((GOLDEN / f"gguf_{kind.lower()}").glob("*.gguf")):
         with open_checkpoint(case) as checkpoint:
             for entry in checkpoint.entries.values():
@@ -54,7 +54,7 @@ def layer(kind, n_bytes):
     ("kind", "bits", "name"),
     [("Q4_0", 4, "q_0"), ("Q8_0", 8, "q_0"), ("Q4_K", 4, "q_k_m"), ("Q5_K", 5, "q_k_s"), ("Q6_K", 6, "q_k")],
 )
-def test_gptqmodel_has_them_in_rows(tmp_path, kind, bits, name):
+def test_gptqmodel_stores_blocks_in_rows(tmp_path, kind, bits, name):
     raw, values = stored_in_gguf(kind)
     report = compared(tmp_path, values, {f"{NAME}.qweight": raw}, method(bits, name))
 
@@ -63,7 +63,7 @@ def test_gptqmodel_has_them_in_rows(tmp_path, kind, bits, name):
 
 
 @pytest.mark.parametrize(("kind", "n_bytes"), [("IQ2_XS", 74), ("IQ1_S", 50), ("IQ2_XXS", 66), ("Q8_0", 34)])
-def test_modelopt_has_an_axis_for_the_bytes_of_a_block(tmp_path, kind, n_bytes):
+def test_modelopt_has_an_axis_for_the_block_bytes(tmp_path, kind, n_bytes):
     raw, values = stored_in_gguf(kind)
     report = compared(tmp_path, values, {f"{NAME}.weight": raw.view(len(raw), -1, n_bytes)}, layer(kind, n_bytes))
 
@@ -84,13 +84,13 @@ def test_modelopt_has_an_axis_for_the_bytes_of_a_block(tmp_path, kind, n_bytes):
         ({f"{NAME}.weight": torch.zeros(4, 2, 60, dtype=torch.uint8)}, layer("W9A9", 60), "not a type of ggml"),
     ],
 )
-def test_what_does_not_fit_its_declaration_is_an_error(tmp_path, tensors, config, words):
+def test_misfitting_declaration_is_an_error(tmp_path, tensors, config, words):
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(written(tmp_path / "x", tensors, config))
 
 
-def test_damage_is_noticed(tmp_path):
-    """A weight of normal numbers, coded by the gguf library; a scale of a block is doubled."""
+def test_damaged_scale_is_noticed(tmp_path):
+    """A weight of normal numbers is coded by the gguf library, and the scale of a block is doubled."""
     gguf = pytest.importorskip("gguf", reason="gguf is not installed (pip install -e '.[dev]')")
     values = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)) * 0.02
     raw = torch.from_numpy(gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType.Q8_0)).clone()
@@ -104,7 +104,7 @@ def test_damage_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("layers", [["a"], "a", None, {"a": "b"}])
-def test_layers_of_another_form_declare_no_blocks(tmp_path, layers):
+def test_layers_without_a_block_declaration_are_plain(tmp_path, layers):
     values = torch.randn(4, 64, generator=torch.manual_seed(0))
     report = compared(tmp_path, values, {f"{NAME}.weight": values}, {"quantized_layers": layers})
 

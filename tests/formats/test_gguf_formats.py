@@ -1,4 +1,4 @@
-"""GGUF checkpoints from end to end; their values: tests/formats/test_formats.py."""
+"""GGUF checkpoints from end to end; tests/formats/test_formats.py checks their values."""
 
 import math
 import struct
@@ -26,7 +26,7 @@ def weights(*shape):
 
 
 def q8_0(x):
-    """Blocks of Q8_0, by plain rounding, and their values."""
+    """Return blocks of Q8_0, by plain rounding, and their values."""
     blocks = x.numpy().reshape(-1, 32)
     scale = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
     codes = np.rint(blocks / scale.astype(np.float32)).astype(np.int8)
@@ -35,7 +35,7 @@ def q8_0(x):
 
 
 def tq2_0(x):
-    """Blocks of TQ2_0, by plain rounding."""
+    """Return blocks of TQ2_0, by plain rounding."""
     blocks = x.numpy().reshape(-1, 256)
     scale = np.abs(blocks).max(1, keepdims=True).astype(np.float16)
     codes = (np.rint(blocks / scale.astype(np.float32)) + 1).astype(np.uint8).reshape(-1, 2, 4, 32)
@@ -43,7 +43,7 @@ def tq2_0(x):
     return np.concatenate([packed.reshape(-1, 64), scale.view(np.uint8)], 1).tobytes()
 
 
-def test_every_type_of_blocks_is_a_format_that_knows_its_size():
+def test_every_block_type_is_a_format_with_its_size():
     dtypes = {dtype for row in FORMATS for dtype in row.codes.dtypes}
 
     assert set(BLOCKS) <= dtypes
@@ -70,7 +70,7 @@ def test_two_gguf_files_are_compared(tmp_path):
     assert math.isclose(float((error**2).mean()), layer.mean_squared_error, rel_tol=1e-6)
 
 
-def test_weights_of_many_chunks_give_the_same_whatever_threads_there_are(tmp_path, monkeypatch):
+def test_large_weights_give_the_same_with_any_number_of_threads(tmp_path, monkeypatch):
     shapes = {"tall": (1_500, 1_024), "wide": (2, CPU_CHUNK + 96), "experts": (3, 300, 1_024)}
     original, quantized, squares = {}, [], {}
     for name, shape in shapes.items():
@@ -89,7 +89,7 @@ def test_weights_of_many_chunks_give_the_same_whatever_threads_there_are(tmp_pat
         assert math.isclose(squares[layer.layer_name], layer.mean_squared_error, rel_tol=1e-6)
 
 
-def test_a_weight_that_is_stored_in_another_shape_is_compared_in_its_own(tmp_path):
+def test_weight_stored_in_another_shape_is_compared_in_its_own(tmp_path):
     x = weights(16, 4, 3, 3)
     codes, values = q8_0(x)
     shape = array("comfy.gguf.orig_shape.conv.weight", I32, x.shape)
@@ -104,7 +104,7 @@ def test_a_weight_that_is_stored_in_another_shape_is_compared_in_its_own(tmp_pat
 
 
 @pytest.mark.parametrize("bits", [16, 32])
-def test_numbers_without_blocks_are_compared_as_such(tmp_path, bits):
+def test_numbers_without_blocks_are_compared_directly(tmp_path, bits):
     x = weights(8, 8).to({16: torch.bfloat16, 32: torch.float32}[bits])
     data = x.view(torch.uint8).numpy().tobytes()
     quantized = write_gguf(tmp_path / "y.gguf", [Stored("a", {16: "BF16", 32: "F32"}[bits], (8, 8), data)])
@@ -113,11 +113,11 @@ def test_numbers_without_blocks_are_compared_as_such(tmp_path, bits):
     assert [("a", "dense")] == [(layer.layer_name, layer.format) for layer in report.lossless]
 
 
-# What does not belong together
+# Tensors that do not belong together
 
 
 def reasons(folder, *tensors, shape=(2, 64)):
-    """Why the weight ``a.weight`` is not read."""
+    """Return why the weight ``a.weight`` is not read."""
     original = write(folder / "x.safetensors", {"a.weight": weights(*shape)})
     with planned(original, write_gguf(folder / "y.gguf", tensors)) as plan:
         assert [] == plan.pairs
@@ -126,14 +126,14 @@ def reasons(folder, *tensors, shape=(2, 64)):
 
 
 @pytest.mark.parametrize("dtype", ["Q4_0", "MXFP4"])
-def test_a_scale_beside_blocks_that_have_none_is_refused(tmp_path, dtype):
+def test_unexpected_scale_is_refused(tmp_path, dtype):
     found = reasons(tmp_path, Stored("a.weight", dtype, (2, 64)), Stored("a.scale", "F32", (1,)))
 
     assert f"stored as gguf_{dtype.lower()} ({dtype}), but unused: a.scale" == found
 
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (64,), (2, 1)])
-def test_a_scale_of_another_number_than_one_or_the_experts_is_refused(tmp_path, shape):
+def test_scale_must_be_single_or_one_per_expert(tmp_path, shape):
     found = reasons(tmp_path, Stored("a.weight", "NVFP4", (2, 64)), Stored("a.scale", "F32", shape))
 
     assert (
@@ -142,7 +142,7 @@ def test_a_scale_of_another_number_than_one_or_the_experts_is_refused(tmp_path, 
     )
 
 
-def test_a_second_scale_beside_nvfp4_is_refused(tmp_path):
+def test_second_nvfp4_scale_is_refused(tmp_path):
     tensors = [
         Stored("a.weight", "NVFP4", (2, 64)),
         Stored("a.scale", "F32", (1,)),
@@ -152,7 +152,7 @@ def test_a_second_scale_beside_nvfp4_is_refused(tmp_path):
     assert "stored as gguf_nvfp4 (NVFP4), but unused: a.weight_scale" == reasons(tmp_path, *tensors)
 
 
-def test_a_scale_of_nvfp4_may_have_the_name_of_other_converters(tmp_path):
+def test_nvfp4_scale_may_have_the_name_from_other_converters(tmp_path):
     blocks = RNG.integers(0, 256, 2 * 36).astype(np.uint8).tobytes()
     found = {}
     for name in ("a.scale", "a.weight.scale"):
@@ -166,7 +166,7 @@ def test_a_scale_of_nvfp4_may_have_the_name_of_other_converters(tmp_path):
     assert [(), 1] == [found["a.scale"].warnings, len(found["a.weight.scale"].warnings)]
 
 
-# How far right readings may be off
+# The largest error of right readings
 
 
 def low_bit_report(folder, x, codes):
@@ -176,7 +176,7 @@ def low_bit_report(folder, x, codes):
     )
 
 
-def test_a_weight_of_two_bits_may_be_almost_as_far_off_as_zeros(tmp_path):
+def test_two_bit_weight_may_be_almost_as_far_off_as_zeros(tmp_path):
     x = weights(8, 256)
     report = low_bit_report(tmp_path, x, tq2_0(x))
 
@@ -185,14 +185,14 @@ def test_a_weight_of_two_bits_may_be_almost_as_far_off_as_zeros(tmp_path):
     assert "error" not in {finding.severity for finding in report.findings}
 
 
-def test_a_weight_of_two_bits_that_is_further_off_than_zeros_was_read_wrong(tmp_path):
+def test_two_bit_weight_further_off_than_zeros_is_an_error(tmp_path):
     report = low_bit_report(tmp_path, weights(8, 256), tq2_0(weights(8, 256)))
 
     assert Status.INCONCLUSIVE == exit_status(report)
     assert ["implausible_error"] == [finding.code for finding in report.findings]
 
 
-def test_a_q2_0_of_another_block_size_is_refused_and_not_guessed(tmp_path):
+def test_q2_0_with_another_block_size_is_refused(tmp_path):
     """A fork of llama.cpp stores blocks of 128 elements in 34 bytes under the same id."""
     rows, cols = 8, 1_024
     data = bytes(rows * cols // 128 * 34)
@@ -202,8 +202,8 @@ def test_a_q2_0_of_another_block_size_is_refused_and_not_guessed(tmp_path):
         quanterr.compare(path, path, device="cpu")
 
 
-def test_a_block_with_one_element_set_has_it_in_its_place(tmp_path):
-    """Which element a code belongs to, given by hand for the plainest type: low halves first, then high halves."""
+def test_single_element_in_a_block_is_in_its_place(tmp_path):
+    """The plainest type shows which element a code belongs to: low halves first, then high halves."""
     codes = [8] * 32
     codes[3], codes[20] = 9, 5
     packed = bytes(codes[j] | codes[16 + j] << 4 for j in range(16))
@@ -216,10 +216,10 @@ def test_a_block_with_one_element_set_has_it_in_its_place(tmp_path):
         assert torch.equal(expected, dequantized(plan.pairs[0].quantized))
 
 
-# Values that are no numbers
+# Values that are not finite
 
 
-def test_a_scale_that_is_no_number_is_a_finding_and_the_file_is_read(tmp_path):
+def test_scale_that_is_not_finite_is_a_finding_and_the_file_is_read(tmp_path):
     block = struct.pack("<e", 0.5) + bytes(range(32))
     broken = b"".join(struct.pack("<e", scale) + block[2:] for scale in (float("nan"), float("inf")))
     original = write_gguf(tmp_path / "x.gguf", [Stored("w", "Q8_0", (3, 32), block * 3)])

@@ -1,4 +1,4 @@
-"""The grids of the IQ types are those of the gguf package."""
+"""The grids of the IQ types equal those of the gguf package."""
 
 import numpy as np
 import pytest
@@ -22,21 +22,21 @@ def quants():
 
 
 @pytest.mark.parametrize("name", LEVELS)
-def test_a_grid_is_that_of_the_package(quants, name):
+def test_grid_equals_the_gguf_package(quants, name):
     kind = getattr(quants, name)
     kind.init_grid()
 
     assert np.array_equal(kind.grid[0, 0], gguf_iq._decode_levels(name, LEVELS[name]).numpy())
 
 
-def test_the_signs_of_seven_bits_are_those_of_the_package(quants):
+def test_seven_bit_signs_equal_the_gguf_package(quants):
     bits = np.unpackbits(np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)[:, None], axis=1, bitorder="little")
     signs = gguf_iq._make_parity_signs(torch.device("cpu")).view(torch.int8).view(128, 8)
 
     assert np.array_equal(1 - 2 * bits.astype(np.int8), signs.numpy())
 
 
-def test_the_file_is_what_make_gguf_grids_makes(quants):
+def test_file_is_up_to_date_with_make_gguf_grids(quants):
     import make_gguf_grids
 
     made, there = (text.split('"""', 2)[2] for text in (make_gguf_grids.module(), make_gguf_grids.FILE.read_text()))

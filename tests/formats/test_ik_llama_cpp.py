@@ -1,6 +1,6 @@
 """GGUF types whose rows have heads or are interleaved: damage is noticed, and pieces are read from the right bytes.
 
-That values are those of ik_llama.cpp, tests/formats/test_formats.py checks with golden files.
+tests/formats/test_formats.py checks with golden files that values equal those of ik_llama.cpp.
 """
 
 import struct
@@ -33,7 +33,7 @@ every_layout = pytest.mark.parametrize("kind", SCALED)
 
 
 def rows_of(kind, shape=SHAPE):
-    """Random codes with equal scales, uint8 (groups of rows, bytes)."""
+    """Return random codes with equal scales, uint8 (groups of rows, bytes)."""
     of = OF_NAME[kind]
     groups, blocks = shape[0] // of.rows, shape[1] // of.elements
     raw = np.random.default_rng(of.number).integers(0, 256, (groups, blocks, of.rows * of.n_bytes), dtype=np.uint8)
@@ -54,7 +54,7 @@ def values_of(folder, kind, raw):
 
 
 def original_of(folder, kind, raw):
-    """Numbers near those that are stored."""
+    """Write numbers close to the stored ones."""
     x = values_of(folder, kind, raw)
     noise = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)) * 0.03 * x.std()
     return store(folder / "x.safetensors", {"w": x + noise, "z": torch.zeros(64)})
@@ -66,7 +66,7 @@ def gravest(report):
 
 @every_layout
 class TestDamage:
-    def test_none_is_found_where_none_is(self, tmp_path, kind):
+    def test_undamaged_rows_raise_no_alarm(self, tmp_path, kind):
         raw = rows_of(kind)
         report = quanterr.compare(original_of(tmp_path, kind, raw), written(tmp_path, kind, raw), device="cpu")
 
@@ -74,7 +74,7 @@ class TestDamage:
         assert "nonfinite_quantized" not in gravest(report)
         assert 30 < report.layers[0].snr_db < 34
 
-    def test_swapped_rows_are(self, tmp_path, kind):
+    def test_swapped_rows_are_noticed(self, tmp_path, kind):
         raw = rows_of(kind)
         x = original_of(tmp_path, kind, raw)
         raw[[1, 2]] = raw[[2, 1]]
@@ -83,7 +83,7 @@ class TestDamage:
         assert report.layers[0].snr_db < 15
         assert gravest(report)
 
-    def test_a_scale_that_is_no_number_is(self, tmp_path, kind):
+    def test_infinite_scale_is_noticed(self, tmp_path, kind):
         raw = rows_of(kind)
         x = original_of(tmp_path, kind, raw)
         infinite = struct.pack("<e" if OF_NAME[kind].head in (0, 2) else "<f", float("inf"))
@@ -92,12 +92,12 @@ class TestDamage:
 
         assert "nonfinite_quantized" in gravest(report)
 
-    def test_a_missing_row_is(self, tmp_path, kind):
+    def test_missing_row_is_refused(self, tmp_path, kind):
         raw = rows_of(kind)[:-1]
         with pytest.raises(CheckpointError, match=r"overlap|truncated"):
             open_checkpoint(written(tmp_path, kind, raw))
 
-    def test_a_type_of_another_size_is(self, tmp_path, kind):
+    def test_type_with_another_size_is_refused(self, tmp_path, kind):
         raw, size = rows_of(kind), OF_NAME[kind].count_bytes(SHAPE)
         others = [one for one in OF_NAME.values() if one.count_bytes(SHAPE) != size and one.number not in IN_FORKS]
         for other in others[::7]:
@@ -106,7 +106,7 @@ class TestDamage:
 
 
 @pytest.mark.parametrize(("kind", "other"), [("IQ4_K", "Q4_K"), ("IQ3_K", "Q3_K"), ("IQ4_KS_R4", "IQ4_KS")])
-def test_a_type_of_the_same_size_is_noticed_by_its_values(tmp_path, kind, other):
+def test_type_with_the_same_size_is_noticed_by_its_values(tmp_path, kind, other):
     raw = rows_of(kind) if kind in SCALED else rows_of("IQ3_K_R4")
     x = original_of(tmp_path, kind, raw)
     report = quanterr.compare(x, written(tmp_path, other, raw), device="cpu")
@@ -120,7 +120,7 @@ def test_rows_that_do_not_fill_groups_are_an_error(tmp_path, shape):
         open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("w", "IQ4_KS_R4", shape, bytes(1024))]))
 
 
-def test_experts_are_read_one_after_another(tmp_path):
+def test_stacked_experts_are_read_in_order(tmp_path):
     raw = rows_of("IQ4_KS_R4", (24, 512))
     whole = Stored("w", "IQ4_KS_R4", (3, 8, 512), raw.tobytes())
     alone = Stored("w", "IQ4_KS_R4", (24, 512), raw.tobytes())
@@ -132,19 +132,19 @@ def test_experts_are_read_one_after_another(tmp_path):
     assert same_bits(*found)
 
 
-def test_another_shape_by_comfyui_is_an_error(tmp_path):
+def test_another_shape_from_comfyui_is_an_error(tmp_path):
     shape = array("comfy.gguf.orig_shape.w", I32, (16, 32, 4, 16))
     with pytest.raises(CheckpointError, match="IQ4_KS, which stores whole rows: not known"):
         open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("w", "IQ4_KS", SHAPE)], [shape]))
 
 
-def test_ids_that_forks_share_are_refused_with_all_their_names():
+def test_ids_shared_by_forks_are_refused_with_all_their_names():
     assert {"PQ2_0 or IQ2_TN", "PTQ1_0 or IQ1_TN"} <= {name for name, _ in REFUSED.values()}
     assert not REFUSED.keys() & TYPES.keys()
 
 
 @pytest.mark.parametrize("n_bytes", [4 * 512 * 18 // 32, 4 * 512 // 4])
-def test_an_i2_s_of_another_size_is_refused_with_all_its_names(tmp_path, n_bytes):
+def test_i2_s_with_another_size_is_refused_with_all_its_names(tmp_path, n_bytes):
     tensors = [Stored("w", "I2_S", (4, 512), bytes(n_bytes)), Stored("z", "F32", (64,))]
     with open_checkpoint(write_gguf(tmp_path / "y.gguf", tensors)) as checkpoint:
         assert "type I2_S or IQ4_NL_4_4 (id 36)" in checkpoint.entries["w"].unknown
@@ -152,7 +152,7 @@ def test_an_i2_s_of_another_size_is_refused_with_all_its_names(tmp_path, n_bytes
 
 
 @pytest.mark.parametrize(("kind", "is_command"), [("IQ4_KS", False), ("Q5_K", True)])
-def test_llama_quantize_is_not_told_to_make_what_it_does_not_know(tmp_path, kind, is_command):
+def test_llama_quantize_is_only_proposed_for_types_it_knows(tmp_path, kind, is_command):
     name = "blk.0.ffn_up.weight"
     original = write_gguf(tmp_path / "x.gguf", [Stored(name, "F32", SHAPE)])
     quantized = write_gguf(

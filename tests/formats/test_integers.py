@@ -1,4 +1,4 @@
-"""Packed integers: every layout against numpy, what decides between layouts, and what is refused."""
+"""Packed integers: every layout compared with numpy, the choice between layouts, and refusals."""
 
 import numpy as np
 import pytest
@@ -40,12 +40,12 @@ def tensors_of(arrays):
 
 
 def shuffled(cols, size, seed=1):
-    """The block of each column, in act-order."""
+    """Return the block of each column, in act-order."""
     return np.random.default_rng(seed).permutation(cols) // size
 
 
 def read(folder, values, arrays, config=None, name="a.weight"):
-    """The quantized weight beside an original of these values, and what it is dequantized to, in any cut."""
+    """Return the quantized weight for an original of these values, and its dequantized values, in any cut."""
     x = store(folder / "original.safetensors", {name: values})
     path = folder / ("quantized" if config is not None else "quantized.safetensors")
     y = store(path, tensors_of(arrays), config=config and {"quantization_config": config})
@@ -58,7 +58,7 @@ def read(folder, values, arrays, config=None, name="a.weight"):
 
 
 def check_cuts(weight, whole):
-    """Any cut gives the same values: a few rows at a time, and pieces of a row that start anywhere."""
+    """Check that any cut gives the same values: a few rows at a time, and pieces of a row that start anywhere."""
     rows, cols = weight.matrix
     assert same_bits(whole, dequantized(weight, 3 * cols))
     workspace = Workspace(torch.device("cpu"))
@@ -71,7 +71,7 @@ def check_cuts(weight, whole):
 
 
 def gptq(made, packed="dense", less_one=False, container=32, g_idx=False):
-    """The tensors of GPTQ; ``packed`` is how codes lie."""
+    """Return the tensors of GPTQ; ``packed`` is the arrangement of codes."""
     pack = packing.PACKINGS[packed]
     more = {"container": container} if packed == "dense" else {}
     zeros = packing.less_one(made.zeros.T, made.bits, container) if less_one else pack(made.zeros.T, made.bits, **more)
@@ -94,7 +94,7 @@ SYMMETRIC = {"sym": True}  # kernels for it ignore zero points
 class TestGptq:
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("less_one", [True, False])
-    def test_reads_any_number_of_bits(self, tmp_path, bits, less_one):
+    def test_gptq_reads_any_number_of_bits(self, tmp_path, bits, less_one):
         made = Made(40, 96, 32, bits)
         config = {True: AUTO_V1, False: AUTO_V2}[less_one]
         weight, actual = read(tmp_path, made.values, gptq(made, less_one=less_one), config)
@@ -103,7 +103,7 @@ class TestGptq:
         assert (bits, (1, 32), ()) == (weight.code_bits, weight.block_size, weight.warnings)
 
     @pytest.mark.parametrize("bits", [3, 5, 6, 7])
-    def test_reads_planes(self, tmp_path, bits):
+    def test_gptq_reads_planes(self, tmp_path, bits):
         made = Made(64, 96, 32, bits)
         weight, actual = read(tmp_path, made.values, gptq(made, "planar"), GPTQ_P)
 
@@ -113,7 +113,7 @@ class TestGptq:
     @pytest.mark.parametrize("container", [8, 16, 64])
     @pytest.mark.parametrize("bits", [2, 4, 8])
     @pytest.mark.parametrize("less_one", [True, False])
-    def test_reads_any_container(self, tmp_path, bits, container, less_one):
+    def test_gptq_reads_any_container(self, tmp_path, bits, container, less_one):
         made = Made(64, 96, 32, bits)
         arrays = gptq(made, less_one=less_one, container=container)
         weight, actual = read(tmp_path, made.values, arrays, GPTQ_V1 if less_one else GPTQ_V2)
@@ -126,7 +126,7 @@ class TestGptq:
         [(64, 128, 128), (64, 160, 64), (8, 72, 32), (72, 40, 40), (1, 64, 32), (33, 64, 64), (24, 100, 32)],
     )
     @pytest.mark.parametrize("bits", [3, 4, 8])
-    def test_reads_any_shape_and_a_short_last_block(self, tmp_path, rows, cols, size, bits):
+    def test_gptq_reads_any_shape_and_a_short_last_block(self, tmp_path, rows, cols, size, bits):
         made = Made(rows, cols, size, bits)
         config = GPTQ_V2 | {"bits": bits, "group_size": -1 if size == cols else size}
         weight, actual = read(tmp_path, made.values, gptq(made), config)
@@ -136,22 +136,22 @@ class TestGptq:
 
     @pytest.mark.parametrize("bits", [2, 3, 4, 8])
     @pytest.mark.parametrize("plain", [True, False])
-    def test_reads_the_order_of_columns(self, tmp_path, bits, plain):
+    def test_gptq_reads_the_column_order(self, tmp_path, bits, plain):
         made = Made(40, 96, 32, bits, None if plain else shuffled(96, 32))
         weight, actual = read(tmp_path, made.values, gptq(made, g_idx=True), GPTQ_V2)
 
         assert same_bits(made.values, actual)
         assert (1, 32) == weight.block_size
 
-    def test_crops_columns_that_are_padded_to_a_block(self, tmp_path):
+    def test_gptq_crops_padded_columns(self, tmp_path):
         made = Made(40, 128, 64, 4)
         weight, actual = read(tmp_path, made.values[:, :100], gptq(made), GPTQ_V2 | {"group_size": 64})
 
         assert (40, 100) == weight.shape
         assert same_bits(made.values[:, :100].contiguous(), actual)
 
-    def test_gives_back_what_a_zero_point_of_zero_has_borrowed(self, tmp_path):
-        """True zero points 0 and 5 are 0x50; less 0x11 that is 0x3F, whose codes are 15 and 3."""
+    def test_gptq_restores_a_borrow_from_zero_points(self, tmp_path):
+        """True zero points 0 and 5 are 0x50; minus 0x11 that is 0x3F, whose codes are 15 and 3."""
         made = Made(64, 64, 64, 4)
         made.zeros[:, 0] = np.tile([0, 5, 0, 0, 15, 0, 1, 8], 8)
         weight, actual = read(tmp_path, made.values, gptq(made, less_one=True), GPTQ_V1)
@@ -160,7 +160,7 @@ class TestGptq:
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-    def test_reads_scales_of_any_float(self, tmp_path, dtype):
+    def test_gptq_reads_scales_in_any_float(self, tmp_path, dtype):
         made = Made(40, 96, 32, 4, dtype=np.float32)
         scale = torch.from_numpy(made.scale).to(dtype)
         made.scale = scale.float().numpy()
@@ -172,34 +172,34 @@ class TestGptq:
         assert same_bits(made.values, actual)
 
 
-class TestZeroPointsOfGptq:
+class TestGptqZeroPoints:
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("less_one", [True, False])
     @pytest.mark.parametrize("config", [None, GPTQ_V1 | SYMMETRIC, GPTQ_V2 | SYMMETRIC, AUTO_V1 | SYMMETRIC], ids=str)
-    def test_that_are_equal_tell_how_they_are_stored(self, tmp_path, bits, less_one, config):
+    def test_equal_zero_points_reveal_their_convention(self, tmp_path, bits, less_one, config):
         made = Made(64, 96, 32, bits, symmetric=True)
-        values = torch.zeros(64, 96)  # an original that tells nothing
+        values = torch.zeros(64, 96)  # an original without information
         weight, actual = read(tmp_path, values, gptq(made, less_one=less_one), config)
 
         assert same_bits(made.values, actual)
         assert ("gptq" if less_one else "gptq_v2") == weight.format
 
     @pytest.mark.parametrize("bits", [3, 5, 6, 7])
-    def test_that_are_equal_tell_of_planes(self, tmp_path, bits):
+    def test_equal_zero_points_reveal_planes(self, tmp_path, bits):
         made = Made(64, 96, 32, bits, symmetric=True)
         weight, actual = read(tmp_path, torch.zeros(64, 96), gptq(made, "planar"), GPTQ_V1 | SYMMETRIC)
 
         assert same_bits(made.values, actual)
         assert "gptq_p" == weight.format
 
-    def test_that_are_equal_and_contradict_the_configuration_are_told(self, tmp_path):
+    def test_equal_zero_points_that_contradict_the_configuration_are_reported(self, tmp_path):
         made = Made(64, 96, 32, 4, symmetric=True)
         weight, _ = read(tmp_path, torch.zeros(64, 96), gptq(made), GPTQ_V1 | SYMMETRIC)
 
         assert len(weight.warnings) == 1
         assert "config.json declares checkpoint_format gptq, but all its zero points are 8" in weight.warnings[0]
 
-    def test_that_are_equal_in_one_block_alone_tell_nothing(self, tmp_path):
+    def test_equal_zero_points_in_a_single_block_reveal_nothing(self, tmp_path):
         made = Made(64, 96, 32, 4)
         made.zeros[:, 0] = 7
         weight, actual = read(tmp_path, torch.zeros(64, 96), gptq(made), GPTQ_V2)
@@ -209,7 +209,7 @@ class TestZeroPointsOfGptq:
 
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("stored_less_one", [True, False])
-    def test_that_contradict_the_configuration_are_read_as_it_says(self, tmp_path, bits, stored_less_one):
+    def test_contradictory_zero_points_are_read_as_configured(self, tmp_path, bits, stored_less_one):
         original, arrays = rounded(64, 256, 32, bits, stored_less_one)
         config = AUTO_V2 if stored_less_one else AUTO_V1
         x = store(tmp_path / "x.safetensors", {"a.weight": original})
@@ -221,9 +221,9 @@ class TestZeroPointsOfGptq:
         assert "packing_format" in pair.contradiction.prescribed
         assert 1.2 * pair.contradiction.other_error < pair.contradiction.prescribed_error
 
-    def test_of_constant_weights_are_read_as_the_configuration_says(self, tmp_path):
+    def test_zero_points_for_constant_weights_are_read_as_configured(self, tmp_path):
         made = Made(64, 96, 32, 4)
-        made.codes[:], made.zeros[:] = 15, 9  # stored less one: 8, as version 2 stores the middle
+        made.codes[:], made.zeros[:] = 15, 9  # stored minus one: 8, the middle in version 2
         values = (made.codes - 9.0).astype(np.float32) * made.scale.astype(np.float32).repeat(32, 1)
         weight, actual = read(tmp_path, torch.from_numpy(values), gptq(made, less_one=True), GPTQ_V1)
 
@@ -232,7 +232,7 @@ class TestZeroPointsOfGptq:
 
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("less_one", [True, False])
-    def test_that_the_configuration_tells_right_are_left_alone(self, tmp_path, bits, less_one):
+    def test_correctly_declared_zero_points_raise_no_doubt(self, tmp_path, bits, less_one):
         original, arrays = rounded(64, 256, 32, bits, less_one)
         config = AUTO_V1 if less_one else AUTO_V2
         report = compared(tmp_path, {"a.weight": original}, tensors_of(arrays), config={"quantization_config": config})
@@ -240,7 +240,7 @@ class TestZeroPointsOfGptq:
         assert [("gptq" if less_one else "gptq_v2")] == [layer.format for layer in report.layers]
         assert [] == [finding for finding in report.findings if finding.code == "ambiguous_layout"]
 
-    def test_are_as_the_configuration_tells_where_the_original_is_another_one(self, tmp_path):
+    def test_zero_points_follow_the_configuration_for_another_original(self, tmp_path):
         _, arrays = rounded(64, 256, 32, 8, less_one=False)
         other = 0.02 * torch.randn(64, 256, generator=torch.Generator().manual_seed(5))
         weight, _ = read(tmp_path, other, arrays, AUTO_V1)
@@ -249,7 +249,7 @@ class TestZeroPointsOfGptq:
 
 
 def rounded(rows, cols, size, bits, less_one):
-    """An original, and the tensors of GPTQ that plain rounding makes of it."""
+    """Return an original and the tensors of GPTQ that plain rounding makes of it."""
     original = 0.02 * np.random.default_rng(3).standard_normal((rows, cols), np.float32)
     blocks = original.reshape(rows, -1, size)
     low, high = np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0)
@@ -272,7 +272,7 @@ AWQ = {"quant_method": "awq", "zero_point": True}
 
 
 def widened(of_block, size):
-    """(rows, blocks) with zeros up to the number of blocks that gemv stores."""
+    """Return (rows, blocks) with zeros up to the number of blocks that gemv stores."""
     multiple = 8 * {32: 4, 64: 2}.get(size, 1)
     padded = np.zeros((len(of_block), -(-of_block.shape[1] // multiple) * multiple), of_block.dtype)
     padded[:, : of_block.shape[1]] = of_block
@@ -282,7 +282,7 @@ def widened(of_block, size):
 class TestAwq:
     @pytest.mark.parametrize(("rows", "cols", "size"), [(64, 128, 128), (72, 96, 32), (8, 160, 64), (40, 40, 40)])
     @pytest.mark.parametrize("bits", BITS)
-    def test_gemm_is_read(self, tmp_path, rows, cols, size, bits):
+    def test_awq_gemm_is_read(self, tmp_path, rows, cols, size, bits):
         made = Made(rows, cols, size, bits)
         config = AWQ | {"version": "gemm", "bits": bits, "group_size": -1 if size == cols else size}
         weight, actual = read(tmp_path, made.values, awq_gemm(made), config)
@@ -290,7 +290,7 @@ class TestAwq:
         assert ("awq_gemm", bits, ()) == (weight.format, weight.code_bits, weight.warnings)
         assert same_bits(made.values, actual)
 
-    def test_gemm_without_zero_points_has_them_in_the_middle(self, tmp_path):
+    def test_awq_gemm_without_zero_points_has_them_in_the_middle(self, tmp_path):
         made = Made(64, 128, 32, 4, symmetric=True)
         weight, actual = read(tmp_path, made.values, awq_gemm(made, zeros=False), AWQ)
 
@@ -302,7 +302,7 @@ class TestAwq:
         [(64, 256, 128), (64, 256, 64), (33, 128, 32), (7, 1024, 128), (9, 96, 96), (5, 640, 64)],
     )
     @pytest.mark.parametrize("told", [True, False])
-    def test_gemv_is_read(self, tmp_path, rows, cols, size, told):
+    def test_awq_gemv_is_read(self, tmp_path, rows, cols, size, told):
         made = Made(rows, cols, size, 4)
         arrays = {
             "a.qweight": packing.dense(made.codes, 4),
@@ -317,7 +317,7 @@ class TestAwq:
 
     @pytest.mark.parametrize(("rows", "cols", "size"), [(64, 256, 128), (12, 256, 64), (4, 128, 32), (20, 192, 192)])
     @pytest.mark.parametrize("name", ["qzeros", "scaled_zeros"])
-    def test_gemv_fast_is_read(self, tmp_path, rows, cols, size, name):
+    def test_awq_gemv_fast_is_read(self, tmp_path, rows, cols, size, name):
         made = Made(rows, cols, size, 4)
         offset = (-made.scale.astype(np.float32) * made.zeros).astype(np.float16)
         arrays = {
@@ -335,7 +335,7 @@ class TestAwq:
 
     @pytest.mark.parametrize(("rows", "cols", "size"), [(64, 128, 128), (128, 256, 64), (192, 96, 32), (64, 16, 16)])
     @pytest.mark.parametrize(("codes", "scales"), [("qweight", "scales"), ("B", "s")])
-    def test_marlin_is_read(self, tmp_path, rows, cols, size, codes, scales):
+    def test_awq_marlin_is_read(self, tmp_path, rows, cols, size, codes, scales):
         made = Made(rows, cols, size, 4, symmetric=True)
         order = packing.MARLIN_SCALES_SINGLE if size == cols else packing.MARLIN_SCALES
         arrays = {f"a.{codes}": packing.marlin(made.codes), f"a.{scales}": packing.permuted(made.scale.T, order)}
@@ -345,11 +345,11 @@ class TestAwq:
         assert same_bits(made.values, actual)
 
 
-class TestShapesOfQweight:
-    """GPTQ and AWQ store tensors of the same names and dtypes: a square weight is the hard case."""
+class TestQweightShapes:
+    """GPTQ and AWQ store tensors with the same names and dtypes, so a square weight is the hard case."""
 
     @pytest.mark.parametrize("n", [64, 256])  # 256: gemv as GPTQ would have 8 times the columns
-    def test_tell_the_format_of_a_square_weight(self, tmp_path, n):
+    def test_qweight_shape_reveals_the_format_for_a_square_weight(self, tmp_path, n):
         size = 32
         made = Made(n, n, size, 4)
         gemv = {
@@ -367,7 +367,7 @@ class TestShapesOfQweight:
 
 
 def ct_pack(made, packed="dense", zeros=True, name="a", shape=torch.int64):
-    """The tensors of pack-quantized; 3-D where there are experts."""
+    """Return the tensors of pack-quantized, 3-D for experts."""
     pack = packing.PACKINGS[packed]
     arrays = {
         f"{name}.weight_packed": pack(made.codes, made.bits),
@@ -390,7 +390,7 @@ class TestCtPack:
     @pytest.mark.parametrize(("rows", "cols", "size"), [(40, 64, 32), (33, 100, 32), (5, 96, 96), (64, 128, 128)])
     @pytest.mark.parametrize("bits", [1, *BITS])
     @pytest.mark.parametrize("zeros", [True, False])
-    def test_dense_is_read(self, tmp_path, rows, cols, size, bits, zeros):
+    def test_ct_pack_dense_is_read(self, tmp_path, rows, cols, size, bits, zeros):
         made = Made(rows, cols, size, bits, symmetric=not zeros)
         weight, actual = read(tmp_path, made.values, ct_pack(made, zeros=zeros), ct_config(bits, size))
 
@@ -399,7 +399,7 @@ class TestCtPack:
 
     @pytest.mark.parametrize("bits", [3, 5, 6, 7])
     @pytest.mark.parametrize("zeros", [True, False])
-    def test_floor_of_old_files_is_read(self, tmp_path, bits, zeros):
+    def test_ct_pack_floor_from_old_files_is_read(self, tmp_path, bits, zeros):
         made = Made(40, 96, 32, bits, symmetric=not zeros)
         arrays = ct_pack(made, "floor", zeros)
         weight, actual = read(tmp_path, made.values, arrays, ct_config(bits, 32, version="0.13.0"))
@@ -409,7 +409,7 @@ class TestCtPack:
 
     @pytest.mark.parametrize("bits", [1, *BITS])
     @pytest.mark.parametrize("packed", ["dense", "floor"])
-    def test_without_a_configuration_is_told_by_its_width(self, tmp_path, bits, packed):
+    def test_ct_pack_width_reveals_the_bits_without_a_configuration(self, tmp_path, bits, packed):
         made = Made(40, 192, 32, bits)
         weight, actual = read(tmp_path, made.values, ct_pack(made, packed))
 
@@ -417,15 +417,15 @@ class TestCtPack:
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize(("version", "packed"), [("0.17.1", "floor"), ("0.18.0", "dense")])
-    def test_of_few_columns_is_told_by_the_version(self, tmp_path, version, packed):
-        """Three 7-bit codes need one word either way."""
+    def test_ct_pack_version_decides_for_few_columns(self, tmp_path, version, packed):
+        """Three 7-bit codes need one word in either layout."""
         made = Made(32, 3, 3, 7, symmetric=True)
         arrays = ct_pack(made, packed, zeros=False)
         _, actual = read(tmp_path, torch.zeros(32, 3), arrays, ct_config(7, version=version))
 
         assert same_bits(made.values, actual)
 
-    def test_takes_the_bits_from_the_group_that_names_it(self, tmp_path):
+    def test_ct_pack_takes_the_bits_from_the_group_that_names_it(self, tmp_path):
         made = Made(40, 192, 32, 7)
         config = ct_config(7, 32, "0.13.0", ["re:.*a$"])
         config["config_groups"]["group_1"] = ct_config(8, 32, targets=["re:.*b$"])["config_groups"]["group_0"]
@@ -435,17 +435,17 @@ class TestCtPack:
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("pattern", ["re:(a+)+$", "re:.*.*.*.*b", "re:(", "re:a{9999999999}", "re:" + 600 * "a"])
-    def test_does_not_try_a_pattern_that_may_take_for_ever(self, tmp_path, pattern):
+    def test_ct_pack_skips_a_pattern_that_may_never_finish(self, tmp_path, pattern):
         made, name = Made(40, 192, 32, 7), 60 * "a" + ".weight"
         config = ct_config(7, 32, "0.13.0", [pattern])
         config["config_groups"]["group_1"] = ct_config(8, 32, targets=[pattern])["config_groups"]["group_0"]
         arrays = {key.replace("a.", 60 * "a" + ".", 1): array for key, array in ct_pack(made, "floor").items()}
         weight, actual = read(tmp_path, made.values, arrays, config, name)
 
-        assert 7 == weight.code_bits  # as the original tells
+        assert 7 == weight.code_bits  # as in the original
         assert same_bits(made.values, actual)
 
-    def test_tells_of_a_configuration_that_says_other_bits(self, tmp_path):
+    def test_ct_pack_configuration_with_other_bits_is_reported(self, tmp_path):
         made = Made(40, 192, 32, 4)
         weight, actual = read(tmp_path, made.values, ct_pack(made), ct_config(3, 32))
 
@@ -454,7 +454,7 @@ class TestCtPack:
 
     @pytest.mark.parametrize("zeros", [True, False])
     @pytest.mark.parametrize("bits", [3, 4])
-    def test_reads_experts(self, tmp_path, zeros, bits):
+    def test_ct_pack_reads_experts(self, tmp_path, zeros, bits):
         pieces = [Made(20, 64, 32, bits, symmetric=not zeros, seed=seed) for seed in range(3)]
         made = Made(20, 64, 32, bits)
         made.codes, made.scale, made.zeros = (
@@ -468,14 +468,14 @@ class TestCtPack:
         assert same_bits(made.values.view(60, 64), actual)
 
     @pytest.mark.parametrize("zeros", [True, False])
-    def test_reads_the_order_of_columns(self, tmp_path, zeros):
+    def test_ct_pack_reads_the_column_order(self, tmp_path, zeros):
         made = Made(40, 96, 32, 4, shuffled(96, 32), symmetric=not zeros)
         arrays = ct_pack(made, zeros=zeros) | {"a.weight_g_idx": made.order.astype(np.int32)}
         _, actual = read(tmp_path, made.values, arrays, ct_config(4, 32))
 
         assert same_bits(made.values, actual)
 
-    def test_does_not_use_an_order_of_minus_ones(self, tmp_path):
+    def test_ct_pack_ignores_an_order_with_only_minus_ones(self, tmp_path):
         made = Made(40, 96, 32, 4)
         arrays = ct_pack(made) | {"a.weight_g_idx": np.full(96, -1, np.int32)}
         _, actual = read(tmp_path, made.values, arrays, ct_config(4, 32))
@@ -483,7 +483,7 @@ class TestCtPack:
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("zeros", [True, False])
-    def test_reads_one_scale(self, tmp_path, zeros):
+    def test_ct_pack_reads_a_single_scale(self, tmp_path, zeros):
         made = Made(40, 96, 96, 4, symmetric=not zeros)
         made.scale[:], made.zeros[:] = made.scale[0, 0], made.zeros[0, 0]
         arrays = ct_pack(made, zeros=False) | {"a.weight_scale": made.scale[0]}
@@ -496,7 +496,7 @@ class TestCtPack:
 
 class TestCtInt:
     @pytest.mark.parametrize(("rows", "cols", "size"), [(40, 64, 32), (33, 100, 32), (5, 96, 96)])
-    def test_reads_zero_points(self, tmp_path, rows, cols, size):
+    def test_ct_int_reads_zero_points(self, tmp_path, rows, cols, size):
         made = Made(rows, cols, size, 8)
         arrays = {
             "a.weight": (made.codes - 128).astype(np.int8),
@@ -508,7 +508,7 @@ class TestCtInt:
         assert ("ct_int", ()) == (weight.format, weight.warnings)
         assert same_bits(made.values, actual)
 
-    def test_reads_one_zero_point(self, tmp_path):
+    def test_ct_int_reads_a_single_zero_point(self, tmp_path):
         made = Made(5, 96, 96, 8)
         made.scale[:], made.zeros[:] = made.scale[0, 0], made.zeros[0, 0]
         arrays = {
@@ -521,7 +521,7 @@ class TestCtInt:
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("zeros", [True, False])
-    def test_reads_the_order_of_columns(self, tmp_path, zeros):
+    def test_ct_int_reads_the_column_order(self, tmp_path, zeros):
         made = Made(40, 96, 32, 8, shuffled(96, 32), symmetric=not zeros)
         arrays = {
             "a.weight": (made.codes - 128).astype(np.int8),
@@ -537,7 +537,7 @@ class TestCtInt:
 
 
 def kept_24(rows, cols, seed=2):
-    """A mask of two in each four columns."""
+    """Return a mask of two in each four columns."""
     ranks = np.random.default_rng(seed).random((rows, cols // 4, 4)).argsort(-1).argsort(-1)
     return (ranks < 2).reshape(rows, cols)
 
@@ -546,7 +546,7 @@ class TestSparse:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
     @pytest.mark.parametrize(("rows", "cols"), [(5, 64), (33, 100), (1, 8)])
     @pytest.mark.parametrize("two_of_four", [True, False])
-    def test_numbers_are_read(self, tmp_path, dtype, rows, cols, two_of_four):
+    def test_sparse_numbers_are_read(self, tmp_path, dtype, rows, cols, two_of_four):
         generator = torch.Generator().manual_seed(1)
         mask = torch.from_numpy(
             kept_24(rows, cols) if two_of_four else np.random.default_rng(4).random((rows, cols)) > 0.7
@@ -574,10 +574,10 @@ class TestSparse:
 
     @pytest.mark.parametrize("two_of_four", [True, False])
     @pytest.mark.parametrize("zeros", [True, False])
-    def test_int8_codes_are_read(self, tmp_path, two_of_four, zeros):
+    def test_sparse_int8_codes_are_read(self, tmp_path, two_of_four, zeros):
         made = Made(20, 64, 32, 8, symmetric=not zeros)
         mask = kept_24(20, 64) if two_of_four else np.random.default_rng(4).random((20, 64)) > 0.7
-        made.codes[~mask] = 128  # which is zero
+        made.codes[~mask] = 128  # this one is zero
         codes = (made.codes - 128).astype(np.int8)[mask]
         arrays = {
             "a.compressed": codes.reshape(20, -1) if two_of_four else codes,
@@ -598,7 +598,7 @@ class TestSparse:
         ("rows", "cols", "bits", "blocks"),
         [(64, 64, 4, 1), (128, 384, 4, 3), (64, 256, 4, 2), (192, 128, 8, 1), (64, 512, 8, 4)],
     )
-    def test_marlin_is_read(self, tmp_path, rows, cols, bits, blocks):
+    def test_sparse_marlin_is_read(self, tmp_path, rows, cols, bits, blocks):
         made = Made(rows, cols, cols // blocks, bits, symmetric=True)
         mask = kept_24(rows, cols)
         made.codes[~mask] = 1 << bits - 1
@@ -617,7 +617,7 @@ class TestSparse:
 class TestModelopt:
     @pytest.mark.parametrize("shape", [(6, 128), (40, 256), (3, 20, 128)])
     @pytest.mark.parametrize("smoothed", [True, False])
-    def test_int4_is_read(self, tmp_path, shape, smoothed):
+    def test_modelopt_int4_is_read(self, tmp_path, shape, smoothed):
         rows, cols = np.prod(shape[:-1]), shape[-1]
         made = Made(rows, cols, 64, 4, symmetric=True, dtype=np.float32)
         pairs = made.codes.reshape(-1, 2, cols) ^ 8
@@ -641,7 +641,7 @@ class TestQuark:
     @pytest.mark.parametrize("dtype", ["int4", "uint4"])
     @pytest.mark.parametrize("method", ["reorder", "order"])
     @pytest.mark.parametrize("zeros", [True, False])
-    def test_blocks_are_read(self, tmp_path, rows, cols, size, dtype, method, zeros):
+    def test_quark_blocks_are_read(self, tmp_path, rows, cols, size, dtype, method, zeros):
         made = Made(rows, cols, size, 4, symmetric=not zeros)
         if not zeros and dtype == "uint4":
             made.zeros[:] = 0
@@ -659,7 +659,7 @@ class TestQuark:
 
     @pytest.mark.parametrize(("rows", "cols"), [(16, 64), (72, 100)])
     @pytest.mark.parametrize("dtype", ["int4", "uint4"])
-    def test_rows_are_read(self, tmp_path, rows, cols, dtype):
+    def test_quark_rows_are_read(self, tmp_path, rows, cols, dtype):
         made = Made(rows, cols, cols, 4)
         flip = 8 if dtype == "int4" else 0
         columns = np.zeros((rows, -(-cols // 8) * 8), int)
@@ -677,7 +677,7 @@ class TestQuark:
 
     @pytest.mark.parametrize("signed", [True, False])
     @pytest.mark.parametrize("method", ["reorder", "order"])
-    def test_what_no_configuration_tells_is_told_by_the_original(self, tmp_path, signed, method):
+    def test_original_decides_without_a_quark_configuration(self, tmp_path, signed, method):
         made = Made(64, 128, 32, 4)
         flip = 8 if signed else 0
         pack = packing.interleaved if method == "reorder" else lambda codes: packing.dense(codes, 4)
@@ -741,11 +741,11 @@ REFUSED = {
         GPTQ | {"a.qzeros": GPTQ["a.qzeros"].astype(np.int16)},
         "fit neither GPTQ",
     ),
-    "an order that names a block that is not there": (
+    "an order with a missing block": (
         GPTQ | {"a.g_idx": np.full(96, 3, np.int32)},
         "a.g_idx (I32 [96]) names block 3, but blocks are 0 to 2",
     ),
-    "an order that names a negative block": (
+    "an order with a negative block": (
         GPTQ | {"a.g_idx": np.arange(96, dtype=np.int32) - 1},
         "a.g_idx (I32 [96]) names block -1",
     ),
@@ -765,7 +765,7 @@ REFUSED = {
         GEMM | {"a.g_idx": np.zeros(96, np.int32)},
         "stored as awq_gemm (I32), but unused: a.g_idx",
     ),
-    "shapes that are neither GPTQ nor AWQ": (
+    "shapes of neither GPTQ nor AWQ": (
         GEMM | {"a.qweight": GEMM["a.qweight"][:, :1]},
         "a.qweight (I32 [96, 1]), a.scales (F16 [3, 40]) and a.qzeros (I32 [3, 5]) fit neither GPTQ",
     ),
@@ -777,7 +777,7 @@ REFUSED = {
         GEMM | {"a.scales": np.ones((77, 40), np.float16), "a.qzeros": np.zeros((77, 5), np.int32)},
         "77 blocks of columns fit no block size in 96 columns",
     ),
-    "scales of gemv_fast that are not its columns": (
+    "gemv_fast scales that differ from its columns": (
         FAST | {"a.scales": np.ones((8, 48), np.float16)},
         "should have 4 columns for each row of a.qweight (I16 [10, 128])",
     ),
@@ -808,7 +808,7 @@ REFUSED = {
         CT | {"a.weight_g_idx": np.zeros(95, np.int32)},
         "a.weight_g_idx (I32 [95]) should have one for each column",
     ),
-    "zero points of int8 that are not as its scales": (
+    "int8 zero points that differ from its scales": (
         INT | {"a.weight_zero_point": np.zeros((40, 1), np.int8)},
         "a.weight_zero_point (I8 [40, 1]) should have the shape of a.weight_scale (F16 [40, 3])",
     ),
@@ -836,7 +836,7 @@ REFUSED = {
         MARLIN_24 | {"a.meta": np.zeros((3, 64), np.int16)},
         "a.weight_packed (I32 [3, 128]), a.scale_packed (F16 [1, 64]) and a.meta (I16 [3, 64]) do not belong together",
     ),
-    "scales of Quark that fit neither way": (
+    "Quark scales that fit neither way": (
         QUARK | {"a.weight_scale": np.ones((3, 48), np.float16)},
         "a.weight_scale (F16 [3, 48]) fit a.weight (I32 [96, 5]) neither as one per block",
     ),
@@ -845,7 +845,7 @@ REFUSED = {
 
 class TestRefused:
     @pytest.mark.parametrize(("arrays", "says"), REFUSED.values(), ids=REFUSED)
-    def test_is(self, tmp_path, arrays, says):
+    def test_unsupported_layout_is_refused(self, tmp_path, arrays, says):
         x = store(tmp_path / "x.safetensors", {"a.weight": MADE.values})
         with planned(x, store(tmp_path / "y.safetensors", tensors_of(arrays))) as plan:
             pairs, found = plan.pairs, {left.reason for left in plan.leftovers if left.name == "a.weight"}
@@ -854,7 +854,7 @@ class TestRefused:
         assert [says in reason for reason in found] == [True], found
 
     @pytest.mark.parametrize("two_of_four", [True, False])
-    def test_is_a_mask_that_marks_more_than_is_stored(self, tmp_path, two_of_four):
+    def test_mask_that_marks_more_than_is_stored_is_refused(self, tmp_path, two_of_four):
         mask = MASK.copy()
         mask[7, :4] = True
         arrays = MASKED | {"a.bitmask": packing.bitmask(mask)}
@@ -865,17 +865,17 @@ class TestRefused:
 
 
 class TestBias:
-    """AutoGPTQ writes a bias beside every weight, of zeros where the model has none."""
+    """AutoGPTQ writes a bias for every weight, of zeros where the model has none."""
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-    def test_of_zeros_changes_nothing(self, tmp_path, dtype):
+    def test_zero_bias_changes_nothing(self, tmp_path, dtype):
         original, arrays = rounded(64, 256, 32, 4, less_one=True)
         tensors = tensors_of(arrays) | {"a.bias": torch.zeros(64, dtype=dtype)}
         report = compared(tmp_path, {"a.weight": original}, tensors, config={"quantization_config": GPTQ_V1})
 
         assert ("pass", []) == (report.verdict, report.not_compared)
 
-    def test_of_other_numbers_is_told(self, tmp_path):
+    def test_nonzero_bias_is_reported(self, tmp_path):
         original, arrays = rounded(64, 256, 32, 4, less_one=True)
         bias = torch.zeros(64)
         bias[63] = 1e-30
@@ -885,7 +885,7 @@ class TestBias:
         assert ("inconclusive", ["a.bias"]) == (report.verdict, [item.layer_name for item in report.not_compared])
 
 
-class TestTold:
+class TestContradictions:
     @pytest.mark.parametrize(
         ("config", "says"),
         [
@@ -900,20 +900,20 @@ class TestTold:
             ),
         ],
     )
-    def test_is_a_configuration_that_contradicts_the_tensors(self, tmp_path, config, says):
+    def test_configuration_that_contradicts_the_tensors_is_reported(self, tmp_path, config, says):
         weight, actual = read(tmp_path, MADE.values, GPTQ, GPTQ_V2 | config)
 
         assert (says,) == weight.warnings
         assert same_bits(MADE.values, actual)
 
     @pytest.mark.parametrize("key", ["dynamic", "extra_config"])
-    def test_is_nothing_where_layers_have_a_configuration_of_their_own(self, tmp_path, key):
+    def test_layer_configurations_take_precedence(self, tmp_path, key):
         config = GPTQ_V2 | {"bits": 8, "group_size": 64, key: {"a": {"bits": 4, "group_size": 32}}}
         weight, _ = read(tmp_path, MADE.values, GPTQ, config)
 
         assert () == weight.warnings
 
-    def test_are_blocks_of_two_possible_sizes(self, tmp_path):
+    def test_ambiguous_block_size_is_reported(self, tmp_path):
         """100 columns in 4 blocks are 32 + 32 + 32 + 4 or 4 · 25."""
         made = Made(40, 100, 32, 4)
         weight, actual = read(tmp_path, made.values, ct_pack(made))

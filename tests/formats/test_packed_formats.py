@@ -1,4 +1,4 @@
-"""Packed codes of LLM checkpoints: what is inferred from labels, headers and the original, and what is refused."""
+"""Packed codes in LLM checkpoints: inference from labels, headers and the original, and refusals."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def words(rows, cols):
 
 
 def planned_with(folder, shape, quantized, metadata=None, config=None, name="a.weight"):
-    """The plan in which the original has one weight of that shape."""
+    """Plan a comparison with an original that has one weight of that shape."""
     original = store(folder / "original.safetensors", {name: torch.zeros(shape)})
     path = folder / ("quantized" if config else "quantized.safetensors")
     return planned(original, store(path, quantized, metadata, config))
@@ -44,21 +44,21 @@ def weight_of(folder, shape, quantized, metadata=None, config=None):
 
 
 def refused(folder, shape, quantized, metadata=None, config=None):
-    """Why ``a.weight`` is not read."""
+    """Return why ``a.weight`` is not read."""
     with planned_with(folder, shape, quantized, metadata, config) as plan:
         assert plan.pairs == []
         return next(left.reason for left in plan.leftovers if left.name == "a.weight" and left.side == "quantized")
 
 
 def codes_of_stream(stored, code_bits):
-    """The codes of a stream of bytes, bit by bit."""
+    """Return the codes of a stream of bytes, bit by bit."""
     stream = "".join(f"{byte:08b}"[::-1] for byte in stored)
     return [int(stream[i : i + code_bits][::-1], 2) for i in range(0, len(stream), code_bits)]
 
 
 class TestStreams:
     @pytest.mark.parametrize("code_bits", range(1, 9))
-    def test_hold_codes_of_any_width_the_lowest_bits_first(self, code_bits):
+    def test_streams_hold_codes_with_any_width_lowest_bits_first(self, code_bits):
         stored = random_bytes(3, 8 * code_bits, seed=code_bits)
         values = bit_stream.unpack(stored, bit_stream.integers(code_bits, CPU), Workspace(CPU))
 
@@ -67,7 +67,7 @@ class TestStreams:
     @pytest.mark.parametrize(
         ("table", "name"), [(element_types.E2M1, "float4_e2m1fn"), (element_types.E2M3, "float6_e2m3fn")]
     )
-    def test_small_floats_are_what_ml_dtypes_says(self, table, name):
+    def test_small_floats_equal_ml_dtypes(self, table, name):
         import ml_dtypes
 
         codes = np.arange(len(table), dtype=np.uint8)
@@ -87,25 +87,25 @@ def mlx_config(**said):
 class TestMLX:
     @pytest.mark.parametrize("code_bits", [1, 2, 3, 4, 5, 6, 8])
     @pytest.mark.parametrize("group", [32, 64, 128])
-    def test_bits_and_group_are_those_that_the_originals_columns_tell(self, tmp_path, code_bits, group):
+    def test_mlx_bits_and_group_follow_the_original_columns(self, tmp_path, code_bits, group):
         weight = weight_of(tmp_path, (4, 256), mlx(code_bits, group))
 
         assert (weight.code_bits, weight.block_size, weight.shape) == (code_bits, (1, group), (4, 256))
         assert weight.warnings == ()
 
-    def test_bits_and_group_are_not_believed_to_config_json_against_the_original(self, tmp_path):
+    def test_mlx_bits_and_group_follow_the_original_against_config_json(self, tmp_path):
         weight = weight_of(tmp_path, (4, 256), mlx(8, 32), config=mlx_config(bits=4, group_size=64))
 
         assert (weight.code_bits, weight.block_size) == (8, (1, 32))
         assert "config.json declares no layer of 8 bits in groups of 32" in weight.warnings[0]
 
-    def test_a_layer_that_config_json_calls_otherwise_is_no_doubt(self, tmp_path):
+    def test_mlx_layer_may_have_another_name_in_config_json(self, tmp_path):
         said = mlx_config(bits=4, group_size=64, **{"language_model.model.a": {"bits": 8, "group_size": 32}})
         weight = weight_of(tmp_path, (4, 256), mlx(8, 32), config=said)
 
         assert weight.warnings == ()
 
-    def test_an_original_that_is_turned_has_its_columns_in_front(self, tmp_path):
+    def test_mlx_original_with_inputs_first_is_read(self, tmp_path):
         name = "transformer.h.0.attn.c_attn"
         quantized = {key.replace("a.", f"{name}.", 1): part for key, part in mlx(4, 64, rows=128, cols=512).items()}
         with planned_with(tmp_path, (512, 128), quantized, name=f"{name}.weight") as plan:
@@ -113,14 +113,14 @@ class TestMLX:
 
         assert (weight.code_bits, weight.shape) == (4, (128, 512))
 
-    def test_a_group_that_config_json_leaves_to_mlx_is_no_doubt(self, tmp_path):
+    def test_mlx_default_group_raises_no_doubt(self, tmp_path):
         said = mlx_config(bits=4, group_size=None, a={"bits": 4, "group_size": None})
         weight = weight_of(tmp_path, (4, 256), mlx(4, 64), config=said)
 
         assert ((1, 64), ()) == (weight.block_size, weight.warnings)
 
     @pytest.mark.parametrize("shape", [(32, 1, 4), (32, 8, 3), (32, 16, 16)])
-    def test_convolutions_have_their_inputs_last(self, tmp_path, shape):
+    def test_mlx_convolutions_have_their_inputs_last(self, tmp_path, shape):
         x = {"layers.0.mixer.conv1d.weight": torch.randn(shape, generator=torch.Generator().manual_seed(0))}
         report = compared(tmp_path, x, {name: w.transpose(1, 2).contiguous() for name, w in x.items()})
 
@@ -136,23 +136,23 @@ class TestMLX:
             ({"bits": 8, "group_size": 64, "a": {"bits": None, "group_size": None, "mode": "affine"}}, (4, 64)),
         ],
     )
-    def test_without_an_original_config_json_tells(self, tmp_path, said, found):
+    def test_mlx_config_json_decides_without_an_original(self, tmp_path, said, found):
         stored = inspect(store(tmp_path / "quantized", mlx(4, 64), config=mlx_config(**said))).weights[0]
 
         assert found == (stored.code_bits, stored.block_size[1])
 
-    def test_without_an_original_and_config_json_the_only_possibility_is_taken(self, tmp_path):
+    def test_mlx_single_possibility_is_taken_without_original_and_config_json(self, tmp_path):
         stored = inspect(store(tmp_path / "quantized.safetensors", mlx(3, 32))).weights[0]
 
         assert (3, 32) == (stored.code_bits, stored.block_size[1])
 
-    def test_without_an_original_and_config_json_what_has_two_readings_is_not_read(self, tmp_path):
+    def test_mlx_ambiguous_layout_is_not_read_without_original_and_config_json(self, tmp_path):
         stored = inspect(store(tmp_path / "quantized.safetensors", mlx(4, 64))).weights[0]
 
         assert stored.format is None
         assert "could be 8 bits in groups of 32 or 4 bits in groups of 64 or 2 bits in groups of 128" in stored.reason
 
-    def test_words_without_scales_are_no_codes(self, tmp_path):
+    def test_words_without_scales_are_not_codes(self, tmp_path):
         assert "U32 in the quantized" in refused(tmp_path, (4, 256), {"a.weight": words(4, 32)})
 
 
@@ -160,13 +160,13 @@ class TestCompressedTensors:
     PARTS = {"a.weight_packed": random_bytes(4, 32), "a.weight_scale": random_bytes(4, 2) // 2}  # noqa: RUF012
 
     @pytest.mark.parametrize(("version", "doubted"), [("0.13.0", True), ("0.14.0", False), (None, False)])
-    def test_mxfp4_of_013_is_doubted(self, tmp_path, version, doubted):
+    def test_mxfp4_from_version_0_13_is_doubted(self, tmp_path, version, doubted):
         config = {"quantization_config": {"quant_method": "compressed-tensors", "version": version}}
         weight = weight_of(tmp_path, (4, 64), self.PARTS, config=config)
 
         assert [doubted] == ["a quarter of each weight" in doubt for doubt in weight.warnings or ("",)]
 
-    def test_a_global_scale_divides(self, tmp_path):
+    def test_compressed_tensors_global_scale_divides(self, tmp_path):
         codes, scale = random_bytes(1, 8), torch.ones(1, 1).to(F8)
         parts = {"a.weight_packed": codes, "a.weight_scale": scale, "a.weight_global_scale": torch.tensor([4.0])}
         with planned_with(tmp_path, (1, 16), {**parts, "a.input_global_scale": torch.tensor([8.0])}) as plan:
@@ -178,7 +178,7 @@ class TestCompressedTensors:
 
 class TestGptOss:
     @pytest.mark.parametrize("shape", [(2, 96, 64), (2, 64, 64)])
-    def test_an_original_with_inputs_as_rows_is_turned(self, tmp_path, shape):
+    def test_original_with_inputs_as_rows_is_transposed(self, tmp_path, shape):
         experts, rows, cols = shape
         blocks, scales = random_bytes(experts, rows, cols // 32, 16), 120 + random_bytes(experts, rows, cols // 32) % 8
         name = "model.layers.0.mlp.experts.down_proj"
@@ -193,7 +193,7 @@ class TestGptOss:
 
 
 def nf4(**changed):
-    """Parts of an NF4 weight, with changes to what its state says."""
+    """Return the parts of an NF4 weight, with changes to its state."""
     state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [6, 40]} | changed
     parts = {
         "a.weight": random_bytes(120, 1),
@@ -205,14 +205,14 @@ def nf4(**changed):
 
 
 @pytest.mark.parametrize(("kind", "doubted"), [("nf4", False), ("fp4", True)])
-def test_a_table_of_bitsandbytes_that_runtimes_do_not_have_is_doubted(tmp_path, kind, doubted):
+def test_unknown_bitsandbytes_table_is_doubted(tmp_path, kind, doubted):
     parts = nf4() | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES[kind])}
     weight = weight_of(tmp_path, (6, 40), parts)
 
     assert ["is not the nf4 table" in doubt for doubt in weight.warnings] == [True] * doubted
 
 
-def test_a_state_of_bitsandbytes_that_says_no_type_is_doubted(tmp_path):
+def test_bitsandbytes_state_without_a_type_is_doubted(tmp_path):
     parts = nf4(quant_type=None) | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES["nf4"])}
     (doubt,) = weight_of(tmp_path, (6, 40), parts).warnings
 
@@ -220,7 +220,7 @@ def test_a_state_of_bitsandbytes_that_says_no_type_is_doubted(tmp_path):
 
 
 @pytest.mark.parametrize("table", [torch.zeros(16), torch.tensor([torch.nan, *range(15)])], ids=["alike", "nan"])
-def test_a_damaged_table_of_bitsandbytes_is_compared_as_it_is_and_doubted(tmp_path, table):
+def test_damaged_bitsandbytes_table_is_compared_and_doubted(tmp_path, table):
     x = store(tmp_path / "x.safetensors", {"a.weight": torch.ones(6, 40)})
     y = store(tmp_path / "y.safetensors", nf4() | {"a.weight.quant_map": table})
     report = quanterr.compare(x, y, device="cpu")
@@ -230,7 +230,7 @@ def test_a_damaged_table_of_bitsandbytes_is_compared_as_it_is_and_doubted(tmp_pa
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
-def test_codes_of_bitsandbytes_are_read_whatever_they_are_stored_as(tmp_path, dtype):
+def test_bitsandbytes_codes_are_read_from_any_dtype(tmp_path, dtype):
     parts, values = nf4(), []
     for n, codes in enumerate((parts["a.weight"], parts["a.weight"].view(-1).view(dtype).view(-1, 1))):
         (tmp_path / str(n)).mkdir()
@@ -293,7 +293,7 @@ REFUSED = {
         None,
         "its scale a.weight_scale (U8 [4, 8]) does not fit a.weight (U8 [4, 32])",
     ),
-    "mxfp4 with a scale that it does not need": (
+    "mxfp4 with an unnecessary scale": (
         MXFP4 | {"a.weight_zero_point": torch.ones(1)},
         None,
         "unused: a.weight_zero_point",
@@ -353,13 +353,13 @@ REFUSED = {
         None,
         "a.weight.nested_absmax (F32 [1]) should have 2 numbers, one per 2 of 4 scales, not 1",
     ),
-    "bnb whose state is no JSON": (
+    "bnb with a state other than JSON": (
         nf4() | {"a.weight.quant_state.bitsandbytes__nf4": ascii_bytes("{nonsense")},
         None,
         "its quant_state a.weight.quant_state.bitsandbytes__nf4 (U8 [9]) is not valid UTF-8 JSON",
     ),
-    "bnb whose state says another type": (nf4(quant_type="int4"), None, "says quant_type int4, not nf4 or fp4"),
-    "bnb whose state says a list": (nf4(quant_type=["nf4"]), None, "says quant_type ['nf4'], not nf4 or fp4"),
+    "bnb with another type in its state": (nf4(quant_type="int4"), None, "says quant_type int4, not nf4 or fp4"),
+    "bnb with a list in its state": (nf4(quant_type=["nf4"]), None, "says quant_type ['nf4'], not nf4 or fp4"),
     "bnb whose state has no shape": (nf4(shape="many"), None, "has no shape"),
     "bnb whose state tells no block": (nf4(blocksize=0), None, "has no usable blocksize"),
     "bnb in old tiles": (
@@ -439,7 +439,7 @@ REFUSED = {
         None,
         "a.nbits (F32 []) declares nan bits, but its packing is 4bit_u8",
     ),
-    "hqq along an axis that is none": (
+    "hqq along an invalid axis": (
         hqq(axis=torch.tensor(7, dtype=torch.int32)),
         None,
         "a.axis (I32 []) declares groups along axis 7",
@@ -449,18 +449,18 @@ REFUSED = {
         None,
         "a.axis (I32 []) declares groups along axis 0, the shape of a.scale (F32 [8, 1]) implies axis 1",
     ),
-    "hqq with scales that tell no axis": (
+    "hqq with scales that fit no axis": (
         {name: part for name, part in hqq(scale=torch.ones(8)).items() if name != "a.axis"},
         None,
         "the axis of its groups is unknown: a.scale (F32 [8]) is neither (1, groups) nor (groups, 1)",
     ),
-    "hqq with groups that do not divide": (
+    "hqq with misfitting groups": (
         hqq(group_size=torch.tensor(30, dtype=torch.int32)),
         None,
         "groups of 30 along axis 1 do not divide a weight of shape [4, 64]",
     ),
     "torchao without its header": (int8(), None, "the header (__metadata__) does not describe a.weight"),
-    "torchao whose header is no JSON": (int8(), {"a.weight": "{"}, "its description in the header is not valid"),
+    "torchao with a header other than JSON": (int8(), {"a.weight": "{"}, "its description in the header is not valid"),
     "torchao of an unknown type": (
         int8(),
         torchao("Int4PreshuffledTensor"),
@@ -476,12 +476,12 @@ REFUSED = {
         torchao("Int8Tensor", **BLOCK),
         "unused: a._weight_per_tensor_scale",
     ),
-    "torchao with a part that is not known": (
+    "torchao with an unknown part": (
         int8() | {"a._weight_permutation": torch.ones(1)},
         torchao("Int8Tensor", **BLOCK),
         "unused: a._weight_permutation",
     ),
-    "torchao without a part that its header lists": (
+    "torchao without a listed part": (
         int8(),
         {"a.weight": json.dumps({"_type": "Int8Tensor", "_data": BLOCK, "_tensor_data_names": LISTED})},
         "its zero_point is missing, which the header lists (_tensor_data_names)",
@@ -491,7 +491,7 @@ REFUSED = {
         torchao("Int8Tensor", block_size=[1, 32]),
         "a._weight_scale (F32 [4, 1]) should have 8 numbers: one per 32 columns",
     ),
-    "torchao of a strange block": (
+    "torchao with a strange block": (
         int8(),
         torchao("Int8Tensor", block_size=[2, 64]),
         "block_size [2, 64] for a._weight_qdata (I8 [4, 64]): neither groups of columns nor the whole tensor",
@@ -517,12 +517,12 @@ REFUSED = {
         torchao("Int8Tensor", **BLOCK),
         "codes of torchao_int8 are I8 (rows, cols), not a._weight_qdata (U8 [4, 64])",
     ),
-    "torchao with elements that are not read": (
+    "torchao with unsupported elements": (
         int8(),
         torchao("MXTensor", elem_dtype="fp6_e1m4", block_size=32),
         "the header declares elements fp6_e1m4 in blocks of 32, which is not supported",
     ),
-    "torchao with scales that are no tiles": (
+    "torchao with scales other than tiles": (
         {"a._weight_qdata": random_bytes(4, 32), "a._weight_scale": torch.ones(4, 4).to(F8)},
         torchao("NVFP4Tensor", block_size=16, is_swizzled_scales=True),
         "should have 512 numbers, in tiles: one per 16 columns",
@@ -532,7 +532,7 @@ REFUSED = {
         torchao("Int4Tensor", **BLOCK, shape=[4, 128]),
         "a._weight_scale (F32 [4, 2]) should have the shape [2, 4]: groups of 64 columns",
     ),
-    "torchao tiles that are too small": (
+    "torchao tiles too small": (
         {
             "a._weight_qdata": torch.zeros(1, 8, 32, 4, dtype=torch.int32),
             "a._weight_scale_and_zero": torch.ones(16, 8, 2),
@@ -545,20 +545,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("quantized", "metadata", "says"), REFUSED.values(), ids=REFUSED)
-def test_refused_is(tmp_path, quantized, metadata, says):
+def test_unsupported_tensors_are_refused(tmp_path, quantized, metadata, says):
     reason = refused(tmp_path, (6, 40), quantized, metadata)
 
     assert says in reason
 
 
-def test_packed_weights_of_quanto_are_told_without_an_original(tmp_path):
+def test_packed_quanto_weights_are_recognized_without_an_original(tmp_path):
     stored = inspect(store(tmp_path / "quantized.safetensors", QUANTO)).weights[0]
 
     assert (stored.format, stored.elements, stored.code_bits) == ("quanto_int4", 256, 4)
     assert "shaped as groups" in stored.evidence[0]
 
 
-def test_a_bias_of_experts_is_no_part_of_their_weight(tmp_path):
+def test_expert_bias_does_not_belong_to_the_weight(tmp_path):
     name = "mlp.experts.down_proj"
     parts = {f"{name}_blocks": random_bytes(2, 4, 2, 16), f"{name}_scales": random_bytes(2, 4, 2)}
     inspected = inspect(store(tmp_path / "quantized.safetensors", parts | {f"{name}_bias": numbers(2, 4)}))
@@ -566,7 +566,7 @@ def test_a_bias_of_experts_is_no_part_of_their_weight(tmp_path):
     assert {name: "gpt_oss_mxfp4", f"{name}_bias": "dense"} == {w.name: w.format for w in inspected.weights}
 
 
-def test_a_workspace_serves_weights_that_are_held_and_read_in_turns(tmp_path):
+def test_workspace_serves_weights_held_and_read_in_turns(tmp_path):
     stored, plain = {}, {}
     for axis in (0, 1):
         factor = torch.full((8, 1) if axis else (1, 8), 2.0**axis)
@@ -584,7 +584,7 @@ def test_a_workspace_serves_weights_that_are_held_and_read_in_turns(tmp_path):
 
 
 @pytest.mark.parametrize("config", [None, {"quantization_config": {"quant_method": "quanto", "weights": "int2"}}])
-def test_codes_of_quanto_that_fill_a_row_in_two_sizes_are_told_by_config_or_by_the_original(tmp_path, config):
+def test_ambiguous_quanto_width_follows_config_or_original(tmp_path, config):
     codes = torch.randint(0, 4, (2, 64), generator=torch.Generator().manual_seed(0))
     scale, shift = torch.tensor([[0.1], [0.2]]), torch.tensor([[0.15], [0.3]])
     parts = {
@@ -597,7 +597,7 @@ def test_codes_of_quanto_that_fill_a_row_in_two_sizes_are_told_by_config_or_by_t
     assert ["quanto_int2"] == [layer.format for layer in report.lossless]
 
 
-def test_parameters_of_torchao_may_have_any_name(tmp_path):
+def test_torchao_parameters_may_have_any_name(tmp_path):
     stack = numbers(3, 40, 64).float()
     parts = {"experts._up_proj_qdata": fp8_codes(3, 40, 64), "experts._up_proj_scale": torch.full((3, 40, 1), 0.5)}
     told = {"_type": "Float8Tensor", "_data": {"block_size": [1, 1, 64]}, "_tensor_data_names": ["qdata", "scale"]}
@@ -608,7 +608,7 @@ def test_parameters_of_torchao_may_have_any_name(tmp_path):
 
 
 class TestUndeclared:
-    """Codes of which nothing but the original says what they are."""
+    """Only the original shows the layout of these codes."""
 
     @pytest.mark.parametrize(
         ("case", "format"),
@@ -620,7 +620,7 @@ class TestUndeclared:
             ("sdnq/rotated", "sdnq"),
         ],
     )
-    def test_are_read_as_what_the_original_bears_out_without_a_warning(self, case, format):
+    def test_undeclared_layouts_are_read_as_the_original_confirms(self, case, format):
         path = GOLDEN / case
         report = quanterr.compare(f"{path}.expected.safetensors", path / "model.safetensors", device="cpu")
         small = [layer for layer in report.layers if layer.relative_error > 1e-5]
@@ -630,7 +630,7 @@ class TestUndeclared:
         assert "pass" == report.verdict
         assert not [one for one in report.findings if one.code == "ambiguous_layout"]
 
-    def test_scales_that_config_json_calls_e5m3_are_no_exponents(self, tmp_path):
+    def test_e5m3_scales_are_not_exponents(self, tmp_path):
         weight = {"dtype": "fp4", "group_size": 32, "scale_format": "e5m3"}
         config = {"quantization_config": {"quant_method": "quark", "global_quant_config": {"weight": weight}}}
         stored = {"a.weight": random_bytes(4, 32), "a.weight_scale": random_bytes(4, 2)}
@@ -646,13 +646,13 @@ class TestW4afp8:
         codes = torch.full((4, 128), 0x21, dtype=torch.int8)
         return {"a.weight": codes, "a.weight_scale_inv": torch.ones(4, 2)} | parts
 
-    def test_the_configuration_or_the_original_decides(self, tmp_path):
+    def test_w4afp8_is_recognized_by_configuration_or_original(self, tmp_path):
         assert weight_of(tmp_path, (4, 256), self.stored(), config={}).format == "w4afp8"
 
-    def test_without_either_it_is_int8_in_blocks(self, tmp_path):
+    def test_int8_blocks_are_the_default_without_original_and_configuration(self, tmp_path):
         assert weight_of(tmp_path, (4, 128), self.stored(), config={}).format == "int8_block"
 
-    def test_a_scale_for_other_groups_is_refused(self, tmp_path):
+    def test_w4afp8_scale_for_other_groups_is_refused(self, tmp_path):
         stored = self.stored(**{"a.weight_scale_inv": torch.ones(4, 4)})
         path = store(tmp_path / "y", stored, config=W4AFP8)
         with planned(store(tmp_path / "x.safetensors", {"a.weight": torch.zeros(4, 256)}), path) as plan:
@@ -660,15 +660,15 @@ class TestW4afp8:
 
         assert any("a.weight_scale_inv (F32 [4, 4]) should be [4, 2]" in reason for reason in reasons)
 
-    def test_its_other_layers_are_fp8(self, tmp_path):
+    def test_w4afp8_other_layers_are_fp8(self, tmp_path):
         fp8 = {"b.weight": torch.ones(128, 128).to(torch.float8_e4m3fn), "b.weight_scale_inv": torch.ones(1, 1)}
         found = quanterr.inspect(store(tmp_path / "y", self.stored() | fp8, config=W4AFP8 | {"model_type": "x"}))
 
         assert ({"w4afp8", "fp8_tensor"}, []) == (set(found.formats), found.findings)
 
 
-def test_tables_of_sdnq_are_known_by_their_shape(tmp_path):
-    """Without config.json; a table for the whole weight needs an original."""
+def test_sdnq_tables_are_recognized_by_their_shape(tmp_path):
+    """The file has no config.json; a table for the whole weight needs an original."""
     tensors = load_file(GOLDEN / "sdnq" / "codebooks" / "model.safetensors")
     values = load_file(GOLDEN / "sdnq" / "codebooks.expected.safetensors")
     path = store(tmp_path / "alone.safetensors", tensors)
@@ -692,7 +692,7 @@ def test_tables_of_sdnq_are_known_by_their_shape(tmp_path):
         ("scales", lambda t: t[:, 1:], "should have eight numbers in a row for each word"),
     ],
 )
-def test_parts_of_paroquant_that_do_not_fit_are_refused(tmp_path, role, change, says):
+def test_misfitting_paroquant_parts_are_refused(tmp_path, role, change, says):
     tensors = load_file(GOLDEN / "paroquant" / "layers" / "model.safetensors")
     tensors[f"a.{role}"] = change(tensors[f"a.{role}"]).contiguous()
     config = {"quantization_config": {"quant_method": "paroquant"}}
@@ -710,7 +710,7 @@ def test_parts_of_paroquant_that_do_not_fit_are_refused(tmp_path, role, change, 
         ("s_group", lambda t: torch.ones(3, 64).half(), "should have groups of one size of 64 columns"),
     ],
 )
-def test_parts_of_qqq_that_do_not_fit_are_refused(tmp_path, role, change, says):
+def test_misfitting_qqq_parts_are_refused(tmp_path, role, change, says):
     tensors = load_file(GOLDEN / "qqq" / "layers" / "model.safetensors")
     tensors[f"groups.{role}"] = change(tensors[f"groups.{role}"]).contiguous()
     config = {"quantization_config": {"quant_method": "qqq"}}
@@ -737,7 +737,7 @@ SIDECAR = "model.safetensors.index.json.meta.json"
         ({"zero": torch.ones(32, 1)}, {}, "should be one zero for each of 32 groups"),
     ],
 )
-def test_parts_of_sinq_that_do_not_fit_are_refused(tmp_path, tensors, said, says):
+def test_misfitting_sinq_parts_are_refused(tmp_path, tensors, said, says):
     case = GOLDEN / "sinq" / "layers"
     stored = load_file(case / "model.safetensors") | {f"uint4.meta.{name}": part for name, part in tensors.items()}
     path = store(tmp_path / "y", stored, config={"quantization_config": {"quant_method": "sinq"}})

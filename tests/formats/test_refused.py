@@ -1,4 +1,4 @@
-"""Layouts that are known and not read: what they are called, and that they never pass."""
+"""Known but unsupported layouts have a name, and never pass."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from quanterr.formats.shared.unsupported import REFUSALS, SETTINGS
 
 
 def files(folder, stored, config=None):
-    """An original, and a quantized checkpoint that holds one of its weights like that."""
+    """Write an original, and a quantized checkpoint that holds one of its weights in this layout."""
     values = {"a.weight": torch.ones(4, 32), "b.weight": torch.ones(2, 32)}
     original = store(folder / "original.safetensors", values)
     quantized = {**stored, "b.weight": torch.ones(2, 32)}
@@ -19,14 +19,14 @@ def files(folder, stored, config=None):
 
 
 def reason(folder, stored, config=None):
-    """Why the original's weight is not compared."""
+    """Return why the original's weight is not compared."""
     with planned(*files(folder, stored, config)) as plan:
         assert [pair.name for pair in plan.pairs] == ["b.weight"]
         return next(left.reason for left in plan.leftovers if left.side == "original")
 
 
 def stored_as(row, nonzero=1):
-    """Tensors with the names of a layout that is not read."""
+    """Return tensors with the names of an unsupported layout."""
     stored = {}
     for name in row.stored:
         codes = torch.zeros(4, 16, dtype=torch.uint8 if name == "qweight" else torch.int32)
@@ -40,9 +40,9 @@ def stored_as(row, nonzero=1):
     return stored
 
 
-class TestLayoutsThatAreKnownAndNotRead:
+class TestUnsupportedLayouts:
     @pytest.mark.parametrize("row", [row for row in REFUSALS if row.stored], ids=lambda row: row.name)
-    def test_are_told_by_the_names_of_their_tensors(self, tmp_path, row):
+    def test_known_but_unread_layouts_are_named_by_their_tensors(self, tmp_path, row):
         report = quanterr.compare(*files(tmp_path, stored_as(row)), device="cpu")
         told = {item.layer_name: item.reason for item in report.not_compared}
 
@@ -53,35 +53,35 @@ class TestLayoutsThatAreKnownAndNotRead:
 
     @pytest.mark.parametrize("row", [row for row in REFUSALS if row.called], ids=lambda row: row.name)
     @pytest.mark.parametrize("key", SETTINGS)
-    def test_are_told_by_config_json(self, tmp_path, row, key):
+    def test_known_but_unread_layouts_are_named_by_config_json(self, tmp_path, row, key):
         stored = {"a.qweight": torch.zeros(4, 16, dtype=torch.int8), "a.unheard_of": torch.ones(4)}
         config = {key: next(iter(row.called)).upper()}
 
         assert reason(tmp_path, stored, config).startswith(f"stored as {row.name}, which is not")
 
-    def test_are_told_by_names_before_config_json(self, tmp_path):
+    def test_tensor_names_take_precedence_over_config_json(self, tmp_path):
         row = next(row for row in REFUSALS if row.name == "QTIP")
 
         assert reason(tmp_path, stored_as(row), {"quant_method": "higgs"}).startswith("stored as QTIP")
 
-    def test_are_not_told_where_a_format_fits(self, tmp_path):
+    def test_readable_layout_is_not_called_unread(self, tmp_path):
         stored = {"a.weight": torch.ones(4, 32, dtype=torch.int8), "a.weight_scale": torch.tensor(1.0)}
         with planned(*files(tmp_path, stored, {"quant_method": "higgs"})) as plan:
             assert {"a.weight": "int8_tensor", "b.weight": "dense"} == {p.name: p.quantized.format for p in plan.pairs}
 
-    def test_are_not_told_of_a_weight_that_is_not_there(self, tmp_path):
+    def test_missing_weight_is_not_called_unread(self, tmp_path):
         stored = {"c.qweight": torch.zeros(4, 16, dtype=torch.int8)}
 
         assert (
             reason(tmp_path, stored, {"quant_method": "higgs"}) == "the quantized checkpoint has no tensor of this name"
         )
 
-    def test_are_not_told_of_bitsandbytes_in_plain_rows(self, tmp_path):
+    def test_plain_bitsandbytes_rows_are_not_called_unread(self, tmp_path):
         row = next(row for row in REFUSALS if row.nonzero)
         with planned(*files(tmp_path, stored_as(row, 0))) as plan:
             reasons = [left.reason for left in plan.leftovers]
 
         assert not any("in tiles" in reason for reason in reasons)
 
-    def test_say_each_what_to_do(self):
+    def test_every_refusal_proposes_a_remedy(self):
         assert all("compare" in row.reason or "save it again" in row.reason for row in REFUSALS)

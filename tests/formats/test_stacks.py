@@ -1,4 +1,4 @@
-"""Stacks of experts: quantized expert by expert, along inputs; ranked, planned, evaluated, and what each is worth."""
+"""Stacks of experts: quantized per expert along inputs, ranked, planned, evaluated, and their sensitivity."""
 
 import json
 
@@ -22,21 +22,21 @@ CONTEXT = 32
 
 
 def by_rows(x):
-    """INT8 with a scale for each output of each expert; stacks of these models are [experts, inputs, outputs]."""
+    """Quantize to INT8 with a scale per output and expert; stacks of these models are [experts, inputs, outputs]."""
     scale = x.abs().amax(-2, keepdim=True) / 127
     return (x / scale).round().clamp(-127, 127) * scale
 
 
 def produced(original, folder):
-    """The original with its stacks as int8_row stores them, computed plainly."""
+    """Write the original with its stacks as int8_row stores them, computed plainly."""
     tensors = stored(original)
     save_file({k: by_rows(v) if v.dim() == 3 else v for k, v in tensors.items()}, folder / "produced.safetensors")
     return folder / "produced.safetensors"
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "llama4"])
-class TestOfInputsByOutputs:
-    def test_a_recipe_is_applied_to_each_expert_along_its_inputs(self, name, tmp_path):
+class TestTransposedStacks:
+    def test_recipe_is_applied_to_each_expert_along_its_inputs(self, name, tmp_path):
         original = saved(name, tmp_path / "original")
         layers = {layer.layer_name: layer.choices[0] for layer in quanterr.sweep(original, ["int8_row"]).layers}
         stacks = {key: tensor for key, tensor in stored(original).items() if tensor.dim() == 3}
@@ -45,10 +45,10 @@ class TestOfInputsByOutputs:
         for key, x in stacks.items():
             error = float((by_rows(x) - x).double().square().sum())
             experts, rows, cols = x.shape
-            assert layers[key].squared_error == pytest.approx(error, rel=1e-4)  # codes at ties, of float32 products
+            assert layers[key].squared_error == pytest.approx(error, rel=1e-4)  # codes at ties between float32 products
             assert layers[key].bytes == experts * (rows * cols + 4 * cols)
 
-    def test_it_is_ranked_as_the_file_that_it_stands_for(self, name, tmp_path):
+    def test_recipe_on_stacks_ranks_as_its_file(self, name, tmp_path):
         original = saved(name, tmp_path / "original")
         file = produced(original, tmp_path)
         found = quanterr.rank(original, [file], against=["int8_row"], layers=["experts"])
@@ -60,7 +60,7 @@ class TestOfInputsByOutputs:
             ranked, recipe = errors[key]
             assert 0 < ranked == pytest.approx(recipe, rel=1e-3)  # a few codes at ties
 
-    def test_it_is_evaluated_as_the_file_that_it_stands_for(self, name, tmp_path):
+    def test_recipe_on_stacks_evaluates_as_its_file(self, name, tmp_path):
         original = saved(name, tmp_path / "original")
         options = {"tokens": ids(tmp_path), "context": CONTEXT, "dtype": "float64"}
         plan = quanterr.plan(original, bits=9.5, to=["int8_row"], layers=["re:experts\\.(gate_up|down)_proj$"])
@@ -99,7 +99,7 @@ def test_gate_and_up_are_two_tensors_for_llama_quantize(tmp_path):
     assert "'^blk\\.1\\.ffn_up_exps\\.weight$=q8_0'" in command
 
 
-def test_where_shapes_are_square_the_other_stack_tells(tmp_path):
+def test_other_stack_decides_where_shapes_are_square(tmp_path):
     stacks = {"gate_up_proj": (2, 32, 64), "down_proj": (2, 32, 32)}
     path = tmp_path / "x.safetensors"
     save_file({f"a.experts.{name}": torch.zeros(shape) for name, shape in stacks.items()}, path)
@@ -116,8 +116,8 @@ def test_where_shapes_are_square_the_other_stack_tells(tmp_path):
     assert torch.equal(straight["down_proj"][1, 1], row)
 
 
-def test_experts_that_the_model_joins_are_worth_what_a_plain_backward_pass_says(tmp_path):
-    """Qwen3-MoE stores gate and up of each expert apart; its model has one stack of both."""
+def test_joined_experts_have_the_sensitivity_from_a_plain_backward_pass(tmp_path):
+    """Qwen3-MoE stores gate and up of each expert separately; its model has one stack of both."""
     original, tokens = saved("qwen3_moe", tmp_path / "original"), ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     quanterr.evaluation.run.study(

@@ -1,4 +1,4 @@
-"""Transforms of inputs by compressed-tensors: weights, errors and divergences against what it computes itself."""
+"""Input transforms by compressed-tensors: weights, errors and divergences, compared with its own computation."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 
-FOLDER = Path(__file__).parents[1] / "golden_transforms"  # make.py there says how the files were made
+FOLDER = Path(__file__).parents[1] / "golden_transforms"  # make.py in that folder documents the files
 ORIGINAL, IDS, CONTEXT = FOLDER / "original", FOLDER / "ids.safetensors", 32
 CASES = sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.expected.safetensors"))
 ULP = 2.0**-24  # relative error of one operation in float32
@@ -34,14 +34,14 @@ def expected_of(case):
 
 
 def condition(case):
-    """How much the matrices of a case and their inverses increase errors: 1 for rotations."""
+    """Return how much the matrices of a case and their inverses increase errors: 1 for rotations."""
     stored = load_file(FOLDER / case / "model.safetensors")
     matrices = [matrix for name, matrix in stored.items() if name.endswith("_input.weight")]
     return max(float(torch.linalg.cond(matrix.double())) for matrix in matrices)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_those_that_compressed_tensors_multiplies_by(case):
+def test_weights_equal_those_that_compressed_tensors_multiplies_by(case):
     expected = expected_of(case)
     del expected["logits"]
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(FOLDER / case) as quantized:
@@ -54,7 +54,7 @@ def test_weights_are_those_that_compressed_tensors_multiplies_by(case):
 
 
 @pytest.mark.parametrize("case", ["hadamard_blocks", "random_hadamard_inverse"])
-def test_every_part_of_a_weight_is_that_of_the_whole(case):
+def test_every_part_equals_the_whole(case):
     """Sums of a few numbers with eight bits or less are exact in float64, in any order."""
     workspace = Workspace(CPU)
     with open_checkpoint(FOLDER / case) as quantized:
@@ -65,7 +65,7 @@ def test_every_part_of_a_weight_is_that_of_the_whole(case):
             assert torch.equal(whole[slice(*rows), slice(*cols)], part)
 
 
-def test_inspect_lists_no_matrix_as_a_weight():
+def test_inspect_does_not_list_transform_matrices_as_weights():
     found = quanterr.inspect(FOLDER / "random_hadamard")
 
     assert {weight.name for weight in found.weights} == set(load_file(ORIGINAL / "model.safetensors"))
@@ -74,7 +74,7 @@ def test_inspect_lists_no_matrix_as_a_weight():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_errors_are_those_in_the_basis_of_the_original(case):
+def test_errors_are_in_the_original_basis(case):
     report = quanterr.compare(ORIGINAL, FOLDER / case)
     original, expected = load_file(ORIGINAL / "model.safetensors"), expected_of(case)
     layers = {layer.layer_name: layer for layer in report.layers}
@@ -84,7 +84,7 @@ def test_errors_are_those_in_the_basis_of_the_original(case):
     for name, layer in layers.items():
         x = original[name].double()
         error = (expected[name].double() - x).norm()
-        # What float32 leaves open of the expected weight, beside the error.
+        # Float32 leaves this much of the expected weight open, in addition to the error.
         doubt = 2 * WIDEST * ULP * condition(case) * x.norm() / error
         assert 20 * math.log10(x.norm() / error) == pytest.approx(layer.snr_db, abs=20 * math.log10(1 + doubt))
     assert any("which is undone" in text for layer in layers.values() for text in layer.evidence)
@@ -100,7 +100,7 @@ def logits(values):
 
 
 def kld(base, other):
-    """Mean of what the second half of each chunk predicts, as the definition of evaluate has it."""
+    """Return the mean divergence over the second half of each chunk, as evaluate defines it."""
     base, other = (each.double()[:, CONTEXT // 2 : -1].log_softmax(-1) for each in (base, other))
     return float((base.exp() * (base - other)).sum(-1).mean())
 
@@ -110,7 +110,7 @@ def evaluated(path, **more):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_divergences_are_those_of_the_model_that_compressed_tensors_runs(case):
+def test_divergences_equal_the_model_run_by_compressed_tensors(case):
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     expected, base = expected_of(case), logits({})
     golden = expected.pop("logits")
@@ -129,7 +129,7 @@ def test_divergences_are_those_of_the_model_that_compressed_tensors_runs(case):
         assert abs(as_run - by_weights) > 2 * sum(close)
 
 
-def test_a_named_scheme_rounds_the_rotated_inputs():
+def test_named_scheme_rounds_the_rotated_inputs():
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     declared, named = (evaluated(FOLDER / "random_hadamard", **how) for how in ({}, {"activations": "fp8_token"}))
 
@@ -185,7 +185,7 @@ def of_r4(**fields):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_undone_is_not_compared(case, tensors, transforms, words, tmp_path):
+def test_unsupported_transform_is_not_compared(case, tensors, transforms, words, tmp_path):
     path = changed(tmp_path / "quantized", case, tensors, transforms)
     report = quanterr.compare(ORIGINAL, path)
     reasons = {item.layer_name: item.reason for item in report.not_compared}
@@ -193,10 +193,10 @@ def test_what_cannot_be_undone_is_not_compared(case, tensors, transforms, words,
     assert Status.INCONCLUSIVE == exit_status(report)
     assert any(words in reason and "export the model again" in reason for reason in reasons.values()), reasons
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(path) as quantized:
-        assert reasons.keys() & Candidate(Sides(original), quantized).not_found.keys()  # evaluate refuses those
+        assert reasons.keys() & Candidate(Sides(original), quantized).not_found.keys()  # evaluate refuses these
 
 
-def test_a_known_matrix_need_not_be_stored(tmp_path):
+def test_known_matrix_need_not_be_stored(tmp_path):
     path = changed(tmp_path / "quantized", "hadamard", lambda stored: stored.pop(f"{QUERY}.R1_input.weight"))
     stored, known = (quanterr.compare(ORIGINAL, each) for each in (FOLDER / "hadamard", path))
 
@@ -214,7 +214,7 @@ def test_a_known_matrix_need_not_be_stored(tmp_path):
     ],
     ids=["no rotation", "scaled", "nan", "singular"],
 )
-def test_a_damaged_matrix_is_refused_by_name(case, tensors, words, tmp_path):
+def test_damaged_matrix_is_refused_by_name(case, tensors, words, tmp_path):
     path = changed(tmp_path / "quantized", case, tensors)
     with pytest.raises(CheckpointError, match=words) as caught:
         quanterr.compare(ORIGINAL, path)
@@ -235,14 +235,14 @@ def flipped(stored):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "permuted" not in case and "inverse" not in case])
-def test_weights_that_were_not_rotated_are_errors(case, tmp_path):
+def test_unrotated_weights_are_errors(case, tmp_path):
     report = quanterr.compare(ORIGINAL, changed(tmp_path / "quantized", case, unrotated))
 
     assert Status.INCONCLUSIVE == exit_status(report)
     assert "implausible_error" in {finding.code for finding in report.findings}
 
 
-def test_another_rotation_than_that_of_the_weights_is_an_error(tmp_path):
+def test_rotation_that_differs_from_the_weights_is_an_error(tmp_path):
     report = quanterr.compare(ORIGINAL, changed(tmp_path / "quantized", "random_hadamard", flipped))
 
     assert {f"model.layers.{n}.mlp.down_proj.weight" for n in (0, 1)} == {
@@ -250,8 +250,8 @@ def test_another_rotation_than_that_of_the_weights_is_an_error(tmp_path):
     }
 
 
-def test_equal_bytes_are_no_equal_weight_where_inputs_are_transformed(tmp_path):
-    """The original's own weight, under a declaration whose matrix is missing, was paired bit by bit."""
+def test_equal_bytes_with_transformed_inputs_are_not_an_equal_weight(tmp_path):
+    """The original's own weight, under a declaration without its matrix, was once paired bit by bit."""
 
     def change(stored):
         del stored[MATRIX], stored[f"{DOWN}.weight_scale"]
@@ -263,8 +263,8 @@ def test_equal_bytes_are_no_equal_weight_where_inputs_are_transformed(tmp_path):
     assert Status.INCONCLUSIVE == exit_status(report)
 
 
-def test_an_unquantized_weight_is_undone_as_well(tmp_path):
-    """Rows that were multiplied by the matrix in float64 and rounded to float32 are rounded once more."""
+def test_transform_is_also_undone_for_an_unquantized_weight(tmp_path):
+    """Rows that were multiplied by the matrix in float64 and rounded to float32 are rounded a second time."""
     x = load_file(ORIGINAL / "model.safetensors")[f"{DOWN}.weight"]
 
     def change(stored):
@@ -280,7 +280,7 @@ def test_an_unquantized_weight_is_undone_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("location", ["output", "q_attn", "k_cache"])
-def test_other_transforms_at_run_time_are_refused_by_name(location, tmp_path):
+def test_other_runtime_transforms_are_refused_by_name(location, tmp_path):
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
     def store(stored):
@@ -309,7 +309,7 @@ def test_other_transforms_at_run_time_are_refused_by_name(location, tmp_path):
         ([("weight_input", "Linear"), ("input", "Linear"), ("weight_output", "re:.*q_proj$")], ["R4"]),
     ],
 )
-def test_a_rotation_is_fused_where_inputs_do_not_undo_it(places, expected):
+def test_rotation_is_fused_where_inputs_do_not_undo_it(places, expected):
     apply = [{"targets": [target], "location": place} for place, target in places]
     config = {"transform_config": {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}}
     with open_checkpoint(ORIGINAL) as original:
@@ -319,8 +319,8 @@ def test_a_rotation_is_fused_where_inputs_do_not_undo_it(places, expected):
 
 
 @pytest.mark.parametrize(("size", "middle"), [(1, 1), (2, 1), (64, 1), (12, 12), (48, 12), (56, 28), (40, 20)])
-def test_hadamard_matrices_are_taken_apart_as_far_as_possible(size, middle):
-    """Of compressed-tensors' construction, scipy's Paley matrices and Sylvester's."""
+def test_hadamard_matrices_are_factored_as_far_as_possible(size, middle):
+    """The matrices are compressed-tensors' own, scipy's Paley matrices and Sylvester's."""
     from quanterr.formats.shared import hadamard
 
     base = hadamard.make_table(middle) if middle > 1 else torch.ones(1, 1, dtype=torch.float64)
@@ -334,7 +334,7 @@ def test_hadamard_matrices_are_taken_apart_as_far_as_possible(size, middle):
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory):
-    """A mixture of experts, and it with rotated attention: in transformers 5 routers and experts are no Linear."""
+    """A mixture of experts; in transformers 5 its routers and experts are not instances of Linear."""
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     folder = tmp_path_factory.mktemp("experts")
     path = saved("qwen3_moe", folder / "original", num_hidden_layers=1)
@@ -343,7 +343,7 @@ def experts(tmp_path_factory):
 
 
 def rotated(folder, original, *endings):
-    """As compressed-tensors stores it: all weights with these endings are rotated in blocks of four columns."""
+    """Store all weights with these endings rotated in blocks of four columns, as compressed-tensors does."""
     matrix = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])[[0, 2, 1, 3]].double()
     tensors = {
         name: (x.double().view(len(x), -1, 4) @ matrix / 2).view(x.shape).float() if name.endswith(endings) else x
@@ -380,14 +380,14 @@ def test_values_decide_whether_routers_and_experts_are_linear(experts, tmp_path)
     assert "implausible_error" not in {finding.code for finding in report.findings}
 
 
-def test_a_quantized_or_rotated_router_is_linear(experts, tmp_path):
+def test_quantized_or_rotated_router_is_linear(experts, tmp_path):
     mixed = rotated(tmp_path / "quantized", experts, "_proj.weight", "gate.weight")
     report = quanterr.compare(experts, mixed)
 
     assert not {"ambiguous_layout", "implausible_error"} & {finding.code for finding in report.findings}
 
 
-def test_attention_that_was_not_rotated_is_no_other_class(experts, tmp_path):
+def test_unrotated_attention_is_an_error(experts, tmp_path):
     report = quanterr.compare(experts, rotated(tmp_path / "quantized", experts, "k_proj.weight"))
     wrong = {finding.layer for finding in report.findings if finding.code == "implausible_error"}
 
@@ -395,8 +395,8 @@ def test_attention_that_was_not_rotated_is_no_other_class(experts, tmp_path):
     assert Status.INCONCLUSIVE == exit_status(report)
 
 
-def test_inputs_of_a_stack_of_transformed_experts_are_not_rounded_unrotated(tmp_path):
-    """The original holds the experts in one tensor, the file each by itself: no rotation is that of the stack."""
+def test_inputs_to_stacked_transformed_experts_are_not_rounded_unrotated(tmp_path):
+    """The original holds the experts in one tensor and the file separately, so no rotation belongs to the stack."""
     place, x = "model.layers.0.mlp.experts", torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
     save_file({f"{place}.down_proj": x}, tmp_path / "original.safetensors")
     tensors = {}

@@ -1,4 +1,4 @@
-"""``quanterr gate`` and the gates of ``quanterr compare``: statuses, what is reported, what is written."""
+"""``quanterr gate`` and the gates of ``quanterr compare``: statuses, messages and written files."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def stored(report, tmp_path):
 
 @pytest.fixture
 def worse(report, tmp_path):
-    """The same, one layer 3 dB worse."""
+    """The same report with one layer 3 dB worse."""
     fields = json.loads(report.to_json())
     fields["layers"][0]["snr_db"] -= 3
     path = tmp_path / "worse.json"
@@ -72,7 +72,7 @@ def hostile(tmp_path_factory):
 
 
 class TestStatus:
-    def test_of_a_copy_of_the_original_is_inconclusive_and_says_why(self, tmp_path):
+    def test_copied_original_is_inconclusive_with_its_reason(self, tmp_path):
         x = write(tmp_path / "x.safetensors", {UP: torch.ones(16, 16)})
         path = tmp_path / "report.json"
         path.write_text(quanterr.compare(x, shutil.copy(x, tmp_path / "copy.safetensors")).to_json())
@@ -82,7 +82,7 @@ class TestStatus:
         assert Status.INCONCLUSIVE == done.returncode
         assert "verdict: inconclusive\n  - all compared tensors are identical; " in done.stderr
 
-    def test_0_where_all_hold(self, stored):
+    def test_satisfied_gates_exit_with_0(self, stored):
         done = gate(stored, "--require", "snr_db >= 20", "--fail-if", "findings.error > 0")
 
         assert (Status.OK, "") == (done.returncode, done.stdout)
@@ -91,7 +91,7 @@ class TestStatus:
         )
         assert done.stderr.endswith("verdict: pass\n")
 
-    def test_1_where_one_does_not(self, stored):
+    def test_failed_gate_exits_with_1(self, stored):
         done = gate(stored, "--require", "snr_db >= 99", "--require", "min(snr_db) >= 20")
 
         assert Status.GATE_FAILED == done.returncode
@@ -113,13 +113,13 @@ class TestStatus:
         ],
         ids=" ".join,
     )
-    def test_2_for_wrong_usage(self, stored, words):
+    def test_wrong_usage_exits_with_2(self, stored, words):
         done = gate(stored, *words)
 
         assert (Status.USAGE, "") == (done.returncode, done.stdout)
         assert done.stderr.startswith("quanterr: ")
 
-    def test_2_for_a_baseline_of_something_else(self, stored, worse):
+    def test_unrelated_baseline_exits_with_2(self, stored, worse):
         fields = json.loads(worse.read_text())
         fields["original"]["bytes"] += 1
         worse.write_text(json.dumps(fields))
@@ -130,7 +130,7 @@ class TestStatus:
 
     @pytest.mark.parametrize("link", [os.link, os.symlink, None])
     @pytest.mark.parametrize("words", [(), ("--update-baseline",)], ids=" ".join)
-    def test_2_for_a_baseline_that_is_the_report_itself(self, stored, link, words):
+    def test_report_as_its_own_baseline_exits_with_2(self, stored, link, words):
         before, baseline = stored.read_text(), stored if link is None else stored.with_name("baseline.json")
         if link:
             link(stored, baseline)
@@ -140,13 +140,13 @@ class TestStatus:
         assert f"quanterr: --baseline {baseline}: is the report itself; give an older report" in done.stderr
         assert before == stored.read_text()
 
-    def test_2_for_a_report_that_is_not_there_is_told_of_the_report(self, stored):
+    def test_missing_report_is_named(self, stored):
         done = gate("no.json", "--require", "delta(snr_db) >= 0", "--baseline", stored)
 
         assert (Status.UNREADABLE, "quanterr: no.json: no such file\n") == (done.returncode, done.stderr)
 
     @pytest.mark.parametrize("which", ["report", "baseline"])
-    def test_3_for_a_report_that_cannot_be_read(self, stored, which):
+    def test_unreadable_report_exits_with_3(self, stored, which):
         cut = stored.with_name("cut.json")
         cut.write_text(stored.read_text()[:-30])
         words = (cut, "--baseline", stored) if which == "report" else (stored, "--baseline", cut)
@@ -156,7 +156,7 @@ class TestStatus:
         assert f"quanterr: {cut}: is not valid UTF-8 JSON" in done.stderr
 
     @pytest.mark.parametrize("rule", ["snr_db >= 20", "snr_db >= 99"])
-    def test_4_for_an_unreliable_report_whatever_the_gates_say(self, stored, rule):
+    def test_unreliable_report_exits_with_4_whatever_the_gates_state(self, stored, rule):
         fields = json.loads(stored.read_text())
         fields["complete"] = False
         stored.write_text(json.dumps(fields))
@@ -165,7 +165,7 @@ class TestStatus:
         assert Status.INCONCLUSIVE == done.returncode
         assert done.stderr.endswith("verdict: inconclusive\n  - the run was interrupted\n")
 
-    def test_a_partial_report_may_be_allowed_and_is_then_judged(self, stored):
+    def test_allowed_partial_report_is_judged(self, stored):
         fields = json.loads(stored.read_text())
         fields |= {"verdict": "inconclusive", "reasons": ["part of it"]}
         stored.write_text(json.dumps(fields))
@@ -174,8 +174,8 @@ class TestStatus:
         assert Status.GATE_FAILED == gate(stored, "--require", "snr_db >= 99", "--allow-partial").returncode
 
 
-class TestWhatIsTold:
-    def test_of_a_layer_is_its_value_with_as_many_digits_as_it_takes_the_limit_and_the_margin(self, stored, report):
+class TestMessages:
+    def test_violation_shows_decisive_digits_limit_and_margin(self, stored, report):
         lower, higher = sorted(layer.snr_db for layer in report.layers)
         limit = lower + 1e-12
         one = gate(stored, "--require", f"snr_db >= {limit!r}").stderr
@@ -186,7 +186,7 @@ class TestWhatIsTold:
         assert float(format_decisive(lower, limit)) < limit
         assert f"{higher:.5g}, limit 99, margin {higher - 99:.5g}" in both
 
-    def test_is_the_reason_of_the_rule_and_at_most_five_layers(self, tmp_path, hostile):
+    def test_violation_shows_the_reason_and_at_most_five_layers(self, tmp_path, hostile):
         path = tmp_path / "thresholds.toml"
         path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nreason = "prompts drift"\n')
         fields = json.loads(hostile.read_text())
@@ -199,7 +199,7 @@ class TestWhatIsTold:
         assert 5 == sum(line.startswith("      - ") for line in lines)
         assert "      and 4 more layers" in lines
 
-    def test_of_a_warning_does_not_change_the_status(self, stored, tmp_path):
+    def test_warning_does_not_change_the_status(self, stored, tmp_path):
         path = tmp_path / "thresholds.toml"
         path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nseverity = "warn"\n')
         done = gate(stored, "--thresholds", path)
@@ -207,7 +207,7 @@ class TestWhatIsTold:
         assert Status.OK == done.returncode
         assert "warn: gate x: snr_db >= 99 does not hold" in done.stderr
 
-    def test_strict_warnings_make_it_decide(self, stored, tmp_path):
+    def test_strict_warnings_change_the_status(self, stored, tmp_path):
         path = tmp_path / "thresholds.toml"
         path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nseverity = "warn"\n')
         done = gate(stored, "--thresholds", path, "--strict-warnings")
@@ -230,8 +230,8 @@ class TestWhatIsTold:
         assert f"layer {UP}, in layers" in done.stderr
 
 
-class TestWhatIsWritten:
-    def test_the_report_with_its_new_verdict(self, stored, tmp_path):
+class TestWrittenFiles:
+    def test_judged_report_is_written_with_its_new_verdict(self, stored, tmp_path):
         judged = tmp_path / "judged.json"
         gate(stored, "--require", "snr_db >= 99", "-o", judged)
         before, after = json.loads(stored.read_text()), json.loads(judged.read_text())
@@ -241,7 +241,7 @@ class TestWhatIsWritten:
         assert before["layers"] == after["layers"]
         assert quanterr.read_report(judged).to_json() == judged.read_text()
 
-    def test_judging_again_forgets_the_gates_before(self, stored, tmp_path):
+    def test_judging_again_forgets_earlier_gates(self, stored, tmp_path):
         judged, again = tmp_path / "judged.json", tmp_path / "again.json"
         gate(stored, "--require", "snr_db >= 99", "-o", judged)
         gate(judged, "--require", "snr_db >= 20", "-o", again)
@@ -250,12 +250,12 @@ class TestWhatIsWritten:
         assert ("pass", 1) == (fields["verdict"], len(fields["gates"]))
         assert ["everything selected was compared; the gate holds"] == fields["reasons"]
 
-    def test_the_report_itself_is_never_overwritten(self, stored):
+    def test_report_itself_is_never_overwritten(self, stored):
         done = gate(stored, "--require", "snr_db >= 20", "-o", stored)
 
         assert Status.USAGE == done.returncode
 
-    def test_the_baseline_only_if_all_gates_hold_and_only_if_asked(self, stored, worse, tmp_path):
+    def test_baseline_is_updated_only_if_asked_and_all_gates_hold(self, stored, worse, tmp_path):
         baseline = tmp_path / "baseline.json"
         baseline.write_text(stored.read_text())
         rule = ("--require", "delta(snr_db) >= -0.5", "--baseline", baseline)
@@ -275,7 +275,7 @@ class TestWhatIsWritten:
 
         assert Status.GATE_FAILED == gate(worse, "--require", "delta(snr_db) > 0", "--baseline", baseline).returncode
 
-    def test_the_baseline_is_left_where_only_a_warning_does_not_hold(self, stored, worse, tmp_path):
+    def test_failed_warning_keeps_the_baseline(self, stored, worse, tmp_path):
         path, baseline = tmp_path / "thresholds.toml", tmp_path / "baseline.json"
         path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "delta(snr_db) >= -0.5"\nseverity = "warn"\n')
         baseline.write_text(stored.read_text())
@@ -285,7 +285,7 @@ class TestWhatIsWritten:
         assert done.stderr.endswith(f"baseline {baseline}: not updated: warning: gate x does not hold\n")
         assert stored.read_text() == baseline.read_text()
 
-    def test_a_baseline_of_another_original_is_not_updated_even_if_no_rule_compares(self, stored, worse):
+    def test_baseline_for_another_original_is_never_updated(self, stored, worse):
         fields = json.loads(worse.read_text())
         fields["original"]["tensors"] += 1
         worse.write_text(json.dumps(fields))
@@ -296,7 +296,7 @@ class TestWhatIsWritten:
 
 
 class TestCompare:
-    def test_judges_its_own_report(self, tmp_path):
+    def test_compare_judges_its_own_report(self, tmp_path):
         path = tmp_path / "report.json"
         words = ("compare", *pair(tmp_path), "-o", path, "--thresholds", "fp8")
         done = call(*words, "--require", "snr_db >= 99", env=LOCAL)
@@ -310,7 +310,7 @@ class TestCompare:
             fields["verdict"],
         )
 
-    def test_an_unreliable_result_outranks_a_gate_that_does_not_hold(self, tmp_path):
+    def test_unreliable_result_outranks_a_failed_gate(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
         y = write(
             tmp_path / "y.safetensors", {name: t for name, t in quantized(original()).items() if "norm" not in name}
@@ -320,7 +320,7 @@ class TestCompare:
         assert Status.INCONCLUSIVE == call(*words, "layers", env=LOCAL).returncode
         assert Status.GATE_FAILED == call(*words, "layers", "--allow-partial", env=LOCAL).returncode
 
-    def test_compares_with_a_baseline(self, report, stored, worse, tmp_path):
+    def test_compare_uses_a_baseline(self, report, stored, worse, tmp_path):
         words = ("compare", *pair(tmp_path), "-q", "--require", "delta(snr_db) >= -0.001", "--baseline")
 
         assert Status.OK == call(*words, stored, env=LOCAL).returncode
@@ -336,7 +336,7 @@ class TestCompare:
             (("--require", "snr_db >= 20", "--require", "max(snr_db) <= 1"), False),
         ],
     )
-    def test_stops_at_the_first_layer_that_violates_a_rule_if_asked_to(self, report, tmp_path, rules, stops):
+    def test_fail_fast_stops_at_the_first_violation(self, report, tmp_path, rules, stops):
         path, better = tmp_path / "report.json", tmp_path / "better.json"
         better.write_text(replace(report, layers=[replace(row, snr_db=40.0) for row in report.layers]).to_json())
         rules = [better if word == better.name else word for word in rules]
@@ -356,7 +356,7 @@ class TestCompare:
             assert "error" not in fields["coverage"]["original"]
             assert quanterr.read_report(path).to_json() == path.read_text()
 
-    def test_tells_what_the_layers_of_an_interrupted_run_violate(self, tmp_path):
+    def test_interrupted_run_lists_its_violations(self, tmp_path):
         path = tmp_path / "report.json"
         words = ("compare", *pair(tmp_path), "-q", "-o", path, "--require", "snr_db >= 99", "--fail-fast")
         call(*words, "--require", "mean(snr_db) >= 9", env=LOCAL)
@@ -377,13 +377,13 @@ class TestCompare:
         ],
         ids=" ".join,
     )
-    def test_a_mistake_in_the_rules_costs_no_run(self, words):
+    def test_mistake_in_the_rules_costs_no_run(self, words):
         done = call("compare", "no-such-original", "no-such-quantized", *words, env=LOCAL)
 
         assert Status.USAGE == done.returncode
         assert "no-such-original" not in done.stderr
 
-    def test_a_baseline_that_cannot_be_relied_on_costs_no_run(self, stored):
+    def test_unreliable_baseline_costs_no_run(self, stored):
         fields = json.loads(stored.read_text()) | {"complete": False}
         stored.write_text(json.dumps(fields))
         words = ("no-such-original", "no-such-quantized", "--require", "delta(snr_db) >= 0", "--baseline", stored)
@@ -392,7 +392,7 @@ class TestCompare:
         assert Status.USAGE == done.returncode
         assert "quanterr: the baseline is not reliable: its run was interrupted; compare again" in done.stderr
 
-    def test_a_baseline_of_something_else_keeps_the_comparison(self, worse, tmp_path):
+    def test_unrelated_baseline_keeps_the_comparison(self, worse, tmp_path):
         fields = json.loads(worse.read_text())
         fields["original"]["tensors"] += 1
         worse.write_text(json.dumps(fields))
@@ -407,7 +407,7 @@ class TestCompare:
         assert Status.OK == gate(path, "--require", "snr_db >= 20").returncode
         assert Status.GATE_FAILED == gate(path, "--require", "snr_db >= 99").returncode
 
-    def test_a_baseline_of_something_else_loses_no_comparison_of_the_library(self, worse, tmp_path):
+    def test_unrelated_baseline_keeps_the_library_comparison(self, worse, tmp_path):
         fields = json.loads(worse.read_text())
         fields["original"]["tensors"] += 1
         worse.write_text(json.dumps(fields))
@@ -417,7 +417,7 @@ class TestCompare:
         assert "inconclusive" == caught.value.document.verdict
         assert f"not judged: {caught.value}" == caught.value.document.reasons[0]
 
-    def test_says_once_that_a_report_was_changed_since_it_was_written(self, tmp_path):
+    def test_edited_report_is_reported_once(self, tmp_path):
         path, changed = tmp_path / "report.json", tmp_path / "changed.json"
         assert Status.OK == call("compare", *pair(tmp_path), "-q", "-o", path, env=LOCAL).returncode
         changed.write_text(path.read_text().replace('"complete": true', '"complete":  true'))
@@ -428,7 +428,7 @@ class TestCompare:
 
 
 class TestGitHub:
-    def test_gets_a_summary_and_annotations(self, stored, tmp_path):
+    def test_github_gets_a_summary_and_annotations(self, stored, tmp_path):
         path = tmp_path / "summary.md"
         path.write_text("before\n")
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
@@ -439,7 +439,7 @@ class TestGitHub:
         assert "" == done.stdout
 
     @pytest.mark.parametrize("words", [("-q",), ("-o", "-")])
-    def test_gets_the_verdict_of_compare_without_gates(self, tmp_path, words):
+    def test_github_gets_the_compare_verdict_without_gates(self, tmp_path, words):
         path, (x, y) = tmp_path / "summary.md", pair(tmp_path)
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
         good = call("compare", x, y, *words, env=env)
@@ -455,7 +455,7 @@ class TestGitHub:
         assert "::error" not in good.stderr
         assert 1 == bad.stderr.count("::error title=quanterr::inconclusive: ")
 
-    def test_the_summary_has_the_numbers_and_what_changed_since_the_baseline(self, stored, tmp_path):
+    def test_summary_has_the_numbers_and_changes_since_the_baseline(self, stored, tmp_path):
         path = tmp_path / "summary.md"
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
         baseline = tmp_path / "baseline.json"
@@ -468,24 +468,24 @@ class TestGitHub:
         assert "Since the baseline: 0 layers worse, 0 better" in text
         assert "| SNR |" in text
         assert "layers, the worst first, by SNR:" in text
-        assert 1 == text.count("| yes |")  # the gates once
+        assert 1 == text.count("| yes |")  # the gates appear once
         assert "| holds |" not in text.replace("| gate | holds |", "")
 
-    def test_a_summary_that_cannot_be_written_is_told_and_changes_nothing(self, stored, tmp_path):
+    def test_unwritable_summary_is_reported_and_changes_nothing(self, stored, tmp_path):
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
         done = gate(stored, "--require", "snr_db >= 20", env=env)
 
         assert Status.OK == done.returncode
         assert "quanterr: $GITHUB_STEP_SUMMARY: Is a directory" in done.stderr
 
-    def test_elsewhere_gets_neither(self, stored, tmp_path):
+    def test_other_environments_get_neither_summary_nor_annotations(self, stored, tmp_path):
         path = tmp_path / "summary.md"
         done = gate(stored, "--require", "snr_db >= 99", env={"GITHUB_STEP_SUMMARY": str(path)})
 
         assert not path.exists()
         assert "::error" not in done.stderr
 
-    def test_a_name_is_neither_a_command_nor_markdown(self, hostile, tmp_path):
+    def test_name_is_neither_a_command_nor_markdown(self, hostile, tmp_path):
         path = tmp_path / "summary.md"
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
         rules = [word for name in HOSTILE for word in ("--require", f"snr_db >= 9{HOSTILE.index(name)}")]
@@ -506,7 +506,7 @@ class TestGitHub:
         titles = ("Not compared: ", "By format:", "By role:", "The 5 worst layers", "Made by ")
         assert all(line[0] in "*-|" or line.startswith(titles) for line in numbers.splitlines() if line)
 
-    def test_a_reason_is_no_command_either(self, hostile, tmp_path):
+    def test_reason_is_not_a_command(self, hostile, tmp_path):
         fields = json.loads(hostile.read_text())
         fields["findings"].append(
             {
@@ -548,15 +548,15 @@ def failed(n, severity="error", violations=()):
     )
 
 
-class TestLimitsOfGitHub:
+class TestGitHubLimits:
     @pytest.mark.parametrize(("n", "shown"), [(1, 1), (10, 10), (11, 10), (50, 10)])
-    def test_at_most_ten_annotations_of_which_the_last_counts_the_rest(self, n, shown):
+    def test_at_most_ten_annotations_are_printed_and_the_last_counts_the_rest(self, n, shown):
         lines = make_annotations(Verdict("fail", [], [failed(k) for k in range(n)]))
 
         assert shown == len(lines)
         assert (f"and {n - 9} more gates do not hold" in lines[-1]) == (n > 10)
 
-    def test_errors_come_before_warnings_and_what_is_left_out_is_as_bad_as_its_worst(self):
+    def test_errors_come_first_and_the_rest_is_as_bad_as_its_worst(self):
         gates = [failed(n, "warn") for n in range(12)] + [failed(99)]
         lines = make_annotations(Verdict("fail", [], gates))
 
@@ -564,12 +564,12 @@ class TestLimitsOfGitHub:
         assert "gate99" in lines[0]
         assert {"::warning"} == {line.split()[0] for line in lines[1:]}
 
-    def test_a_warning_is_one_and_an_unreliable_result_comes_first(self):
+    def test_unreliable_result_comes_first_and_a_warning_stays_a_warning(self):
         lines = make_annotations(Verdict("inconclusive", ["100 % why\r"], [failed(1, "warn")]))
 
         assert ["::error title=quanterr::inconclusive: 100 %25 why\\x0d", "::warning title=quanterr::gate1"] == lines
 
-    def test_a_summary_is_never_too_large_and_says_so(self):
+    def test_overlong_summary_is_cut_with_a_note(self):
         violations = [Violation(f"{n}" + "ä" * 150, 0.1, -0.9, None) for n in range(20)]
         text = format_summary(Verdict("fail", [], [failed(n, violations=violations) for n in range(500)]))
 
@@ -577,7 +577,7 @@ class TestLimitsOfGitHub:
         assert "The rest is omitted" in text[-200:]
         assert "" == format_summary(Verdict("fail", [], [failed(1)]), limit=10)
 
-    def test_of_the_layers_of_a_gate_the_20_worst_are_named(self):
+    def test_twenty_worst_layers_are_named_per_gate(self):
         violations = [Violation(f"layer{n}", 0.1, -0.9, None) for n in range(6000)]
         text = format_summary(Verdict("fail", [], [failed(1, violations=violations)]))
 
@@ -586,25 +586,25 @@ class TestLimitsOfGitHub:
 
 
 class TestLibrary:
-    def test_judges_a_report(self, report):
+    def test_library_judges_a_report(self, report):
         judged = quanterr.judge(report, "fp8", require=["snr_db >= 20"], fail_if=["layers == 0"])
 
         assert ("pass", 6) == (judged.verdict, len(judged.gates))
         assert [] == report.gates
 
-    def test_judges_against_another(self, report):
+    def test_library_judges_against_another_report(self, report):
         assert "pass" == quanterr.judge(report, require=["delta(snr_db) == 0"], baseline=report).verdict
         judged = quanterr.judge(report, require=["snr_db > 0"], baseline=report)
         assert ["snr_db > 0", "delta(snr_db) >= -0.5"] == [gate.require for gate in judged.gates]
 
-    def test_a_stored_report_is_judged_alike(self, report, stored):
+    def test_stored_report_is_judged_the_same(self, report, stored):
         rules = ["snr_db >= 31.5", "p50(nmse) <= 1", "global(cosine_similarity) >= 0.9"]
 
         assert quanterr.judge(report, require=rules) == quanterr.judge(quanterr.read_report(stored), require=rules)
 
 
 @pytest.mark.slow
-def test_a_report_that_was_called_for_with_bytes_that_are_no_unicode_is_read(tmp_path):
+def test_report_from_a_command_with_invalid_unicode_is_read(tmp_path):
     path = os.fsencode(tmp_path) + b"/\xff.json"
     words = [sys.executable, "-m", "quanterr", "compare", *pair(tmp_path), "-q", "-o", path]
     subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
@@ -626,10 +626,10 @@ def test_judging_a_stored_report_needs_no_torch(stored):
 
 
 class TestBaselineAlone:
-    """Without any rule a baseline asks that no layer is clearly worse than there."""
+    """A baseline without any rule requires that no layer is clearly worse."""
 
     def lowered(self, stored, by):
-        """The same report with one layer's SNR lower."""
+        """Write the same report with a lower SNR for one layer."""
         fields = json.loads(stored.read_text())
         fields["layers"][0]["snr_db"] -= by
         path = stored.with_name(f"lowered{by}.json")
@@ -637,14 +637,14 @@ class TestBaselineAlone:
         return path
 
     @pytest.mark.parametrize(("by", "status"), [(0.4, Status.OK), (0.6, Status.GATE_FAILED)])
-    def test_half_a_decibel_is_the_limit_and_the_rule_is_named(self, stored, by, status):
+    def test_default_baseline_limit_is_half_a_decibel_and_named(self, stored, by, status):
         done = gate(self.lowered(stored, by), "--baseline", stored)
 
         assert status == done.returncode
         assert "baseline: delta(snr_db) >= -0.5" in done.stderr
 
     @pytest.mark.parametrize("words", [("--require", "snr_db >= 1"), ("--thresholds", "gguf-q4_k")])
-    def test_rules_that_do_not_compare_with_it_get_one_that_does(self, stored, words):
+    def test_baseline_adds_its_rule_to_rules_without_comparison(self, stored, words):
         near, far = (gate(self.lowered(stored, by), "--baseline", stored, *words) for by in (0.1, 0.7))
 
         assert "delta(snr_db) >= -0.5" in near.stderr

@@ -1,4 +1,4 @@
-"""Rules against reports: what holds, and that nothing undefined, missing or broken ever does."""
+"""Rules on reports: which hold, and that undefined, missing or broken values never satisfy one."""
 
 import operator
 import re
@@ -24,13 +24,13 @@ from quanterr.util.text import format_decisive
 
 
 def judge(report, *rules, baseline=None):
-    """The gates of a synthetic report; a rule may be its condition alone."""
+    """Judge a synthetic report by gates; a rule may be given as its condition alone."""
     rules = [rule if isinstance(rule, Rule) else Rule(rule, parse(rule)) for rule in rules]
     return judge_subject(ReportValues(report), rules, ReportValues(baseline) if baseline else None)
 
 
 def gate(report, rule, baseline=None, **more):
-    """The one gate of a rule."""
+    """Return the single gate of a rule."""
     return judge(report, Rule("id", parse(rule), **more), baseline=baseline).gates[0]
 
 
@@ -38,7 +38,7 @@ LAYERS = {"a": 20.0, "b": 30.0, "c": 40.0}
 OWN, MARKED = {"original_fingerprint": "0badcafe"}, {"original_fingerprint": "decafbad"}
 BEFORE = made({"a": 21.0, "b": 30.0, "c": 39.0})
 
-# A value of every function, the one that a lower limit meets first, and the one that an upper limit does.
+# For every function: its value, the first that meets a lower limit, and the first that meets an upper limit.
 TABLE = {
     "snr_db": (20.0, 40.0),
     "each(snr_db)": (20.0, 40.0),
@@ -76,14 +76,14 @@ def baseline_for(value):
 
 
 class TestEveryFunction:
-    def test_is_in_the_table(self):
+    def test_every_function_is_in_the_table(self):
         functions = {value.partition("(")[0] for value in TABLE if "(" in value}
 
         found = {"pNN" if name in ("p25", "p5") else name for name in functions}
         assert {row.name for row in FUNCTIONS} - OF_INTERVAL == found  # no number of a report has a standard error
 
     @pytest.mark.parametrize(("value", "lowest", "highest"), [(k, *v) for k, v in TABLE.items()])
-    def test_holds_up_to_its_limit_and_not_a_digit_beyond(self, value, lowest, highest):
+    def test_rule_holds_up_to_its_limit_and_not_a_digit_beyond(self, value, lowest, highest):
         above, below = nextafter(lowest, inf), nextafter(highest, -inf)
         expected = {
             f"{value} >= {lowest!r}": "pass",
@@ -103,7 +103,7 @@ class TestEveryFunction:
         assert expected == {rule: gate(whole(), rule, baseline_for(value)).status for rule in expected}
 
     @pytest.mark.parametrize("value", TABLE)
-    def test_shows_the_value_with_as_many_digits_as_decide(self, value):
+    def test_value_is_shown_with_decisive_digits(self, value):
         lowest, limit = TABLE[value][0], nextafter(TABLE[value][0], inf)
         found = gate(whole(), f"{value} >= {limit!r}", baseline_for(value))
 
@@ -115,7 +115,7 @@ class TestEveryFunction:
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     @pytest.mark.parametrize("sign", OPERATORS)
     @pytest.mark.parametrize("undefined", [None, nan])
-    def test_holds_neither_way_where_a_value_is_undefined(self, value, sign, undefined):
+    def test_undefined_value_fails_either_way(self, value, sign, undefined):
         report = made({"a": 20.0, "b": undefined, "c": 40.0}, overall=None, aggregate={"nonfinite": {}})
         condition = parse(f"{value} {sign} 30")
         before = ReportValues(BEFORE) if compares(value) else None
@@ -124,7 +124,7 @@ class TestEveryFunction:
         assert ["fail", "fail"] == [g.status for g in judge_subject(ReportValues(report), rules, before).gates]
 
     @pytest.mark.parametrize("value", OF_LAYERS)
-    def test_leaves_out_what_is_undefined_if_it_is_told_to(self, value):
+    def test_undefined_values_are_skipped_on_request(self, value):
         report = made({"a": 20.0, "new" if compares(value) else "b": None, "c": 40.0})
         before = made({"a": 21.0, "c": 39.0}) if compares(value) else None
         found = gate(report, f"{value} >= -100", before, undefined="skip")
@@ -133,7 +133,7 @@ class TestEveryFunction:
         assert "3 layers, 1 skipped" in found.message
 
     @pytest.mark.parametrize("value", OF_LAYERS)
-    def test_does_not_hold_where_all_that_differ_are_left_out(self, value):
+    def test_rule_fails_where_all_changed_layers_are_skipped(self, value):
         report = made({"a": None, "b": None}, lossless=["same"])
         before = made({}, lossless=["same"]) if compares(value) else None
         found = gate(report, f"{value} >= -100", before, undefined="skip")
@@ -143,19 +143,19 @@ class TestEveryFunction:
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
-    def test_holds_neither_way_where_nothing_has_a_value(self, value, undefined):
+    def test_rule_without_any_value_fails_either_way(self, value, undefined):
         report = made({"a": None}, overall=None, aggregate={"nonfinite": {}})
         for text in (f"{value} >= -100", f"{value} < -100"):
             assert "fail" == gate(report, text, baseline_for(value), undefined=undefined).status
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
-    def test_holds_neither_way_where_there_is_no_layer(self, value):
+    def test_rule_without_any_layer_fails_either_way(self, value):
         report = made(overall=None, aggregate={"nonfinite": {"overall_snr_db": "nan"}})
         for text in (f"{value} >= -100", f"{value} < -100"):
             assert "fail" == gate(report, text, baseline_for(value)).status
 
     @pytest.mark.parametrize("value", OF_LAYERS)
-    def test_holds_neither_way_where_its_patterns_select_nothing(self, value):
+    def test_rule_whose_patterns_match_no_layer_fails_either_way(self, value):
         for text in (f"{value} >= -100", f"{value} < -100"):
             with pytest.raises(UsageError, match='rule "id": no layer matches "nowhere"'):
                 gate(whole(), text, baseline_for(value), layers=("a", "nowhere"))
@@ -166,14 +166,14 @@ class TestEveryFunction:
                 assert f'no layer matches "{dead}"' in found.message
 
     @pytest.mark.parametrize("value", TABLE)
-    def test_holds_neither_way_on_an_incomplete_report(self, value):
+    def test_incomplete_report_fails_either_way(self, value):
         for text in (f"{value} >= -100", f"{value} < -100"):
             found = judge(whole(complete=False), text, baseline=baseline_for(value))
 
             assert ("inconclusive", "fail") == (found.verdict, found.gates[0].status)
 
     @pytest.mark.parametrize("value", [value for value in TABLE if "." not in value])
-    def test_does_not_know_a_metric_that_is_misspelt_and_names_the_nearest(self, value):
+    def test_misspelt_metric_is_refused_with_the_nearest_name(self, value):
         metric = "original_compared_fraction" if "fraction" in value else "snr_db"
         with pytest.raises(UsageError, match=f"did you mean .*{metric}"):
             parse(f"{value.replace(metric, metric[:-2] + metric[:-3:-1])} >= 30")
@@ -190,7 +190,7 @@ class TestEveryFunction:
         ids=["finding", "missing", "compared and missing", "not finite"],
     )
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
-    def test_holds_neither_way_where_a_layer_cannot_be_relied_on(self, value, spoil, undefined):
+    def test_unreliable_layer_fails_either_way(self, value, spoil, undefined):
         report = made(LAYERS, **spoil)
         for text in (f"{value} >= -100", f"{value} < -100"):
             assert "fail" == gate(report, text, baseline_for(value), undefined=undefined).status
@@ -198,13 +198,13 @@ class TestEveryFunction:
 
 class TestIdenticalLayers:
     @pytest.mark.parametrize("value", ["snr_db", "min(snr_db)", "mean(snr_db)", "p05(snr_db)", "share(snr_db >= 9)"])
-    def test_satisfy_every_floor(self, value):
+    def test_identical_layers_satisfy_every_floor(self, value):
         found = gate(made(lossless=["a", "b"]), f"{value} >= 1")
 
         assert ("pass", 2, 2) == (found.status, found.judged, found.identical)
         assert "the same on both sides" in found.message
 
-    def test_that_are_skipped_are_told(self):
+    def test_skipped_identical_layers_are_counted(self):
         report = made(lossless=["a", "b"])
         report.lossless[0].bits_per_weight = None
         found = gate(report, "bits_per_weight <= 16", undefined="skip")
@@ -212,7 +212,7 @@ class TestIdenticalLayers:
         assert found.message.endswith("holds: 2 layers, 1 skipped, the same on both sides")
 
     @pytest.mark.parametrize("metric", [name for name, r in LAYER_METRICS.items() if r.better == "lower"])
-    def test_satisfy_every_bound_of_an_error(self, metric):
+    def test_identical_layers_satisfy_every_error_bound(self, metric):
         report = made(lossless=["a"], settings=weighted_by("one.dat"))
 
         assert ("fail" if metric == "saturated_pct" else "pass") == gate(report, f"{metric} <= 16").status
@@ -223,18 +223,18 @@ class TestIdenticalLayers:
         ["weighted_snr_db >= 20", "weighted_nmse <= 1", "share(weighted_nmse <= 1) >= 1", "global(weighted_nmse) <= 1"],
     )
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
-    def test_are_weighted_only_where_there_is_an_importance_matrix(self, rule, undefined):
+    def test_identical_layers_are_weighted_only_with_an_importance_matrix(self, rule, undefined):
         weighted, plain = (made(lossless=["a"], settings=weighted_by(path)) for path in ("one.dat", None))
 
         assert "pass" == gate(weighted, rule, undefined=undefined).status
         assert "fail" == gate(plain, rule, undefined=undefined).status
 
-    def test_do_not_stand_in_for_a_layer_that_the_matrix_does_not_name(self):
+    def test_identical_layers_do_not_stand_in_for_an_unweighted_layer(self):
         report = made(rows=[row("b", 30.0, weighted_snr_db=None)], lossless=["a"], settings=weighted_by("one.dat"))
 
         assert ["b"] == [violation.layer for violation in gate(report, "weighted_snr_db >= 20").violations]
 
-    def test_stay_out_of_what_is_taken_over_layers(self):
+    def test_means_over_layers_leave_out_identical_layers(self):
         found = gate(made(LAYERS, lossless=["same"]), "mean(snr_db) >= 30")
 
         assert ("pass", 30.0, 4, 1) == (found.status, found.observed, found.judged, found.identical)
@@ -248,19 +248,19 @@ class TestIdenticalLayers:
             "share(bits_per_weight <= 8.5)": 0.5,
         }.items(),
     )
-    def test_count_for_what_they_cost(self, value, expected):
+    def test_identical_layers_count_with_their_size(self, value, expected):
         report = made(rows=[row("a", 30.0, bits_per_weight=8.0)], lossless=["same"])
 
         assert expected == gate(report, f"{value} <= 100").observed
 
-    def test_satisfy_limits_of_the_whole_model(self):
+    def test_identical_layers_satisfy_limits_on_the_whole_model(self):
         assert "pass" == gate(made(lossless=["a"], overall=None), "global(overall_snr_db) >= 30").status
         assert "fail" == gate(made(lossless=["a"]), "global(compression_ratio) >= 0").status
 
-    def test_have_no_size_of_their_own(self):
+    def test_identical_layers_have_no_norm(self):
         assert "fail" == gate(made(lossless=["a"]), "quantized_norm >= 0").status
 
-    def test_perfect_values_are_those_of_the_metrics(self):
+    def test_perfect_values_match_the_metrics(self):
         assert (inf, 0.0, 1.0, inf) == tuple(
             EQUAL_LAYER[name] for name in ("snr_db", "nmse", "cosine_similarity", "effective_bits")
         )
@@ -268,12 +268,12 @@ class TestIdenticalLayers:
 
 
 class TestInfiniteValues:
-    """They are null in the report: something is broken, and no rule about it holds."""
+    """Infinite values are null in the report: something is broken, and no rule about it holds."""
 
     @pytest.mark.parametrize("value", OF_LAYERS)
     @pytest.mark.parametrize("infinite", [inf, -inf])
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
-    def test_hold_neither_way_and_are_not_left_out(self, value, infinite, undefined):
+    def test_infinite_values_fail_either_way_and_are_not_skipped(self, value, infinite, undefined):
         report = made({"a": 20.0, "b": infinite, "c": 40.0})
         for text in (f"{value} >= -100", f"{value} <= 100"):
             found = gate(report, text, baseline_for(value), undefined=undefined)
@@ -281,34 +281,34 @@ class TestInfiniteValues:
             assert ("fail", f"snr_db is {infinite}") == (found.status, found.violations[0].reason)
 
     @pytest.mark.parametrize("infinite", ["+inf", "-inf"])
-    def test_of_the_whole_model_hold_neither_way(self, infinite):
+    def test_infinite_model_values_fail_either_way(self, infinite):
         report = made(LAYERS, overall=None, aggregate={"nonfinite": {"overall_snr_db": infinite}})
         for text in ("global(overall_snr_db) >= -100", "global(overall_snr_db) <= 100"):
             assert "fail" == gate(report, text).status
 
-    def test_come_before_those_that_violate_a_limit(self):
+    def test_infinite_values_come_before_other_violations(self):
         found = gate(made({"b": 10.0, "a": -inf}), "snr_db >= 20")
 
         assert ["a", "b"] == [violation.layer for violation in found.violations]
 
-    def test_are_no_start_to_get_better_from(self):
+    def test_infinite_value_cannot_improve(self):
         before, report = made({"a": -inf, "b": 30.0}), made({"a": -inf, "b": 30.0})
 
         assert ["a"] == [v.layer for v in gate(report, "delta(snr_db) >= -1", before).violations]
 
 
 class TestSelection:
-    def test_norms_and_biases_that_differ_are_judged_where_a_pattern_names_them(self):
+    def test_changed_norms_and_biases_are_judged_where_a_pattern_names_them(self):
         report = made({"a.weight": 30.0}, other={"a.bias": 3.0})
 
         assert "pass" == gate(report, "snr_db >= 20").status
         assert "pass" == gate(report, "snr_db >= 20", layers=("*.weight",)).status
         assert "fail" == gate(report, "snr_db >= 20", layers=("a.*",)).status
 
-    def test_what_is_left_out_is_not_judged(self):
+    def test_excluded_layer_is_not_judged(self):
         assert "pass" == gate(made(LAYERS), "snr_db >= 30", layers=("!a",)).status
 
-    def test_leaving_out_what_is_not_there_is_wrong_usage(self):
+    def test_excluding_a_missing_layer_is_wrong_usage(self):
         report = made({"model.mlp.up": 20.0}, lossless=["same"], other={"norm": 9.0})
         for layers in (("!model.mpl*",), ("mlp", "!model.mpl*")):
             with pytest.raises(UsageError, match=r'rule "id": no layer matches "!model\.mpl\*"; did you mean'):
@@ -316,20 +316,20 @@ class TestSelection:
 
         assert "pass" == gate(report, "snr_db >= 20", layers=("!same", "!norm")).status
 
-    def test_what_was_not_compared_can_be_left_out(self):
+    def test_uncompared_layer_can_be_excluded(self):
         assert "pass" == gate(made(LAYERS, missing=["gone"]), "snr_db >= 20", layers=("!gone",)).status
 
-    def test_a_pattern_of_layers_that_the_report_leaves_out_is_told_as_such(self):
+    def test_pattern_outside_the_report_selection_is_explained(self):
         report = made(LAYERS, selection={"patterns": ["attn", "!*.bias"]})
         with pytest.raises(UsageError, match=r'no layer matches "!mlp".* \(the report covers only attn !\*\.bias\)'):
             gate(report, "snr_db >= 20", layers=("!mlp",))
 
-    def test_a_layer_that_is_missing_elsewhere_is_no_reason(self):
+    def test_missing_layer_elsewhere_does_not_matter(self):
         report = made(LAYERS, missing=["d"], findings=[finding("e")])
 
         assert "pass" == gate(report, "snr_db >= 20", layers=("a", "b")).status
 
-    def test_of_one_id_the_last_rule_that_selects_a_layer_decides(self):
+    def test_last_rule_with_an_id_decides_for_its_layers(self):
         strict = Rule("id", parse("snr_db >= 30"))
         lenient = Rule("id", parse("snr_db >= 15"), layers=("a",))
         first, second = judge(made(LAYERS), strict, lenient).gates
@@ -337,32 +337,32 @@ class TestSelection:
         assert ("pass", 2) == (first.status, first.judged)
         assert ("pass", 1) == (second.status, second.judged)
 
-    def test_of_different_ids_all_apply(self):
+    def test_rules_with_different_ids_all_apply(self):
         strict = Rule("one", parse("snr_db >= 30"))
         lenient = Rule("two", parse("snr_db >= 15"), layers=("a",))
 
         assert ["fail", "pass"] == [found.status for found in judge(made(LAYERS), strict, lenient).gates]
 
-    def test_a_rule_that_decides_for_no_layer_does_not_hold(self):
+    def test_rule_that_decides_for_no_layer_fails(self):
         first = judge(made({"a": 30.0}), Rule("id", parse("snr_db >= 1")), Rule("id", parse("snr_db >= 2"), ("a",)))
 
         assert "later rules with the same id decide for all layers that it selects" in first.gates[0].message
 
 
 class TestBaseline:
-    def test_a_layer_that_is_gone_does_not_hold(self):
+    def test_missing_layer_fails(self):
         found = gate(made({"a": 20.0}), "delta(snr_db) >= -9", BEFORE, undefined="skip")
 
         assert ["b", "c"] == [violation.layer for violation in found.violations]
         assert "is in the baseline but not in this report" == found.violations[0].reason
 
     @pytest.mark.parametrize(("undefined", "status"), [("fail", "fail"), ("skip", "pass")])
-    def test_a_layer_that_is_new_has_no_change(self, undefined, status):
+    def test_new_layer_has_no_change(self, undefined, status):
         found = gate(made(LAYERS | {"d": 30.0}), "delta(snr_db) >= -9", BEFORE, undefined=undefined)
 
         assert status == found.status
 
-    def test_a_layer_that_was_the_same_on_both_sides_and_no_longer_is_got_worse_without_limit(self):
+    def test_layer_that_is_no_longer_identical_got_worse_without_limit(self):
         assert "fail" == gate(made({"a": 90.0}), "delta(snr_db) >= -1000", made(lossless=["a"])).status
         relative = "rel_delta(snr_db) >= -1000"
         now, before = made({"a": 90.0, "b": 30.0}), made({"b": 30.0}, lossless=["a"])
@@ -370,14 +370,14 @@ class TestBaseline:
         assert "pass" == gate(made(lossless=["a"]), "delta(snr_db) >= 1000", made({"a": 90.0})).status
 
     @pytest.mark.parametrize("before", [{"a": 30.0}, {"a": None}])
-    def test_only_a_layer_that_is_new_is_left_out(self, before):
+    def test_only_new_layers_are_skipped(self, before):
         report = made({"a": None, "b": 30.0})
         for old in (made(before | {"b": 30.0}), made({"b": 30.0}, lossless=["a"])):
             found = gate(report, "delta(snr_db) >= -1", old, undefined="skip")
 
             assert ("fail", 0, "a") == (found.status, found.skipped, found.violations[0].layer)
 
-    def test_a_layer_that_was_the_same_on_both_sides_is_told_as_such(self):
+    def test_layer_identical_in_the_baseline_is_described_as_such(self):
         same, differs = made(lossless=["a"]), made({"a": 90.0})
 
         def reason(rule, report, before):
@@ -391,7 +391,7 @@ class TestBaseline:
         assert "snr_db is -inf" == judge(made({"a": -inf}), "snr_db >= 1").gates[0].violations[0].reason
 
     @pytest.mark.parametrize("function", ["delta", "rel_delta"])
-    def test_a_layer_that_stays_the_same_on_both_sides_did_not_change(self, function):
+    def test_layer_that_stays_identical_did_not_change(self, function):
         assert "pass" == gate(made(lossless=["a"]), f"{function}(snr_db) == 0", made(lossless=["a"])).status
         assert "pass" == gate(made(lossless=["a"]), f"{function}(nmse) == 0", made(lossless=["a"])).status
 
@@ -405,7 +405,7 @@ class TestBaseline:
         ],
         ids=["finding", "not finite", "missing"],
     )
-    def test_a_layer_that_cannot_be_relied_on_in_the_baseline_is_never_skipped(self, undefined, spoil, reason):
+    def test_layer_unreliable_in_the_baseline_is_never_skipped(self, undefined, spoil, reason):
         before, report = made({"b": 30.0}, **spoil), made({"a": 30.0, "b": 30.0})
         found = gate(report, "delta(snr_db) >= 0", before, undefined=undefined)
 
@@ -423,7 +423,7 @@ class TestBaseline:
             (made(rows=[row("a", 20.0) | MARKED]), "the original a has other values there than here"),
         ],
     )
-    def test_of_something_else_is_refused(self, before, why):
+    def test_unrelated_baseline_is_refused(self, before, why):
         with pytest.raises(UsageError) as caught:
             judge(
                 made(rows=[row(name, snr) | OWN for name, snr in LAYERS.items()]),
@@ -444,11 +444,11 @@ class TestBaseline:
             (made(), "it is inconclusive: nothing was compared"),
         ],
     )
-    def test_that_cannot_be_relied_on_as_a_whole_is_refused(self, before, why):
+    def test_unreliable_baseline_is_refused(self, before, why):
         with pytest.raises(UsageError, match=f"the baseline is not reliable: {why}; compare again, or"):
             judge(made(LAYERS), Rule("id", parse("delta(snr_db) >= -1"), undefined="skip"), baseline=before)
 
-    def test_a_layer_that_is_not_finite_does_not_tell_another_original(self):
+    def test_infinite_layer_does_not_indicate_another_original(self):
         broken, good = made(rows=[row("a", None, original_norm=0.9, finite=False)]), made({"a": 20.0})
         found = judge(broken, "delta(snr_db) >= -1", baseline=good)
 
@@ -460,7 +460,7 @@ class TestBaseline:
         ("there", "here"),
         [("a/one.dat", "a/two.dat"), (None, "one.dat"), ("one.dat", None), ("C:\\m\\one.dat", "two.dat")],
     )
-    def test_of_another_importance_matrix_is_refused_where_that_counts(self, there, here):
+    def test_another_importance_matrix_is_refused_where_it_counts(self, there, here):
         before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, here))
         names = [re.split(r"[/\\]", path or "none")[-1] for path in (there, here)]
         for rule in ("delta(weighted_snr_db) >= -1", "rel_delta(weighted_nmse) <= 1"):
@@ -472,32 +472,32 @@ class TestBaseline:
         assert "pass" == judge(after, "delta(snr_db) >= -1", "weighted_nmse <= 1", baseline=before).verdict
 
     @pytest.mark.parametrize("there", ["/elsewhere/one.dat", "C:\\m\\one.dat", "one.dat"])
-    def test_of_the_same_importance_matrix_in_another_folder_is_taken(self, there):
+    def test_same_importance_matrix_in_another_folder_is_accepted(self, there):
         before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, "m/one.dat"))
 
         assert "pass" == gate(after, "delta(weighted_snr_db) >= -1", before).status
 
-    def test_of_another_device_is_taken(self):
+    def test_baseline_from_another_device_is_accepted(self):
         before = made(rows=[row("a", 20.0, original_norm=1 + 1e-9)])
 
         assert "pass" == gate(made({"a": 20.0}), "delta(snr_db) >= 0", before).status
 
 
 class TestVerdict:
-    def test_passes_where_all_hold_and_says_how_many(self):
+    def test_satisfied_gates_pass_and_are_counted(self):
         found = judge(made(LAYERS), "snr_db >= 1", "min(snr_db) >= 1")
 
         assert ("pass", Status.OK) == (found.verdict, exit_status(found))
         assert ["everything selected was compared; 2 gates hold"] == found.reasons
 
-    def test_fails_with_one_reason_a_gate(self):
+    def test_failed_gates_give_one_reason_each(self):
         found = judge(made(LAYERS), "snr_db >= 25", "min(snr_db) >= 1", "max(snr_db) < 40")
 
         assert ("fail", Status.GATE_FAILED) == (found.verdict, exit_status(found))
         assert [found.gates[0].message, found.gates[2].message] == found.reasons
         assert "gate snr_db >= 25 does not hold: 1 of 3 layers, the worst a: 20 (margin -5)" == found.reasons[0]
 
-    def test_a_warning_does_not_change_it(self):
+    def test_failed_warning_does_not_change_the_verdict(self):
         found = judge(made(LAYERS), Rule("id", parse("snr_db >= 25"), severity="warn"), "min(snr_db) >= 1")
 
         assert ("pass", Status.OK, "fail") == (found.verdict, exit_status(found), found.gates[0].status)
@@ -517,20 +517,20 @@ class TestVerdict:
             (made(), "nothing was compared"),
         ],
     )
-    def test_an_unreliable_report_is_inconclusive_whatever_the_gates_say(self, report, reason):
+    def test_unreliable_report_is_inconclusive_whatever_the_gates_state(self, report, reason):
         for rule in ("findings.info == 0", "snr_db >= 1000"):
             found = judge(report, rule)
 
             assert ("inconclusive", reason) == (found.verdict, found.reasons[0])
             assert Status.INCONCLUSIVE == exit_status(found)
 
-    def test_a_partial_report_that_is_allowed_is_judged_by_its_gates(self):
+    def test_allowed_partial_report_is_judged_by_its_gates(self):
         report = made(LAYERS, missing=["d"])
 
         assert Status.OK == exit_status(judge(report, "findings.info == 0"), allow_partial=True)
         assert Status.GATE_FAILED == exit_status(judge(report, "snr_db >= 1"), allow_partial=True)
 
-    def test_what_earlier_gates_said_is_no_reason_any_more(self):
+    def test_reasons_from_earlier_gates_are_dropped(self):
         before = judge(made(LAYERS, missing=["d"]), "snr_db >= 1000")
         stored = made(LAYERS, missing=["d"], verdict="inconclusive", reasons=before.reasons)
         stored.gates = before.gates
@@ -543,24 +543,24 @@ class TestVerdict:
         assert [("d", None), ("a", -15.0), ("b", -5.0)] == [(v.layer, v.margin) for v in found.violations]
         assert "d" == found.worst_layer
 
-    def test_a_gate_that_holds_names_the_layer_nearest_to_the_limit(self):
+    def test_satisfied_gate_names_the_layer_nearest_to_the_limit(self):
         found = gate(made(LAYERS, lossless=["same"]), "snr_db >= 15")
 
         assert ("a", 20.0, 5.0) == (found.worst_layer, found.observed, found.margin)
 
-    def test_a_margin_too_large_for_a_number_is_left_out(self):
+    def test_margin_too_large_for_a_number_is_left_out(self):
         assert gate(made(LAYERS), "snr_db >= -1.7e308").margin is not None
         assert gate(made(rows=[row("a", 1.7e308)]), "snr_db >= -1.7e308").margin is None
 
 
 class TestCause:
-    """A warning says why a number is bad; an error already stands in the number's place."""
+    """A warning explains why a number is bad; an error already takes the number's place."""
 
     TRUNCATED = "20.0 dB: truncated"
     FOUND = finding("a", "warning") | {"code": "excess_error", "message": f"a: {TRUNCATED}"}
 
     @pytest.mark.parametrize("rule", ["snr_db >= 25", "global(overall_snr_db) >= 99", "findings.warning == 0"])
-    def test_is_told_in_every_output_with_the_value(self, rule):
+    def test_cause_appears_in_every_output_with_the_value(self, rule):
         found = gate(made(LAYERS, findings=[self.FOUND]), rule)
         suite = Element("testsuite")
         junit._add_gate(suite, found)
@@ -571,7 +571,7 @@ class TestCause:
             assert self.TRUNCATED in text
             assert f"{found.observed:.5g} (margin" in text
 
-    def test_is_said_once_on_stderr(self):
+    def test_cause_appears_once_on_stderr(self):
         gates = judge(made(LAYERS, findings=[self.FOUND]), "snr_db >= 25", "snr_db >= 26", "min(snr_db) >= 99").gates
 
         assert 1 == "\n".join(format_gates(gates[:2])).count(self.TRUNCATED)
@@ -584,7 +584,7 @@ class TestCause:
             ("excess_error", "snr_db >= 99", "b"),
         ],
     )
-    def test_is_none_where_the_finding_does_not_explain_the_number(self, code, rule, layer):
+    def test_unrelated_finding_is_not_given_as_a_cause(self, code, rule, layer):
         more = {"layers": (layer,)} if layer else {}
         found = gate(made(LAYERS, findings=[self.FOUND | {"code": code}]), rule, **more)
 
@@ -607,14 +607,14 @@ class TestReportMetrics:
             "findings.info": 1,
         }.items(),
     )
-    def test_are_what_the_report_says(self, metric, value):
+    def test_report_metrics_equal_the_report(self, metric, value):
         told = [finding(None, severity) for severity in ("warning", "info", "warning")]
         report = made(LAYERS, lossless=["x", "y"], other={"n": 3.0}, missing=["m"], findings=told)
 
         assert value == gate(report, f"{metric} == {value}").observed
         assert metric in REPORT_METRICS
 
-    def test_are_undefined_where_nothing_was_selected(self):
+    def test_report_metrics_are_undefined_where_no_layer_was_selected(self):
         nothing = {"original_compared_fraction": None, "quantized_compared_fraction": None}
 
         assert "fail" == gate(made(LAYERS, coverage=nothing), "original_compared_fraction >= 0").status
@@ -630,7 +630,7 @@ class TestExplain:
     )
     REPORT = made({"a1": 20.0, "b": 30.0}, rows=[row("a2", 16.0, saturated_pct=None)])
 
-    def test_names_the_rule_that_decides(self):
+    def test_explanation_names_the_deciding_rule(self):
         lines = explain_layer(ReportValues(self.REPORT), self.RULES, "a2")
 
         assert [
@@ -642,19 +642,19 @@ class TestExplain:
             "  rule pct: saturated_pct <= 1: skips it: saturated_pct is undefined",
         ] == lines
 
-    def test_says_what_stands_against_a_layer(self):
+    def test_explanation_states_the_problem_with_a_layer(self):
         assert "does not hold: 20 (margin -10)" in explain_layer(ReportValues(self.REPORT), self.RULES, "a1")[1]
         assert "does not select it" in explain_layer(ReportValues(self.REPORT), self.RULES, "b")[1]
         broken = ReportValues(made({"a1": 20.0}, findings=[finding("a1")]))
         assert "does not hold: broken" in explain_layer(broken, self.RULES, "a1")[1]
 
-    def test_says_that_a_layer_is_new(self):
+    def test_explanation_mentions_a_new_layer(self):
         rules = [Rule("new", parse("delta(snr_db) >= 0"), undefined="skip")]
         lines = explain_layer(ReportValues(self.REPORT), rules, "a1", ReportValues(made({"b": 30.0})))
 
         assert "  rule new: delta(snr_db) >= 0: skips it: is not in the baseline" == lines[1]
 
-    def test_names_the_nearest_layer(self):
+    def test_explanation_proposes_the_nearest_layer(self):
         report = ReportValues(made({"model.layers.0.mlp.weight": 1.0}))
         with pytest.raises(UsageError, match=r"no layer named .*did you mean model\.layers\.0\.mlp\.weight"):
             explain_layer(report, self.RULES, "layers.0.mlp.weight")
@@ -676,7 +676,7 @@ FUNCTION = st.sampled_from(["each", "min", "max", "mean", "median", "p10", "shar
 
 @st.composite
 def reports(draw):
-    """A report of a few layers, each in some state; the states by name."""
+    """Draw a report of a few layers, each in some state, and return the states by name."""
     states = {f"layer{n}": draw(STATES) for n in range(draw(st.integers(0, 5)))}
     snr = {name: draw(st.floats(-50, 90)) for name in states}
     rows = [row(name, snr[name], finite=state != "not finite") for name, state in states.items() if state in GOOD]
@@ -700,7 +700,7 @@ BROKEN = {"not finite", "finding", "missing"}
 
 
 @given(made_up=reports(), function=FUNCTION, sign=SIGNS, limit=LIMITS, skip=st.booleans())
-def test_no_report_with_a_null_a_missing_layer_or_an_error_passes_a_rule_about_it(made_up, function, sign, limit, skip):
+def test_null_missing_or_broken_layer_passes_no_rule_about_it(made_up, function, sign, limit, skip):
     report, states, snr = made_up
     text = {
         "share": f"share(snr_db {sign} {limit!r}) >= 0",
@@ -725,7 +725,7 @@ def test_no_report_with_a_null_a_missing_layer_or_an_error_passes_a_rule_about_i
 
 
 @given(made_up=reports(), function=FUNCTION, sign=SIGNS, limit=LIMITS)
-def test_a_rule_and_its_opposite_never_hold_both(made_up, function, sign, limit):
+def test_rule_and_its_opposite_never_both_hold(made_up, function, sign, limit):
     report, states, _ = made_up
     metric = "overall_snr_db" if function == "global" else "snr_db > 3" if function == "share" else "snr_db"
     condition = parse(f"{function}({metric}) {sign} {limit!r}")
@@ -736,12 +736,12 @@ def test_a_rule_and_its_opposite_never_hold_both(made_up, function, sign, limit)
 
 
 class TestNames:
-    def test_every_number_of_a_layer_can_be_judged(self):
+    def test_every_layer_metric_can_be_judged(self):
         report = made({"a": 0.5})
         for metric in LAYER_METRICS:
             assert "pass" == gate(report, f"{metric} > 0").status
 
-    def test_every_number_of_the_model_can_be_judged(self):
+    def test_every_model_metric_can_be_judged(self):
         report = made({"a": 0.5}, overall=0.5)
         for metric in MODEL_METRICS:
             assert "pass" == gate(report, f"global({metric}) > 0").status
@@ -756,5 +756,5 @@ def test_no_rule_holds_for_the_original_itself_or_for_swapped_sides(code):
 
     assert ("inconclusive", [found["message"]]) == (judged.verdict, judged.reasons)
     assert Status.INCONCLUSIVE == exit_status(judged)
-    assert "pass" == judge(report).verdict  # nothing is claimed without a rule
+    assert "pass" == judge(report).verdict  # without a rule nothing is claimed
     assert "pass" == judge(made(LAYERS, findings=[found | {"severity": "info"}]), "snr_db >= 10").verdict

@@ -1,4 +1,4 @@
-"""One language of rules for every document: evaluations, rankings, plans; ``quanterr gate`` on each."""
+"""One language of rules for every document: evaluations, rankings and plans, with ``quanterr gate`` on each."""
 
 import json
 
@@ -19,13 +19,13 @@ CHUNKS = 16
 
 
 def statuses(evaluation, *rules, **more):
-    """Of the gates of the first candidate."""
+    """Return the statuses of the first candidate's gates."""
     return [gate.status for gate in quanterr.judge(evaluation, require=rules, **more).candidates[0].gates]
 
 
 @pytest.fixture
 def evaluation():
-    """Whose first candidate has a KLD of 0.0125 ± 0.0006, relative errors of 1 and 2 % behind its two blocks."""
+    """An evaluation with a KLD of 0.0125 ± 0.0006 and relative errors of 1 and 2 % after its two blocks."""
     made = sample.evaluation()
     candidates = [replace(one, findings=[], gates=[], verdict="pass", reasons=["evaluated"]) for one in made.candidates]
     return replace(made, candidates=candidates)
@@ -55,14 +55,14 @@ class TestEvaluations:
             ("median(cosine) >= 0.9999", "pass"),
             ("max(output_error) <= 0.001", "pass"),
             ("max(output_error) < 0.001", "fail"),
-            ("each(predicted_kld) <= 0.002", "pass"),  # of each weight
-            ("predicted_kld <= 0.002", "fail"),  # of the candidate: 0.011
+            ("each(predicted_kld) <= 0.002", "pass"),  # for each weight
+            ("predicted_kld <= 0.002", "fail"),  # for the candidate: 0.011
             ("min(accuracy) >= 0.725", "pass"),
             ("accuracy > 0.725", "fail"),
-            ("cosine_mean > -2", "fail"),  # of encoders: undefined here
+            ("cosine_mean > -2", "fail"),  # for encoders: undefined here
         ],
     )
-    def test_have_functions_over_blocks_weights_and_tasks(self, evaluation, rule, status):
+    def test_evaluations_have_functions_over_blocks_weights_and_tasks(self, evaluation, rule, status):
         assert [status] == statuses(evaluation, rule)
 
     @pytest.mark.parametrize(
@@ -73,27 +73,27 @@ class TestEvaluations:
             ("delta(kld_mean) <= 0.0125", "pass"),
             ("delta(kld_mean) < 0.0125", "fail"),
             ("rel_delta(kld_mean) == 1", "pass"),
-            ("delta(output_error) <= 0.001", "pass"),  # of each weight: 0.001 and 0.0005 more
+            ("delta(output_error) <= 0.001", "pass"),  # for each weight: 0.001 and 0.0005 more
             ("ratio(output_error) == 2", "pass"),
             ("delta(accuracy) == 0", "pass"),
         ],
     )
-    def test_compare_with_a_baseline(self, evaluation, rule, status):
+    def test_evaluations_compare_with_a_baseline(self, evaluation, rule, status):
         worse = sample.evaluation(2.0)
         worse = replace(worse, candidates=[replace(one, findings=[]) for one in worse.candidates])
 
         assert [status] == statuses(worse, rule, baseline=evaluation)
 
-    def test_a_baseline_alone_allows_a_tenth_more(self, evaluation):
+    def test_baseline_alone_allows_a_tenth_more(self, evaluation):
         assert "pass" == quanterr.judge(evaluation, baseline=sample.evaluation()).verdict
         assert "fail" == quanterr.judge(evaluation, baseline=sample.evaluation(0.9)).verdict
 
-    def test_a_baseline_of_another_text_is_refused(self, evaluation):
+    def test_baseline_with_another_text_is_refused(self, evaluation):
         other = replace(evaluation, tokens=replace(evaluation.tokens, sha256="f" * 64))
         with pytest.raises(UsageError, match="another text"):
             quanterr.judge(evaluation, baseline=other)
 
-    def test_what_must_not_hold_fails_where_it_is_undefined_too(self, evaluation):
+    def test_forbidden_condition_fails_where_it_is_undefined(self, evaluation):
         for rule in ("kld_mean > 0.01", "cosine_mean < 2", "min(cosine) < 1"):
             found = quanterr.judge(evaluation, fail_if=[rule])
             assert "fail" == found.candidates[0].gates[0].status, rule
@@ -107,13 +107,13 @@ class TestEvaluations:
 
         assert ("pass", 2) == (gate.status, gate.judged)
 
-    def test_a_pattern_that_selects_none_is_wrong_usage(self, evaluation, tmp_path):
+    def test_pattern_without_a_match_is_wrong_usage(self, evaluation, tmp_path):
         rules = tmp_path / "rules.toml"
         rules.write_text('schema = 1\n[[rule]]\nid = "q"\nrequire = "output_error < 1"\nlayers = ["nothing_here"]\n')
         with pytest.raises(UsageError, match="nothing_here"):
             quanterr.judge(evaluation, rules)
 
-    def test_judging_again_forgets_what_gates_said_and_keeps_why_it_is_inconclusive(self, evaluation):
+    def test_judging_again_forgets_gates_and_keeps_inconclusive_reasons(self, evaluation):
         failed = quanterr.judge(evaluation, require=["kld_mean < 0"])
         missing = replace(
             evaluation.candidates[0], verdict="inconclusive", reasons=["1 tensor taken from the original"]
@@ -140,7 +140,7 @@ class TestEvaluations:
             ("snr_db >= 30", "no metric of the evaluation named snr_db"),
         ],
     )
-    def test_say_what_there_is_instead(self, rule, words):
+    def test_rule_for_another_document_proposes_alternatives(self, rule, words):
         with pytest.raises(UsageError) as raised:
             parse(rule, VOCABULARY)
 
@@ -148,24 +148,24 @@ class TestEvaluations:
 
 
 class TestReports:
-    def test_have_no_intervals(self):
+    def test_reports_have_no_intervals(self):
         with pytest.raises(UsageError, match=r"snr_db has no standard error; .* no metric of a report"):
             parse("upper(snr_db) >= 30")
 
-    def test_their_own_numbers_compare_with_a_baseline(self):
+    def test_report_metrics_compare_with_a_baseline(self):
         found = parse("delta(findings.warning) <= 0")
 
         assert ("whole", "delta") == (found.scope, found.function)
 
 
 class TestRankingsAndPlans:
-    def test_candidates_of_a_ranking_are_judged_each(self):
+    def test_ranking_candidates_are_judged_separately(self):
         found = quanterr.judge(sample.ranking(), require=["bits_per_weight <= 100", "max(bytes) < 1"])
 
         assert ["pass", "fail"] == [gate.status for gate in found.candidates[0].gates]
         assert ("inconclusive", "inconclusive") == (found.candidates[-1].verdict, found.verdict)
 
-    def test_a_plan_has_no_verdict_to_store(self):
+    def test_plan_stores_no_verdict(self):
         with pytest.raises(UsageError, match="a plan stores no verdict"):
             quanterr.judge(sample.plan(), require=["bits_per_weight <= 9"])
 
@@ -175,16 +175,16 @@ def gate(*words, env=None):
 
 
 class TestCommand:
-    """Each starts a process of its own: statuses and streams."""
+    """Each test starts its own process to check statuses and streams."""
 
-    def test_judges_an_evaluation_in_the_same_language(self, stored, tmp_path):
+    def test_gate_judges_an_evaluation_in_the_same_language(self, stored, tmp_path):
         done = gate(stored, "--fail-if", "upper(kld_mean) > 0.02", "--require", "max(relative_error) <= 0.02", "--json")
         found = json.loads(done.stdout)
 
         assert (Status.GATE_FAILED, "fail") == (done.returncode, found["verdict"])
         assert ["pass", "fail"] == [one["verdict"] for one in found["candidates"]]
 
-    def test_explains_a_block_and_a_weight(self, stored):
+    def test_gate_explains_a_block_and_a_weight(self, stored):
         rules = ("--require", "kld_mean < 1", "--require", "output_error < 1", "--require", "max(cosine) < 2")
         done = gate(stored, *rules, "--explain", "model.layers.0.mlp.up_proj.weight")
 
@@ -193,7 +193,7 @@ class TestCommand:
         assert "rule output_error < 1: holds: 0.001 (margin 0.999)" in done.stdout
         assert "rule max(cosine) < 2: applies to blocks" in done.stdout
 
-    def test_makes_it_the_baseline_and_tells_github(self, stored, evaluation, tmp_path):
+    def test_gate_updates_the_baseline_and_writes_the_github_summary(self, stored, evaluation, tmp_path):
         baseline = tmp_path / "baseline.json"
         sample.evaluation().save(baseline)
         words = ("--baseline", baseline, "--update-baseline", "-o", tmp_path / "judged.xml")
@@ -204,16 +204,16 @@ class TestCommand:
         assert "### quanterr `fp8`: pass" in (tmp_path / "summary.md").read_text()
         assert "ratio(kld_mean)" in (tmp_path / "judged.xml").read_text()
 
-    def test_judges_plans_and_rankings(self, tmp_path):
+    def test_gate_judges_plans_and_rankings(self, tmp_path):
         sample.plan().save(tmp_path / "plan.json")
         sample.ranking().save(tmp_path / "ranking.json")
         plan = gate(tmp_path / "plan.json", "--require", "bits_per_weight <= 8.1", "--require", "min(snr_db) >= 20")
         ranking = gate(tmp_path / "ranking.json", "--require", "snr_db >= 1", "--allow-partial")
 
-        assert "fail" in plan.stderr  # a layer that stays has no SNR: it is undefined, and does not hold
+        assert "fail" in plan.stderr  # a kept layer has no SNR, so the rule is undefined and fails
         assert (Status.GATE_FAILED, Status.GATE_FAILED) == (plan.returncode, ranking.returncode), ranking.stderr
 
-    def test_a_plan_is_in_the_summary_of_a_job(self, tmp_path):
+    def test_job_summary_contains_the_plan(self, tmp_path):
         sample.plan().save(tmp_path / "plan.json")
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
         done = gate(tmp_path / "plan.json", "--require", "bits_per_weight <= 9", env=env)
@@ -223,7 +223,7 @@ class TestCommand:
             line for line in (tmp_path / "summary.md").read_text().splitlines() if line.startswith("#")
         ]
 
-    def test_a_baseline_of_another_kind_is_wrong_usage(self, stored, tmp_path):
+    def test_baseline_from_another_kind_is_wrong_usage(self, stored, tmp_path):
         sample.plan().save(tmp_path / "plan.json")
         done = gate(stored, "--baseline", tmp_path / "plan.json")
 
@@ -231,7 +231,7 @@ class TestCommand:
         assert "plan.json: the kind of the baseline (plan) differs from the document's (evaluation)" in done.stderr
 
 
-def test_every_kind_of_document_has_its_vocabulary():
+def test_every_document_kind_has_its_vocabulary():
     for kind in KINDS.values():
         vocabulary = kind.values.VOCABULARY
         assert kind.name.lower() == vocabulary.document
@@ -239,7 +239,7 @@ def test_every_kind_of_document_has_its_vocabulary():
         assert vocabulary.no_worse is None or parse(vocabulary.no_worse, vocabulary)
 
 
-def test_a_checkpoint_is_no_baseline(stored, tmp_path):
+def test_checkpoint_cannot_be_a_baseline(stored, tmp_path):
     checkpoint = tmp_path / "model.safetensors"
     checkpoint.write_bytes((2).to_bytes(8, "little") + b"{}")
     done = call("gate", stored, "--baseline", checkpoint)
@@ -250,7 +250,7 @@ def test_a_checkpoint_is_no_baseline(stored, tmp_path):
 
 class TestMetrics:
     @pytest.mark.parametrize("make", ["evaluation", "ranking", "plan", "inspection", "images"])
-    def test_every_number_of_a_document_has_a_name_that_gates_know(self, make):
+    def test_every_document_metric_has_a_name_that_gates_know(self, make):
         document = getattr(sample, make)()
         numbers = document.metrics()
         of_subject = {name.rpartition("/")[2] for name in numbers}
@@ -259,7 +259,7 @@ class TestMetrics:
         for name in of_subject:
             parse(f"{name} >= 0", KINDS[document.schema_].values.VOCABULARY)
 
-    def test_numbers_of_a_report_are_those_that_gates_judge(self):
+    def test_report_metrics_equal_the_values_gates_judge(self):
         report = replace(report_of(small()), findings=[])
         numbers = report.metrics()
         rules = [f"global({name[7:]}) == {value!r}" for name, value in numbers.items() if name.startswith("global/")]
@@ -269,7 +269,7 @@ class TestMetrics:
         judged = quanterr.judge(report, require=[rule for rule in rules if "inf" not in rule])
         assert {"pass"} == {gate.status for gate in judged.gates}
 
-    def test_numbers_of_candidates_begin_with_their_names(self):
+    def test_candidate_metrics_begin_with_the_candidate_name(self):
         evaluation = sample.evaluation()
 
         numbers = evaluation.metrics()

@@ -1,4 +1,4 @@
-"""Rules as they are written: expressions, thresholds files, presets, and what is said of those that are wrong."""
+"""Rules as users write them: expressions, thresholds files, presets, and messages about wrong ones."""
 
 import os
 import re
@@ -82,14 +82,14 @@ BAD = {
 
 class TestExpression:
     @pytest.mark.parametrize(("text", "parts"), GOOD.items())
-    def test_is_read(self, text, parts):
+    def test_expression_is_read(self, text, parts):
         found = parse(text)
 
         assert parts == (found.function, found.metric, found.operator, found.limit)
         assert text.strip() == found.text
 
     @pytest.mark.parametrize(("text", "message"), BAD.items())
-    def test_that_is_wrong_is_told_with_the_place_and_the_remedy(self, text, message):
+    def test_wrong_expression_is_an_error_with_place_and_remedy(self, text, message):
         with pytest.raises(UsageError) as caught:
             parse(text)
 
@@ -97,7 +97,7 @@ class TestExpression:
         assert str(caught.value).isprintable()
 
     @pytest.mark.parametrize("text", GOOD)
-    def test_has_an_opposite_that_reads_as_it_means(self, text):
+    def test_negated_expression_reads_as_it_means(self, text):
         found = parse(text).negate()
 
         assert found == parse(found.text)
@@ -105,7 +105,7 @@ class TestExpression:
         assert parse(text) == found.negate()
 
     @given(st.text(max_size=40))
-    def test_of_any_text_is_read_or_refused(self, text):
+    def test_any_text_is_read_or_refused_as_an_expression(self, text):
         try:
             told = parse(text).text
         except UsageError as error:
@@ -113,7 +113,7 @@ class TestExpression:
 
         assert told.isprintable() or told == text.strip()
 
-    def test_never_holds_for_nan(self):
+    def test_no_expression_holds_for_nan(self):
         for sign in OPERATORS:
             assert not parse(f"snr_db {sign} 1").holds(float("nan"))
 
@@ -134,23 +134,23 @@ FILES = {
     "no rule": ("schema = 1\n", "has no [[rule]]"),
     "unknown key": ("schema = 1\nrules = []\n", "unknown key rules; did you mean rule?"),
     "one rule, not a list": ('schema = 1\n[rule]\nid = "x"\n', "rules are written as [[rule]]"),
-    "rules that are none": ("schema = 1\nrule = [1]\n", "rules are written as [[rule]]"),
+    "rules of a wrong type": ("schema = 1\nrule = [1]\n", "rules are written as [[rule]]"),
     "no id": ('schema = 1\n[[rule]]\nrequire = "snr_db >= 30"\n', 'thresholds.toml:2: a rule needs id = "…"'),
     "an empty id": (f"schema = 1\n{RULE}".replace('"x"', '" "'), 'thresholds.toml:2: a rule needs id = "…"'),
     "no require": ('schema = 1\n[[rule]]\nid = "x"\n', 'thresholds.toml:2: a rule needs require = "…"'),
     "a number to require": ('schema = 1\n[[rule]]\nid = "x"\nrequire = 30\n', 'a rule needs require = "…"'),
     "a misspelt key": (f'schema = 1\n{RULE}layer = ["a"]\n', 'rule "x": unknown key layer; did you mean layers?'),
-    "an unknown key of a rule": (f"schema = 1\n{RULE}colour = 1\n", "known keys: id, require, layers, severity"),
+    "an unknown key in a rule": (f"schema = 1\n{RULE}colour = 1\n", "known keys: id, require, layers, severity"),
     "layers as a text": (f'schema = 1\n{RULE}layers = "a"\n', "layers must be a list such as"),
     "layers as numbers": (f"schema = 1\n{RULE}layers = [1]\n", "layers must be a list such as"),
     "an empty pattern": (f'schema = 1\n{RULE}layers = [""]\n', "layers: an empty pattern"),
     "a bad regular expression": (f'schema = 1\n{RULE}layers = ["re:("]\n', "is not a regular expression"),
-    "layers of the whole model": (
+    "layers for a whole-model rule": (
         'schema = 1\n[[rule]]\nid = "x"\nrequire = "global(nmse) < 1"\nlayers = ["a"]\n',
         "applies to the whole model; it cannot have layers",
     ),
     "an unknown severity": (f'schema = 1\n{RULE}severity = "warning"\n', "severity must be one of error, warn, not"),
-    "a severity that is none": (
+    "a severity of a wrong type": (
         f"schema = 1\n{RULE}severity = [1]\n",
         "severity must be one of error, warn, not [1]",
     ),
@@ -159,11 +159,11 @@ FILES = {
         "undefined must be one of fail, skip, not 'pass'",
     ),
     "a number for a reason": (f"schema = 1\n{RULE}reason = 1\n", "reason must be a string, not 1"),
-    "an expression that is wrong": (
+    "a wrong expression": (
         f'schema = 1\n{RULE}\n[[rule]]\nid = "y"\nrequire = "snr >= 30"\n',
         'thresholds.toml:6: rule "y": require: "snr >= 30": no metric of a layer named snr; did you mean snr_db?',
     ),
-    "one id for two of the whole": (
+    "one id for two whole-model rules": (
         'schema = 1\n[[rule]]\nid = "x"\nrequire = "min(nmse) < 1"\n' + RULE + 'layers = ["a"]\n',
         'two rules have the id "x"; only rules that apply to each layer can share one',
     ),
@@ -177,7 +177,7 @@ FILES = {
 
 
 class TestThresholdsFile:
-    def test_is_read(self, tmp_path):
+    def test_thresholds_file_is_read(self, tmp_path):
         path = thresholds(
             tmp_path,
             f"""schema = 1
@@ -199,7 +199,7 @@ reason = "why"
         assert ("warn", "skip", "why") == (second.severity, second.undefined, second.reason)
 
     @pytest.mark.parametrize(("text", "message"), FILES.values(), ids=FILES)
-    def test_that_is_wrong_is_told_with_the_line_and_the_remedy(self, tmp_path, text, message):
+    def test_wrong_thresholds_file_is_an_error_with_line_and_remedy(self, tmp_path, text, message):
         with pytest.raises(UsageError) as caught:
             read_rules(thresholds(tmp_path, text))
 
@@ -216,11 +216,11 @@ reason = "why"
             ("a\0b", "null byte"),
         ],
     )
-    def test_that_cannot_be_read_is_told(self, name, message):
+    def test_unreadable_thresholds_file_is_an_error(self, name, message):
         with pytest.raises(UsageError, match=message):
             read_rules(name)
 
-    def test_that_is_not_utf_8_is_told(self, tmp_path):
+    def test_thresholds_file_must_be_utf_8(self, tmp_path):
         path = tmp_path / "thresholds.toml"
         path.write_bytes(b"schema = 1 # \xff")
         with pytest.raises(UsageError, match="is not TOML: 'utf-8' codec"):
@@ -239,21 +239,21 @@ class TestCommandLine:
         for text in ("snr_db < 30", "snr_db != 40", "min(snr_db) < 30", "share(snr_db < 30) > 0", "max(snr_db) <= 20"):
             assert "fail" == judge_subject(report, read_rules(None, (), [text])).gates[0].status
 
-    def test_names_the_option_that_is_wrong(self):
+    def test_error_names_the_wrong_option(self):
         with pytest.raises(UsageError, match=r'^--require: "snr": '):
             read_rules(None, ["snr"])
         with pytest.raises(UsageError, match=r'^--fail-if: "snr": '):
             read_rules(None, [], ["snr"])
 
-    def test_without_any_rule_is_wrong_usage(self):
+    def test_missing_rules_are_wrong_usage(self):
         with pytest.raises(UsageError, match="no rules given"):
             read_rules(None)
 
-    def test_of_the_same_rule_twice_is_wrong_usage(self):
+    def test_repeated_rule_is_wrong_usage(self):
         with pytest.raises(UsageError, match="two rules have the id"):
             read_rules(None, ["snr_db >= 30", "snr_db >= 30"])
 
-    def test_a_baseline_has_to_be_there_and_to_be_used(self):
+    def test_baseline_must_exist_and_be_used(self):
         plain, comparing = read_rules(None, ["snr_db >= 30"]), read_rules(None, ["delta(snr_db) >= 0"])
 
         check_baseline_use(plain, given=False)
@@ -266,11 +266,11 @@ class TestCommandLine:
 
 
 class TestPresets:
-    def test_are_those_that_are_told_of(self):
+    def test_presets_match_the_documented_list(self):
         assert {"fp8", "int8", "int4", "nf4", "nvfp4", "mxfp4", "gguf-q4_k"} == PRESETS.keys()
 
     @pytest.mark.parametrize("name", PRESETS)
-    def test_are_rules_and_say_that_they_are_a_starting_point(self, name):
+    def test_presets_are_rules_with_a_caveat(self, name):
         rules = read_rules(name)
 
         assert ["layers", "model", "codes", "coverage"] == [rule.id for rule in rules]
@@ -278,7 +278,7 @@ class TestPresets:
         assert "a starting point, not a guarantee" in PRESETS[name].read_text()
         assert rules[0].condition.limit < rules[1].condition.limit
 
-    def test_a_file_of_the_same_name_is_reached_by_its_path(self, tmp_path, monkeypatch):
+    def test_file_named_like_a_preset_is_reached_by_its_path(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("fp8").write_text(f"schema = 1\n{RULE}")
         Path("int8").mkdir()
@@ -287,7 +287,7 @@ class TestPresets:
         with pytest.raises(UsageError, match=r"^fp8: is both a preset and a file; give \./fp8"):
             read_rules("fp8")
 
-    def test_allow_what_plain_rounding_reaches_and_no_broken_layer(self):
+    def test_presets_allow_plain_rounding_and_no_broken_layer(self):
         lowest = {"fp8": 31, "int8": 32, "int4": 19, "nf4": 20, "nvfp4": 20, "mxfp4": 18.8, "gguf-q4_k": 23}
         for name, snr in lowest.items():
             good = made(dict.fromkeys("abc", float(snr)), overall=float(snr))
@@ -297,7 +297,7 @@ class TestPresets:
             assert "fail" == judge_subject(ReportValues(broken), read_rules(name)).verdict
 
 
-def test_every_message_of_a_file_begins_with_its_name(tmp_path):
+def test_every_message_about_a_file_begins_with_its_name(tmp_path):
     path = thresholds(tmp_path, f'schema = 1\n{RULE}layers = "a"\n')
     with pytest.raises(UsageError, match=f"^{re.escape(str(path))}:2: "):
         read_rules(path)

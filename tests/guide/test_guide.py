@@ -1,4 +1,4 @@
-"""What README and guide show is what the program prints; guide and explain find what there is."""
+"""README and guide show the program's actual output; guide and explain find every page and name."""
 
 import json
 import re
@@ -34,7 +34,7 @@ needs_jq = pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not inst
 @pytest.mark.parametrize(
     ("page", "part"), [(page, part) for page in make_guide.PAGES for part in make_guide.parts_of(page)]
 )
-def test_what_the_program_makes_is_up_to_date(page, part):
+def test_generated_part_is_up_to_date(page, part):
     assert make_guide.PARTS[part]() == make_guide.between(page.read_text(), part)
 
 
@@ -42,16 +42,16 @@ def test_every_part_has_its_place():
     assert make_guide.PARTS.keys() == {part for page in make_guide.PAGES for part in make_guide.parts_of(page)}
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len(README.encode()) <= 12_000
 
 
-def test_the_readme_counts_the_formats():
+def test_readme_counts_the_formats():
     assert {str(len(quanterr.FORMATS))} == set(re.findall(r"(\d+)\s+(?:layouts|\[formats\])", README))
 
 
 class TestGuide:
-    def test_is_short(self):
+    def test_guide_is_short(self):
         pages = [(guide.PAGES / f"{topic}.md").read_text() for topic in guide.TOPICS]
         written = [re.sub(r"<!-- ([a-z-]+): made by .*?<!-- /\1 -->", "", page, flags=re.DOTALL) for page in pages]
 
@@ -61,12 +61,12 @@ class TestGuide:
     def test_each_page_begins_with_a_command(self, topic):
         assert re.match(r"# .+\n\n.+\n\n```(console\n\$|python\n)", guide.read_page(topic))
 
-    def test_lists_every_page_that_is_there(self):
+    def test_guide_lists_every_existing_page(self):
         assert set(guide.TOPICS) == {page.stem for page in guide.PAGES.glob("*.md")}
         assert all(f"  {topic} " in guide.list_pages() for topic in guide.TOPICS)
 
     @pytest.mark.parametrize("topic", guide.TOPICS)
-    def test_shows_a_page_without_its_markers(self, topic):
+    def test_guide_shows_a_page_without_its_markers(self, topic):
         text = guide.read_page(topic)
 
         assert text.startswith("# ")
@@ -74,26 +74,26 @@ class TestGuide:
         assert (topic == "outputs") == ("<!--" in text)  # the markers of render --update
 
     @pytest.mark.parametrize("topic", guide.TOPICS)
-    def test_links_lead_to_pages(self, topic):
+    def test_guide_links_lead_to_pages(self, topic):
         assert set(re.findall(r"\]\((.+?)\.md\)", guide.read_page(topic))) <= set(guide.TOPICS)
 
-    def test_an_unknown_page_names_the_nearest(self):
+    def test_unknown_page_is_wrong_usage_with_the_nearest_name(self):
         done = call("guide", "metric")
 
         assert (Status.USAGE, "") == (done.returncode, done.stdout)
         assert "did you mean metrics" in done.stderr
 
-    def test_is_plain_text_in_a_pipe_and_drawn_in_a_terminal(self):
+    def test_guide_is_plain_text_in_a_pipe_and_drawn_in_a_terminal(self):
         assert "# Settings" in call("guide", "settings").stdout
         assert "\x1b[" in in_terminal("explain", "scale_factor")
 
-    def test_without_a_topic_lists_the_pages(self):
+    def test_guide_without_a_topic_lists_the_pages(self):
         assert guide.list_pages() == call("guide").stdout.rstrip()
 
 
 class TestExplain:
     @pytest.mark.parametrize("kind", [*guide.KINDS, guide.list_formats], ids=lambda kind: kind.__name__)
-    def test_knows_every_name(self, kind):
+    def test_explain_knows_every_name(self, kind):
         for entry in kind():
             assert entry.text in guide.explain(entry.name)
 
@@ -101,7 +101,7 @@ class TestExplain:
         ("name", "found"),
         [("far_off", "## implausible_error"), ("0", "Exit status"), ("fp8_block", "Format"), ("p99_9", "## pNN")],
     )
-    def test_says_what_it_is(self, name, found):
+    def test_explain_describes_the_name(self, name, found):
         done = call("explain", name)
 
         assert found in done.stdout + done.stderr
@@ -118,15 +118,15 @@ class TestExplain:
             ("gguf_q2_k:strict", "gguf_q2_k"),
         ],
     )
-    def test_a_recipe_of_other_numbers_is_explained_as_the_listed_one(self, name, listed):
+    def test_recipe_with_other_numbers_is_explained_as_the_listed_one(self, name, listed):
         assert guide.explain(name).startswith(f"## {listed}\n")
 
-    def test_a_misspelt_name_is_wrong_usage_and_the_nearest_are_named(self):
+    def test_misspelt_name_is_wrong_usage_with_the_nearest_name(self):
         with pytest.raises(UsageError, match="did you mean scale_factor"):
             guide.explain("scale_facto")
 
 
-def test_the_make_targets_exist():
+def test_make_targets_in_the_readme_exist():
     targets = set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE))
     makefile = (make_guide.ROOT / "Makefile").read_text()
 
@@ -151,28 +151,28 @@ class TestRecipes:
             ["jq", *words[:-1], words[-1].strip("'"), str(report)], capture_output=True, text=True, check=False
         )
 
-    def test_are_those_that_users_have_in_their_scripts(self):
+    def test_recipes_are_kept_for_existing_scripts(self):
         assert set(ISSUED) <= set(RECIPES)
 
-    def test_the_five_worst_layers_come_worst_first(self, report):
+    def test_recipe_lists_the_five_worst_layers_in_order(self, report):
         layers = json.loads(self.jq(RECIPES[0], report).stdout)
 
         assert layers
         assert sorted(layer["snr_db"] for layer in layers) == [layer["snr_db"] for layer in layers]
 
-    def test_names_and_errors_of_all_layers(self, report):
+    def test_recipe_lists_names_and_errors_for_all_layers(self, report):
         found = json.loads(self.jq(RECIPES[1], report).stdout)
         layers = json.loads(report.read_text())["layers"]
 
         assert [{"name": x["layer_name"], "mae": x["mean_absolute_error"]} for x in layers] == found
 
-    def test_the_whole_model(self, report):
+    def test_recipe_gives_the_numbers_for_the_whole_model(self, report):
         aggregate = json.loads(report.read_text())["aggregate"]
         expected = {"mae": aggregate["mean_absolute_error"], "snr": aggregate["overall_snr_db"]}
 
         assert expected == json.loads(self.jq(RECIPES[2], report).stdout)
 
-    def test_the_gate_passes_a_good_report(self, report):
+    def test_recipe_gate_passes_a_good_report(self, report):
         assert 0 == self.jq(RECIPES[3], report).returncode
 
     @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ class TestRecipes:
             lambda r: r.clear(),
         ],
     )
-    def test_the_gate_fails_closed(self, report, tmp_path, spoil):
+    def test_recipe_gate_fails_closed(self, report, tmp_path, spoil):
         spoilt = json.loads(report.read_text())
         spoil(spoilt)
         path = tmp_path / "report.json"
@@ -198,13 +198,13 @@ class TestRecipes:
         assert 0 != self.jq(RECIPES[3], path).returncode
 
     @pytest.mark.parametrize("times", [0, 2])
-    def test_the_gate_fails_closed_on_a_file_without_a_report_or_with_several(self, report, tmp_path, times):
+    def test_recipe_gate_fails_closed_on_a_file_with_no_report_or_several(self, report, tmp_path, times):
         path = tmp_path / "report.json"
         path.write_text(times * report.read_text())
 
         assert 0 != self.jq(RECIPES[3], path).returncode
 
-    def test_the_gate_of_the_examples_passes_and_fails_closed(self, report, tmp_path):
+    def test_example_gate_passes_and_fails_closed(self, report, tmp_path):
         gate = ["jq", "-e", "-s", "-f", str(make_guide.ROOT / "examples/ci/gate.jq")]
         empty = tmp_path / "empty.json"
         empty.write_text("")
@@ -214,8 +214,8 @@ class TestRecipes:
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_library_page_run(tmp_path, monkeypatch):
-    """All of them, in their order, on a small model: a few seconds, as evaluate runs it."""
+def test_library_page_examples_run(tmp_path, monkeypatch):
+    """All examples run in their order on a small model, within a few seconds, as evaluate runs it."""
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     saved("llama", tmp_path / "original")
     (tmp_path / "fp8").mkdir()

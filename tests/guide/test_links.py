@@ -1,4 +1,4 @@
-"""Links between the documents of the repository lead to files that are there, and to headings that they have."""
+"""Links between the repository's documents lead to existing files and headings."""
 
 import importlib
 import re
@@ -21,21 +21,21 @@ def tokens_of(path):
 
 
 def links_of(path):
-    """Relative targets of links and pictures, fragments included."""
+    """Return relative targets of links and pictures, fragments included."""
     inline = [child for token in tokens_of(path) for child in token.children or ()]
     found = [token.attrGet("href") or token.attrGet("src") for token in inline if token.type in ("link_open", "image")]
     return [link for link in found if not re.match(r"[a-z]+:", link)]
 
 
 def anchors_of(path):
-    """The anchors that GitHub gives the headings."""
+    """Return the anchors that GitHub gives the headings."""
     tokens = tokens_of(path)
     titles = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path):
+def test_links_lead_to_existing_files_and_headings(path):
     broken = []
     for link in links_of(path):
         name, _, anchor = link.partition("#")
@@ -46,7 +46,7 @@ def test_links_lead_somewhere(path):
     assert [] == broken
 
 
-def test_a_link_to_what_is_not_there_is_noticed(tmp_path):
+def test_broken_link_is_noticed(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A title, and more\n\n[a](other.md#x) ![b](c.png) [d](https://e.example) `[f](g)`\n")
 
@@ -54,14 +54,14 @@ def test_a_link_to_what_is_not_there_is_noticed(tmp_path):
     assert {"a-title-and-more"} == anchors_of(page)
 
 
-def test_every_page_of_the_guide_is_in_the_navigation_of_the_site():
+def test_every_guide_page_is_in_the_site_navigation():
     topics = SITE.findall((ROOT / "docs/zensical.toml").read_text())
 
     assert ["index", *guide.TOPICS] == topics
 
 
-def test_every_file_that_the_site_s_pages_link_to_has_a_page(monkeypatch):
-    """``make docs`` ends with an error otherwise; it takes too long for a test."""
+def test_every_file_linked_from_the_site_has_a_page(monkeypatch):
+    """Otherwise ``make docs`` ends with an error; it takes too long for a test."""
     monkeypatch.syspath_prepend(ROOT / "docs")
     places = importlib.import_module("make_site").PLACES
     linked = {f"{ROOT / name}" for source in places if source.endswith(".md") for name in linked_files(ROOT / source)}

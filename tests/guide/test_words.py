@@ -39,7 +39,7 @@ OF_DATA = re.compile(r"[\d,]+-[\d,]+|[\d.]+ % (of columns )?out|scale [+-]\d+ %|
 
 
 def declared_headings() -> set[str]:
-    """Headings that the code declares as texts, also those of tables that no sample has."""
+    """Return headings that the code declares as texts, including those of tables that no sample has."""
     found = set(
         re.findall(r'title: "([^"$]+)"', "".join(path.read_text() for room in ROOMS for path in room.rglob("*.js")))
     )
@@ -53,7 +53,7 @@ def declared_headings() -> set[str]:
 
 
 def shown_words(document) -> set[str]:
-    """The headings and figures of a document, its verdict and the codes of its findings."""
+    """Return the headings and figures of a document, its verdict and the codes of its findings."""
     view, found = document.view(10), set()
     names = {one.name for one in getattr(document, "candidates", ())}
     for part in (part for section in view.sections for part in section.parts):
@@ -107,16 +107,16 @@ def test_every_declared_word_is_explained(kind):
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_every_word_of_a_document_is_explained(kind):
+def test_every_word_in_a_document_is_explained(kind):
     assert set() == unexplained(shown_words(SAMPLES[kind]()))
 
 
-def test_a_word_is_found_in_other_spellings():
+def test_word_is_found_in_other_spellings():
     assert guide.explain("old SNR dB") == guide.explain("SNR") == guide.explain("snr")
     assert "## attention" in guide.explain("attn")
 
 
-def test_completion_offers_them():
+def test_completion_offers_the_explained_words():
     offered = set(completion.names())
 
     assert {"predicted KLD", "attn", "not compared", "relative", "kld_mean_se", "fp8_row"} <= offered

@@ -31,7 +31,7 @@ def findings(inspection):
 
 
 class TestInspection:
-    def test_counts_what_is_stored(self, tmp_path):
+    def test_inspection_counts_stored_tensors(self, tmp_path):
         found = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL))
 
         assert {"fp8_tensor": 1, "int8_row": 1, "dense": 2} == {k: t.weights for k, t in found.formats.items()}
@@ -42,7 +42,7 @@ class TestInspection:
         assert {"attention", "mlp", "norm", "embedding"} == found.groups.keys()
         assert [] == found.findings
 
-    def test_tells_of_each_weight_how_it_is_stored(self, tmp_path):
+    def test_inspection_describes_each_weight(self, tmp_path):
         found = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL))
         weights = {weight.name: weight for weight in found.weights}
         q = weights["model.layers.0.self_attn.q_proj.weight"]
@@ -50,7 +50,7 @@ class TestInspection:
         assert ("fp8_tensor", "F8_E4M3", [64, 128], 8, "layers.0") == (q.format, q.dtype, q.shape, q.code_bits, q.block)
         assert MODEL.keys() - weights.keys() == {name for name in MODEL if name.endswith("_scale")}
 
-    def test_reads_only_headers_and_labels(self, tmp_path):
+    def test_inspection_reads_only_headers_and_labels(self, tmp_path):
         path = store(tmp_path / "m.safetensors", {f"{n}.weight": numbers(512, 512, seed=n) for n in range(4)})
         with quanterr.open_checkpoint(path) as checkpoint:
             offsets = []
@@ -60,7 +60,7 @@ class TestInspection:
 
         assert [] == offsets
 
-    def test_names_what_no_format_claims_with_the_reason(self, tmp_path):
+    def test_unread_weights_are_named_with_the_reason(self, tmp_path):
         tensors = {"a.weight": fp8_codes(4, 64), "b.weight": fp8_codes(4, 64), "b.weight_scale": torch.ones(3)}
         found = quanterr.inspect(store(tmp_path / "m.safetensors", tensors))
 
@@ -70,7 +70,7 @@ class TestInspection:
         assert "fits no known layout" in found.findings[1].message
         assert {"error"} == {finding.severity for finding in found.findings}
 
-    def test_tells_what_is_odd(self, tmp_path):
+    def test_contradictory_and_orphaned_labels_are_reported(self, tmp_path):
         tensors = {
             "a.weight": int8_codes(4, 64),
             "a.weight_scale": torch.ones(4),
@@ -82,14 +82,14 @@ class TestInspection:
         assert "labels disagree" in found["ambiguous_layout"]
         assert "gone" in found["label_without_layer"]
 
-    def test_configuration_without_codes_is_odd(self, tmp_path):
+    def test_configuration_without_codes_is_reported(self, tmp_path):
         config = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
         found = quanterr.inspect(store(tmp_path / "m", {"a.weight": X}, config=config))
 
         assert ("fp8", "LlamaForCausalLM") == (found.quant_method, found.architecture)
         assert "no weight is stored quantized" in findings(found)["config_without_codes"]
 
-    def test_of_a_damaged_file_is_an_error(self, tmp_path):
+    def test_damaged_file_is_an_error(self, tmp_path):
         (tmp_path / "m.safetensors").write_bytes(b"\x00" * 20)
         with pytest.raises(CheckpointError):
             quanterr.inspect(tmp_path / "m.safetensors")
@@ -99,52 +99,52 @@ class TestCommand:
     def run(self, *arguments):
         return CliRunner().invoke(app, ["inspect", *map(str, arguments)])
 
-    def test_prints_what_each_format_stores(self, tmp_path):
+    def test_command_prints_totals_per_format(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", MODEL))
 
         assert 0 == done.exit_code
         assert all(word in done.stdout for word in ("4 weights at ", "fp8_tensor", "int8_row", "bits/w"))
         assert "q_proj.weight" not in done.stdout
 
-    def test_what_is_not_read_ends_with_its_status(self, tmp_path):
+    def test_unread_weight_exits_with_its_status(self, tmp_path):
         codes = {"a.weight": torch.zeros(4, 32, dtype=torch.uint32), "a.scales": torch.ones(4, 4)}
         done = self.run(store(tmp_path / "m.safetensors", MODEL | codes | {"a.biases": torch.ones(4, 4)}))
 
         assert Status.INCONCLUSIVE == done.exit_code
         assert "a.weight: not read: " in " ".join(done.stdout.split())
 
-    def test_prints_every_weight_if_asked(self, tmp_path):
+    def test_command_prints_every_weight_if_asked(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", MODEL), "-v")
 
         assert all(name in done.stdout for name in MODEL if not name.endswith("scale"))
         assert all(word in done.stdout for word in ("By format", "By role and format", "attention"))
 
-    def test_prints_strict_json(self, tmp_path):
+    def test_command_prints_strict_json(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", MODEL), "--json")
         document = json.loads(done.stdout, parse_constant=pytest.fail)
 
         assert ("quanterr.inspection", "1.4") == (document["schema"], document["schema_version"])
         assert 4 == len(document["weights"]) == document["total"]["weights"]
 
-    def test_of_a_file_whose_name_is_no_unicode_is_unicode(self, tmp_path):
+    def test_file_name_with_invalid_unicode_is_escaped(self, tmp_path):
         path = store(tmp_path / "\udcff.safetensors", MODEL)
 
         assert r"\\udcff.safetensors" in quanterr.inspect(path).to_json()
 
-    def test_of_an_empty_checkpoint_is_an_empty_table(self, tmp_path):
+    def test_empty_checkpoint_gives_an_empty_table(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", {}), "-v")
 
         assert 0 == done.exit_code, done.exception
         assert "0 tensors" in done.stdout
 
-    def test_of_a_hostile_name_prints_nothing_of_it(self, tmp_path):
+    def test_hostile_name_is_escaped(self, tmp_path):
         done = self.run(store(tmp_path / "m.safetensors", {"a\x1b[31m.weight": X}), "-v")
 
         assert "\x1b" not in done.stdout
         assert "\\x1b[31m" in done.stdout
 
     @pytest.mark.slow
-    def test_into_a_closed_pipe_ends_without_a_word(self, tmp_path):
+    def test_closed_pipe_ends_the_command_silently(self, tmp_path):
         path = store(tmp_path / "m.safetensors", {f"layers.{n}.weight": numbers(4, 8) for n in range(2000)})
         command = shlex.join([sys.executable, "-m", "quanterr", "inspect", "-v", str(path)])
         line = command + " | head -1; exit ${PIPESTATUS[0]}"
@@ -156,7 +156,7 @@ class TestCommand:
 class TestHardware:
     @pytest.fixture
     def folder(self, tmp_path):
-        """A model of experts: an embedding, a head, attention, four experts and a shared one, 2 bytes a weight."""
+        """A model of experts: an embedding, a head, attention, four experts and a shared one, 2 bytes per weight."""
         tensors = {
             "model.embed_tokens.weight": numbers(100, 16),
             "model.layers.0.self_attn.q_proj.weight": numbers(16, 16),
@@ -168,14 +168,14 @@ class TestHardware:
         (tmp_path / "config.json").write_text('{"num_experts_per_tok": 1, "n_routed_experts": 4}')
         return tmp_path
 
-    def test_each_token_reads_what_is_active_once(self, folder):
+    def test_each_token_reads_active_weights_once(self, folder):
         decode = quanterr.inspect(folder, hardware="1000 GB/s").decode
 
         assert 2 * 16 * (100 + 16 + 8 + 32) == decode.active_bytes
         assert pytest.approx(1e12 / decode.active_bytes) == decode.tokens_per_second
         assert "1 of 4 experts per token" == decode.experts
 
-    def test_without_a_head_the_embedding_is_one_and_unknown_experts_all_count(self, folder, tmp_path):
+    def test_embedding_serves_as_the_head_and_unknown_experts_all_count(self, folder, tmp_path):
         (folder / "config.json").unlink()
         tensors = {"model.embed_tokens.weight": numbers(100, 16), "a.experts.0.up.weight": numbers(32, 16)}
         store(folder / "model.safetensors", tensors)
@@ -184,7 +184,7 @@ class TestHardware:
         assert (2 * 16 * 132, 3350.0) == (decode.active_bytes, decode.gigabytes_per_second)
         assert "all are counted" in decode.experts
 
-    def test_the_command_says_that_it_is_a_bound_and_what_is_unknown(self, folder):
+    def test_command_calls_the_speed_a_bound_and_unknown_hardware_is_refused(self, folder):
         done = CliRunner().invoke(app, ["inspect", str(folder), "--hardware", "4090"])
         assert "4090, 1008 GB/s: at most " in done.stdout
         assert "This is a bound by memory bandwidth alone." in done.stdout
@@ -193,7 +193,7 @@ class TestHardware:
 
 
 class TestDocument:
-    """An inspection is a document as others are: stored, rendered, judged, compared."""
+    """An inspection is a document like others: stored, rendered, judged, compared."""
 
     @pytest.fixture
     def stored(self, tmp_path):
@@ -202,19 +202,19 @@ class TestDocument:
         found.save(tmp_path / "i.json")
         return found, tmp_path / "i.json"
 
-    def test_is_read_again_as_it_was(self, stored):
+    def test_document_is_read_back_unchanged(self, stored):
         found, path = stored
 
         assert found.to_json() == quanterr.read_document(str(path)).to_json()
 
     @pytest.mark.parametrize("suffix", ["html", "md", "csv", "jsonl", "xml"])
-    def test_has_every_output(self, stored, tmp_path, suffix):
+    def test_document_has_every_output(self, stored, tmp_path, suffix):
         found, _ = stored
         found.save(tmp_path / f"i.{suffix}")
 
         assert "fp8_tensor" in (tmp_path / f"i.{suffix}").read_text()
 
-    def test_is_judged(self, stored):
+    def test_document_is_judged(self, stored):
         _, path = stored
         status = [
             CliRunner().invoke(app, ["gate", str(path), "--require", f"bits_per_weight <= {bits}"]).exit_code
@@ -223,7 +223,7 @@ class TestDocument:
 
         assert [Status.OK, Status.GATE_FAILED] == status
 
-    def test_with_what_is_not_read_no_rule_holds(self, tmp_path):
+    def test_rules_are_inconclusive_where_a_weight_is_unread(self, tmp_path):
         codes = {"a.weight": torch.zeros(4, 32, dtype=torch.uint32), "a.scales": torch.ones(4, 4)}
         found = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL | codes | {"a.biases": torch.ones(4, 4)}))
         found.save(tmp_path / "i.json")
@@ -232,7 +232,7 @@ class TestDocument:
         assert 1 == found.unread
         assert Status.INCONCLUSIVE == done.exit_code
 
-    def test_differs_where_a_weight_is_stored_otherwise(self, stored, tmp_path):
+    def test_diff_lists_a_weight_that_is_stored_otherwise(self, stored, tmp_path):
         found, _ = stored
         (name, *_) = [weight.name for weight in found.weights if weight.format == "fp8_tensor"]
         plain = {key: value for key, value in MODEL.items() if not key.startswith(name)} | {name: X}

@@ -1,4 +1,4 @@
-"""What the values of one checkpoint show without an original."""
+"""Faults that the values of one checkpoint show without an original."""
 
 import json
 
@@ -18,12 +18,12 @@ NAN, INF = float("nan"), float("inf")
 
 
 def model(shape=(64, 128), n=4):
-    """A weight in several blocks, all of them different."""
+    """Return a different weight for each of several blocks."""
     return {UP.format(block): numbers(*shape, seed=block) for block in range(n)}
 
 
 def quantized(tensors, by=quantized_int8):
-    """Codes and scales of all weights."""
+    """Return codes and scales of all weights."""
     made = {}
     for name, weight in tensors.items():
         made[name], made[f"{name}_scale"] = by(weight)
@@ -31,7 +31,7 @@ def quantized(tensors, by=quantized_int8):
 
 
 def told(folder, tensors):
-    """Severities and messages by code."""
+    """Return severities and messages by code."""
     found = quanterr.inspect(store(folder / "m.safetensors", tensors), values=True)
     return {one.code: (one.severity, one.message) for one in found.findings}
 
@@ -41,7 +41,7 @@ def test_sound_values_are_silent(tmp_path, by):
     assert {} == told(tmp_path, by(model()))
 
 
-def test_headers_alone_do_not_show_values(tmp_path):
+def test_headers_alone_do_not_reveal_values(tmp_path):
     path = store(tmp_path / "m.safetensors", {UP.format(0): torch.zeros(64, 128)})
 
     assert [] == quanterr.inspect(path).findings
@@ -51,7 +51,7 @@ def test_headers_alone_do_not_show_values(tmp_path):
 class TestNonfinite:
     @pytest.mark.parametrize("value", [NAN, INF, -INF])
     @pytest.mark.parametrize("name", [UP.format(1), "model.norm.weight", "model.layers.0.mlp.up_proj.bias"])
-    def test_elements_are_counted(self, tmp_path, name, value):
+    def test_elements_that_are_not_finite_are_counted(self, tmp_path, name, value):
         tensors = model() | {name: numbers(8, 128) if name.endswith("proj.weight") else numbers(128)}
         tensors[name].view(-1)[[3, 77]] = value
 
@@ -59,20 +59,20 @@ class TestNonfinite:
         assert "error" == severity
         assert f"{name} (2 of {tensors[name].numel():,})" in message
 
-    def test_codes_of_fp8_are_decoded(self, tmp_path):
+    def test_fp8_codes_are_decoded(self, tmp_path):
         tensors = quantized(model(), quantized_fp8)
         codes = tensors[UP.format(2)].view(torch.uint8)
         codes[5, 6] = 0x7F
 
         assert f"{UP.format(2)} (1 of 8,192)" in told(tmp_path, tensors)["nonfinite_values"][1]
 
-    def test_masks_hold_minus_infinity_but_no_nan(self, tmp_path):
+    def test_masks_hold_minus_infinity_but_not_nan(self, tmp_path):
         mask = torch.full((8, 8), -INF)
         assert {} == told(tmp_path, {"model.attn_mask": mask})
         mask[0, 0] = NAN
         assert "(1 of 64)" in told(tmp_path, {"model.attn_mask": mask})["nonfinite_values"][1]
 
-    def test_of_large_weights_every_chunk_is_read(self, tmp_path, monkeypatch):
+    def test_every_chunk_in_a_large_weight_is_read(self, tmp_path, monkeypatch):
         monkeypatch.setattr("quanterr.inspection.values.CPU_CHUNK", 100)  # pieces of rows, in many tasks
         tensors = model((130, 128))
         tensors[UP.format(3)][129, 127] = NAN
@@ -85,14 +85,14 @@ class TestNonfinite:
 
 class TestConstants:
     @pytest.mark.parametrize(("value", "words"), [(0.0, "zero throughout"), (0.25, "a single value throughout")])
-    def test_weights_are_named(self, tmp_path, value, words):
+    def test_constant_weights_are_named(self, tmp_path, value, words):
         severity, message = told(tmp_path, model() | {UP.format(1): torch.full((64, 128), value)})["constant_weight"]
 
         assert "warning" == severity
         assert f"1 weight is {words}: {UP.format(1)}; trained matrices are not" == message
 
     @pytest.mark.parametrize(("rows", "severity"), [(slice(60, 64), "info"), (slice(3, 7), "warning")])
-    def test_rows_are_a_warning_unless_they_are_the_last(self, tmp_path, rows, severity):
+    def test_constant_rows_are_a_warning_unless_they_are_the_last(self, tmp_path, rows, severity):
         tensors = model()
         tensors[UP.format(1)][rows] = 0
         found = told(tmp_path, quantized(tensors, quantized_fp8))["constant_rows"]
@@ -100,7 +100,7 @@ class TestConstants:
         assert severity == found[0]
         assert f"{UP.format(1)} (4 rows: {rows.start}, {rows.start + 1}, {rows.start + 2}, …)" in found[1]
 
-    def test_rows_that_are_too_small_for_the_scale_of_all_are_an_info(self, tmp_path):
+    def test_rows_too_small_for_a_shared_scale_are_an_info(self, tmp_path):
         tensors = model()
         tensors[UP.format(1)][3] *= 1e-4
         assert "info" == told(tmp_path, quantized(tensors))["constant_rows"][0]
@@ -109,13 +109,13 @@ class TestConstants:
         tensors[UP.format(1)][3] = 0
         assert "warning" == told(tmp_path, quantized(tensors, quantized_fp8))["constant_rows"][0]
 
-    def test_rows_of_unused_tokens_may_be_zero(self, tmp_path):
+    def test_rows_for_unused_tokens_may_be_zero(self, tmp_path):
         tokens = numbers(64, 128)
         tokens[3] = 0
 
         assert {} == told(tmp_path, {"model.embed_tokens.weight": tokens, "lm_head.weight": tokens})
 
-    def test_an_expert_of_zeros_is_named_once(self, tmp_path):
+    def test_zero_expert_is_named_once(self, tmp_path):
         stack = numbers(4, 32, 64)
         stack[2] = 0
         found = told(tmp_path, {STACK: stack})
@@ -125,7 +125,7 @@ class TestConstants:
 
 
 class TestRepetitions:
-    def test_experts_are_a_warning_and_layers_an_info(self, tmp_path):
+    def test_repeated_experts_are_a_warning_and_repeated_layers_an_info(self, tmp_path):
         tensors = {EXPERT.format(0, n): numbers(32, 64, seed=n) for n in range(4)}
         tensors[EXPERT.format(0, 3)] = tensors[EXPERT.format(0, 1)]
         severity, message = told(tmp_path, tensors)["repeated_weights"]
@@ -133,7 +133,7 @@ class TestRepetitions:
 
         assert "info" == told(tmp_path, model() | {UP.format(5): numbers(64, 128, seed=2)})["repeated_weights"][0]
 
-    def test_experts_of_a_stack_are_counted(self, tmp_path):
+    def test_repeated_experts_in_a_stack_are_counted(self, tmp_path):
         stack = numbers(8, 32, 64)
         stack[4:] = stack[:4]
 
@@ -145,7 +145,7 @@ class TestScales:
         ("value", "code", "severity"),
         [(NAN, "scale_nonfinite", "error"), (INF, "scale_nonfinite", "error"), (-1.0, "scale_negative", "warning")],
     )
-    def test_wrong_ones_are_named(self, tmp_path, value, code, severity):
+    def test_wrong_scales_are_named(self, tmp_path, value, code, severity):
         tensors = quantized(model())
         tensors[f"{UP.format(1)}_scale"] = torch.tensor(value)
         found = told(tmp_path, tensors)
@@ -153,7 +153,7 @@ class TestScales:
         assert (severity, True) == (found[code][0], f"{UP.format(1)} (1 of 1)" in found[code][1])
         assert "nonfinite_values" not in found
 
-    def test_zeros_count_only_above_codes(self, tmp_path):
+    def test_zero_scales_count_only_above_nonzero_codes(self, tmp_path):
         tensors, name = quantized(model()), UP.format(1)
         scale = tensors[f"{name}_scale"].expand(64, 1).clone()
         scale[60:] = 0
@@ -165,20 +165,20 @@ class TestScales:
         assert "scale_zero" not in told(tmp_path, tensors)
 
     @pytest.mark.parametrize(("factor", "is_told"), [(1000.0, True), (1e-3, True), (30.0, False)])
-    def test_a_factor_shows_beside_other_blocks(self, tmp_path, factor, is_told):
+    def test_factor_is_noticed_by_comparing_blocks(self, tmp_path, factor, is_told):
         tensors = quantized(model(), quantized_fp8)
         tensors[f"{UP.format(1)}_scale"] *= factor
 
         assert is_told == (UP.format(1) in told(tmp_path, tensors).get("values_unlike", ("", ""))[1])
 
-    def test_a_factor_of_a_row_shows_beside_other_rows(self, tmp_path):
+    def test_row_factor_is_noticed_by_comparing_rows(self, tmp_path):
         tensors, name = quantized(model()), UP.format(1)
         tensors[f"{name}_scale"] = tensors[f"{name}_scale"].expand(64, 1).clone()
         tensors[f"{name}_scale"][7] *= 3000
 
         assert f"{name} (1 row: 7: up to" in told(tmp_path, tensors)["values_unlike"][1]
 
-    def test_of_activations_are_checked(self, tmp_path):
+    def test_activation_scales_are_checked(self, tmp_path):
         tensors = quantized(model(), quantized_fp8)
         for name in model():
             tensors[name.replace("weight", "input_scale")] = torch.tensor(0.5)
@@ -187,7 +187,7 @@ class TestScales:
         assert "up_proj.input_scale" in told(tmp_path, tensors)["scale_nonfinite"][1]
 
     @pytest.mark.parametrize("by", [quantized_int8, quantized_fp8])
-    def test_far_too_large_ones_leave_codes_unused(self, tmp_path, by):
+    def test_excessive_scales_leave_codes_unused(self, tmp_path, by):
         tensors = model()
         sizes = {}
         for name, weight in tensors.items():
@@ -201,7 +201,7 @@ class TestScales:
         assert "warning" == severity
         assert "4 tensors" in message
 
-    def test_ternary_values_use_the_ends_of_their_range(self, tmp_path):
+    def test_ternary_values_use_their_full_range(self, tmp_path):
         tensors = {name: weight.sign() * (weight.abs() > 0.03) for name, weight in model().items()}
 
         assert "unused_codes" not in told(tmp_path, quantized(tensors))
@@ -216,7 +216,7 @@ class TestOutputs:
     def run(self, *arguments):
         return CliRunner().invoke(app, [*map(str, arguments)])
 
-    def test_an_error_ends_with_its_status_and_fails_rules(self, broken, tmp_path):
+    def test_error_exits_with_its_status_and_fails_rules(self, broken, tmp_path):
         done = self.run("inspect", broken, "--values", "-v", "-o", tmp_path / "i.json")
         assert Status.INCONCLUSIVE == done.exit_code
         assert "error: elements are NaN or infinite" in done.stdout
@@ -227,13 +227,13 @@ class TestOutputs:
         assert Status.INCONCLUSIVE == judged.exit_code
 
     @pytest.mark.parametrize("suffix", ["json", "html", "md", "jsonl", "xml"])
-    def test_every_output_tells_it(self, broken, tmp_path, suffix):
+    def test_every_output_shows_the_finding(self, broken, tmp_path, suffix):
         path = tmp_path / f"i.{suffix}"
         quanterr.inspect(broken, values=True).save(path)
 
         assert "NaN or infinite" in path.read_text()
 
-    def test_json_says_what_was_read(self, broken):
+    def test_json_states_that_values_were_read(self, broken):
         document = json.loads(self.run("inspect", broken, "--values", "--json").stdout)
 
         assert document["values"] is True

@@ -1,4 +1,4 @@
-"""Checksums of the hub: of its local cache, and of downloads; tests/checkpoints/test_remote.py asks a hub itself."""
+"""Checksums from the hub for its local cache and downloads; tests/checkpoints/test_remote.py uses a hub itself."""
 
 from hashlib import sha256
 
@@ -20,7 +20,7 @@ def digest(path):
 
 
 def cache(file, name):
-    """The file as a blob of the local cache, of this name; the link of its snapshot."""
+    """Store the file as a blob of this name in the local cache, and return the link in its snapshot."""
     blobs, snapshot = file.parent / "blobs", file.parent / "snapshots" / "c0ffee"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -30,7 +30,7 @@ def cache(file, name):
 
 
 def note(file, etag):
-    """What huggingface_hub writes beside a download."""
+    """Write the note that huggingface_hub leaves for a download."""
     folder = file.parent / ".cache/huggingface/download"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{file.name}.metadata").write_text(f"{'c0ffee' * 6}abcd\n{etag}\n1712656091.123\n")
@@ -38,7 +38,7 @@ def note(file, etag):
 
 
 @pytest.mark.parametrize("place", [cache, note])
-def test_a_file_that_is_as_stated_is_verified(file, place, monkeypatch):
+def test_matching_checksum_is_verified(file, place, monkeypatch):
     monkeypatch.setattr(checksums, "PIECE", 1000)
     found = quanterr.inspect(place(file, digest(file)), verify=True)
 
@@ -47,7 +47,7 @@ def test_a_file_that_is_as_stated_is_verified(file, place, monkeypatch):
 
 
 @pytest.mark.parametrize("place", [cache, note])
-def test_another_file_is_an_error_that_names_both(file, place):
+def test_mismatched_checksum_is_an_error_with_both_values(file, place):
     actual, stated = digest(file), "a" * 64
     path = place(file, stated)
     found = quanterr.inspect(path, verify=True)
@@ -59,12 +59,12 @@ def test_another_file_is_an_error_that_names_both(file, place):
 
 
 @pytest.mark.parametrize("etag", [None, "11c5a3d5811f50298f278a704980280950aedb10", "not a checksum"])
-def test_without_a_stated_checksum_there_is_nothing_to_verify(file, etag):
+def test_verifying_without_a_stated_checksum_is_wrong_usage(file, etag):
     with pytest.raises(UsageError, match="no checksum to verify"):
         quanterr.inspect(note(file, etag) if etag else file, verify=True)
 
 
-def test_shards_without_one_are_a_warning(tmp_path):
+def test_shards_without_a_checksum_are_a_warning(tmp_path):
     shards = [store(tmp_path / f"m-0000{n}-of-00002.safetensors", {f"{n}.weight": numbers(64, 128)}) for n in (1, 2)]
     note(shards[0], digest(shards[0]))
     found = quanterr.inspect(tmp_path, verify=True)
@@ -73,5 +73,5 @@ def test_shards_without_one_are_a_warning(tmp_path):
     assert "no SHA-256 of 1 file: m-00002-of-00002.safetensors" in found.findings[0].message
 
 
-def test_is_not_asked_for_by_default(file):
+def test_verification_is_off_by_default(file):
     assert [] == quanterr.inspect(note(file, "a" * 64)).findings

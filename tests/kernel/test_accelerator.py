@@ -1,4 +1,4 @@
-"""Comparisons on a simulated accelerator: numbers and findings of the CPU, order on streams, little memory."""
+"""Comparisons on a simulated accelerator: the CPU's numbers and findings, ordered streams, little memory."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ from quanterr.tensors.workspace import Workspace
 
 pytestmark = UNKNOWN
 SUMS = 1e-9  # float64 sums of float32 rows, added in another order
-# The smallest file of each format, and those whose scales are quantized again.
+# The smallest file of each format, and those with requantized scales.
 FEW = {
     min(of_format, key=lambda case: case.stat().st_size) for _, of_format in groupby(CASES, lambda case: case.parent)
 }
@@ -30,7 +30,7 @@ FEW |= {case for case in CASES if "double_quant" in case.stem}
 
 @pytest.fixture(autouse=True)
 def torch_kernel(monkeypatch):
-    """The CPU computes by torch's kernel, as devices do."""
+    """Let the CPU compute by torch's kernel, as devices do."""
     monkeypatch.setenv(library.VARIABLE, "torch")
 
 
@@ -40,21 +40,21 @@ def device(number=0):
 
 
 def document(report):
-    """What a report says, but for the run."""
+    """Return the document of a report without its run."""
     found = json.loads(report.to_json())
     del found["run"]
     return found
 
 
 def both(make, **where):
-    """The documents of two reports, one made on the CPU, one on the device."""
+    """Return the documents of two reports, one made on the CPU and one on the device."""
     here = make("cpu")
     with simulated(**where):
         return document(here), document(make(NAME))
 
 
 def blurred(case, folder):
-    """A golden file's values, each off by some per cent: an original from which the file differs."""
+    """Write a golden file's values, each off by some per cent, as an original that differs from the file."""
     random = torch.Generator().manual_seed(0)
     values = {
         name: (tensor * (1 + 0.02 * torch.randn(tensor.shape, generator=random))).to(tensor.dtype)
@@ -66,23 +66,23 @@ def blurred(case, folder):
 
 
 def cases():
-    """Every golden file, those beside :data:`FEW` marked as slow."""
+    """Yield every golden file; those outside :data:`FEW` are marked as slow."""
     for case in CASES:
         marks = () if case in FEW else pytest.mark.slow
         yield pytest.param(case, id=f"{case.parent.name}/{case.stem}", marks=marks)
 
 
 @pytest.mark.parametrize("case", [*cases()])
-def test_numbers_and_findings_are_those_of_the_cpu(case, tmp_path, monkeypatch):
+def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
-    # To the bit: the same operations of torch, one after the other, on the same chunks.
+    # Exact to the bit: the same torch operations, one after the other, on the same chunks.
     original = blurred(case, tmp_path)
     here, there = both(lambda name: quanterr.compare(original, case, device=name))
 
     assert here == there
 
 
-def test_what_is_read_exactly_is_exact_there_too():
+def test_exact_formats_are_exact_on_a_device():
     case = min(FEW)
     with simulated():
         report = quanterr.compare(expected_of(case), case, device=NAME)
@@ -113,7 +113,7 @@ class TestRanking:
         assert here == there
 
 
-def test_measure_takes_tensors_of_the_device():
+def test_measure_takes_device_tensors():
     x = numbers(40, 70)
     y = x + 0.1 * numbers(40, 70, seed=1)
     here = quanterr.measure(x, y)
@@ -124,7 +124,7 @@ def test_measure_takes_tensors_of_the_device():
 
 
 class TestMany:
-    """Weights in several ranges, and as many workers as there are on a GPU, each with a stream of its own."""
+    """Weights have several ranges, and there are as many workers as on a GPU, each with its own stream."""
 
     @pytest.fixture(autouse=True)
     def _small_ranges(self, monkeypatch):
@@ -132,14 +132,14 @@ class TestMany:
         monkeypatch.setattr(scheduler, "DEVICE_CHUNK", 1 << 12)
         monkeypatch.setattr(scheduler, "SMALL", 1)
 
-    def test_workers_on_their_own_streams_add_up_to_the_same(self, tmp_path):
+    def test_workers_on_separate_streams_give_the_same_sums(self, tmp_path):
         files = stored(tmp_path, a=(20, 1000), b=(10, 800), c=(8, 8))
         here, there = both(lambda name: quanterr.compare(*files, device=name))
 
         assert here == there
 
     @pytest.mark.parametrize("name", ["quip_sharp/handmade_rvq3", "vptq/vptq_synthetic"])
-    def test_parts_that_workers_share_are_in_order(self, name, tmp_path):
+    def test_shared_parts_are_in_order(self, name, tmp_path):
         case = GOLDEN / f"{name}.safetensors"
         original = blurred(case, tmp_path)
         here, there = both(lambda name: quanterr.compare(original, case, device=name))
@@ -148,16 +148,16 @@ class TestMany:
 
 
 class TestBuffers:
-    """What workers read and share, on streams of their own."""
+    """Workers read and share buffers on their own streams."""
 
     @pytest.fixture
     def entry(self, tmp_path):
-        """128 numbers from 0 on."""
+        """A tensor of the numbers from 0 to 127."""
         with open_checkpoint(write(tmp_path / "x.safetensors", {"x": torch.arange(128.0)})) as checkpoint:
             yield checkpoint.entries["x"]
 
     @pytest.mark.parametrize("number", [0, 1])
-    def test_are_filled_again_only_after_the_copy_to_the_device(self, entry, number):
+    def test_buffers_are_refilled_only_after_the_copy_to_the_device(self, entry, number):
         with simulated(count=2):
             workspace = Workspace(device(number))
             pieces = [workspace.read("x", entry, first, (64,)).clone() for first in (0, 64)]
@@ -165,7 +165,7 @@ class TestBuffers:
             assert [*range(128)] == torch.cat(pieces).tolist()
             assert all(is_pinned(host) for host, _ in workspace._hosts.values())
 
-    def test_are_shared_once_they_are_made(self, entry):
+    def test_shared_buffers_wait_until_they_are_made(self, entry):
         with simulated():
             there = device()
             for _ in range(2):
@@ -176,7 +176,7 @@ class TestBuffers:
 
         assert 6 == total
 
-    def test_are_shared_once_their_pieces_are_filled(self, entry):
+    def test_shared_buffers_wait_until_their_pieces_are_filled(self, entry):
         with simulated():
             there = device()
             workspaces = [Workspace(there) for _ in range(2)]
@@ -190,7 +190,7 @@ class TestBuffers:
 
         assert 1 == total
 
-    def test_are_kept_for_all_who_use_them(self, entry):
+    def test_shared_buffers_are_kept_for_all_who_use_them(self, entry):
         with simulated():
             there = device()
             workspaces = [Workspace(there) for _ in range(2)]
@@ -204,7 +204,7 @@ class TestBuffers:
 
 
 class TestRoom:
-    """On a device whose memory is short: chunks of 2^14 elements, halved down to 2^12, on the CPU 2^11."""
+    """A device is short of memory: chunks of 2^14 elements are halved down to 2^12, and to 2^11 on the CPU."""
 
     @pytest.fixture(autouse=True)
     def _small_chunks(self, monkeypatch):
@@ -216,11 +216,11 @@ class TestRoom:
         return stored(tmp_path, a=(70, 1000))
 
     def compared(self, files, name=NAME, **where):
-        """The report, the chunk sizes of its sums, and the bytes that it took at most."""
+        """Return the report and the most bytes that the comparison took."""
         with simulated(**where) as there:
             return quanterr.compare(*files, device=name), there.peak
 
-    def test_that_lacks_a_byte_is_found_with_smaller_chunks(self, files):
+    def test_missing_byte_is_found_with_smaller_chunks(self, files):
         whole, most = self.compared(files)
         found, peak = self.compared(files, limit=most - 1)
 
@@ -229,7 +229,7 @@ class TestRoom:
         assert whole.layers[0].max_absolute_error == found.layers[0].max_absolute_error
         assert whole.layers[0].mean_squared_error == pytest.approx(found.layers[0].mean_squared_error, rel=SUMS)
 
-    def test_that_lacks_everything_is_found_on_the_cpu(self, files):
+    def test_cpu_goes_on_where_device_memory_runs_out(self, files):
         whole, _ = self.compared(files)
         found, peak = self.compared(files, "auto", limit=1000)
 
@@ -237,13 +237,13 @@ class TestRoom:
         assert f"{NAME}:0 (simulated); also cpu, as memory ran out at a.weight" == found.run.device
         assert whole.layers[0].mean_squared_error == pytest.approx(found.layers[0].mean_squared_error, rel=SUMS)
 
-    def test_is_an_error_where_the_cpu_may_not_go_on(self, files):
+    def test_exhausted_memory_is_an_error_where_the_cpu_may_not_go_on(self, files):
         with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu") as raised:
             self.compared(files, limit=1000)
 
         assert 5 == raised.value.status
 
-    def test_is_given_back_at_the_end(self, files):
+    def test_device_memory_is_released_at_the_end(self, files):
         with simulated() as there:
             quanterr.compare(*files, device=NAME)
             gc.collect()
@@ -252,11 +252,11 @@ class TestRoom:
 
 
 class TestChoice:
-    def test_auto_is_the_accelerator(self):
+    def test_auto_picks_the_accelerator(self):
         with simulated():
             assert torch.device(NAME, 0) == pick_device("auto")
 
-    def test_each_rank_of_a_machine_has_its_own(self, monkeypatch):
+    def test_each_rank_on_a_machine_has_its_own_accelerator(self, monkeypatch):
         for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
             monkeypatch.setenv(name, value)
         with simulated(count=2):
@@ -265,16 +265,16 @@ class TestChoice:
             pick_device("auto")
 
     @pytest.mark.parametrize("lacking", [torch.float64, torch.float8_e4m3fn], ids=str)
-    def test_one_that_lacks_a_dtype_is_refused_by_name(self, lacking):
+    def test_device_without_a_needed_dtype_is_refused_by_name(self, lacking):
         with simulated(lacks=[lacking]):
             assert CPU == pick_device("auto")
             with pytest.raises(ResourceError, match=f"does not compute in {str(lacking)[6:]}, .*; try --device cpu"):
                 pick_device(NAME)
 
-    def test_one_that_is_full_has_its_dtypes(self):
+    def test_full_device_still_supports_its_dtypes(self):
         with simulated(limit=0):
             assert torch.device(NAME, 0) == pick_device("auto")
 
-    def test_is_described_with_its_product(self):
+    def test_device_is_described_with_its_product(self):
         with simulated():
             assert "sim:0 (simulated)" == describe_device(device())

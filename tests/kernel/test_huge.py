@@ -1,4 +1,4 @@
-"""Weights of more elements than 32 bits count."""
+"""Weights with more elements than 32 bits can count."""
 
 import json
 import os
@@ -18,11 +18,11 @@ from quanterr.pairing import pair
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 
-ONE_CODE, HALF_CODE, TWO_CODE = b"\x38", b"\x30", b"\x40"  # of E4M3
+ONE_CODE, HALF_CODE, TWO_CODE = b"\x38", b"\x30", b"\x40"  # E4M3
 
 
 def sparse(path, shape, codes):
-    """A file with one FP8 weight that is zero but for these codes; it takes next to no room on the disk."""
+    """Write a file with one FP8 weight that is zero except for these codes; it takes almost no disk space."""
     n = shape[0] * shape[1]
     raw_header(path, json.dumps({"w": {"dtype": "F8_E4M3", "shape": shape, "data_offsets": [0, n]}}).encode())
     start = path.stat().st_size
@@ -36,10 +36,10 @@ def sparse(path, shape, codes):
 
 @pytest.mark.slow
 class TestHuge:
-    """Only the first chunk, those around element 2^31 and the last are computed: the others would be as these."""
+    """Only the first and last chunks and those around element 2^31 are computed; the others would be the same."""
 
     @pytest.mark.parametrize("shape", [(1, 2**31 + 77), (2**16 + 3, 2**15), (2**31 + 5, 1), (3, 2**32)])
-    def test_weights_have_all_their_elements_in_their_places(self, tmp_path, shape):
+    def test_huge_weights_have_all_their_elements_in_their_places(self, tmp_path, shape):
         n, cols = shape[0] * shape[1], shape[1]
         marks = [0, 2**31 - 1, 2**31, n - 1]
         files = (
@@ -59,7 +59,7 @@ class TestHuge:
         assert (4, 3.25, 0.25) == (sums.x_nonzero, *(float(Fraction(u, ONE)) for u in (sums.y_sq, sums.e_sq)))
         assert (*divmod(n - 1, cols), 1.0, 0.5) == done.worst
 
-    def test_sums_and_counts_beyond_sixty_four_bits_are_whole(self):
+    def test_sums_and_counts_beyond_64_bits_are_exact(self):
         part = Sums(elements=2**62, n=2**62, e_sq=2**62 * ONE)
 
         assert (2**65, 2.0**65) == ((total := Sums.merge([part] * 8)).n, as_float(total.e_sq))

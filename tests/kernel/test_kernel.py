@@ -27,13 +27,13 @@ COUNTS = (
     "zeroed",
 )
 
-# What is reported of single elements: the difference and the quotient are float32.
+# Reported values of single elements: the difference and the quotient are float32.
 ONE_ROUNDING, TWO_ROUNDINGS = 2.0**-24, 2.0**-23
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As a worker has; with more, torch adds a row in more pieces, and rounds less."""
+    """Use one thread, as a worker does; with more, torch adds a row in more pieces and rounds less."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,7 +41,7 @@ def one_thread():
 
 
 def worst_element(x, y, size=CPU_CHUNK):
-    """Where the largest |e| is, as a run finds it."""
+    """Return where the largest |e| is, as a run finds it."""
     pair, worker = pair_of(x, y), Worker(CPU, size, OUTLIER)
     with torch.inference_mode():
         sums = worker.sum_chunks([pair], list(Cut(*pair.original.matrix, size)))[0]
@@ -49,7 +49,7 @@ def worst_element(x, y, size=CPU_CHUNK):
 
 
 def by_numpy(x, y, outlier=OUTLIER):
-    """The same numbers by numpy in float64, and of each sum the sum of the magnitudes of its terms."""
+    """Return the same numbers by numpy in float64, and for each sum the sum of its terms' magnitudes."""
     x, y = (tensor.double().numpy().ravel() for tensor in (x, y))
     both = np.isfinite(x) & np.isfinite(y)
     counts = {
@@ -92,7 +92,7 @@ def by_numpy(x, y, outlier=OUTLIER):
 
 
 def assert_agrees(sums, x, y, wide=False, outlier=OUTLIER):
-    """The sums are numpy's, each within a tolerance that is relative to the magnitudes that were added."""
+    """Check that the sums equal numpy's, within a tolerance relative to the magnitudes that were added."""
     counts, totals, extremes = by_numpy(x, y, outlier)
     tolerance = EXACT if wide else MANY if x.numel() >= MANY_ELEMENTS else FEW
 
@@ -115,23 +115,23 @@ def normal(*shape, seed=0):
 
 
 def quantized(x, bits=8):
-    """Rounded to equal steps, a scale per row, as int8 is."""
+    """Round to equal steps with a scale per row, as int8 does."""
     scale = (x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)).clamp(min=1e-30)
     return (x / scale).round() * scale
 
 
 def about(energy):
-    """The energy of one row: float32, whose sums are pairwise."""
+    """Return a tolerance for the energy of one row: float32, with pairwise sums."""
     return pytest.approx(as_float(energy), rel=FEW)
 
 
 SHAPES = [(64, 512), (37, 129), (300, 7), (5000, 1), (1, 1), (1, 2), (2, 1), (1, 100_003), (3, 40_000), (16, 40_000)]
-SHAPES += [(1100, 128), (64, 4096), (17, 16_384)]  # whose products are those of matrices
+SHAPES += [(1100, 128), (64, 4096), (17, 16_384)]  # their products are matrix products
 
 EVEN = {
     "normal": lambda *shape: (0.05 * normal(*shape)).bfloat16().float(),
     "uniform and positive": lambda *shape: torch.rand(shape, generator=generator()) + 0.1,
-    "a mean that is not zero": lambda *shape: 2 + normal(*shape),
+    "a nonzero mean": lambda *shape: 2 + normal(*shape),
     "half zeros": lambda *shape: normal(*shape).relu(),
 }
 UNEVEN = {  # one row has most of the energy
@@ -147,7 +147,7 @@ class TestFast:
     @pytest.mark.parametrize("make", TAME.values(), ids=TAME)
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     @pytest.mark.parametrize("bits", [8, 3])
-    def test_sums_are_as_good_as_float64(self, make, shape, bits):
+    def test_fast_sums_are_as_good_as_float64(self, make, shape, bits):
         x = make(*shape)
         y = quantized(x, bits)
         sums = summed(x, y)
@@ -155,7 +155,7 @@ class TestFast:
         assert_agrees(sums, x, y)
 
     @pytest.mark.parametrize("make", TAME.values(), ids=TAME)
-    def test_counts_are_those_of_the_exact_way_but_for_what_lies_on_the_threshold(self, make):
+    def test_fast_counts_equal_exact_counts_except_on_the_threshold(self, make):
         x = make(64, 512)
         y = quantized(x, 5)
         fast, slow = summed(x, y), summed(x, y, wide=True)
@@ -166,8 +166,8 @@ class TestFast:
         assert abs(fast.outliers - slow.outliers) <= on_threshold
         assert abs(fast.relative_outliers - slow.relative_outliers) <= on_relative
 
-    def test_views_of_one_pair_are_not_taken_for_those_of_another(self):
-        """They are remembered, as most pairs of chunks lie where the one before lay."""
+    def test_remembered_views_do_not_mix_up_pairs(self):
+        """Views are remembered, as most pairs of chunks lie where the previous pair lay."""
         values = [normal(40, 256, seed=n) for n in range(3)]
         buffers, workspace = torch.empty(3, 40, 256).unbind(), Workspace(CPU)
         for x, y in ((0, 1), (0, 2), (1, 2), (0, 2), (0, 1), (1, 0), (2, 0)):
@@ -177,7 +177,7 @@ class TestFast:
             assert summed(values[x], values[y]).histogram == sums.histogram
 
     @pytest.mark.parametrize("make", TAME.values(), ids=TAME)
-    def test_worst_rows_are_those_of_the_exact_way(self, make):
+    def test_fast_worst_rows_equal_the_exact_ones(self, make):
         x = make(200, 96)
         y = quantized(x, 4) + 1e-3 * x * torch.linspace(0, 1, 200)[:, None]
         fast, slow = (dict(worst_rows(summed(x, y, wide=wide).rows.items())) for wide in (False, True))
@@ -196,9 +196,7 @@ class TestFast:
             *((make, LEAST_ROWS - 1, True) for make in TAME.values()),
         ],
     )
-    def test_the_exact_way_is_taken_where_a_few_rows_are_most_of_the_whole_and_only_there(
-        self, monkeypatch, make, rows, needs_exact
-    ):
+    def test_exact_sums_are_used_only_where_few_rows_dominate(self, monkeypatch, make, rows, needs_exact):
         taken = []
         monkeypatch.setattr(summing, "exact_sums", lambda *args: taken.append(args) or Sums())
         x = make(rows, 512)
@@ -207,11 +205,11 @@ class TestFast:
         assert needs_exact == bool(taken)
 
     @pytest.mark.parametrize("bits", [8, 10, 16], ids=["bfloat16", "TF32", "three times bfloat16"])
-    def test_a_matrix_product_that_rounds_its_factors_is_not_used(self, monkeypatch, bits):
+    def test_matrix_product_that_rounds_its_factors_is_not_used(self, monkeypatch, bits):
         x = normal(64, 4096)
         y = quantized(x)
         exact, used = torch.bmm, []
-        _make_probe()  # what is right is known by a product that rounds nothing
+        _make_probe()  # the probe learns the right result from an exact product
 
         def rounded(a, b, out=None):
             used.append(out)
@@ -222,10 +220,10 @@ class TestFast:
         monkeypatch.setattr(torch, "bmm", rounded)
         sums = summed(x, y)
 
-        assert [None] == used  # to find that out
+        assert [None] == used  # used only by the probe
         assert_agrees(sums, x, y)
 
-    def test_sums_do_not_depend_on_what_was_compared_before(self):
+    def test_sums_do_not_depend_on_earlier_comparisons(self):
         worker = Worker(CPU, CPU_CHUNK, OUTLIER)
         pairs = [pair_of(x, quantized(x)) for x in (normal(64, 512), normal(3, 5), normal(1, 9), normal(64, 512))]
         with torch.inference_mode():
@@ -239,7 +237,7 @@ class TestFast:
 
 
 def exact_fields(x, y, outlier):
-    """By the definitions, in rational numbers."""
+    """Return the fields by their definitions, in rational numbers."""
     pairs = [(Fraction(a), Fraction(b)) for a, b in zip(x, y, strict=True)]
     e = [b - a for a, b in pairs]
     relative = [abs(b - a) / abs(a) for a, b in pairs if a]
@@ -271,7 +269,7 @@ def exact_fields(x, y, outlier):
 
 
 UNITS = ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative")
-ROUNDED = ("relative", "relative_max")  # quotients: not in float64 in general
+ROUNDED = ("relative", "relative_max")  # quotients are not exact in float64 in general
 small = st.integers(-(1 << 12), 1 << 12).map(lambda k: k / 64)
 single = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -279,7 +277,7 @@ single = st.floats(width=32, allow_nan=False, allow_infinity=False)
 class TestExact:
     @given(st.lists(st.tuples(small, small), min_size=1, max_size=40), st.sampled_from([0.0, 0.01, 1.0]))
     @settings(deadline=None, max_examples=60)
-    def test_sums_are_rational_arithmetic_where_float64_holds_it(self, pairs, outlier):
+    def test_exact_sums_are_rational_arithmetic_where_float64_holds_it(self, pairs, outlier):
         x, y = map(list, zip(*pairs, strict=True))
         expected = exact_fields(x, y, outlier)
         sums = summed(torch.tensor([x]), torch.tensor([y]), outlier=outlier, wide=True)
@@ -291,7 +289,7 @@ class TestExact:
 
     @given(st.lists(st.tuples(single, single), min_size=1, max_size=40))
     @settings(deadline=None, max_examples=60)
-    def test_sums_of_any_float32_are_rational_arithmetic_within_roundings(self, pairs):
+    def test_exact_float32_sums_are_rational_arithmetic_within_roundings(self, pairs):
         x, y = map(list, zip(*pairs, strict=True))
         expected = exact_fields(x, y, OUTLIER)
         sums = summed(torch.tensor([x]), torch.tensor([y]), wide=True)
@@ -314,7 +312,7 @@ class TestExact:
 
     @pytest.mark.parametrize("make", TAME.values(), ids=TAME)
     @pytest.mark.parametrize("shape", [(512, 1024), (1, 100_003), (37, 129)], ids=str)
-    def test_sums_are_those_of_numpy(self, make, shape):
+    def test_exact_sums_equal_numpy(self, make, shape):
         x = make(*shape)
         y = quantized(x, 4)
         sums = summed(x, y, wide=True)
@@ -323,7 +321,7 @@ class TestExact:
 
 
 def tiny_beside_one(*rows):
-    """A weight whose rows have these sizes."""
+    """Return a weight whose rows have these sizes."""
     return normal(len(rows), 64) * torch.tensor(rows)[:, None]
 
 
@@ -357,8 +355,8 @@ WILD = {
     "elements of 1e-30 that become zero": (1e-30 * ones(4, 8), torch.zeros(4, 8)),
     "zeros that become 1e-30": (torch.zeros(4, 8), 1e-30 * ones(4, 8)),
     "zeros that become subnormal": (torch.zeros(4, 8), 1e-44 * ones(4, 8)),
-    "zeros beside zeros that become 1e-30": (torch.zeros(2, 8), torch.tensor([[0.0], [1e-30]]) * ones(2, 8)),
-    "an error of 1e-30 beside one of 1": (ones(2, 8), ones(2, 8) + torch.tensor([[0.0], [1.0]])),
+    "zeros next to zeros that become 1e-30": (torch.zeros(2, 8), torch.tensor([[0.0], [1e-30]]) * ones(2, 8)),
+    "an error of 1e-30 next to one of 1": (ones(2, 8), ones(2, 8) + torch.tensor([[0.0], [1.0]])),
     "the largest float32, negated": (3e38 * ones(4, 8), -3e38 * ones(4, 8)),
     "quotients beyond float32": (1e-20 * ones(4, 8), 1e20 * ones(4, 8)),
     "sums of quotients beyond float32": (
@@ -369,7 +367,7 @@ WILD = {
         ones(4000, 2).index_fill(1, torch.tensor([0]), 1e-36),
         2 * ones(4000, 2),
     ),
-    "a tiny row beside a row of zeros": (
+    "a tiny row next to a row of zeros": (
         torch.tensor([[1e-25], [0.0], [0.0]]) * ones(3, 8),
         torch.tensor([[1e-25], [0.0], [1e-3]]) * ones(3, 8),
     ),
@@ -382,20 +380,20 @@ WILD = {
 
 class TestWildValues:
     @pytest.mark.parametrize(("x", "y"), WILD.values(), ids=WILD)
-    def test_are_summed_up_right(self, x, y):
+    def test_wild_values_are_summed_correctly(self, x, y):
         sums = summed(x, y)
 
         assert_agrees(sums, x, y)
 
     @pytest.mark.parametrize(("x", "y"), WILD.values(), ids=WILD)
-    def test_are_summed_up_exactly_by_the_exact_way(self, x, y):
+    def test_wild_values_are_summed_exactly_on_request(self, x, y):
         sums = summed(x, y, wide=True)
 
         assert_agrees(sums, x, y, wide=True)
 
     @pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e-25, 1e-20, 1e-15, 1e-10, 1e10, 1e15, 1e20, 1e25, 1e30])
     @pytest.mark.parametrize("ratio", [1e-12, 1e-6, 1e-3, 1.0])
-    def test_of_any_size_give_the_same_error_ratio(self, scale, ratio):
+    def test_error_ratio_does_not_depend_on_the_magnitude(self, scale, ratio):
         x = (scale * normal(16, 64)).clamp(-1e38, 1e38)
         y = (x.double() + scale * ratio * normal(16, 64, seed=1).double()).float()
         sums = summed(x, y)
@@ -410,7 +408,7 @@ class TestNonfinite:
     @pytest.mark.parametrize("bad", NONFINITE, ids=str)
     @pytest.mark.parametrize("side", ["original", "quantized", "both", "both but elsewhere"])
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
-    def test_elements_are_counted_and_left_out(self, bad, side, wide):
+    def test_infinite_elements_are_counted_and_left_out(self, bad, side, wide):
         x = normal(8, 64)
         y = quantized(x, 4)
         if side != "quantized":
@@ -423,7 +421,7 @@ class TestNonfinite:
         assert_agrees(sums, x, y, wide)
 
     @pytest.mark.parametrize("bad", NONFINITE, ids=str)
-    def test_rows_and_weights_are_counted_and_left_out(self, bad):
+    def test_infinite_rows_and_weights_are_counted_and_left_out(self, bad):
         x, y = normal(4, 16), normal(4, 16, seed=1)
         x[1] = bad
         some = summed(x, y)
@@ -443,7 +441,7 @@ class TestNonfinite:
 
 
 class TestZeros:
-    def test_are_counted_by_side(self):
+    def test_zeros_are_counted_by_side(self):
         x = torch.tensor([[0.0, 0.0, 2.0, 4.0, -0.0, 5.0]])
         y = torch.tensor([[0.0, 3.0, 0.0, 4.0, 0.0, -0.0]])
         sums = summed(x, y)
@@ -453,7 +451,7 @@ class TestZeros:
         assert sums.relative == 2 * ONE
 
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
-    def test_that_became_something_are_relative_outliers(self, wide):
+    def test_zeros_that_became_nonzero_are_relative_outliers(self, wide):
         x, y = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 1e-6, 1.0]])
         sums = summed(x, y, wide=wide)
 
@@ -461,7 +459,7 @@ class TestZeros:
 
     @pytest.mark.parametrize("rows", [[0], [0, 5], [3, 4, 5, 6], range(8)])
     @pytest.mark.parametrize("side", ["original", "quantized", "both"])
-    def test_may_fill_rows(self, rows, side):
+    def test_zeros_may_fill_rows(self, rows, side):
         x = normal(8, 64)
         y = quantized(x, 4)
         if side != "quantized":
@@ -472,13 +470,13 @@ class TestZeros:
 
         assert_agrees(sums, x, y)
 
-    def test_on_both_sides_are_exact(self):
+    def test_zeros_on_both_sides_are_exact(self):
         sums = summed(torch.zeros(4, 8), torch.zeros(4, 8))
 
         assert sums.exact
         assert (sums.x_nonzero, sums.n, sums.e_max, sums.e_min) == (0, 32, 0.0, 0.0)
 
-    def test_of_either_sign_are_the_same(self):
+    def test_zeros_with_either_sign_are_equal(self):
         sums = summed(torch.zeros(4, 8), -torch.zeros(4, 8))
 
         assert sums.exact
@@ -486,7 +484,7 @@ class TestZeros:
 
 @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
 class TestSmall:
-    def test_single_element(self, wide):
+    def test_single_element_is_measured(self, wide):
         sums = summed(torch.tensor([[2.0]]), torch.tensor([[1.5]]), wide=wide)
 
         assert (sums.n, sums.e_max, sums.e_min, sums.relative_max) == (1, 0.5, 0.5, 0.25)
@@ -498,13 +496,13 @@ class TestSmall:
             sums.xy,
         ) == (2 * ONE, -ONE // 2, 4 * ONE, ONE // 4, 3 * ONE)
 
-    def test_equal_weights_are_exact_and_have_no_worst_row(self, wide):
+    def test_equal_weights_are_exact_without_a_worst_row(self, wide):
         x = normal(5, 9)
         sums = summed(x, x, wide=wide)
 
         assert (sums.exact, sums.worst, worst_rows(sums.rows.items())) == (True, None, [])
 
-    def test_weights_that_differ_in_one_element_are_not_exact(self, wide):
+    def test_one_different_element_makes_weights_inexact(self, wide):
         x = normal(50, 90)
         y = x.clone()
         y[49, 89] = y[49, 89].nextafter(torch.tensor(inf))
@@ -513,12 +511,12 @@ class TestSmall:
         assert not sums.exact
         assert [number for number, _ in worst_rows(sums.rows.items())] == [49]
 
-    def test_no_chunk_is_no_element(self, wide):
+    def test_empty_weight_has_empty_sums(self, wide):
         sums = summed(torch.zeros(0, 5), torch.zeros(0, 5), wide=wide)
 
         assert Sums() == sums
 
-    def test_the_least_error_is_not_that_of_an_equal_row(self, wide):
+    def test_least_error_counts_only_different_elements(self, wide):
         x = ones(2, 3)
         sums = summed(x, torch.tensor([[1.5, 1.25, 2.0], [3.0, 1.125, 1.5]]), wide=wide)
 
@@ -539,7 +537,7 @@ def test_outliers_are_errors_above_the_threshold(outlier, wide):
 
 @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
 class TestWorstRows:
-    def test_come_in_the_order_of_their_snr(self, wide):
+    def test_worst_rows_come_by_snr(self, wide):
         x = ones(20, 16)
         order = torch.randperm(20, generator=generator()).tolist()
         y = x.clone()
@@ -550,7 +548,7 @@ class TestWorstRows:
         assert order[:KEPT_ROWS] == [number for number, _ in rows]
         assert [0.5 / (place + 1) for place in range(KEPT_ROWS)] == pytest.approx([row.e_max for _, row in rows])
 
-    def test_are_not_those_with_the_largest_error(self, wide):
+    def test_worst_rows_are_not_those_with_the_largest_error(self, wide):
         x = torch.tensor([[100.0, 100.0], [1.0, 1.0], [10.0, 10.0]])
         y = torch.tensor([[101.0, 100.0], [1.5, 1.0], [10.0, 10.0]])
         sums = summed(x, y, wide=wide)
@@ -558,7 +556,7 @@ class TestWorstRows:
         assert [number for number, _ in worst_rows(sums.rows.items())] == [1, 0]
         assert (sums.worst.error, sums.worst.row) == (1.0, 0)
 
-    def test_without_signal_come_first(self, wide):
+    def test_rows_without_signal_come_first(self, wide):
         x, y = ones(4, 8), 2 * ones(4, 8)
         x[2] = 0
         sums = summed(x, y, wide=wide)
@@ -568,7 +566,7 @@ class TestWorstRows:
     @pytest.mark.parametrize("n_rows", [6, 100])
     @pytest.mark.parametrize("signal", [0.0, 1.0])
     @pytest.mark.parametrize("size", [CPU_CHUNK, 8 * 7, 8])
-    def test_that_are_equally_bad_are_the_first_ones(self, wide, n_rows, signal, size):
+    def test_equally_bad_rows_come_in_order(self, wide, n_rows, signal, size):
         x = torch.full((n_rows, 8), signal)
         sums = summed(x, x + 0.5, size=size, wide=wide)
 
@@ -576,7 +574,7 @@ class TestWorstRows:
         assert (sums.worst.row, sums.worst.col) == (0, 0)
 
     @pytest.mark.parametrize("size", [8, 24, 80, 1 << 18])
-    def test_do_not_depend_on_the_cut(self, wide, size):
+    def test_worst_rows_do_not_depend_on_the_cut(self, wide, size):
         x = normal(100, 8)
         y = quantized(x, 3)
         whole = worst_rows(summed(x, y, wide=True).rows.items())
@@ -584,17 +582,17 @@ class TestWorstRows:
 
         assert [number for number, _ in whole] == [number for number, _ in rows]
 
-    def test_keep_no_more_than_they_need(self, wide):
+    def test_worst_rows_keep_no_more_than_they_need(self, wide):
         x = normal(5000, 8)
         sums = summed(x, quantized(x, 3), size=80, wide=wide)
 
         assert len(sums.rows) <= 4 * KEPT_ROWS
 
 
-class TestPiecesOfRows:
+class TestRowPieces:
     @pytest.mark.parametrize("size", [1000, 4096, 33_333, 99_999])
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
-    def test_give_the_sums_and_worst_rows_of_whole_rows(self, size, wide):
+    def test_row_pieces_give_the_same_sums_and_worst_rows_as_whole_rows(self, size, wide):
         x = normal(3, 100_003)
         y = quantized(x, 4)
         y[1] *= 1.5
@@ -609,7 +607,7 @@ class TestPiecesOfRows:
             assert found[number].e_max == pytest.approx(row.e_max, rel=ONE_ROUNDING)
 
     @pytest.mark.parametrize("size", [5000, 5120])
-    def test_of_any_width_give_the_sums_of_whole_rows(self, size):
+    def test_row_pieces_with_any_width_give_the_same_sums(self, size):
         x = normal(20, 12_800)
         y = quantized(x)
 
@@ -617,7 +615,7 @@ class TestPiecesOfRows:
 
     @pytest.mark.parametrize("size", [100, 4000, 5000, 9999])
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
-    def test_that_are_equal_count_in_their_row_too(self, size, wide):
+    def test_equal_row_pieces_count_in_their_row_too(self, size, wide):
         x = torch.ones(3, 10_000)
         y = x.clone()
         y[1, 7000:] = 2
@@ -631,7 +629,7 @@ class TestPiecesOfRows:
 
     @pytest.mark.parametrize("size", [1000, 4096, 99_999, 1 << 18])
     @pytest.mark.parametrize("place", [(0, 0), (1, 999), (1, 1000), (2, 54_321), (2, 100_002)], ids=str)
-    def test_find_the_worst_element(self, size, place):
+    def test_row_pieces_find_the_worst_element(self, size, place):
         x = normal(3, 100_003)
         y = quantized(x, 8)
         y[place] += 1
@@ -640,7 +638,7 @@ class TestPiecesOfRows:
         assert place == (row, col)
         assert (float(x[place]), float(y[place])) == (original, found)
 
-    def test_find_the_first_of_several_worst_elements(self):
+    def test_first_worst_element_is_found_on_a_tie(self):
         x = torch.zeros(3, 5000)
         y = x.clone()
         y[1, 4000] = y[1, 4500] = y[2, 3] = -1
@@ -648,7 +646,7 @@ class TestPiecesOfRows:
 
         assert found == (1, 4000, 0.0, -1.0)
 
-    def test_find_the_worst_element_beside_others_that_are_not_finite(self):
+    def test_worst_element_is_found_next_to_infinite_ones(self):
         x = normal(3, 5000)
         y = quantized(x, 8)
         y[1, 4000] = float("nan")
@@ -660,7 +658,7 @@ class TestPiecesOfRows:
 
 
 def nearest_rank(values, q):
-    """The smallest value that this share of the values does not exceed."""
+    """Return the smallest value that this share of the values does not exceed."""
     rank = ceil(Fraction(str(q)) * values.size)
     return float(np.sort(values)[rank - 1])
 
@@ -681,20 +679,20 @@ ERRORS = {
 class TestPercentiles:
     @pytest.mark.parametrize("make", ERRORS.values(), ids=ERRORS)
     @pytest.mark.parametrize("n", [1, 2, 3, 10, 1000, 1001, 70_000])
-    def test_are_those_of_numpy_within_half_a_percent(self, make, n):
+    def test_percentiles_agree_with_numpy_within_half_a_percent(self, make, n):
         e = make(n)
         expected = {key: nearest_rank(e.abs().double().numpy(), q) for key, q in PERCENTILES.items()}
         found = percentiles(Measurement(summed(torch.zeros(n), e)))
 
         assert expected == pytest.approx(found, rel=0.005, abs=0)
 
-    def test_leave_out_what_is_not_finite(self):
+    def test_percentiles_leave_out_infinite_values(self):
         e = torch.tensor([1.0, 2.0, 3.0, float("nan"), inf])
         found = percentiles(Measurement(summed(torch.zeros(5), e)))
 
         assert (found["p50"], found["p99_9"]) == (2.0, 3.0)
 
-    def test_are_the_same_in_any_cut(self):
+    def test_percentiles_are_the_same_in_any_cut(self):
         x = normal(64, 500)
         y = quantized(x, 4)
         whole = summed(x, y).histogram
@@ -725,7 +723,7 @@ class TestZeroCodes:
         ],
         ids=["tame", "zero", "negative", "tiny", "subnormal", "rows", "blocks"],
     )
-    def test_are_elements_that_became_zero_and_so_are_products_that_vanish(self, tmp_path, codes, scale):
+    def test_zero_codes_and_vanishing_products_count_as_zeroed_elements(self, tmp_path, codes, scale):
         codes = codes.clone()
         codes.view(torch.uint8)[:, ::3] = 0
         if codes.dtype != torch.int8:
@@ -754,7 +752,7 @@ class TestSaturatedCodes:
         ids=["e4m3", "e5m2", "int8"],
     )
     @pytest.mark.parametrize("original", [0.05, 1e-30, float("nan")], ids=["tame", "wild", "not finite"])
-    def test_are_counted_once_whichever_way_is_taken(self, tmp_path, codes, ends, original):
+    def test_saturated_codes_are_counted_once_on_either_path(self, tmp_path, codes, ends, original):
         x = normal(70, 300)
         x[0, 0] = original
         x[1] *= original
@@ -770,7 +768,7 @@ class TestSaturatedCodes:
         assert layer.saturated_pct == pytest.approx(100 * expected / finite)
         assert isnan(original) != layer.finite
 
-    def test_are_not_told_of_formats_without_a_scale(self, tmp_path):
+    def test_saturated_codes_are_undefined_without_a_scale(self, tmp_path):
         report = compared(
             tmp_path,
             {"a.weight": normal(4, 64), "b.weight": normal(4, 64)},

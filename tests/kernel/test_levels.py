@@ -56,7 +56,7 @@ WITH_NEAREST = [case for case in NUMBERS if case.parent.name not in NO_NEAREST]
 
 
 def rounded(weight):
-    """The whole weight, in the space of its codes: what is stored, what codes are multiplied by, and its weight."""
+    """Return the whole weight in the space of its codes: stored values, scales, and the weight itself."""
     inner = weight.rotated.weight if weight.rotated else weight
     chunk = Chunk(0, inner.matrix[0], 0, inner.matrix[1])
     y = inner.dequantize(chunk, Workspace(CPU)).weight.float().clone()
@@ -72,7 +72,7 @@ def coded(case):
 
 
 def usable(weight, y, scales):
-    """What is finite, and no code beyond the last level, as random blocks of TQ2_0 hold them."""
+    """Return where values are finite and no code is beyond the last level, as in random blocks of TQ2_0."""
     codes = (y if scales.shift is None else y - scales.shift) / scales.unit
     fine = y.isfinite() & scales.unit.isfinite() & ~(codes > weight.levels.highest + 0.5)
     return fine if scales.shift is None else fine & scales.shift.isfinite()
@@ -97,7 +97,7 @@ def test_scales_are_the_same_if_the_kernel_decodes_codes(case):
 
 @pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")
 class TestEveryGoldenCaseWithNearestCodes:
-    def test_what_is_stored_is_the_nearest_to_itself(self, case):
+    def test_stored_value_is_nearest_to_itself(self, case):
         for weight, y, scales in coded(case):
             fine = usable(weight, y, scales)
             found = find_nearest(weight.levels, y, y, scales)
@@ -106,7 +106,7 @@ class TestEveryGoldenCaseWithNearestCodes:
             assert not found.outside[fine].any()
             assert not found.steps[fine].any()
 
-    def test_nothing_stored_is_nearer_to_anything(self, case):
+    def test_nearest_code_is_at_least_as_near_as_the_stored_one(self, case):
         for weight, y, scales in coded(case):
             fine = usable(weight, y, scales)
             noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
@@ -117,22 +117,22 @@ class TestEveryGoldenCaseWithNearestCodes:
             assert ((found.values - x).abs()[fine] <= (y - x).abs()[fine] + room).all()
 
 
-# The codes of one format become integers of a byte before they are scaled again: they are beside the line.
+# The codes of one format become byte integers before they are scaled again, so they are off the line.
 ON_A_LINE = [case for case in WITH_NEAREST if case.parent.name != "asym_w4a8_int8"]
 
 
 @pytest.mark.parametrize("case", ON_A_LINE, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_the_levels_are_those_that_its_producer_reads(case):
+def test_levels_equal_the_producer_values(case):
     for weight, y, scales in coded(case):
         fine = usable(weight, y, scales) & (scales.unit != 0)
-        other = torch.full_like(y, torch.nan)  # nothing is given as it is stored
+        other = torch.full_like(y, torch.nan)  # no stored value is given
         found = find_nearest(weight.levels, y, other, scales)
         far = (found.values - y).abs()[fine] > 1e-5 * scales.unit.abs()[fine] + 4e-7 * y.abs()[fine].amax()
 
         assert not far.any()
 
 
-def test_the_other_formats_have_no_nearest_code():
+def test_other_formats_have_no_nearest_code():
     found = {True: set(), False: set()}
     for case in NUMBERS:
         with planned(expected_of(case), case) as plan:
@@ -147,7 +147,7 @@ ALL_LEVELS = [uniform(2), uniform(8), signed_bytes(3), INT8, E2M1, E2M3, E4M3, E
 
 
 def values_of(levels):
-    """Every value of a code, by its definition."""
+    """Return the value of every code, by its definition."""
     if levels.table:
         return torch.tensor(levels.table)
     if levels.mantissa:
@@ -162,7 +162,7 @@ def values_of(levels):
 
 @pytest.mark.parametrize("levels", [*ALL_LEVELS, *OF_DTYPE.values()])
 class TestLevels:
-    def test_each_value_has_a_number_and_neighbours_differ_by_one(self, levels):
+    def test_values_have_consecutive_numbers(self, levels):
         values = values_of(levels)
         numbers = levels.numbers(values)
 
@@ -171,7 +171,7 @@ class TestLevels:
 
     @settings(max_examples=40)
     @given(st.data())
-    def test_the_nearest_is_nearest_of_all(self, levels, data):
+    def test_nearest_level_is_nearest_among_all(self, levels, data):
         numbers = st.floats(2 * levels.lowest - 1, 2 * levels.highest + 1, width=32)
         codes = torch.tensor(data.draw(st.lists(numbers, min_size=1, max_size=50)))
         values = values_of(levels)
@@ -183,7 +183,7 @@ class TestLevels:
 
     @settings(max_examples=40)
     @given(st.data())
-    def test_the_short_test_never_says_nearest_of_what_is_not(self, levels, data):
+    def test_short_test_never_wrongly_confirms_nearest_codes(self, levels, data):
         values = values_of(levels)
         numbers = st.floats(1.5 * levels.lowest, 1.5 * levels.highest, width=32)
         x = torch.tensor([data.draw(st.lists(numbers, min_size=8, max_size=8))])
@@ -195,7 +195,7 @@ class TestLevels:
             assert ((y - x).abs() <= least * 1.0001).all()
 
 
-def test_the_short_test_knows_plain_rounding():
+def test_short_test_confirms_plain_rounding():
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
     unit = x.abs().amax(1, keepdim=True) / 448
     y = (x / unit).to(torch.float8_e4m3fn).float() * unit
@@ -205,7 +205,7 @@ def test_the_short_test_knows_plain_rounding():
     assert measure_rounding(E4M3, x, y - x, Scaling(unit), Workspace(CPU)) is None
 
 
-def test_a_scale_of_zero_leaves_what_is_stored_and_is_out_of_range():
+def test_zero_scale_keeps_the_stored_value_and_is_out_of_range():
     x, y = torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2)
     found = find_nearest(INT8, x, y, Scaling(torch.zeros(1, 1)))
 
@@ -213,8 +213,8 @@ def test_a_scale_of_zero_leaves_what_is_stored_and_is_out_of_range():
     assert found.outside.tolist() == [[True, False]]
 
 
-def test_a_code_that_no_quantizer_writes_is_a_step_beyond_the_last():
-    """Two bits hold a fourth value, twice the third: it is the nearest only to what is nearer to it."""
+def test_code_that_no_quantizer_writes_is_a_step_beyond_the_last():
+    """Two bits hold a fourth value, twice the third: it is nearest only to values nearer to it."""
     x, y = torch.tensor([[1.0, 1.9, 1.0]]), torch.tensor([[2.0, 2.0, 1.0]])
     found = find_nearest(TERNARY, x, y, Scaling(torch.ones(1, 1)))
 

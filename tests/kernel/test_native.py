@@ -1,4 +1,4 @@
-"""The compiled kernel beside torch's: the same values bit for bit, sums as near as float32 allows."""
+"""The compiled kernel compared with torch's: the same values bit by bit, sums as close as float32 allows."""
 
 import ctypes
 import os
@@ -67,16 +67,16 @@ ROTATED = "int8_convrot", "convrot_w4a4"
 SHARED = "hqq", "quanto_int2", "modelopt_int4"  # bytes hold codes of several rows
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 STRUCTS = "Side", "Run", "Rows", "Sample", "Numbers", "Codes", "Field", "Superblock"
-AGREEMENT = 5e-8  # relative: what float32 lanes of a segment lose
+AGREEMENT = 5e-8  # relative: lost by the float32 lanes of a segment
 SUMS = [name for name in structs.SUMS if name not in ("x", "y", "e", "xy")]
-SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # what cancels, and of what it is a part
+SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # sums that cancel, and those of magnitudes
 
 
 DESCRIBED = sorted({*gguf_ik.LAYOUTS, *(name for _, rows in ROWS.values() for name in rows)} - {"IQ2_KL"})
 
 
 def decoded(weight, kernel=BUILT, size=1 << 22):
-    """A weight as the kernel decodes it, chunk by chunk."""
+    """Return a weight as the kernel decodes it, chunk by chunk."""
     whole = torch.empty(weight.matrix)
     workspaces = Workspace(CPU), Workspace(CPU)
     sums = NativeSums(kernel, OUTLIER)
@@ -93,7 +93,7 @@ def decoded(weight, kernel=BUILT, size=1 << 22):
 
 @every_kernel
 @pytest.mark.parametrize("size", [2, 4, 8, 64, 128, 256, 4096])
-def test_rotated_values_are_those_of_torch(monkeypatch, kernel, size):
+def test_rotated_values_equal_torch(monkeypatch, kernel, size):
     values = normal(8192, 3).view(-1) * torch.tensor(10.0) ** torch.randint(-30, 30, (3 * 8192,))
     found, expected = values.clone(), values.clone()
     monkeypatch.setattr(convrot, "choose_kernel", lambda: library.KernelChoice(None))
@@ -108,7 +108,7 @@ def test_rotated_values_are_those_of_torch(monkeypatch, kernel, size):
 @pytest.mark.parametrize("size", [1, 2, 8, 32, 128, 4096, 12 * 16])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_products_with_hadamard_matrices_are_those_of_torch(monkeypatch, kernel, size, axis, dtype):
+def test_hadamard_products_equal_torch(monkeypatch, kernel, size, axis, dtype):
     shape = (2 * size, 37) if axis == 0 else (3, 2 * size)
     source, factors = normal(*shape).to(dtype) ** 3, [normal(1, n)[0].double() for n in shape]
 
@@ -121,7 +121,7 @@ def test_products_with_hadamard_matrices_are_those_of_torch(monkeypatch, kernel,
 
 
 def multiply_in_order(matrix, x):
-    """The product in float32, as a column of fused multiply-adds: rounded to odd in float64, then to nearest."""
+    """Return the product in float32, as a column of fused multiply-adds: rounded to odd in float64, then to nearest."""
     total = torch.zeros(len(matrix), x.shape[1])
     for k in range(len(x)):
         product = matrix[:, k, None].double() * x[k].double()  # exact
@@ -192,7 +192,7 @@ SEARCHES = {
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 @pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
 @pytest.mark.parametrize("size", [8, 16, 24, 32])
-def test_scales_of_ggml_are_those_of_torch(monkeypatch, kernel, search, change, size):
+def test_ggml_scales_equal_torch(monkeypatch, kernel, search, change, size):
     x, weights = change(normal(101, size).view(101, 1, size)), normal(101, size).view(101, 1, size).abs()
 
     def found(choice):
@@ -207,7 +207,7 @@ def test_scales_of_ggml_are_those_of_torch(monkeypatch, kernel, search, change, 
 @pytest.mark.parametrize("importance", [None, normal(9, 256).abs()], ids=["", "importance"])
 @pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
 @pytest.mark.parametrize("kind", superblocks.K_TYPES)
-def test_blocks_of_k_types_are_those_of_torch(monkeypatch, kernel, kind, change, importance):
+def test_k_type_blocks_equal_torch(monkeypatch, kernel, kind, change, importance):
     x = change(normal(9, 256).view(9, 1, 256)).view(9, 256)
 
     def found(choice):
@@ -220,10 +220,10 @@ def test_blocks_of_k_types_are_those_of_torch(monkeypatch, kernel, kind, change,
 
 @every_kernel
 @pytest.mark.usefixtures("compiled_kernel")
-def test_units_of_k_types_are_the_halves_of_torch(monkeypatch, kernel):
-    """Of largest scales next to each bound between two halves, and beyond their range.
+def test_k_type_units_equal_torch_halves(monkeypatch, kernel):
+    """The largest scales are next to each bound between two halves, and beyond their range.
 
-    The compiled kernel searches for all codes: torch finds others for infinite values.
+    The compiled kernel searches for all codes; torch finds others for infinite values.
     """
     halves = torch.arange(0, 0x7C00, 37).short().view(torch.float16).float()
     bounds = torch.cat([(halves[1:] + halves[:-1]) / 2, halves, torch.tensor([65519.0, 65520.0, 1e6, 1e38])]) * 128
@@ -240,7 +240,7 @@ def test_units_of_k_types_are_the_halves_of_torch(monkeypatch, kernel):
 
 @every_kernel
 @pytest.mark.parametrize("shape", [(1, 7), (3, 64), (5, 200)])
-def test_sums_over_regions_are_those_of_torch(kernel, shape):
+def test_sums_over_regions_equal_torch(kernel, shape):
     x, y, best, steps = (normal(*shape, seed=seed) for seed in range(4))
     given = x, y, Nearest(best.where(steps < 1.5, y), steps.abs() * 2, y > 1)
     whole = [Chunk(0, shape[0], 0, shape[1])]
@@ -257,7 +257,7 @@ def test_sums_over_regions_are_those_of_torch(kernel, shape):
 
 @needs_kernel
 @pytest.mark.parametrize("where", range(3))
-def test_sums_over_regions_that_hold_infinity_are_left_to_torch(where):
+def test_regions_with_infinity_are_left_to_torch(where):
     sides = [normal(2, 64, seed=seed) for seed in range(4)]
     sides[where][1, 3] = torch.inf
     x, y, best, steps = sides
@@ -267,7 +267,7 @@ def test_sums_over_regions_that_hold_infinity_are_left_to_torch(where):
 
 @every_kernel
 @pytest.mark.parametrize("mask", [1, 255, 65535])
-def test_codes_of_tiles_are_those_of_torch(monkeypatch, kernel, mask):
+def test_tile_codes_equal_torch(monkeypatch, kernel, mask):
     bits = torch.Generator().manual_seed(mask)
     stored = torch.randint(-(1 << 31), 1 << 31, (5, 3, 9), generator=bits).int()
     codes = torch.stack([torch.randint(0, most, (28,), generator=bits) for most in (9, 9, 32)], 1).int()
@@ -283,7 +283,7 @@ def test_codes_of_tiles_are_those_of_torch(monkeypatch, kernel, mask):
 @needs_kernel
 class TestValues:
     @pytest.mark.parametrize("case", NUMBERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-    def test_of_golden_files_are_those_of_the_format_bit_for_bit(self, case):
+    def test_golden_values_equal_the_format_bit_by_bit(self, case):
         with planned(expected_of(case), case) as plan:
             for pair in plan.pairs:
                 for weight in (pair.original, pair.quantized):
@@ -311,7 +311,7 @@ class TestValues:
             "awq_w4a16",
         ],
     )
-    def test_do_not_depend_on_the_cut(self, tmp_path, name):
+    def test_values_do_not_depend_on_the_cut(self, tmp_path, name):
         with planned(*stored_as(tmp_path, name)) as plan:
             weight = plan.pairs[0].quantized
             cols = weight.matrix[1]
@@ -322,8 +322,8 @@ class TestValues:
 
     @pytest.mark.parametrize("name", ["e4m3", "gptq", "gptq_by_importance", "ct_pack", *SHARED])
     @pytest.mark.parametrize("rows", [(0, 48), (8, 40), (24, 25)])
-    def test_of_codes_that_are_replaced_are_those_of_the_format(self, tmp_path, name, rows):
-        """As to find the ends of a weight's range; replaced codes are in memory, not in a file."""
+    def test_replaced_codes_decode_as_in_the_format(self, tmp_path, name, rows):
+        """Codes are replaced to find the ends of a weight's range; they are in memory, not in a file."""
         with planned(*stored_as(tmp_path, name)) as plan:
             weight, chunk = plan.pairs[0].quantized, Chunk(*rows, 0, 2048)
             plain, native_too = FilledWorkspace(CPU), FilledWorkspace(CPU)
@@ -336,7 +336,7 @@ class TestValues:
 
     @every_kernel
     @pytest.mark.parametrize("name", ["e4m3", "gptq", "awq_gemm", "gguf_q4_k", "nvfp4"])
-    def test_have_the_error_that_torch_finds(self, tmp_path, kernel, name):
+    def test_errors_equal_torch(self, tmp_path, kernel, name):
         with planned(*stored_as(tmp_path, name)) as plan:
             sides = [(side, Workspace(CPU)) for side in (plan.pairs[0].original, plan.pairs[0].quantized)]
             rows, cols = sides[0][0].matrix
@@ -347,7 +347,7 @@ class TestValues:
                 assert expected == pytest.approx(measure_error(kernel, sides, chunk), rel=chunk.n * 2**-52, abs=0)
 
     @every_kernel
-    def test_of_odd_columns_have_the_error_that_torch_finds(self, kernel):
+    def test_errors_in_odd_columns_equal_torch(self, kernel):
         x, y = normal(3, 1019), normal(3, 1019, seed=1)
         sides = [ctypes.byref(SideStruct(file=-1, row_bytes=4 * 1019, stored=side.data_ptr())) for side in (x, y)]
         expected = float(x.double().square().sum()), float((y - x).double().square().sum())
@@ -360,7 +360,7 @@ class TestValues:
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
     @pytest.mark.parametrize("scale", [1.0, 0.1, 1e36, 3e38, 1e-38, 1e-45, -0.3, 0.0])
     @pytest.mark.parametrize("shape", [(1,), (8, 1), (8, 4)])
-    def test_of_all_bytes_are_what_numpy_says(self, tmp_path, kernel, dtype, scale, shape):
+    def test_all_byte_codes_equal_numpy(self, tmp_path, kernel, dtype, scale, shape):
         codes = np.arange(256, dtype=np.uint8).reshape(8, 32)
         numpy = {torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn, torch.float8_e5m2: ml_dtypes.float8_e5m2}
         with np.errstate(over="ignore", invalid="ignore"):
@@ -372,7 +372,7 @@ class TestValues:
 
     @every_kernel
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_of_all_16_bits_are_what_torch_says(self, tmp_path, kernel, dtype):
+    def test_all_16_bit_codes_equal_torch(self, tmp_path, kernel, dtype):
         codes = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(256, 256).view(dtype)
         x = store(tmp_path / "x.safetensors", {"a.weight": codes})
         with planned(x, x) as plan:
@@ -380,7 +380,7 @@ class TestValues:
 
     @every_kernel
     @pytest.mark.parametrize("name", [name for name in BLOCKS if name in ElementType.__members__])
-    def test_of_any_ggml_blocks_are_those_of_the_format(self, tmp_path, kernel, name):
+    def test_any_ggml_block_equals_the_format(self, tmp_path, kernel, name):
         (m, k), (n, n_bytes) = (6, 1024), BLOCKS[name]
         any_bits = torch.Generator().manual_seed(n_bytes)
         stored = torch.randint(0, 256, (m * k // n * n_bytes,), dtype=torch.uint8, generator=any_bits)
@@ -393,7 +393,7 @@ class TestValues:
 
     @every_kernel
     @pytest.mark.parametrize("name", DESCRIBED)
-    def test_of_described_blocks_are_those_of_the_format_however_rows_are_cut(self, tmp_path, kernel, name):
+    def test_described_blocks_equal_the_format_in_any_row_cut(self, tmp_path, kernel, name):
         m, k = 16, 512
         stored = torch.randint(0, 256, (OF_NAME[name].count_bytes((m, k)),), dtype=torch.uint8)
         with open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("X.weight", name, (m, k), bytes(stored))])) as y:
@@ -406,7 +406,7 @@ class TestValues:
 
 
 def stored_as(folder, name):
-    """A large enough weight in a format, beside an original."""
+    """Write a large enough weight in a format, and an original."""
     m, k = 48, 2048
     any_bits = torch.Generator().manual_seed(1)
 
@@ -489,7 +489,7 @@ def stored_as(folder, name):
 
 
 def assert_near(found, exact, tolerance=AGREEMENT):
-    """All counts equal, all sums near; what cancels is measured by the magnitudes of its terms."""
+    """Check that counts are equal and sums close; sums that cancel are measured by their terms' magnitudes."""
     counts = [name for name in ADDED if name not in structs.SUMS and "outliers" not in name]
     assert {name: getattr(exact, name) for name in counts} == {name: getattr(found, name) for name in counts}
     off = {}
@@ -526,7 +526,7 @@ UNUSUAL = {
 class TestSums:
     @pytest.mark.parametrize("make", (TAME | UNUSUAL).values(), ids=TAME | UNUSUAL)
     @pytest.mark.parametrize("bits", [8, 3])
-    def test_are_those_of_float64(self, make, bits):
+    def test_sums_equal_float64(self, make, bits):
         for shape in SHAPES:
             x = make(*shape)
             y = quantized(x, bits)
@@ -534,7 +534,7 @@ class TestSums:
             assert_near(summed(x, y, kernel=BUILT), summed(x, y, wide=True))
 
     @pytest.mark.parametrize("make", (TAME | UNUSUAL).values(), ids=TAME | UNUSUAL)
-    def test_percentiles_are_those_of_the_counts(self, make):
+    def test_percentiles_equal_the_counts(self, make):
         for shape in SHAPES:
             x = make(*shape)
             found, ranks = summed(x, quantized(x, 3), kernel=BUILT).histogram, find_ranks(x.numel())
@@ -545,7 +545,7 @@ class TestSums:
 
     @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
     @pytest.mark.parametrize("side", [0, 1])
-    def test_what_is_not_finite_is_counted_and_left_out(self, special, side):
+    def test_infinite_values_are_counted_and_left_out(self, special, side):
         sides = [normal(40, 700), quantized(normal(40, 700))]
         sides[side][7, 300], sides[side][8, 699] = special, special
         found, exact = summed(*sides, kernel=BUILT), summed(*sides, wide=True)
@@ -555,8 +555,8 @@ class TestSums:
 
     @pytest.mark.parametrize("way", [{}, {"wide": True}, {"kernel": BUILT}], ids=["fast", "exact", "native"])
     @pytest.mark.parametrize("size", [CPU_CHUNK, 512], ids=["whole rows", "pieces of rows"])
-    def test_a_row_is_dead_where_all_of_it_is_zero_and_the_original_is_not(self, way, size):
-        """Energies do not tell: those of e are those of x where y is twice x, and where y drowns in roundings of x."""
+    def test_zero_row_is_dead_unless_the_original_is_zero(self, way, size):
+        """Energies do not decide: those of e equal those of x where y is twice x, or is lost in roundings of x."""
         x = normal(40, 1024)
         y = quantized(x, 6)
         x[7] = 0
@@ -569,7 +569,7 @@ class TestSums:
 
     @given(st.data())
     @settings(deadline=None, max_examples=60)
-    def test_of_any_numbers_are_those_of_float64(self, data):
+    def test_sums_over_any_numbers_equal_float64(self, data):
         single = st.one_of(st.floats(width=32), st.floats(-1, 1, width=32), st.sampled_from([0.0, -0.0, 1e-45, 3e38]))
         few = data.draw(st.lists(st.tuples(single, single), min_size=1, max_size=40))
         times, cols = data.draw(st.sampled_from([1, 3, 700])), data.draw(st.sampled_from([1, 5]))
@@ -579,7 +579,7 @@ class TestSums:
 
     @every_kernel
     @pytest.mark.parametrize("make", (TAME | UNUSUAL).values(), ids=TAME | UNUSUAL)
-    def test_have_the_same_digits_on_every_instruction_set(self, kernel, make):
+    def test_sums_have_the_same_digits_on_every_instruction_set(self, kernel, make):
         x = make(70, 1500)
         y = quantized(x, 6)
 
@@ -587,8 +587,8 @@ class TestSums:
 
     @every_kernel
     @pytest.mark.parametrize("cell", [(1, 1500), (1, 64), (16, 128), (64, 1500)], ids=str)
-    def test_find_the_largest_values_of_cells(self, kernel, cell):
-        """Of rows from the middle of a cell on, and of a segment that float32 cannot sum."""
+    def test_largest_cell_values_are_found(self, kernel, cell):
+        """Rows start in the middle of a cell, and float32 cannot sum one segment."""
         x = normal(70, 1500)
         x[31, 600] = 1e30
         y, chunk, cells = quantized(x, 6), Chunk(20, 70, 0, 1500), CellGrid(*cell)
@@ -603,7 +603,7 @@ class TestSums:
         assert torch.equal(expected, sums.peaks[0].values)
 
     @pytest.mark.parametrize("rows", [1, 3])
-    def test_have_the_same_digits_in_every_cut(self, rows):
+    def test_sums_have_the_same_digits_in_every_cut(self, rows):
         x = normal(50, 70_000) ** 3
         y = quantized(x, 6)
         whole, cut = (summed(x, y, size, kernel=BUILT) for size in (50 * 70_000, rows * 70_000))
@@ -615,7 +615,7 @@ class TestSums:
             assert {name: getattr(whole, name) for name in apart} == {name: getattr(other, name) for name in apart}
 
     @pytest.mark.parametrize("name", ["bf16", "e4m3", "gptq", "awq_gemm", "gguf_q4_k", *ROTATED])
-    def test_name_the_largest_error_in_every_arrangement_of_codes(self, tmp_path, name):
+    def test_largest_error_is_found_in_every_code_arrangement(self, tmp_path, name):
         with planned(*stored_as(tmp_path, name)) as plan:
             pair = plan.pairs[0]
             y = dequantized(pair.quantized)
@@ -631,7 +631,7 @@ class TestSums:
 
     @pytest.mark.usefixtures("compiled_kernel")
     @pytest.mark.parametrize("scales", ["tensor", "row", "block"])
-    def test_keep_the_rows_of_a_sample(self, tmp_path, monkeypatch, scales):
+    def test_sample_rows_are_kept(self, tmp_path, monkeypatch, scales):
         monkeypatch.setattr(SampleMeasurer, "_finish_plain", lambda *_: None)
         x = normal(96, 640).bfloat16()
         r, c = {"tensor": (96, 640), "row": (1, 640), "block": (32, 64)}[scales]
@@ -664,7 +664,7 @@ class TestSums:
 
             assert_near(found, summed(x, y, wide=True, importance=importance))
 
-    def test_a_file_that_ends_is_an_error_and_no_sum(self, tmp_path):
+    def test_truncated_file_is_an_error_and_gives_no_sum(self, tmp_path):
         x, y = stored_as(tmp_path, "e4m3")
         with planned(x, y) as plan:
             y.write_bytes(y.read_bytes()[:-5000])
@@ -674,8 +674,8 @@ class TestSums:
 
 
 @needs_kernel
-def test_many_histograms_are_added_as_one_by_one():
-    """Also those without any bin, which do not widen the sum."""
+def test_histograms_add_up_the_same_together_and_one_by_one():
+    """Histograms without any bin do not widen the sum."""
     errors = [normal(50, seed=n).abs() * 10**n for n in range(3)]
     many = [Histogram.of(torch.zeros(7)), *map(Histogram.of, errors), Histogram.empty()]
     found, expected = Histogram.of(errors[1]), Histogram.of(errors[1])
@@ -688,8 +688,8 @@ def test_many_histograms_are_added_as_one_by_one():
 
 
 @every_kernel
-def test_cells_stand_out_where_torch_selects_some(kernel):
-    """Also in weights with cells of zeros, which have errors or none."""
+def test_kernel_and_torch_select_the_same_outstanding_cells(kernel):
+    """Some weights have cells of zeros, with or without errors."""
     answers = set()
     for seed in range(100):
         choose = random.Random(seed)
@@ -711,13 +711,13 @@ def test_cells_stand_out_where_torch_selects_some(kernel):
 
 @pytest.mark.usefixtures("compiled_kernel")
 @pytest.mark.parametrize("rows", [16, 128], ids=["whole", "sampled"])
-class TestSamplesAreMeasuredAsByTorch:
-    """On all instruction sets."""
+class TestSamples:
+    """Samples are measured as by torch on all instruction sets."""
 
     @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
     @pytest.mark.parametrize("shape", [(1, 1), (16, 1), (16, 10), (1, 10)], ids=["tensor", "row", "group", "block"])
-    def test_of_codes_in_bytes(self, tmp_path, monkeypatch, shape, rows, dtype):
-        """A third of the weights have scales that fit; the others' are larger, and their values lose precision."""
+    def test_samples_with_byte_codes_are_measured_as_by_torch(self, tmp_path, monkeypatch, shape, rows, dtype):
+        """A third of the weights have suitable scales; the others' scales are larger, so they lose precision."""
         down, across = 1 if shape == (1, 1) else rows // 16 * shape[0], shape[1]
         x, y = {}, {}
         for n in range(6):
@@ -733,16 +733,16 @@ class TestSamplesAreMeasuredAsByTorch:
         "recipe",
         ["nvfp4", "mxfp4", "mxfp8", "int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nf4", "fp4", "nf4:double"],
     )
-    def test_of_codes_in_groups(self, tmp_path, monkeypatch, recipe, rows):
-        """Also where the largest are clipped, as by int4, codes are next to the nearest, as by MLX, or of a table."""
+    def test_samples_with_grouped_codes_are_measured_as_by_torch(self, tmp_path, monkeypatch, recipe, rows):
+        """The largest values may be clipped, as by int4; codes may be next to the nearest (MLX) or from a table."""
         x = {f"{n}.weight": normal(rows, 640, seed=n) * torch.linspace(1, 4, 640) for n in range(6)}
         self.check_recipe(tmp_path, monkeypatch, recipe, x, x)
 
     @pytest.mark.parametrize(
         "recipe", ["int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nvfp4", "fp8_row", "nf4", "nf4:double"]
     )
-    def test_of_codes_that_compensate_each_other(self, tmp_path, monkeypatch, recipe, rows):
-        """As by GPTQ: many are not the nearest, and the errors of a group's last columns are larger."""
+    def test_samples_with_compensating_codes_are_measured_as_by_torch(self, tmp_path, monkeypatch, recipe, rows):
+        """As by GPTQ, many codes are not the nearest, and the errors of a group's last columns are larger."""
         x = {f"{n}.weight": normal(rows, 640, seed=n) for n in range(6)}
         steps = (torch.arange(640) % 128 + 64) / 128 * 4 / {"int8_g32": 127, "fp8_row": 24}.get(recipe, 7)
         moved = {name: x[name] + 0.3 * steps * normal(rows, 640, seed=n + 20) for n, name in enumerate(x)}
@@ -750,10 +750,12 @@ class TestSamplesAreMeasuredAsByTorch:
 
     @pytest.mark.parametrize("error", [0, 0.3])
     @pytest.mark.parametrize("order", ["by importance", "plain"])
-    def test_of_codes_around_one_zero_point(self, tmp_path, monkeypatch, rows, order, error):
-        """As GPTQ stores symmetric codes: down the columns, each with the zero point 8; groups may be any columns.
+    def test_samples_around_a_single_zero_point_are_measured_as_by_torch(
+        self, tmp_path, monkeypatch, rows, order, error
+    ):
+        """As in GPTQ's symmetric codes, columns are packed downwards with the zero point 8; groups may be any columns.
 
-        With an ``error``, they compensate each other.
+        With an ``error``, the codes compensate each other.
         """
         x, stored, generator = {}, {}, torch.Generator().manual_seed(1)
         for n in range(6):
@@ -775,7 +777,7 @@ class TestSamplesAreMeasuredAsByTorch:
         self.check(monkeypatch, store(tmp_path / "x.safetensors", x), y, 640)
 
     def check_recipe(self, tmp_path, monkeypatch, recipe, x, moved):
-        """``moved`` are quantized in place of ``x``."""
+        """Check the samples of weights where ``moved`` are quantized in place of ``x``."""
         parts = {n: quantize_tensor(values, recipe) for n, values in enumerate(moved.values())}
         stored = {f"{n}.{name}": part for n, own in parts.items() for name, part in own.items()}
         y = store(tmp_path / "y", stored, config=config_of(recipe))
@@ -806,8 +808,8 @@ class TestSamplesAreMeasuredAsByTorch:
 @every_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(), (96, 1), (96, 10), (3, 10), (3, 1)], ids=str)
-def test_the_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
-    """For all rows at once, and for chunks that begin within a block of rows."""
+def test_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
+    """It reads them for all rows at once, and for chunks that start within a block of rows."""
     codes = (normal(96, 640, seed=1) * 40).clamp(-127, 127).to(torch.int8)
     scale = (normal(*shape) if shape else normal(1)[0]).abs().to(dtype)
     path = store(tmp_path / "y.safetensors", {"X.weight": codes, "X.weight_scale": scale})
@@ -822,8 +824,8 @@ def test_the_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
 
 @every_kernel
 @pytest.mark.parametrize("shared", [7, 256, 1 << 40])
-def test_and_scales_of_scales(tmp_path, kernel, shared):
-    """bitsandbytes numbers scales across rows, so a factor's scales may begin within a row or a chunk."""
+def test_kernel_reads_nested_scales_itself(tmp_path, kernel, shared):
+    """bitsandbytes numbers scales across rows, so the scales of a factor may start within a row or a chunk."""
     state = {"quant_type": "nf4", "blocksize": 64, "nested_blocksize": shared, "nested_offset": 0.37}
     stored = {
         "X.weight": torch.randint(0, 256, (96 * 320, 1), generator=torch.Generator().manual_seed(1)).byte(),
@@ -846,8 +848,8 @@ def test_and_scales_of_scales(tmp_path, kernel, shared):
 
 @every_kernel
 @pytest.mark.parametrize("blocks", [2, 5, 7, 40])
-def test_columns_belong_to_any_block(tmp_path, kernel, blocks):
-    """In GPTQ: blocks of different sizes, or more blocks than columns."""
+def test_columns_may_belong_to_any_block(tmp_path, kernel, blocks):
+    """GPTQ may have blocks of different sizes, or more blocks than columns."""
     random = torch.Generator().manual_seed(blocks)
     stored = {
         "X.qweight": torch.randint(-(2**31), 2**31, (4, 64), generator=random).int(),
@@ -869,8 +871,8 @@ def test_columns_belong_to_any_block(tmp_path, kernel, blocks):
 @every_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("zeros", ["one", "one differs"])
-def test_and_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):
-    """Of GPTQ, whose zero points are part of the codes' values if there is only one."""
+def test_kernel_reads_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):
+    """A single zero point in GPTQ is part of the codes' values."""
     points = torch.full((3, 8), 0x77777777, dtype=torch.int32)
     if zeros == "one differs":
         points[1, 5] = 0x77277777
@@ -888,8 +890,8 @@ def test_and_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):
 
 
 @needs_kernel
-class TestSmallWeightsAhead:
-    """Small weights whose sums the kernel computes by one call, while others are finished."""
+class TestSmallWeights:
+    """The kernel computes the sums of small weights in one call, while others are finished."""
 
     def plan(self, tmp_path):
         x = {f"{n}.weight": normal(n + 1, 64) for n in range(5)} | {"empty.weight": normal(0, 64)}
@@ -899,14 +901,14 @@ class TestSmallWeightsAhead:
     def compare(self, worker, pairs):
         return [worker.sum_chunks([pair], list(Cut(*pair.original.matrix, CPU_CHUNK)))[0] for pair in pairs]
 
-    def test_have_the_sums_that_each_has_on_its_own(self, tmp_path):
+    def test_small_weights_have_the_same_sums_together_and_separately(self, tmp_path):
         with self.plan(tmp_path) as plan, torch.inference_mode():
             alone, together = (Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT) for _ in range(2))
             together.begin(plan.pairs)
 
             assert self.compare(alone, plan.pairs) == self.compare(together, plan.pairs)
 
-    def test_keep_their_values_until_the_next_but_one_begin(self, tmp_path):
+    def test_small_weights_keep_their_values_until_the_next_batch_but_one(self, tmp_path):
         with self.plan(tmp_path) as plan, torch.inference_mode():
             worker, first = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT), plan.pairs[1]
             whole = Chunk(0, *first.original.matrix[:1], 0, 64)
@@ -919,7 +921,7 @@ class TestSmallWeightsAhead:
                 assert kept == (values is not None)
                 assert values is None or same_bits(expected, values[1])
 
-    def test_of_a_file_that_ends_raise_the_error_of_their_own(self, tmp_path):
+    def test_small_weights_in_a_truncated_file_raise_their_own_error(self, tmp_path):
         with self.plan(tmp_path) as plan, torch.inference_mode():
             path = tmp_path / "y.safetensors"
             path.write_bytes(path.read_bytes()[:-100])
@@ -928,7 +930,7 @@ class TestSmallWeightsAhead:
             with pytest.raises(CheckpointError, match="changed while being read"):
                 self.compare(worker, plan.pairs)
 
-    def test_are_waited_for_if_another_one_fails(self, tmp_path, monkeypatch):
+    def test_small_weights_are_awaited_if_another_weight_fails(self, tmp_path, monkeypatch):
         """Their buffers are in use until the kernel is done."""
         with self.plan(tmp_path):
             pass
@@ -949,23 +951,23 @@ class TestSmallWeightsAhead:
 
 
 class TestChoice:
-    def test_a_misspelt_kernel_is_an_error(self, monkeypatch):
+    def test_misspelt_kernel_is_an_error(self, monkeypatch):
         monkeypatch.setenv(library.VARIABLE, "nativ")
         with pytest.raises(UsageError, match="QUANTERR_KERNEL=nativ: choose torch or native"):
             library.choose_kernel()
 
-    def test_torch_is_taken_where_it_is_asked_for(self, monkeypatch):
+    def test_torch_is_used_on_request(self, monkeypatch):
         monkeypatch.setenv(library.VARIABLE, "torch")
 
         assert str(library.choose_kernel()) == "torch"
 
-    def test_native_where_none_was_compiled_is_an_error_that_says_what_to_do(self, monkeypatch):
+    def test_missing_native_kernel_is_an_error_with_a_remedy(self, monkeypatch):
         monkeypatch.setenv(library.VARIABLE, "native")
         monkeypatch.setattr(library, "find_best", lambda: library.KernelChoice(None, "no kernel was compiled"))
         with pytest.raises(UsageError, match="no kernel was compiled; install a C compiler, then quanterr again"):
             library.choose_kernel()
 
-    def test_without_one_torch_computes(self, monkeypatch, tmp_path):
+    def test_torch_computes_without_a_native_kernel(self, monkeypatch, tmp_path):
         monkeypatch.delenv(library.VARIABLE, raising=False)
         monkeypatch.setattr(library, "find_best", lambda: library.KernelChoice(None, "no kernel was compiled"))
         report = quanterr.compare(*stored_as(tmp_path, "e4m3"), device="cpu")
@@ -974,8 +976,8 @@ class TestChoice:
         assert isfinite(report.layers[0].snr_db)
 
     @needs_kernel
-    def test_one_compiled_with_another_header_is_not_used(self, monkeypatch, tmp_path):
-        """Such as one in which two fields of a size were swapped."""
+    def test_kernel_compiled_with_another_header_is_not_used(self, monkeypatch, tmp_path):
+        """In the other header, two fields of the same size are swapped."""
         other = tmp_path / "kernel.h"
         other.write_text(structs.HEADER.read_text().replace("double e_max, e_min", "double e_min, e_max"))
         monkeypatch.setattr(structs, "HEADER", other)
@@ -996,7 +998,7 @@ class TestChoice:
 
 
 class TestBuild:
-    def test_without_a_compiler_nothing_is_built_and_nothing_fails(self, monkeypatch, tmp_path):
+    def test_missing_compiler_builds_no_kernel_and_does_not_fail(self, monkeypatch, tmp_path):
         from quanterr.kernel import build
 
         monkeypatch.setenv("CC", "no-such-compiler")
@@ -1005,7 +1007,7 @@ class TestBuild:
             tmp_path
         )
 
-    def test_a_compiler_that_fails_builds_nothing(self, monkeypatch, tmp_path):
+    def test_failing_compiler_builds_no_kernel(self, monkeypatch, tmp_path):
         from quanterr.kernel import build
 
         monkeypatch.setattr(
@@ -1023,7 +1025,7 @@ class TestBuild:
         assert record.endswith("\nfailed with status 1:\nkernel.c:1: no")
 
     @needs_kernel
-    def test_structs_are_laid_out_as_by_the_compiler(self, tmp_path):
+    def test_struct_layouts_equal_the_compiler(self, tmp_path):
         """Only a compiler knows where it places fields, so this starts one."""
         declared = {name: getattr(structs, f"{name}Struct") for name in STRUCTS}
         places = [f"offsetof({name}, {field})" for name in STRUCTS for field, *_ in declared[name]._fields_]
@@ -1040,19 +1042,19 @@ class TestBuild:
     @pytest.mark.parametrize(
         "declaration", ["char *;", "int32_t (*f)(void);", "unknown n;", "int32_t n[UNKNOWN];", "int32_t n : 3;"]
     )
-    def test_a_declaration_that_cannot_be_read_is_an_error(self, monkeypatch, declaration):
+    def test_unreadable_declaration_is_an_error(self, monkeypatch, declaration):
         monkeypatch.setattr(structs, "_read_structs", lambda: {"Odd": declaration})
 
         with pytest.raises((ValueError, KeyError)):
             structs.read_fields("Odd")
 
     @pytest.mark.parametrize("name", ["ElementType", "Order", "CodeKind", "Packing", "ScalePacking"])
-    def test_enums_are_those_of_the_header(self, name):
+    def test_enums_equal_the_header(self, name):
         assert {member: n for n, member in enumerate(structs.read_enum(name))} == {
             member.name: member.value for member in getattr(structs, name)
         }
 
-    def test_the_kernel_has_the_constants_of_the_metrics(self):
+    def test_kernel_has_the_same_constants_as_the_metrics(self):
         sources = structs.HEADER.read_text() + (structs.HEADER.parent / "compare.c").read_text()
         found = dict(re.findall(r"^#define (\w+) +([\d.]+)", sources, re.MULTILINE))
 
@@ -1062,8 +1064,8 @@ class TestBuild:
         assert int(found["WINDOW"]) == WINDOW
         assert int(found["SEGMENT"]) == MOST_ROTATED
 
-    def test_samples_have_the_limits_of_torch(self):
-        """Or stricter ones, so that torch looks at all doubtful regions; every field has a value."""
+    def test_samples_have_the_same_limits_as_torch(self):
+        """The limits may be stricter, so that torch looks at all doubtful regions; every field has a value."""
         limits = {name: getattr(samples.LIMITS, name) for name, _ in structs.LimitsStruct._fields_}
 
         assert all(limits.values())
@@ -1080,7 +1082,7 @@ class TestBuild:
         assert -codes.BETTER_DB - 0.1 < 10 * log10(limits["better"]) < -codes.BETTER_DB
         assert codes.COMPENSATED_DB < 10 * log10(limits["compensated"]) < codes.COMPENSATED_DB + 0.1
 
-    def test_searches_have_the_constants_of_torch(self):
+    def test_searches_have_the_same_constants_as_torch(self):
         sources = ((structs.HEADER.parent / name).read_text() for name in ("searches.c", "shared.h"))
         found = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", "".join(sources), re.MULTILINE))
 
@@ -1099,7 +1101,7 @@ CODES = {
 
 
 def near(codes):
-    """Numbers at which the nearest code changes, what is next to them, and ends of float32's range."""
+    """Return numbers at which the nearest code changes, their neighbours, and the ends of float32's range."""
     halves = torch.arange(-20, 20) / 2
     bounds = torch.cat(
         [halves, torch.arange(-448 * 16, 448 * 16 + 1) / 16, 2.0 ** torch.arange(-20, 9), halves * 2**-10]
@@ -1113,14 +1115,14 @@ def near(codes):
 
 @pytest.fixture
 def choose(monkeypatch):
-    """Lets recipes round by a kernel, or by torch."""
+    """A function that lets recipes round by a kernel or by torch."""
     return lambda kernel: monkeypatch.setattr(rounding, "choose_kernel", lambda: library.KernelChoice(kernel))
 
 
 @every_kernel
 class TestRounding:
     @pytest.mark.parametrize("name", CODES)
-    def test_each_number_has_the_code_of_torch(self, choose, kernel, name):
+    def test_each_number_has_the_same_code_as_in_torch(self, choose, kernel, name):
         x = near(CODES[name])[None]
         if name == "away":
             x = x.clamp(-127, 127)  # scales are the largest magnitude over 127
@@ -1133,7 +1135,7 @@ class TestRounding:
 
     @pytest.mark.parametrize("group", [2, 16, 32, 100, 1000])
     @pytest.mark.parametrize("rows", [1, 5])
-    def test_units_are_those_of_groups(self, choose, kernel, group, rows):
+    def test_each_group_uses_its_own_unit(self, choose, kernel, group, rows):
         x, groups = normal(5, 500), -(-500 // group)
         units, before, after = (torch.rand(rows, groups) + 0.5 for _ in range(3))
         for name, multiply, *shifts in (
@@ -1151,7 +1153,7 @@ class TestRounding:
             assert torch.equal(*found), name
 
     @pytest.mark.parametrize("packing", Packing)
-    def test_codes_of_four_bits_are_packed(self, choose, kernel, packing):
+    def test_four_bit_codes_are_packed(self, choose, kernel, packing):
         x, units, to = 4 * normal(70, 32), torch.rand(70, 1) + 0.5, rounding.make_integers(-8, 7, 8)
         choose(None)
         codes = rounding.find_codes(x, units, to, 32)
@@ -1159,7 +1161,7 @@ class TestRounding:
         expected = first << 4 | second if packing == Packing.HIGH_FIRST else first | second << 4
         for choice in (None, kernel):
             choose(choice)
-            gapped = torch.zeros(70, 40, dtype=torch.uint8)  # rows that are not one behind the other
+            gapped = torch.zeros(70, 40, dtype=torch.uint8)  # rows that do not follow each other
             inside = gapped[:, 5 : 37 if packing == Packing.BYTES else 21]
             found = rounding.find_codes(x, units, to, 32, packing=packing)
             rounding.find_codes(x, units, to, 32, packing=packing, out=inside)
@@ -1170,7 +1172,7 @@ class TestRounding:
             assert not gapped[:, 5 + inside.shape[1] :].any()
 
     @pytest.mark.parametrize("size", [1, 8, 32, 45])
-    def test_the_largest_is_the_first_on_a_tie(self, choose, kernel, size):
+    def test_first_maximum_wins_a_tie(self, choose, kernel, size):
         x = normal(1000, size).bfloat16().float()
         x[:3] = torch.tensor([[0.0], [2.0], [-2.0]])
         x[1, 1:], x[2, 1:] = -2.0, 2.0
@@ -1193,7 +1195,7 @@ class TestRounding:
         assert torch.equal(*found)
 
     @pytest.mark.parametrize("size", [1, 2, 16, 32, 45, 1000])
-    def test_magnitudes_are_the_largest_of_groups(self, choose, kernel, size):
+    def test_magnitudes_are_group_maxima(self, choose, kernel, size):
         x = normal(5, 333)
         x[1, 1], x[2, 2], x[3, 3] = -torch.inf, torch.nan, -x.abs().max()
         groups = [group.abs().amax() for group in x.view(-1).split(size)]
@@ -1206,15 +1208,15 @@ class TestRounding:
 
 
 def words(declaration):
-    """The names that a C declaration declares."""
+    """Return the names that a C declaration declares."""
     first, *others = declaration.strip().split(",")
     return [name for name in (first.split(" ")[-1], *others) if name.strip()]
 
 
 @needs_kernel
 @pytest.mark.slow
-def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_never_a_signal(tmp_path):
-    """A thousand cuts at random moments: each comparison ends with all sums or with an error."""
+def test_file_truncated_during_reading_is_an_error_and_never_a_signal(tmp_path):
+    """A thousand cuts come at random moments: each comparison ends with all sums or with an error."""
     x = normal(512, 1024)
     paths = (
         store(tmp_path / "x.safetensors", {"a.weight": x}),

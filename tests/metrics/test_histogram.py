@@ -1,4 +1,4 @@
-"""Counts of |e| by size: against sorting the bfloat16 values themselves."""
+"""Counts of |e| by size, compared with sorting the bfloat16 values themselves."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ magnitudes = st.lists(
 
 
 def values(numbers):
-    """The numbers as their bins have them, in order."""
+    """Return the numbers as their bins have them, in order."""
     return sorted(torch.tensor(numbers).to(torch.bfloat16).tolist())
 
 
@@ -24,13 +24,13 @@ def read(histogram, n):
 
 @given(magnitudes)
 @settings(deadline=None)
-def test_every_rank_is_the_value_that_sorting_gives(numbers):
+def test_every_rank_equals_the_sorted_value(numbers):
     assert values(numbers) == read(Histogram.of(torch.tensor(numbers)), len(numbers))
 
 
 @given(st.lists(magnitudes, min_size=1, max_size=5), st.randoms())
 @settings(deadline=None)
-def test_merged_in_any_order_it_is_that_of_all(lists, random):
+def test_merging_in_any_order_gives_the_whole_histogram(lists, random):
     together = [number for numbers in lists for number in numbers]
     random.shuffle(lists)
     merged = Histogram.empty()
@@ -42,7 +42,7 @@ def test_merged_in_any_order_it_is_that_of_all(lists, random):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_that_of_many_is_that_of_its_pieces(share):
+def test_large_histogram_equals_the_sum_over_its_pieces(share):
     numbers = torch.rand(CROPPED + 100, generator=torch.Generator().manual_seed(0))
     numbers[: int(share * len(numbers))] = 0
     whole = Histogram.of(numbers)
@@ -51,14 +51,14 @@ def test_that_of_many_is_that_of_its_pieces(share):
     assert int(share * len(numbers)) == whole.zeros
 
 
-def test_of_nothing_adds_nothing():
+def test_empty_histogram_adds_nothing():
     some = Histogram.of(torch.tensor([1.0, 2.0]))
 
     assert some == some + Histogram.empty() == Histogram.empty() + some
     assert Histogram.of(torch.tensor([])) == Histogram.empty() != some
 
 
-def test_its_room_is_that_of_the_bins_in_use():
+def test_histogram_takes_room_for_used_bins_only():
     merged = Histogram.empty()
     for power in range(4):
         merged.add(Histogram.of(torch.tensor([0.0, 2.0**power])))

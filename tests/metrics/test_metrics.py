@@ -31,12 +31,12 @@ EVERY_PERCENTILE = tuple(PERCENTILES)
 
 
 def plain(values):
-    """The values as JSON has them."""
+    """Return the values as in JSON."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in to_builtins(values).items()}
 
 
 def measured(x, y, wide=False, **known):
-    """All metrics of two tensors, and what is named as undefined among them."""
+    """Return all metrics of two tensors, and the names of undefined ones."""
     sums = summed(torch.as_tensor(x), torch.as_tensor(y), wide=wide)
     values, nonfinite = compute_scores(Layer, Measurement(sums, **known))
     return plain(values), nonfinite
@@ -44,19 +44,19 @@ def measured(x, y, wide=False, **known):
 
 @pytest.mark.parametrize("rows", [METRICS, AGGREGATES], ids=["METRICS", "AGGREGATES"])
 class TestTable:
-    def test_has_no_two_rows_of_one_name(self, rows):
+    def test_metric_names_are_unique(self, rows):
         names = [row.name for row in rows]
 
         assert sorted(set(names)) == sorted(names)
 
-    def test_tells_everything_of_each_row(self, rows):
+    def test_every_metric_is_described(self, rows):
         assert [row.name for row in rows if not row.formula] == []
         assert {row.better for row in rows} <= {"lower", "higher", ""}
         assert [row.name for row in rows if row.of is None] == []
 
 
 def of_equal_sides(scale):
-    """The sums of a weight and itself; its norm and spread are integers, so that nothing is rounded."""
+    """Return the sums of a weight and itself; its norm and deviation are integers, so nothing is rounded."""
     x = torch.tensor([[1.0, 1.0, 7.0, 7.0]]) * scale
     sums = summed(x, x)
     return replace(sums, weighted_x_sq=sums.x_sq)
@@ -68,7 +68,7 @@ EQUAL_LAYERS = LayerValues([0.0], [0.0], [inf], [], {name: [0.0] for name in PRE
 
 @pytest.mark.parametrize("kind", [Layer, Aggregate])
 @pytest.mark.parametrize("predicts", PREDICTED)
-def test_declared_values_of_equal_sides_are_what_the_formulas_give(kind, predicts):
+def test_declared_values_for_equal_sides_match_the_formulas(kind, predicts):
     for scale in (1.0, 2.0):
         measured = Measurement(
             of_equal_sides(scale), attainable=EQUAL_SAMPLE, alpha=scale, predicts=predicts, layers=EQUAL_LAYERS
@@ -85,7 +85,7 @@ def test_declared_values_of_equal_sides_are_what_the_formulas_give(kind, predict
         assert all(found[name]["p50"] == declared[name] == 0 for name in percentiles)
 
 
-def test_values_of_equal_sides_are_declared_wherever_they_are_the_same_for_all_tensors():
+def test_constant_values_for_equal_sides_are_declared():
     (first, _), (second, _) = (
         compute_scores(Layer, Measurement(of_equal_sides(scale), attainable=EQUAL_SAMPLE)) for scale in (1.0, 2.0)
     )
@@ -96,10 +96,10 @@ def test_values_of_equal_sides_are_declared_wherever_they_are_the_same_for_all_t
 
 class TestTheoreticalSqnr:
     @pytest.mark.parametrize(("bits", "expected"), [(4, 25.84), (8, 49.92), (6, 37.88), (2.5, 16.81)])
-    def test_is_six_decibels_a_bit(self, bits, expected):
+    def test_theoretical_sqnr_is_six_decibels_a_bit(self, bits, expected):
         assert expected == pytest.approx(theoretical_sqnr(bits), rel=1e-15)
 
-    def test_is_told_of_uniform_codes_alone(self, tmp_path):
+    def test_theoretical_sqnr_is_given_for_uniform_codes_only(self, tmp_path):
         report = compared(
             tmp_path,
             {"a.weight": numbers(4, 64), "b.weight": numbers(4, 64)},
@@ -161,7 +161,7 @@ BY_HAND = {
     "off_code_pct": 100 / 3,
     "clipped_pct": 25.0,
     "predicted_kld": 8 / 16,
-    "predicted_output_error": None,  # the sensitivity is of the other
+    "predicted_output_error": None,  # the sensitivity predicts the other cost
     "effective_bits": (12.041199826559248 - 1.76) / 6.02,
 }
 
@@ -175,11 +175,11 @@ def hand_worked():
 
 
 class TestByHand:
-    def test_every_metric_is_worked_out(self):
+    def test_every_metric_is_worked_out_by_hand(self):
         assert list(BY_HAND) == NAMES
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_metric_is(self, name):
+    def test_metric_equals_its_hand_worked_value(self, name):
         values, nonfinite = hand_worked()
         values = plain(values)
         expected = BY_HAND[name]
@@ -187,13 +187,13 @@ class TestByHand:
         assert nonfinite == {}
         assert values[name] == (pytest.approx(expected, rel=1e-14) if isinstance(expected, float) else expected)
 
-    def test_a_sensitivity_of_recorded_calls_predicts_their_output_error(self):
+    def test_sensitivity_from_recorded_calls_predicts_the_output_error(self):
         sums = summed(torch.tensor(X), torch.tensor(Y))
         values, _ = compute_scores(Layer, Measurement(sums, alpha=8.0, predicts="predicted_output_error"))
 
         assert (8 / 16, None) == (values["predicted_output_error"], values["predicted_kld"])
 
-    def test_zeroed_are_those_that_were_something(self):
+    def test_only_nonzero_elements_count_as_zeroed(self):
         values, _ = measured([[0.0, 0.0, 3.0, 4.0]], [[0.0, 1.0, 0.0, -0.0]])
 
         assert values["zeroed_pct"] == 50.0
@@ -212,7 +212,7 @@ class TestByHand:
         assert values["mean_error"] == -0.25
         assert values["std_absolute_error"] == 0.0
 
-    def test_outliers_are_above_the_threshold_that_was_asked_for(self):
+    def test_outliers_are_above_the_requested_threshold(self):
         x = torch.zeros(1, 4)
         sums = summed(x, torch.tensor([[0.5, 0.25, -0.75, 0.125]]), outlier=0.25)
         values, _ = compute_scores(Layer, Measurement(sums))
@@ -288,7 +288,7 @@ BY_NUMPY = {
     "predicted_output_error": lambda x, y: None,
     "effective_bits": lambda x, y: (20 * np.log10(np.linalg.norm(x) / np.linalg.norm(y - x)) - 1.76) / 6.02,
 }
-# Of the fast way. A mean of signed errors is relative to their size, not to itself.
+# For the fast way. A mean of signed errors is relative to their size, not to itself.
 LOOSE = {"mean_error": {"abs": 1e-8}, "worst_rows": {"rel": 1e-6}, "mean_relative_error": {"rel": 1e-6}}
 
 
@@ -296,7 +296,7 @@ FACTORS = [1.0, 1.1, 0.3, -0.7, -3.0, 448.0, 1 / 448, 1e-4, -1e-6, 1e-12]
 
 
 def weights(kind):
-    """A weight of that kind, and the same after quantization to a few bits."""
+    """Return a weight of that kind, and the same after quantization to a few bits."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(96, 200, generator=generator)
     x = {
@@ -310,13 +310,13 @@ def weights(kind):
 
 
 class TestByNumpy:
-    def test_every_metric_has_its_definition(self):
+    def test_every_metric_has_a_numpy_definition(self):
         assert list(BY_NUMPY) == NAMES
 
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
     @pytest.mark.parametrize("kind", ["normal", "heavy tails", "positive", "with zeros"])
     @pytest.mark.parametrize("name", NAMES)
-    def test_metric_is(self, kind, name, wide):
+    def test_metric_equals_its_numpy_definition(self, kind, name, wide):
         x, y = weights(kind)
         values, _ = measured(x, y, wide, stored_bits=int(8.25 * x.numel()), uniform_bits=8)
         expected = BY_NUMPY[name](x.double().numpy(), y.double().numpy())
@@ -330,7 +330,7 @@ class TestByNumpy:
 
     @pytest.mark.parametrize("factor", FACTORS)
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
-    def test_a_wrong_scale_shows_in_the_norm_and_not_in_the_correlations(self, factor, wide):
+    def test_wrong_scale_shows_in_the_norm_and_not_in_the_correlations(self, factor, wide):
         x = torch.randn(64, 300, generator=torch.Generator().manual_seed(0))
         values, _ = measured(x, factor * x, wide)
 
@@ -349,8 +349,8 @@ class TestByNumpy:
 
     @pytest.mark.parametrize("spread", [0.3, 0.1, 0.02])
     @pytest.mark.parametrize("n", [4096, 100_000])
-    def test_pearson_and_spread_hold_for_norms_near_one(self, spread, n):
-        """The scales of a norm are near 1: most of Σx² is the mean."""
+    def test_pearson_and_deviation_are_accurate_for_norms_near_one(self, spread, n):
+        """The scales of a norm are near 1, so most of Σx² is the mean."""
         x = 1 + spread * torch.randn(n, generator=torch.Generator().manual_seed(0))
         y = x.bfloat16().float()
         values, _ = measured(x, y)
@@ -380,7 +380,7 @@ NONE_OF_THEM = {
     "weighted_snr_db",
     "predicted_kld",
     "predicted_output_error",
-}  # sums of nothing are zero; the others are reported otherwise
+}  # sums over nothing are zero; the others are reported otherwise
 
 UNDEFINED = {
     "an all-zero original": (
@@ -452,7 +452,7 @@ UNDEFINED = {
         torch.ones(4, 8),
         {name: kind for name, kind in ALL_NAN.items() if name not in {*NONE_OF_THEM, "bits_per_weight"}},
     ),
-    "some elements that are not finite": (
+    "some infinite or NaN elements": (
         torch.tensor([[1.0, inf, 3.0, 4.0]]),
         torch.tensor([[1.5, 2.0, 3.0, nan]]),
         {"snr_db": "nan", "effective_bits": "nan"},
@@ -463,16 +463,16 @@ UNDEFINED = {
 class TestUndefined:
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
     @pytest.mark.parametrize(("x", "y", "expected"), UNDEFINED.values(), ids=UNDEFINED)
-    def test_metrics_are_null_and_named(self, x, y, expected, wide):
+    def test_undefined_metrics_are_null_and_named(self, x, y, expected, wide):
         values, nonfinite = measured(x, y, wide)
 
         assert expected == nonfinite
         assert {values[name] for name in nonfinite} == {None}
 
     @pytest.mark.parametrize(("x", "y", "expected"), UNDEFINED.values(), ids=UNDEFINED)
-    def test_metrics_alone_are_null(self, x, y, expected):
+    def test_metrics_are_null_only_where_they_are_undefined(self, x, y, expected):
         values, _ = measured(x, y)
-        # null for formats that have none, without an importance matrix, and without a sensitivity
+        # null for formats without these, without an importance matrix, and without a sensitivity
         told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db", *PREDICTED}
         told_otherwise |= {"weighted_error_norm"}
         told_otherwise |= {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"}
@@ -480,13 +480,13 @@ class TestUndefined:
 
         assert expected.keys() | told_otherwise == {name for name, value in values.items() if value is None}
 
-    def test_percentiles_of_nothing_are_null(self):
+    def test_percentiles_without_finite_values_are_null(self):
         values, _ = measured(torch.full((2, 2), nan), torch.ones(2, 2))
 
         assert dict.fromkeys(EVERY_PERCENTILE) == values["absolute_error_percentiles"]
 
     @pytest.mark.parametrize("size", [1e-170, 1e-50, 1e-41, 1e41, 1e160])
-    def test_percentiles_of_what_bfloat16_does_not_hold_are_null(self, size):
+    def test_percentiles_beyond_bfloat16_are_null(self, size):
         x = size * torch.rand(16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         values, _ = measured(x, 1.5 * x, wide=True)
 
@@ -495,7 +495,7 @@ class TestUndefined:
     @pytest.mark.parametrize("constant", [0.1, 1 / 3, 1e-3, 7.7, 1e20, 1e-20])
     @pytest.mark.parametrize("shape", [(1, 1000), (37, 129), (300, 512)], ids=str)  # one row, odd, more than a chunk
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
-    def test_correlation_with_a_constant_is_null_however_it_rounds(self, constant, shape, wide):
+    def test_correlation_with_a_constant_is_always_null(self, constant, shape, wide):
         x = torch.full(shape, constant)
         y = x * (1 + 0.1 * torch.rand(shape, generator=torch.Generator().manual_seed(0)))
         for pair in ((x, y), (y, x), (x, 1.1 * x)):
@@ -503,11 +503,11 @@ class TestUndefined:
 
             assert nonfinite == {"pearson_correlation": "nan"}
 
-    def test_aggregates_of_no_layer_are_null_and_named(self):
+    def test_aggregates_over_no_layer_are_null_and_named(self):
         values, nonfinite = compute_scores(Aggregate, Measurement(Sums()))
         percentiles = {"relative_error_percentiles", "absolute_error_percentiles"}
-        weighted = {"weighted_nmse", "weighted_snr_db", *PREDICTED}  # null without the files that these need
-        of_scales = {"attainable_snr_db", "excess_db", "worst_layer_excess_db"}  # and without nearest codes
+        weighted = {"weighted_nmse", "weighted_snr_db", *PREDICTED}  # null without the necessary files
+        of_scales = {"attainable_snr_db", "excess_db", "worst_layer_excess_db"}  # null without nearest codes
         of_scales |= {"format_snr_db", "scale_loss_db", "avoidable_db"}
 
         assert dict.fromkeys(set(AGGREGATE_NAMES) - percentiles - weighted - of_scales, "nan") == nonfinite
@@ -516,12 +516,12 @@ class TestUndefined:
 
 
 def keyed(percentiles):
-    """Percentiles of a report as a dict."""
+    """Return the percentiles of a report as a dict."""
     return {key: getattr(percentiles, key) for key in PERCENTILES if hasattr(percentiles, key)}
 
 
 def three_layers():
-    """Originals and what they became; a fourth is the same on both sides, a fifth is a bias that changed."""
+    """Return originals and their changed values; a fourth is equal on both sides, a fifth is a changed bias."""
     original = {
         "a.weight": torch.tensor([[1.0, -2.0], [4.0, 0.0]]),
         "b.weight": torch.tensor([[2.0, 2.0]]),
@@ -578,11 +578,11 @@ AGGREGATED = {
 
 
 class TestAggregates:
-    def test_are_all_worked_out_by_hand(self):
+    def test_aggregates_are_all_worked_out_by_hand(self):
         assert list(AGGREGATED) == AGGREGATE_NAMES
 
     @pytest.mark.parametrize("name", AGGREGATE_NAMES)
-    def test_are_over_the_layers_that_differ(self, tmp_path, name):
+    def test_aggregates_cover_the_layers_that_differ(self, tmp_path, name):
         report = compared(tmp_path, *three_layers())
         expected, found = AGGREGATED[name], getattr(report.aggregate, name)
 
@@ -592,7 +592,7 @@ class TestAggregates:
         else:
             assert found == (None if expected is None else pytest.approx(expected, rel=1e-14, abs=1e-300))
 
-    def test_count_layers_elements_and_bytes(self, tmp_path):
+    def test_aggregates_count_layers_elements_and_bytes(self, tmp_path):
         total = compared(tmp_path, *three_layers()).aggregate
 
         assert (3, 10, 40, 20) == (
@@ -602,7 +602,7 @@ class TestAggregates:
             total.quantized_bytes,
         )
 
-    def test_of_groups_are_over_their_layers(self, tmp_path):
+    def test_group_aggregates_cover_their_layers(self, tmp_path):
         x, y = weights("normal")
         original = {"layers.0.mlp.up.weight": x, "layers.1.mlp.up.weight": 2 * x, "layers.1.attn.q.weight": x}
         quantized = {name: y * (2 if name == "layers.1.mlp.up.weight" else 1) for name in original}
@@ -616,7 +616,7 @@ class TestAggregates:
             assert getattr(mlp, name) == pytest.approx(BY_NUMPY[name](*pooled), rel=1e-7), name
         assert BY_NUMPY["absolute_error_percentiles"](*pooled) == keyed(mlp.absolute_error_percentiles)
 
-    def test_are_those_of_numpy_over_all_elements(self, tmp_path):
+    def test_aggregates_equal_numpy_over_all_elements(self, tmp_path):
         kinds = ("normal", "heavy tails", "positive", "with zeros")
         pairs = {f"{kind}.weight": weights(kind) for kind in kinds}
         report = compared(tmp_path, {n: x for n, (x, _) in pairs.items()}, {n: y for n, (_, y) in pairs.items()})

@@ -22,9 +22,9 @@ PLACES = ("worst", "rows", "matrices", "histogram", "peaks")
 
 
 def facts(sums):
-    """Every field, and every metric made from them, in a form that == compares.
+    """Return every field, and every metric made from them, in a form that == compares.
 
-    Of the rows only the worst few count: which others are still kept is no fact.
+    Only the worst few rows count; the others that are still kept do not matter.
     """
     told = {field.name: getattr(sums, field.name) for field in fields(Sums) if field.init}
     told["rows"] = worst_rows(sums.rows.items())
@@ -33,7 +33,7 @@ def facts(sums):
 
 @st.composite
 def chunks_of_a_weight(draw):
-    """Sums of the chunks of one weight, whole rows or pieces of them."""
+    """Return sums of the chunks of one weight, whole rows or pieces of them."""
     rows, cols = draw(st.integers(1, 30)), draw(st.integers(1, 6))
     number = st.one_of(st.floats(-2, 2, width=16), st.sampled_from(ODD))
     values = st.lists(number, min_size=rows * cols, max_size=rows * cols)
@@ -44,7 +44,7 @@ def chunks_of_a_weight(draw):
 
 
 def grouped(parts, random):
-    """The parts merged in any order, in groups of any depth, empty ones between them."""
+    """Return the parts merged in any order, in groups of any depth, with empty ones between them."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -60,14 +60,14 @@ def grouped(parts, random):
 class TestMerging:
     @given(chunks_of_a_weight(), st.randoms(use_true_random=False))
     @settings(deadline=None, max_examples=150)
-    def test_is_exact_in_any_order_and_grouping(self, parts, random):
+    def test_merging_is_exact_in_any_order_and_grouping(self, parts, random):
         in_order = Sums.merge(parts)
 
         assert facts(in_order) == facts(grouped(parts, random))
 
     @given(chunks_of_a_weight())
     @settings(deadline=None, max_examples=50)
-    def test_leaves_the_parts_as_they_were(self, parts):
+    def test_merging_leaves_the_parts_as_they_were(self, parts):
         before = deepcopy([facts(part) for part in parts])
         Sums.merge([*parts, *parts])
 
@@ -75,16 +75,16 @@ class TestMerging:
 
     @given(chunks_of_a_weight())
     @settings(deadline=None, max_examples=50)
-    def test_with_nothing_changes_nothing(self, parts):
+    def test_merging_an_empty_part_changes_nothing(self, parts):
         for part in parts:
             assert facts(part) == facts(Sums.merge([Sums(), part, Sums()]))
 
-    def test_of_nothing_is_the_sums_of_no_element(self):
+    def test_merging_no_part_gives_empty_sums(self):
         assert facts(Sums()) == facts(Sums.merge([]))
         assert Sums().exact
         assert not Sums().nonfinite
 
-    def test_of_many_rows_finds_the_worst_of_all(self):
+    def test_merging_finds_the_worst_rows_among_many(self):
         x = torch.ones(500, 4)
         y = x + 0.001 * torch.randperm(500, generator=torch.Generator().manual_seed(0))[:, None]
         parts = summed_by_chunk(x, y, 12)
@@ -95,7 +95,7 @@ class TestMerging:
         ]
         assert len(Sums.merge(parts).rows) <= 4 * KEPT_ROWS
 
-    def test_of_other_weights_leaves_out_what_means_something_in_one_weight_alone(self):
+    def test_merging_another_weight_drops_fields_for_a_single_weight(self):
         first, second = summed(torch.ones(3, 4), torch.zeros(3, 4)), summed(torch.ones(2, 2), torch.ones(2, 2))
         total = Sums()
         for sums in (first, second):
@@ -112,23 +112,23 @@ class TestMerging:
 
 
 class TestFields:
-    def test_that_are_integers_are_all_added(self):
+    def test_all_integer_fields_are_added(self):
         integers = tuple(field.name for field in fields(Sums) if field.type in ("int", int))
 
         assert integers == ADDED
 
-    def test_are_each_merged_in_a_way_that_a_test_knows(self):
+    def test_every_field_has_a_tested_merge(self):
         assert {field.name for field in fields(Sums) if field.init} == {*ADDED, *EXTREMES, *PLACES}
 
     @pytest.mark.parametrize("name", ADDED)
-    def test_that_are_added_are_added(self, name):
+    def test_added_fields_are_added(self, name):
         total = Sums.merge([Sums(**{name: 3}), Sums(**{name: -(1 << 200)}), Sums(**{name: 4})])
 
         assert Sums(**{name: 7 - (1 << 200)}) == total
 
     @pytest.mark.parametrize(("name", "pick"), EXTREMES.items())
     @pytest.mark.parametrize("values", [(0.25, 3.0), (3.0, 0.25), (1.0, 1.0)])
-    def test_that_are_extremes_are_picked(self, name, pick, values):
+    def test_extreme_fields_are_picked(self, name, pick, values):
         total = Sums.merge([Sums(**{name: value}) for value in values])
 
         assert Sums(**{name: pick(values)}) == total
@@ -141,7 +141,7 @@ def unit(value):
 class TestExact:
     @given(FINITE)
     @settings(max_examples=500)
-    def test_and_back_is_the_same_number(self, value):
+    def test_exact_number_converts_back_to_the_same_value(self, value):
         assert value == as_float(exact(value))
         assert unit(value) == exact(value)
 
@@ -162,10 +162,10 @@ class TestExact:
             1e-320,
         ],
     )
-    def test_and_back_is_the_same_number_at_the_ends_of_the_range(self, value):
+    def test_exact_number_converts_back_at_the_ends_of_the_range(self, value):
         assert value == as_float(exact(value))
 
-    def test_of_the_smallest_number_is_one(self):
+    def test_smallest_exact_number_is_one(self):
         assert exact(math.ulp(0.0)) == 1
         assert exact(1.0) == ONE
 
@@ -178,7 +178,7 @@ class TestExact:
         if abs(expected) <= sys.float_info.max:
             assert float(expected) == as_float(total)
 
-    def test_sums_do_not_lose_the_small_beside_the_huge(self):
+    def test_sums_keep_small_values_next_to_huge_ones(self):
         total = exact(1e308) + exact(5e-324) - exact(1e308)
 
         assert as_float(total) == 5e-324
@@ -190,6 +190,6 @@ class TestExact:
         assert sign * math.inf == as_float(total)
 
     @pytest.mark.parametrize("sign", [1, -1])
-    def test_of_infinity_is_infinity(self, sign):
+    def test_exact_infinity_stays_infinite(self, sign):
         assert sign * math.inf == as_float(exact(sign * math.inf))
         assert sign * math.inf == as_float(exact(sign * math.inf) - exact(sign * sys.float_info.max))

@@ -21,28 +21,28 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 class TestSignatures:
-    def test_name_every_field_with_its_default(self, name):
+    def test_signatures_name_every_field_with_its_default(self, name):
         parameters = inspect.signature(getattr(quanterr, name)).parameters
 
         for field in fields(FUNCTIONS[name]):
             assert field.default == parameters[field.name].default
         assert all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values())
 
-    def test_an_unknown_keyword_is_a_type_error_that_names_the_nearest(self, name):
+    def test_unknown_keyword_is_a_type_error_with_the_nearest_name(self, name):
         with pytest.raises(
             TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'devise'; did you mean 'device'"
         ):
             getattr(quanterr, name)("a", devise="cpu")
 
 
-def test_errors_name_arguments_and_leave_commands_as_they_are():
+def test_errors_name_arguments_and_leave_commands_unchanged():
     with pytest.raises(UsageError, match=r"^give one goal: size, bits, max_kld, max_output_error or min_snr$"):
         quanterr.plan("original")
     with pytest.raises(UsageError, match=r"^max_kld needs sensitivity, written by quanterr evaluate --sensitivity$"):
         quanterr.plan("original", max_kld=0.1)
 
 
-def test_a_string_is_one_of_several(tmp_path):
+def test_single_string_counts_as_a_list(tmp_path):
     with pytest.raises(UsageError, match=r"is not a recipe|no recipe"):
         quanterr.sweep("original", "int8_rwo")
     original = store(tmp_path / "x.safetensors", {"a.weight": numbers(32, 32)})

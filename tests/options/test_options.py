@@ -21,7 +21,7 @@ POSITIONAL = {"SweepOptions": {"to"}}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_keywords_of_the_library_are_the_fields(kind):
+def test_library_keywords_equal_the_fields(kind):
     keywords = getattr(options, kind.__name__.replace("Options", "Keywords"))
     expected = {name: hint for name, hint in get_type_hints(kind).items() if name in {f.name for f in fields(kind)}}
 
@@ -31,7 +31,7 @@ def test_keywords_of_the_library_are_the_fields(kind):
 
 
 @pytest.mark.parametrize(("given", "expected"), [("attn", ("attn",)), (["attn", "mlp"], ["attn", "mlp"]), ((), ())])
-def test_a_string_is_one_of_several(given, expected):
+def test_single_string_counts_as_a_list(given, expected):
     assert expected == CompareOptions(layers=given).layers
 
 
@@ -45,19 +45,19 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=lambda value: getattr(value, "__name__", value))
 @pytest.mark.parametrize("value", [nan, inf, -inf])
-def test_a_number_is_finite(kind, name, value):
+def test_number_must_be_finite(kind, name, value):
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value}: must be a finite number"):
         kind(**{name: value})
 
 
-def test_a_number_is_within_its_range():
+def test_number_must_be_within_its_range():
     with pytest.raises(UsageError, match="--context 1: must be at least 2"):
         EvaluateOptions(context=1)
     with pytest.raises(UsageError, match="--saliency 101: must be at most 100"):
         EvaluateOptions(saliency=101)
 
 
-def test_the_text_of_a_help_names_no_rare_option():
+def test_help_text_names_no_rare_option():
     from quanterr.cli import app
 
     for command in typer.main.get_command(app).commands.values():
@@ -66,22 +66,22 @@ def test_the_text_of_a_help_names_no_rare_option():
 
 
 class TestLibrary:
-    def test_takes_a_string_as_the_command_line_does(self, tmp_path):
+    def test_library_takes_a_string_as_the_command_line_does(self, tmp_path):
         report = quanterr.compare(*pair(tmp_path), layers="attn,mlp", require="snr_db >= 1")
 
         assert (["attn", "mlp"], ["snr_db >= 1"]) == (report.selection.patterns, [gate.id for gate in report.gates])
 
-    def test_judges_what_it_compares(self, tmp_path):
+    def test_library_judges_its_comparison(self, tmp_path):
         x, y = pair(tmp_path)
 
         assert "fail" == quanterr.compare(x, y, fail_if=["snr_db < 90"]).verdict
         assert "fail" == quanterr.sweep(x, "fp8_row,int8_row", require="snr_db >= 90").verdict
 
-    def test_a_wrong_rule_costs_no_run(self, tmp_path):
+    def test_wrong_rule_costs_no_run(self, tmp_path):
         with pytest.raises(UsageError, match="no metric of a layer named snr; did you mean"):
             quanterr.compare(tmp_path / "nowhere", tmp_path / "nothing", require=["snr >= 1"])
 
-    def test_a_size_may_have_a_unit(self, tmp_path):
+    def test_size_may_have_a_unit(self, tmp_path):
         x, _ = pair(tmp_path)
 
         assert 700 * 1024 >= quanterr.plan(x, size="700KiB", to="fp8_row,int8_row").bytes
@@ -90,7 +90,7 @@ class TestLibrary:
 
 
 class TestCommand:
-    """What with_options makes of a command."""
+    """with_options makes a command from options."""
 
     def seen(self, kind, *words):
         found = []
@@ -103,7 +103,7 @@ class TestCommand:
         result = CliRunner().invoke(app, list(words))
         return found[0] if found else result.output
 
-    def test_has_the_fields_of_its_options(self):
+    def test_command_has_the_fields_in_its_options(self):
         found = self.seen(CompareOptions, "-l", "attn", "-l", "mlp", "--outlier-threshold", "0.5", "--fail-if", "a < 1")
 
         assert (["attn", "mlp"], 0.5, ["a < 1"], ()) == (
@@ -113,13 +113,13 @@ class TestCommand:
             found.require,
         )
 
-    def test_leaves_out_what_it_does_not_take(self):
+    def test_command_rejects_excluded_options(self):
         assert "No such option" in self.seen(Annotated[CompareOptions, AllBut(("layers",))], "-l", "attn")
         assert "No such option" in self.seen(Annotated[CompareOptions, Only(("layers",))], "--device", "cpu")
 
-    def test_refuses_a_word_that_is_none_of_a_literal(self):
+    def test_command_refuses_a_word_outside_a_literal(self):
         assert "block" == self.seen(PlanOptions, "--same-in", "block").same_in
         assert "is not one of" in self.seen(PlanOptions, "--same-in", "nothing")
 
-    def test_defaults_are_those_of_the_library(self):
+    def test_command_defaults_equal_the_library(self):
         assert PlanOptions() == self.seen(PlanOptions)

@@ -20,7 +20,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with settings, given as TOML, in which commands run."""
+    """A function that writes settings in TOML to a folder, and returns the folder to run commands in."""
 
     def make(text, name="quanterr.toml"):
         (tmp_path / name).write_text(text)
@@ -34,12 +34,12 @@ def compare(checkpoints, *words, cwd, env=None):
 
 
 def limits(finished):
-    """The rules that judged."""
+    """Return the rules that were judged."""
     return [gate["id"] for gate in json.loads(finished.stdout)["gates"]]
 
 
 class TestFile:
-    def test_options_of_a_command_are_its_defaults_and_it_is_said_where_they_come_from(self, checkpoints, project):
+    def test_command_options_have_defaults_and_their_file_is_named(self, checkpoints, project):
         folder = project(
             '[compare]\nrequire = ["snr_db >= 200", "lossless >= 0"]\nquiet = true\n[gate]\nthresholds = "fp8"\n'
         )
@@ -49,7 +49,7 @@ class TestFile:
         assert ["snr_db >= 200", "lossless >= 0"] == limits(finished)
         assert f"settings from {folder / 'quanterr.toml'}\n" in finished.stderr
 
-    def test_the_command_line_outranks_the_environment_and_that_the_file(self, checkpoints, project):
+    def test_command_line_outranks_the_environment_which_outranks_the_file(self, checkpoints, project):
         folder = project('[compare]\nrequire = "snr_db >= 1"\ndevice = "abacus"\n')
         env = {"QUANTERR_COMPARE_DEVICE": "cpu", "QUANTERR_COMPARE_REQUIRE": "snr_db >= 2\nsnr_db >= 3"}
 
@@ -63,7 +63,7 @@ class TestFile:
             ("pyproject.toml", '[tool.quanterr.compare]\nthresholds = "rules.toml"'),
         ],
     )
-    def test_the_nearest_file_above_is_read_and_names_files_from_where_it_lies(self, checkpoints, project, name, text):
+    def test_nearest_file_above_is_read_and_its_paths_start_there(self, checkpoints, project, name, text):
         folder = project(text, name)
         (folder / "rules.toml").write_text('schema = 1\n[[rule]]\nid = "mine"\nrequire = "snr_db >= 1"\n')
         below = folder / "a" / "b"
@@ -72,20 +72,20 @@ class TestFile:
         assert ["mine"] == limits(compare(checkpoints, cwd=below))
 
     @pytest.mark.parametrize(("given", "name"), [('"nothing"', "nothing"), ("2026", "2026")])
-    def test_every_option_that_takes_a_file_is_seen_from_there(self, checkpoints, project, given, name):
+    def test_every_file_option_is_resolved_from_the_settings_file(self, checkpoints, project, given, name):
         folder = project(f"[compare]\nplan = {given}\n")
         below = folder / "below"
         below.mkdir()
 
         assert f"{folder / name}: no such file" in compare(checkpoints, cwd=below).stderr
 
-    def test_a_preset_is_no_file(self, checkpoints, project):
+    def test_preset_is_not_taken_for_a_file(self, checkpoints, project):
         folder = project('[compare]\nthresholds = "fp8"\n')
         (folder / "below").mkdir()
 
         assert limits(compare(checkpoints, cwd=folder / "below"))
 
-    def test_a_project_that_says_nothing_of_quanterr_hides_nothing(self, checkpoints, project):
+    def test_project_without_quanterr_settings_hides_no_settings_above(self, checkpoints, project):
         folder = project('[compare]\nrequire = "snr_db >= 1"')
         below = folder / "below"
         below.mkdir()
@@ -93,7 +93,7 @@ class TestFile:
 
         assert ["snr_db >= 1"] == limits(compare(checkpoints, cwd=below))
 
-    def test_a_file_beside_weights_is_not_read_and_that_is_said(self, checkpoints, project):
+    def test_settings_next_to_weights_are_ignored_with_a_note(self, checkpoints, project):
         folder = project("[compare]\nallow-partial = true\n")
         (folder / "model.gguf").touch()
         finished = compare(checkpoints, cwd=folder)
@@ -101,14 +101,14 @@ class TestFile:
         assert "is ignored: it is stored next to weights" in finished.stderr
         assert "settings from" not in finished.stderr
 
-    def test_settings_that_are_no_file_are_wrong_usage(self, checkpoints, tmp_path):
+    def test_settings_must_be_a_regular_file(self, checkpoints, tmp_path):
         (tmp_path / "quanterr.toml").symlink_to("gone.toml")
         finished = compare(checkpoints, cwd=tmp_path)
 
         assert (Status.USAGE, "") == (finished.returncode, finished.stdout)
         assert f"{tmp_path / 'quanterr.toml'}: not a regular file; rename it" in finished.stderr
 
-    def test_of_a_project_the_table_is_named_as_it_has_to_stand_there(self, checkpoints, project):
+    def test_misplaced_project_setting_names_the_right_table(self, checkpoints, project):
         finished = compare(checkpoints, cwd=project("[tool.quanterr]\nrequire = 'snr_db >= 1'", "pyproject.toml"))
 
         assert Status.USAGE == finished.returncode
@@ -129,7 +129,7 @@ class TestFile:
             ("[compare", "is not TOML"),
         ],
     )
-    def test_a_mistake_in_it_is_wrong_usage_and_named(self, checkpoints, project, text, message):
+    def test_mistake_in_the_settings_is_wrong_usage_and_named(self, checkpoints, project, text, message):
         finished = compare(checkpoints, cwd=project(text))
 
         assert Status.USAGE == finished.returncode
@@ -147,32 +147,32 @@ class TestEnvironment:
             ("QUANTERR_GATE_THRESHOLD", "QUANTERR_GATE_THRESHOLDS"),
         ],
     )
-    def test_a_misspelt_variable_is_wrong_usage(self, checkpoints, tmp_path, variable, meant):
+    def test_misspelt_variable_is_wrong_usage(self, checkpoints, tmp_path, variable, meant):
         finished = compare(checkpoints, cwd=tmp_path, env={variable: "snr_db >= 1"})
 
         assert Status.USAGE == finished.returncode
         assert f"no setting named {variable}; did you mean {meant}?" in finished.stderr
 
-    def test_a_variable_of_another_command_is_none_of_this_one(self, checkpoints, tmp_path):
+    def test_variable_for_another_command_is_ignored(self, checkpoints, tmp_path):
         finished = compare(checkpoints, cwd=tmp_path, env={"QUANTERR_GATE_REQUIRE": "snr_db >= 999"})
 
         assert Status.OK == finished.returncode
 
     @pytest.mark.parametrize("name", ["COMPARE_THRESHOLDS", "COMPARE_REQUIRE", "GATE_THRESHOLDS"])
-    def test_an_empty_variable_switches_no_gate_off(self, checkpoints, tmp_path, name):
+    def test_empty_variable_switches_off_no_gate(self, checkpoints, tmp_path, name):
         finished = compare(checkpoints, cwd=tmp_path, env={f"QUANTERR_{name}": " "})
 
         assert Status.USAGE == finished.returncode
         assert f"environment: QUANTERR_{name} is empty; give it a value, or unset it" in finished.stderr
 
     @pytest.mark.parametrize(("value", "quiet"), [("1", True), ("false", False)])
-    def test_a_switch_is_a_word(self, checkpoints, tmp_path, value, quiet):
+    def test_switch_is_given_as_a_word(self, checkpoints, tmp_path, value, quiet):
         finished = compare(checkpoints, cwd=tmp_path, env={"QUANTERR_COMPARE_QUIET": value})
 
         assert quiet == ("worst: " not in finished.stderr)
 
 
-def test_the_example_of_the_guide_is_right(checkpoints, project):
+def test_guide_example_is_right(checkpoints, project):
     (example,) = re.findall(r"```toml\n(.*?)```", read_page("settings"), re.S)
     finished = call("compare", "--help", cwd=project(example))
 

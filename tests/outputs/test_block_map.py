@@ -1,4 +1,4 @@
-"""The map of blocks in the terminal: nothing bad is merged away, and it can be read without colours."""
+"""The map of blocks in the terminal: merging hides nothing bad, and it can be read without colours."""
 
 import io
 import re
@@ -26,7 +26,7 @@ def line(text, module):
 
 
 def many(blocks, modules=1, stacks=1, bad=None):
-    """A model whose weights have 30 dB, but for one that has 3."""
+    """Return a model whose weights have 30 dB, except for one with 3."""
     weights = [
         (f"stack{s}.{b}.module{m}.weight", (8, 8), "fp8_row", 3.0 if (s, b, m) == bad else 30.0)
         for s in range(stacks)
@@ -37,13 +37,13 @@ def many(blocks, modules=1, stacks=1, bad=None):
 
 
 class TestCells:
-    def test_a_digit_is_steps_above_the_worst_and_the_line_names_the_worst(self):
+    def test_digits_count_steps_above_the_worst_and_the_line_names_it(self):
         text = shown(report_of(small()))
 
         assert ["8999999999909998", "4.12", "11"] == [line(text, "mlp.down_proj")[n] for n in (1, 3, 4)]
         assert "0: below 6 dB, 9: 30 dB or more, in steps of 3 dB" in text
 
-    def test_the_worst_cells_are_the_brightest(self):
+    def test_worst_cells_are_the_brightest(self):
         text = shown(many(4, bad=(0, 1, 0)), color_system="truecolor", force_terminal=True)
         row = next(line for line in text.splitlines() if "module0" in line)
         found = re.findall(r"48;2;(\d+;\d+;\d+)m", row)
@@ -51,19 +51,19 @@ class TestCells:
 
         assert [other, bright, other, other] == found
 
-    def test_the_curve_is_low_where_the_snr_is(self):
+    def test_curve_is_low_where_the_snr_is(self):
         curve = line(shown(report_of(small())), "mlp.down_proj")[2]
 
         assert CURVE[0] == curve[11]
         assert CURVE[-1] == curve[5]
 
-    def test_what_was_not_compared_outranks_every_number(self):
+    def test_uncompared_cell_outranks_every_number(self):
         text = shown(report_of(mixed()))
 
         assert ["?", "7"] == line(text, "txt_mlp.2")[-2:]
         assert "? not compared" in text
 
-    def test_what_is_undefined_outranks_numbers(self):
+    def test_undefined_cell_outranks_numbers(self):
         report = many(4)
         report.layers[2].snr_db = None
         text = shown(report)
@@ -72,7 +72,7 @@ class TestCells:
         assert "! undefined" in text
 
     @pytest.mark.parametrize("bad", [0, 1, 2])
-    def test_a_cell_of_experts_shows_the_worst_of_them(self, bad):
+    def test_expert_cell_shows_the_worst_expert(self, bad):
         weights = [
             (f"layers.{n}.experts.{expert}.up.weight", (8, 8), "fp8_row", 3.0 if (n, expert) == (1, bad) else 30.0)
             for n in range(3)
@@ -82,12 +82,12 @@ class TestCells:
 
         assert ["606", "3.00", "1"] == [line(text, "experts.*.up")[n] for n in (1, 3, 4)]
 
-    def test_modules_that_are_the_same_everywhere_have_no_line(self):
+    def test_modules_that_are_identical_everywhere_have_no_line(self):
         assert "input_layernorm" not in shown(report_of(small()))
 
     @pytest.mark.parametrize("blocks", [9, 40, 100, 1000])
     @pytest.mark.parametrize("width", [60, 80, 200])
-    def test_merged_cells_show_the_worst_of_their_blocks(self, blocks, width):
+    def test_merged_cells_show_their_worst_block(self, blocks, width):
         bad = blocks * 2 // 3
         text = shown(many(blocks, bad=(0, bad, 0)), width)
         cells = line(text, "module0")[1]
@@ -103,24 +103,24 @@ class TestCells:
 
 class TestRoom:
     @pytest.mark.parametrize("width", [20, 59])
-    def test_nothing_is_drawn_where_it_is_narrow(self, width):
+    def test_narrow_terminal_gets_no_map(self, width):
         assert "" == shown(report_of(small()), width)
 
-    def test_nothing_is_drawn_without_blocks_or_with_one(self):
+    def test_fewer_than_two_blocks_get_no_map(self):
         weights = [("a.weight", (8, 8), "fp8_row", 30.0), ("layers.0.b.weight", (8, 8), "fp8_row", 30.0)]
 
         assert "" == shown(report_of(Model("flat", weights)))
 
-    def test_the_worst_of_many_modules_are_drawn(self):
+    def test_worst_modules_are_drawn_if_there_are_many(self):
         text = shown(many(2, modules=40, bad=(0, 1, 33)))
 
         assert "module33" in text
         assert f"the {MAX_MODULES} worst of 40 modules" in text
 
-    def test_more_stacks_are_counted(self):
+    def test_additional_stacks_are_counted(self):
         assert "and 3 more stacks of blocks" in shown(many(2, stacks=MAX_STACKS + 3))
 
-    def test_a_poor_terminal_gets_digits_alone(self):
+    def test_poor_terminal_gets_only_digits(self):
         text = shown(report_of(small()), unicode=False)
 
         assert not set(CURVE) & set(text)
@@ -128,20 +128,20 @@ class TestRoom:
 
 
 class TestColours:
-    def test_digits_are_coloured_where_there_are_colours(self):
+    def test_digits_are_coloured_in_a_colour_terminal(self):
         assert "\x1b[" in shown(report_of(small()), color_system="256", force_terminal=True)
 
-    def test_it_is_the_same_text_without(self):
+    def test_map_is_the_same_text_without_colours(self):
         assert "\x1b" not in shown(report_of(small()))
 
-    def test_hostile_names_are_text(self):
+    def test_hostile_names_are_only_text(self):
         text = shown(hostile(), 200)
 
         assert "SNR by block" in text
         assert not [c for c in text if not c.isprintable() and c != "\n"]
 
 
-def test_a_map_spans_at_least_12_decibels_so_that_equals_look_alike():
+def test_map_spans_at_least_12_decibels_so_that_equal_values_look_equal():
     scale = block_map._fit_scale([31.3, 31.5, 32.4])
 
     assert scale.step * block_map.DIGITS >= 12

@@ -1,4 +1,4 @@
-"""Charts of pages: ticks and names."""
+"""Charts on pages: ticks and names."""
 
 from math import log10
 
@@ -13,7 +13,7 @@ def drawn(low: float, high: float, name: str = "fp8") -> Drawing:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.011, 0.045), (0.0101, 0.0102), (1e-9, 1.0), (0.5, 0.5), (3.0, 9.0)])
-def test_an_axis_has_at_least_two_ticks_in_its_range(low, high):
+def test_axis_has_at_least_two_ticks_in_its_range(low, high):
     places = [float(y) for _, y, _ in drawn(low, high).levels]
 
     assert 2 <= len(places) <= 12
@@ -21,7 +21,7 @@ def test_an_axis_has_at_least_two_ticks_in_its_range(low, high):
     assert all(0 <= y <= HEIGHT for y in places)
 
 
-def test_ticks_are_where_their_numbers_are():
+def test_ticks_are_at_their_numbers():
     place = {float(text): float(y) for text, y, _ in drawn(0.01, 0.1).levels}
     span = place[0.01] - place[0.1]
 
@@ -30,8 +30,8 @@ def test_ticks_are_where_their_numbers_are():
 
 
 @pytest.mark.parametrize("name", ["fp8", "a-name-of-20-letters", "a" * 200])
-def test_a_name_fits_beside_its_curve(name):
-    """At 13.5 units a letter, the width of a wide one at the size of narrow screens."""
+def test_name_fits_next_to_its_curve(name):
+    """A wide letter takes 13.5 units at the size for narrow screens."""
     (line,) = drawn(0.01, 0.1, name).curves
 
     assert float(line.x) + 13.5 * len(line.name) <= WIDTH

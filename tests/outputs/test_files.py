@@ -47,7 +47,7 @@ def umask(mask):
 
 @contextlib.contextmanager
 def largest_file(n_bytes):
-    """Whoever writes more to a file gets an error, as on a full disk."""
+    """Let writing more than this to a file fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
     try:
@@ -60,19 +60,19 @@ def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-# What is checked before the work
+# Checks before the work
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.JSON", ".hidden.json", "größe.json", "a b.json"])
-def test_the_suffix_chooses_the_output(tmp_path, name):
+def test_suffix_chooses_the_output(tmp_path, name):
     assert [Target(JSON, tmp_path / name)] == check_targets([str(tmp_path / name)], [])
 
 
-def test_a_dash_is_json_on_standard_output():
+def test_dash_means_json_on_standard_output():
     assert [Target(JSON, None)] == check_targets(["-"], [])
 
 
-def test_a_file_is_not_replaced_if_it_is_asked_to_stay(tmp_path):
+def test_existing_file_is_kept_if_asked(tmp_path):
     there, new = tmp_path / "there.json", tmp_path / "new.json"
     there.write_text('{"schema": "quanterr.report"}')
 
@@ -94,7 +94,7 @@ def test_each_suffix_has_its_output_and_each_output_its_name(tmp_path, output):
     assert [Target(output, path)] == check_targets([str(path)], [])
 
 
-def test_an_output_may_be_chosen_whatever_the_suffix(tmp_path):
+def test_output_may_be_chosen_for_any_suffix(tmp_path):
     html = BY_NAME["html"]
 
     assert [Target(html, tmp_path / "page"), Target(html, None)] == check_targets(
@@ -103,7 +103,7 @@ def test_an_output_may_be_chosen_whatever_the_suffix(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["report.pdf", "report", "json", "report.json.", "report.jso\x1b"])
-def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path, name):
+def test_unknown_suffix_is_refused_with_the_known_ones(tmp_path, name):
     with pytest.raises(UsageError, match=r"unknown suffix; choose one of \.json, .* or - for stdout") as raised:
         check_targets([str(tmp_path / name)], [])
 
@@ -112,7 +112,7 @@ def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path, name):
 
 
 @pytest.mark.parametrize("link", [None, os.symlink, os.link])
-def test_an_input_is_never_overwritten(tmp_path, link):
+def test_input_is_never_overwritten(tmp_path, link):
     model, output = tmp_path / "model.json", tmp_path / "report.json"
     model.write_text("weights")
     if link is None:
@@ -127,7 +127,7 @@ def test_an_input_is_never_overwritten(tmp_path, link):
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-def test_nothing_is_written_into_the_folder_of_a_checkpoint(tmp_path, report, earlier):
+def test_checkpoint_folders_are_never_written_into(tmp_path, report, earlier):
     folder = tmp_path / "model"
     (folder / "reports").mkdir(parents=True)
     if earlier:
@@ -140,7 +140,7 @@ def test_nothing_is_written_into_the_folder_of_a_checkpoint(tmp_path, report, ea
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)
-def test_an_earlier_output_or_an_empty_file_may_be_replaced_and_no_document_of_somebody(tmp_path, report, output):
+def test_only_empty_files_and_own_outputs_may_be_replaced(tmp_path, report, output):
     path = tmp_path / "mine.md"
     path.write_text("")
     assert [Target(output, path)] == check_targets([str(path)], [], output)
@@ -155,14 +155,14 @@ def test_an_earlier_output_or_an_empty_file_may_be_replaced_and_no_document_of_s
         assert 2 == raised.value.status
 
 
-def test_what_is_no_document_is_replaced_as_any_output_is(tmp_path):
+def test_non_document_output_may_be_replaced(tmp_path):
     path = tmp_path / "report.json"
     path.write_text("old")
 
     assert [Target(JSON, path)] == check_targets([str(path)], [])
 
 
-def test_a_document_that_begins_with_a_section_is_somebodys(tmp_path, report):
+def test_document_beginning_with_a_section_is_foreign(tmp_path, report):
     path = tmp_path / "README.md"
     write(Target(BY_NAME["md"], path), lambda file: BY_NAME["md"].write(report, file))
     assert [Target(BY_NAME["md"], path)] == check_targets([str(path)], [])
@@ -181,28 +181,28 @@ def test_standard_output_carries_one_document():
             check_targets(given, [])
 
 
-def test_a_folder_is_no_output(tmp_path):
+def test_folder_cannot_be_an_output(tmp_path):
     (tmp_path / "report.json").mkdir()
 
     with pytest.raises(UsageError, match="is a folder"):
         check_targets([str(tmp_path / "report.json")], [])
 
 
-def test_a_missing_folder_is_told_before_the_work(tmp_path):
+def test_missing_folder_is_noticed_before_the_work(tmp_path):
     with pytest.raises(ResourceError, match=r"no such folder: .*reports") as raised:
         check_targets([str(tmp_path / "reports" / "report.json")], [])
 
     assert 5 == raised.value.status
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_file_cannot_serve_as_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ResourceError, match="no such folder"):
         check_targets([str(tmp_path / "file" / "report.json")], [])
 
 
-def test_a_read_only_folder_is_told_before_the_work():
+def test_read_only_folder_is_noticed_before_the_work():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o555)
         with as_nobody(), pytest.raises(ResourceError, match="no permission to write there") as raised:
@@ -211,16 +211,16 @@ def test_a_read_only_folder_is_told_before_the_work():
     assert 5 == raised.value.status
 
 
-def test_checking_creates_nothing(tmp_path):
+def test_checking_creates_no_file(tmp_path):
     check_targets([str(tmp_path / "report.json")], [])
 
     assert [] == os.listdir(tmp_path)
 
 
-# What is written
+# Writing
 
 
-def test_a_report_is_written_whole(tmp_path):
+def test_report_is_written_whole(tmp_path):
     path = tmp_path / "report.json"
 
     write(Target(JSON, path), render)
@@ -229,7 +229,7 @@ def test_a_report_is_written_whole(tmp_path):
     assert ["report.json"] == os.listdir(tmp_path)
 
 
-def test_an_earlier_report_is_replaced(tmp_path):
+def test_earlier_report_is_replaced(tmp_path):
     path = tmp_path / "report.json"
     path.write_text("something much longer than the new one")
 
@@ -245,7 +245,7 @@ def test_standard_output_gets_the_document(capsys):
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0, 0o666)])
-def test_a_new_report_has_the_mode_that_umask_gives(tmp_path, mask, mode):
+def test_new_report_has_the_umask_mode(tmp_path, mask, mode):
     path = tmp_path / "report.json"
 
     with umask(mask):
@@ -256,7 +256,7 @@ def test_a_new_report_has_the_mode_that_umask_gives(tmp_path, mask, mode):
     assert mask == mask_after
 
 
-def test_an_earlier_report_keeps_its_mode(tmp_path):
+def test_earlier_report_keeps_its_mode(tmp_path):
     path = tmp_path / "report.json"
     path.write_text("old")
     path.chmod(0o604)
@@ -267,7 +267,7 @@ def test_an_earlier_report_keeps_its_mode(tmp_path):
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_symbolic_link_stays_one(tmp_path, exists):
+def test_symbolic_link_stays_a_link(tmp_path, exists):
     (tmp_path / "there").mkdir()
     path, real = tmp_path / "report.json", tmp_path / "there" / "real.json"
     if exists:
@@ -281,7 +281,7 @@ def test_a_symbolic_link_stays_one(tmp_path, exists):
     assert (["real.json"], {"report.json", "there"}) == (os.listdir(real.parent), set(os.listdir(tmp_path)))
 
 
-def test_a_document_gets_the_section_between_its_comments(tmp_path, report):
+def test_document_gets_the_section_between_its_comments(tmp_path, report):
     path, link = tmp_path / "model-card.md", tmp_path / "README.md"
     path.write_bytes("# Größe\r\n<!-- quanterr:begin -->\r\nold\r\n<!-- quanterr:end -->\r\nafter".encode())
     path.chmod(0o640)
@@ -295,7 +295,7 @@ def test_a_document_gets_the_section_between_its_comments(tmp_path, report):
 
 
 @pytest.mark.parametrize("text", [None, b"", b"no comments", b"<!-- quanterr:begin -->\n", b"\xff\xfe"])
-def test_a_document_without_room_for_it_stays_untouched(tmp_path, report, text):
+def test_document_without_room_for_it_stays_untouched(tmp_path, report, text):
     path = tmp_path / "README.md"
     if text is not None:
         path.write_bytes(text)
@@ -306,7 +306,7 @@ def test_a_document_without_room_for_it_stays_untouched(tmp_path, report, text):
     assert text is None or text == path.read_bytes()
 
 
-def test_a_full_disk_leaves_the_document_untouched(tmp_path, report):
+def test_full_disk_leaves_the_document_untouched(tmp_path, report):
     path = tmp_path / "README.md"
     path.write_text("<!-- quanterr:begin -->\n<!-- quanterr:end -->\n")
     before = path.read_text()
@@ -318,10 +318,10 @@ def test_a_full_disk_leaves_the_document_untouched(tmp_path, report):
     assert ["README.md"] == os.listdir(tmp_path)
 
 
-# What goes wrong while it is written
+# Failures while writing
 
 
-def test_a_full_disk_leaves_the_earlier_report_untouched(tmp_path):
+def test_full_disk_leaves_the_earlier_report_untouched(tmp_path):
     path = tmp_path / "report.json"
     path.write_text("old")
 
@@ -334,7 +334,7 @@ def test_a_full_disk_leaves_the_earlier_report_untouched(tmp_path):
 
 
 @needs_full_device
-def test_a_full_device_is_an_error_of_the_environment():
+def test_full_device_is_an_environment_error():
     with pytest.raises(ResourceError, match="/dev/full: No space left on device") as raised:
         write(*check_targets(["/dev/full"], []), render)
 
@@ -342,7 +342,7 @@ def test_a_full_device_is_an_error_of_the_environment():
 
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_failure_while_rendering_leaves_nothing_behind(tmp_path, failure):
+def test_failure_while_rendering_leaves_no_file(tmp_path, failure):
     def fail(file):
         file.write("half")
         raise failure
@@ -353,15 +353,15 @@ def test_a_failure_while_rendering_leaves_nothing_behind(tmp_path, failure):
     assert [] == os.listdir(tmp_path)
 
 
-def test_a_folder_that_went_away_is_an_error_of_the_environment(tmp_path):
+def test_vanished_folder_is_an_environment_error(tmp_path):
     with pytest.raises(ResourceError, match="No such file or directory"):
         write(Target(JSON, tmp_path / "gone" / "report.json"), render)
 
 
-# What is written through
+# Writing through pipes and devices
 
 
-def test_a_pipe_is_written_through_and_stays(tmp_path):
+def test_pipe_is_written_through_and_stays(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -375,14 +375,14 @@ def test_a_pipe_is_written_through_and_stays(tmp_path):
     assert ["pipe"] == os.listdir(tmp_path)
 
 
-def test_a_device_is_written_through_and_stays():
+def test_device_is_written_through_and_stays():
     write(*check_targets([os.devnull], []), render)
 
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="there is no /dev/stdout here")
-def test_standard_output_may_be_called_by_its_path():
+def test_standard_output_may_be_given_by_its_path():
     code = "with open_target(*check_targets(['/dev/stdout'], []), '-o') as file: file.write('new')"
     command = [sys.executable, "-c", f"from quanterr.outputs.files import *\n{code}"]
 

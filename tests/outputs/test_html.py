@@ -1,4 +1,4 @@
-"""The HTML page as a file: what it may do, what it holds, how large it is. How it behaves: test_html_in_browser.py."""
+"""The HTML page as a file: its permissions, content and size. test_html_in_browser.py covers its behaviour."""
 
 import base64
 import hashlib
@@ -33,14 +33,14 @@ def page(report):
 
 
 def section_of(part):
-    """A page's section with one part."""
+    """Return a page's section with one part."""
     report = report_of(tiny())
     file = io.StringIO()
     pages.write(report, file, report.view(0)._replace(sections=[Section("only", "Only", [part])], maps=None))
     return file.getvalue().partition('<details id="only"')[2].rpartition("</details>")[0]
 
 
-def test_a_faultless_file_needs_nothing_and_has_no_layers_to_keep():
+def test_faultless_file_needs_no_action_and_no_kept_layers():
     found = report_of(small(bad=False))
     low = replace(found, formats={name: replace(one, usual_snr_db=[40, 42]) for name, one in found.formats.items()})
 
@@ -83,7 +83,7 @@ def unpacked(text):
 
 
 def names(data):
-    """As the page's script puts them together."""
+    """Return names as the page's script assembles them."""
     numbers = iter(data["numbers"])
     return [re.sub("\0", lambda _: str(next(numbers)), data["patterns"][n]) for n in data["columns"]["pattern"]]
 
@@ -98,8 +98,8 @@ def evil():
     return page(hostile())
 
 
-class TestWhatItMayDo:
-    def test_only_its_own_script_and_style_may_run(self, report):
+class TestPermissions:
+    def test_only_the_page_script_and_style_may_run(self, report):
         found = Page(page(report))
         allowed = dict(part.split(" ", 1) for part in found.policy.split("; "))
 
@@ -109,12 +109,12 @@ class TestWhatItMayDo:
             digest = hashlib.sha256(found.content[element].encode()).digest()
             assert f"'sha256-{base64.b64encode(digest).decode()}'" == allowed[policy]
 
-    def test_the_policy_comes_before_everything_that_it_is_about(self, report):
+    def test_policy_comes_before_everything_it_governs(self, report):
         names = [name for name, _ in Page(page(report)).elements]
 
         assert ["html", "head", "meta", "meta"] == names[:4]
 
-    def test_it_fetches_nothing(self, report):
+    def test_page_fetches_no_resource(self, report):
         text = page(report)
         addresses = [value for _, attributes in Page(text).elements for key, value in attributes.items()
                      if key in ("src", "href", "action", "srcset", "poster", "data")]  # fmt: skip
@@ -124,7 +124,7 @@ class TestWhatItMayDo:
         assert "http" not in text.replace("http-equiv", "")
         assert not re.search(r"@import|url\(", text)
 
-    def test_it_needs_no_style_of_elements_and_no_handlers_in_them(self, report):
+    def test_page_has_neither_inline_styles_nor_handlers(self, report):
         keys = {key for _, attributes in Page(page(report)).elements for key in attributes}
 
         assert not [key for key in keys if key == "style" or key.startswith("on")]
@@ -133,7 +133,7 @@ class TestWhatItMayDo:
         "word", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "setTimeout(",
                  "createContextualFragment", "DOMParser", "fetch(", "import(", "srcdoc", 'setAttribute("style'],
     )  # fmt: skip
-    def test_its_script_makes_text_and_no_markup(self, word):
+    def test_script_makes_text_and_no_markup(self, word):
         assert word not in SOURCES
 
     def test_every_script_is_part_of_a_page(self):
@@ -143,7 +143,7 @@ class TestWhatItMayDo:
 
 
 class TestHostileNames:
-    def test_make_no_element(self, evil):
+    def test_hostile_names_make_no_element(self, evil):
         plain = {name for name, _ in Page(page(report_of(mixed()))).elements}
         found = Page(evil).elements
 
@@ -151,27 +151,27 @@ class TestHostileNames:
         assert 2 == sum(name == "script" for name, _ in found)
         assert not [key for _, attributes in found for key in attributes if key.startswith("on") or key == "src"]
 
-    def test_are_text(self, evil):
+    def test_hostile_names_are_only_text(self, evil):
         text = "".join(Page(evil).text)
 
         assert "<img src=x onerror=\"document.title='pwned'\">" in text
         assert "</script><script>document.title='pwned'</script>" in text
         assert r"\u202eesrever\u2066" in text
 
-    def test_leave_the_page_and_its_policy_whole(self, evil):
+    def test_hostile_names_leave_the_page_and_its_policy_whole(self, evil):
         found = Page(evil)
 
         assert found.policy.startswith("default-src 'none'; style-src 'sha256-")
         assert "document.title='pwned'" not in "".join(found.content.values())
 
-    def test_are_cut_to_a_length_that_can_be_shown(self, evil):
+    def test_overlong_names_are_cut(self, evil):
         assert len(evil) < 400_000
         assert max(map(len, names(unpacked(evil)))) <= 200
 
 
 class TestData:
     @pytest.mark.parametrize("make", [lambda: report_of(mixed()), hostile], ids=["mixed", "hostile"])
-    def test_names_are_put_together_as_they_were(self, make):
+    def test_names_are_reassembled_unchanged(self, make):
         report = make()
         entries = [*report.layers, *report.other_changes, *report.lossless, *report.not_compared]
 
@@ -190,7 +190,7 @@ class TestData:
     def test_numbers_are_rounded_and_0_is_only_0(self, value, shown):
         assert shown == round_digits(value, DIGITS)
 
-    def test_everything_is_told_of_the_worst_layers_and_those_with_findings(self, report, monkeypatch):
+    def test_worst_layers_and_those_with_findings_have_all_details(self, report, monkeypatch):
         monkeypatch.setattr(layers_of_page, "DETAILED", 2)
         named = replace(report.findings[0], layer=report.layers[-1].layer_name, severity="error")
         changed = replace(report, findings=[named], other_changes=[])
@@ -208,7 +208,7 @@ class TestData:
         assert data["columns"]["snr_db"][3] is None
         assert 3 in data["details"]["rows"]
 
-    def test_errors_have_room_before_everything_else(self, report):
+    def test_errors_come_before_all_other_findings(self, report):
         info, error = (replace(report.findings[0], severity=s) for s in ("info", "error"))
         many = replace(report, findings=[info] * 600 + [error])
 
@@ -217,8 +217,8 @@ class TestData:
 
 
 @pytest.mark.slow
-def test_a_page_of_47000_layers_is_small():
-    """It grows with the number of layers, so a quarter of them says how large it is."""
+def test_page_with_47000_layers_is_small():
+    """The page grows with the number of layers, so a quarter of them is enough to compute its size."""
     text = large_page()
     bare = len(page(report_of(tiny())).encode())
     layers = unpacked(text)["columns"]["status"].count(DIFFERS)
@@ -227,7 +227,7 @@ def test_a_page_of_47000_layers_is_small():
     assert bare + (len(text.encode()) - bare) * 47_000 / layers < LIMIT
 
 
-def test_a_page_without_layers_says_so():
+def test_page_without_layers_explains_itself():
     model = tiny()
     model.weights, model.floor = [], None
 
@@ -238,7 +238,7 @@ def test_a_page_without_layers_says_so():
     ("rows", "minor", "folded"),
     [(20, 0, None), (21, 0, "11 more rows"), (20, 4, "4 rows below 1 %"), (25, 4, "15 more rows")],
 )
-def test_a_table_of_many_rows_shows_the_first_and_folds_the_others(rows, minor, folded):
+def test_long_table_shows_its_first_rows_and_folds_the_others(rows, minor, folded):
     table = Table("", "layer", (Column("bytes", 0),), [[f"row-{n}", "1"] for n in range(rows)], 0, minor, "below 1 %")
     shown = section_of(table)
 

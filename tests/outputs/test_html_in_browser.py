@@ -1,4 +1,4 @@
-"""The HTML page in a real browser: sorted, filtered, by keyboard, in all themes; and no name is more than text."""
+"""The HTML page in a real browser: sorting, filters, the keyboard, all themes; and names are only text."""
 
 import re
 import shlex
@@ -36,7 +36,7 @@ class Page:
 
     def __init__(self, browser, path, ready="#rows tr[data-place]"):
         self.browser = browser
-        browser.get_log("browser")  # what others left
+        browser.get_log("browser")  # leftovers of other tests
         started = time.monotonic()
         browser.get(path.as_uri())
         self.wait(f"return document.querySelectorAll('{ready}').length > 0")
@@ -58,7 +58,7 @@ class Page:
     def press(self, *keys):
         from selenium.webdriver import ActionChains
 
-        ActionChains(self.browser).send_keys(*keys).perform()  # to what has the focus now: rows are made anew
+        ActionChains(self.browser).send_keys(*keys).perform()  # to the focused element: rows are made anew
 
     def click(self, selector):
         self.run("document.querySelector(arguments[0]).click()", selector)
@@ -67,7 +67,7 @@ class Page:
         return self.run("return document.querySelector(arguments[0]).textContent", selector)
 
     def column(self, n):
-        """Cells of the rows that are elements now."""
+        """Return cells of the rows that are currently elements."""
         rows = "[...document.querySelectorAll('#rows tr[data-place]')]"
         return self.run(f"return {rows}.map(row => row.cells[arguments[0]].textContent)", n)
 
@@ -84,7 +84,7 @@ class Page:
 
 @contextmanager
 def opened(browser, path, **ready):
-    """A page; no test may leave anything in the console, such as a violation of the policy."""
+    """Open a page; no test may leave anything in the console, such as a violation of the policy."""
     page = Page(browser, path, **ready)
     yield page
     assert [] == page.complaints()
@@ -113,7 +113,7 @@ def page(browser, files):
 
 @pytest.fixture
 def partial(browser, files):
-    """A model of two formats and two stacks of which two tensors were not compared."""
+    """A model with two formats and two stacks in which two tensors were not compared."""
     with opened(browser, files["mixed"]) as page:
         yield page
 
@@ -133,16 +133,16 @@ def many(browser, tmp_path_factory):
 
 
 class TestTable:
-    def test_the_worst_come_first(self, page):
+    def test_worst_layers_come_first(self, page):
         assert "model.layers.11.mlp.down_proj.weight" == page.column(0)[0]
         assert "145 tensors, the worst first by SNR" == page.text("#count")
         assert "ascending" == page.run("return document.querySelector('th[aria-sort]').getAttribute('aria-sort')")
 
-    def test_what_was_not_compared_comes_before_the_worst(self, partial):
+    def test_uncompared_tensors_come_before_the_worst(self, partial):
         assert ["not compared", "not compared"] == partial.column(4)[:2]
         assert partial.column(4)[2].startswith("26.")
 
-    def test_a_click_on_a_head_sorts_and_a_second_one_turns_it_round(self, page):
+    def test_clicking_a_head_sorts_and_clicking_again_reverses(self, page):
         page.click("#columns [data-key=max_absolute_error] button")
         falling = [float(text) for text in page.column(7)]
         page.click("#columns [data-key=max_absolute_error] button")
@@ -157,20 +157,20 @@ class TestTable:
 
         assert [f"model.layers.{n}.self_attn.q_proj.weight" for n in range(16)] == page.column(0)
 
-    def test_words_filter_and_a_word_with_a_mark_leaves_out(self, page):
+    def test_words_filter_and_a_marked_word_excludes(self, page):
         page.type("layers.3. !mlp !norm")
 
         assert {f"model.layers.3.self_attn.{x}_proj.weight" for x in "qkvo"} == set(page.column(0))
         assert page.text("#count").startswith("4 of 145 tensors")
 
-    def test_nothing_found_is_said(self, page):
+    def test_empty_search_result_is_explained(self, page):
         page.type("nothing like that")
 
         assert [] == page.column(0)
         assert page.text("#count").startswith("0 of 145 tensors")
         assert "None." in page.text("#rows")
 
-    def test_status_role_and_format_filter(self, partial):
+    def test_status_role_and_format_filter_rows(self, partial):
         partial.choose("#status", "3")
         lost = partial.column(0)
         partial.choose("#status", "")
@@ -182,7 +182,7 @@ class TestTable:
         partial.click("#reset")
         assert partial.text("#count").startswith("609 tensors")
 
-    def test_only_the_rows_that_are_seen_are_elements(self, partial):
+    def test_only_visible_rows_are_elements(self, partial):
         assert len(partial.column(0)) < 60
         assert "610" == partial.run("return document.getElementById('table').getAttribute('aria-rowcount')")
 
@@ -201,13 +201,13 @@ class TestUndefined:
         with opened(browser, written(tmp_path, report)) as page:
             yield page, layer.layer_name
 
-    def test_a_number_is_worse_than_any_other_and_only_what_was_not_compared_comes_before(self, spoilt):
+    def test_undefined_number_is_worse_than_any_other(self, spoilt):
         page, name = spoilt
 
         assert ["not compared", "not compared", "undefined"] == page.column(4)[:3]
         assert name == page.column(0)[2]
 
-    def test_a_number_is_seen_in_the_map_and_beside_the_bars(self, spoilt):
+    def test_undefined_number_is_visible_in_the_map_and_next_to_the_bars(self, spoilt):
         page, _ = spoilt
         cells = page.run("return [...document.querySelectorAll('td.unsound')].map(e => e.textContent)")
         bars = page.run("return [...document.querySelectorAll('.bars .undefined')].map(e => e.ariaLabel)")
@@ -215,7 +215,7 @@ class TestUndefined:
         assert ["!"] == cells
         assert ["fp8_row, undefined: 1 layer"] == bars
 
-    def test_a_number_is_told_as_what_it_is(self, spoilt):
+    def test_undefined_number_is_shown_as_nan(self, spoilt):
         page, _ = spoilt
         page.run("document.querySelectorAll('#rows button')[2].click()")
 
@@ -230,19 +230,19 @@ class TestAddress:
             "return document.getElementById('details').open && document.querySelector('h2#details-name')?.textContent"
         )
 
-    def test_every_name_of_a_layer_leads_to_all_that_is_known_of_it(self, page):
+    def test_every_layer_name_leads_to_its_details(self, page):
         places = (".reasons", ".figures", "#gates .why", "#findings")
         for place in places:
             page.click(f"{place} a.layer")
             assert self.WORST == self.drawn(page), place
             page.click("#close")
 
-    def test_of_what_was_not_compared_as_well(self, partial):
+    def test_names_of_uncompared_tensors_lead_to_their_details(self, partial):
         partial.click(".problems a.layer")
 
         assert "double_blocks.7.txt_mlp.2.weight" == self.drawn(partial)
 
-    def test_says_what_is_looked_at_and_brings_it_back(self, page, tmp_path):
+    def test_address_stores_and_restores_the_view(self, page, tmp_path):
         page.type("down_proj")
         page.choose("#role", "mlp")
         page.click("#rows button")
@@ -256,7 +256,7 @@ class TestAddress:
         assert page.text("#count").startswith("16 of 145 tensors")
         assert "down_proj" == page.run("return document.getElementById('search').value")
 
-    def test_is_that_of_the_page_again_when_nothing_is_chosen(self, page):
+    def test_address_is_plain_again_after_a_reset(self, page):
         page.type("down_proj")
         page.click("#rows button")
         page.click("#close")
@@ -265,21 +265,21 @@ class TestAddress:
 
         assert "" == page.run("return location.hash")
 
-    def test_of_a_layer_that_is_not_there_opens_nothing(self, page):
+    def test_address_with_an_unknown_layer_opens_no_details(self, page):
         page.run("location.hash = '#layer=no.such.layer'")
         page.run("location.hash = '#layer='")
 
         assert not self.drawn(page)
 
-    def test_links_of_sections_change_nothing(self, page):
+    def test_section_links_change_no_filter(self, page):
         page.type("down_proj")
         page.click("nav a[href='#coverage']")
 
         assert page.text("#count").startswith("16 of 145 tensors")
 
 
-class TestTaking:
-    def test_a_name_is_copied(self, page):
+class TestCopying:
+    def test_layer_name_can_be_copied(self, page):
         self.clipboard(page)
         page.click("#rows button")
         page.click("#copy-name")
@@ -287,7 +287,7 @@ class TestTaking:
 
         assert TestAddress.WORST == page.run("return window.copied")
 
-    def test_the_shown_rows_are_csv_in_their_order(self, page):
+    def test_shown_rows_can_be_saved_as_csv_in_their_order(self, page):
         import csv
 
         page.run("URL.createObjectURL = (blob) => (blob.text().then((text) => (window.saved = text)), 'blob:none')")
@@ -301,7 +301,7 @@ class TestTaking:
         assert ("differ", "4.12", "2048 × 8192") == tuple(rows[0][key] for key in ("status", "snr_db", "shape"))
         assert "mean_absolute_error" in rows[0]
 
-    def test_a_formula_is_text(self, evil):
+    def test_formula_is_only_text(self, evil):
         evil.run("URL.createObjectURL = (blob) => (blob.text().then((text) => (window.saved = text)), 'blob:none')")
         evil.run("HTMLAnchorElement.prototype.click = function () {}")
         evil.click("#csv")
@@ -313,24 +313,24 @@ class TestTaking:
 
 
 class TestFilters:
-    def test_a_regular_expression(self, page):
+    def test_regular_expression_filters_rows(self, page):
         page.type("/layers\\.(3|4)\\.mlp/")
 
         assert page.text("#count").startswith("6 of 145 tensors")
 
-    def test_what_is_none_is_said_and_selects_nothing(self, page):
+    def test_invalid_regular_expression_selects_no_row(self, page):
         page.type("/layers(/")
 
         assert page.text("#count").startswith("Not a regular expression")
         assert [] == page.column(0)
         assert not page.run("return document.getElementById('search').checkValidity()")
 
-    def test_layers_with_a_finding(self, page):
+    def test_layers_with_a_finding_can_be_selected(self, page):
         page.choose("#finding", "implausible_error")
 
         assert [TestAddress.WORST] == page.column(0)
 
-    def test_columns_are_chosen(self, page):
+    def test_columns_can_be_chosen(self, page):
         heads = "return [...document.querySelectorAll('#columns th')].map((th) => th.textContent)"
         page.click("#chooser input[value=role]")
         shown = page.run(heads)
@@ -343,14 +343,14 @@ class TestFilters:
 
 
 class TestKeep:
-    def test_says_what_the_first_layers_give_and_cost(self, page):
+    def test_keep_section_shows_gain_and_cost_for_the_first_layers(self, page):
         assert page.text("#keep-answer").startswith(
             "1 layer makes 90 % of the error. Kept in BF16, the file grows by 0.678 % (15.99 MiB), "
             "SNR 21.30 → 31.32 dB."
         )
         assert TestAddress.WORST == page.run("return document.getElementById('keep-list').value")
 
-    def test_of_more_layers_by_keyboard(self, page):
+    def test_keep_section_counts_more_layers_by_keyboard(self, page):
         from selenium.webdriver.common.keys import Keys
 
         page.run("document.getElementById('keep-range').focus()")
@@ -359,7 +359,7 @@ class TestKeep:
         assert page.text("#keep-answer").startswith("2 layers make 90.")
         assert "2 layers" == page.run("return document.getElementById('keep-range').getAttribute('aria-valuetext')")
 
-    def test_a_click_on_a_curve_chooses_and_the_table_shows_them(self, page):
+    def test_clicking_a_curve_selects_layers_and_the_table_shows_them(self, page):
         page.run(
             "const svg = document.getElementById('keep-bytes'); const { left, width } = svg.getBoundingClientRect();"
             "svg.dispatchEvent(new MouseEvent('click', { clientX: left + width / 2, bubbles: true }))"
@@ -379,13 +379,13 @@ class TestKeep:
             ("llama-quantize", r"--tensor-type '^blk\.11\.ffn_down\.weight$=bf16'"),
         ],
     )
-    def test_lists_are_in_the_words_of_those_that_quantize(self, page, syntax, text):
+    def test_keep_list_uses_the_chosen_syntax(self, page, syntax, text):
         page.choose("#keep-syntax", syntax)
 
         assert text == page.run("return document.getElementById('keep-list').value")
 
-    def test_the_program_that_wrote_the_file_gets_a_complete_command(self, browser, tmp_path):
-        """It quantizes what the compared file quantizes, except the kept layer, and nothing that stayed in BF16."""
+    def test_program_that_wrote_the_file_gets_a_complete_command(self, browser, tmp_path):
+        """It quantizes the same as the compared file except the kept layer, and nothing that stayed in BF16."""
         made = report_of(small())
         original = replace(made.original, path="its $ original.safetensors")
         made = replace(made, original=original)
@@ -410,7 +410,7 @@ class TestKeep:
             "text_encoder.layers.0.weight",
         ] == [name for name in stored if re.search(pattern, name)]
 
-    def test_llama_quantize_leaves_what_the_compared_file_leaves(self, browser, tmp_path):
+    def test_llama_quantize_keeps_the_same_layers_as_the_compared_file(self, browser, tmp_path):
         made = report_of(small())
         made.original = replace(made.original, path="a model/")
         for layer in made.layers:
@@ -427,7 +427,7 @@ class TestKeep:
             *["original.gguf", "kept.gguf", "Q4_K_M"],
         ] == shlex.split(command.replace("\\\n", ""))
 
-    def test_a_list_that_cannot_work_is_not_offered(self, partial):
+    def test_unworkable_list_is_not_offered(self, partial):
         offered = "return [...document.getElementById('keep-syntax').options].map((one) => one.value)"
 
         assert "llama-quantize" not in partial.run(offered)
@@ -437,7 +437,7 @@ class TestKeyboard:
     def focused(self, page):
         return page.run("return document.activeElement.textContent")
 
-    def test_a_slash_leads_to_the_filter_and_down_to_the_rows(self, page):
+    def test_slash_leads_to_the_filter_and_down_to_the_rows(self, page):
         from selenium.webdriver.common.keys import Keys
 
         page.press("/")
@@ -450,7 +450,7 @@ class TestKeyboard:
         assert first != self.focused(page)
         assert "k_proj" in self.focused(page)
 
-    def test_end_home_and_pages_scroll_and_keep_the_focus(self, partial):
+    def test_end_home_and_page_keys_scroll_and_keep_the_focus(self, partial):
         from selenium.webdriver.common.keys import Keys
 
         partial.run("document.querySelector('#rows button').focus()")
@@ -470,7 +470,7 @@ class TestKeyboard:
         page.press("j")
         page.press(Keys.ESCAPE)
 
-        # A dialog that closes gives the focus back to what opened it; the page moves it on in a later task, by "close".
+        # A closing dialog returns the focus to its opener; the page moves it on in a later task, by "close".
         page.wait("return document.activeElement.textContent === 'model.layers.15.mlp.down_proj.weight'")
         assert not page.run("return document.getElementById('details').open")
 
@@ -508,7 +508,7 @@ class TestKeyboard:
 
 
 class TestDetails:
-    def test_show_every_metric_with_its_definition_and_the_finding(self, page):
+    def test_details_show_every_metric_with_its_definition_and_the_finding(self, page):
         page.click("#rows button")
         page.wait("return document.getElementById('details').open")
         told = page.text("#details-body")
@@ -517,7 +517,7 @@ class TestDetails:
         for text in ("cosine similarity", "10·log10(Σx² / Σe²)", "Percentiles of |e|", "Worst rows", "Largest error"):
             assert text in told
 
-    def test_place_the_layer_among_its_peers_and_say_what_keeping_it_costs(self, page):
+    def test_details_compare_the_layer_with_its_peers_and_price_keeping_it(self, page):
         page.click("#rows button")
         page.wait("return document.getElementById('details').open")
         told = page.text(".context")
@@ -526,28 +526,28 @@ class TestDetails:
         assert re.search(r"This layer is \d+\.\d dB below\.", told)
         assert "Keeping it unquantized removes 90" in told
 
-    def test_say_why_a_tensor_was_not_compared(self, partial):
+    def test_details_explain_why_a_tensor_was_not_compared(self, partial):
         partial.click("#rows button")
 
         assert "its scale double_blocks.7.txt_mlp.2.weight_scale is missing" in partial.text("#details-body")
 
 
 class TestPictures:
-    def test_the_map_has_a_table_for_each_stack_and_shows_the_bad_cell(self, partial):
+    def test_map_has_a_table_for_each_stack_and_shows_the_bad_cell(self, partial):
         maps = partial.run("return [...document.querySelectorAll('.map figcaption')].map(e => e.textContent.trim())")
         lost = partial.run("return [...document.querySelectorAll('td.lost')].map(e => e.getAttribute('aria-label'))")
 
         assert ["double_blocks", "single_blocks"] == maps
         assert ["double_blocks.7 txt_mlp.2: not compared"] == lost
 
-    def test_the_map_can_show_other_metrics(self, partial):
+    def test_map_can_show_other_metrics(self, partial):
         before = partial.text("#place-legend")
         partial.choose("#place-metric", "max_absolute_error")
 
         assert before != partial.text("#place-legend")
         assert "not compared" in partial.text("#place-legend")
 
-    def test_a_bar_filters_the_table_and_the_button_takes_that_away(self, partial):
+    def test_bar_filters_the_table_and_a_button_resets_it(self, partial):
         several = "find(bar => / [1-9][0-9]+ layers/.test(bar.ariaLabel))"
         partial.run(f"[...document.querySelectorAll('.bars button')].{several}.click()")
         shown = partial.text("#count")
@@ -556,7 +556,7 @@ class TestPictures:
         assert "of 609" in shown
         assert partial.text("#count").startswith("609 tensors")
 
-    def test_worse_is_darker_in_light_and_lighter_in_dark(self, page):
+    def test_worse_cells_are_darker_in_light_and_lighter_in_dark(self, page):
         def lightness():
             return page.run("""
                 return [...Array(9).keys()].map(n => {
@@ -577,7 +577,7 @@ class TestThemesAndSizes:
     def ground(self, page):
         return page.run("return getComputedStyle(document.body).backgroundColor")
 
-    def test_the_button_goes_round_auto_light_and_dark(self, page):
+    def test_theme_button_cycles_through_auto_light_and_dark(self, page):
         seen = []
         for _ in range(3):
             page.click("#theme")
@@ -586,7 +586,7 @@ class TestThemesAndSizes:
         assert ["Theme: light", "Theme: dark", "Theme: auto"] == [text for text, _ in seen]
         assert seen[0][1] != seen[1][1]
 
-    def test_auto_is_what_the_system_prefers(self, page):
+    def test_auto_theme_follows_the_system(self, page):
         grounds = []
         for scheme in ("light", "dark"):
             features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -607,7 +607,7 @@ class TestThemesAndSizes:
         links = "return [...document.querySelectorAll('nav a')].map((e) => document.querySelector(e.hash) !== null)"
         assert {True} == set(page.run(links))
 
-    def test_nothing_is_cut_on_a_telephone(self, page):
+    def test_telephone_page_truncates_no_text(self, page):
         size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         cut = page.run(
@@ -621,7 +621,7 @@ class TestThemesAndSizes:
         assert [] == cut
 
     @pytest.mark.parametrize("width", [390, 760, 1600])
-    def test_nothing_stands_out_of_the_page(self, partial, width):
+    def test_page_fits_its_width(self, partial, width):
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         partial.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         found = partial.run("return document.documentElement.scrollWidth")
@@ -629,7 +629,7 @@ class TestThemesAndSizes:
 
         assert found <= width
 
-    def test_a_print_has_the_first_rows_and_says_how_many_there_are(self, partial):
+    def test_print_has_the_first_rows_and_their_total(self, partial):
         partial.run("window.dispatchEvent(new Event('beforeprint'))")
         printed, told = len(partial.column(0)), partial.text("#rows")
         partial.run("window.dispatchEvent(new Event('afterprint'))")
@@ -637,7 +637,7 @@ class TestThemesAndSizes:
         assert 60 == printed
         assert "The first 60 of 609 rows" in told
 
-    def test_without_a_script_the_verdict_and_what_was_not_compared_are_there(self, browser, tmp_path):
+    def test_page_without_scripts_shows_verdict_and_uncompared_tensors(self, browser, tmp_path):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
         browser.get(written(tmp_path, report_of(mixed())).as_uri())
         text = browser.find_element("tag name", "body").text
@@ -650,7 +650,7 @@ class TestThemesAndSizes:
 
 
 class TestHostileNames:
-    def test_run_nothing_and_make_no_element(self, evil):
+    def test_hostile_names_run_no_script_and_make_no_element(self, evil):
         for place in range(3):
             evil.run("document.querySelectorAll('#rows button')[arguments[0]].click()", place)
             evil.click("#close")
@@ -662,7 +662,7 @@ class TestHostileNames:
         assert 0 == evil.run("return document.querySelectorAll('svg:not(.curves svg)').length")
         assert 2 == evil.run("return document.scripts.length")
 
-    def test_are_shown_with_everything_unprintable_escaped(self, evil):
+    def test_hostile_names_are_shown_with_everything_unprintable_escaped(self, evil):
         shown = "\n".join(evil.column(0))
 
         assert r"line\x0abreak\x0d::error::title" in shown
@@ -672,14 +672,14 @@ class TestHostileNames:
 
 @pytest.fixture(scope="module")
 def candidates(browser, tmp_path_factory):
-    """A ranking of an original of three blocks with two candidates, one of them with a bad layer."""
+    """A ranking of an original with three blocks and two candidates, one of them with a bad layer."""
     folder = tmp_path_factory.mktemp("ranking")
     names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(3)]
     x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
     paths = []
     for recipe in (quantized_fp8, quantized_int8):
         tensors = dict(x)
-        for name in names[recipe is quantized_int8 :]:  # INT8 leaves the first as it is
+        for name in names[recipe is quantized_int8 :]:  # INT8 leaves the first layer unquantized
             tensors[name], tensors[f"{name}_scale"] = recipe(x[name])
         paths.append(store(folder / f"{recipe.__name__}.safetensors", tensors))
     original = store(folder / "x.safetensors", x)
@@ -696,7 +696,7 @@ class TestRankingPage:
         with opened(browser, candidates / "ranking.html") as page:
             yield page
 
-    def test_has_a_column_for_each_candidate_and_what_differs_most_first(self, ranked):
+    def test_ranking_page_has_candidate_columns_and_the_largest_spread_first(self, ranked):
         heads = ranked.run("return [...document.querySelectorAll('#columns th')].map((th) => th.textContent.trim())")
 
         assert ["Layer", "Role", "Best", "Spread %", "quantized_int8", "quantized_fp8"] == [
@@ -705,7 +705,7 @@ class TestRankingPage:
         assert {"quantized_int8"} == set(ranked.column(2))
         assert "identical" in ranked.column(4)
 
-    def test_a_candidate_in_the_plot_colours_the_map_by_key(self, ranked):
+    def test_candidate_in_the_plot_colours_the_map_by_key(self, ranked):
         from selenium.webdriver.common.keys import Keys
 
         points = "return [...document.querySelectorAll('#front-plot .point')].map((e) => e.getAttribute('aria-label'))"
@@ -715,21 +715,21 @@ class TestRankingPage:
 
         assert "snr_1" == ranked.run("return document.getElementById('place-metric').value")
 
-    def test_a_layer_shows_how_each_stores_it(self, ranked):
+    def test_layer_details_show_how_each_candidate_stores_it(self, ranked):
         ranked.run("[...document.querySelectorAll('#mix a.layer')].at(-1).click()")
         told = ranked.text("#details-body")
 
         for text in ("quantized_int8", "quantized_fp8", "int8_tensor", "fp8_tensor", "Σe²"):
             assert text in told
 
-    def test_of_nothing_that_can_be_ranked_says_so(self, browser, candidates, tmp_path):
+    def test_ranking_page_without_ranked_candidates_explains_why(self, browser, candidates, tmp_path):
         lacking = store(tmp_path / "lacking.safetensors", {"model.layers.0.mlp.up_proj.weight": numbers(64, 128)})
         quanterr.rank(candidates / "x.safetensors", [lacking, candidates / "x.safetensors"]).save(tmp_path / "r.html")
         with opened(browser, tmp_path / "r.html", ready="#columns th") as page:
             assert "0 tensors" in page.text("#count")
             assert "lacking: inconclusive" in page.text(".reasons")
 
-    def test_the_best_filters(self, ranked):
+    def test_best_candidate_filters_the_table(self, ranked):
         ranked.choose("#best", "quantized_int8")
 
         assert ranked.text("#count").startswith("3 tensors")
@@ -741,18 +741,18 @@ class TestDiffPage:
         with opened(browser, candidates / "diff.html") as page:
             yield page
 
-    def test_has_maps_of_the_change_and_of_both(self, changed):
+    def test_diff_page_has_maps_for_the_change_and_both_sides(self, changed):
         choices = changed.run("return [...document.getElementById('place-metric').options].map((o) => o.textContent)")
 
         assert ["Change", "Old SNR", "New SNR"] == choices
         assert 3 == changed.run("return document.querySelectorAll('#places td.cell').length")
 
-    def test_what_became_the_same_is_no_alarm(self, changed):
+    def test_layer_that_became_identical_raises_no_alarm(self, changed):
         cells = changed.run("return [...document.querySelectorAll('#places td.cell')].map((cell) => cell.textContent)")
 
         assert not [text for text in cells if "!" in text]
 
-    def test_a_layer_shows_both_levels(self, changed):
+    def test_layer_details_show_both_levels(self, changed):
         changed.click("#worse a.layer, #better a.layer")
 
         assert "Old SNR" in changed.text("#details-body")
@@ -760,8 +760,8 @@ class TestDiffPage:
 
 
 class TestOtherPages:
-    def test_links_lead_to_what_is_shown(self, browser, tmp_path):
-        inspection().save(tmp_path / "flat.html")  # a single block: no map
+    def test_links_lead_to_visible_sections(self, browser, tmp_path):
+        inspection().save(tmp_path / "flat.html")  # a single block has no map
         page = Page(browser, tmp_path / "flat.html")
 
         assert [True] == list(
@@ -773,7 +773,7 @@ class TestOtherPages:
         )
         assert page.run("return document.getElementById('places').hidden")
 
-    def test_the_curve_of_a_plan_is_drawn(self, browser, tmp_path):
+    def test_plan_page_draws_its_curve(self, browser, tmp_path):
         plan().save(tmp_path / "plan.html")
 
         assert 1 == Page(browser, tmp_path / "plan.html").run("return document.querySelectorAll('#curve path').length")
@@ -783,7 +783,7 @@ class TestEvaluationPage:
     @pytest.fixture(scope="class")
     @classmethod
     def path(cls, tmp_path_factory):
-        """Of a small model with two candidates."""
+        """An evaluation page for a small model with two candidates."""
         pytest.importorskip("transformers", reason="transformers is not installed")
         from support.small_models import ids, quantized_by, saved, stored
 
@@ -801,14 +801,14 @@ class TestEvaluationPage:
         with opened(browser, path) as page:
             yield page
 
-    def test_has_a_map_and_a_column_of_output_errors_for_each_candidate(self, evaluated):
+    def test_evaluation_page_has_a_map_and_an_error_column_per_candidate(self, evaluated):
         heads = evaluated.run("return [...document.querySelectorAll('#columns th')].map((th) => th.textContent.trim())")
 
         assert ["quantized_fp8 %", "quantized_int8 %"] == [head.rstrip(" ↑↓") for head in heads[3:]]
         assert 14 == evaluated.run("return document.querySelectorAll('#places td.cell').length")
         assert "%" in evaluated.text("#place-legend")
 
-    def test_a_weight_shows_both(self, evaluated):
+    def test_weight_details_show_both_candidates(self, evaluated):
         evaluated.click("#rows button")
 
         assert "Output error, quantized_int8" in evaluated.text("#details-body")
@@ -820,7 +820,7 @@ class TestManyLayers:
     def timed(self, page, script):
         return page.run(f"const t = performance.now(); {script}; return performance.now() - t")
 
-    def test_the_page_stays_quick(self, many):
+    def test_large_page_stays_quick(self, many):
         sorting = self.timed(many, "document.querySelector('[data-key=max_absolute_error] button').click()")
         naming = self.timed(many, "document.querySelector('[data-key=name] button').click()")
         typing = "const e = document.getElementById('search'); e.value = 'experts.17.'; "
@@ -831,17 +831,17 @@ class TestManyLayers:
 
         assert found.startswith("39 of 10,145 tensors")
 
-    def test_the_last_of_them_can_be_reached(self, many):
+    def test_last_row_can_be_reached(self, many):
         many.run("document.getElementById('viewport').scrollTop = 1e9")
         many.wait("return document.querySelector('#rows tr[aria-rowindex=\"10146\"]')")
 
-    def test_a_cell_of_many_experts_filters_the_table(self, many):
+    def test_cell_with_many_experts_filters_the_table(self, many):
         many.click('.map td[aria-label^="model.layers.10 mlp.experts.*.up_proj"]')
 
         assert many.text("#count").startswith("256 of 10,145 tensors")
         assert many.text("#picked").startswith("model.layers.10 mlp.experts.*.up_proj")
 
-    def test_a_layer_without_details_says_where_they_are(self, many):
+    def test_layer_without_details_refers_to_other_outputs(self, many):
         many.click("#reset")
         many.choose("#status", "0")
         for key in ("name", "snr_db", "snr_db"):  # the best first

@@ -1,4 +1,4 @@
-"""Hostile names, paths, configurations, labels and rules: nothing gets through, and JSON has them exactly."""
+"""Hostile names, paths, configurations, labels and rules have no effect, and JSON keeps them exactly."""
 
 import io
 import json
@@ -32,13 +32,13 @@ from quanterr.util.text import display, escape_text
 pytestmark = pytest.mark.session
 
 
-# What a file can be called, and a tensor.
+# Names that a file or a tensor can have.
 FILE_NAMES = [name.replace("/", "_").replace("\0", "_") for name in SHORT if name.strip(". ")]
 
 every_name = pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name[:16]))
 
 
-# Each output by itself
+# Each output separately
 
 
 def test_every_output_has_its_check():
@@ -46,7 +46,7 @@ def test_every_output_has_its_check():
 
 
 @every_name
-def test_a_name_is_only_text_in_every_output(name):
+def test_name_is_only_text_in_every_output(name):
     report = named(name)
     for output, check in CHECKS.items():
         check(rendered(report, output))
@@ -57,13 +57,13 @@ def test_a_name_is_only_text_in_every_output(name):
 
 
 @every_name
-def test_a_name_can_be_read_back_exactly_from_json(name):
+def test_name_can_be_read_back_exactly_from_json(name):
     report = named(name)
     text = rendered(report, "json")
 
     assert name == json.loads(text)["layers"][0]["layer_name"] == json.loads(dumps({name: name}))[name]
     assert name == json.loads(rendered(report, "jsonl").splitlines()[1])["layer_name"]
-    if name.encode(errors="ignore").decode() == name:  # a lone surrogate is no text, and never was a tensor's name
+    if name.encode(errors="ignore").decode() == name:  # a lone surrogate is not text and cannot be a tensor's name
         assert name == msgspec.json.decode(text, type=Report).layers[0].layer_name
 
 
@@ -73,7 +73,7 @@ def gate_of(name):
 
 
 @every_name
-def test_a_gate_is_only_text(name):
+def test_gate_is_only_text(name):
     judged = Verdict("inconclusive", [name], [gate_of(name)])
 
     check_lines("\n".join(format_gates(judged.gates)))
@@ -82,7 +82,7 @@ def test_a_gate_is_only_text(name):
 
 
 @every_name
-def test_a_name_in_the_progress_is_only_text(name, monkeypatch, capsys):
+def test_name_in_the_progress_is_only_text(name, monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     beat = Heartbeat()
@@ -92,7 +92,7 @@ def test_a_name_in_the_progress_is_only_text(name, monkeypatch, capsys):
 
 
 @every_name
-def test_a_name_in_the_bar_is_only_text(name, monkeypatch, capsys):
+def test_name_in_the_bar_is_only_text(name, monkeypatch, capsys):
     monkeypatch.setattr(progress, "DELAY", 0)
     bar = Bar()
     bar(Progress(100, 1, name))
@@ -103,18 +103,18 @@ def test_a_name_in_the_bar_is_only_text(name, monkeypatch, capsys):
 
 
 @every_name
-def test_a_name_in_an_error_is_only_text(name):
+def test_name_in_an_error_is_only_text(name):
     check_lines(escape_text(f"quanterr: {display(name)}: x\nTraceback: {name}"))
 
 
 def toml(text):
-    """A basic string of TOML; a lone surrogate has no way to be in one."""
+    """Return a basic string in TOML, which cannot hold a lone surrogate."""
     return json.dumps(re.sub("[\ud800-\udfff]", "", text), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @pytest.mark.parametrize("name", [name for name in SHORT if name.strip()], ids=lambda name: ascii(name[:16]))
 @pytest.mark.parametrize("key", ["id", "require", "severity", "layers", "reason", "unknown"])
-def test_a_rule_is_only_text(tmp_path, name, key):
+def test_rule_is_only_text(tmp_path, name, key):
     rule = {"id": '"x"', "require": '"snr_db >= 30"'} | {key: f"[{toml(name)}]" if key == "layers" else toml(name)}
     path = tmp_path / "t.toml"
     path.write_text("schema = 1\n[[rule]]\n" + "\n".join(f"{k} = {v}" for k, v in rule.items()), encoding="utf-8")
@@ -128,7 +128,7 @@ def test_a_rule_is_only_text(tmp_path, name, key):
 
 
 @pytest.mark.parametrize("name", FILE_NAMES, ids=lambda name: ascii(name[:16]))
-def test_a_path_in_an_error_is_only_text(tmp_path, name):
+def test_path_in_an_error_is_only_text(tmp_path, name):
     from quanterr.checkpoints import open_checkpoint
     from quanterr.errors import QuanterrError
 
@@ -149,7 +149,7 @@ def test_a_path_in_an_error_is_only_text(tmp_path, name):
         assert str(error.value).isprintable()
 
 
-def test_json_holds_no_command_and_the_same_text():
+def test_json_holds_no_command_and_keeps_the_text():
     text = strict_json.dumps({"##[a]": "###vso[##", "n": 1})
 
     assert "##" not in text
@@ -201,7 +201,7 @@ def compared(hostile):
     return call("compare", hostile / "x.safetensors", hostile / "=y\n.safetensors", "-v", *rules, *outputs, env=env)
 
 
-def test_compare_lets_nothing_through(hostile, compared):
+def test_compare_escapes_everything_hostile(hostile, compared):
     assert 4 == compared.returncode
     check_lines(compared.stdout)
     check_lines(compared.stderr, ["::error title=quanterr::"])
@@ -234,7 +234,7 @@ def test_compare_lets_nothing_through(hostile, compared):
     ],
     ids=lambda words: ascii(" ".join(words))[:50],
 )
-def test_no_command_lets_anything_through(hostile, compared, words):
+def test_every_command_escapes_everything_hostile(hostile, compared, words):
     there = [
         str(hostile / word) if re.search(r"json$|toml$|tensors?$|labelled", word) and word[0] != "-" else word
         for word in words
@@ -247,7 +247,7 @@ def test_no_command_lets_anything_through(hostile, compared, words):
     check_lines(done.stdout)
 
 
-def test_the_traceback_of_a_bug_is_only_text(hostile):
+def test_bug_traceback_is_only_text(hostile):
     before = (
         "import quanterr.comparison.run\n"
         "def broken(x, *a, **k): raise RuntimeError('\\n'.join(x.entries))\n"

@@ -1,4 +1,4 @@
-"""What a notebook shows of a report and a ranking."""
+"""Reports, rankings and diffs as a notebook shows them."""
 
 import re
 import sys
@@ -24,19 +24,19 @@ def ranking(tmp_path_factory):
     return quanterr.rank(x, [y, write(folder / "again.safetensors", quantized(original()))], device="cpu")
 
 
-def test_a_report_is_one_line(report):
+def test_report_is_shown_in_one_line(report):
     assert "<quanterr.Report inconclusive: 1 not compared>" == repr(report) == str(report)
     assert "\n" not in repr(report)
     assert len(repr(report)) < 200
 
 
-def test_a_ranking_is_one_line(ranking):
+def test_ranking_is_shown_in_one_line(ranking):
     assert repr(ranking).startswith("<quanterr.Ranking compared: ")
     assert "\n" not in repr(ranking)
     assert len(repr(ranking)) < 200
 
 
-def test_a_report_is_a_table_of_its_worst_layers(report):
+def test_report_is_a_table_with_its_worst_layers(report):
     shown = report._repr_html_()
     worst = min(report.layers, key=lambda layer: layer.snr_db)
 
@@ -54,20 +54,20 @@ def test_no_name_is_markup():
     assert "<img" not in shown.lower()
 
 
-def test_a_ranking_is_a_table_of_its_candidates(ranking):
+def test_ranking_is_a_table_with_its_candidates(ranking):
     candidates = ranking._repr_html_().split("<table>")[1]
 
     assert candidates.lstrip().startswith("<caption>Candidates")
     assert len(ranking.candidates) + 1 == candidates.count("<tr>")
 
 
-def test_without_pandas_it_is_named(report, monkeypatch):
+def test_missing_pandas_is_named(report, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UsageError, match=r"to_pandas\(\) needs pandas: pip install pandas"):
         report.to_pandas()
 
 
-def test_a_data_frame_has_a_row_per_tensor(report, ranking, monkeypatch):
+def test_data_frame_has_a_row_per_tensor(report, ranking, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
     rows = report.to_pandas()
     tensors = report.not_compared + report.layers + report.other_changes + report.lossless
@@ -83,18 +83,18 @@ def test_a_data_frame_has_a_row_per_tensor(report, ranking, monkeypatch):
 @pytest.mark.parametrize(
     ("suffix", "begins"), [("html", "<!doctype html>"), ("csv", "quanterr_verdict,"), ("json", "{")]
 )
-def test_is_saved_by_its_suffix(report, tmp_path, suffix, begins):
+def test_report_is_saved_by_its_suffix(report, tmp_path, suffix, begins):
     report.save(tmp_path / f"report.{suffix}")
 
     assert (tmp_path / f"report.{suffix}").read_text().lower().startswith(begins)
 
 
-def test_an_unknown_suffix_is_an_error(report, tmp_path):
+def test_unknown_suffix_is_an_error(report, tmp_path):
     with pytest.raises(UsageError, match=r"report\.xyz"):
         report.save(tmp_path / "report.xyz")
 
 
-def test_dir_names_what_is_public_and_nothing_else():
+def test_dir_lists_exactly_the_public_names():
     assert quanterr.__all__ == sorted(quanterr.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n))
     assert set(quanterr.__all__) == {name for name in dir(quanterr) if not name.startswith("_")}
 
@@ -107,7 +107,7 @@ def both(tmp_path_factory):
     return report, folder / "report.json"
 
 
-def test_a_diff_is_one_line_and_takes_reports_and_paths(both):
+def test_diff_is_one_line_and_takes_reports_and_paths(both):
     found = quanterr.diff(*both)
 
     assert repr(found).startswith("<quanterr.Diff 0 layers worse, 0 better, ")
@@ -115,7 +115,7 @@ def test_a_diff_is_one_line_and_takes_reports_and_paths(both):
     assert found.unchanged == len(found.layers) == quanterr.diff(both[1], both[0]).unchanged
 
 
-def test_a_diff_is_a_table_of_what_changed(both):
+def test_diff_is_a_table_with_its_changes(both):
     report, path = both
     worse = quanterr.read_report(path)
     worse.layers[0].snr_db -= 3
@@ -126,13 +126,13 @@ def test_a_diff_is_a_table_of_what_changed(both):
 
 
 @pytest.mark.parametrize("suffix", [".json", ".html"])
-def test_a_diff_and_a_ranking_are_saved(both, ranking, tmp_path, suffix):
+def test_diff_and_a_ranking_are_saved(both, ranking, tmp_path, suffix):
     for name, found in (("diff", quanterr.diff(*both)), ("ranking", ranking)):
         found.save(tmp_path / f"{name}{suffix}")
         assert f"quanterr.{name}" in (tmp_path / f"{name}{suffix}").read_text()[:200]
 
 
-def test_a_suffix_that_is_unknown_is_refused(both, ranking, tmp_path):
+def test_unknown_suffix_is_refused(both, ranking, tmp_path):
     for found in (quanterr.diff(*both), ranking):
         with pytest.raises(UsageError, match=r"unknown suffix; choose one of \.json, "):
             found.save(tmp_path / "x.txt")

@@ -1,4 +1,4 @@
-"""What the outputs say of reports, good, bad and hostile."""
+"""The outputs of reports: good, bad and hostile ones."""
 
 import csv
 import io
@@ -40,7 +40,7 @@ def rendered(report, name):
 
 @pytest.fixture(scope="module")
 def report():
-    """Inconclusive: one tensor was not compared."""
+    """An inconclusive report in which one tensor was not compared."""
     return report_of(tiny())
 
 
@@ -55,21 +55,21 @@ def flawless():
     return report_of(model)
 
 
-# What stands in them
+# Content
 
 
 @pytest.mark.parametrize("name", make_snapshots.SNAPSHOTS)
-def test_outputs_are_as_somebody_accepted_them(name):
+def test_outputs_equal_the_accepted_snapshots(name):
     assert (make_snapshots.FOLDER / name).read_text(encoding="utf-8") == make_snapshots.SNAPSHOTS[name]()
 
 
-def test_there_is_a_snapshot_for_each_file_and_the_other_way_round():
+def test_snapshots_and_files_correspond():
     assert {path.name for path in make_snapshots.FOLDER.iterdir()} == set(make_snapshots.SNAPSHOTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("verdict", ["inconclusive", "fail", "pass"])
-def test_the_verdict_comes_before_any_number_of_a_layer(report, name, verdict):
+def test_verdict_comes_before_any_layer(report, name, verdict):
     text = rendered(replace(report, verdict=verdict), name)
     first = min(text.find(layer.layer_name) for layer in report.layers if layer.layer_name in text)
 
@@ -77,7 +77,7 @@ def test_the_verdict_comes_before_any_number_of_a_layer(report, name, verdict):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_not_compared_is_named_with_the_reason(report, name):
+def test_uncompared_tensor_is_named_with_the_reason(report, name):
     text = rendered(report, name)
 
     assert "its scale is missing" in text
@@ -85,12 +85,12 @@ def test_what_was_not_compared_is_named_with_the_reason(report, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_report_gives_the_same_bytes_new_and_read_back(report, name):
+def test_report_gives_the_same_bytes_when_new_and_when_read_back(report, name):
     assert rendered(report, name) == rendered(msgspec.json.decode(report.to_json(), type=Report), name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_report_of_nothing_can_be_written(report, name):
+def test_empty_report_can_be_written(report, name):
     empty = {key: [] for key in ("layers", "other_changes", "lossless", "not_compared", "findings", "gates", "reasons")}
     nothing = replace(report, **empty, groups={}, formats={})
 
@@ -111,9 +111,9 @@ def test_undefined_numbers_can_be_written(report, name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "json"])
 @pytest.mark.slow
-def test_no_output_holds_what_is_no_text(evil, name):
+def test_output_holds_only_printable_text(evil, name):
     text = rendered(evil, name)
-    escaped = text.encode("unicode_escape").decode()  # JSON Lines are ASCII: what they escape stays data
+    escaped = text.encode("unicode_escape").decode()  # JSON Lines are ASCII: escaped characters stay data
 
     assert not [c for c in text if not c.isprintable() and c != "\n"], escaped[:200]
 
@@ -122,14 +122,14 @@ def test_no_output_holds_what_is_no_text(evil, name):
 
 
 class TestJsonLines:
-    def test_the_first_line_counts_the_others(self, report):
+    def test_first_json_line_counts_the_others(self, report):
         head, *lines = map(json.loads, rendered(report, "jsonl").splitlines())
         found = {record: sum(line["record"] == record for line in lines) for record in Report.ITEMS.values()}
 
         assert ("report", "inconclusive") == (head["record"], head["verdict"])
         assert found == head["records"]
 
-    def test_lines_are_the_items_of_the_json_report(self, report):
+    def test_json_lines_are_the_items_in_the_json_report(self, report):
         stored = json.loads(report.to_json())
         _, *lines = map(json.loads, rendered(report, "jsonl").splitlines())
 
@@ -144,7 +144,7 @@ class TestCsv:
     def rows(self, report):
         return list(csv.DictReader(io.StringIO(rendered(report, "csv"))))
 
-    def test_numbers_are_written_in_full(self, report):
+    def test_csv_numbers_are_written_in_full(self, report):
         rows = {row["layer_name"]: row for row in self.rows(report)}
         for layer in report.layers:
             row = rows[layer.layer_name]
@@ -153,31 +153,31 @@ class TestCsv:
             assert layer.absolute_error_percentiles.p99_9 == float(row["absolute_error_percentiles_p99_9"])
             assert layer.worst_element.y == float(row["worst_element_y"])
 
-    def test_every_tensor_has_a_line_with_the_verdict(self, report):
+    def test_csv_has_a_line_per_tensor_with_the_verdict(self, report):
         lists = [(key, item.layer_name) for key in items.LISTS for item in getattr(report, key)]
         rows = self.rows(report)
 
         assert [("report", ""), *lists] == [(row["list"], row["layer_name"]) for row in rows]
         assert {"inconclusive"} == {row["quanterr_verdict"] for row in rows}
 
-    def test_every_report_has_the_same_columns(self, report, evil):
+    def test_csv_has_the_same_columns_for_every_report(self, report, evil):
         heads = {rendered(x, "csv").splitlines()[0] for x in (report, evil, flawless())}
 
         assert 1 == len(heads)
 
-    def test_no_column_is_forgotten(self, report):
+    def test_csv_forgets_no_column(self, report):
         entries = [item for key in items.LISTS for item in getattr(report, key)]
 
         assert {name for entry in entries for name in items.values(entry)} <= set(items.CSV_COLUMNS)
 
-    def test_a_value_without_a_column_is_an_error(self, report, monkeypatch):
+    def test_value_without_a_column_is_an_error(self, report, monkeypatch):
         *columns, last = items.CSV_COLUMNS
         monkeypatch.setattr(items, "CSV_COLUMNS", columns)
 
         with pytest.raises(KeyError, match=last):
             rendered(report, "csv")
 
-    def test_what_is_undefined_is_no_empty_cell(self, report):
+    def test_undefined_number_is_not_an_empty_cell(self, report):
         spoilt = msgspec.json.decode(report.to_json(), type=Report)
         spoilt.layers[0].snr_db = spoilt.layers[0].mean_error = None
         spoilt.layers[0].nonfinite = {"snr_db": "nan", "mean_error": "-inf"}
@@ -207,10 +207,10 @@ class TestCsv:
             ("-inf", "'-inf"),
         ],
     )
-    def test_no_text_is_a_formula(self, value, shown):
+    def test_csv_text_is_never_a_formula(self, value, shown):
         assert shown == as_csv.format_cell(value)
 
-    def test_no_cell_of_a_hostile_report_is_a_formula(self, evil):
+    def test_hostile_report_has_no_formula_in_a_cell(self, evil):
         cells = [cell for row in self.rows(evil) for cell in row.values()]
         formulas = [cell for cell in cells if cell[:1] in tuple("=+-@\t\r") and not is_number(cell)]
 
@@ -263,7 +263,7 @@ class TestMarkdown:
     def html(self, text):
         return Document(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
 
-    def test_of_a_hostile_report_is_text_and_tables(self, evil):
+    def test_markdown_for_a_hostile_report_is_text_and_tables(self, evil):
         document = self.html(rendered(evil, "md"))
 
         known = {"h2", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "code"}
@@ -272,26 +272,26 @@ class TestMarkdown:
         assert ["quanterr:begin", "quanterr:end"] == document.comments
 
     @pytest.mark.parametrize("name", [name for name in HOSTILE if name.strip()], ids=ascii_id)
-    def test_a_name_stays_what_it_is_and_in_its_cell(self, name):
+    def test_name_stays_unchanged_and_in_its_cell(self, name):
         table = f"| a | b |\n|---|---|\n| {markdown.format_code(name)} | `x` |\n"
 
         assert [display(name), "x"] == self.html(table).code
 
     @pytest.mark.parametrize("text", [text for text in HOSTILE if text.strip()], ids=ascii_id)
-    def test_a_sentence_is_no_markup(self, text):
+    def test_sentence_is_not_markup(self, text):
         document = self.html(f"- {markdown.format_prose(text)}\n")
 
         assert {"ul", "li"} == document.tags
 
-    def test_a_card_is_a_sentence_a_table_and_what_is_wrong(self, report):
-        """A plan has four tables, an evaluation twelve; excerpts and paths of this machine are in none."""
+    def test_card_is_a_sentence_a_table_and_its_findings(self, report):
+        """A plan has four tables and an evaluation twelve; no card has excerpts or local paths."""
         for document in (report, *(make() for make in (sample_documents.plan, sample_documents.evaluation))):
             said = card.section(document)
             assert 1 == said.count("|---|\n")
-            assert not re.search("&#(?!124;)", said)  # but of |, which would end a cell
+            assert not re.search("&#(?!124;)", said)  # except for |, which would end a cell
         assert all(found.message in said for found in document.candidates[0].findings if found.severity != "info")
 
-    def test_a_damaged_layer_is_described_once(self, report):
+    def test_damaged_layer_is_described_once(self, report):
         damage = "blk.0: off by a factor of 4"
         found = Finding("scale_factor", "error", "blk.0", damage, "mend it", {})
         gate = f"gate min(snr_db) >= 20 does not hold: 1 of 3 layers, the worst {damage}"
@@ -312,16 +312,16 @@ class TestMarkdown:
             ("hf://a/b",) * 2,
         ],
     )
-    def test_no_path_of_a_machine_is_published(self, path, shown):
+    def test_local_paths_are_not_published(self, path, shown):
         assert shown == markdown.shorten_path(path)
 
-    def test_mentions_issues_and_links_are_split(self):
+    def test_mentions_issues_and_links_are_defused(self):
         told = markdown.format_prose("@everyone #1 https://evil.example www.evil.example a@b.example")
 
         for found in ("@e", "#1", "://", "www.", "@b"):
             assert found not in told
 
-    def test_gates_show_five_digits_and_more_where_these_would_hide_the_decision(self, report):
+    def test_gates_show_five_digits_or_as_many_as_decide(self, report):
         gate = report.gates[0]
 
         assert f"{gate.margin:.5g}" in rendered(report, "html")
@@ -336,22 +336,22 @@ class TestUpdating:
     def update(self, text):
         return markdown.replace_section(text, card.section(flawless()), "README.md")
 
-    def test_only_what_is_between_the_comments_changes(self):
+    def test_only_text_between_the_comments_changes(self):
         made = self.update(f"# Model\n\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
 
         assert made == f"# Model\n\n{card.section(flawless())}after\n"
 
-    def test_twice_is_the_same_as_once(self):
+    def test_updating_again_changes_nothing(self):
         once = self.update(f"{markdown.BEGIN}\n{markdown.END}\n")
 
         assert once == self.update(once)
 
-    def test_of_a_hostile_report_can_be_updated_again(self, evil):
+    def test_section_with_hostile_names_can_be_updated_again(self, evil):
         text = markdown.replace_section(f"{markdown.BEGIN}\n{markdown.END}\n", card.section(evil), "README.md")
 
         assert card.section(flawless()) == self.update(text)
 
-    def test_line_endings_a_byte_order_mark_and_a_missing_last_newline_stay(self):
+    def test_line_endings_byte_order_mark_and_missing_last_newline_stay(self):
         made = self.update(f"\ufeff{markdown.BEGIN}\r\n{markdown.END}")
 
         assert made.startswith(f"\ufeff{markdown.BEGIN}\r\n")
@@ -369,7 +369,7 @@ class TestUpdating:
             [markdown.BEGIN, markdown.END, markdown.BEGIN, markdown.END],
         ],
     )
-    def test_anything_but_one_pair_of_comments_is_refused(self, marks):
+    def test_document_needs_exactly_one_pair_of_comments(self, marks):
         with pytest.raises(UsageError, match=r"README\.md: .*quanterr:begin"):
             self.update("\n".join(["# Model", *marks, "after"]))
 
@@ -382,14 +382,14 @@ class TestUpdating:
             ("\ufeff# M\r\nx\r\n", "\ufeff# M\r\nx\r\n\r\n"),
         ],
     )
-    def test_a_document_without_comments_gets_them_at_its_end_where_that_is_asked_for(self, text, before):
+    def test_missing_comments_are_appended_on_request(self, text, before):
         once = markdown.replace_section(text, card.section(flawless()), "README.md", append=True)
 
         assert once.startswith(before + markdown.BEGIN)
         assert once == markdown.replace_section(once, card.section(flawless()), "README.md", append=True)
         assert ("\r\n" in text) == (once.count("\r\n") == once.count("\n"))
 
-    def test_appending_repairs_no_broken_comments(self):
+    def test_appending_does_not_repair_broken_comments(self):
         with pytest.raises(UsageError, match=r"README\.md: needs .*quanterr:begin"):
             markdown.replace_section(f"{markdown.BEGIN}\n", card.section(flawless()), "README.md", append=True)
 
@@ -406,7 +406,7 @@ class TestJunit:
         root = ElementTree.fromstring(rendered(report, "junit"))
         return root, {suite.get("name"): suite for suite in root}
 
-    def test_what_was_not_compared_is_an_error_and_a_gate_that_does_not_hold_a_failure(self, report):
+    def test_uncompared_tensor_is_a_junit_error_and_a_failed_gate_a_failure(self, report):
         root, suites = self.suites(report)
         errors = [case.get("name") for case in suites["comparison"] if case.find("error") is not None]
         failures = [case.get("name") for case in suites["gates"] if case.find("failure") is not None]
@@ -415,7 +415,7 @@ class TestJunit:
         assert "model.layers.1.mlp.down_proj.weight" in errors
         assert ["snr: snr_db >= 31.0"] == failures
 
-    def test_counts_are_those_of_the_cases(self, report, evil):
+    def test_counts_equal_the_cases(self, report, evil):
         for x in (report, evil, flawless()):
             root, suites = self.suites(x)
             for counted, kind in (("tests", None), ("errors", "error"), ("failures", "failure")):
@@ -424,18 +424,18 @@ class TestJunit:
                 assert list(map(len, found)) == [int(suite.get(counted)) for suite in suites.values()]
                 assert int(root.get(counted)) == sum(map(len, found))
 
-    def test_a_report_without_a_reason_against_it_passes_one_test(self):
+    def test_faultless_report_passes_a_single_test(self):
         root, _ = self.suites(flawless())
 
         assert ("1", "0", "0") == (root.get("tests"), root.get("errors"), root.get("failures"))
 
     @pytest.mark.parametrize(("verdict", "kind"), [("inconclusive", "errors"), ("fail", "failures")])
-    def test_a_verdict_is_never_hidden_whatever_else_the_report_says(self, verdict, kind):
+    def test_bad_verdict_is_never_hidden_in_junit(self, verdict, kind):
         root, _ = self.suites(replace(flawless(), verdict=verdict, reasons=[], gates=[]))
 
         assert "1" == root.get(kind)
 
-    def test_a_warning_fails_no_test(self, report):
+    def test_warning_fails_no_junit_test(self, report):
         spoilt = msgspec.json.decode(report.to_json(), type=Report)
         spoilt.gates[0].severity = "warn"
         _, suites = self.suites(spoilt)
@@ -443,19 +443,19 @@ class TestJunit:
         assert "0" == suites["gates"].get("failures")
         assert "does not hold, a warning" in suites["gates"][0].find("system-err").text
 
-    def test_thousands_of_problems_are_cut_and_told(self, report):
+    def test_thousands_of_problems_are_cut_and_counted(self, report):
         lost = [replace(report.not_compared[0], layer_name=f"layers.{n}") for n in range(3000)]
         _, suites = self.suites(replace(report, not_compared=lost))
 
         assert "and 2,000 more tensors were not compared" == suites["comparison"][-1].get("name")
 
-    def test_no_character_is_left_that_xml_cannot_hold(self):
+    def test_junit_holds_only_valid_xml_characters(self):
         whole = "".join(map(chr, range(sys.maxunicode + 1)))
         element = ElementTree.Element("x", a=display(whole, len(whole) * 10))
 
         ElementTree.fromstring(ElementTree.tostring(element, encoding="unicode"))
 
-    def test_hostile_names_stay_text(self, evil):
+    def test_hostile_names_stay_text_in_junit(self, evil):
         _, suites = self.suites(evil)
         names = [case.get("name") for case in suites["comparison"]]
 
@@ -464,7 +464,7 @@ class TestJunit:
         assert items.MAX_CASES > len(names)
 
 
-def test_the_terminal_shows_hostile_names_as_text(evil):
+def test_terminal_shows_hostile_names_as_text(evil):
     file = make_snapshots.Terminal()
     show(evil.view(30), console(file, "never"), verbose=True)
 
@@ -480,12 +480,12 @@ NOT_A_NUMBER = [
 @pytest.mark.parametrize(
     "place", [list, lambda n: {"é": (n,)}, lambda n: Finding("", "info", None, "", None, {"n": n})]
 )
-def test_a_number_that_json_lacks_is_refused_wherever_it_is(number, place):
+def test_number_missing_in_json_is_refused_anywhere(number, place):
     with pytest.raises(ValueError, match="is not JSON"):
         dumps_each([0.5, place([number])], ",\n")
 
 
 @pytest.mark.parametrize("value", [1.7e308, -1.7e308, 2**70, None, True, "é", "\ud800", "a\n\x7f"])
-def test_parts_written_at_once_are_what_each_is_alone(value):
+def test_values_are_encoded_the_same_together_and_separately(value):
     assert dumps_each([value, [value], 0.1], ",\n ") == ",\n ".join(map(dumps, [value, [value], 0.1]))
     assert value == json.loads(dumps(value))

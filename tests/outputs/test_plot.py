@@ -1,4 +1,4 @@
-"""What plot() draws: the numbers of the document, and names as they are."""
+"""Figures by plot(): the document's numbers, and names as text."""
 
 import sys
 
@@ -24,7 +24,7 @@ def texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def test_a_report_has_a_map_of_its_blocks_and_a_histogram_of_all_layers():
+def test_report_plot_has_a_block_map_and_a_histogram_over_all_layers():
     report = report_of(small())
     figure = report.plot()
     where, how_many, *_ = figure.axes
@@ -37,7 +37,7 @@ def test_a_report_has_a_map_of_its_blocks_and_a_histogram_of_all_layers():
     assert figure._repr_png_().startswith(PNG)
 
 
-def test_a_ranking_has_a_dot_for_each_candidate_where_it_is():
+def test_ranking_plot_has_a_dot_for_each_candidate():
     found = ranking()
     (axes,) = found.plot().axes
     ranked = [one for one in found.candidates if one.snr_db is not None]
@@ -46,7 +46,7 @@ def test_a_ranking_has_a_dot_for_each_candidate_where_it_is():
     assert [one.name for one in ranked] == texts(axes)
 
 
-def test_an_evaluation_has_its_divergence_against_size():
+def test_evaluation_plot_shows_divergence_against_size():
     found = evaluation()
     (axes,) = found.plot().axes
     ranked = [one for one in found.candidates if one.scores is not None]
@@ -56,14 +56,14 @@ def test_an_evaluation_has_its_divergence_against_size():
     assert "log" == axes.get_yscale()
 
 
-def test_an_encoder_has_what_its_vectors_lose():
+def test_encoder_plot_shows_the_embedding_loss():
     (axes,) = encoder().plot().axes
 
     assert "1 - cosine of the embeddings" == axes.get_ylabel()
     assert heights(axes)
 
 
-def test_a_plan_has_the_curve_itself_and_one_recipe_for_all():
+def test_plan_plot_has_its_curve_and_uniform_plans():
     found = plan()
     (axes,) = found.plot().axes
     curve, own, *_ = axes.lines
@@ -75,23 +75,23 @@ def test_a_plan_has_the_curve_itself_and_one_recipe_for_all():
     assert [one.recipe for one in found.uniform] == texts(axes)
 
 
-def test_names_of_any_kind_are_drawn_as_text():
+def test_hostile_names_are_drawn_as_text():
     assert hostile().plot()._repr_png_().startswith(PNG)
 
 
-def test_what_has_nothing_to_draw_says_so():
+def test_empty_plot_is_refused_with_a_reason():
     report = report_of(tiny())
     with pytest.raises(UsageError, match="no layer differs"):
         replace(report, layers=[]).plot()
 
 
 @pytest.mark.parametrize("document", [images, inspection])
-def test_a_kind_without_a_figure_is_an_error_in_words(document):
+def test_kind_without_a_figure_is_refused_with_a_reason(document):
     with pytest.raises(UsageError, match=r"nothing to draw: this kind of result, i\w+, has no figure$"):
         document().plot()
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+def test_error_names_the_extra_for_a_missing_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"quanterr\[plot\]"):
         ranking().plot()

@@ -1,4 +1,4 @@
-"""``quanterr render``: other outputs of a stored report, as its users call it."""
+"""``quanterr render`` writes other outputs of a stored report, as users call it."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ def stored(tmp_path_factory):
 
 class TestOutputs:
     @pytest.mark.parametrize("name", [output.name for output in OUTPUTS])
-    def test_to_writes_to_standard_output_and_the_verdict_to_standard_error(self, stored, name):
+    def test_to_writes_to_stdout_and_the_verdict_to_stderr(self, stored, name):
         done = call("render", stored, "--to", name)
 
         assert Status.OK == done.returncode
@@ -42,7 +42,7 @@ class TestOutputs:
     def test_quiet_is_accepted(self, stored, tmp_path):
         assert Status.OK == call("render", stored, "-q", "-o", tmp_path / "report.csv").returncode
 
-    def test_a_page_proposes_the_command_that_the_run_proposed(self, tmp_path):
+    def test_page_proposes_the_same_command_as_the_run(self, tmp_path):
         plan = sample_documents.plan()
         run = replace(plan.run, command=["quanterr", "plan", "original.safetensors"])
         replace(plan, run=run).save(tmp_path / "plan.json")
@@ -54,7 +54,7 @@ class TestOutputs:
         assert proposed in (tmp_path / "plan.html").read_text()
         assert "Next command" not in (tmp_path / "library.html").read_text()
 
-    def test_suffixes_choose_and_several_are_written(self, stored, tmp_path):
+    def test_suffixes_choose_the_outputs(self, stored, tmp_path):
         paths = [tmp_path / f"report{output.suffix}" for output in OUTPUTS]
         done = call("render", stored, *(word for path in paths for word in ("-o", path)))
 
@@ -69,7 +69,7 @@ class TestOutputs:
 
         assert (tmp_path / "report.txt").read_text().startswith("quanterr_verdict,")
 
-    def test_they_are_what_compare_writes(self, tmp_path):
+    def test_rendered_outputs_equal_those_from_compare(self, tmp_path):
         paths = [tmp_path / f"compared{output.suffix}" for output in OUTPUTS]
         call("compare", *pair(tmp_path), "-q", *(word for path in paths for word in ("-o", path)))
 
@@ -78,7 +78,7 @@ class TestOutputs:
 
             assert path.read_bytes() == (tmp_path / f"rendered{output.suffix}").read_bytes()
 
-    def test_a_document_without_a_place_is_appended_to_where_that_is_asked_for(self, stored, tmp_path):
+    def test_section_is_appended_on_request(self, stored, tmp_path):
         document = tmp_path / "card.md"
         document.write_text("# Model\n")
         refused = call("render", stored, "--update", document)
@@ -89,7 +89,7 @@ class TestOutputs:
         assert document.read_text().startswith("# Model\n\n<!-- quanterr:begin -->\n")
         assert Status.USAGE == call("render", stored, "--append", "-o", tmp_path / "r.html").returncode
 
-    def test_a_document_is_updated_in_place_and_an_output_written_at_once(self, stored, tmp_path):
+    def test_document_is_updated_and_an_output_written_together(self, stored, tmp_path):
         document = tmp_path / "README.md"
         document.write_text(f"# Model\n{MARKS}more\n")
         done = call("render", stored, "--update", document, "-o", tmp_path / "report.html")
@@ -99,7 +99,7 @@ class TestOutputs:
         assert (tmp_path / "report.html").exists()
 
     @pytest.mark.slow
-    def test_a_hostile_report_can_be_rendered_in_a_poor_locale(self, tmp_path):
+    def test_hostile_report_can_be_rendered_in_a_poor_locale(self, tmp_path):
         path = tmp_path / "report.json"
         path.write_text(re.sub(r"\\ud[89a-f]..", "?", hostile().to_json()))  # a lone surrogate cannot be read
         poor = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -121,13 +121,13 @@ class TestErrors:
             (("--to", "md", "-o", "a", "-o", "b"), "--to is for one output"),
         ],
     )
-    def test_wrong_usage_is_2(self, stored, words, told):
+    def test_wrong_usage_exits_with_2(self, stored, words, told):
         done = call("render", stored, *words)
 
         assert Status.USAGE == done.returncode
         assert told in done.stderr
 
-    def test_the_report_itself_is_never_replaced(self, stored):
+    def test_report_itself_is_never_replaced(self, stored):
         before = stored.read_text()
 
         assert Status.USAGE == call("render", stored, "-o", stored).returncode
@@ -136,7 +136,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "text", ["# Model\n", f"{MARKS}{MARKS}", "<!-- quanterr:end -->\n<!-- quanterr:begin -->\n"]
     )
-    def test_a_document_without_one_pair_of_comments_is_refused(self, stored, tmp_path, text):
+    def test_document_without_a_pair_of_comments_is_refused(self, stored, tmp_path, text):
         document = tmp_path / "README.md"
         document.write_text(text)
         done = call("render", stored, "--update", document)
@@ -158,7 +158,7 @@ class TestErrors:
             (lambda text: "", "empty file"),
         ],
     )
-    def test_a_report_that_is_not_whole_is_3_and_nothing_is_written(self, stored, tmp_path, spoil, told):
+    def test_damaged_report_exits_with_3_and_writes_no_output(self, stored, tmp_path, spoil, told):
         path = tmp_path / "spoilt.json"
         path.write_text(spoil(stored.read_text()))
         done = call("render", path, "-o", tmp_path / "report.html")
@@ -167,14 +167,14 @@ class TestErrors:
         assert told in done.stderr
         assert not (tmp_path / "report.html").exists()
 
-    def test_a_missing_report_is_3(self, tmp_path):
+    def test_missing_report_exits_with_3(self, tmp_path):
         assert Status.UNREADABLE == call("render", tmp_path / "none.json", "--to", "md").returncode
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-    def test_a_full_disk_is_5(self, stored):
+    def test_full_disk_exits_with_5(self, stored):
         assert Status.ENVIRONMENT == call("render", stored, "--to", "html", "-o", "/dev/full").returncode
 
-    def test_a_closed_pipe_ends_quietly(self, stored):
+    def test_closed_pipe_ends_quietly(self, stored):
         command = f"{sys.executable} -m quanterr render {stored} --to html | head -c 10; exit ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
 
@@ -199,7 +199,7 @@ def test_every_document_can_be_rendered(kind, tmp_path):
     assert made.startswith("---\n") == (kind == "evaluation")
 
 
-def test_what_is_not_read_again_is_named(tmp_path):
+def test_unsupported_document_kind_is_named(tmp_path):
     (tmp_path / "d.json").write_text('{"schema": "quanterr.diff", "schema_version": "1.1"}')
     done = call("render", tmp_path / "d.json", "-o", tmp_path / "x.html")
 

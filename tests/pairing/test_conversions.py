@@ -1,6 +1,6 @@
-"""What llama.cpp's and mlx-lm's own converters make of models, against the originals: complete and exact.
+"""Conversions by llama.cpp's and mlx-lm's own converters, compared with the originals: complete and exact.
 
-Each golden conversion says what the converter does to every element; files are made from it with random weights.
+Each golden conversion records the converter's effect on every element; files are made from it with random weights.
 """
 
 import math
@@ -24,7 +24,7 @@ import quanterr
 from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
 
-# With conventions of their own; all others are slow tests.
+# These have their own conventions; all others are slow tests.
 TELLING = (
     "llama.cpp-llama", "llama.cpp-qwen3_5", "llama.cpp-qwen3_5_moe-fuse_gate_up", "llama.cpp-qwen3_next",
     "llama.cpp-deepseek_v3", "llama.cpp-glm4_moe_lite", "llama.cpp-gpt_oss", "llama.cpp-gemma3", "llama.cpp-gemma4_moe",
@@ -46,7 +46,7 @@ CASES = [pytest.param(name, marks=[] if name in TELLING else pytest.mark.slow) f
 
 
 def made(name, folder, **options):
-    """A conversion, and a report about its files, the second of which has ``left_out`` transforms."""
+    """Return a conversion, its files, and a report about them; the second file has ``left_out`` transforms."""
     conversion = read_conversion(name)
     files = materialize(conversion, folder, **options)
     quantized = files.quantized / "model.gguf" if conversion.is_gguf else files.quantized
@@ -58,14 +58,14 @@ def snr_db(signal, noise):
 
 
 def overall(report):
-    """SNR of all tensors together, from their norms."""
+    """Return the SNR of all tensors together, from their norms."""
     differ = [*report.layers, *report.other_changes]
     signal = sum(one.original_norm**2 for one in [*differ, *report.lossless])
     return snr_db(signal, sum(one.error_norm**2 for one in differ))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_right_files_are_compared_completely(name, tmp_path):
+def test_correct_files_are_compared_completely(name, tmp_path):
     conversion, files, report = made(name, tmp_path)
     not_compared = {one.layer_name for one in report.not_compared} - set(conversion.dropped)
     remarks = {one.code for one in report.findings if one.severity != "info"}
@@ -79,7 +79,7 @@ def test_right_files_are_compared_completely(name, tmp_path):
 
 
 def moved(conversion):
-    """Stored tensors that are not a plain copy, by their names without numbers."""
+    """Return stored tensors that are not a plain copy, by their names without numbers."""
     originals, found = random_originals(conversion, 0), {}
     for name, tensor in conversion.tensors.items():
         right = applied(tensor["op"], gather(tensor["source"], originals))
@@ -95,7 +95,7 @@ def moved(conversion):
         for name in NAMES
     ],
 )
-def test_a_transform_that_is_left_out_is_an_error(name, tmp_path):
+def test_omitted_transform_is_an_error(name, tmp_path):
     conversion = read_conversion(name)
     for number, names in enumerate(moved(conversion).values()):
         _, _, report = made(name, tmp_path / str(number), left_out=frozenset(names))
@@ -111,7 +111,7 @@ def test_a_transform_that_is_left_out_is_an_error(name, tmp_path):
         assert wrong & sources, names
 
 
-def test_the_message_says_what_was_left_out(tmp_path):
+def test_message_names_the_omitted_transform(tmp_path):
     names = ["blk.0.ssm_out.weight", "blk.1.ssm_out.weight", "blk.2.ssm_out.weight"]
     _, _, report = made("llama.cpp-qwen3_5", tmp_path, left_out=frozenset(names))
     (found,) = (found for found in report.findings if found.severity == "error")
@@ -139,7 +139,7 @@ def test_the_message_says_what_was_left_out(tmp_path):
         ("llama.cpp-gpt_neox", "gptneox.attention.head_count"),
     ],
 )
-def test_a_number_in_the_metadata_that_does_not_fit_never_passes(name, key, number, tmp_path):
+def test_misfitting_metadata_number_never_passes(name, key, number, tmp_path):
     conversion = read_conversion(name)
     files = materialize(replace(conversion, keys=conversion.keys | {key: number}), tmp_path)
     report = quanterr.compare(files.original, files.quantized / "model.gguf", device="cpu")

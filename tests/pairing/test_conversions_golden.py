@@ -1,4 +1,4 @@
-"""Golden conversions are sound: maps lead back to sources, and what is made of them reads back."""
+"""Golden conversions are sound: maps lead back to sources, and files made from them can be read back."""
 
 from collections import Counter
 from pathlib import Path
@@ -14,8 +14,8 @@ def conversion(request: pytest.FixtureRequest) -> Conversion:
     return read_conversion(request.param)
 
 
-@pytest.mark.slow  # of the golden conversions themselves, not of the project
-def test_each_element_of_an_original_is_used_once_unless_recorded(conversion: Conversion) -> None:
+@pytest.mark.slow  # this checks the golden conversions, not the project
+def test_each_original_element_is_used_once_unless_recorded(conversion: Conversion) -> None:
     uses = {name: np.zeros(np.prod(of["shape"], dtype=int), int) for name, of in conversion.original.items()}
     for name, tensor in conversion.tensors.items():
         pieces = elements_of(tensor["source"])
@@ -28,7 +28,7 @@ def test_each_element_of_an_original_is_used_once_unless_recorded(conversion: Co
 
 
 @pytest.mark.slow
-def test_materialized_files_read_back(conversion: Conversion, tmp_path: Path) -> None:
+def test_materialized_files_can_be_read_back(conversion: Conversion, tmp_path: Path) -> None:
     made = materialize(conversion, tmp_path)
     assert made.squares.keys() == conversion.tensors.keys()
     shapes = stored_shapes(made.quantized)
@@ -49,7 +49,7 @@ def stored_shapes(folder: Path) -> dict[str, list[int]]:
         return {name: file.get_slice(name).get_shape() for name in names}
 
 
-def test_a_transform_that_is_left_out_is_an_error(tmp_path: Path) -> None:
+def test_omitted_transform_is_an_error(tmp_path: Path) -> None:
     conversion = read_conversion("llama.cpp-qwen3_5")
     left_out = {"blk.0.attn_norm.weight", "blk.0.ssm_out.weight"}
     made = materialize(conversion, tmp_path, left_out=left_out)

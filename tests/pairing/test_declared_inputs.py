@@ -1,4 +1,4 @@
-"""What producers' own files declare of inputs, keys and values, against what their libraries do with them."""
+"""Declarations about inputs, keys and values in producers' own files, compared with their libraries' behaviour."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from quanterr.findings.activations import report_cache_scales, report_lone_rotat
 from quanterr.pairing.inputs import _read_comfy, _read_torchao, find_cache_scales
 from quanterr.pairing.transforms import find_lone_transforms, find_online_transforms
 
-FOLDER = Path(__file__).parents[1] / "golden_declared"  # make.py there says how the files were made
+FOLDER = Path(__file__).parents[1] / "golden_declared"  # make.py in that folder documents the files
 CASES = [
     (path.stem, setting) for path in sorted(FOLDER.glob("*.json")) for setting in json.loads(path.read_text())["cases"]
 ]
@@ -23,7 +23,7 @@ SIZES = {"F8_E4M3": 1, "I8": 1, "U8": 1, "F16": 2, "BF16": 2, "F32": 4, "I32": 4
 def written(
     folder: Path, producer: str, setting: str, without: str | tuple[str, ...] = ""
 ) -> tuple[Path, dict[str, str]]:
-    """A checkpoint with these headers, whose numbers are zeros; and what is declared. ``without``: ends of names."""
+    """Write a checkpoint of zeros with these headers, except names ending in ``without``; return its declarations."""
     case = json.loads((FOLDER / f"{producer}.json").read_text())["cases"][setting]
     header, end = {}, 0
     for name, (dtype, shape) in case["tensors"].items():
@@ -43,7 +43,7 @@ def written(
 
 
 @pytest.mark.parametrize(("producer", "setting"), CASES)
-def test_inspect_says_what_the_producers_library_does(producer, setting, tmp_path):
+def test_inspect_agrees_with_the_producer_library(producer, setting, tmp_path):
     folder, declared = written(tmp_path, producer, setting)
     found = quanterr.inspect(folder)
 
@@ -54,7 +54,7 @@ MISSING = ("missing_input_scale", "missing_kv_scale")
 
 
 @pytest.mark.parametrize(("producer", "setting"), CASES)
-def test_no_scale_is_called_missing_in_a_producers_own_file(producer, setting, tmp_path):
+def test_producer_files_lack_no_scale(producer, setting, tmp_path):
     found = quanterr.inspect(written(tmp_path, producer, setting)[0])
 
     assert [] == [one.code for one in found.findings if one.code in MISSING]
@@ -69,7 +69,7 @@ def test_no_scale_is_called_missing_in_a_producers_own_file(producer, setting, t
     ],
     ids=["k", "v", "both"],
 )
-def test_a_declared_cache_without_scales_is_a_finding(without, told, tmp_path):
+def test_declared_cache_without_scales_is_a_finding(without, told, tmp_path):
     found = quanterr.inspect(written(tmp_path, "modelopt", "FP8_KV", without)[0])
     (missing,) = (one for one in found.findings if one.code in MISSING)
 
@@ -86,21 +86,21 @@ def cache_findings(stored, **scheme):
     return [(one.code, one.severity, one.message) for one in found]
 
 
-def test_one_scale_for_keys_and_values_is_not_missing():
+def test_scale_shared_by_keys_and_values_is_not_missing():
     ((code, severity, message),) = cache_findings({"a.kv_scale": 1})
 
     assert ("missing_kv_scale", "info") == (code, severity)
     assert "keys and values share one scale, kv_scale, in 1 attention module: a; vLLM uses it for both" in message
 
 
-def test_scales_of_several_numbers_are_not_missing():
+def test_scales_with_several_numbers_are_not_missing():
     ((code, severity, message),) = cache_findings({"a.k_scale": 128, "a.v_scale": 128})
 
     assert ("scale_misfit", "warning") == (code, severity)
     assert "several numbers in 2 tensors, where one was declared: a.k_scale (128), a.v_scale (128)" in message
 
 
-def test_scales_by_head_that_are_declared_are_silent():
+def test_declared_scales_by_head_are_silent():
     assert [] == cache_findings({"a.k_scale": 4, "a.v_scale": 4}, strategy="attn_head")
 
 
@@ -112,14 +112,14 @@ def test_scales_by_head_that_are_declared_are_silent():
         (["k_cache"], ["r4 (k_cache)"]),
     ],
 )
-def test_rotations_of_inputs_are_known_from_fused_ones(places, expected):
+def test_input_rotations_are_distinguished_from_fused_ones(places, expected):
     apply = [{"targets": ["Linear"], "location": place} for place in places]
     config = {"transform_config": {"config_groups": {"r4": {"type": "hadamard", "apply": apply}}}}
 
     assert expected == find_online_transforms(config, [])
 
 
-STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # as compressed-tensors stores it, once
+STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # once, as compressed-tensors stores it
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # as com
         ("random-hadamard", ["weight_input", "input"], {}, ["r4_input.weight, is not stored"]),
     ],
 )
-def test_a_rotation_without_its_counterpart_is_noticed(kind, places, entries, expected):
+def test_rotation_without_its_counterpart_is_noticed(kind, places, entries, expected):
     apply = [{"targets": ["re:.*down_proj$"], "location": place} for place in places]
     config = {"transform_config": {"config_groups": {"r4": {"type": kind, "apply": apply}}}}
     found = list(report_lone_rotations(find_lone_transforms(config, entries)))
@@ -153,7 +153,7 @@ def test_a_rotation_without_its_counterpart_is_noticed(kind, places, entries, ex
         ("quark", "nvfp4", ".input_scale_2"),
     ],
 )
-def test_a_static_scale_that_is_not_stored_is_not_made_up(producer, setting, without, tmp_path):
+def test_missing_static_scale_is_not_made_up(producer, setting, without, tmp_path):
     found = quanterr.inspect(written(tmp_path, producer, setting, without)[0])
     (missing,) = (one for one in found.findings if one.code == "missing_input_scale")
 
@@ -185,7 +185,7 @@ def torchao(kind: str, **fields: object) -> dict[str, object]:
         ("int8_dynamic_activation_int8_weight", ""),
     ],
 )  # fmt: skip
-def test_torchaos_configurations_are_read_field_by_field(quant_type, expected):
+def test_torchao_configurations_are_read_field_by_field(quant_type, expected):
     found = _read_torchao("a", {"quant_type": quant_type}, {})
 
     assert expected == (None if found is None else found.scheme)
@@ -206,16 +206,16 @@ def test_torchaos_configurations_are_read_field_by_field(quant_type, expected):
         ({"format": "awq_w4a16"}, None),
     ],
 )
-def test_labels_read_comfyui_say_how_inputs_are_rounded(fields, expected):
+def test_comfyui_labels_determine_input_rounding(fields, expected):
     found = _read_comfy("a", Label("tensor", fields), {})
 
     assert expected == (None if found is None else found.scheme)
 
 
-def test_every_type_of_ggml_has_the_inputs_of_its_vec_dot_type():
+def test_every_ggml_type_rounds_inputs_to_its_vec_dot_type():
     """Copied from type_traits_cpu in ggml-cpu.c; Q8_1, for Q4_1 and Q5_1, has the codes of Q8_0.
 
-    Types of ik_llama.cpp: from type_traits in its ggml.c, as compiled for AVX2; Q8_2_X4 has the codes of Q8_0.
+    ik_llama.cpp's types come from type_traits in its ggml.c, as compiled for AVX2; Q8_2_X4 has the codes of Q8_0.
     """
     blocks_of_32 = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "Q1_0", "Q2_0", "Q6_0"]
     blocks_of_32 += ["Q4_0_R8", "Q5_0_R4", "Q6_0_R4", "Q8_0_R8", "IQ4_NL_R4", "MXFP4_R8"]

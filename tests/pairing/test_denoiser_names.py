@@ -1,4 +1,4 @@
-"""Denoisers in diffusers' names against the same in the names of their authors, paired from headers alone."""
+"""Denoisers with diffusers' names and with their authors' names are paired from headers alone."""
 
 import json
 from math import inf, log, log10
@@ -27,7 +27,7 @@ OF_TABLE |= {"SDXL": OF_TABLE["SD 1.5"], "Wan image to video": OF_TABLE["Wan"]}
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request, tmp_path_factory):
-    """A family, its folder of diffusers, its tensors in the authors' names, and the converter of these."""
+    """A family, its diffusers folder, its tensors under the authors' names, and the converter between them."""
     folder = tmp_path_factory.mktemp("model")
     built, tensors = made(request.param, folder / "diffusers")
 
@@ -43,7 +43,7 @@ def energy(x):
 
 
 def snr(x, y):
-    """The SNR in dB of tensors by name, in float64; infinite where they are equal."""
+    """Return the SNR in dB of tensors by name, in float64; infinite where they are equal."""
     errors = {name: energy(x[name].double() - y[name].double()) for name in x}
     return {name: 10 * log10(energy(x[name]) / error) if error else inf for name, error in errors.items()}
 
@@ -60,7 +60,7 @@ def with_prefix(tensors):
     return {name if name.startswith(COMFY) else COMFY + name: tensor for name, tensor in tensors.items()}
 
 
-def test_a_quantized_file_in_the_authors_names_is_compared_with_diffusers_folder(model, tmp_path):
+def test_quantized_file_in_author_names_compares_with_a_diffusers_folder(model, tmp_path):
     _, folder, tensors, convert = model
     written, values = scaled_fp8(tensors)
     save_file(with_prefix(written), tmp_path / "fp8.safetensors")
@@ -69,7 +69,7 @@ def test_a_quantized_file_in_the_authors_names_is_compared_with_diffusers_folder
     check(report, snr(convert(tensors), convert(values)))
 
 
-def test_a_quantized_file_in_diffusers_names_is_what_the_authors_file_is_compared_with(model, tmp_path):
+def test_quantized_file_in_diffusers_names_compares_with_the_author_file(model, tmp_path):
     family, _, tensors, convert = model
     written, values = scaled_fp8(convert(tensors))
     save_file({name: tensor.contiguous() for name, tensor in written.items()}, tmp_path / "fp8.safetensors")
@@ -96,7 +96,7 @@ def with_own_prefix(name, names):
     return name if name in names else COMFY + name
 
 
-def test_the_table_says_what_diffusers_converters_do(model):
+def test_table_agrees_with_diffusers_converters(model):
     family, _, tensors, _ = model
     if family not in OF_TABLE:
         assert all(name in tensors for name in load_folder(model))  # the same names
@@ -115,7 +115,7 @@ def load_folder(model):
     return load_file(next(model[1].glob("*.safetensors")))
 
 
-def test_no_name_means_one_thing_to_the_authors_and_another_to_diffusers():
+def test_no_name_is_ambiguous_between_authors_and_diffusers():
     for family in families():
         parameters = {piece.partition(":")[0] for pieces in family.tensors.values() for piece in pieces}
 
@@ -123,7 +123,7 @@ def test_no_name_means_one_thing_to_the_authors_and_another_to_diffusers():
         assert not any(name.endswith((".weight", ".bias")) for name in family.tensors)
 
 
-def test_is_what_make_denoiser_names_makes():
+def test_table_is_up_to_date_with_make_denoiser_names():
     wanted = json.loads(FILE.read_text())["source"].split()[1].rstrip(":")
     if diffusers.__version__ != wanted:
         pytest.skip(f"the names were made from diffusers {wanted}; it is {diffusers.__version__}")
@@ -132,7 +132,7 @@ def test_is_what_make_denoiser_names_makes():
 
 
 def flux_pair(folder):
-    """FLUX.1 as a folder of diffusers, and its tensors in the authors' names."""
+    """Write FLUX.1 as a diffusers folder, and return its tensors under the authors' names."""
     _, tensors = made("FLUX.1", folder / "diffusers")
     return folder / "diffusers", tensors
 
@@ -143,7 +143,7 @@ def compared_with(folder, original, tensors):
 
 
 def exchanged(tensor, *order):
-    """The tensor with its equal parts in another order."""
+    """Return the tensor with its equal parts in another order."""
     parts = tensor.chunk(len(order))
     return torch.cat([parts[n] for n in order])
 
@@ -152,8 +152,8 @@ def found_in(report):
     return {(finding.severity, finding.code, finding.layer) for finding in report.findings}
 
 
-class TestOfWrongFiles:
-    def test_rows_of_keys_and_values_are_exchanged(self, tmp_path):
+class TestWrongFiles:
+    def test_exchanged_key_and_value_rows_are_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         name = "double_blocks.0.img_attn.qkv.weight"
         report = compared_with(tmp_path, original, tensors | {name: exchanged(tensors[name], 0, 2, 1)})
@@ -162,14 +162,14 @@ class TestOfWrongFiles:
             report
         )
 
-    def test_scale_and_shift_are_as_diffusers_has_them(self, tmp_path):
+    def test_scale_and_shift_in_diffusers_order_are_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         name = "final_layer.adaLN_modulation.1.weight"
         report = compared_with(tmp_path, original, tensors | {name: exchanged(tensors[name], 1, 0)})
 
         assert {("error", "permuted", "norm_out.linear.weight")} == found_in(report)
 
-    def test_a_joined_tensor_lacks_rows(self, tmp_path):
+    def test_joined_tensor_without_all_rows_is_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         name = "single_blocks.0.linear1.weight"
         report = compared_with(tmp_path, original, tensors | {name: tensors[name][:-32].clone()})
@@ -177,7 +177,7 @@ class TestOfWrongFiles:
         assert "inconclusive" == report.verdict
         assert 4 == sum(one.side == "original" for one in report.not_compared)
 
-    def test_a_tensor_is_stored_under_both_names(self, tmp_path):
+    def test_tensor_stored_under_both_names_is_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         twice = {"x_embedder.linear": tensors["img_in.weight"], "net.img_in.weight": tensors["img_in.weight"]}
         report = compared_with(tmp_path, original, tensors | {name: value.clone() for name, value in twice.items()})
@@ -186,7 +186,7 @@ class TestOfWrongFiles:
         assert left.reason.startswith("two weights could hold it: ")
 
 
-def test_a_tensor_that_diffusers_leaves_out_changes_nothing(tmp_path):
+def test_tensor_left_out_by_diffusers_changes_nothing(tmp_path):
     _, tensors = made("Z-Image", tmp_path / "diffusers")
     save_file(tensors | {"norm_final.weight": torch.ones(256)}, tmp_path / "authors.safetensors")
     reports = [
@@ -202,13 +202,13 @@ def test_a_tensor_that_diffusers_leaves_out_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["Wan", "FLUX.1", "SD 1.5"])
-def test_a_gguf_file_has_the_authors_names(family, tmp_path):
+def test_gguf_file_has_the_author_names(family, tmp_path):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     q8 = gguf.GGMLQuantizationType.Q8_0
     _, tensors = made(family, tmp_path / "diffusers")
     writer = gguf.GGUFWriter(tmp_path / "q8.gguf", "flux")
     for name, tensor in tensors.items():
-        while tensor.dim() > 1 and len(tensor) == 1:  # as ggml counts axes
+        while tensor.dim() > 1 and len(tensor) == 1:  # in ggml's order of axes
             tensor = tensor[0]
         if tensor.dim() == 2 and tensor.shape[1] % 32 == 0:
             writer.add_tensor(name.removeprefix(COMFY), gguf.quants.quantize(tensor.numpy(), q8), raw_dtype=q8)
@@ -237,7 +237,7 @@ def test_other_names_need_no_table(names):
     assert naming_between(*names[::-1]) is None
 
 
-def test_nunchaku_divides_the_authors_tensors_otherwise(tmp_path):
+def test_nunchaku_splits_the_author_tensors_otherwise(tmp_path):
     joined, first, second = numbers(96, 32), numbers(224, 32, seed=1), numbers(32, 160, seed=2)
     original = {
         "double_blocks.0.img_attn.qkv.weight": joined,
@@ -258,7 +258,7 @@ def test_nunchaku_divides_the_authors_tensors_otherwise(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["LTX-2", "Cosmos-Predict2"])
-def test_names_that_are_written_down_here_are_all_converted(family):
+def test_listed_names_are_all_converted(family):
     ((name, config, make),) = MODELS[family]
     found = {piece.name for held in pieces_of(name, make(), config).values() for piece in held}
 

@@ -9,7 +9,7 @@ from quanterr.pairing.names import atoms_of, canonicalize
 
 
 def fp8(name, weight):
-    """FP8 codes with a scale per row, and the values they stand for."""
+    """Return FP8 codes with a scale per row, and the values they stand for."""
     rows = weight.float().view(-1, weight.shape[-1])
     scale = rows.abs().amax(1, keepdim=True) / 448
     codes = (rows / scale).to(torch.float8_e4m3fn).view(weight.shape)
@@ -19,7 +19,7 @@ def fp8(name, weight):
 
 
 def values_of(folder, original, quantized):
-    """What the quantized checkpoint holds of each weight of the original, and what was left over."""
+    """Return the quantized checkpoint's values for each weight of the original, and the leftovers."""
     x = store(folder / "original.safetensors", original)
     y = store(folder / "quantized.safetensors", quantized)
     with planned(x, y) as plan:
@@ -46,7 +46,7 @@ def fused(weights, words):
 
 
 class TestFused:
-    def test_projections_are_compared_one_by_one(self, tmp_path):
+    def test_fused_projections_are_compared_separately(self, tmp_path):
         stored, values = fp8("model.layers.0.self_attn.qkv_proj.weight", torch.cat(list(ATTENTION.values())))
         found, left = values_of(tmp_path, ATTENTION, stored)
 
@@ -54,7 +54,7 @@ class TestFused:
         assert {} == left
         assert torch.equal(values, torch.cat([found[name] for name in ATTENTION]))
 
-    def test_originals_are_compared_with_split_ones(self, tmp_path):
+    def test_fused_originals_are_compared_with_split_ones(self, tmp_path):
         stored, values = {}, []
         for name, weight in ATTENTION.items():
             more, value = fp8(name, weight)
@@ -67,7 +67,7 @@ class TestFused:
         assert {} == left
         assert torch.equal(torch.cat(values), found[name])
 
-    def test_biases_go_with_them(self, tmp_path):
+    def test_biases_are_fused_like_their_weights(self, tmp_path):
         original = {f"l.0.attn.{n}_proj.bias": numbers(r, seed=r) for n, r in zip("qkv", ROWS, strict=True)}
         stored = {"l.0.attn.qkv_proj.bias": torch.cat(list(original.values()))}
         found, left = values_of(tmp_path, original, stored)
@@ -76,7 +76,7 @@ class TestFused:
         assert {} == left
         assert torch.equal(stored["l.0.attn.qkv_proj.bias"].float(), torch.cat([found[name][0] for name in original]))
 
-    def test_rows_that_nothing_tells_are_refused(self, tmp_path):
+    def test_undetermined_rows_are_refused(self, tmp_path):
         original = {name: weight for name, weight in ATTENTION.items() if "v_proj" not in name}
         stored, _ = fp8("model.layers.0.self_attn.qkv_proj.weight", torch.cat(list(ATTENTION.values())))
         found, left = values_of(tmp_path, original, stored)
@@ -85,7 +85,7 @@ class TestFused:
         assert {Bucket.UNSUPPORTED} == {bucket for (side, _), (bucket, _) in left.items() if side == "original"}
         assert all("cannot be inferred" in reason for (side, _), (_, reason) in left.items() if side == "original")
 
-    def test_part_that_is_missing_is_told(self, tmp_path):
+    def test_missing_part_is_named(self, tmp_path):
         name = "model.layers.0.self_attn.qkv_proj.weight"
         stored = {n: w for n, w in ATTENTION.items() if "k_proj" not in n}
         found, left = values_of(tmp_path, {name: torch.cat(list(ATTENTION.values()))}, stored)
@@ -93,7 +93,7 @@ class TestFused:
         assert {} == found
         assert "no tensor holds layers.0.self_attn.k_proj" in left["original", name][1]
 
-    def test_that_two_could_hold_is_refused_and_both_are_named(self, tmp_path):
+    def test_part_held_by_two_tensors_is_refused_and_both_are_named(self, tmp_path):
         stored = {f"{place}.self_attn.qkv_proj.weight": numbers(88, 64) for place in ("layers.0", "module.layers.0")}
         found, left = values_of(tmp_path, ATTENTION, stored)
 
@@ -102,7 +102,7 @@ class TestFused:
         assert 3 == len(reasons)
         assert all(name in reason for name in stored for reason in reasons)
 
-    def test_that_may_be_either_of_two_is_taken_for_none(self, tmp_path):
+    def test_ambiguous_name_is_paired_with_neither(self, tmp_path):
         original = {"a.model.w.weight": numbers(64, 128), "a.net.w.weight": numbers(64, 128, seed=1)}
         codes, _ = fp8("a.w.weight", original["a.model.w.weight"])
         found, left = values_of(tmp_path, original, codes)
@@ -116,7 +116,7 @@ class TestExperts:
     def stacked(self, word):
         return torch.stack([EXPERTS[f"model.layers.1.mlp.experts.{e}.{word}.weight"] for e in range(3)])
 
-    def test_that_are_stacked_are_compared_one_by_one(self, tmp_path):
+    def test_stacked_experts_are_compared_separately(self, tmp_path):
         gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
         stored, up = fp8("model.layers.1.mlp.experts.gate_up_proj", gate_up)
         more, down = fp8("model.layers.1.mlp.experts.down_proj", self.stacked("down_proj"))
@@ -130,7 +130,7 @@ class TestExperts:
             assert torch.equal(down[e], found[f"model.layers.1.mlp.experts.{e}.down_proj.weight"])
 
     @pytest.mark.parametrize("turned", [False, True], ids=["out first", "in first"])
-    def test_stacks_are_compared_with_single_ones(self, tmp_path, turned):
+    def test_stacks_are_compared_with_single_experts(self, tmp_path, turned):
         stored, values = {}, {}
         for name, weight in EXPERTS.items():
             more, values[name] = fp8(name, weight)
@@ -149,7 +149,7 @@ class TestExperts:
         down = [values[f"model.layers.1.mlp.experts.{e}.down_proj.weight"] for e in range(3)]
         assert torch.equal(torch.cat(down), found["model.layers.1.mlp.experts.down_proj"])
 
-    def test_mixtral_and_mlx_words_mean_the_same(self, tmp_path):
+    def test_mixtral_and_mlx_words_mean_the_same_expert_parts(self, tmp_path):
         words = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
         original = {
             name.replace(f"mlp.experts.{e}.{word}", f"block_sparse_moe.experts.{e}.{w}"): EXPERTS[name]
@@ -165,7 +165,7 @@ class TestExperts:
         assert {} == left
         assert all(torch.equal(original[name].float(), found[name]) for name in original)
 
-    def test_entry_of_many_weights_is_counted_once(self, tmp_path):
+    def test_entry_for_many_weights_is_counted_once(self, tmp_path):
         gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
         stored, _ = fp8("model.layers.1.mlp.experts.gate_up_proj", gate_up)
         original = {name: weight for name, weight in EXPERTS.items() if "down" not in name}
@@ -179,7 +179,7 @@ class TestExperts:
 
 
 class TestTransposed:
-    def test_original_is_turned(self, tmp_path):
+    def test_transposed_original_is_turned(self, tmp_path):
         x = numbers(32, 96)
         codes, scale = quantized_fp8(x.T)
         quantized = {"h.0.attn.c_attn.weight": codes.contiguous(), "h.0.attn.c_attn.weight_scale": scale}
@@ -189,7 +189,7 @@ class TestTransposed:
         assert any("transposed" in said for said in report.layers[0].evidence)
 
     @pytest.mark.parametrize(("name", "turned"), [("h.0.attn.c_proj.weight", True), ("h.0.attn.o_proj.weight", False)])
-    def test_square_original_only_where_its_name_allows_it(self, tmp_path, name, turned):
+    def test_square_original_is_turned_only_where_its_name_allows_it(self, tmp_path, name, turned):
         x = numbers(64, 64)
         codes, scale = quantized_fp8(x.T)
         report = compared(tmp_path, {name: x}, {name: codes.contiguous(), f"{name}_scale": scale})
@@ -199,7 +199,7 @@ class TestTransposed:
         assert turned == any("no rectangular weight confirms it" in found.message for found in report.findings)
 
     @pytest.mark.parametrize("turned", [True, False])
-    def test_square_original_only_as_those_that_are_not_square(self, tmp_path, turned):
+    def test_square_original_is_turned_only_if_the_others_are(self, tmp_path, turned):
         square, long = numbers(64, 64), numbers(64, 192)
         stored = {"h.0.attn.c_attn.weight": (long.T if turned else long).contiguous()}
         stored["h.0.attn.c_proj.weight"] = square.T.contiguous()
@@ -210,7 +210,7 @@ class TestTransposed:
         assert [] == [found for found in report.findings if found.code == "ambiguous_layout"]
 
 
-def test_vocabulary_is_cropped_and_said_so(tmp_path):
+def test_vocabulary_is_cropped_with_a_note(tmp_path):
     x = numbers(100, 64)
     codes, scale = quantized_fp8(torch.cat([x, torch.zeros(28, 64)]))
     quantized = {"lm_head.weight": codes, "lm_head.weight_scale": scale}
@@ -237,7 +237,7 @@ class TestNames:
             ("single_transformer_blocks.0.out_proj.weight", "single_transformer_blocks.0.attn.to_out.weight"),
         ],
     )
-    def test_of_one_weight_are_one(self, one, other):
+    def test_names_for_one_weight_are_equal(self, one, other):
         assert canonicalize(one) == canonicalize(other)
 
     @pytest.mark.parametrize(
@@ -248,17 +248,17 @@ class TestNames:
             ("layers.0.q_proj.weight", "layers.1.q_proj.weight"),
         ],
     )
-    def test_of_two_weights_are_two(self, one, other):
+    def test_names_for_two_weights_differ(self, one, other):
         assert canonicalize(one) != canonicalize(other)
 
-    def test_of_stacked_experts_are_those_of_each(self):
+    def test_stacked_experts_have_a_name_for_each(self):
         names = atoms_of("l.3.mlp.experts.gate_up_proj", (2, 8, 4)).names
 
         assert ("l.3.mlp.experts.0.gate_proj", "l.3.mlp.experts.0.up_proj") == names[:2]
         assert ("l.3.mlp.experts.1.gate_proj", "l.3.mlp.experts.1.up_proj") == names[2:]
 
 
-def test_columns_side_by_side(tmp_path):
+def test_columns_are_joined_side_by_side(tmp_path):
     left, right = numbers(32, 48), numbers(32, 16, seed=1)
     stored = {
         "single_transformer_blocks.0.out_proj.weight": left,
@@ -275,7 +275,7 @@ class TestTied:
     EMBEDDING = numbers(96, 64, seed=3)
 
     @pytest.mark.parametrize("side", ["original", "quantized"])
-    def test_head_that_one_side_lacks_is_compared_with_the_embedding(self, tmp_path, side):
+    def test_missing_head_is_compared_with_the_embedding(self, tmp_path, side):
         both = {"model.embed_tokens.weight": self.EMBEDDING, "lm_head.weight": self.EMBEDDING}
         alone = {"model.embed_tokens.weight": self.EMBEDDING}
         sides = (alone, both) if side == "original" else (both, alone)
@@ -285,14 +285,14 @@ class TestTied:
         assert {"model.embed_tokens.weight", "lm_head.weight"} == {layer.layer_name for layer in report.lossless}
         assert [] == report.not_compared
 
-    def test_head_that_was_something_else_is_found(self, tmp_path):
+    def test_missing_untied_head_is_reported(self, tmp_path):
         x = {"model.embed_tokens.weight": self.EMBEDDING, "lm_head.weight": numbers(96, 64, seed=4)}
         report = compared(tmp_path, x, {"model.embed_tokens.weight": self.EMBEDDING})
 
         assert "inconclusive" == report.verdict
         assert [("lm_head.weight", "only_in_original")] == [(i.layer_name, i.bucket) for i in report.not_compared]
 
-    def test_copies_of_t5_are_compared_with_what_they_are_copies_of(self, tmp_path):
+    def test_t5_copies_are_compared_with_their_source(self, tmp_path):
         x = {"shared.weight": self.EMBEDDING, "encoder.embed_tokens.weight": self.EMBEDDING}
         report = compared(tmp_path, x, {"shared.weight": self.EMBEDDING})
 
@@ -309,20 +309,20 @@ class TestTied:
         ],
     )
     @pytest.mark.parametrize("side", ["original", "quantized"])
-    def test_copies_have_other_names_in_other_models(self, tmp_path, stored, copy, side):
+    def test_tied_copies_have_other_names_in_other_models(self, tmp_path, stored, copy, side):
         both, alone = dict.fromkeys((stored, copy), self.EMBEDDING), {stored: self.EMBEDDING}
         report = compared(tmp_path, *((alone, both) if side == "original" else (both, alone)))
 
         assert "pass" == report.verdict
         assert both.keys() == {layer.layer_name for layer in report.lossless}
 
-    def test_bias_of_a_head_that_is_stored_twice(self, tmp_path):
+    def test_repeated_head_bias_is_compared(self, tmp_path):
         x = dict.fromkeys(("cls.predictions.bias", "cls.predictions.decoder.bias"), numbers(1, 96)[0])
         report = compared(tmp_path, x, {"cls.predictions.bias": numbers(1, 96)[0]})
 
         assert ("pass", []) == (report.verdict, report.not_compared)
 
-    def test_head_of_another_shape_is_told(self, tmp_path):
+    def test_head_with_another_shape_is_reported(self, tmp_path):
         x = {"model.embed_tokens.weight": self.EMBEDDING}
         report = compared(tmp_path, x, x | {"lm_head.weight": numbers(10, 64)})
 
@@ -348,7 +348,7 @@ class TestComputedBuffers:
 
     @pytest.mark.parametrize(("name", "buffer"), BUFFERS)
     @pytest.mark.parametrize("side", ["original", "quantized"])
-    def test_that_one_side_lacks_are_no_gap(self, tmp_path, name, buffer, side):
+    def test_computed_buffers_may_be_missing_on_one_side(self, tmp_path, name, buffer, side):
         alone = {"model.embed_tokens.weight": numbers(96, 64)}
         sides = (alone | {name: buffer}, alone)
         report = compared(tmp_path, *(sides if side == "original" else sides[::-1]))
@@ -357,7 +357,7 @@ class TestComputedBuffers:
         assert ("pass", "info", [name]) == (report.verdict, found.severity, found.evidence["tensors"])
 
     @pytest.mark.parametrize(("name", "buffer"), BUFFERS)
-    def test_with_other_values_are_one(self, tmp_path, name, buffer):
+    def test_buffers_with_other_values_may_not_be_missing(self, tmp_path, name, buffer):
         other = buffer.clone()
         other.view(-1)[-1] = 3
         report = compared(tmp_path, {"x.weight": numbers(96, 64), name: other}, {"x.weight": numbers(96, 64)})
@@ -366,7 +366,7 @@ class TestComputedBuffers:
 
 
 def per_head(pairs):
-    """Rows of 3 heads of 8 as Mistral has them, from how transformers has them (its own permute, undone)."""
+    """Return rows of 3 heads of 8 in Mistral's order, from transformers' order (its own permute, undone)."""
     rows, cols = pairs.shape
     return pairs.view(3, 2, rows // 6, cols).transpose(1, 2).reshape(rows, cols)
 
@@ -394,10 +394,10 @@ MISTRAL = {
 
 
 class TestMistral:
-    def test_names_are_the_same_paths(self):
+    def test_mistral_names_are_the_same_paths(self):
         assert all(canonicalize(native) == canonicalize(usual) for native, usual in MISTRAL.items())
 
-    def test_rows_of_heads_are_put_back_on_either_side(self, tmp_path):
+    def test_mistral_head_rows_are_restored_on_either_side(self, tmp_path):
         usual = {f"model.layers.0.self_attn.{n}_proj.weight": numbers(24, 64, seed=ord(n)) for n in "qkv"}
         native = {
             f"layers.0.attention.w{n}.weight": w if n == "v" else per_head(w)
@@ -412,14 +412,14 @@ class TestMistral:
                 assert 3 == len(plan.pairs)
                 assert all(torch.equal(dequantized(p.original), dequantized(p.quantized)) for p in plan.pairs)
 
-    def test_unknown_number_of_heads_is_refused(self, tmp_path):
+    def test_mistral_names_without_a_head_count_are_refused(self, tmp_path):
         usual = {"model.layers.0.self_attn.q_proj.weight": numbers(24, 64)}
         found, left = values_of(tmp_path, usual, {"layers.0.attention.wq.weight": numbers(24, 64)})
 
         assert {} == found
         assert "gives the number of heads" in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
 
-    def test_heads_that_do_not_fit_are_refused(self, tmp_path):
+    def test_misfitting_head_count_is_refused(self, tmp_path):
         with_config(tmp_path, {"num_attention_heads": 5})
         usual = {"model.layers.0.self_attn.q_proj.weight": numbers(24, 64)}
         found, left = values_of(tmp_path, usual, {"layers.0.attention.wq.weight": numbers(24, 64)})
@@ -429,7 +429,7 @@ class TestMistral:
             "5 heads of pairs do not fit its 24 rows" in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
         )
 
-    def test_rows_in_the_order_of_transformers_contradict_its_names(self, tmp_path):
+    def test_mistral_names_with_rows_in_transformers_order_are_an_error(self, tmp_path):
         with_config(tmp_path, {"num_attention_heads": 3})
         weight = numbers(24, 64)
         usual = {"model.layers.0.self_attn.q_proj.weight": weight}
@@ -444,8 +444,8 @@ class TestMistral:
         assert [True] == [layer.snr_db < 3 for layer in report.layers]
 
 
-class TestGateAndUpInTurn:
-    """gpt-oss: in the fused weight and bias the rows of gate and up alternate."""
+class TestInterleavedGateAndUp:
+    """In gpt-oss, the rows of gate and up alternate in the fused weight and bias."""
 
     def checkpoints(self, apart):
         gate, up = numbers(3, 40, 64, seed=1), numbers(3, 40, 64, seed=2)
@@ -472,7 +472,7 @@ class TestGateAndUpInTurn:
 
     @pytest.mark.parametrize("apart", [True, False], ids=["experts apart", "stacked"])
     @pytest.mark.parametrize("told", [True, False], ids=["config tells", "the values tell"])
-    def test_is_compared(self, tmp_path, apart, told):
+    def test_interleaved_gate_and_up_are_compared(self, tmp_path, apart, told):
         if told:
             with_config(tmp_path, {"model_type": "gpt_oss"})
         report = compared(tmp_path, *self.checkpoints(apart))
@@ -481,7 +481,7 @@ class TestGateAndUpInTurn:
         assert 3 == len(report.lossless)
         assert told != any("alternating" in found.message for found in report.findings)
 
-    def test_any_cut_gives_the_same(self, tmp_path):
+    def test_interleaved_gate_and_up_give_the_same_in_any_cut(self, tmp_path):
         with_config(tmp_path, {"model_type": "gpt_oss"})
         original, stored = self.checkpoints(apart=False)
         x, y = store(tmp_path / "x.safetensors", original), store(tmp_path / "y.safetensors", stored)
@@ -492,12 +492,12 @@ class TestGateAndUpInTurn:
                     assert torch.equal(whole, dequantized(pair.quantized, size))
 
 
-class TestHeadsOfMla:
+class TestMlaHeads:
     """MLX stores kv_b_proj, [heads · (nope + v), rank], as embed_q, [heads, rank, nope], and unembed_out."""
 
     NAME = "model.layers.0.self_attn.kv_b_proj.weight"
 
-    def test_are_put_together(self, tmp_path):
+    def test_mla_heads_are_put_together(self, tmp_path):
         weight = numbers(4 * (32 + 48), 64)
         by_head = weight.view(4, 80, 64)
         stored = {
@@ -509,7 +509,7 @@ class TestHeadsOfMla:
         assert {} == left
         assert torch.equal(weight.float(), found[self.NAME])
 
-    def test_of_another_shape_are_refused(self, tmp_path):
+    def test_mla_heads_with_another_shape_are_refused(self, tmp_path):
         stored = {
             "model.layers.0.self_attn.embed_q.weight": numbers(4, 64, 32),
             "model.layers.0.self_attn.unembed_out.weight": numbers(4, 47, 64),
@@ -519,7 +519,7 @@ class TestHeadsOfMla:
         assert {} == found
         assert "[4, 64, 32] and [4, 47, 64]" in left["original", self.NAME][1]
 
-    def test_of_which_one_is_missing_are_told_so(self, tmp_path):
+    def test_incomplete_mla_heads_are_named(self, tmp_path):
         stored = {"model.layers.0.self_attn.embed_q.weight": numbers(4, 64, 32)}
         found, left = values_of(tmp_path, {self.NAME: numbers(320, 64)}, stored)
 

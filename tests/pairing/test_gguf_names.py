@@ -1,4 +1,4 @@
-"""The names of tensors in GGUF files are those of the gguf package."""
+"""The names of tensors in GGUF files equal those of the gguf package."""
 
 import pytest
 
@@ -20,31 +20,31 @@ from quanterr.pairing.converters.gguf_names import architectures, names_of
         ("qwen3moe", "model.layers.{bid}.mlp.experts.down_proj", "blk.{bid}.ffn_down_exps"),
     ],
 )
-def test_a_tensor_has_its_name_in_its_architecture(architecture, original, name):
+def test_tensor_has_its_name_in_its_architecture(architecture, original, name):
     assert name == names_of(architecture)[original]
 
 
-def test_an_unknown_architecture_has_no_names():
+def test_unknown_architecture_has_no_names():
     assert {} == names_of("flux")
     assert "flux" not in architectures()
 
 
-def test_names_are_not_changed_by_whoever_reads_them():
+def test_names_cannot_be_changed():
     with pytest.raises(TypeError):
         names_of("llama")["a"] = "b"
 
 
-# What llama.cpp has changed since the package was published.
+# Changes in llama.cpp since the package was published.
 CHANGED = {"clip": {"encoder.layers.{bid}.conv.batch_norm"}}
 
 
-def test_have_those_of_the_package_for_every_architecture(monkeypatch):
+def test_names_equal_the_package_for_every_architecture(monkeypatch):
     package = pytest.importorskip("gguf")
     rules = package.TensorNameMap.block_mappings_cfg
     assert set(package.MODEL_ARCH_NAMES.values()) <= architectures()
 
     for architecture, name in package.MODEL_ARCH_NAMES.items():
-        # The package changes its own table for some architectures, for good.
+        # The package permanently changes its own table for some architectures.
         monkeypatch.setattr(package.TensorNameMap, "block_mappings_cfg", dict(rules))
         expected = package.get_tensor_name_map(architecture, 1).mapping
         changed = {key.replace("{bid}", "0") for key in CHANGED.get(name, ())}

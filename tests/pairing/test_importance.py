@@ -43,7 +43,7 @@ def test_error_is_weighted_by_columns(tmp_path, kind, odd):
     x = numbers(48, 64).float()
     y = x + 0.01 * numbers(48, 64, seed=1).float()
     means = COLUMNS
-    if odd:  # takes the exact way
+    if odd:  # this takes the exact way
         x[3, 5] = 1e30
         y[3, 5] = 1e30
     report = layer(tmp_path, x, y, stored(tmp_path / f"m.{kind}", kind, means))
@@ -56,14 +56,14 @@ def test_error_is_weighted_by_columns(tmp_path, kind, odd):
     assert str(tmp_path / f"m.{kind}") == report.settings.importance
 
 
-def test_without_a_matrix_there_is_no_weighted_error(tmp_path):
+def test_weighted_error_is_undefined_without_a_matrix(tmp_path):
     report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), None)
 
     assert None is report.layers[0].weighted_nmse is report.aggregate.weighted_snr_db
 
 
 @pytest.mark.parametrize("single", [False, True], ids=["stacked", "single experts"])
-def test_each_expert_has_its_own(tmp_path, single):
+def test_each_expert_has_its_own_importance(tmp_path, single):
     means = np.stack([COLUMNS, COLUMNS[::-1], np.full(64, 9)])
     x, y = numbers(3, 40, 64).float(), numbers(3, 40, 64, seed=1).float()
     path = gguf(tmp_path / "m.gguf", {"blk.0.ffn_up_exps.weight": (means, [5, 6, 0])})
@@ -81,12 +81,12 @@ def test_each_expert_has_its_own(tmp_path, single):
     assert "importance_uncovered" in {finding.code for finding in report.findings}
 
 
-@pytest.mark.parametrize("experts", [3, 4])  # of 40 rows each: a stack's matrices divide them, or do not
+@pytest.mark.parametrize("experts", [3, 4])  # with 40 rows each, the matrices of a stack divide them, or do not
 @pytest.mark.parametrize(
     "single", ["mlp.experts.{}.up_proj", "block_sparse_moe.experts.{}.w3"], ids=["Qwen", "Mixtral"]
 )
 @pytest.mark.parametrize("kind", ["gguf", "dat"])
-def test_single_experts_beside_a_stack_have_each_their_own(tmp_path, experts, single, kind):
+def test_single_experts_next_to_a_stack_have_their_own_importance(tmp_path, experts, single, kind):
     means = np.stack([np.roll(COLUMNS, 7 * e) for e in range(experts)])
     x, y = numbers(experts, 40, 64).float(), numbers(experts, 40, 64, seed=1).float()
     stack = "blk.0.ffn_up_exps.weight"
@@ -112,7 +112,7 @@ def test_single_experts_beside_a_stack_have_each_their_own(tmp_path, experts, si
     ]
 
 
-def test_an_expert_that_the_stack_lacks_has_no_importance(tmp_path):
+def test_expert_missing_in_the_stack_has_no_importance(tmp_path):
     path = gguf(tmp_path / "m.gguf", {"blk.0.ffn_up_exps.weight": (np.stack([COLUMNS] * 2), [5, 6])})
     names = [f"model.layers.0.mlp.experts.{e}.up_proj.weight" for e in range(3)]
     files = [store(tmp_path / f"{n}.safetensors", {name: numbers(40, 64, seed=n) for name in names}) for n in range(2)]
@@ -122,7 +122,7 @@ def test_an_expert_that_the_stack_lacks_has_no_importance(tmp_path):
     assert names[2] in next(f.message for f in report.findings if f.code == "importance_missing")
 
 
-def test_weights_that_the_matrix_lacks_are_told(tmp_path):
+def test_weights_missing_in_the_matrix_are_named(tmp_path):
     more = {"model.layers.0.mlp.up_proj.weight": numbers(8, 64, seed=3)}
     report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), stored(tmp_path / "m.dat", "dat", COLUMNS), **more)
 
@@ -134,7 +134,7 @@ def test_weights_that_the_matrix_lacks_are_told(tmp_path):
     [(10, "warning"), (18, "warning"), (19, "info"), (20, "info")],
     ids=["half", "all but a block", "all but a weight", "all but the head and a router"],
 )
-def test_weights_that_the_matrix_should_have_are_a_warning(tmp_path, covered, severity):
+def test_expected_weights_missing_in_the_matrix_are_a_warning(tmp_path, covered, severity):
     names = [f"model.layers.{n}.mlp.{kind}_proj.weight" for n in range(10) for kind in ("up", "gate")]
     x = {name: numbers(8, 64, seed=n) for n, name in enumerate(["lm_head.weight", *names])}
     router = {"model.layers.0.mlp.gate.weight": numbers(8, 64, seed=99)}
@@ -166,7 +166,7 @@ def test_matrix_without_columns_is_refused(tmp_path):
         read_importance(path)
 
 
-def test_matrix_of_another_model_is_an_error(tmp_path):
+def test_matrix_for_another_model_is_an_error(tmp_path):
     path = tmp_path / "m.dat"
     path.write_bytes(legacy({"blk.77.attn_q.weight": COLUMNS}))
     report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), path)
@@ -192,7 +192,7 @@ def test_damaged_legacy_files_are_refused(tmp_path, raw, says):
         read_importance(tmp_path / "m.dat")
 
 
-def test_a_model_is_no_importance_matrix(tmp_path):
+def test_model_is_not_an_importance_matrix(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", [Stored("a")], [key("general.architecture", TEXT, "llama")])
     with pytest.raises(CheckpointError, match=r"general\.type"):
         read_importance(path)
@@ -207,7 +207,7 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, raw):
         read_importance(path)
 
 
-def test_missing_file_is_status_three(tmp_path):
+def test_missing_file_exits_with_3(tmp_path):
     path = store(tmp_path / "x.safetensors", {NAME: numbers(8, 64)})
     done = CliRunner().invoke(app, ["compare", str(path), str(path), "--importance", str(tmp_path / "no.dat")])
 
@@ -215,7 +215,7 @@ def test_missing_file_is_status_three(tmp_path):
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_scales_that_suit_important_columns_are_no_loss_if_the_importance_is_given(tmp_path, given):
+def test_scales_for_important_columns_count_as_good_with_their_importance(tmp_path, given):
     x = numbers(64, 64).float()
     x[:, 32:] *= 5
     scale = x[:, :32].abs().amax(1, keepdim=True) / 127

@@ -38,7 +38,7 @@ NOT_COMPARED = {
 
 
 def plan_of(folder, original, quantized, metadata=None, config=None, layers=()):
-    """Pairs by name, and of every entry that is in no pair its bucket and the reason, by side."""
+    """Return pairs by name, and for every unpaired entry its bucket and the reason, by side."""
     x = store(folder / "original.safetensors", original)
     y = store(folder / ("quantized" if config else "quantized.safetensors"), quantized, metadata, config)
     with planned(x, y, layers) as plan:
@@ -51,7 +51,7 @@ def plan_of(folder, original, quantized, metadata=None, config=None, layers=()):
 
 
 def fp8(name, *shape, scale="weight_scale"):
-    """The numbers of that shape as FP8 codes with a scale."""
+    """Return FP8 codes of that shape with a scale."""
     codes, factor = quantized_fp8(numbers(*shape))
     return {f"{name}.weight": codes, f"{name}.{scale}": factor}
 
@@ -66,20 +66,20 @@ def with_prefix(prefix, tensors):
 
 class TestPrefixes:
     @pytest.mark.parametrize("prefix", PREFIXES)
-    def test_of_the_quantized_side_is_taken_from_its_names(self, tmp_path, prefix):
+    def test_prefix_on_the_quantized_side_is_removed(self, tmp_path, prefix):
         pairs, left, extra, plan = plan_of(tmp_path, WEIGHTS, with_prefix(prefix, WEIGHTS))
 
         assert (set(NAMES), {}, {}) == (pairs.keys(), left, extra)
         assert {"original": "", "quantized": prefix} == plan.prefixes
 
     @pytest.mark.parametrize("prefix", PREFIXES)
-    def test_of_the_original_side_is_taken_from_its_names(self, tmp_path, prefix):
+    def test_prefix_on_the_original_side_is_removed(self, tmp_path, prefix):
         pairs, left, extra, plan = plan_of(tmp_path, with_prefix(prefix, WEIGHTS), WEIGHTS)
 
         assert ({prefix + name for name in NAMES}, {}, {}) == (pairs.keys(), left, extra)
         assert {"original": prefix, "quantized": ""} == plan.prefixes
 
-    def test_of_both_sides_may_differ(self, tmp_path):
+    def test_prefixes_may_differ(self, tmp_path):
         original = with_prefix("model.diffusion_model.", WEIGHTS)
         pairs, left, extra, plan = plan_of(tmp_path, original, with_prefix("net.", WEIGHTS))
 
@@ -87,14 +87,14 @@ class TestPrefixes:
         assert {"original": "model.diffusion_model.", "quantized": "net."} == plan.prefixes
 
     @pytest.mark.parametrize("prefix", ["", *PREFIXES])
-    def test_that_is_the_same_on_both_sides_stays(self, tmp_path, prefix):
+    def test_prefix_on_both_sides_stays(self, tmp_path, prefix):
         tensors = with_prefix(prefix, WEIGHTS)
         pairs, left, extra, plan = plan_of(tmp_path, tensors, tensors)
 
         assert (tensors.keys(), {}, {}) == (pairs.keys(), left, extra)
         assert {"original": "", "quantized": ""} == plan.prefixes
 
-    def test_is_voted_for_by_the_most_names(self, tmp_path):
+    def test_prefix_is_chosen_by_most_names(self, tmp_path):
         alone = {f"model.{n}.weight": numbers(2, 8) for n in range(3)}
         original = WEIGHTS | alone
         quantized = with_prefix("model.diffusion_model.", WEIGHTS) | alone
@@ -103,7 +103,7 @@ class TestPrefixes:
         assert (original.keys(), {}, {}) == (pairs.keys(), left, extra)
         assert plan.prefixes["quantized"] == "model.diffusion_model."
 
-    def test_is_not_taken_where_more_names_match_with_it(self, tmp_path):
+    def test_prefix_is_kept_where_more_names_match_with_it(self, tmp_path):
         original = with_prefix("model.", WEIGHTS) | {"extra.weight": numbers(2, 8)}
         quantized = with_prefix("model.", WEIGHTS) | {"model.extra.weight": numbers(2, 8)}
         pairs, left, extra, plan = plan_of(tmp_path, original, quantized)
@@ -112,7 +112,7 @@ class TestPrefixes:
         assert ({}, {}) == (left, extra)
         assert plan.prefixes["quantized"] == ""
 
-    def test_is_kept_where_a_name_would_be_that_of_another(self, tmp_path):
+    def test_prefix_is_kept_where_a_name_would_collide(self, tmp_path):
         quantized = with_prefix("model.", WEIGHTS) | {"head.weight": numbers(3, 3)}
         pairs, left, extra, _ = plan_of(tmp_path, WEIGHTS, quantized)
 
@@ -121,7 +121,7 @@ class TestPrefixes:
         assert extra["head.weight"][0] == Bucket.SHAPE_MISMATCH
         assert extra["model.head.weight"][0] == Bucket.ONLY_IN_QUANTIZED
 
-    def test_is_that_of_scales_and_labels_too(self, tmp_path):
+    def test_prefix_applies_to_scales_and_labels_too(self, tmp_path):
         prefix = "model.diffusion_model."
         codes = fp8_codes(8, 32)
         quantized = {
@@ -144,7 +144,7 @@ class TestPrefixes:
 
 
 class TestOneSide:
-    def test_has_what_the_other_lacks(self, tmp_path):
+    def test_tensors_on_one_side_only_are_listed(self, tmp_path):
         pairs, left, extra, _ = plan_of(
             tmp_path,
             {"a.weight": numbers(2, 8), "b.weight": numbers(2, 8), "b.bias": numbers(2)},
@@ -155,7 +155,7 @@ class TestOneSide:
         assert {"b.weight": Bucket.ONLY_IN_ORIGINAL, "b.bias": Bucket.ONLY_IN_ORIGINAL} == _buckets(left)
         assert {"c.weight": Bucket.ONLY_IN_QUANTIZED, "c.bias": Bucket.ONLY_IN_QUANTIZED} == _buckets(extra)
 
-    def test_makes_the_result_inconclusive(self, tmp_path):
+    def test_tensor_on_one_side_only_is_inconclusive(self, tmp_path):
         both = {"a.weight": numbers(2, 8)}
         for n, (original, quantized) in enumerate([(both | {"b.weight": ONE}, both), (both, both | {"b.weight": ONE})]):
             (tmp_path / str(n)).mkdir()
@@ -165,7 +165,7 @@ class TestOneSide:
             assert Status.OK == exit_status(report, allow_partial=True)
             assert "b.weight" in " ".join(report.reasons)
 
-    def test_with_a_quantized_weight_that_the_other_lacks_has_its_scale_there_too(self, tmp_path):
+    def test_unpaired_quantized_weight_is_listed_with_its_scale(self, tmp_path):
         _, _, extra, _ = plan_of(tmp_path, {"a.weight": numbers(2, 8)}, fp8("a", 2, 8) | fp8("b", 2, 8))
         buckets = _buckets(extra)
 
@@ -174,7 +174,7 @@ class TestOneSide:
     @pytest.mark.parametrize(
         "name", ["a.input_scale", "a.k_scale", "a.scale_input", "a.activation_scale", "layers.0.attn.k_cache_scale"]
     )
-    def test_has_scales_of_activations_which_change_no_weight(self, tmp_path, name):
+    def test_activation_scales_may_be_on_one_side_only(self, tmp_path, name):
         report = compared(tmp_path, {"a.weight": numbers(2, 8)}, fp8("a", 2, 8) | {name: torch.tensor(0.3)})
 
         assert report.not_compared == []
@@ -182,14 +182,14 @@ class TestOneSide:
         assert 2 == report.coverage.quantized[Bucket.CONSUMED].tensors
 
     @pytest.mark.parametrize("name", ["q_scale", "k_scale", "output_scale", "input_scale", "scaled_fp8"])
-    def test_has_a_parameter_that_is_called_as_if_it_changed_no_weight(self, tmp_path, name):
+    def test_parameter_named_like_an_activation_scale_must_be_on_both_sides(self, tmp_path, name):
         original = {"a.weight": numbers(2, 8), f"a.{name}": numbers(8)}
         report = compared(tmp_path, original, fp8("a", 2, 8))
 
         assert [(f"a.{name}", "only_in_original")] == [(left.layer_name, left.bucket) for left in report.not_compared]
         assert Status.INCONCLUSIVE == exit_status(report)
 
-    def test_that_has_nothing_of_the_other_is_told_so(self, tmp_path):
+    def test_checkpoints_without_a_match_are_inconclusive_with_examples(self, tmp_path):
         report = compared(tmp_path, {"a.weight": ONE}, {"b.weight": ONE})
 
         assert Status.INCONCLUSIVE == exit_status(report)
@@ -198,8 +198,8 @@ class TestOneSide:
         )
         assert report.layers == report.lossless == []
 
-    def test_whose_parts_do_not_fit_is_told_why_and_not_that_nothing_matches(self, tmp_path):
-        """W_q, of which the original has no tensor, lacks rows."""
+    def test_misfitting_parts_are_explained_as_an_unsupported_layout(self, tmp_path):
+        """W_q, which has no counterpart in the original, lacks rows."""
         name = "axis1_group48"
         stored = load_file(GOLDEN / "hqq/hqq_4_bits.safetensors")
         parts = {key: part for key, part in stored.items() if key.startswith(f"{name}.")}
@@ -209,7 +209,7 @@ class TestOneSide:
         assert Status.INCONCLUSIVE == exit_status(report)
         assert report.reasons[0].startswith("1 tensor in an unsupported layout: ")
 
-    def test_whose_names_are_the_same_is_not_told_that_nothing_matches(self, tmp_path):
+    def test_equal_names_with_different_shapes_count_as_a_match(self, tmp_path):
         report = compared(tmp_path, {"a.weight": ONE}, {"a.weight": torch.zeros(2)})
 
         assert Status.INCONCLUSIVE == exit_status(report)
@@ -229,7 +229,7 @@ class TestShapes:
         ],
     )
     @pytest.mark.parametrize("quantized", [False, True])
-    def test_that_differ_are_told_with_a_hint(self, tmp_path, x, y, hint, quantized):
+    def test_different_shapes_are_reported_with_a_hint(self, tmp_path, x, y, hint, quantized):
         tensors = fp8("a", *y) if quantized else {"a.weight": numbers(*y)}
         pairs, left, extra, _ = plan_of(tmp_path, {"a.weight": numbers(*x)}, tensors)
         bucket, reason = left["a.weight"]
@@ -247,7 +247,7 @@ class TestShapes:
             (lambda x: numbers(64, 256, seed=9), "transposed?"),
         ],
     )
-    def test_of_a_transpose_and_of_a_reshape_are_told_apart_by_their_values(self, tmp_path, change, hint):
+    def test_transpose_and_reshape_are_distinguished_by_values(self, tmp_path, change, hint):
         x = numbers(256, 64)
         _, left, *_ = plan_of(tmp_path, {"a.weight": x}, {"a.weight": change(x).contiguous()})
 
@@ -256,12 +256,12 @@ class TestShapes:
     @pytest.mark.parametrize(
         ("x", "y"), [((8, 32), (8, 32, 1)), ((8, 32), (256,)), ((), (1,)), ((1, 8), (8,)), ((4, 8), (2, 16))]
     )
-    def test_of_as_many_elements_are_not_taken_for_each_other(self, tmp_path, x, y):
+    def test_equal_element_counts_do_not_suffice_for_a_pair(self, tmp_path, x, y):
         _, left, extra, _ = plan_of(tmp_path, {"a": numbers(*x)}, {"a": numbers(*y)})
 
         assert {"a": Bucket.SHAPE_MISMATCH} == _buckets(left) == _buckets(extra)
 
-    def test_of_square_weights_that_are_transposed_are_compared(self, tmp_path):
+    def test_transposed_square_weights_are_compared(self, tmp_path):
         x = numbers(32, 32)
         report = compared(tmp_path, {"a.weight": x}, {"a.weight": x.T.contiguous()})
 
@@ -270,7 +270,7 @@ class TestShapes:
 
 class TestMissingScale:
     @pytest.mark.parametrize("others", [fp8("b", 4, 32), fp8("b", 4, 32, scale="scale_weight")], ids=["new", "old"])
-    def test_among_scaled_weights_is_an_error(self, tmp_path, others):
+    def test_missing_scale_among_scaled_weights_is_an_error(self, tmp_path, others):
         original = {"a.weight": numbers(4, 32), "b.weight": numbers(4, 32)}
         report = compared(tmp_path, original, {"a.weight": fp8_codes(4, 32)} | others)
 
@@ -281,21 +281,21 @@ class TestMissingScale:
         assert "scale is missing" in report.not_compared[0].reason
         assert Status.INCONCLUSIVE == exit_status(report)
 
-    def test_beside_a_scale_of_activations_is_an_error(self, tmp_path):
+    def test_missing_scale_next_to_an_activation_scale_is_an_error(self, tmp_path):
         codes = {"a.weight": fp8_codes(4, 32), "a.input_scale": torch.tensor(1.0)}
         report = compared(tmp_path, {"a.weight": numbers(4, 32)}, codes)
 
         assert {"error"} == {item.bucket for item in report.not_compared}
         assert "its scale is missing: activations have one (a.input_scale)" in report.not_compared[0].reason
 
-    def test_of_int8_is_always_an_error(self, tmp_path):
+    def test_missing_int8_scale_is_always_an_error(self, tmp_path):
         report = compared(tmp_path, {"a.weight": numbers(4, 32)}, {"a.weight": int8_codes(4, 32)})
 
         assert {"error"} == {item.bucket for item in report.not_compared}
         assert Status.INCONCLUSIVE == exit_status(report)
 
     @pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2])
-    def test_where_no_weight_has_one_is_a_plain_cast_and_told(self, tmp_path, dtype):
+    def test_fp8_without_any_scale_is_a_plain_cast_and_noted(self, tmp_path, dtype):
         x = numbers(4, 32)
         report = compared(tmp_path, {"a.weight": x, "a.bias": x[0]}, {"a.weight": x.to(dtype), "a.bias": x[0]})
 
@@ -303,7 +303,7 @@ class TestMissingScale:
         assert [("fp8_without_scale", "info")] == [(f.code, f.severity) for f in report.findings]
         assert Status.OK == exit_status(report)
 
-    def test_of_a_layer_that_a_label_calls_scaled_is_not_silent(self, tmp_path):
+    def test_missing_scale_in_a_labelled_layer_is_not_silent(self, tmp_path):
         x = numbers(4, 32)
         tensors = {"a.weight": x.to(FP8), "a.comfy_quant": label(format="float8_e4m3fn")}
         report = compared(tmp_path, {"a.weight": x}, tensors)
@@ -311,8 +311,8 @@ class TestMissingScale:
 
         assert told or Status.INCONCLUSIVE == exit_status(report)
 
-    def test_beside_the_old_marker_means_a_scale_of_one(self, tmp_path):
-        """CU-old comfy/ops.py: a layer without scale_weight in a scaled_fp8 file is a plain cast."""
+    def test_missing_scale_with_the_old_marker_means_one(self, tmp_path):
+        """In older versions of comfy/ops.py, a layer without scale_weight in a scaled_fp8 file is a plain cast."""
         tensors = fp8("b", 4, 32, scale="scale_weight") | {
             "a.weight": fp8_codes(4, 32),
             "scaled_fp8": torch.zeros(2).to(FP8),
@@ -323,11 +323,11 @@ class TestMissingScale:
         assert {} == left
 
 
-class TestScaleBesidePlainNumbers:
+class TestScaleOnPlainNumbers:
     @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("name", ["scale_weight", "weight_scale"])
-    def test_of_one_is_a_dummy_and_told(self, tmp_path, shape, dtype, name):
+    def test_scale_equal_to_one_on_plain_numbers_is_a_dummy_and_reported(self, tmp_path, shape, dtype, name):
         x = numbers(4, 32)
         tensors = {"a.weight": x, f"a.{name}": torch.ones(shape, dtype=dtype), "b.weight": x}
         report = compared(tmp_path, {"a.weight": x, "b.weight": x}, tensors)
@@ -341,7 +341,7 @@ class TestScaleBesidePlainNumbers:
     @pytest.mark.parametrize("scale", [torch.tensor(2.0), torch.tensor(0.0), torch.ones(4), torch.ones(4, 1), -ONE])
     @pytest.mark.parametrize("changed", [False, True])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-    def test_of_anything_else_is_an_error(self, tmp_path, scale, changed, dtype):
+    def test_any_other_scale_on_plain_numbers_is_an_error(self, tmp_path, scale, changed, dtype):
         x = numbers(4, 32)
         y = (2 * x if changed else x).to(dtype)
         report = compared(tmp_path, {"a.weight": x}, {"a.weight": y, "a.weight_scale": scale})
@@ -350,7 +350,7 @@ class TestScaleBesidePlainNumbers:
         assert "a.weight_scale" in " ".join(report.reasons)
         assert [] == report.lossless == report.layers
 
-    def test_that_the_original_has_too_is_a_parameter(self, tmp_path):
+    def test_scale_that_the_original_also_has_is_a_parameter(self, tmp_path):
         x = {"a.weight": numbers(4, 32), "a.scale": torch.ones(4)}
         report = compared(tmp_path, x, x | {"a.scale": 2 * torch.ones(4)})
 
@@ -360,14 +360,14 @@ class TestScaleBesidePlainNumbers:
 
 
 class TestUnsupportedLayouts:
-    def test_a_part_of_a_part_is_not_lost(self, tmp_path):
+    def test_nested_part_is_not_lost(self, tmp_path):
         quantized = fp8("a", 8, 32, scale="scale") | {"a.scale_7": SCALE, "a.scale_7_8": SCALE}
         _, left, extra, _ = plan_of(tmp_path, {"a.weight": numbers(8, 32)}, quantized)
 
         assert quantized.keys() == extra.keys()
         assert "unused: a.scale_7" in left["a.weight"][1]
 
-    def test_of_packed_codes_are_named_and_end_with_status_four(self, tmp_path):
+    def test_unsupported_packed_codes_are_named_and_exit_with_4(self, tmp_path):
         original = {"a.weight": numbers(16, 64), "a.bias": numbers(16), "norm.weight": numbers(64)}
         quantized = {
             "a.weight": torch.randint(0, 256, (16, 32), dtype=torch.uint8),
@@ -396,7 +396,7 @@ class TestUnsupportedLayouts:
         ],
         ids=lambda parts: next(iter(parts)),
     )
-    def test_of_other_names_are_unsupported_and_not_merely_absent(self, tmp_path, parts):
+    def test_unsupported_layout_with_other_names_is_not_called_absent(self, tmp_path, parts):
         quantized = {f"a.{name}": torch.ones(shape).to(dtype) for name, (dtype, shape) in parts.items()}
         _, left, extra, _ = plan_of(
             tmp_path, {"a.weight": numbers(64, 64), "b.weight": ONE}, quantized | {"b.weight": ONE}
@@ -408,7 +408,7 @@ class TestUnsupportedLayouts:
         assert all(name in left["a.weight"][1] for name in list(quantized)[:2])
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, *[torch.float8_e4m3fnuz] * NEW_LIBRARY])
-    def test_of_one_shape_with_the_original_are_never_compared_as_numbers(self, tmp_path, dtype):
+    def test_codes_shaped_like_the_original_are_never_compared_as_numbers(self, tmp_path, dtype):
         codes = torch.randint(0, 100, (8, 32), dtype=torch.uint8)
         x, y = numbers(8, 32), codes.view(dtype) if dtype.itemsize == 1 else codes.to(dtype)
         for n, (original, quantized) in enumerate([(x, y), (y, x)]):
@@ -424,7 +424,7 @@ class TestIntegers:
         "dtype",
         [torch.bool, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64],
     )
-    def test_that_are_equal_are_lossless(self, tmp_path, dtype):
+    def test_equal_integers_are_lossless(self, tmp_path, dtype):
         x = {"ids": torch.arange(100).to(dtype), "a.weight": numbers(2, 8)}
         report = compared(tmp_path, x, x)
 
@@ -437,7 +437,7 @@ class TestIntegers:
         ("dtype", "bits"), [(torch.uint8, 8), (torch.int16, 16), (torch.int32, 32), (torch.int64, 64)]
     )
     @pytest.mark.parametrize("base", [0, -1, 1 << 40, (1 << 53) + 5, (1 << 62) + 12345])
-    def test_that_differ_in_any_single_bit_are_not(self, tmp_path, dtype, bits, base):
+    def test_integers_that_differ_in_any_single_bit_are_not_lossless(self, tmp_path, dtype, bits, base):
         same = torch.full((bits,), base).to(dtype)
         one = torch.tensor([1 << n if n < 63 else -(1 << 63) for n in range(bits)]).to(dtype)
         x, y = ({f"ids.{n}": row.clone() for n, row in enumerate(t)} for t in (same, same ^ one))
@@ -458,7 +458,7 @@ class TestIntegers:
             (torch.float32, torch.int64),
         ],
     )
-    def test_of_different_dtype_are_not_compared(self, tmp_path, x, y):
+    def test_integers_with_different_dtypes_are_not_compared(self, tmp_path, x, y):
         report = compared(tmp_path, {"ids": torch.ones(4, dtype=x)}, {"ids": torch.ones(4, dtype=y)})
 
         assert [] == report.lossless == report.other_changes
@@ -466,7 +466,7 @@ class TestIntegers:
 
 
 class TestBothSidesQuantized:
-    def test_are_compared_by_their_values(self, tmp_path):
+    def test_quantized_sides_are_compared_by_their_values(self, tmp_path):
         codes = fp8_codes(8, 32)
         report = compared(
             tmp_path,
@@ -481,7 +481,7 @@ class TestBothSidesQuantized:
     @pytest.mark.parametrize(
         ("original", "quantized"),
         [
-            # layouts that are not read, of the same codes
+            # unsupported layouts of the same codes
             (
                 {"a.weight_scale": torch.full((8, 1), 120, dtype=torch.uint8)},
                 {"a.weight_scale": torch.full((8, 1), 121, dtype=torch.uint8)},
@@ -500,7 +500,7 @@ class TestBothSidesQuantized:
         ],
         ids=["exponents", "no rule", "two scales", "unused on one side", "rotated", "rotated on one side"],
     )
-    def test_of_the_same_codes_but_other_parts_are_not_lossless(self, tmp_path, original, quantized):
+    def test_same_codes_with_other_parts_are_not_lossless(self, tmp_path, original, quantized):
         codes = {"a.weight": fp8_codes(8, 32)}
         report = compared(tmp_path, codes | original, codes | quantized)
 
@@ -509,7 +509,7 @@ class TestBothSidesQuantized:
 
 
 class TestSelection:
-    def test_leaves_the_others_in_a_bucket_of_their_own(self, tmp_path):
+    def test_unselected_tensors_have_their_own_bucket(self, tmp_path):
         original = {"a.attn.weight": numbers(4, 32), "a.mlp.weight": numbers(4, 32), "b.mlp.weight": numbers(4, 32)}
         quantized = fp8("a.attn", 4, 32) | fp8("a.mlp", 4, 32) | {"c.mlp.weight": ONE}
         quantized |= {"a.mlp.comfy_quant": label(format="float8_e4m3fn")}
@@ -522,27 +522,27 @@ class TestSelection:
         assert Status.OK == exit_status(report)
         assert coverage.original_compared_fraction == 1.0
 
-    def test_does_not_hide_what_was_selected_and_not_compared(self, tmp_path):
+    def test_selected_but_uncompared_tensor_is_reported(self, tmp_path):
         original = {"a.attn.weight": numbers(4, 32), "a.mlp.weight": numbers(4, 32)}
         report = compared(tmp_path, original, fp8("a.mlp", 4, 32), layers=["attn"])
 
         assert Status.INCONCLUSIVE == exit_status(report)
         assert [item.layer_name for item in report.not_compared] == ["a.attn.weight"]
 
-    def test_names_are_those_of_the_original(self, tmp_path):
+    def test_selection_uses_original_names(self, tmp_path):
         report = compared(
             tmp_path, {"model.a.weight": numbers(2, 8)}, {"a.weight": numbers(2, 8, seed=1)}, layers=["model.*"]
         )
 
         assert [layer.layer_name for layer in report.layers] == ["model.a.weight"]
 
-    def test_of_nothing_is_wrong_usage(self, tmp_path):
+    def test_empty_selection_is_wrong_usage(self, tmp_path):
         with pytest.raises(UsageError, match="attn"):
             compared(tmp_path, {"a.weight": ONE}, {"a.weight": ONE}, layers=["attn"])
 
 
 class TestParts:
-    def test_belong_to_the_weight_whose_name_they_carry(self, tmp_path):
+    def test_parts_belong_to_the_weight_whose_name_they_carry(self, tmp_path):
         tensors = fp8("a", 4, 32) | fp8("ab", 4, 32) | {"a.b.weight": fp8_codes(4, 32), "a.b.weight_scale": SCALE}
         names = ("a.weight", "ab.weight", "a.b.weight")
         pairs, _, extra, _ = plan_of(tmp_path, {name: numbers(4, 32) for name in names}, tensors)
@@ -552,7 +552,7 @@ class TestParts:
         }
         assert {} == extra
 
-    def test_of_stacked_experts_have_names_without_weight(self, tmp_path):
+    def test_parts_in_expert_stacks_have_names_without_weight(self, tmp_path):
         quantized = {
             "experts.gate_up_proj": fp8_codes(3, 8, 32),
             "experts.gate_up_proj_scale": torch.ones(3, 8, 1),
@@ -566,7 +566,7 @@ class TestParts:
         assert ({}, {}) == (left, extra)
         assert original.keys() == pairs.keys()
 
-    def test_may_lie_in_another_shard_than_their_weight(self, tmp_path):
+    def test_parts_may_lie_in_another_shard_than_their_weight(self, tmp_path):
         folder = tmp_path / "quantized"
         folder.mkdir()
         tensors = fp8("a", 4, 32)
@@ -599,7 +599,7 @@ VARIANTS = {
     "fp8 with a label": {"weight": CODES, "weight_scale": FACTOR, "comfy_quant": label(format="float8_e4m3fn")},
     "fp8 rotated": {"weight": CODES, "weight_scale": FACTOR, "comfy_quant": label(convrot=True)},
     "fp8 cast": {"weight": CODES},
-    "fp8 of a wrong shape": {"weight": CODES, "weight_scale": torch.ones(5, 3)},
+    "fp8 with a wrong shape": {"weight": CODES, "weight_scale": torch.ones(5, 3)},
     "fp8 with two scales": {"weight": CODES, "weight_scale": FACTOR, "scale_weight": FACTOR},
     "int8": {"weight": INT8, "weight_scale": STEP.repeat(4, 1)},
     "int8 without scale": {"weight": INT8},
@@ -641,7 +641,7 @@ class TestAnyTwoCheckpoints:
         st.sampled_from([(), ("!norm",), ("re:.",)]),
     )
     @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_have_every_entry_in_just_one_bucket(self, tmp_path, original, quantized, mine, yours, marker, layers):
+    def test_every_entry_is_in_exactly_one_bucket(self, tmp_path, original, quantized, mine, yours, marker, layers):
         x, y = checkpoint_of(original, mine, False), checkpoint_of(quantized, yours, marker)
         try:
             report = compared(tmp_path, x, y, layers=layers)
@@ -664,7 +664,7 @@ class TestAnyTwoCheckpoints:
 
     @given(variants)
     @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_that_are_the_same_have_no_layer_that_differs(self, tmp_path, chosen):
+    def test_same_checkpoint_twice_has_no_different_layer(self, tmp_path, chosen):
         tensors = checkpoint_of(chosen, "", False)
         report = compared(tmp_path, tensors, tensors)
 

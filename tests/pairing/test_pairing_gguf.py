@@ -8,7 +8,7 @@ from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
 from quanterr.pairing.model import Bucket
 
-HEADS, KV_HEADS, DIM = 4, 2, 64  # as LLAMA says
+HEADS, KV_HEADS, DIM = 4, 2, 64  # as in LLAMA
 
 ORIGINAL = {
     "model.embed_tokens.weight": numbers(32, DIM, seed=1),
@@ -39,7 +39,7 @@ NAMES = {
 
 
 def converted(original, permuted=True, one_more=False):
-    """What the converter makes of an original, all F32."""
+    """Return the converter's version of an original, all in F32."""
     made = {}
     for name, weight in original.items():
         module, _, kind = name.rpartition(".")
@@ -70,14 +70,14 @@ def compare_both_ways(folder, original, tensors, name="llama"):
     return quanterr.compare(x, y, device="cpu"), quanterr.compare(y, x, device="cpu")
 
 
-def test_every_tensor_finds_its_like_in_both_directions(tmp_path):
+def test_every_tensor_finds_its_counterpart_in_both_directions(tmp_path):
     for report in compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL)):
         assert [] == report.layers == report.other_changes == report.not_compared
         assert len(ORIGINAL) == len(report.lossless)
         assert Status.OK == exit_status(report)
 
 
-def test_rows_of_heads_are_reordered_at_two_bits(tmp_path):
+def test_head_rows_are_reordered_even_at_two_bits(tmp_path):
     made = converted(ORIGINAL)
     made["blk.0.attn_q.weight"] += 0.6 * numbers(DIM, DIM, seed=50).float()
     for report in compare_both_ways(tmp_path, ORIGINAL, made, "baichuan"):
@@ -86,7 +86,7 @@ def test_rows_of_heads_are_reordered_at_two_bits(tmp_path):
 
 
 def contradiction_of(report):
-    """The only finding about a convention, and the names of the layers that it is about."""
+    """Return the only finding about a convention, and the names of its layers."""
     (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
     return found, set(found.evidence["layers"])
 
@@ -98,9 +98,7 @@ def contradiction_of(report):
         ("qwen2", True, "rows of heads in halves, as llama.cpp expects for qwen2", "rows of heads in pairs"),
     ],
 )
-def test_rows_of_heads_in_an_order_that_llama_cpp_does_not_expect_are_an_error(
-    tmp_path, name, permuted, prescribed, other
-):
+def test_unexpected_head_row_order_is_an_error(tmp_path, name, permuted, prescribed, other):
     report, reverse = compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL, permuted=permuted), name)
     found, layers = contradiction_of(report)
 
@@ -111,7 +109,7 @@ def test_rows_of_heads_in_an_order_that_llama_cpp_does_not_expect_are_an_error(
     assert {"blk.0.attn_q.weight", "blk.0.attn_q.bias", "blk.0.attn_k.weight"} == contradiction_of(reverse)[1]
 
 
-def test_q_alone_in_another_order_is_an_error(tmp_path):
+def test_single_reordered_q_is_an_error(tmp_path):
     made = converted(ORIGINAL, permuted=True)
     made["blk.0.attn_q.weight"] = ORIGINAL["model.layers.0.self_attn.q_proj.weight"].float()
     for report in compare_both_ways(tmp_path, ORIGINAL, made, "baichuan"):
@@ -121,7 +119,7 @@ def test_q_alone_in_another_order_is_an_error(tmp_path):
         assert Status.INCONCLUSIVE == exit_status(report)
 
 
-def test_other_values_are_not_mended_by_any_order(tmp_path):
+def test_other_values_are_repaired_by_no_order(tmp_path):
     made = converted(ORIGINAL)
     made["blk.0.attn_q.weight"] = numbers(DIM, DIM, seed=99).float()
     report, _ = compare_both_ways(tmp_path, ORIGINAL, made)
@@ -134,7 +132,7 @@ TIED = {name: weight for name, weight in ORIGINAL.items() if name != "lm_head.we
 
 
 @pytest.mark.parametrize("name", ["gemma", "gemma2"])
-def test_norms_that_are_one_more_are_compared_as_such(tmp_path, name):
+def test_norms_stored_plus_one_are_compared_as_such(tmp_path, name):
     made = converted(TIED, permuted=False, one_more=True)
     for report in compare_both_ways(tmp_path, TIED, made, name):
         assert [] == report.layers == report.other_changes == report.not_compared
@@ -147,7 +145,7 @@ def test_norms_that_are_one_more_are_compared_as_such(tmp_path, name):
         ("gemma", False, "values plus one, as llama.cpp expects for gemma", "values as in the original"),
     ],
 )
-def test_norms_that_llama_cpp_does_not_expect_are_an_error(tmp_path, name, one_more, prescribed, other):
+def test_unexpected_norm_offset_is_an_error(tmp_path, name, one_more, prescribed, other):
     made = converted(TIED, permuted=name == "llama", one_more=one_more)
     report, reverse = compare_both_ways(tmp_path, TIED, made, name)
     found, layers = contradiction_of(report)
@@ -158,8 +156,8 @@ def test_norms_that_llama_cpp_does_not_expect_are_an_error(tmp_path, name, one_m
     assert {"output_norm.weight", "blk.0.attn_norm.weight"} == contradiction_of(reverse)[1]
 
 
-def test_the_embedding_does_not_stand_for_a_head_that_the_other_side_has(tmp_path):
-    made = converted(ORIGINAL, permuted=False, one_more=True)  # Gemma has no head of its own
+def test_embedding_does_not_replace_a_head_on_the_other_side(tmp_path):
+    made = converted(ORIGINAL, permuted=False, one_more=True)  # Gemma has no separate head
     report, _ = compare_both_ways(tmp_path, ORIGINAL, made, "gemma")
 
     assert [] == report.layers
@@ -168,7 +166,7 @@ def test_the_embedding_does_not_stand_for_a_head_that_the_other_side_has(tmp_pat
     }
 
 
-def test_a_tensor_of_another_shape_is_no_weight_of_that_name(tmp_path):
+def test_tensor_with_another_shape_is_not_compared(tmp_path):
     made = converted(ORIGINAL)
     made["blk.0.ffn_down.weight"] = made["blk.0.ffn_down.weight"].view(96, DIM)
     for report in compare_both_ways(tmp_path, ORIGINAL, made):
@@ -194,7 +192,7 @@ def test_experts_are_found_in_their_stacks(tmp_path, fused):
             assert torch.equal(original[pair.name].float().view(pair.quantized.matrix), dequantized(pair.quantized))
 
 
-def test_what_the_converter_works_out_is_no_weight(tmp_path):
+def test_tensor_computed_by_the_converter_is_not_a_weight(tmp_path):
     made = converted(ORIGINAL) | {"rope_freqs.weight": torch.ones(8)}
     report, _ = compare_both_ways(tmp_path, ORIGINAL, made)
 
@@ -202,7 +200,7 @@ def test_what_the_converter_works_out_is_no_weight(tmp_path):
     assert 1 == report.coverage.quantized[Bucket.CONSUMED].tensors
 
 
-def test_tensor_that_is_missing_is_told(tmp_path):
+def test_missing_tensor_is_reported(tmp_path):
     made = converted(ORIGINAL)
     del made["blk.0.attn_v.weight"]
     report, _ = compare_both_ways(tmp_path, ORIGINAL, made)
@@ -211,7 +209,7 @@ def test_tensor_that_is_missing_is_told(tmp_path):
     assert Status.INCONCLUSIVE == exit_status(report)
 
 
-def test_leading_ones_that_ggml_does_not_write_are_the_originals(tmp_path):
+def test_leading_ones_dropped_by_ggml_are_restored(tmp_path):
     original = {"blocks.0.modulation": numbers(1, 6, 64, seed=1), "x_pad_token": numbers(1, 64, seed=2)}
     without = {name: weight.float().squeeze(0) for name, weight in original.items()}
     x = store(tmp_path / "x.safetensors", original)

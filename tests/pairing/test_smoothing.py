@@ -17,7 +17,7 @@ def folded(report):
 
 class TestNorm:
     @pytest.mark.parametrize("less_one", [False, True], ids=["norm", "norm less one"])
-    def test_that_took_up_scales_is_found_and_they_are_undone(self, tmp_path, less_one):
+    def test_norm_that_absorbed_scales_is_found_and_undone(self, tmp_path, less_one):
         x, s = model(), factors(128)
         norm = f"{BLOCK}input_layernorm.weight"
         y = x | {norm: x[norm] / s} | {name: int4(x[name] * s) for name in FED}
@@ -33,7 +33,7 @@ class TestNorm:
         assert set(FED) == set(folded(report)[0].evidence["layers"])
         assert Status.OK == exit_status(report)
 
-    def test_that_took_up_scales_which_some_of_what_it_feeds_lack_is_an_error(self, tmp_path):
+    def test_norm_scales_missing_in_a_following_weight_are_an_error(self, tmp_path):
         x, s = model(), factors(128)
         norm = f"{BLOCK}input_layernorm.weight"
         y = x | {norm: x[norm] / s, FED[0]: int4(x[FED[0]] * s)} | {name: int4(x[name]) for name in FED[1:]}
@@ -43,7 +43,7 @@ class TestNorm:
         assert ("error", norm, FED[1:]) == (error.severity, error.layer, error.evidence["layers"])
         assert Status.INCONCLUSIVE == exit_status(report)
 
-    def test_that_changed_alone_explains_nothing(self, tmp_path):
+    def test_changed_norm_alone_is_not_a_fold(self, tmp_path):
         x = model()
         norm = f"{BLOCK}input_layernorm.weight"
         y = x | {norm: x[norm] / factors(128)} | {name: int4(x[name]) for name in FED}
@@ -52,14 +52,14 @@ class TestNorm:
         assert [] == folded(report)
         assert all(layer.snr_db > 10 for layer in report.layers)
 
-    def test_that_is_the_same_hides_no_scaled_weight(self, tmp_path):
+    def test_unchanged_norm_hides_no_scaled_weight(self, tmp_path):
         x, s = model(), factors(128)
         report = compared(tmp_path, x, x | {name: int4(x[name] * s) for name in FED})
 
         assert [] == folded(report)
         assert all(layer.snr_db < 9 for layer in report.layers)
 
-    def test_of_another_block_is_not_looked_at(self, tmp_path):
+    def test_norm_in_another_block_is_not_considered(self, tmp_path):
         x, s = model(), factors(128)
         other = "model.layers.1.input_layernorm.weight"
         x |= {other: torch.ones(128)}
@@ -71,7 +71,7 @@ class TestNorm:
 class TestWeight:
     UP, DOWN = f"{BLOCK}mlp.up_proj.weight", f"{BLOCK}mlp.down_proj.weight"
 
-    def test_that_took_up_scales_is_found_and_they_are_undone(self, tmp_path):
+    def test_weight_that_absorbed_scales_is_found_and_undone(self, tmp_path):
         x, s = model(), 3 * factors(96)
         y = x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN] * s)}
         report = compared(tmp_path, x, y)
@@ -79,7 +79,7 @@ class TestWeight:
         assert {self.UP, self.DOWN} == set(folded(report)[0].evidence["layers"])
         assert all(layer.snr_db > 10 for layer in report.layers)
 
-    def test_alone_wrong_is_not_mended(self, tmp_path):
+    def test_single_scaled_weight_is_not_repaired(self, tmp_path):
         x, s = model(), 3 * factors(96)
         report = compared(tmp_path, x, x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN])})
 
@@ -92,14 +92,14 @@ def true_db(x, y):
 
 
 def int2(weight):
-    """The weight as 2-bit codes of groups of 32 would give it back: most of them too small."""
+    """Return the weight rounded to 2-bit codes in groups of 32, most of which are too small."""
     groups = weight.float().view(-1, 32)
     scale = groups.abs().amax(1, keepdim=True) / 1.5
     return ((groups / scale).round().clamp(-2, 1) * scale).view(weight.shape).to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_few_bits_alone_are_no_fold(tmp_path, seed):
+def test_coarse_rounding_is_not_a_fold(tmp_path, seed):
     names = (TestWeight.UP, TestWeight.DOWN)
     x = {name: numbers(128, 128, seed=2 * seed + n) for n, name in enumerate(names)}
     for weight in x.values():
@@ -108,16 +108,16 @@ def test_few_bits_alone_are_no_fold(tmp_path, seed):
     assert [] == folded(compared(tmp_path, x, {name: int2(weight) for name, weight in x.items()}))
 
 
-class TestFoldsThatMeet:
+class TestConnectedFolds:
     NORM, UP, DOWN = (f"{BLOCK}{name}.weight" for name in ("post_attention_layernorm", "mlp.up_proj", "mlp.down_proj"))
     GATE, V, OUT = (f"{BLOCK}{name}.weight" for name in ("mlp.gate_proj", "self_attn.v_proj", "self_attn.o_proj"))
 
     @pytest.mark.parametrize("spread", [0.1, 0.5, 1.0], ids=["little", "some", "much"])
-    def test_are_all_undone(self, tmp_path, spread):
+    def test_connected_folds_are_all_undone(self, tmp_path, spread):
         """Norm → gate and up, up → down, norm → q, k and v, v → o for two heads of 64 rows."""
         x = model() | {self.NORM: torch.rand(128) + 0.5, self.GATE: numbers(96, 128, seed=9)}
         x[self.OUT] = numbers(64, 128, seed=10)
-        x[self.NORM][5] = 0  # a channel that is switched off says nothing of its factor
+        x[self.NORM][5] = 0  # a channel that is switched off reveals no factor
         norm = f"{BLOCK}input_layernorm.weight"
         s, t, u, v = (factors(n, seed) ** spread for seed, n in enumerate((128, 128, 64, 96)))
         moved = dict.fromkeys(FED[:2], s) | {self.V: s / u[:, None], self.OUT: u.repeat(2)}
@@ -137,7 +137,7 @@ class TestFoldsThatMeet:
         assert not [one.message for one in report.findings if one.severity != "info"]
         assert "pass" == report.verdict
 
-    def test_explain_norms_with_biases_and_other_names(self, tmp_path):
+    def test_folds_explain_norms_with_biases_and_other_names(self, tmp_path):
         block, s, t = "model.decoder.layers.0.", factors(128), factors(96, 2)
         first = [f"{block}{name}.weight" for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")]
         one, two = (f"{block}{name}.weight" for name in ("fc1", "fc2"))
@@ -162,7 +162,7 @@ class TestFoldsThatMeet:
     BIASED = "model.layers.0.self_attn.v_proj.bias"
 
     @pytest.mark.parametrize("forgotten", [False, True], ids=["undone", "forgotten"])
-    def test_that_come_out_of_rows_belong_to_their_bias_too(self, tmp_path, forgotten):
+    def test_row_folds_apply_to_the_bias_too(self, tmp_path, forgotten):
         x, u = {self.V: numbers(64, 128, seed=3), self.OUT: numbers(64, 64, seed=10)}, 3 * factors(64)
         x[self.BIASED] = numbers(64, seed=11)
         y = {self.V: int4(x[self.V] / u[:, None]), self.OUT: int4(x[self.OUT] * u)}
@@ -173,7 +173,7 @@ class TestFoldsThatMeet:
         assert ("inconclusive" if forgotten else "pass") == report.verdict
 
     @pytest.mark.parametrize("forgotten", [False, True], ids=["undone", "forgotten"])
-    def test_that_come_out_of_a_norm_belong_to_its_bias_too(self, tmp_path, forgotten):
+    def test_norm_folds_apply_to_the_norm_bias_too(self, tmp_path, forgotten):
         norm, bias = (f"{BLOCK}input_layernorm.{kind}" for kind in ("weight", "bias"))
         x, s = model() | {bias: numbers(128, seed=11)}, factors(128)
         y = x | {norm: x[norm] / s, bias: x[bias] / (1 if forgotten else s)} | {name: int4(x[name] * s) for name in FED}
@@ -181,7 +181,7 @@ class TestFoldsThatMeet:
 
         assert ([("folded_scales", bias)] if forgotten else []) == errors
 
-    def test_columns_of_zeros_and_rows_of_another_weight_are_not_explained(self, tmp_path):
+    def test_zero_columns_and_mismatched_rows_are_not_explained(self, tmp_path):
         x, s = model(), factors(96)
         y = x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN] * s.flip(0))}
         report = compared(tmp_path, x, y)
@@ -190,7 +190,7 @@ class TestFoldsThatMeet:
         assert "pass" != report.verdict
 
 
-def test_fused_rotation_that_config_tells_of_is_an_error(tmp_path):
+def test_declared_fused_rotation_is_an_error(tmp_path):
     place = {"targets": ["re:.*q_proj$"], "location": "weight_input"}
     transform = {"config_groups": {"R1": {"type": "hadamard", "apply": [place]}}}
     config = {"quantization_config": {"quant_method": "compressed-tensors", "transform_config": transform}}
@@ -202,7 +202,7 @@ def test_fused_rotation_that_config_tells_of_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("bits", [3, 4])
-def test_a_norm_times_nearly_one_number_is_a_fold_if_its_weights_went_the_other_way(tmp_path, bits):
+def test_nearly_constant_norm_factor_is_a_fold_if_weights_compensate(tmp_path, bits):
     norm, s = f"{BLOCK}input_layernorm.weight", (1 + 0.06 * numbers(128, seed=9).float()) / 1.066
     x = model()
     rounded = int4 if bits == 4 else lambda weight: (weight.float() * 50).round() / 50
@@ -218,8 +218,8 @@ def test_a_norm_times_nearly_one_number_is_a_fold_if_its_weights_went_the_other_
     assert "scale_factor" in {finding.code for finding in wrong.findings}
 
 
-def test_a_norm_with_noise_is_no_fold(tmp_path):
-    """Weights that lost more by rounding than these factors would mend tell nothing of them."""
+def test_noisy_norm_is_not_a_fold(tmp_path):
+    """Rounding cost these weights more than such factors would repair, so they prove nothing."""
     norm = f"{BLOCK}input_layernorm.weight"
     x = model()
     noisy = x[norm] * (1 + 0.02 * torch.randn(128, generator=torch.Generator().manual_seed(1)))
@@ -231,7 +231,7 @@ def test_a_norm_with_noise_is_no_fold(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [64, 1024], ids=["read at once", "read in pieces"])
-def test_a_sample_of_float64_has_all_its_rows(tmp_path, rows):
+def test_float64_sample_has_all_its_rows(tmp_path, rows):
     """Pieces of float64 are not converted, so they must be copied before the next is read."""
     x = torch.randn(rows, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     sides = [open_checkpoint(store(tmp_path / f"{y.dtype}.safetensors", {"a.weight": y})) for y in (x, x.float())]

@@ -1,4 +1,4 @@
-"""Plans: what they choose, what they say, how they are handed to quantizers and held against what these made."""
+"""Plans: their choices, outputs and exports to quantizers, and comparing the results with them."""
 
 import ast
 import json
@@ -42,7 +42,7 @@ TO = ["int4_g32,int8_channel,fp8_row"]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Two blocks whose layers have very different sizes of numbers."""
+    """Two blocks whose layers have numbers of very different sizes."""
     tensors = {name: numbers(32, 128, seed=n).float() * 3**n for n, name in enumerate(LAYERS)}
     tensors["model.norm.weight"] = numbers(64, seed=9)
     with open_checkpoint(store(tmp_path_factory.mktemp("plan") / "x.safetensors", tensors)) as checkpoint:
@@ -58,7 +58,7 @@ def sensitivity(folder, alphas):
 
 @pytest.mark.parametrize("alpha", ["-1", "-1e-300", "1e999"])
 @pytest.mark.parametrize("field", ["alpha", "int4_g32"])
-def test_a_sensitivity_that_would_make_errors_cheap_is_refused(original, tmp_path, alpha, field):
+def test_unusable_sensitivity_is_refused(original, tmp_path, alpha, field):
     path = sensitivity(tmp_path, dict.fromkeys(LAYERS, 1.0))
     row = {"layer_name": LAYERS[0], "alpha": 1.0, "alphas": {"int4_g32": 1.0}}
     written = json.dumps(row).replace(f'"{field}": 1.0', f'"{field}": {alpha}')
@@ -69,7 +69,7 @@ def test_a_sensitivity_that_would_make_errors_cheap_is_refused(original, tmp_pat
 
 
 class TestChoice:
-    def test_is_the_best_of_all_that_fit(self, original):
+    def test_plan_is_the_best_that_fits(self, original):
         reports = {name: quanterr.sweep(original, [name], device="cpu") for name in TO[0].split(",")}
         costs = {
             name: {
@@ -96,7 +96,7 @@ class TestChoice:
         assert "a guess" in found.notes[0]
 
     @pytest.mark.slow
-    def test_what_is_fused_and_what_is_asked_to_be_alike_has_one_recipe(self, original):
+    def test_fused_weights_share_a_recipe_and_others_on_request(self, original):
         for same_in, alike in (
             ("fused", [LAYERS[0:2], LAYERS[3:5]]),
             ("block", [LAYERS[:3], LAYERS[3:]]),
@@ -107,7 +107,7 @@ class TestChoice:
             for names in alike:
                 assert 1 == len({recipe[name] for name in names})
 
-    def test_a_sensitivity_decides_and_what_it_does_not_name_stays(self, original, tmp_path):
+    def test_sensitivity_decides_and_unnamed_layers_stay_unquantized(self, original, tmp_path):
         alphas = {name: 100.0 if name == LAYERS[2] else 1e-6 for name in LAYERS[:5]}
         found = plan(original, bits=9, to=TO, sensitivity=sensitivity(tmp_path, alphas), device="cpu")
         recipes = {layer.layer_name: layer.recipe for layer in found.layers}
@@ -132,8 +132,8 @@ class TestChoice:
         assert f"% of bytes against {min(fitting, key=lambda one: one.bytes).recipe} for all" in conclusion(by_kld)
 
     @pytest.mark.parametrize("same_in", ["fused", "block"])
-    def test_the_cost_of_a_plan_is_a_limit_that_it_meets(self, original, tmp_path, same_in):
-        """Also where its layers, added up in groups, cost more in the last digit."""
+    def test_plan_meets_its_own_cost_as_a_limit(self, original, tmp_path, same_in):
+        """Added up in groups, its layers may cost more in the last digit."""
         path = sensitivity(tmp_path, {name: 0.1 * 1.3**n for n, name in enumerate(LAYERS)})
         chosen = {"to": TO, "sensitivity": path, "device": "cpu", "same_in": same_in}
         for bits in (5.5, 6.7, 7.6, 8.2):
@@ -141,15 +141,15 @@ class TestChoice:
 
             assert plan(original, max_kld=found.cost, **chosen).bytes <= found.bytes
 
-    def test_bits_are_those_that_are_said(self, original):
-        """A recipe whose scales take a little more than its name says is within a budget of that."""
+    def test_bits_include_a_recipe_that_slightly_exceeds_its_name(self, original):
+        """A recipe whose scales take slightly more than its name suggests fits a budget of that many bits."""
         all_of_it = plan(original, bits=16, to=["int8_row"], device="cpu")
         exact = 8 * (all_of_it.uniform[0].bytes - all_of_it.unplanned_bytes) / (len(LAYERS) * 32 * 128)
         for least, fits in ((exact - 4e-4, True), (exact - 6e-4, False)):
             found = plan(original, bits=least, to=["int8_row", "int4_g32"], device="cpu")
             assert fits == {one.recipe: one.fits for one in found.uniform}["int8_row"]
 
-    def test_the_curve_falls_and_uniform_plans_lie_on_or_above_it(self, original):
+    def test_curve_falls_and_uniform_plans_lie_on_or_above_it(self, original):
         found = plan(original, bits=6, to=TO, device="cpu")
 
         assert all(a.bytes < b.bytes and a.cost > b.cost for a, b in zip(found.curve, found.curve[1:], strict=False))
@@ -166,19 +166,19 @@ class TestChoice:
             ({"max_kld": 0.1}, "max_kld needs sensitivity"),
         ],
     )
-    def test_what_cannot_be_planned_is_a_sentence(self, original, options, told):
+    def test_impossible_plan_is_refused_with_a_reason(self, original, options, told):
         with pytest.raises(UsageError, match=told):
             plan(original, to=["int4_g32"], device="cpu", **options)
 
-    def test_an_interrupted_run_has_no_plan(self, original):
+    def test_interrupted_run_has_no_plan(self, original):
         stop = threading.Event()
         stop.set()
         with pytest.raises(Interrupted, match=r"interrupted before all layers were measured: no plan"):
             plan(original, bits=6, to=TO, stop=stop, device="cpu")
 
 
-def test_a_plan_estimates_nothing_from_samples(original, monkeypatch):
-    """They would take most of its time, and no plan uses what they give."""
+def test_plan_estimates_nothing_from_samples(original, monkeypatch):
+    """Samples would take most of its time, and no plan uses their estimates."""
     expected = plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu")
     monkeypatch.delattr(SampleMeasurer, "_measure_closely")
     monkeypatch.delattr("quanterr.samples.keeping.prepare_sample")
@@ -187,7 +187,7 @@ def test_a_plan_estimates_nothing_from_samples(original, monkeypatch):
 
 
 class TestImportance:
-    """An importance matrix weighs errors where no sensitivity says what they cost; and it decides scales."""
+    """An importance matrix weighs errors where no sensitivity gives their cost, and it decides scales."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -200,7 +200,7 @@ class TestImportance:
         path = tmp_path_factory.mktemp("importance") / "i.gguf"
         return list(means.values()), importance_file(path, {name: (row, [1.0]) for name, row in means.items()})
 
-    def test_the_cost_is_the_weighted_error(self, original, importance):
+    def test_plan_cost_is_the_weighted_error(self, original, importance):
         means, path = importance
         found = plan(original, bits=6, to=TO, importance=path, device="cpu")
         of_layer = {layer.layer_name: layer for layer in found.layers}
@@ -212,7 +212,7 @@ class TestImportance:
         assert "weighted squared error" == found.measure
         assert "errors of all outputs count the same: a guess" in found.notes[0]
 
-    def test_beside_a_sensitivity_it_decides_scales_alone(self, original, importance, tmp_path):
+    def test_importance_affects_only_scales_under_a_sensitivity(self, original, importance, tmp_path):
         path = sensitivity(tmp_path, dict.fromkeys(LAYERS, 1.0))
         found = [
             plan(original, bits=6, to=["gguf_q4_0"], sensitivity=path, importance=own, device="cpu")
@@ -223,13 +223,13 @@ class TestImportance:
         assert {"predicted KLD"} == {one.measure for one in found}
         assert quantized[0] != quantized[1]
 
-    def test_a_limit_of_squared_error_is_refused(self, original, importance):
+    def test_limit_on_the_squared_error_is_refused(self, original, importance):
         with pytest.raises(UsageError, match="min_snr limits the squared error"):
             plan(original, min_snr=30, to=TO, importance=importance[1], device="cpu")
 
 
-def test_a_cost_has_the_form_that_other_outputs_give_it(original):
-    """Squared errors are an SNR, which other outputs show; output errors are shares in per cent."""
+def test_cost_has_the_same_form_in_every_output(original):
+    """Squared errors are shown as an SNR, as in other outputs; output errors are shares in per cent."""
     found = plan(original, bits=9, to=TO, device="cpu")
     other = replace(found, measure="predicted output error", cost=9.403e-06, bound=9.403e-06, uniform=[])
 
@@ -239,7 +239,7 @@ def test_a_cost_has_the_form_that_other_outputs_give_it(original):
 
 
 class TestKept:
-    def test_layers_as_in_the_original_have_what_they_cost_and_gain_beside_the_usual_recipe(self, original):
+    def test_kept_layers_show_cost_and_gain_over_the_usual_recipe(self, original):
         found = plan(original, bits=10, to=["int4_g32"], device="cpu")
         uniform = {layer.layer_name: layer for layer in plan(original, bits=5.1, to=["int4_g32"], device="cpu").layers}
         kept = [layer for layer in found.layers if layer.recipe == ORIGINAL]
@@ -278,7 +278,7 @@ class TestExports:
         assert "no known runtime loads ct_nvfp4, gguf_q8_0 in one checkpoint; give --to recipes of one" in found.notes
         assert not any("no runtime" in note for note in plan(original, bits=6, to=TO, device="cpu").notes)
 
-    def test_embeddings_that_llama_quantize_would_quantize_are_named(self, tmp_path):
+    def test_embeddings_quantized_by_llama_quantize_itself_are_named(self, tmp_path):
         names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
         given = store(tmp_path / "x.safetensors", {name: numbers(64, 64) for name in names})
         told = "-l '\\*' also plans embeddings and heads, which llama-quantize quantizes by itself"
@@ -289,7 +289,7 @@ class TestExports:
             plan(given, size="9KB", to=["gguf_q8_0"], device="cpu")
 
     @pytest.mark.parametrize("name", ["model", "a model's", 'x"; $(touch harmed) `id`!\\'])
-    def test_the_command_that_hands_a_plan_over_takes_any_name_for_a_name(self, original, name):
+    def test_export_command_takes_any_name_literally(self, original, name):
         found = replace(plan(original, bits=9, to=["int8_row"], device="cpu"), original=name)
         for consumer, row in CONSUMERS.items():
             words = shlex.split(export_command(found, consumer))
@@ -301,12 +301,12 @@ class TestExports:
             else:
                 assert not row.command or {name, row.file} <= set(words)
 
-    def test_a_plan_names_the_programs_that_write_all_its_recipes(self, original):
+    def test_plan_names_the_programs_that_write_all_its_recipes(self, original):
         found = plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu")
 
         assert ["llama-quantize"] == consumers_of(found)
 
-    def test_transformers_takes_the_one_for_bitsandbytes(self, original):
+    def test_transformers_accepts_the_bitsandbytes_export(self, original):
         transformers = pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
         fields = json.loads(export_plan(plan(original, bits=14, to=["nf4:double"], device="cpu"), "bitsandbytes"))
         config = transformers.BitsAndBytesConfig(**fields)
@@ -318,7 +318,7 @@ class TestExports:
         )
         assert {"lm_head", "model.layers.1.mlp.down_proj"} <= set(config.llm_int8_skip_modules)
 
-    def test_every_layer_is_in_it_once(self, original):
+    def test_every_layer_is_exported_once(self, original):
         found = plan(original, bits=6, to=TO, device="cpu")
         groups = json.loads(export_plan(found, "llmcompressor"))["quant_stage"]["quant_modifiers"][
             "QuantizationModifier"
@@ -348,7 +348,7 @@ class TestExports:
         assert f'- {{quantizer_name: "{own}.weight_quantizer", cfg: {config}}}' in lines
 
     def test_convert_to_quant_gets_a_pattern_for_each_weight(self, original):
-        """As its load_layer_config checks and get_layer_settings finds them: by re.search, the rest by _default."""
+        """As load_layer_config and get_layer_settings in convert_to_quant do: by re.search, the rest by _default."""
         found = plan(original, bits=8.2, to=["fp8_row,fp8_block128,int8_row"], device="cpu")
         config = json.loads(export_plan(found, "convert_to_quant"))
         formats = {"fp8_row": "float8_e4m3fn_rowwise", "fp8_block128": "float8_e4m3fn_blockwise", ORIGINAL: None}
@@ -371,7 +371,7 @@ class TestExports:
             ("gptq", "int4_g32", "choose one of llama-quantize"),
         ],
     )
-    def test_what_a_program_cannot_write_is_refused(self, original, consumer, to, told):
+    def test_recipe_that_the_program_cannot_write_is_refused(self, original, consumer, to, told):
         found = plan(original, bits=6, to=[to], device="cpu")
         if consumer == "bitsandbytes":
             found.layers[0].recipe, found.layers[2].recipe = "nf4", "fp4"
@@ -379,21 +379,21 @@ class TestExports:
             export_plan(found, consumer)
 
     @pytest.mark.parametrize("consumer", CONSUMERS)
-    def test_what_a_program_writes_can_be_planned_without_to(self, original, consumer):
+    def test_all_recipes_that_a_program_writes_can_be_exported(self, original, consumer):
         found = plan(original, bits=9, to=list_writable(consumer), device="cpu")
         for layer, recipe in zip(found.layers, cycle(list_writable(consumer)), strict=False):
-            layer.recipe = recipe  # all of them, whatever suits best
+            layer.recipe = recipe  # try all of them, not the best ones
 
         assert export_plan(found, consumer)
 
-    def test_the_command_plans_with_what_the_program_writes(self, original):
+    def test_command_plans_with_the_recipes_the_program_writes(self, original):
         done = call("plan", original.path, "--bits", "9", "--export", "bitsandbytes")
 
         assert (0, "nf4") == (done.returncode, json.loads(done.stdout)["bnb_4bit_quant_type"])
         assert "plans with what bitsandbytes writes: nf4\n" in done.stderr
 
     @pytest.mark.parametrize("program", CONSUMERS)
-    def test_a_script_writes_what_the_program_reads_and_runs_it(self, original, program, tmp_path):
+    def test_script_writes_the_program_input_and_runs_it(self, original, program, tmp_path):
         found = plan(original, bits=9, to=list_writable(program), device="cpu")
         run = replace(found.run, command=["quanterr", "plan", "a\nexit 3"])
         found = replace(found, run=run)
@@ -407,11 +407,11 @@ class TestExports:
 
         row, called = CONSUMERS[program], (tmp_path / "called").read_text()
         lines = (export_command(found, program) or export_plan(found, program)).replace("\\\n", "").splitlines()
-        command = shlex.split(lines[-1])  # the one before makes what llama-quantize reads
+        command = shlex.split(lines[-1])  # the previous command makes the input of llama-quantize
         assert [f"{tmp_path / command[0]}", *command[1:]] == called.splitlines()
         assert not row.file or export_plan(found, program) == (tmp_path / row.file).read_text()
 
-    def test_a_script_goes_to_the_file_and_the_plan_is_kept_if_the_program_refuses_it(self, original, tmp_path):
+    def test_script_goes_to_its_file_and_the_plan_survives_a_refusal(self, original, tmp_path):
         arguments = (
             "plan",
             original.path,
@@ -432,14 +432,14 @@ class TestExports:
         assert (2, True) == (refused.returncode, (tmp_path / "plan.json").exists())
         assert "mlx does not write int8_row" in refused.stderr
 
-    def test_a_script_may_not_replace_another_output(self, original, tmp_path):
+    def test_script_may_not_replace_another_output(self, original, tmp_path):
         outputs = ("-o", tmp_path / "mlx.json", "-o", tmp_path / "run.sh")
         done = call("plan", original.path, "--bits", "9", *outputs, "--export", "mlx")
 
         assert (2, []) == (done.returncode, list(tmp_path.iterdir()))
         assert "mlx.json: the script writes the file for mlx under this name; choose another" in done.stderr
 
-    def test_a_script_of_no_program_is_refused_before_the_run(self, original, tmp_path):
+    def test_script_without_a_program_is_refused_before_the_run(self, original, tmp_path):
         done = call("plan", original.path, "--bits", "9", "-o", tmp_path / "plan.sh")
 
         assert 2 == done.returncode
@@ -455,7 +455,7 @@ class TestCompare:
         recipes = {layer.layer_name: parse_recipe(layer.recipe) for layer in found.layers if layer.recipe != ORIGINAL}
         return found, recipes
 
-    def test_what_was_planned_holds(self, original, made):
+    def test_planned_file_passes_its_plan(self, original, made):
         found, recipes = made
         produced, _ = mix_recipes(original, recipes, "produced")
         report = check_against_plan(quanterr.compare(original, produced, device="cpu"), found)
@@ -463,7 +463,7 @@ class TestCompare:
         assert ("pass", "pass") == (report.verdict, report.gates[0].status), report.reasons
         assert 6 == report.gates[0].judged
 
-    def test_another_recipe_or_less_snr_is_named(self, original, made):
+    def test_another_recipe_or_a_lower_snr_is_named(self, original, made):
         found, recipes = made
         name = LAYERS[2]
         other, _ = mix_recipes(original, recipes | {name: parse_recipe("fp8_tensor")}, "produced")
@@ -479,7 +479,7 @@ class TestCompare:
         assert "dB, planned" in gate.violations[0].reason
 
     @pytest.mark.parametrize(("recipe", "verdict"), [("int8_row", "pass"), ("fp8_row", "fail"), ("int4_g32", "fail")])
-    def test_integers_of_8_bits_alone_may_lose_more_than_half_a_db(self, original, recipe, verdict):
+    def test_only_eight_bit_integers_may_lose_more_than_half_a_decibel(self, original, recipe, verdict):
         produced, _ = mix_recipes(original, dict.fromkeys(LAYERS, parse_recipe(recipe)), "produced")
         found = plan(original, bits=9, to=recipe, device="cpu")
         for layer in found.layers:
@@ -489,7 +489,7 @@ class TestCompare:
         assert {recipe} == {layer.recipe for layer in found.layers}
         assert verdict == gate.status, gate.message
 
-    def test_integers_by_rows_are_as_planned_in_either_format(self, original):
+    def test_row_integers_match_the_plan_in_either_format(self, original):
         produced, _ = mix_recipes(original, dict.fromkeys(LAYERS, parse_recipe("int8_row")), "produced")
         found = plan(original, bits=9, to="int8_channel", device="cpu")
         gate = check_against_plan(quanterr.compare(original, produced, device="cpu"), found).gates[0]
@@ -497,7 +497,7 @@ class TestCompare:
         assert {"ct_pack"} == {layer.format for layer in found.layers}
         assert "pass" == gate.status, gate.message
 
-    def test_layers_that_are_not_in_it_may_only_be_cast(self, original, made, tmp_path):
+    def test_unplanned_layers_may_only_be_cast(self, original, made, tmp_path):
         found, _ = made
         tensors = load_file(original.path)
         norm = "model.norm.weight"
@@ -513,13 +513,13 @@ class TestCompare:
         weight = tensors[left]
         assert [] == changed(left, weight.bfloat16())
         assert [] == changed(left, weight.half())
-        assert [left] == changed(left, weight * (1 + 2**-12))  # stored as before: no cast
+        assert [left] == changed(left, weight * (1 + 2**-12))  # stored as before, without a cast
         assert [left] == changed(left, weight.flip(0).bfloat16())
         assert [left] == changed(left, (weight * 1.01).half())
         assert [norm] == changed(norm, (tensors[norm].float() * 1.04).half())
 
     @pytest.mark.parametrize(("shift", "verdict"), [(1e-4, "pass"), (1.0, "fail")])
-    def test_biases_of_quantized_weights_may_only_be_corrected(self, tmp_path, shift, verdict):
+    def test_biases_for_quantized_weights_may_only_be_corrected(self, tmp_path, shift, verdict):
         weight, bias = numbers(32, 128, seed=1).float(), numbers(32, seed=2).float()
         unit = weight.abs().amax(1, keepdim=True) / 448
         codes = (weight / unit).to(torch.float8_e4m3fn)
@@ -531,7 +531,7 @@ class TestCompare:
 
         assert verdict == gate.status, gate.message
 
-    def test_all_its_layers_must_be_there(self, original, made):
+    def test_all_planned_layers_must_be_there(self, original, made):
         found, recipes = made
         produced, _ = mix_recipes(original, recipes, "produced")
         report = quanterr.compare(original, produced, layers=["model.layers.0.*"], device="cpu")
@@ -542,14 +542,14 @@ class TestCompare:
         assert "was planned but not compared" in judged.reasons[0]
 
     @pytest.mark.parametrize("change", [torch.neg, lambda weight: weight.roll(1, 0), lambda weight: weight * 2])
-    def test_that_of_another_original_of_the_same_names_is_refused(self, original, made, tmp_path, change):
+    def test_plan_for_an_original_with_the_same_names_is_refused(self, original, made, tmp_path, change):
         tensors = load_file(original.path)
         tensors[LAYERS[1]] = change(tensors[LAYERS[1]])
         other = store(tmp_path / "other.safetensors", tensors)
         with pytest.raises(UsageError, match=rf"the plan was made for another original: .*{LAYERS[1]}"):
             check_against_plan(quanterr.compare(other, other, device="cpu"), made[0])
 
-    def test_an_edited_one_is_told(self, made, tmp_path, capsys):
+    def test_edited_plan_is_reported(self, made, tmp_path, capsys):
         where = tmp_path / "p.json"
         made[0].save(where)
         assert made[0] == quanterr.read_document(str(where))
@@ -567,7 +567,7 @@ class TestCompare:
         assert 6 == len(quanterr.read_document(str(tmp_path / "old.json")).layers)
         assert "old.json: has no checksum" in capsys.readouterr().err
 
-    def test_the_commands_go_together(self, original, tmp_path):
+    def test_plan_and_compare_commands_work_together(self, original, tmp_path):
         where = tmp_path / "plan.json"
         done = call("plan", "-v", original.path, "--bits", "6", "--to", TO[0], "-o", where)
         assert 0 == done.returncode, done.stderr
@@ -581,7 +581,7 @@ class TestCompare:
         assert 6 == len(quanterr.read_document(str(where)).layers)
         assert 2 == call("plan", original.path, "--size", "6 apples").returncode
 
-    def test_a_damaged_plan_and_one_of_another_model_are_refused(self, original, made, tmp_path):
+    def test_damaged_plan_or_plan_for_another_model_is_refused(self, original, made, tmp_path):
         (tmp_path / "p.json").write_text('{"schema": "quanterr.report"}')
         with pytest.raises(ReportError, match=r"not a plan of quanterr"):
             read_stored(str(tmp_path / "p.json"), Plan)

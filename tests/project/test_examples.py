@@ -1,4 +1,4 @@
-"""The examples run, and what they write is read to the bit."""
+"""The examples run, and their files are read to the bit."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_quantize_writes_what_quanterr_reads(model, tmp_path, recipe):
+def test_quantize_example_writes_readable_files(model, tmp_path, recipe):
     path = tmp_path / "quantized.safetensors"
     done = run("quantize.py", model, path, "--to", recipe)
     assert 0 == done.returncode, done.stderr
@@ -62,13 +62,13 @@ def test_quantize_writes_what_quanterr_reads(model, tmp_path, recipe):
 
 
 @pytest.mark.slow
-def test_the_synthetic_example_agrees_with_its_known_errors(tmp_path):
+def test_synthetic_example_agrees_with_its_known_errors(tmp_path):
     done = run("synthetic.py", tmp_path)
 
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
-def test_the_library_session_runs(model, tmp_path):
+def test_library_session_runs(model, tmp_path):
     run("quantize.py", model, tmp_path / "q.safetensors", "--to", "int8_row")
     done = run("library.py", model, tmp_path / "q.safetensors", cwd=tmp_path)
 
@@ -77,7 +77,7 @@ def test_the_library_session_runs(model, tmp_path):
     assert (tmp_path / "report.json").exists()
 
 
-def test_actions_have_the_versions_of_our_own_workflows():
+def test_example_actions_have_the_same_versions_as_our_workflows():
     ours = dict(re.findall(r"uses: (actions/[\w-]+)@\w+ # v(\d+)", read_all(make_guide.ROOT / ".github/workflows")))
     theirs = re.findall(r"uses: (actions/[\w-]+)@v(\d+)", read_all(EXAMPLES / "ci"))
     both = [(name, version, ours[name]) for name, version in theirs if name in ours]
@@ -91,8 +91,8 @@ def read_all(folder):
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "wandb", "trackio"])
-def test_numbers_are_logged_under_names_that_every_tracker_takes(tracker, model, tmp_path, monkeypatch):
-    """The trackers themselves are not installed here: this stands in for the calls that all three have."""
+def test_numbers_are_logged_under_names_every_tracker_accepts(tracker, model, tmp_path, monkeypatch):
+    """The trackers are not installed here; a stand-in takes the calls that all three have."""
     logged = {}
 
     class Tracker(ModuleType):
@@ -122,7 +122,7 @@ def test_numbers_are_logged_under_names_that_every_tracker_takes(tracker, model,
 
 
 class TestJobs:
-    """What the jobs of examples/ci run, in their order, on a small model."""
+    """The jobs in examples/ci run in their order on a small model."""
 
     def model(self):
         return original() | {name.replace("layers.0", "layers.1"): weight for name, weight in original().items()}
@@ -143,11 +143,11 @@ class TestJobs:
         return {line.split()[1]: done.returncode for line, done in zip(lines, runs, strict=True)}
 
     @pytest.mark.parametrize("job", ["github-actions.yml", "gitlab-ci.yml"])
-    def test_pass_what_is_as_good_as_the_baseline(self, job, folder):
+    def test_jobs_pass_results_as_good_as_the_baseline(self, job, folder):
         assert {"compare": Status.OK, "gate": Status.OK, "diff": Status.OK} == self.statuses(job, folder)
 
     @pytest.mark.parametrize("job", ["github-actions.yml", "gitlab-ci.yml"])
-    def test_stop_what_is_worse(self, job, folder):
+    def test_jobs_stop_worse_results(self, job, folder):
         noise = torch.Generator().manual_seed(1)
         worse = {name: x + 0.02 * x.std() * torch.randn(x.shape, generator=noise) for name, x in self.model().items()}
         write(folder / "quantized/model.safetensors", quantized(worse))
@@ -155,7 +155,7 @@ class TestJobs:
         assert {"compare": Status.OK, "gate": Status.GATE_FAILED, "diff": Status.OK} == self.statuses(job, folder)
 
     def action(self, folder, **inputs):
-        """Run the step that compares, as a runner would: its script under bash, with its inputs in the environment."""
+        """Run the comparing step as a runner would: its script under bash, with its inputs in the environment."""
         steps = yaml.safe_load((EXAMPLES / "ci/action.yml").read_text())
         step = next(step for step in steps["runs"]["steps"] if step.get("id") == "compare")
         known = {name: field.get("default", "") for name, field in steps["inputs"].items()} | inputs
@@ -170,7 +170,7 @@ class TestJobs:
             ["bash", "-e", "-o", "pipefail", "-c", step["run"]], cwd=folder, env=env, capture_output=True, text=True
         )
 
-    def test_the_action_writes_status_summary_report_and_page(self, folder):
+    def test_action_writes_status_summary_report_and_page(self, folder):
         done = self.action(folder, original="original", quantized="quantized", thresholds="fp8", layers="layers.0")
 
         assert Status.OK == done.returncode, done.stderr
@@ -179,7 +179,7 @@ class TestJobs:
         assert ["layers.0"] == quanterr.read_report(folder / "report.json").selection.patterns
         assert "quanterr.report" in (folder / "report.html").read_text()[:100]
 
-    def test_the_action_fails_with_the_status_and_takes_no_input_for_a_command(self, folder):
+    def test_action_fails_with_the_status_and_takes_no_input_for_a_command(self, folder):
         name = '"; touch harmed; echo "'
         (folder / "quantized").rename(folder / name)
         done = self.action(
@@ -191,7 +191,7 @@ class TestJobs:
         assert not (folder / "harmed").exists()
 
     def comment(self, folder, old):
-        """Run the step that comments, with a gh that lists ``old`` comments and keeps what it is asked for."""
+        """Run the commenting step, with a gh that lists ``old`` comments and records its calls."""
         steps = yaml.safe_load((EXAMPLES / "ci/action.yml").read_text())["runs"]["steps"]
         step = next(step for step in steps if step.get("id") == "comment")
         assert "inputs.comment == 'true' && github.event_name == 'pull_request'" in step["if"]
@@ -211,7 +211,7 @@ class TestJobs:
         return (folder / "asked").read_text().splitlines()[-1]
 
     @pytest.mark.skipif(shutil.which("jq") is None, reason="the filter of the step is one of jq")
-    def test_the_action_keeps_one_comment_up_to_date(self, folder):
+    def test_action_keeps_one_comment_up_to_date(self, folder):
         self.action(folder, original="original", quantized="quantized")
         others = [
             {"id": 1, "body": "<!-- quanterr:begin -->\nnot mine", "user": {"type": "User"}},
@@ -229,21 +229,21 @@ class TestJobs:
         assert ["<!-- quanterr:begin -->", "## Weight fidelity"] == headings[:2]
         assert "## What changed" in headings
 
-    def test_the_hook_of_pre_commit_judges_the_committed_report(self, folder):
+    def test_pre_commit_hook_judges_the_committed_report(self, folder):
         text = (make_guide.ROOT / ".pre-commit-hooks.yaml").read_text()
         (hook,) = yaml.safe_load(text)
         shown = yaml.safe_load(re.search(r"args: (\[.*\])", text)[1])
         words = [*shlex.split(hook["entry"])[1:], "ci/baseline.json", "--thresholds", "ci/thresholds.toml"]
         shutil.copy(folder / "ci/baseline.json", folder / "report.json")
 
-        assert "system" == hook["language"]  # an environment of its own would install torch to judge a JSON
+        assert "system" == hook["language"]  # its own environment would install torch to judge a JSON file
         assert Status.OK == call(words[0], *shown, cwd=folder).returncode
         assert not hook["pass_filenames"]
         assert [True, False] == [bool(re.search(hook["files"], name)) for name in ("ci/report.json", "src/main.py")]
         assert Status.USAGE == call(*words, cwd=folder).returncode  # the rules ask for a baseline
         assert Status.OK == call(*words[:2], "--thresholds", "fp8", cwd=folder).returncode
 
-    def test_the_container_runs_the_command_as_nobody_special(self):
+    def test_container_runs_the_command_as_an_unprivileged_user(self):
         lines = [
             line.split(None, 1) for line in (EXAMPLES / "Dockerfile").read_text().splitlines() if line[:1].isupper()
         ]

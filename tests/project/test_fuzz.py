@@ -1,4 +1,4 @@
-"""A few inputs of each target of `make fuzz`, and whether the fuzzer finds what it is there to find."""
+"""A few inputs for each target of `make fuzz`, and whether the fuzzer finds defects."""
 
 import time
 from random import Random
@@ -18,7 +18,7 @@ from quanterr.errors import CheckpointError
 
 pytestmark = pytest.mark.session
 
-# Inputs of a target: a second or two.
+# Inputs per target: a second or two.
 EXAMPLES = {"compare": 25, "report": 60, "lost": 120, "labels": 80, "rules": 200}
 MANY = 400
 
@@ -27,7 +27,7 @@ by_name = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.n
 
 @by_name
 @pytest.mark.slow
-def test_no_changed_input_is_a_defect(target):
+def test_changed_inputs_reveal_no_defect(target):
     @settings(
         deadline=None,
         derandomize=True,
@@ -43,12 +43,12 @@ def test_no_changed_input_is_a_defect(target):
 
 
 @by_name
-def test_a_number_makes_the_same_input_again(target):
+def test_number_makes_the_same_input_again(target):
     assert target.make(Random(7)) == target.make(Random(7)) != target.make(Random(8))
 
 
 @by_name
-def test_inputs_are_taken_and_refused(target):
+def test_some_inputs_are_taken_and_some_refused(target):
     outcomes = {target.check(target.make(Random(number))) for number in range(60)}
     refused = {outcome for outcome in outcomes if "Error" in outcome.split(";")[0]}
 
@@ -64,7 +64,7 @@ def found(check, folder, n=20, **limits):
     return run(target_of(check), n, 0, 2, Limits(**limits), folder)
 
 
-def test_an_error_that_is_none_of_quanterr_s_is_saved(tmp_path):
+def test_foreign_error_is_saved(tmp_path):
     def check(raw):
         if raw == Random(13).randbytes(8):
             raise KeyError("surprise")
@@ -78,7 +78,7 @@ def test_an_error_that_is_none_of_quanterr_s_is_saved(tmp_path):
     assert "surprise" in (tmp_path / "made_up-13.txt").read_text()
 
 
-def test_an_input_that_takes_too_long_is_saved(tmp_path):
+def test_slow_input_is_saved(tmp_path):
     def check(raw):
         while raw == Random(3).randbytes(8):
             time.sleep(0.01)
@@ -91,7 +91,7 @@ def test_an_input_that_takes_too_long_is_saved(tmp_path):
     assert (tmp_path / "made_up-3").exists()
 
 
-def test_an_input_that_takes_too_much_memory_is_saved(tmp_path):
+def test_input_that_takes_too_much_memory_is_saved(tmp_path):
     def check(raw):
         return str(len(bytearray(1 << 30))) if raw == Random(5).randbytes(8) else "taken"
 
@@ -102,7 +102,7 @@ def test_an_input_that_takes_too_much_memory_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["exits", "hangs where no signal reaches it"])
-def test_an_input_that_ends_the_process_is_saved_and_the_others_are_checked(tmp_path, end):
+def test_input_that_ends_the_process_is_saved_and_the_others_are_checked(tmp_path, end):
     import os
     import signal
 
@@ -121,7 +121,7 @@ def test_an_input_that_ends_the_process_is_saved_and_the_others_are_checked(tmp_
     assert 19 - 4 <= result.outcomes["taken"]
 
 
-# Of the targets: what they would find
+# Defects that the targets must find
 
 
 def first_defect(name, n=400):
@@ -134,26 +134,26 @@ def first_defect(name, n=400):
     return None
 
 
-def test_a_reader_that_takes_too_much_is_found(monkeypatch):
+def test_unbounded_reader_is_found(monkeypatch):
     monkeypatch.setattr(safetensors_file, "_check_tiling", lambda *arguments: None)
     monkeypatch.setattr(safetensors_file, "_check_with_library", lambda *arguments: None)
 
     assert first_defect("safetensors") is not None
 
 
-def test_a_message_that_is_not_fit_to_be_shown_is_found(monkeypatch):
+def test_unprintable_message_is_found(monkeypatch):
     monkeypatch.setattr("quanterr.checkpoints.safetensors_file.display", str)
 
     assert isinstance(first_defect("safetensors", 2000), Defect)
 
 
-def test_a_lost_item_that_goes_unnoticed_is_found(monkeypatch):
+def test_unnoticed_loss_is_found(monkeypatch):
     monkeypatch.setattr("quanterr.documents.reading._check", lambda *arguments: None)
 
     assert isinstance(first_defect("lost"), Defect)
 
 
-def test_a_tensor_that_is_forgotten_is_found(monkeypatch):
+def test_forgotten_tensor_is_found(monkeypatch):
     whole = quanterr.comparison.assembly.ReportBuilder._make_coverage
 
     def without_parts(*arguments):
@@ -166,7 +166,7 @@ def test_a_tensor_that_is_forgotten_is_found(monkeypatch):
     assert isinstance(first_defect("compare", 40), Defect)
 
 
-def test_a_plain_header_is_read_like_any_other():
+def test_plain_header_is_read_like_any_other():
     read = 0
     for raw in (safetensors_bytes.make(Random(number)) for number in range(300)):
         header = raw[8 : 8 + int.from_bytes(raw[:8], "little")]
@@ -178,14 +178,14 @@ def test_a_plain_header_is_read_like_any_other():
     assert read > 30
 
 
-def test_gguf_is_held_against_the_package_where_it_is_installed():
+def test_gguf_is_checked_by_the_package_where_it_is_installed():
     pytest.importorskip("gguf", reason="the gguf package is not installed")
     raw = next(raw for raw in map(gguf_bytes.make, map(Random, range(99))) if gguf_bytes.check(raw) == "taken")
 
     assert raw.startswith(b"GGUF")
 
 
-def test_one_saved_input_can_be_checked_again(tmp_path, monkeypatch, capsys):
+def test_saved_input_can_be_checked_again(tmp_path, monkeypatch, capsys):
     (tmp_path / "input").write_bytes(b"GGUF")
     monkeypatch.setattr("sys.argv", ["fuzz", "gguf", "--input", str(tmp_path / "input")])
 

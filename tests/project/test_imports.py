@@ -1,4 +1,4 @@
-"""The direction of the imports, and what must never import torch."""
+"""The direction of imports, and the modules that must never import torch."""
 
 import ast
 import subprocess
@@ -46,13 +46,13 @@ TORCH_FREE = {
     "cli",
 }
 TORCH_FREE |= {"quanterr", "__main__"}
-BUT = {"quanterr.metrics.histogram", "quanterr.metrics.peaks"}  # the modules of those rooms that compute on tensors
+BUT = {"quanterr.metrics.histogram", "quanterr.metrics.peaks"}  # modules of those rooms that compute on tensors
 TORCH_FREE_MODULES = {
     "quanterr.planning.goals",
     "quanterr.kernel.library",
     "quanterr.kernel.structs",
     "quanterr.kernel.build",
-}  # of other rooms
+}  # modules of other rooms
 
 
 def room(module):
@@ -62,7 +62,7 @@ def room(module):
 
 @cache
 def imported(module, at_once=False):
-    """What a module imports of the package, and torch; ``at_once``: what it needs to be imported itself."""
+    """Return a module's imports from the package, and torch; ``at_once``: only those at import time."""
     tree = ast.parse(MODULES[module].read_text())
     if at_once:
         tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))]
@@ -89,7 +89,7 @@ def test_imports_point_downwards(module):
 
 
 def test_no_imports_form_a_circle():
-    """Not even those of types alone, or within functions."""
+    """Imports for types and within functions count, too."""
     left = {module: {name for name in imported(module) if name in MODULES} - {module} for module in MODULES}
     while leaves := {module for module, others in left.items() if not others & left.keys()}:
         left = {module: others for module, others in left.items() if module not in leaves}
@@ -98,7 +98,7 @@ def test_no_imports_form_a_circle():
 
 
 @pytest.mark.parametrize("module", sorted({m for m in MODULES if room(m) in TORCH_FREE} - BUT | TORCH_FREE_MODULES))
-def test_these_import_no_torch(module):
+def test_torch_free_modules_import_no_torch(module):
     seen, left = set(), {module}
     while left:
         name = left.pop()
@@ -116,7 +116,7 @@ def test_formats_do_not_import_each_other():
 
 
 def test_commands_that_need_no_torch_do_not_import_it():
-    """Their imports inside functions: only running them shows those."""
+    """Only running them shows their imports inside functions."""
     commands = [["--help"], ["compare", "--help"], ["schema"], ["render", "--help"], ["gate", "--help"]]
     commands += [["diff", "--help"], ["rank", "--help"]]
     code = (
@@ -130,8 +130,8 @@ def test_commands_that_need_no_torch_do_not_import_it():
     assert (0, "") == (done.returncode, done.stderr)
 
 
-def test_mistakes_in_commands_and_inputs_end_them_before_torch_is_imported(tmp_path):
-    """torch takes seconds. One process for all: the forked ones of other tests have imported it."""
+def test_mistakes_end_commands_before_torch_is_imported(tmp_path):
+    """Importing torch takes seconds. This runs in its own process, as forked ones have already imported torch."""
     good, damaged = str(tmp_path / "good.safetensors"), str(tmp_path / "damaged.safetensors")
     stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
     Path(damaged).write_bytes(b"\xff" * 64)
@@ -178,8 +178,8 @@ for status, words in {calls}:
 """
 
 
-def test_stored_results_are_judged_and_shown_where_torch_is_not_installed(tmp_path):
-    """In a process of its own: the forked ones of other tests have imported torch."""
+def test_stored_results_are_judged_and_shown_without_torch(tmp_path):
+    """This runs in its own process, as the forked ones of other tests have imported torch."""
     good, report = str(tmp_path / "good.safetensors"), str(tmp_path / "r.json")
     stored.write(Path(good), {"X.weight": torch.ones(4, 4)})
     quanterr.compare(good, good, device="cpu").save(report)
@@ -195,7 +195,7 @@ def test_stored_results_are_judged_and_shown_where_torch_is_not_installed(tmp_pa
     assert "quanterr: this command needs torch, which is not installed: pip install torch" in done.stderr
 
 
-def test_the_version_is_printed_without_the_report():
+def test_version_is_printed_without_the_report():
     code = "from quanterr.cli import app; app(['--version'], standalone_mode=False)"
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True

@@ -1,4 +1,4 @@
-"""Scales that are searched with the importance of columns."""
+"""Searches for scales that weigh errors by the importance of columns."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ RECIPES += ("gguf_q4_k", "gguf_q3_k")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A weight, and what its columns matter: very differently, some not at all."""
+    """A weight and the importance of its columns, which differs widely and is partly zero."""
     folder, random = tmp_path_factory.mktemp("importance"), torch.Generator().manual_seed(3)
     x = torch.randn(96, 256, generator=random) * torch.randn(96, 1, generator=random).exp()
     means = (3 * torch.randn(1, 256, generator=random)).exp()
@@ -29,14 +29,14 @@ def swept(files, recipe, **more):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_error_of_the_search_is_weighed(files, recipe):
+def test_search_minimizes_the_weighted_error(files, recipe):
     plain, weighed = swept(files, recipe), swept(files, recipe, importance=files[3])
 
-    assert weighed.snr_db < plain.snr_db  # over all columns alike
+    assert weighed.snr_db < plain.snr_db  # over all columns equally
     assert weighed.weighted_snr_db > plain.snr_db
 
 
-def test_the_best_of_twenty_has_the_least_weighted_error(files):
+def test_best_among_twenty_scales_has_the_least_weighted_error(files):
     x, means, *_ = files
     groups, weights, least = x.view(96, 8, 32), means.view(8, 32), torch.full((96, 8), torch.inf)
     for ratio in RATIOS:
@@ -51,5 +51,5 @@ def test_the_best_of_twenty_has_the_least_weighted_error(files):
 
 
 @pytest.mark.parametrize("recipe", ["int4_g32", "nf4", "int4_g32:scales=p99", "gguf_q8_0"])
-def test_nothing_changes_for_other_calibrators(files, recipe):
+def test_importance_changes_no_other_calibrator(files, recipe):
     assert swept(files, recipe).snr_db == swept(files, recipe, importance=files[3]).snr_db

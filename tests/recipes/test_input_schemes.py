@@ -1,4 +1,4 @@
-"""Schemes by which runtimes round inputs, compared with the libraries of their producers and with rules worked out."""
+"""Schemes by which runtimes round inputs, compared with their producers' libraries and with worked-out rules."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
 
-FOLDER = Path(__file__).parents[1] / "golden_inputs"  # make.py there says how the files were made
+FOLDER = Path(__file__).parents[1] / "golden_inputs"  # make.py in that folder documents the files
 STATIC = StoredInputScale(torch.tensor(0.05))
 STORED = {
     "nvfp4": StoredInputScale(torch.tensor(448 * 6 / 300.0)),
@@ -47,28 +47,28 @@ def cases(table):
 
 
 def results(producer, name):
-    """The inputs, what the library made of them, and what our scheme makes of them."""
+    """Return the inputs, the library's result and our scheme's result."""
     golden = load_file(FOLDER / f"{producer}.safetensors")
     scheme = INPUT_SCHEMES[name.removesuffix("_bounded").removesuffix("_symmetric")]
     return golden["x"], golden[name], scheme(golden["x"], STORED.get(name, StoredInputScale()))
 
 
 @pytest.mark.parametrize(("producer", "name"), cases(EXACT))
-def test_schemes_equal_the_producers_libraries(producer, name):
+def test_schemes_equal_the_producer_libraries(producer, name):
     _, expected, found = results(producer, name)
 
     assert torch.equal(expected, found)
 
 
 @pytest.mark.parametrize(("producer", "name"), cases(SAME_CODES))
-def test_schemes_have_the_codes_of_libraries_that_compute_scales_in_another_order(producer, name):
+def test_codes_equal_libraries_that_round_scales_in_another_order(producer, name):
     _, expected, found = results(producer, name)
 
     assert bool(((expected - found).abs() <= FIVE_ROUNDINGS * expected.abs()).all())
 
 
 @pytest.mark.parametrize(("producer", "name"), cases(OTHER_STEP))
-def test_schemes_stay_within_a_step_of_libraries_that_divide_by_127_5(producer, name):
+def test_schemes_stay_within_a_step_where_libraries_divide_by_127_5(producer, name):
     x, expected, found = results(producer, name)
     largest = x.abs().amax(-1, keepdim=True) if name == "int8_token" else x.abs().amax()
 
@@ -77,14 +77,14 @@ def test_schemes_stay_within_a_step_of_libraries_that_divide_by_127_5(producer, 
 
 
 @pytest.mark.parametrize(("name", "size"), [("int8_token", 64), ("int4_token_narrow", 64), ("int4_token_narrow", 256)])
-def test_rotated_inputs_are_rounded_as_by_comfy_kitchen(name, size):
+def test_rotated_inputs_are_rounded_as_in_comfy_kitchen(name, size):
     golden = load_file(FOLDER / "comfy_kitchen.safetensors")
     found = INPUT_SCHEMES[name](golden[f"rotated_{size}"], StoredInputScale())
 
     assert torch.equal(golden[f"{name}_rotated_{size}"], found)
 
 
-def test_every_golden_file_says_how_it_was_made():
+def test_every_golden_file_states_its_producer():
     for path in FOLDER.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             assert '"producer"' in file.metadata()["origin"], path
@@ -101,7 +101,7 @@ ROWS = [
     ("q8_0", [127.0, 2.6, -3.4, 0.4], [127.0, 3.0, -3.0, 0.0]),
     ("q8_k", [254.0, 5.0, -3.5, 0.4], [254.0, 4.0, -4.0, 0.0]),
     ("mxfp8", [448.0, 1.0, 3.1, 0.0], [448.0, 1.0, 3.0, 0.0]),  # 448 = 1.75 · 2^8: the scale becomes 2
-    ("mxfp8_ceil", [448.0, 1.0, 2.0**-9, 0.0], [448.0, 1.0, 2.0**-9, 0.0]),  # and here it stays 1
+    ("mxfp8_ceil", [448.0, 1.0, 2.0**-9, 0.0], [448.0, 1.0, 2.0**-9, 0.0]),  # here it stays 1
 ]
 
 

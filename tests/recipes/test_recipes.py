@@ -1,4 +1,4 @@
-"""Recipes against the libraries that they follow, and virtual candidates against files on disk."""
+"""Recipes compared with the libraries that they follow, and virtual candidates with files on disk."""
 
 import hashlib
 import json
@@ -63,7 +63,7 @@ def _type(kind):
 
 
 @pytest.mark.parametrize("case", VALUES)
-def test_values_are_those_of_the_library_bit_for_bit(case):
+def test_values_equal_the_library_bit_by_bit(case):
     recipe, _, _ = case.partition(" ")
     found = {name: digest(fake_quantize(WEIGHTS[name], recipe)) for name in VALUES[case]}
 
@@ -71,18 +71,18 @@ def test_values_are_those_of_the_library_bit_for_bit(case):
 
 
 class TestKTypes:
-    """llama-quantize has no Python: its files of a trained model have these SNRs where no importance matrix is used."""
+    """llama-quantize is no Python code; its files of a trained model have these SNRs without an importance matrix."""
 
     @pytest.mark.parametrize(
         ("recipe", "least"), [("q6_k", 34.9), ("q5_k", 28.7), ("q4_k", 22.7), ("q3_k", 16.3), ("q2_k", 10.3)]
     )
-    def test_the_search_reaches_its_usual_level(self, recipe, least):
+    def test_search_reaches_its_usual_level(self, recipe, least):
         x = torch.randn(32, 512, generator=torch.Generator().manual_seed(5))
 
         assert least < snr(x, fake_quantize(x, f"gguf_{recipe}"))
 
-    def test_is_near_the_real_writer(self):
-        """The first rows of a weight, and what llama-quantize without an importance matrix left of them."""
+    def test_search_comes_near_the_real_writer(self):
+        """The golden file holds a weight's first rows before and after llama-quantize, without an importance matrix."""
         golden = load_file(GOLDEN / "q4_k.safetensors")
         theirs, ours = snr(golden["x"], golden["y"]), snr(golden["x"], fake_quantize(golden["x"], "gguf_q4_k"))
 
@@ -90,13 +90,13 @@ class TestKTypes:
 
 
 def plain(report):
-    """What is said of weights, without where the file is."""
+    """Return a report's content about weights, without paths."""
     return [report.aggregate, report.layers, report.lossless, report.not_compared, report.formats, report.verdict]
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Two matrices, one larger than a piece and of an odd number of rows; a norm and an embedding."""
+    """Two matrices, one larger than a piece and with an odd number of rows; a norm and an embedding."""
     tensors = {
         "model.embed_tokens.weight": numbers(10, 64),
         "model.layers.0.mlp.up_proj.weight": numbers(PIECE // 256 * 2 + 3, 256, seed=1),
@@ -109,8 +109,8 @@ def original(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("rows", "times"), [(8192, 2), (32768, 3)])
-def test_codes_of_a_small_weight_are_made_once(tmp_path, monkeypatch, rows, times):
-    """A comparison reads it whole, here in two pieces, then samples rows twice; those of a large one are made again."""
+def test_small_weight_is_encoded_once(tmp_path, monkeypatch, rows, times):
+    """A comparison reads it whole, here in two pieces, then samples rows twice; large weights are encoded again."""
     with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": numbers(rows, 256)})) as checkpoint:
         virtual, _ = mix_recipes(checkpoint, {"a.weight": parse_recipe("gguf_q8_0")}, "gguf_q8_0")
         entry = virtual.entries["a.weight"]
@@ -125,8 +125,8 @@ def test_codes_of_a_small_weight_are_made_once(tmp_path, monkeypatch, rows, time
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q6_k"])
-def test_with_importance_most_values_are_those_of_the_real_writer(kind):
-    """The first rows of a weight as llama-quantize writes them with --imatrix; its compiler may fuse operations."""
+def test_most_values_equal_the_real_writer_with_importance(kind):
+    """The golden file holds a weight's first rows by llama-quantize --imatrix; its compiler may fuse operations."""
     golden = load_file(GOLDEN / "with_importance.safetensors")
     x, theirs, own = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
     scheme = parse_recipe(f"gguf_{kind}").scheme
@@ -140,8 +140,8 @@ def test_with_importance_most_values_are_those_of_the_real_writer(kind):
 
 
 @pytest.mark.parametrize("name", [*EVERY, "int4_g32:scales=mse", "int4_g32:asym:scales=p99", "fp8_row:scales=mse"])
-def test_rows_are_measured_and_encoded_without_being_changed(name):
-    """Other recipes have the same rows."""
+def test_rows_are_measured_and_encoded_unchanged(name):
+    """Other recipes share the same rows."""
     x = torch.randn(128, 256, generator=torch.Generator().manual_seed(1))
     rows, scheme, source = x.clone(), parse_recipe(name).scheme, Source(128, 256, "F32")
     settled = scheme.settle(scheme.measure(Piece(rows), torch.ones(256)), source)
@@ -150,7 +150,7 @@ def test_rows_are_measured_and_encoded_without_being_changed(name):
     assert torch.equal(x, rows)
 
 
-def test_whoever_asks_for_a_weight_that_holds_nan_is_told_so(tmp_path):
+def test_reading_a_weight_with_nan_is_an_error_every_time(tmp_path):
     x = torch.ones(64, 64)
     x[63, 63] = torch.nan
     with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": x})) as checkpoint:
@@ -160,7 +160,7 @@ def test_whoever_asks_for_a_weight_that_holds_nan_is_told_so(tmp_path):
                 virtual.entries["a.weight"].read()
 
 
-def test_rows_that_could_not_be_read_are_read_again(tmp_path, monkeypatch):
+def test_failed_rows_are_read_again(tmp_path, monkeypatch):
     def cut(*_):
         raise CheckpointError("the connection was cut")
 
@@ -176,14 +176,14 @@ def test_rows_that_could_not_be_read_are_read_again(tmp_path, monkeypatch):
         assert torch.equal(torch.full((8, 64), 3.0), open_rows(a)(0, 8))
 
 
-def test_rows_that_are_no_whole_blocks_have_the_blocks_of_the_recipe():
-    """400 rows are 4 blocks of 128, or of 100: the scales do not say."""
+def test_partial_blocks_have_the_recipe_block_size():
+    """400 rows are 4 blocks of 128 or of 100, and the scales do not decide."""
     x = torch.randn(400, 128, generator=torch.Generator().manual_seed(1))
 
     assert snr(x, fake_quantize(x, "fp8_block128")) > 31
 
 
-def test_a_scale_of_a_column_is_that_of_its_largest_magnitude():
+def test_column_scale_comes_from_its_largest_magnitude():
     x = torch.randn(300, 96, generator=torch.Generator().manual_seed(1)) * torch.arange(1, 97)
     scale = x.abs().amax(0) / 127
 
@@ -191,7 +191,7 @@ def test_a_scale_of_a_column_is_that_of_its_largest_magnitude():
 
 
 @pytest.mark.parametrize(("name", "high", "wide"), [("block1x32", 1, 32), ("block64x16", 64, 16), ("block64", 64, 64)])
-def test_blocks_have_the_edges_of_the_name(name, high, wide):
+def test_blocks_have_the_edges_in_the_recipe_name(name, high, wide):
     x = torch.randn(128, 128, generator=torch.Generator().manual_seed(1))
     blocks = x.view(128 // high, high, 128 // wide, wide)
     scale = blocks.abs().amax((1, 3), keepdim=True) / 127
@@ -203,7 +203,7 @@ class TestCandidate:
     @pytest.mark.parametrize(
         "name", [pytest.param(name, marks=pytest.mark.slow if name.endswith("_k") else ()) for name in EVERY]
     )
-    def test_its_report_is_that_of_the_same_on_disk(self, original, tmp_path, name):
+    def test_candidate_report_equals_the_report_on_disk(self, original, tmp_path, name):
         checkpoint, tensors = original
         chosen, _ = choose_weights(checkpoint, LayerSelection())
         virtual, left = candidate(checkpoint, parse_recipe(name), chosen)
@@ -211,7 +211,7 @@ class TestCandidate:
 
         assert ([], "pass") == (left, report.verdict), report.reasons
         assert {layer.layer_name for layer in report.layers} == {name for name in tensors if "proj" in name}
-        if name.startswith("gguf"):  # which a safetensors file cannot hold
+        if name.startswith("gguf"):  # a safetensors file cannot hold these
             parts = [
                 Stored(key, virtual.entries[key].dtype, tuple(tensor.shape), virtual.entries[key].read())
                 for key, tensor in tensors.items()
@@ -230,7 +230,7 @@ class TestCandidate:
         assert plain(report) == plain(quanterr.compare(checkpoint, tmp_path, device="cpu"))
 
     @pytest.mark.slow
-    def test_its_bytes_are_the_same_in_any_cut(self, original):
+    def test_candidate_bytes_are_the_same_in_any_cut(self, original):
         checkpoint, _ = original
         for name in ("fp8_block128", "int4_g32:asym", "nf4:double", "gguf_q4_k"):
             virtual, _ = candidate(checkpoint, parse_recipe(name), ["model.layers.0.mlp.up_proj.weight"])
@@ -240,7 +240,7 @@ class TestCandidate:
                     n = min(n, len(whole) - begin)
                     assert whole[begin : begin + n] == entry.file.read(entry.offset + begin, n)
 
-    def test_what_a_recipe_cannot_store_stays(self, tmp_path):
+    def test_weight_that_a_recipe_cannot_store_stays(self, tmp_path):
         path = store(tmp_path / "x.safetensors", {"a.weight": numbers(8, 40), "b.weight": numbers(8, 64, seed=1)})
         with open_checkpoint(path) as checkpoint:
             virtual, left = candidate(checkpoint, parse_recipe("int4_g32"), ["a.weight", "b.weight"])
@@ -273,13 +273,13 @@ class TestCandidate:
             (("*", "!head"), ["c.weight", "model.embed_tokens.weight"]),
         ],
     )
-    def test_embeddings_and_heads_are_taken_where_a_pattern_names_them(self, tmp_path, patterns, chosen):
+    def test_embeddings_and_heads_are_quantized_where_a_pattern_names_them(self, tmp_path, patterns, chosen):
         names = ["model.embed_tokens.weight", "lm_head.weight", "c.weight", "mlp.router.weight", "final_norm.weight"]
         tensors = {name: numbers(4, 8, seed=n) for n, name in enumerate(names)}
         with open_checkpoint(store(tmp_path / "x.safetensors", tensors)) as checkpoint:
             assert sorted(choose_weights(checkpoint, LayerSelection(patterns))[0]) == chosen
 
-    def test_nan_is_named(self, tmp_path):
+    def test_weight_with_nan_is_named(self, tmp_path):
         x = numbers(8, 64).float()
         x[3, 5] = torch.nan
         with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": x})) as checkpoint:
@@ -293,10 +293,10 @@ LATE = {"nf4:double", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_
 
 class TestBounds:
     @pytest.mark.parametrize("recipe", [name for name in EVERY if name not in LATE and not name.endswith("2_k")])
-    def test_rounding_to_nearest_is_within_and_a_code_further_is_not(self, recipe):
+    def test_nearest_rounding_is_within_bounds_and_the_next_code_is_not(self, recipe):
         x = WEIGHTS["heavy"].float()
         y, bound = fake_quantize(x, recipe), theoretical_max_error(x, recipe)
-        place = int((bound / x.abs()).view(-1).argmin())  # where float32 hides least
+        place = int((bound / x.abs()).view(-1).argmin())  # float32 hides least here
         worse = y.clone()
         worse.view(-1)[place] += 2.1 * bound.view(-1)[place]
 
@@ -304,14 +304,14 @@ class TestBounds:
         assert not error_within_bounds(x, worse, recipe)
         assert not error_within_bounds(x, y * torch.nan, recipe)
 
-    def test_are_half_a_step(self):
+    def test_bounds_are_half_a_step(self):
         x = torch.tensor([[127.0, 1.0, 0.0], [0.0, 0.0, 0.0], [-254.0, 3.0, 100.0]])
 
         assert torch.equal(torch.tensor([[0.5] * 3, [0.5] * 3, [1.0] * 3]), theoretical_max_error(x, "int8_row"))
         x = torch.tensor([[448.0, 1.0, 1.9, 0.0]])
         assert torch.equal(torch.tensor([[16.0, 1 / 16, 1 / 16, 2.0**-10]]), theoretical_max_error(x, "fp8_row"))
 
-    def test_of_what_a_calibrator_clips_are_the_way_to_the_last_code(self):
+    def test_bounds_for_clipped_values_reach_to_the_last_code(self):
         x = torch.ones(1, 1000)
         x[0, 0] = 100.0
         bound = theoretical_max_error(x, "int8_row:scales=p99")
@@ -319,13 +319,13 @@ class TestBounds:
         assert pytest.approx(99.0, abs=0.01) == float(bound[0, 0])
         assert error_within_bounds(x, fake_quantize(x, "int8_row:scales=p99"), "int8_row:scales=p99")
 
-    def test_other_shapes_are_refused(self):
+    def test_different_shapes_are_refused(self):
         with pytest.raises(UsageError, match="shapes differ"):
             error_within_bounds(torch.ones(2, 32), torch.ones(32, 2), "int8_row")
 
 
 class TestCalibration:
-    def test_gives_what_is_stored_but_the_codes(self):
+    def test_calibration_gives_all_stored_tensors_except_the_codes(self):
         x = WEIGHTS["gaussian"]
         whole, scales = quantize_tensor(x, "int4_g32:asym"), calibrate(x, "int4_g32:asym")
 
@@ -340,7 +340,7 @@ class TestCalibration:
         clipped = fake_quantize(x, "int8_row:scales=p99")
         assert clipped.abs().amax() < 0.8 * x.abs().amax()
 
-    def test_an_average_is_of_the_pieces_of_a_tensor(self):
+    def test_average_is_taken_over_tensor_pieces(self):
         x = torch.ones(4 * PIECE // 256, 256)
         x[: PIECE // 256] = 2.0
 
@@ -372,7 +372,7 @@ class TestNames:
             ("fp8_row:bits=3", "unknown option bits"),
         ],
     )
-    def test_what_is_none_is_told(self, name, told):
+    def test_invalid_recipe_name_is_an_error(self, name, told):
         with pytest.raises(UsageError, match=told):
             parse_recipes([name])
 
@@ -384,7 +384,7 @@ class TestTensors:
 
         assert torch.equal(torch.full_like(x, 3), x.grad)
 
-    def test_dtype_and_refusals(self):
+    def test_dtype_is_kept_and_unsuitable_tensors_are_refused(self):
         assert torch.bfloat16 == fake_quantize(WEIGHTS["gaussian"].bfloat16(), "nf4").dtype
         for tensor, recipe in (
             (torch.ones(3), "fp8_row"),
@@ -398,7 +398,7 @@ class TestTensors:
 
 
 class TestSweep:
-    def test_is_the_ranking_of_the_recipes_with_what_each_choice_buys(self, original):
+    def test_sweep_ranks_recipes_with_the_gain_from_each_choice(self, original):
         checkpoint, _ = original
         found = quanterr.sweep(checkpoint, ["int{4,8}_g64,int4_g32,fp8_row"], device="cpu")
 
@@ -408,7 +408,7 @@ class TestSweep:
         assert 23 < gains["bits", "int4_g64", "int8_g64"] < 26  # 6.02 dB a bit in theory
         assert 0.3 < gains["finer scales", "int4_g64", "int4_g32"] < 2
 
-    def test_ranks_recipes_with_files(self, original, tmp_path):
+    def test_sweep_ranks_recipes_with_files(self, original, tmp_path):
         checkpoint, tensors = original
         values = {
             name: fake_quantize(tensor, "int8_row") if "proj" in name else tensor for name, tensor in tensors.items()
@@ -420,7 +420,7 @@ class TestSweep:
         assert {"mine.safetensors", "int8_row"} == {mine.name, row.name}
         assert abs(mine.snr_db - row.snr_db) < 0.2  # one is rounded to bfloat16
 
-    def test_only_selected_weights_are_quantized_and_the_rest_is_told(self, tmp_path):
+    def test_sweep_quantizes_only_selected_weights_and_reports_the_rest(self, tmp_path):
         path = store(
             tmp_path / "x.safetensors", {"a.up_proj.weight": numbers(8, 40), "a.down_proj.weight": numbers(8, 64)}
         )
@@ -442,8 +442,8 @@ class TestSweep:
     @pytest.mark.parametrize(
         ("kind", "fallback"), [("q6_k", "Q8_0"), ("q5_k", "Q5_1"), ("q4_k", "Q5_0"), ("q3_k", "Q4_0"), ("q2_k", "Q4_0")]
     )
-    def test_a_k_type_falls_back_as_llama_quantize_does(self, kind, fallback, tmp_path):
-        """Rows of 256 are its blocks; of rows of 96 the values are those that gguf writes of the other type."""
+    def test_k_type_falls_back_as_llama_quantize_does(self, kind, fallback, tmp_path):
+        """Rows of 256 fill its blocks; rows of 96 get the values that gguf writes for the other type."""
         x = {"a.up_proj.weight": numbers(8, 256).float(), "a.down_proj.weight": numbers(8, 96, seed=1).float()}
         path, recipe = store(tmp_path / "x.safetensors", x), f"gguf_{kind}"
         found, left = (quanterr.sweep(path, [name], device="cpu") for name in (recipe, f"{recipe}:strict"))
@@ -462,7 +462,7 @@ class TestSweep:
         assert ["left_unquantized"] == [finding.code for finding in strict.findings]
         assert whole.bytes == x["a.up_proj.weight"].numel() * gguf.GGML_QUANT_SIZES[_type(kind)][1] // 256
 
-    def test_only_rows_of_whole_blocks_of_32_fall_back_and_tensors_never(self, tmp_path):
+    def test_only_rows_in_whole_blocks_fall_back_and_tensors_never(self, tmp_path):
         path = store(tmp_path / "x.safetensors", {"a.up_proj.weight": numbers(8, 40)})
         with pytest.raises(UsageError, match="its 40 columns are not a multiple of 32"):
             quanterr.sweep(path, ["gguf_q4_k"], device="cpu")
@@ -471,7 +471,7 @@ class TestSweep:
         with pytest.raises(UsageError, match="unknown option :strict; it has none"):
             parse_recipe("gguf_q5_0:strict")
 
-    def test_a_plan_names_what_stores_a_layer(self, tmp_path):
+    def test_plan_names_the_recipe_that_stores_a_layer(self, tmp_path):
         x = {"a.up_proj.weight": numbers(8, 256), "b.up_proj.weight": numbers(8, 96, seed=1)}
         path = store(tmp_path / "x.safetensors", x)
         planned = quanterr.plan(path, to=["gguf_q4_k"], bits=6)
@@ -480,7 +480,7 @@ class TestSweep:
         assert "gguf_q4_k: 1 weight is stored as gguf_q5_0, as llama-quantize does" in planned.notes[-1]
         assert (4.5 * 8 * 256 + 5.5 * 8 * 96) / 8 == sum(layer.bytes for layer in planned.layers)
 
-    def test_the_command_writes_shows_and_lists(self, original, tmp_path):
+    def test_sweep_command_writes_shows_and_lists(self, original, tmp_path):
         checkpoint, _ = original
         done = call(
             "sweep",

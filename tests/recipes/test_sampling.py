@@ -1,4 +1,4 @@
-"""A sweep of a sample of rows: near what all rows give, and as near as it says."""
+"""A sweep over a sample of rows is close to the full sweep, within its stated margin."""
 
 import json
 
@@ -21,7 +21,7 @@ RECIPES = ["int8_row", "int8_tensor", "fp8_block128", "int4_g32", "nf4", "nf4:do
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Weights of rows of different sizes, and a norm."""
+    """Weights with rows of different sizes, and a norm."""
     random = torch.Generator().manual_seed(5)
     tensors = {}
     for n in range(12):
@@ -41,18 +41,18 @@ def choices(ranking):
     return {(layer.layer_name, choice.candidate): choice for layer in ranking.layers for choice in layer.choices}
 
 
-def test_an_estimate_is_as_near_as_it_says(both):
+def test_estimates_are_within_their_stated_margin(both):
     full, sampled = map(choices, both)
     assert full.keys() == sampled.keys()
     off = {key: abs(sampled[key].snr_db - full[key].snr_db) for key in full}
     within = sum(off[key] <= sampled[key].snr_db_margin + 1e-6 for key in full)
 
     assert within >= 0.95 * len(full)
-    assert max(off.values()) > 1e-3  # an estimate it is
+    assert max(off.values()) > 1e-3  # it is an estimate
     assert sum(choice.snr_db_margin for choice in sampled.values()) < 0.5 * len(sampled)
 
 
-def test_sizes_and_formats_are_those_of_all_rows(both):
+def test_sizes_and_formats_are_exact(both):
     full, sampled = both
     known = {candidate.name: candidate for candidate in full.candidates}
     for candidate in sampled.candidates:
@@ -64,7 +64,7 @@ def test_sizes_and_formats_are_those_of_all_rows(both):
     assert (None, 0.2) == (full.sample, sampled.sample)
 
 
-def test_where_all_rows_are_read_there_is_no_margin(tmp_path):
+def test_reading_all_rows_leaves_no_margin(tmp_path):
     x = {"a.up_proj.weight": torch.randn(6, 64, generator=torch.Generator().manual_seed(1))}
     path = store(tmp_path / "x.safetensors", x)
     full, sampled = (
@@ -74,9 +74,9 @@ def test_where_all_rows_are_read_there_is_no_margin(tmp_path):
         assert (pytest.approx(choices(full)[key].snr_db, abs=1e-6), 0) == (choice.snr_db, choice.snr_db_margin)
 
 
-def test_a_scale_of_the_tensor_is_that_of_all_rows(tmp_path):
+def test_tensor_scale_covers_all_rows(tmp_path):
     x = torch.randn(2000, 64, generator=torch.Generator().manual_seed(1))
-    x[7, 0] = 100  # in a row that is not read
+    x[7, 0] = 100  # this row is not read
     path = store(tmp_path / "x.safetensors", {"a.up_proj.weight": x})
     with open_checkpoint(path) as checkpoint:
         [matrix] = matrices_of("a.up_proj.weight", checkpoint.entries)
@@ -90,7 +90,7 @@ def test_a_scale_of_the_tensor_is_that_of_all_rows(tmp_path):
 
 
 @pytest.mark.parametrize(("rows", "cols", "together"), [(4096, 4096, 1), (4096, 4096, 128), (300, 64, 16), (5, 64, 4)])
-def test_runs_are_a_share_of_the_rows_spread_over_all(tmp_path, rows, cols, together):
+def test_runs_are_a_share_spread_over_all_rows(tmp_path, rows, cols, together):
     entries = open_checkpoint(store(tmp_path / "x.safetensors", {"x": torch.zeros(rows, cols).bfloat16()})).entries
     [matrix] = matrices_of("x", entries)
     runs = draw_runs(matrix, 0.1, together)
@@ -104,18 +104,18 @@ def test_runs_are_a_share_of_the_rows_spread_over_all(tmp_path, rows, cols, toge
 
 
 @pytest.mark.parametrize("text", ["10", "0%", "100%", "-5%", "%", "ten%", "nan%"])
-def test_a_share_is_a_part_of_the_rows(text):
+def test_share_is_part_of_the_rows(text):
     assert (0.1, 0.025) == (parse_share("10%"), parse_share("2.5 %"))
     with pytest.raises(UsageError, match="between 0 and 100 %, such as 10%"):
         parse_share(text)
 
 
 class TestImportanceAndSensitivity:
-    """With all rows read, an estimate is what the whole sweep gives; with a part, it is near."""
+    """With all rows read, an estimate equals the full sweep; with some of them, it is close."""
 
     @pytest.fixture
     def small(self, tmp_path):
-        """Few rows, which are all read; an importance of their columns, and a sensitivity of one of two weights."""
+        """Weights with few rows, which are all read; the importance of their columns, and one sensitivity."""
         random = torch.Generator().manual_seed(3)
         names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(2)]
         path = store(tmp_path / "x.safetensors", {n: torch.randn(6, 64, generator=random) for n in names})
@@ -127,7 +127,7 @@ class TestImportanceAndSensitivity:
         )
         return path, {"importance": tmp_path / "i.gguf", "sensitivity": tmp_path / "s.json"}
 
-    def test_are_those_of_all_rows(self, small):
+    def test_importance_and_sensitivity_equal_all_rows(self, small):
         path, files = small
         full, sampled = (
             quanterr.sweep(path, ["int8_row", "int4_g32", "gguf_q4_k"], **files, **more)
@@ -139,7 +139,7 @@ class TestImportanceAndSensitivity:
                 assert getattr(a, metric) == pytest.approx(getattr(b, metric), rel=ROUNDINGS), (a.name, metric)
             assert "sensitivity_missing" in {finding.code for finding in b.findings}
 
-    def test_a_sensitivity_of_another_model_is_refused(self, small, tmp_path):
+    def test_sensitivity_from_another_model_is_refused(self, small, tmp_path):
         other = store(tmp_path / "other.safetensors", {"a.up_proj.weight": torch.ones(6, 64)})
         with pytest.raises(UsageError, match="names none of the compared weights"):
             quanterr.sweep(other, ["int8_row"], sample="10%", sensitivity=small[1]["sensitivity"])
@@ -151,7 +151,7 @@ def test_nan_is_an_error(tmp_path):
         quanterr.sweep(store(tmp_path / "x.safetensors", {"a.up_proj.weight": x}), ["int8_row"], sample="10%")
 
 
-def test_the_command_shows_margins_and_says_that_it_is_an_estimate(original, tmp_path):
+def test_command_shows_margins_and_calls_the_result_an_estimate(original, tmp_path):
     done = call("sweep", "-v", original, "--to", "int8_row,int4_g32", "--sample", "20%", "-o", tmp_path / "s.json")
     found = json.loads((tmp_path / "s.json").read_text())
 
@@ -170,7 +170,7 @@ def test_the_command_shows_margins_and_says_that_it_is_an_estimate(original, tmp
         (("--device", "cuda"), "a sample is measured on the CPU"),
     ],
 )
-def test_what_needs_all_rows_is_refused(original, words, told):
+def test_options_that_need_all_rows_are_refused(original, words, told):
     done = call("sweep", original, "--sample", "20%", *words)
 
     assert Status.USAGE == done.returncode

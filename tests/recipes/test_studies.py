@@ -1,4 +1,4 @@
-"""What outliers cost, and how much scales matter: against quantizing the same weights by hand."""
+"""The cost of outliers and of other scales, compared with quantizing the same weights by hand."""
 
 import json
 from math import log10
@@ -35,7 +35,7 @@ def noise(x, recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_outliers_stay_and_scales_need_not_reach_them(original, studies, recipe):
+def test_outlier_study_equals_removing_the_outliers(original, studies, recipe):
     _, x = original
     for changed in studies[recipe].outliers:
         kept = x.clone()
@@ -45,7 +45,7 @@ def test_outliers_stay_and_scales_need_not_reach_them(original, studies, recipe)
     assert studies[recipe].outliers[1].gain_db > 0
 
 
-def test_scales_are_stretched_and_shrunk(original, studies):
+def test_scale_study_equals_stretched_and_shrunk_scales(original, studies):
     _, x = original
     scale = x.abs().amax(1, keepdim=True) / 127
     for changed in studies["int8_row"].scales:
@@ -56,11 +56,11 @@ def test_scales_are_stretched_and_shrunk(original, studies):
     assert {None} == {changed.gain_db for changed in studies["gguf_q4_0"].scales}
 
 
-def test_without_the_option_there_are_none(original):
+def test_sweep_has_no_studies_without_the_option(original):
     assert [] == quanterr.sweep(original[0], ["int8_row"], device="cpu").studies
 
 
-def test_the_command_shows_and_stores_them(original, tmp_path):
+def test_command_shows_and_stores_studies(original, tmp_path):
     done = call("sweep", "-v", original[0], "--to", "int8_row,gguf_q4_0", "--study", "-o", tmp_path / "s.json")
     found = json.loads((tmp_path / "s.json").read_text())
 
@@ -71,7 +71,7 @@ def test_the_command_shows_and_stores_them(original, tmp_path):
     assert torch.tensor([c["gain_db"] for c in found["studies"][0]["scales"]]).isfinite().all()
 
 
-def test_bandwidth_bounds_the_tokens_a_second_of_each_recipe(original, tmp_path):
+def test_bandwidth_bounds_tokens_per_second_for_each_recipe(original, tmp_path):
     words = ("sweep", "-v", original[0], "--to", "int8_row,int4_g32", "--hardware", "900GB/s")
     done = call(*words, "-o", tmp_path / "s.json")
     found = {one["name"]: one for one in json.loads((tmp_path / "s.json").read_text())["candidates"]}
@@ -79,7 +79,7 @@ def test_bandwidth_bounds_the_tokens_a_second_of_each_recipe(original, tmp_path)
 
     assert "max. tokens/s" in done.stdout
     for name, one in found.items():
-        assert pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == one["tokens_per_second"]  # and the norm
+        assert pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == one["tokens_per_second"]  # including the norm
     ranking = quanterr.sweep(original[0], ["int8_row", "int4_g32"], hardware="900GB/s", device="cpu")
     assert {c.name: c.tokens_per_second for c in ranking.candidates} == {
         name: one["tokens_per_second"] for name, one in found.items()
@@ -89,12 +89,12 @@ def test_bandwidth_bounds_the_tokens_a_second_of_each_recipe(original, tmp_path)
 
 
 def quanterr_bytes(recipe):
-    """Codes and scales of 48 x 256 elements."""
+    """Return the size of codes and scales for 48 x 256 elements."""
     return {"int8_row": 48 * 256 + 48 * 4, "int4_g32": 48 * 256 // 2 + 48 * 8 * 4 + 16}[recipe]
 
 
-def test_columns_that_matter_most_may_stay(tmp_path):
-    """Of 200 columns the two with the largest importance, which are the largest too."""
+def test_most_important_columns_may_stay(tmp_path):
+    """The two most important of 200 columns are also the largest."""
     x = torch.randn(64, 200, generator=torch.Generator().manual_seed(2))
     x[:, [7, 150]] *= 20
     path = store(tmp_path / "x.safetensors", {"model.layers.0.mlp.up_proj.weight": x})

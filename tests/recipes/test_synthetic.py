@@ -1,4 +1,4 @@
-"""Recipes on synthetic weights: seeded, and what each kind of weights is hard for."""
+"""Recipes on synthetic weights: seeded, and each kind of weights hard in its own way."""
 
 import json
 
@@ -12,7 +12,7 @@ from quanterr.recipes.synthetic import WEIGHTS, bench_formats
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_seed_gives_the_same_weights(name):
+def test_seed_gives_the_same_weights(name):
     first, again, other = (WEIGHTS[name](64, 200, torch.Generator().manual_seed(n)) for n in (3, 3, 4))
 
     assert (64, 200) == first.shape
@@ -20,7 +20,7 @@ def test_a_seed_gives_the_same_weights(name):
     assert not torch.equal(first, other)
 
 
-def test_weights_are_what_their_names_say():
+def test_weights_match_their_names():
     made = {name: make(400, 1000, torch.Generator().manual_seed(1)) for name, make in WEIGHTS.items()}
     kurtosis = {name: float(x.pow(4).mean() / x.square().mean().square()) for name, x in made.items()}
 
@@ -31,18 +31,18 @@ def test_weights_are_what_their_names_say():
     assert float(made["channels"].std(1).log().std()) == pytest.approx(1, abs=0.1)
 
 
-def test_scales_of_rows_help_rows_and_not_columns():
+def test_row_scales_help_rows_and_not_columns():
     rows = bench_formats(parse_recipes(["int8_tensor,int8_row"]), 256, 512)
     snr = {(row.recipe, row.weights): row.snr_db for row in rows}
 
     assert snr["int8_row", "channels"] > snr["int8_tensor", "channels"] + 10
     assert snr["int8_row", "outlier columns"] < snr["int8_row", "gaussian"] - 10
     assert {8 + 32 / 512} == {row.bits_per_weight for row in rows if row.recipe == "int8_row"}
-    # 6.02 dB a bit and 1.76, with the largest of 512 at 3.2 sigma: the quantizer's textbook
+    # by the textbook, 6.02 dB per bit and 1.76, with the largest of 512 at 3.2 sigma
     assert pytest.approx(41.6, abs=1.5) == snr["int8_row", "gaussian"]
 
 
-def test_the_command_says_it_as_a_table_and_as_json():
+def test_command_prints_a_table_or_json():
     words = ("bench-formats", "--to", "fp8_row,nf4", "--rows", 16, "--columns", 64)
     table, found = call(*words), json.loads(call(*words, "--json").stdout)
 
@@ -53,7 +53,7 @@ def test_the_command_says_it_as_a_table_and_as_json():
 
 
 @pytest.mark.parametrize(("option", "least"), [("--rows", 1), ("--columns", 1), ("--seed", 0)])
-def test_a_number_out_of_range_has_the_sentence_of_all_options(option, least):
+def test_number_out_of_range_gives_the_usual_message(option, least):
     done = call("bench-formats", option, least - 1)
 
     assert Status.USAGE == done.returncode

@@ -1,4 +1,4 @@
-"""What the stored scales of a weight allow, from a sample of its rows."""
+"""The SNR that a weight's stored scales allow, from a sample of its rows."""
 
 import json
 import math
@@ -25,13 +25,13 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 
 
 def by_row(x, bits=8, scale=1.0):
-    """Codes and scale of plain rounding, one scale for each row."""
+    """Return codes and scales by plain rounding, with one scale per row."""
     unit = x.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) * scale
     return (x / unit).round().clamp(-128, 127).to(torch.int8), unit
 
 
 def spread_db(n):
-    """Four standard errors of the ratio of two sums of n squared errors that are uniform: var(e²) = 0.8 mean²."""
+    """Return four standard errors of the ratio of two sums of n squared uniform errors: var(e²) = 0.8 mean²."""
     return 4 * 10 / math.log(10) * math.sqrt(2 * 0.8 / n)
 
 
@@ -57,7 +57,7 @@ class TestOneWeight:
         assert (0.0, 0.0, 0.0) == (layer.excess_db, layer.off_code_pct, layer.clipped_pct)
         assert layer.attainable_snr_db == pytest.approx(layer.snr_db, abs=1e-6)
 
-    def test_attainable_is_that_of_the_nearest_codes(self, tmp_path, x):
+    def test_attainable_snr_equals_the_nearest_codes(self, tmp_path, x):
         codes, unit = by_row(x)
         best = codes.double() * unit.double() - x.double()
         noisy = (codes.int() + torch.randint(-3, 4, codes.shape, generator=torch.Generator().manual_seed(1))).clamp(
@@ -70,7 +70,7 @@ class TestOneWeight:
         assert layer.excess_db == pytest.approx(expected - layer.snr_db, abs=1e-4)
         assert layer.off_code_pct == pytest.approx(100 * float(((noisy - codes.int()).abs() > 1).double().mean()))
 
-    def test_negative_scales_that_the_codes_go_with_are_no_fault(self, tmp_path, x):
+    def test_negative_scales_with_matching_codes_are_sound(self, tmp_path, x):
         codes, unit = by_row(x)
         signs = torch.where(torch.arange(64)[:, None] % 2 == 0, 1, -1)
         right = report_of(tmp_path, x, codes * signs.to(torch.int8), unit * signs)
@@ -80,7 +80,7 @@ class TestOneWeight:
         assert "scale_negative" in told(wrong)
 
     @pytest.mark.parametrize("scale", ["row", "tensor"])
-    def test_the_column_that_rules_the_scales_is_named(self, tmp_path, x, scale):
+    def test_column_that_dominates_the_scales_is_named(self, tmp_path, x, scale):
         x[:, 17] = 60 * x.std() * torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)
         unit = x.abs().amax(1, keepdim=True) / 127
         unit = unit if scale == "row" else unit.amax().view(1)
@@ -97,7 +97,7 @@ class TestOneWeight:
         assert "pass" == report.verdict
 
     @pytest.mark.parametrize("scale", ["row", "tensor"])
-    def test_all_columns_that_rule_the_scales_are_named(self, tmp_path, x, scale):
+    def test_all_columns_that_dominate_the_scales_are_named(self, tmp_path, x, scale):
         x = torch.cat([x, x, x, x], dim=1)
         x[:, [17, 40, 300]] *= 40
         unit = x.abs().amax(1, keepdim=True) / 127
@@ -113,8 +113,8 @@ class TestOneWeight:
         assert found.evidence["snr_db_without"] == pytest.approx(true, abs=spread_db(x.numel()))
 
     @pytest.mark.parametrize(("rows", "share"), [(448, 0.57), (256, 0.33)])
-    def test_columns_of_one_part_of_a_fused_weight_are_named(self, tmp_path, rows, share):
-        """Rows of the MLP behind those of q, k and v in one weight: the first rows know nothing of its outliers."""
+    def test_outlier_columns_in_one_fused_part_are_named(self, tmp_path, rows, share):
+        """Rows of the MLP follow those of q, k and v in one weight, so the first rows do not have its outliers."""
         x = numbers(784 if share > 0.5 else 768, 1024).float()
         columns = [5, 99, 300, 301, 640, 1000]
         x[-rows:, columns] *= 40
@@ -126,10 +126,10 @@ class TestOneWeight:
         assert 0 <= int(first) - (len(x) - rows) < step
         assert 0 <= len(x) - 1 - int(last) < step
 
-    def test_no_column_rules_what_has_no_outliers(self, tmp_path, x):
+    def test_weight_without_outliers_names_no_column(self, tmp_path, x):
         assert "outlier_column" not in told(report_of(tmp_path, x, *by_row(x, bits=4)))
 
-    def test_clipped_are_those_beyond_the_range_by_more_than_half_a_step(self, tmp_path, x):
+    def test_clipped_values_exceed_the_range_by_more_than_half_a_step(self, tmp_path, x):
         codes, unit = by_row(x, scale=0.5)
         report = report_of(tmp_path, x, codes, unit)
         expected = 100 * float(((x / unit > 127.5) | (x / unit < -128.5)).double().mean())
@@ -138,7 +138,7 @@ class TestOneWeight:
         assert "larger values are clipped" in told(report)["scale_loss"].message
         assert 0.0 == report.layers[0].excess_db
 
-    def test_eight_bits_at_thirteen_decibels_are_an_error_in_every_layer(self, tmp_path, x):
+    def test_eight_bits_at_thirteen_decibels_are_an_error(self, tmp_path, x):
         codes, unit = by_row(x, bits=4, scale=1.0)
         report = report_of(tmp_path, x, (codes.int() * 18).to(torch.int8), unit / 18)
         found = told(report)["excess_error"]
@@ -167,7 +167,7 @@ class TestOneWeight:
 
         assert 1 == len(found)
 
-    def test_a_codebook_has_none(self, tmp_path):
+    def test_codebook_has_no_attainable_snr(self, tmp_path):
         report = quanterr.compare(
             "tests/golden/aqlm/aqlm_synthetic.expected.safetensors",
             "tests/golden/aqlm/aqlm_synthetic.safetensors",
@@ -178,7 +178,7 @@ class TestOneWeight:
 
 
 class TestParts:
-    def test_columns_of_zeros(self, tmp_path, x):
+    def test_zero_columns_are_an_error(self, tmp_path, x):
         codes, unit = by_row(x)
         codes[:, 252:] = 0
         found = told(report_of(tmp_path, x, codes, unit))["excess_error"]
@@ -187,7 +187,7 @@ class TestParts:
         assert "4 sampled columns (252 to 255)" in found.message
         assert "all zero" in found.message
 
-    def test_a_row_with_a_scale_that_is_too_large(self, tmp_path, x):
+    def test_row_with_an_excessive_scale_is_named(self, tmp_path, x):
         codes, unit = by_row(x, 4)
         unit[9] *= 1.3
         found = told(report_of(tmp_path, x, codes, unit))["excess_rows"]
@@ -195,14 +195,14 @@ class TestParts:
         assert "1 sampled row (9)" in found.message
         assert "1.28 times the original's" in found.message
 
-    def test_a_block_of_a_row(self, tmp_path, x):
+    def test_damaged_block_in_a_row_is_named(self, tmp_path, x):
         codes, unit = by_row(x)
         codes[20, 64:128] += 1
         found = told(report_of(tmp_path, x, codes, unit))["excess_blocks"]
 
         assert "1 block of 64 columns, the worst at row 20, columns 64 to 127" in found.message
 
-    def test_a_bad_row_that_is_not_sampled(self, tmp_path):
+    def test_bad_row_outside_the_sample_is_found(self, tmp_path):
         large = numbers(1024, 256, seed=4).float()
         codes, unit = by_row(large)
         row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sample_chunks((1024, 256))))
@@ -211,7 +211,7 @@ class TestParts:
 
         assert f"({row})" in found.message
 
-    def test_all_rows_of_zeros_are_counted(self, tmp_path):
+    def test_zero_rows_are_all_counted(self, tmp_path):
         large = numbers(1024, 256, seed=4).float()
         codes, unit = by_row(large)
         codes[::10] = 0
@@ -222,7 +222,7 @@ class TestParts:
 
 
 class TestCleared:
-    """Weights that are unusual but right: no error, and no warning that blames a scale."""
+    """Unusual but correct weights cause no error, and no warning about a scale."""
 
     @pytest.mark.parametrize(
         "make",
@@ -238,7 +238,7 @@ class TestCleared:
         ids=["ternary", "constant", "heavy tails", "sparse", "tiny", "huge", "outlier column"],
     )
     @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-    def test_sound(self, tmp_path, x, make, bits):
+    def test_unusual_but_sound_weight_passes(self, tmp_path, x, make, bits):
         unusual = make(x)
         report = report_of(tmp_path, unusual, *by_row(unusual, bits))
 
@@ -247,13 +247,13 @@ class TestCleared:
         assert "pass" == report.verdict
 
     @pytest.mark.parametrize("kind", ["positive", "very sparse"])
-    def test_three_values_need_no_smaller_scale_because_two_bits_hold_a_fourth(self, tmp_path, kind):
+    def test_ternary_weights_need_no_smaller_scale_for_their_fourth_value(self, tmp_path, kind):
         report = unusual.compared(unusual.KINDS[kind](), tmp_path, None, "TQ2_0")
 
         assert [] == [one.message for one in report.findings if one.severity != "info"]
 
     @pytest.mark.parametrize("kind", unusual.TYPES)
-    def test_what_gguf_flushes_to_zero_is_an_error(self, tmp_path, kind):
+    def test_values_flushed_to_zero_by_gguf_are_reported(self, tmp_path, kind):
         """Where some coarse values are left, it is a warning."""
         report = unusual.compared(unusual.KINDS["very tiny"](), tmp_path, None, kind)
         (found,) = report.findings
@@ -265,25 +265,25 @@ class TestCleared:
 
     @pytest.mark.parametrize("name", ["ternary", "signs", "constant"])
     @pytest.mark.parametrize("format_name", ["MXFP8", "CT INT4 32", "CT INT4 128"])
-    def test_few_values(self, tmp_path, name, format_name):
+    def test_few_distinct_values_pass(self, tmp_path, name, format_name):
         x = unusual.KINDS[name]()
 
         assert "pass" == unusual.compared(x, tmp_path, unusual.FORMATS[format_name](x), "").verdict
 
     @pytest.mark.parametrize("shape", [(4, 4), (4, 8), (1, 64)])
-    def test_small(self, tmp_path, shape):
+    def test_small_weight_passes(self, tmp_path, shape):
         small = numbers(*shape, seed=8).float()
 
         assert "pass" == report_of(tmp_path, small, *by_row(small, 3)).verdict
 
-    def test_scales_that_are_far_too_large_are_no_excuse(self, tmp_path):
+    def test_excessive_scales_are_not_excused(self, tmp_path):
         x = numbers(64, 256, seed=3).float()
         codes, unit = by_row(x, 2)
         report = report_of(tmp_path, x, codes.sign(), 100 * unit)
 
         assert "inconclusive" == report.verdict
 
-    def test_a_low_weight_is_not_cleared_by_a_sample_that_is_better(self, tmp_path):
+    def test_good_sample_does_not_clear_a_bad_weight(self, tmp_path):
         large = numbers(4096, 64, seed=4).float()
         codes, unit = by_row(large)
         inside = {n for c in sample_chunks((4096, 64)) for n in range(c.row, c.stop_row)}
@@ -295,7 +295,7 @@ class TestCleared:
         assert "inconclusive" == report.verdict
 
 
-def test_the_sample_is_chosen_by_index():
+def test_sample_is_chosen_by_index():
     chunks = sample_chunks((4096, 512))
 
     assert RUNS == len(chunks)
@@ -305,13 +305,13 @@ def test_the_sample_is_chosen_by_index():
     assert [] == sample_chunks((0, 8))
 
 
-def test_a_report_tells_the_new_numbers_in_every_layer(tmp_path, x):
+def test_every_layer_in_a_report_has_the_attainable_numbers(tmp_path, x):
     report = json.loads(report_of(tmp_path, x, *by_row(x)).to_json())
 
     assert {"attainable_snr_db", "excess_db", "off_code_pct", "clipped_pct"} <= report["layers"][0].keys()
 
 
-def test_many_findings_of_one_kind_are_one():
+def test_many_similar_findings_become_one():
     many = [make_finding("clipped", "warning", f"w{n}", f"w{n}: clipped", clipped_pct=n) for n in range(9)]
     (found,) = merge_excess(many)
 
@@ -319,7 +319,7 @@ def test_many_findings_of_one_kind_are_one():
 
 
 @pytest.mark.parametrize("code", ["excess_error", "excess_rows"])
-def test_what_is_infinite_is_the_worst_of_many(code):
+def test_infinite_value_is_the_worst_among_many(code):
     numbers = [1.0, None, 3.0, 2.0]
     many = [make_finding(code, "info", f"w{n}", f"w{n}", excess_db=v, worst_snr_db=v) for n, v in enumerate(numbers)]
 
@@ -327,14 +327,14 @@ def test_what_is_infinite_is_the_worst_of_many(code):
 
 
 class TestTooGood:
-    def test_an_original_that_was_made_from_the_codes(self, tmp_path):
+    def test_original_made_from_the_codes_is_a_warning(self, tmp_path):
         x = numbers(64, 256, seed=3).float()
         codes, unit = by_row(x)
         found = told(report_of(tmp_path, (codes * unit).bfloat16().float(), codes, unit))["lossless_codes"]
 
         assert ("warning", [NAME]) == (found.severity, found.evidence["layers"])
 
-    def test_one_exact_weight_beside_others_that_are_rounded(self, tmp_path):
+    def test_exact_weight_among_rounded_ones_is_a_warning(self, tmp_path):
         x = {f"layers.{n}.mlp.up_proj.weight": numbers(64, 256, seed=n).float() for n in range(2)}
         y = {}
         for name, weight in x.items():
@@ -348,14 +348,14 @@ class TestTooGood:
         assert [first] == told(report)["lossless_codes"].evidence["layers"]
 
     @pytest.mark.parametrize("values", [3, 17])
-    def test_few_values_are_exact_in_many_formats(self, tmp_path, values):
+    def test_few_distinct_values_are_exact_in_many_formats(self, tmp_path, values):
         x = (numbers(64, 256, seed=3).float() * values).round().clamp(-(values // 2), values // 2)
 
         found = told(report_of(tmp_path, x, *by_row(x)))
 
         assert "lossless_codes" not in found or "layers" not in found["lossless_codes"].evidence
 
-    def test_sparse_weights_are_not(self, tmp_path):
+    def test_sparse_weights_are_not_called_lossless(self, tmp_path):
         x = numbers(64, 256, seed=3).float()
         x *= torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) < 0.03
 
@@ -363,7 +363,7 @@ class TestTooGood:
 
 
 class TestExperts:
-    """Experts of one layer that correlate at 0.9."""
+    """Experts of one layer correlate at 0.9."""
 
     def stored(self, tmp_path, order):
         base = numbers(64, 256, seed=1).float()
@@ -379,21 +379,21 @@ class TestExperts:
         return names, quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y.safetensors", device="cpu")
 
     @pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 0, 2, 3)], ids=["exchanged", "doubled"])
-    def test_that_are_another_are_named(self, tmp_path, order):
+    def test_swapped_experts_are_named(self, tmp_path, order):
         names, report = self.stored(tmp_path, order)
         found = {one.layer: one.evidence["weight"] for one in report.findings if one.code == "swapped_weight"}
 
         assert {names[n]: names[other] for n, other in enumerate(order) if n != other} == found
         assert "inconclusive" == report.verdict
 
-    def test_that_are_their_own_are_fine(self, tmp_path):
+    def test_experts_in_their_own_places_pass(self, tmp_path):
         _, report = self.stored(tmp_path, (0, 1, 2, 3))
 
         assert "pass" == report.verdict
         assert [] == [one.message for one in report.findings if one.severity != "info"]
 
 
-def test_a_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
+def test_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
     wide = numbers(64, WIDEST * 3 // 2, seed=5).float()
     chunks = sample_chunks(tuple(wide.shape))
 
@@ -409,7 +409,7 @@ def test_a_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_1"])
 @pytest.mark.parametrize("name", ["sizes of rows", "sizes of columns"])
-def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, name, kind):
+def test_rest_under_scales_too_small_for_float16_needs_no_warning(tmp_path, name, kind):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     kind = gguf.GGMLQuantizationType[kind]
     x = unusual.KINDS[name]()
@@ -424,11 +424,11 @@ def test_what_is_left_of_scales_too_small_for_float16_is_no_warning(tmp_path, na
 
 @pytest.mark.usefixtures("compiled_kernel")
 class TestKernelMeasuresSamples:
-    """The kernel measures samples that are as they should be, and torch all others: both must find the same."""
+    """The kernel measures sound samples, and torch all others; both must find the same."""
 
     @pytest.mark.parametrize(("along", "cols"), [("rows", 128), ("columns", 128), ("columns", 300)])
-    def test_kernel_finds_what_torch_finds(self, tmp_path, monkeypatch, along, cols):
-        """With a scale for each row or each column; of 300 rows, some are sampled."""
+    def test_kernel_finds_the_same_as_torch(self, tmp_path, monkeypatch, along, cols):
+        """Each row or each column has a scale; some of 300 rows are sampled."""
         turned = (lambda matrix: matrix.t().contiguous()) if along == "columns" else torch.clone
         changes = {
             "sound": lambda codes, unit: (codes, unit),
@@ -444,7 +444,7 @@ class TestKernelMeasuresSamples:
         }
         x, y = {}, {}
         for kind, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
-            for n, name in enumerate((*changes, *changes)):  # twice, so that each has another neighbour too
+            for n, name in enumerate((*changes, *changes)):  # twice, so that each also has another neighbour
                 values = numbers(64, cols, seed=n).float()
                 unit = values.abs().amax(1, keepdim=True) / (127 if kind == "int8" else 448)
                 stored = (values / unit).round().to(torch.int8) if kind == "int8" else (values / unit).to(dtype).float()
@@ -466,8 +466,8 @@ class TestKernelMeasuresSamples:
         "recipe",
         ["nvfp4", "nvfp4 moved", "mxfp4", "int4_g32", "int4_g32 moved", "mlx_q4_g64", "nf4", "nf4:double moved"],
     )
-    def test_and_both_find_the_same_damage(self, tmp_path, monkeypatch, recipe, rows):
-        """Codes and scales of groups: moved by a row or a column, zero, or with other bits, perhaps beside the sample.
+    def test_kernel_and_torch_find_the_same_damage(self, tmp_path, monkeypatch, recipe, rows):
+        """Codes and scales of groups are shifted by a row or column, zero, or have other bits, also off the sample.
 
         As by GPTQ, many ``moved`` codes are not the nearest.
         """
@@ -498,8 +498,8 @@ class TestKernelMeasuresSamples:
 
         assert told[1:] == told[:1] * 2
 
-    def test_and_what_scales_outside_the_sample_lose(self, tmp_path, monkeypatch):
-        """Codes around one zero point: a good scale is derived around it, too."""
+    def test_kernel_finds_scale_losses_outside_the_sample(self, tmp_path, monkeypatch):
+        """Codes have a single zero point, and so does the good scale derived for them."""
         x, y = {}, {}
         for n, factor in enumerate((1.0, 2.5)):
             x[f"{n}.weight"] = values = numbers(300, 128, seed=n).float()
@@ -519,7 +519,7 @@ class TestKernelMeasuresSamples:
         assert told[1:] == told[:1] * 2
 
     @pytest.mark.parametrize("size", [64, 256])
-    def test_columns_are_rotated_before(self, tmp_path, monkeypatch, size):
+    def test_kernel_rotates_columns_first(self, tmp_path, monkeypatch, size):
         x, y = {}, {}
         for n, name in enumerate(("sound", "moved", "sampled")):
             values = numbers(300 if name == "sampled" else 64, 256, seed=n).float()
@@ -539,7 +539,7 @@ class TestKernelMeasuresSamples:
             assert [one.code for one in by_kernel.findings] == [one.code for one in by_torch.findings]
 
     def reports(self, monkeypatch, *files, all_sound=False, from_values=True):
-        """With all samples measured by torch; with some by the kernel, while it compares; and from their values."""
+        """Return reports with samples measured by torch, by the kernel during the run, and from their values."""
         measured, finish = [], SampleMeasurer._finish_plain
 
         def finish_measured(measurer, sample):
@@ -568,8 +568,8 @@ class TestKernelMeasuresSamples:
                 )
 
 
-def test_a_ternary_code_that_stands_for_a_fourth_value_is_told(tmp_path, x):
-    """BitNet's codes are 0, 1 and 2; a 3 in place of each 2 doubles what was 1."""
+def test_ternary_code_with_a_fourth_value_is_reported(tmp_path, x):
+    """BitNet's codes are 0, 1 and 2; a 3 in place of each 2 doubles the value 1."""
     scale = x.abs().mean()
     codes = (x / scale).round().clamp(-1, 1).to(torch.uint8) + 1
     planes = torch.where(codes == 2, 3, codes).view(4, 16, 256)

@@ -1,4 +1,4 @@
-"""Groups, tiles and rows beside the sample: what the one pass over a weight shows of them is looked at."""
+"""Groups, tiles and rows outside the sample that stand out in the one pass over a weight are examined."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import quanterr
 from quanterr.kernel import library
 
 NAME = "layers.0.mlp.up_proj.weight"
-ROWS, COLS, ROW = 1024, 512, 333  # the sample has 16 runs of a few rows; this is in none
+ROWS, COLS, ROW = 1024, 512, 333  # the sample has 16 runs of a few rows, none of which contains this row
 NATIVE = pytest.mark.skipif(library.find_best().kernel is None, reason="no compiled kernel here")
 KERNELS = ["torch", pytest.param("native", marks=NATIVE)]
 
@@ -30,7 +30,7 @@ def told(folder, x, stored):
 
 
 def by_group(x, change=lambda scales: None):
-    """Integers of 4 bits in groups of 32, the nearest of scales that ``change`` has changed."""
+    """Return 4-bit integers in groups of 32, the nearest for scales changed by ``change``."""
     blocks = x.reshape(ROWS, -1, 32)
     scales = np.float16(np.abs(blocks).max(2) / 7.5)
     change(scales)
@@ -44,7 +44,7 @@ def by_group(x, change=lambda scales: None):
 
 
 def by_tile(x, change=lambda scales: None):
-    """Integers of 8 bits in tiles of 32 by 32."""
+    """Return 8-bit integers in tiles of 32 by 32."""
     tiles = x.reshape(ROWS // 32, 32, COLS // 32, 32)
     scales = np.float32(np.abs(tiles).max((1, 3)) / 127)
     change(scales)
@@ -54,15 +54,15 @@ def by_tile(x, change=lambda scales: None):
 
 @pytest.mark.parametrize("store", [by_group, by_tile])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_sound_weight_has_none(tmp_path, monkeypatch, original, store, kernel):
+def test_sound_weight_raises_no_finding(tmp_path, monkeypatch, original, store, kernel):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
 
     assert {} == told(tmp_path, original, store(original))
 
 
-@pytest.mark.parametrize("row", [ROW, *range(203, 211)])  # beside the sample, and in it
+@pytest.mark.parametrize("row", [ROW, *range(203, 211)])  # outside and inside the sample
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_group_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel, row):
+def test_group_with_an_excessive_scale_is_found(tmp_path, monkeypatch, original, kernel, row):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
 
     def change(scales):
@@ -72,16 +72,16 @@ def test_a_group_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, o
     assert [row, 96] in found["scale_loss"].evidence["places"]
 
 
-def test_scales_that_leave_more_error_than_zeros_are_an_error(tmp_path, original):
+def test_scales_with_more_error_than_zeros_are_an_error(tmp_path, original):
     def change(scales):
         scales *= 64
 
     assert "error" == told(tmp_path, original, by_group(original, change))["scale_loss"].severity
 
 
-@pytest.mark.parametrize("tile", [(13, 3), (0, 15), (31, 15)])  # the last: what is beside it is not in the file
+@pytest.mark.parametrize("tile", [(13, 3), (0, 15), (31, 15)])  # in the last tile, padding is not in the file
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_tile_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, original, kernel, tile):
+def test_tile_with_an_excessive_scale_is_found(tmp_path, monkeypatch, original, kernel, tile):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
     x = original.reshape(ROWS // 32, 32, COLS // 32, 32)[tile[0], :, tile[1]]
     scale = np.abs(x).max() / 127
@@ -95,7 +95,7 @@ def test_a_tile_with_a_scale_that_is_too_wide_is_found(tmp_path, monkeypatch, or
     assert found["worst_snr_db"] == pytest.approx(10 * np.log10((x * x).sum() / (e * e).sum()), abs=0.01)
 
 
-def test_a_row_with_a_scale_that_is_zero_is_found(tmp_path, original):
+def test_row_with_a_zero_scale_is_found(tmp_path, original):
     def change(scales):
         scales[ROW] = 0
 
@@ -103,7 +103,7 @@ def test_a_row_with_a_scale_that_is_zero_is_found(tmp_path, original):
 
 
 def by_range(x, row=None, times=1.0):
-    """Integers of 4 bits in groups of 128 with zero points; in one row the scales are so much larger."""
+    """Return 4-bit integers in groups of 128 with zero points; one row has scales this many times larger."""
     blocks = x.reshape(ROWS, -1, 128)
     low, high = blocks.min(2), blocks.max(2)
     scales = (high - low) / 15
@@ -121,8 +121,8 @@ def by_range(x, row=None, times=1.0):
 
 
 @pytest.mark.parametrize("times", [1 / 8, 8])
-def test_zero_points_of_a_row_that_are_alike_are_not_those_of_the_weight(tmp_path, original, times):
-    """Scales that are too wide leave all groups of a row one zero point; of a weight with one, that would be right."""
+def test_equal_zero_points_in_a_row_do_not_hide_wide_scales(tmp_path, original, times):
+    """Excessive scales leave all groups of a row one zero point, which would be right for a weight with just one."""
     found = told(tmp_path, original, by_range(original, ROW, times))["scale_loss"]
 
     assert "4 groups of 128, the worst at row 333" in found.message
@@ -130,17 +130,17 @@ def test_zero_points_of_a_row_that_are_alike_are_not_those_of_the_weight(tmp_pat
 
 
 @pytest.mark.parametrize("times", [1.3, 1.6])
-def test_a_row_with_a_factor_of_its_own_is_told(tmp_path, original, times):
-    """Codes are those of a sound file: its scale alone is another."""
+def test_row_with_its_own_factor_is_reported(tmp_path, original, times):
+    """The codes are those of a sound file; only the scale differs."""
     stored = by_group(original)
     stored[f"{NAME}_scale"][ROW] *= times
     found = told(tmp_path, original, stored)["excess_rows"]
 
     assert "1 sampled row (333): " in found.message
-    assert found.evidence["factor"] == pytest.approx(times, rel=0.02)  # the share of the energy that rounding makes
+    assert found.evidence["factor"] == pytest.approx(times, rel=0.02)  # rounding causes a share of the energy
 
 
-def test_a_row_with_a_factor_that_costs_little_is_none(tmp_path, original):
+def test_row_with_a_negligible_factor_is_silent(tmp_path, original):
     stored = by_group(original)
     stored[f"{NAME}_scale"][ROW] *= 1.05
 
@@ -148,7 +148,7 @@ def test_a_row_with_a_factor_that_costs_little_is_none(tmp_path, original):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_damaged_group_is_found_beside_an_outlier_that_makes_most_of_its_row(tmp_path, monkeypatch, original, kernel):
+def test_damaged_group_is_found_in_a_row_with_a_dominant_outlier(tmp_path, monkeypatch, original, kernel):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
     x = original.copy()
     x[ROW, 30] = 40 * np.abs(x[ROW]).max()
@@ -158,6 +158,6 @@ def test_a_damaged_group_is_found_beside_an_outlier_that_makes_most_of_its_row(t
 
     stored = by_group(x)
     scales = by_group(x, change)[f"{NAME}_scale"]
-    found = told(tmp_path, x, stored | {f"{NAME}_scale": scales})  # the codes are those of the scales before
+    found = told(tmp_path, x, stored | {f"{NAME}_scale": scales})  # the codes belong to the earlier scales
 
     assert [[ROW, 64]] == found["excess_blocks"].evidence["places"]

@@ -1,4 +1,4 @@
-"""What scales lose beside good ones: of scales that are too large or too small, with the nearest codes of both."""
+"""Losses of stored scales against good ones, for too large and too small scales with the nearest codes of both."""
 
 import math
 
@@ -26,7 +26,7 @@ def snr_db(x, y):
 
 
 def weight(rows=64, cols=256):
-    """Rows of many sizes."""
+    """Return rows of many sizes."""
     return numbers(rows, cols, seed=3).float() * torch.logspace(-1, 1, rows)[:, None]
 
 
@@ -50,7 +50,7 @@ def by_block(x, times):
 
 
 def by_group(x, times):
-    """compared-tensors' 4 bits in groups of 32."""
+    """Return compressed-tensors' 4-bit codes in groups of 32."""
     blocks = x.view(len(x), -1, 32)
     unit = times * blocks.abs().amax(2, keepdim=True) / 7.5
     codes = (blocks / unit).round().clamp(-8, 7)
@@ -67,7 +67,7 @@ def fp8(x, times):
 
 
 def shifted(x, signed):
-    """compressed-tensors' 4 bits in groups of 32 with zero points; or with those of unsigned codes, cut off at 7."""
+    """Return compressed-tensors' 4-bit groups of 32 with zero points, or with unsigned ones cut off at 7."""
     blocks = x.view(len(x), -1, 32)
     low, high = blocks.amin(2, keepdim=True).clamp(max=0), blocks.amax(2, keepdim=True).clamp(min=0)
     unit = (high - low) / 15
@@ -92,7 +92,7 @@ def told(report):
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_zero_points_out_of_the_range_of_codes_are_told_rather_than_outliers(tmp_path, signed):
+def test_zero_points_out_of_range_are_reported_instead_of_outliers(tmp_path, signed):
     x = numbers(64, 256, seed=3).float()
     report = compared(tmp_path, x, shifted(x, signed))
 
@@ -107,7 +107,7 @@ LEVELS = [by_row, by_tensor, by_block, by_group]
 
 class TestLevels:
     @pytest.mark.parametrize("write", [*LEVELS, fp8])
-    def test_good_scales_lose_nothing(self, tmp_path, write):
+    def test_good_scales_cost_no_accuracy(self, tmp_path, write):
         x = weight()
         report = compared(tmp_path, x, write(x, 1.0)[0])
 
@@ -116,8 +116,8 @@ class TestLevels:
 
     @pytest.mark.parametrize("write", LEVELS)
     @pytest.mark.parametrize("times", [3.0, 8.0, 20.0])
-    def test_scales_that_are_too_large_lose_what_they_cost(self, tmp_path, write, times):
-        """By formulas of its own in float64: sampled groups are a part, good to a decibel."""
+    def test_excessive_scales_lose_the_calculated_amount(self, tmp_path, write, times):
+        """The expected loss comes from separate formulas in float64; sampled groups are a part, good to a decibel."""
         x = weight()
         stored, y = write(x, times)
         lost = snr_db(x, write(x, 1.0)[1]) - snr_db(x, y)
@@ -131,14 +131,14 @@ class TestLevels:
         assert found.evidence["scale_ratio"] == pytest.approx(times, rel=0.1)
 
     @pytest.mark.parametrize("write", LEVELS)
-    def test_scales_that_are_too_small_clip(self, tmp_path, write):
+    def test_too_small_scales_clip(self, tmp_path, write):
         x = weight()
         report = compared(tmp_path, x, write(x, 0.3)[0])
 
         assert "larger values are clipped" in told(report)["scale_loss"].message
         assert "clipped" not in told(report)
 
-    def test_the_bits_that_are_used_are_told(self, tmp_path):
+    def test_used_bits_are_reported(self, tmp_path):
         x = weight()
         report = compared(tmp_path, x, by_row(x, 64.0)[0])
 
@@ -146,13 +146,13 @@ class TestLevels:
         assert "inconclusive" == report.verdict
 
     @pytest.mark.parametrize(("times", "loses"), [(64.0, False), (2.0**16, True)])
-    def test_floats_lose_nothing_until_they_underflow(self, tmp_path, times, loses):
+    def test_floats_lose_no_accuracy_until_they_underflow(self, tmp_path, times, loses):
         x = weight()
 
         assert loses == ("scale_loss" in told(compared(tmp_path, x, fp8(x, times)[0])))
 
     @pytest.mark.parametrize("bits", [2, 3, 4])
-    def test_codes_of_fewer_bits_in_whole_bytes_are_right(self, tmp_path, bits):
+    def test_fewer_bits_in_whole_bytes_are_right(self, tmp_path, bits):
         x = weight()
         x[::3] = 0
         stored, _ = by_row(x.where(x != 0, 1e-9), 127 / (2 ** (bits - 1) - 1))
@@ -161,10 +161,10 @@ class TestLevels:
 
 
 class TestParts:
-    def test_one_group_of_a_sampled_row(self, tmp_path):
+    def test_bad_group_in_a_sampled_row_is_found(self, tmp_path):
         x = weight()
         blocks = x.view(64, -1, 32).clone()
-        blocks[20, 3] *= 16  # of which the scale is made
+        blocks[20, 3] *= 16  # the scale is made from this
         scales = by_group(blocks.view(x.shape), 1.0)[0][f"{NAME}_scale"]
         codes = (x.view(64, -1, 32) / scales[..., None]).round().clamp(-8, 7)
         words = (codes + 8).view(64, -1, 8).long()
@@ -174,7 +174,7 @@ class TestParts:
 
         assert ("warning", [[20, 96]]) == (found.severity, found.evidence["places"])
 
-    def test_a_row_that_is_not_sampled(self, tmp_path):
+    def test_bad_row_outside_the_sample_is_found(self, tmp_path):
         x = numbers(1024, 256, seed=4).float()
         row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sample_chunks((1024, 256))))
         stored, _ = by_row(x, 1.0)
@@ -185,8 +185,8 @@ class TestParts:
         assert ("warning", [[row, -1]]) == (found.severity, found.evidence["places"])
 
     @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "Q4_0"])
-    def test_a_scale_of_zero_is_a_warning_however_few_decibels_codes_gain(self, tmp_path, kind):
-        """Three values allow normal numbers 2 dB: zeros in one block cost little, but are no rounding."""
+    def test_zero_scale_is_a_warning_even_where_it_costs_little(self, tmp_path, kind):
+        """Three values allow normal numbers only 2 dB: zeros in one block cost little but are not rounding."""
         x, (elements, size) = weight(64, 1024), BLOCKS[kind]
         blocks = gguf.quantize(x.numpy(), gguf.GGMLQuantizationType[kind]).reshape(-1, size)
         at = 5 * 1024 + 512
@@ -200,7 +200,7 @@ class TestParts:
         assert "scales are zero" in found.message
 
     @pytest.mark.parametrize("seed", range(100, 105))
-    def test_scales_that_are_chosen_and_then_rounded_to_a_step_are_no_warning(self, tmp_path, seed):
+    def test_scales_rounded_to_a_step_need_no_warning(self, tmp_path, seed):
         """llama.cpp's Q2_K chooses scales that clip a little, and rounds them to a fifteenth of the largest of 16."""
         x = originals.matrix(128, 512, seed)
         blocks = superblocks.q2_k(x.float().view(-1, 16, 16))
@@ -213,12 +213,12 @@ class TestParts:
 
 
 class TestGroups:
-    def test_factors_of_columns_are_no_other_groups(self):
+    def test_column_factors_are_not_other_groups(self):
         unit = torch.rand(8, 4).repeat_interleave(16, 1) * torch.rand(64)
 
         assert ScaleGroups(1, 16) == find_groups((1, 16), unit)
 
-    def test_columns_in_another_order_are_brought_together(self):
+    def test_reordered_columns_are_brought_together(self):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
         unit = torch.rand(8, 4).repeat_interleave(16, 1)[:, order]
 
@@ -226,7 +226,7 @@ class TestGroups:
         assert ScaleGroups(1, 16) == find_groups((1, 16), unit[:, order_columns(16, unit)])
         assert order_columns(16, torch.rand(8, 64)) is None
 
-    def test_zero_points_that_differ_make_a_range(self):
+    def test_different_zero_points_make_a_range(self):
         x = torch.rand(8, 32, generator=torch.Generator().manual_seed(1)) + torch.arange(8)[:, None] / 8 - 0.5
         levels, low = uniform(4), x.amin(1, keepdim=True).clamp(max=0)
         unit = (x.amax(1, keepdim=True) - low) / 15
@@ -234,20 +234,20 @@ class TestGroups:
 
         assert found.needed.flatten().tolist() == pytest.approx([0.5] * 8)
 
-    def test_groups_without_a_scale_say_nothing_about_zero_points(self):
-        """Zero is code 8 in all groups; where the scale is zero, no zero point is left to read."""
+    def test_zero_scales_do_not_affect_zero_points(self):
+        """Zero is code 8 in all groups; where the scale is zero, no zero point can be read."""
         x = numbers(8, 32, seed=3).float()
         x[0] = 0.4 * x[0].abs()
         good = torch.maximum(x.amax(1) / 7, -x.amin(1) / 8)
         unit = good.index_fill(0, torch.tensor([5]), 0.0)[:, None]
         found = measure_losses(uniform(4), x, None, Scaling(unit, -8 * unit), ScaleGroups(1, 32))
 
-        # Sixteen roundings of float32 at most, also of the codes of zero.
+        # At most sixteen roundings of float32, including the codes of zero.
         assert found.good.flatten().tolist() == pytest.approx(good.tolist(), rel=16 * 2**-24, abs=0)
 
     @pytest.mark.parametrize(("bits", "gains"), [(3, True), (8, False)])
-    def test_of_few_levels_are_sought(self, bits, gains):
-        """A scale of 0.7 of the largest value, by which most of a row of outliers is better."""
+    def test_scales_with_few_levels_are_searched(self, bits, gains):
+        """A scale of 0.7 of the largest value is better for most of a row with outliers."""
         x, top = numbers(8, 256, seed=7).float(), 2 ** (bits - 1) - 1
         x[:, 0] = 4 * x.abs().amax(1)
         unit = x.abs().amax(1, keepdim=True) / top
@@ -261,21 +261,21 @@ class TestGroups:
         assert gains == bool((found.good_sq[0, :, 0] < found.stored_sq[:, 0]).all())
         assert not gains or found.good_sq[0, :, 0].tolist() == pytest.approx(best.tolist(), rel=1e-5)
 
-    def test_elements_without_a_code_count_for_nothing(self):
+    def test_elements_without_a_code_do_not_count(self):
         x, pruned = numbers(8, 32, seed=5).float(), torch.arange(32) % 4 < 2
         unit = x.masked_fill(pruned, 0).abs().amax(1, keepdim=True).expand(8, 32) / 127
         found = measure_losses(INT8, x, None, Scaling(unit.masked_fill(pruned, 0.0)), ScaleGroups(1, 32))
 
-        assert found.needed.flatten().tolist() == pytest.approx([1.0] * 8, rel=1 / 127)  # a code more below zero
+        assert found.needed.flatten().tolist() == pytest.approx([1.0] * 8, rel=1 / 127)  # one more code below zero
 
-    def test_powers_of_two_are_held_against_powers_of_two(self):
+    def test_power_of_two_scales_are_compared_with_powers_of_two(self):
         x = numbers(8, 32, seed=6).float()
         unit = 2.0 ** (x.abs().amax(1, keepdim=True) / 448).log2().ceil()
         found = measure_losses(E4M3, x, None, Scaling(unit), ScaleGroups(1, 32))
 
         assert bool((found.stored_sq <= found.good_sq.amax(0) * (1 + 1e-6)).all())
 
-    def test_signed_codes_of_one_bit_may_have_powers_of_two(self):
+    def test_signed_one_bit_codes_may_have_power_of_two_scales(self):
         x = -numbers(8, 32, seed=6).float().abs()
         found = measure_losses(Levels(0, 1, -1.0, 0.0), x, None, Scaling(torch.ones(8, 1)), ScaleGroups(1, 32))
 

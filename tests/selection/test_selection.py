@@ -129,14 +129,14 @@ EMBED, NORM, ATTN, K_NORM, MLP, EXPERT, ROUTER, HEAD = NAMES
         ("bert.encoder.layer.0.output.LayerNorm.weight", "norm"),
         ("bert.pooler.dense.weight", "other"),
         ("classifier.weight", "head"),
-        # what says nothing
+        # names without a role
         ("weight", "other"),
         ("", "other"),
         ("...", "other"),
         ("model.layers.0.something_new.weight", "other"),
     ],
 )
-def test_the_role_of_a_weight_is_told_from_its_name(name, role):
+def test_weight_role_follows_from_its_name(name, role):
     assert role == role_of(name)
 
 
@@ -155,7 +155,7 @@ def test_the_role_of_a_weight_is_told_from_its_name(name, role):
         ("", None),
     ],
 )
-def test_the_block_of_a_weight_is_its_first_numbered_component(name, block):
+def test_weight_block_is_its_first_numbered_component(name, block):
     assert block == block_of(name)
 
 
@@ -173,7 +173,7 @@ def test_the_block_of_a_weight_is_its_first_numbered_component(name, block):
         (f"layers.{'9' * 5000}.weight", None),
     ],
 )
-def test_the_place_of_a_weight_is_stack_block_and_module(name, place):
+def test_weight_place_is_stack_block_and_module(name, place):
     assert place == place_of(name)
 
 
@@ -196,7 +196,7 @@ def test_every_alias_stands_for_a_role():
         (["embed"], [EMBED]),
         (["head"], [HEAD]),
         ([OTHER], [ROUTER]),
-        # a part of a name
+        # parts of a name
         (["q_proj"], [ATTN]),
         (["up_pr"], [MLP, EXPERT]),
         (["layers.1.mlp"], [EXPERT]),
@@ -214,7 +214,7 @@ def test_every_alias_stands_for_a_role():
         (["attn", "mlp"], [ATTN, MLP]),
         (["attn , lm_head"], [ATTN, HEAD]),
         (["mlp,up_proj"], [MLP, EXPERT]),
-        # what is left out
+        # exclusions
         (["!norm"], [EMBED, ATTN, MLP, EXPERT, ROUTER, HEAD]),
         (["layers.0,!norm"], [ATTN, MLP]),
         (["!norm", "layers.0"], [ATTN, MLP]),
@@ -222,23 +222,23 @@ def test_every_alias_stands_for_a_role():
         (["up_proj", "!*experts*"], [MLP]),
     ],
 )
-def test_patterns_choose_what_is_compared(patterns, taken):
+def test_patterns_choose_the_compared_layers(patterns, taken):
     selection = LayerSelection(patterns)
     selection.check(NAMES)
 
     assert taken == [name for name in NAMES if selection.takes(name)]
 
 
-def test_the_patterns_are_kept_one_by_one_for_the_report():
+def test_patterns_are_kept_separately_for_the_report():
     assert ("attn", "!norm", "re:a,b") == LayerSelection(["attn, !norm", "re:a,b"]).patterns
 
 
-def test_what_is_excluded_is_left_out_as_by_an_exclamation_mark():
+def test_exclude_option_works_like_an_exclamation_mark():
     assert ("mlp", "!norm", "!re:a,b") == LayerSelection(["mlp"], ["norm", "re:a,b"]).patterns
     assert LayerSelection("!norm,!head").patterns == LayerSelection((), "norm,head").patterns
 
 
-def test_an_exclamation_mark_in_what_is_excluded_is_refused():
+def test_exclamation_mark_in_exclude_is_refused():
     with pytest.raises(UsageError, match='"!norm" in --exclude: leave out the !'):
         LayerSelection((), ["head,!norm"])
 
@@ -256,7 +256,7 @@ def test_an_exclamation_mark_in_what_is_excluded_is_refused():
         ("a\x1b", 'no layer matches "a\\x1b"'),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(pattern, says):
+def test_pattern_without_a_match_is_refused_with_the_nearest_names(pattern, says):
     with pytest.raises(UsageError) as raised:
         LayerSelection([pattern]).check_all(NAMES)
 
@@ -264,7 +264,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(patter
     assert says in str(raised.value)
 
 
-def test_a_pattern_that_leaves_out_nothing_is_no_error_where_one_fits_many_files():
+def test_idle_exclusion_is_noted_where_another_one_applies():
     selection = LayerSelection(["!vae,!norm"])
     selection.check(NAMES)
 
@@ -272,13 +272,13 @@ def test_a_pattern_that_leaves_out_nothing_is_no_error_where_one_fits_many_files
 
 
 @pytest.mark.parametrize("word", ["head", "!head", "lm_head", "haed"])
-def test_no_name_is_proposed_that_matches_nothing_either(word):
+def test_unsuitable_names_are_not_proposed(word):
     with pytest.raises(UsageError, match="; the layers are called model"):
         LayerSelection([word]).check_all(NAMES[:-1])
 
 
 @pytest.mark.parametrize("patterns", [["attn,!attn"], ["!*"], ["lm_head", "!head"], ["mlp,re:up_proj", "!re:."]])
-def test_patterns_that_leave_nothing_are_refused(patterns):
+def test_patterns_that_exclude_everything_are_refused(patterns):
     with pytest.raises(UsageError, match=r"selects no layer: it excludes everything it includes") as raised:
         LayerSelection(patterns).check(NAMES)
 
@@ -296,7 +296,7 @@ def test_patterns_that_leave_nothing_are_refused(patterns):
         ("!re:*", '"re:*" is not a regular expression'),
     ],
 )
-def test_a_pattern_that_means_nothing_is_refused(pattern, says):
+def test_meaningless_pattern_is_refused(pattern, says):
     with pytest.raises(UsageError) as raised:
         LayerSelection([pattern])
 

@@ -1,4 +1,4 @@
-"""Casts of what is not quantized: every sound one is one, of every dtype and magnitude, and damage never is."""
+"""Casts of unquantized tensors: every sound cast is recognized, in every dtype and magnitude, and damage never is."""
 
 from itertools import product
 
@@ -31,7 +31,7 @@ LARGEST_F16 = 65504.0
 
 
 def of_all_magnitudes(dtype=torch.float32):
-    """From far below the smallest F16 number to the largest, both signs, ones and zeros."""
+    """Return values from far below the smallest F16 number to the largest, with both signs, ones and zeros."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.logspace(-12, 4.8, 8192, dtype=torch.float64)
     x = sizes * (1 + torch.rand(8192, generator=generator, dtype=torch.float64)) / 2
@@ -41,7 +41,7 @@ def of_all_magnitudes(dtype=torch.float32):
 
 
 def told(x, y, computed=False):
-    """What the test says of two stored tensors, taken in by rows."""
+    """Return the verdict on two stored tensors, taken in by rows."""
     test = CastTest(NAMES[x.dtype], NAMES[y.dtype], computed)
     wide = [t.double() if torch.float64 in (x.dtype, y.dtype) else t.float() for t in (x, y)]
     for rows in zip(*(t.split(16) for t in wide), strict=True):
@@ -50,70 +50,70 @@ def told(x, y, computed=False):
 
 
 def truncated(x):
-    """F32 to BF16 by leaving bits out."""
+    """Cast F32 to BF16 by dropping bits."""
     return (x.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 class TestCasts:
     @pytest.mark.parametrize(("original", "quantized"), list(product(DTYPES, DTYPES)))
-    def test_of_torch_are_the_same(self, original, quantized):
+    def test_torch_casts_are_the_same(self, original, quantized):
         x = of_all_magnitudes(DTYPES[original])
 
         assert Copy.SAME == told(x, x.to(DTYPES[quantized]))
 
     @pytest.mark.parametrize(("original", "quantized"), PAIRS)
     @pytest.mark.parametrize("through", [torch.bfloat16, torch.float16], ids=str)
-    def test_through_another_dtype_are_the_same(self, original, through, quantized):
+    def test_casts_through_another_dtype_are_the_same(self, original, through, quantized):
         x = of_all_magnitudes(DTYPES[original])
 
         assert Copy.SAME == told(x, x.to(through).to(DTYPES[quantized]))
 
     @pytest.mark.parametrize("quantized", [np.float16, ml_dtypes.bfloat16])
-    def test_of_numpy_are_the_same(self, quantized):
+    def test_numpy_casts_are_the_same(self, quantized):
         x = of_all_magnitudes()
         y = torch.from_numpy(x.numpy().astype(quantized).astype(np.float32))
 
         assert Copy.SAME == told(x, y.to(torch.float16 if quantized is np.float16 else torch.bfloat16))
 
     @pytest.mark.parametrize(("original", "quantized"), [("BF16", "F32"), ("F16", "F32"), ("BF16", "F16")])
-    def test_of_which_the_original_is_the_rounded_one_are_the_same(self, original, quantized):
+    def test_casts_from_a_rounded_original_are_the_same(self, original, quantized):
         y = of_all_magnitudes().to(DTYPES[quantized])
 
         assert Copy.SAME == told(y.to(DTYPES[original]), y)
 
-    def test_with_ties_either_way_are_the_same(self):
+    def test_casts_with_ties_either_way_are_the_same(self):
         x = torch.tensor([[1 + 2.0**-8, 1 + 3 * 2.0**-8]])  # halfway between two BF16 numbers
         up = torch.tensor([[1 + 2.0**-7, 1 + 4 * 2.0**-8]]).bfloat16()
         down = torch.tensor([[1.0, 1 + 2.0**-7]]).bfloat16()
 
         assert (Copy.SAME, Copy.SAME) == (told(x, up), told(x, down))
 
-    def test_that_truncate_are_coarse(self):
+    def test_truncating_casts_are_coarse(self):
         x = of_all_magnitudes()
 
         assert Copy.COARSE == told(x, truncated(x))
         assert Copy.COARSE == told(x, truncated(x).float())
 
-    def test_that_round_at_random_are_coarse(self):
+    def test_randomly_rounding_casts_are_coarse(self):
         x = of_all_magnitudes()
         noise = torch.randint(0, 1 << 16, x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.int32)
 
         assert Copy.COARSE == told(x, truncated((x.view(torch.int32) + noise).view(torch.float32)))
 
-    def test_to_f16_that_truncate_subnormals_are_coarse(self):
+    def test_f16_casts_that_truncate_subnormals_are_coarse(self):
         x = 2.0**-24 * torch.linspace(0.01, 900, 512).view(4, 128)
         y = 2.0**-24 * torch.linspace(0.01, 900, 512).floor().view(4, 128)
 
         assert Copy.COARSE == told(x, y.half())
 
-    def test_that_overflow_have_no_nearest_number(self):
+    def test_overflowing_casts_have_no_nearest_number(self):
         x = torch.full((16, 128), 1e5)
         clamped = x.clamp(max=LARGEST_F16).half()
 
-        assert Copy.SAME == told(x, x.half())  # infinite: a finding of its own
+        assert Copy.SAME == told(x, x.half())  # infinite values have their own finding
         assert Copy.CHANGED == told(x, clamped)
 
-    def test_of_values_that_were_computed_allow_for_float32(self):
+    def test_computed_values_are_cast_within_float32(self):
         x = numbers(64, 128, dtype=torch.float32)
         y = -x.double().exp()
 
@@ -124,18 +124,18 @@ class TestCasts:
 class TestDamage:
     @pytest.mark.parametrize(("original", "quantized"), PAIRS)
     @pytest.mark.parametrize("damage", list(DAMAGES.values()), ids=list(DAMAGES))
-    def test_is_none(self, damage, original, quantized):
+    def test_damage_is_not_a_cast(self, damage, original, quantized):
         x = numbers(64, 128, dtype=DTYPES[original])
 
         assert Copy.CHANGED == told(x, damage(x).to(DTYPES[quantized]))
 
-    def test_a_step_of_the_same_dtype_is_one(self):
+    def test_step_within_the_same_dtype_is_damage(self):
         x = numbers(64, 128)
         y = (x.view(torch.int16) + 1).view(torch.bfloat16)
 
         assert Copy.CHANGED == told(x, y)
 
-    def test_noise_below_the_digits_of_the_original_is_what_it_may_have_lost(self):
+    def test_noise_below_the_original_digits_is_accepted(self):
         x = numbers(64, 128)
 
         assert Copy.SAME == told(x, noisy(x.float(), 1e-5))
@@ -143,8 +143,8 @@ class TestDamage:
 
 
 @pytest.mark.parametrize(("original", "quantized"), PAIRS)
-def test_what_sums_prove_is_proved(original, quantized):
-    """Of normal numbers a cast never moves one by more than half a step."""
+def test_sums_prove_nearest_rounding(original, quantized):
+    """A cast never moves a normal number by more than half a step."""
     x = numbers(64, 128, dtype=torch.float32).sign().add(0.1).to(DTYPES[original])
     y = x.to(DTYPES[quantized])
     relative_max = float(((y.double() - x.double()) / x.double()).abs().max())
@@ -154,7 +154,7 @@ def test_what_sums_prove_is_proved(original, quantized):
 
 
 def changes(report):
-    """Names that are told as changed; what else is told that is no info."""
+    """Return the names reported as changed, and all other findings above info."""
     found = [one for one in report.findings if one.severity != "info"]
     changed = [one for one in found if one.code == "unquantized_changed"]
     return [name for one in changed for name in one.evidence["layers"]], [one for one in found if one not in changed]
@@ -162,7 +162,7 @@ def changes(report):
 
 @pytest.mark.parametrize("kernel", ["native", "torch"])
 @pytest.mark.parametrize(("original", "quantized"), PAIRS)
-def test_a_model_of_which_the_rest_is_cast_has_nothing_to_tell(tmp_path, monkeypatch, original, quantized, kernel):
+def test_model_with_plain_casts_raises_no_finding(tmp_path, monkeypatch, original, quantized, kernel):
     monkeypatch.setenv("QUANTERR_KERNEL", "torch" if kernel == "torch" else "")
     x = model(DTYPES[original])
     y = {name: weight.to(DTYPES[quantized]) for name, weight in x.items()}
@@ -176,7 +176,7 @@ def stored(folder):
 
 
 @pytest.mark.parametrize(("name", "damage"), list(product((EMBEDDING, HEAD, NORM, ROUTER), DAMAGES)))
-def test_damage_of_what_is_cast_is_told(tmp_path, name, damage):
+def test_damage_in_a_cast_tensor_is_reported(tmp_path, name, damage):
     x = model()
     broken = damaged(x[name], damage)
     y = {other: weight.float() for other, weight in (x | {name: broken}).items()}
@@ -203,7 +203,7 @@ HEADS = 4
 
 
 def as_gguf(folder, weights, name, one_more, dtype="F32"):
-    """What llama.cpp's converter writes, with its norms in F32 and the rest in ``dtype``."""
+    """Write the converter's version as llama.cpp does, with norms in F32 and the rest in ``dtype``."""
     tensors = []
     for original, weight in weights.items():
         numbers_ = weight.float()
@@ -227,7 +227,7 @@ class TestGguf:
     @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
     @pytest.mark.parametrize(("name", "one_more"), [("llama", False), ("gemma", True)])
     @pytest.mark.parametrize("original", ["F32", "F16", "BF16"])
-    def test_what_the_converter_writes_is_a_cast(self, tmp_path, original, name, one_more, dtype):
+    def test_converter_conventions_are_casts(self, tmp_path, original, name, one_more, dtype):
         x = llama(DTYPES[original])
         y = as_gguf(tmp_path, x, name, one_more, dtype)
         report = quanterr.compare(store(tmp_path / "original.safetensors", x), y, device="cpu")
@@ -237,7 +237,7 @@ class TestGguf:
     @pytest.mark.parametrize(("name", "one_more"), [("llama", False), ("gemma", True)])
     @pytest.mark.parametrize("damage", list(DAMAGES))
     @pytest.mark.parametrize("weight", [EMBEDDING, NORM, QUERY])
-    def test_damage_is_told(self, tmp_path, weight, damage, name, one_more):
+    def test_damage_in_a_gguf_file_is_reported(self, tmp_path, weight, damage, name, one_more):
         x = llama()
         y = as_gguf(tmp_path, x | {weight: damaged(x[weight].float(), damage)}, name, one_more)
         report = quanterr.compare(store(tmp_path / "original.safetensors", x), y, device="cpu")

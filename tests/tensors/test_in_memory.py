@@ -18,7 +18,7 @@ STORED = ("bnb_nf4/bnb_nested_ragged", "fp8_row/fbgemm_fp8", "hqq/hqq_4_bits")
 
 
 class Scaled(torch.Tensor):
-    """Codes with a scale, as torchao's tensors are: a class that has no values of its own."""
+    """Codes with a scale, as torchao's tensors are: a class without values of its own."""
 
     @staticmethod
     def __new__(cls, codes: torch.Tensor, scale: float, dtype: torch.dtype = torch.float32):
@@ -40,19 +40,19 @@ class Scaled(torch.Tensor):
 
 
 class Opaque(Scaled):
-    """A class that does not say what its values are."""
+    """A class that does not give its values."""
 
     dequantize = torch.Tensor.dequantize
 
 
 def numbers_of(report: quanterr.Report) -> list[tuple[object, ...]]:
-    """Return what a report says of each layer; the order depends on where tensors are stored."""
+    """Return a report's numbers for each layer; the order depends on where tensors are stored."""
     layers = [(layer.layer_name, layer.format, layer.snr_db, layer.max_absolute_error) for layer in report.layers]
     return sorted(layers)
 
 
 @pytest.mark.parametrize("case", STORED)
-def test_state_dict_is_read_as_the_file_that_stores_it(case):
+def test_state_dict_is_read_like_its_file(case):
     file = GOLDEN / f"{case}.safetensors"
     with quanterr.open_checkpoint(file) as stored:
         held = hold(load_file(file))
@@ -62,7 +62,7 @@ def test_state_dict_is_read_as_the_file_that_stores_it(case):
         assert numbers_of(quanterr.compare(original, held)) == numbers_of(quanterr.compare(original, stored)) != []
 
 
-def test_bytes_and_names_of_every_dtype(tmp_path):
+def test_every_dtype_has_its_bytes_and_name(tmp_path):
     known = {name: getattr(torch, name.removeprefix("torch.")) for name in DTYPES if hasattr(torch, name[6:])}
     tensors = {name: torch.arange(16, dtype=torch.uint8).view(dtype) for name, dtype in known.items()}
     save_file(tensors, tmp_path / "all.safetensors")
@@ -73,7 +73,7 @@ def test_bytes_and_names_of_every_dtype(tmp_path):
             assert (mine.dtype, mine.shape, mine.read()) == (entry.dtype, entry.shape, entry.read())
 
 
-def test_any_range_of_bytes_is_read():
+def test_any_byte_range_is_read():
     tensors = {"a": torch.arange(5, dtype=torch.uint8), "b": torch.empty(0), "c": torch.arange(3, dtype=torch.int16)}
     file = TensorsFile("some", tensors)
     every = bytes(range(5)) + bytes([0, 0, 1, 0, 2, 0])
@@ -82,7 +82,7 @@ def test_any_range_of_bytes_is_read():
             assert file.read(begin, end - begin) == every[begin:end]
 
 
-def test_tensors_that_are_not_contiguous_are_read_in_order():
+def test_noncontiguous_tensors_are_read_in_order():
     x = torch.arange(6).view(2, 3).t()
     assert TensorsFile("some", {"x": x}).read(0, 48) == x.contiguous().numpy().tobytes()
 
@@ -97,7 +97,7 @@ def test_compare_finds_the_same_as_in_files(tmp_path):
     assert (held.original.path, held.quantized.path) == ("state dict 1", "state dict 2")
 
 
-def test_model_has_the_config_of_its_own_quantization(tmp_path):
+def test_model_keeps_its_quantization_config(tmp_path):
     model = nn.Linear(64, 32, bias=False)
 
     class Config:
@@ -108,7 +108,7 @@ def test_model_has_the_config_of_its_own_quantization(tmp_path):
     assert hold(model).config["config.json"]["quantization_config"] == {"quant_method": "fbgemm_fp8"}
 
 
-def test_tensors_of_a_class_are_dequantized_by_it():
+def test_tensor_class_dequantizes_its_tensors():
     codes = torch.arange(-64, 64, dtype=torch.int8).view(2, 64)
     weight = Scaled(codes, 0.5)
     exact = quanterr.compare({"w.weight": codes.float() * 0.5}, {"w.weight": weight})
@@ -157,7 +157,7 @@ def test_change_in_place_discards_the_results():
         held.check_unchanged()
 
 
-def test_rank_and_sweep_and_inspect_take_state_dicts():
+def test_rank_sweep_and_inspect_take_state_dicts():
     x = original()
     y = quantized(x)
     ranking = quanterr.rank(x, [y, {**y}])
@@ -166,7 +166,7 @@ def test_rank_and_sweep_and_inspect_take_state_dicts():
     assert set(quanterr.inspect(y).formats) == set(quanterr.compare(x, y).formats)
 
 
-def test_journal_of_other_tensors_is_refused(tmp_path):
+def test_journal_for_other_tensors_is_refused(tmp_path):
     x = original()
     quanterr.compare(x, quantized(x), resume=tmp_path / "journal")
     other = quantized({name: tensor * 2 for name, tensor in x.items()})
@@ -189,7 +189,7 @@ def test_evaluate_takes_models_on_both_sides(tmp_path):
     assert held.candidates[0].name == "LlamaForCausalLM 2"
 
 
-def test_state_dict_has_no_config_to_evaluate_by(tmp_path):
+def test_state_dict_without_a_config_cannot_be_evaluated(tmp_path):
     tensors = load_file(saved("llama", tmp_path / "original") / "model.safetensors")
     with pytest.raises(quanterr.CheckpointError, match=r"state dict/config.json: No such file"):
         quanterr.evaluate(tensors, against="int8_row", tokens=ids(tmp_path), context=32)

@@ -1,4 +1,4 @@
-"""The knapsack against brute force, and its bound on what brute force cannot do."""
+"""The knapsack compared with brute force, and its bound on larger instances."""
 
 from itertools import product
 from math import exp
@@ -10,7 +10,7 @@ from quanterr.util.knapsack import KnapsackItem, solve, trace_path
 
 
 def small(random):
-    """A few groups with a few choices, some of them with equal costs or sizes."""
+    """Return a few groups with a few choices, some of them with equal costs or sizes."""
     return [
         [
             KnapsackItem(random.randint(1, 60), random.choice([random.random(), float(random.randint(0, 20))]))
@@ -47,7 +47,7 @@ def large(n):
 
 
 @pytest.mark.parametrize("bits", [3, 4.5, 6])
-def test_large_ones_are_within_a_narrow_bound(bits):
+def test_large_instances_are_within_a_narrow_bound(bits):
     groups = large(1000)
     budget = sum(group[0].nbytes for group in groups) / 2.5 * bits
     found = solve(groups, budget)
@@ -56,7 +56,7 @@ def test_large_ones_are_within_a_narrow_bound(bits):
     assert found.bound <= found.cost <= found.bound * 1.0001
 
 
-def test_the_path_goes_from_the_smallest_to_the_best_and_each_point_is_optimal():
+def test_path_goes_from_smallest_to_best_through_optimal_points():
     groups = small(Random(3))
     points = trace_path(groups)
 
@@ -66,8 +66,8 @@ def test_the_path_goes_from_the_smallest_to_the_best_and_each_point_is_optimal()
         assert pytest.approx(solve(groups, point.nbytes).cost) == point.cost
 
 
-def test_the_path_ends_at_no_cost_where_nothing_is_left_of_it():
-    """A difference of sums would leave a rounding, which moves the knee of a curve on a logarithmic axis."""
+def test_path_ends_with_exactly_zero_cost():
+    """A difference of sums would leave a rounding error, which moves the knee of a curve on a logarithmic axis."""
     random = Random(4)
     groups = [[KnapsackItem(1, random.random()), KnapsackItem(2, 0.0)] for _ in range(50)]
     last = trace_path(groups)[-2:]

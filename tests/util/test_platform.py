@@ -1,4 +1,4 @@
-"""What systems have and others lack: the same results without it."""
+"""Functions that some systems have and others lack: the results are the same without them."""
 
 import ctypes
 import json
@@ -14,9 +14,9 @@ from support.modules import MODULES as FILES
 
 from quanterr.util import platform
 
-# But what runs when it is imported, and what only hatch runs.
+# Except for code that runs at import, and code that only hatch runs.
 MODULES = sorted(FILES.keys() - {"quanterr.__main__", "quanterr.kernel.build"})
-# Executed in a child before the command: all that Windows lacks, and preadv, which old versions of macOS lack as well.
+# A child executes this before the command: it lacks all that Windows lacks, and preadv as old macOS does.
 HIDDEN = f"""
 import os, sys
 for name in ("resource", "fcntl", "pwd", "grp", "termios"):
@@ -44,7 +44,7 @@ def pair(tmp_path):
     return original, store(tmp_path / "y.safetensors", {name: w.half() for name, w in stored.items()})
 
 
-def test_a_comparison_is_the_same_without_what_windows_lacks(pair, tmp_path):
+def test_comparison_is_the_same_without_functions_missing_on_windows(pair, tmp_path):
     found = []
     for name, before in (("plain", ""), ("hidden", HIDDEN)):
         path = tmp_path / f"{name}.json"
@@ -57,7 +57,7 @@ def test_a_comparison_is_the_same_without_what_windows_lacks(pair, tmp_path):
 
 
 @pytest.mark.slow
-def test_commands_are_the_same_without_what_windows_lacks(pair, tmp_path):
+def test_commands_are_the_same_without_functions_missing_on_windows(pair, tmp_path):
     report = tmp_path / "report.json"
     call("compare", *pair, "-o", report)
     gated = ("gate", report, "--require", "snr_db >= 20"), ("gate", report, "--require", "snr_db >= 200")
@@ -68,13 +68,13 @@ def test_commands_are_the_same_without_what_windows_lacks(pair, tmp_path):
         assert words[0] == "gate" or plain.returncode == 0
 
 
-def test_a_path_has_slashes_in_a_report():
+def test_path_has_slashes_in_a_report():
     assert "C:/models/a.gguf" == platform.with_slashes(r"C:\models\a.gguf", "\\")
     assert r"a\b.gguf" == platform.with_slashes(r"a\b.gguf", "/")
 
 
 @pytest.mark.parametrize(("vendor", "is_amd"), [("AuthenticAMD", True), ("GenuineIntel", False), (None, False)])
-def test_the_vendor_of_the_cpu_is_read_where_the_system_says_it(vendor, is_amd, monkeypatch, tmp_path):
+def test_cpu_vendor_is_read_from_the_system(vendor, is_amd, monkeypatch, tmp_path):
     path = tmp_path / "cpuinfo"
     if vendor is not None:
         path.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: 26\n")
@@ -84,7 +84,7 @@ def test_the_vendor_of_the_cpu_is_read_where_the_system_says_it(vendor, is_amd, 
 
 
 class Windows:
-    """ReadFile of the Windows API, as its documentation says, of a descriptor of this system."""
+    """ReadFile of the Windows API, by its documentation, for a descriptor of this system."""
 
     error = 0
 
@@ -107,7 +107,7 @@ class Windows:
 
 @pytest.fixture
 def windows(monkeypatch):
-    """The branch of Windows, on a system that has none of its libraries."""
+    """The code for Windows, on a system without its libraries."""
     monkeypatch.setattr(platform, "WINDOWS", True)
     monkeypatch.delattr(os, "preadv")
     monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(get_osfhandle=lambda descriptor: descriptor))
@@ -115,7 +115,7 @@ def windows(monkeypatch):
     monkeypatch.setattr(ctypes, "WinError", lambda code: OSError(code, "of Windows"), raising=False)
 
 
-def test_windows_reads_by_offset_beyond_32_bits_and_knows_the_end(windows, monkeypatch, tmp_path):
+def test_windows_reads_beyond_32_bit_offsets_and_knows_the_end(windows, monkeypatch, tmp_path):
     at, path = (1 << 32) + 5, tmp_path / "sparse"
     with path.open("wb") as file:
         file.seek(at)
@@ -130,7 +130,7 @@ def test_windows_reads_by_offset_beyond_32_bits_and_knows_the_end(windows, monke
         assert 0 == file.tell()
 
 
-def test_windows_syncs_no_folder_and_has_no_path_of_a_descriptor(windows, tmp_path):
+def test_windows_syncs_no_folder_and_has_no_descriptor_path(windows, tmp_path):
     platform.sync_folder(tmp_path / "none")
 
     assert platform.path_of_descriptor(3) is None

@@ -16,7 +16,7 @@ SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
         (SLURM | {"MASTER_ADDR": "node0", "RANK": "0", "WORLD_SIZE": "2"}, Process(0, 2, 0, 1)),
     ],
 )
-def test_what_the_starter_says(environment, expected):
+def test_launcher_variables_are_read(environment, expected):
     assert expected == this_process(environment)
 
 
@@ -25,12 +25,12 @@ def test_what_the_starter_says(environment, expected):
     [
         ({}, 0),
         (SLURM | {"SLURM_PROCID": "0"}, 8),
-        (SLURM, 0),  # one of them is enough to say so
+        (SLURM, 0),  # a single variable is enough
         (SLURM | {"SLURM_PROCID": "0", "MASTER_ADDR": "node0"}, 0),
         (SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 0),
     ],
 )
-def test_tasks_that_do_not_meet_are_counted_by_the_first(environment, expected):
+def test_unconnected_tasks_are_counted_by_the_first(environment, expected):
     assert expected == count_unconnected_tasks(environment)
 
 
@@ -42,6 +42,6 @@ def test_tasks_that_do_not_meet_are_counted_by_the_first(environment, expected):
         ({"WORLD_SIZE": "0"}, "RANK 0 is not below WORLD_SIZE 0"),
     ],
 )
-def test_what_makes_no_sense_is_told(environment, told):
+def test_contradictory_variables_are_an_error(environment, told):
     with pytest.raises(UsageError, match=told):
         this_process(environment)

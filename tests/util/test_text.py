@@ -30,12 +30,12 @@ from quanterr.util.text import count, display, listed, parse_digits, size
         ("\U000e0041", "\\U000e0041"),
     ],
 )
-def test_a_name_is_shown_without_what_a_terminal_would_obey(name, shown):
+def test_name_is_shown_without_terminal_controls(name, shown):
     assert shown == display(name)
 
 
 @pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), 0xD800, 0xDFFF])
-def test_no_control_character_stays(code):
+def test_no_control_character_remains(code):
     shown = display(f"a{chr(code)}b")
 
     assert shown.isprintable()
@@ -56,24 +56,24 @@ def test_no_control_character_stays(code):
         ("a::b", "a::b"),
     ],
 )
-def test_a_name_is_no_command_of_a_ci_runner(name, shown):
+def test_name_is_never_a_ci_command(name, shown):
     assert shown == display(name)
 
 
-def test_a_name_as_long_as_the_limit_is_shown_whole():
+def test_name_at_the_limit_is_shown_whole():
     name = "x" * 200
 
     assert name == display(name)
 
 
 @pytest.mark.parametrize(("length", "limit", "kept"), [(201, 200, 99), (5_000, 200, 99), (50, 11, 5), (50, 10, 4)])
-def test_a_longer_name_loses_its_middle(length, limit, kept):
+def test_longer_name_loses_its_middle(length, limit, kept):
     name = "a" * (length // 2) + "b" * (length - length // 2)
 
     assert "a" * kept + "…" + "b" * kept == display(name, limit)
 
 
-def test_a_name_is_measured_after_it_is_escaped():
+def test_name_is_measured_after_escaping():
     shown = display("\x1b" * 100)
 
     assert len(shown) <= 200
@@ -91,7 +91,7 @@ def test_a_name_is_measured_after_it_is_escaped():
         (["a\x1b", ""], 5, 'a\\x1b, ""'),
     ],
 )
-def test_of_many_names_a_few_are_listed(names, limit, shown):
+def test_long_list_shows_a_few_names(names, limit, shown):
     assert shown == listed(names, limit)
 
 
@@ -123,7 +123,7 @@ def test_sizes_are_in_binary_units(n_bytes, shown):
         (2, ("bias", "biases"), "2 biases"),
     ],
 )
-def test_counts_have_their_plural(n, words, shown):
+def test_counts_use_the_right_plural(n, words, shown):
     assert shown == count(n, *words)
 
 
@@ -140,5 +140,5 @@ def test_counts_have_their_plural(n, words, shown):
         ("१", None),
     ],
 )
-def test_a_whole_number_is_of_a_few_ascii_digits(word, number):
+def test_whole_number_has_a_few_ascii_digits(word, number):
     assert number == parse_digits(word)
