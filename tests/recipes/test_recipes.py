@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import lzma
 from pathlib import Path
 
 import gguf
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from support.forked import call
 from support.gguf_stored import Stored, write_gguf
 from support.making import numbers, store
@@ -127,7 +128,7 @@ def test_small_weight_is_encoded_once(tmp_path, monkeypatch, rows, times):
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q6_k"])
 def test_most_values_equal_the_real_writer_with_importance(kind):
     """The golden file holds a weight's first rows by llama-quantize --imatrix; its compiler may fuse operations."""
-    golden = load_file(GOLDEN / "with_importance.safetensors")
+    golden = load(lzma.decompress((GOLDEN / "with_importance.safetensors.xz").read_bytes()))
     x, theirs, own = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
     scheme = parse_recipe(f"gguf_{kind}").scheme
     [codes] = scheme.list_tensors(Source(*x.shape, "F32"))
