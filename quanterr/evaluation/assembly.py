@@ -37,6 +37,7 @@ from quanterr.findings import make_finding
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import report_notes
 from quanterr.options import EvaluateOptions
+from quanterr.pairing.model import Bucket
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device
 from quanterr.util.text import count, display, listed
@@ -198,6 +199,7 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     yield from _report_another_model(outcome)
     yield from _report_massive(outcome)
     yield from compare_configs(candidate.sides.checkpoint, candidate.checkpoint)
+    yield from _report_parts(candidate)
     yield from of_rounding(candidate.rounding)
     if candidate.checkpoint.kind == RECIPE:
         yield from report_notes(candidate.checkpoint)
@@ -208,6 +210,15 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     if None not in (own, prepared.tokenizer) and own != prepared.tokenizer:
         message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
         yield make_finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
+
+
+def _report_parts(candidate: Candidate) -> Iterator[Finding]:
+    """Report parts of the model that a converter leaves to another file: a tower, or the language model beside it."""
+    left = [one for one in candidate.plan.leftovers if one.side == "original" and one.bucket is Bucket.FILTERED_OUT]
+    for reason in sorted({one.reason for one in left}):
+        names = [one.name for one in left if one.reason == reason]
+        message = f"{count(len(names), 'tensor')} run as the original has them: {reason}: {listed(names, 3)}"
+        yield make_finding("omitted_parts", "info", None, message, "evaluate the other file as well", tensors=names)
 
 
 def _report_another_model(outcome: Outcome) -> Iterator[Finding]:

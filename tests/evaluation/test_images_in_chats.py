@@ -225,6 +225,45 @@ def test_text_alone_is_scored_without_the_image_tower(tmp_path):
     assert found.candidates[0].scores.kld_chunks == pytest.approx([float(one) for one in want], rel=FLOAT64)
 
 
+def projector(original: Path, path: Path) -> dict[str, Tensor]:
+    """A projector file of llama.cpp in FP16, by the names of its gguf package; return its values."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 3)
+    writer, values = gguf.GGUFWriter(path, "clip"), {}
+    writer.add_type("mmproj")
+    for key, number in {"block_count": 2, "embedding_length": 16, "attention.head_count": 2}.items():
+        writer.add_uint32(f"clip.vision.{key}", number)
+    for name, x in stored(original).items():
+        if "language_model" not in name:
+            old = name.replace("vision_tower.", "vision_tower.vision_model.")  # the name before transformers 5
+            own = table.get_name(old, (".weight", ".bias"))
+            values[name] = x.half().float() if x.dim() > 1 else x
+            writer.add_tensor(own, values[name].half().numpy() if x.dim() > 1 else x.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return values
+
+
+def test_projector_of_llama_cpp_is_the_tower_of_the_original(square, tmp_path, monkeypatch):
+    original, _, plain = make("llava", tmp_path)
+    monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor("llava"))
+    values = stored(original) | projector(original, tmp_path / "mmproj.gguf")
+    save_file(values, plain / "model.safetensors", {"format": "pt"})
+
+    found = quanterr.evaluate(
+        original, [tmp_path / "mmproj.gguf"], chat=square / "chat.jsonl", context=64, dtype="float64"
+    )
+
+    ids = [1, 2, 10, START, *[IMAGE] * 16, 4, 5, 1, 3, 12, 13, 4, 5]
+    want = divergences(original, plain, torch.tensor([ids]), **looks("llava", ids))[-5:-2]
+    [one] = found.candidates
+    assert ([], "omitted_parts") == (one.missing, one.findings[0].code)
+    assert "21 tensors run as the original has them: in the file of the language model" in one.findings[0].message
+    assert one.scores.kld_chunks[0] == pytest.approx(float(want.mean()), rel=FLOAT64)
+
+
 class TestRefusals:
     def test_image_too_large_for_the_context_is_named(self, square, tmp_path, monkeypatch):
         original, quantized, _ = make("llava", tmp_path)

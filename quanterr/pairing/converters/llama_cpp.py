@@ -91,6 +91,7 @@ RENAMED: Mapping[str, tuple[tuple[re.Pattern[str], str], ...]] = {
         (re.compile(r"audio_tower\.(.*)"), r"conformer.\1"),
         (re.compile(r"vision_model\.(.*)"), r"vision_tower.vision_model.\1"),
         (re.compile(r"vision_tower\.encoder\.(.*)"), r"vision_model.\1"),
+        (re.compile(r"vision_tower\.((?:embeddings|pre_layrnorm)\b.*)"), r"vision_tower.vision_model.\1"),
     )
 }
 LIMITS = re.compile(r"(.*)(\.(?:in|out)put_(?:min|max))")  # of activations, beside a layer
