@@ -2,7 +2,7 @@
 
 A file of JSON lines: a list of messages, or {"messages": [...]}, each {"role": "user", "content": "…"}. For a model
 that sees images, the content may be a list of parts: {"type": "text", "text": "…"} and {"type": "image", "path":
-"cat.png"}, an image file beside the file of conversations. The model's own processor makes tokens and pixels of them.
+"cat.png"}, a path from the folder of the conversations. The model's own processor makes tokens and pixels of them.
 
 Some templates mark the assistant's tokens ({% generation %}). For others, a turn is the text that the template appends
 to the earlier turns, from the beginning of the answer to the token that ends it. A template that rewrites earlier turns
@@ -35,7 +35,7 @@ MARK = "{% generation"  # in a template; {%- generation works, too
 
 
 def read_conversations(path: str, folder: ModelFolder, context: int, limit: int | None) -> Chunks:
-    """Read at most ``limit`` conversations, each cut to its first ``context`` tokens.
+    """Read up to ``limit`` conversations, each cut to its first ``context`` tokens.
 
     Raises:
         UsageError: the file is missing, a line is not a conversation, or the tokenizer has no chat template, or one
@@ -183,7 +183,7 @@ def _tokens(
 ) -> tuple[list[int], list[bool]]:
     """Return the token ids of a conversation and a mask of the assistant's tokens; ``apply`` is the chat template.
 
-    ``has_marks`` says that the tokenizer's own template marks these tokens.
+    ``has_marks`` means that the tokenizer's own template marks these tokens.
     """
     try:
         ids = apply(messages)
@@ -196,13 +196,13 @@ def _tokens(
         for n, message in enumerate(messages):
             if message["role"] == "assistant":
                 before = apply(messages[:n], add_generation_prompt=True)
-                behind = apply(messages[: n + 1])
-                if ids[: len(behind)] != behind or behind[: len(before)] != before:
+                after = apply(messages[: n + 1])
+                if ids[: len(after)] != after or after[: len(before)] != before:
                     raise UsageError(
                         f"{where}: the chat template rewrites what it made of earlier messages, and marks no "
                         "{% generation %}: the assistant's tokens cannot be told apart"
                     )
-                turn = behind[len(before) :]
+                turn = after[len(before) :]
                 stop = len(before) + _length_of(turn, tokenizer.eos_token_id)
                 scored[len(before) : stop] = [True] * (stop - len(before))
     except UsageError:
