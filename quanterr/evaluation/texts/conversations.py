@@ -2,7 +2,7 @@
 
 A file of JSON lines: a list of messages, or {"messages": [...]}, each {"role": "user", "content": "…"}. For a model
 that sees images, the content may be a list of parts: {"type": "text", "text": "…"} and {"type": "image", "path":
-"cat.png"}, a path from the folder of the conversations. The model's own processor makes tokens and pixels of them.
+"cat.png"}, an image file beside the file of conversations. The model's own processor makes tokens and pixels of them.
 
 Some templates mark the assistant's tokens ({% generation %}). For others, a turn is the text that the template appends
 to the earlier turns, from the beginning of the answer to the token that ends it. A template that rewrites earlier turns
@@ -35,7 +35,7 @@ MARK = "{% generation"  # in a template; {%- generation works, too
 
 
 def read_conversations(path: str, folder: ModelFolder, context: int, limit: int | None) -> Chunks:
-    """Read up to ``limit`` conversations, each cut to its first ``context`` tokens.
+    """Read at most ``limit`` conversations, each cut to its first ``context`` tokens.
 
     Raises:
         UsageError: the file is missing, a line is not a conversation, or the tokenizer has no chat template, or one

@@ -124,7 +124,7 @@ class Chunks(NamedTuple):
     raw: Tensor
     scored: Tensor | None = None  # (n, width) bool; None: the second half of each chunk
     lengths: tuple[int, ...] = ()  # lengths of conversations, which are padded
-    images: tuple[dict[str, Tensor], ...] = ()  # images of each conversation, as its model takes them; may be empty
+    images: tuple[dict[str, Tensor], ...] = ()  # of each conversation, as its model takes them; empty without any
 
     @property
     def parts(self) -> list[Tensor]:
