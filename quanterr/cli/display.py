@@ -114,7 +114,7 @@ def deliver(
     next_step: str = "",
     view: "Callable[[Any, Display], View] | None" = None,
 ) -> None:
-    """Write a document to its files, print its tables, then write it to standard output if a target or --json says so.
+    """Write a document to its files, print its tables, then write it to standard output if a target or --json asks it.
 
     Args:
         found: the document.

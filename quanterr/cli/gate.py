@@ -87,7 +87,7 @@ def gate(
             print(dumps(_list_fields(whole, subjects, verdicts)), flush=True)
     if to or update_baseline:
         document = with_verdicts(read_document(report), subjects, verdicts)
-        _write_document(document, to, baseline if update_baseline else None, _find_reason_against_update(whole))
+        _write_document(document, to, baseline if update_baseline else None, whole)
     raise typer.Exit(exit_status(whole, show.allow_partial))
 
 
@@ -118,11 +118,15 @@ def _same_file(report: str, baseline: str) -> bool:
         return False
 
 
-def _write_document(document: "Document", to: "list[Target]", baseline: str | None, against: str | None) -> None:
-    """Write the document to the targets and, unless ``against`` says why not, to the baseline."""
+def _write_document(document: "Document", to: "list[Target]", baseline: str | None, judged: "Verdict") -> None:
+    """Write the document to the targets and, if all gates hold, to the baseline."""
     from quanterr.outputs import OUTPUTS
     from quanterr.outputs.files import Target, write_output
 
+    against: str | None = None if judged.verdict == "pass" else judged.verdict
+    failed = [gate.id for gate in judged.gates if gate.status == "fail"]
+    if against is None and failed:  # a warning, which the new baseline would hide
+        against = f"warning: gate {display(failed[0])} does not hold"
     if baseline is not None and against is None:
         to = [*to, Target(OUTPUTS[0], pathlib.Path(os.path.realpath(baseline)))]
     for target in to:
@@ -130,11 +134,3 @@ def _write_document(document: "Document", to: "list[Target]", baseline: str | No
     if baseline is not None:
         done = "updated to this report" if against is None else f"not updated: {against}"
         print(f"baseline {display(baseline)}: {done}", file=sys.stderr)
-
-
-def _find_reason_against_update(judged: "Verdict") -> str | None:
-    """Return why the report must not become the baseline, or None; a failed warning counts, as it would be hidden."""
-    if judged.verdict != "pass":
-        return judged.verdict
-    failed = [gate.id for gate in judged.gates if gate.status == "fail"]
-    return f"warning: gate {display(failed[0])} does not hold" if failed else None

@@ -54,7 +54,7 @@ def suggest_after_rank(ranking: "Ranking", paths: Sequence[str], command: Sequen
 
     from quanterr.documents.runtimes import load_together
 
-    planned: list[Candidate] = []  # the best, and what a runtime loads beside it
+    planned: list[Candidate] = []  # the best, and what a runtime loads together with it
     for candidate in ranked:
         if load_together({name for one in (*planned, candidate) for name in one.formats}):
             planned.append(candidate)
@@ -75,7 +75,7 @@ def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
     from quanterr.planning.exports import consumers_of
 
     programs = consumers_of(plan)
-    words = [word for word in command if word not in ("-q", "--quiet")]  # the export says on stderr how to use it
+    words = [word for word in command if word not in ("-q", "--quiet")]  # the export prints on stderr how to use it
     return _join_command([*words, "--export", programs[0]]) if programs else ""
 
 

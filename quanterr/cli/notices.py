@@ -1,4 +1,4 @@
-"""What runs tell on stderr besides their result: hosts, retries, files that are not standard."""
+"""Notices that runs print on stderr: hosts, retries, files that are not standard."""
 
 import logging
 import sys

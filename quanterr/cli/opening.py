@@ -1,4 +1,4 @@
-"""Opening of a run's inputs, before torch is imported: mistakes end the run before that import, which is slow.
+"""Opens a run's inputs before torch is imported, so that mistakes end the run before this slow import.
 
 While torch is imported, the system reads the files ahead.
 """
@@ -70,7 +70,7 @@ def open_run(
 
 
 def _check_device(name: str) -> None:
-    """Raise UsageError if no device has that name; torch is asked only if a package gives it other devices."""
+    """Raise UsageError if no device has that name. Ask torch only if a package gives it other devices."""
     if KNOWN_DEVICES.fullmatch(name):
         return
     if not entry_points(group="torch.backends"):

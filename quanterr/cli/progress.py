@@ -22,7 +22,7 @@ STEP = 0.05  # share of all bytes after which a line is due, but not within FIRS
 
 
 class TerminalBar:
-    """A tqdm bar in a terminal; until its first step it says "loading torch", which takes the first second."""
+    """A tqdm bar in a terminal; until its first step it shows "loading torch", which takes the first second."""
 
     def __init__(self) -> None:
         """Print "loading torch"."""

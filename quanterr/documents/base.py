@@ -17,7 +17,7 @@ from quanterr.util.strict_json import JsonObject
 
 _encoder = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder().encode
-SEVERITIES = ("error", "warning", "info")  # of findings, the most severe first
+SEVERITIES = ("error", "warning", "info")  # severities of findings, the most severe first
 _INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # NaN and infinity in MessagePack; rarely other bytes
 
 
@@ -124,4 +124,4 @@ def _require_finite(values: Iterable[Any]) -> None:
         elif isinstance(value, Struct):
             _require_finite(astuple(value))
         elif kind is not bool:
-            raise TypeError(f"{kind.__name__} is no part of a document: its numbers would not be checked")
+            raise TypeError(f"a {kind.__name__} cannot be part of a document: its numbers would not be checked")

@@ -25,7 +25,7 @@ def is_unedited(raw: bytes) -> bool:
 
 
 def check_blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield a stored document in blocks of whole lines, of which memory holds one; the last begins at the checksum.
+    """Yield a stored document in blocks of whole lines, one at a time; the last begins at the checksum.
 
     Raises:
         ValueError: in place of the last block, if :func:`is_unedited` would return False, or if the recorded command is

@@ -34,7 +34,7 @@ AT_ONCE = 64  # items of a list that are encoded at once
 
 
 class Result:
-    """Base of all results; the modules beside a result's class, which render it, are imported on use.
+    """Base of all results. The modules that render a result are in the package of its class, and imported on use.
 
     view.py has ``view``, and ``brief`` if the line for ``--quiet`` differs from the conclusion. The module that
     ``ROWS`` names has ``CSV_COLUMNS``, ``rows`` and ``suites`` (of JUnit tests). plot.py has ``plot``, if there is one.

@@ -16,7 +16,7 @@ class Violation(Model):
     """One reason why a gate does not hold: a layer, or the whole document where ``layer`` is null.
 
     ``observed`` is null without a finite number; ``reason`` then explains it. Otherwise ``reason`` is a finding that
-    says why the number is bad, or null. ``margin`` is the distance to the limit, negative beyond it.
+    explains why the number is bad, or null. ``margin`` is the distance to the limit, negative beyond it.
     """
 
     layer: str | None

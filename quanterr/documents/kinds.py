@@ -59,7 +59,9 @@ def find_kind(path: str) -> DocumentKind:
             start = file.read(BEGINNING)
     except (OSError, ValueError):
         return KINDS[SCHEMA]
-    if _begins_checkpoint(start):
+    # GGUF; or safetensors, which begins with a length of eight bytes and then JSON.
+    is_json = start[:9].lstrip().startswith((b"{", b"["))
+    if start.startswith(b"GGUF") or (start[8:9] == b"{" and not is_json):
         raise ReportError(f"{display(path)}: is a checkpoint, not a report; give the JSON that -o FILE.json wrote")
     found = _SCHEMA.search(start)
     schema = found[1].decode() if found else SCHEMA
@@ -67,11 +69,6 @@ def find_kind(path: str) -> DocumentKind:
         known = ", ".join(KINDS)
         raise ReportError(f"{display(path)}: is a {schema}, which is not read again; give one of {known}")
     return KINDS[schema]
-
-
-def _begins_checkpoint(start: bytes) -> bool:
-    """Return whether a file begins as GGUF, or as safetensors: with a length of eight bytes and then JSON."""
-    return start.startswith(b"GGUF") or (start[8:9] == b"{" and not start[:9].lstrip().startswith((b"{", b"[")))
 
 
 def read_document(path: str) -> "Document":

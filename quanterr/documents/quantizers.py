@@ -1,4 +1,4 @@
-"""The words in which quantizing programs are told what to do, for plans and for layers to keep."""
+"""Options and names of quantizing programs, for plans and for layers to keep."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ CONVERT_TO_QUANT = {
 # tools/quantize/quantize.cpp. The mixtures of K types are the usual ones.
 GGUF_FILES = {"mxfp4": "MXFP4_MOE"}
 GGUF_MIXTURES = {"q2_k": "Q2_K", "q3_k": "Q3_K_M", "q4_k": "Q4_K_M", "q5_k": "Q5_K_M"}
-# The types that it makes; ik_llama.cpp's are not among them.
+# The types that llama-quantize makes; ik_llama.cpp's are not among them.
 LLAMA_QUANTIZE = frozenset(
     [
         "q4_0",
@@ -50,7 +50,7 @@ LLAMA_QUANTIZE = frozenset(
         "q2_0",
     ]
 )
-# Formats of weights that are not quantized, and llama-quantize's names of those in GGUF files.
+# Formats of weights that are not quantized, and llama-quantize's names for them in GGUF files.
 UNQUANTIZED = {"dense": "", "gguf_f32": "f32", "gguf_f16": "f16", "gguf_bf16": "bf16"}
 CONTINUED = " \\\n  "  # a shell command on several lines
 

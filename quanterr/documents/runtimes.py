@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from quanterr.documents.quantizers import UNQUANTIZED
 
-# Runtime → formats that different layers of a checkpoint may have. Formats that are missing are alone in their files.
+# Runtime → formats that different layers of a checkpoint may have. A format that is missing here allows no others.
 LOADED_TOGETHER = {
     "llama.cpp": ("gguf_*",),
     "MLX": ("mlx_*",),
@@ -28,7 +28,7 @@ LOADED_TOGETHER = {
 
 def load_together(formats: Collection[str]) -> bool:
     """Return whether some runtime loads a checkpoint whose layers have these formats."""
-    quantized = set(formats).difference(UNQUANTIZED)  # which every runtime of the others loads
+    quantized = set(formats).difference(UNQUANTIZED)  # every runtime also loads unquantized layers
     return len(quantized) < 2 or any(
         all(any(fnmatchcase(one, pattern) for pattern in patterns) for one in quantized)
         for patterns in LOADED_TOGETHER.values()

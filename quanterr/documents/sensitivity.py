@@ -36,8 +36,8 @@ class Cost(NamedTuple):
         return f"predicted {self.name}"
 
 
-KLD = Cost("KLD", "kld", 0.3)  # of predicted tokens [nat]
-OUTPUT_ERROR = Cost("output error", "output_error", 0.1)  # of recorded calls, relative
+KLD = Cost("KLD", "kld", 0.3)  # divergence of predicted tokens [nat]
+OUTPUT_ERROR = Cost("output error", "output_error", 0.1)  # relative error of recorded calls
 COSTS = (KLD, OUTPUT_ERROR)
 
 

@@ -1,7 +1,7 @@
 """Subjects that rules judge, their items and their metrics, for all kinds of documents.
 
 A subject receives a verdict: a report, a plan, a candidate of a ranking or evaluation. Its items are layers, blocks or
-tasks. For each kind of document, ``values.py`` beside its model has a :class:`Vocabulary` with the metrics, and
+tasks. For each kind of document, ``values.py`` next to its model has a :class:`Vocabulary` with the metrics, and
 ``list_subjects``, which returns the subjects of a document.
 """
 
@@ -39,7 +39,7 @@ class Vocabulary(NamedTuple):
 
 
 def read_number(values: object, nonfinite: Mapping[str, str], name: str) -> float | None:
-    """Return a value by name, such as "snr_db"; infinite where ``nonfinite`` says so, None if undefined."""
+    """Return a value by name, such as "snr_db"; infinite if ``nonfinite`` names it so, None if undefined."""
     value: float | None = attrgetter(name)(values)
     return INFINITE.get(nonfinite.get(name.partition(".")[0], "")) if value is None else value
 

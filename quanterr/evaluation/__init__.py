@@ -1,6 +1,6 @@
 """Evaluation of quantized models: all sides run in lockstep through the original's own architecture, block by block.
 
-run.py opens the candidates (opening.py), prepares the model and the texts (preparation.py), runs them beside the
+run.py opens the candidates (opening.py), prepares the model and the texts (preparation.py), runs them together with the
 original (beside_original.py) or a reference (beside_reference.py) and assembles the document (assembly.py).
 
 models/       the model of a config.json without memory for weights, and the stored tensors that make up a parameter

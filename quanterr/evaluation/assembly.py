@@ -1,4 +1,4 @@
-"""Assembly of an evaluation's document from the measurements."""
+"""Makes an evaluation's document from the measurements."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from quanterr.checkpoints.base import RECIPE
-from quanterr.documents.base import Finding, RunInfo, Tool
+from quanterr.documents.base import Finding, Tool
 from quanterr.documents.evaluation.model import (
     Evaluated,
     Evaluation,
@@ -45,7 +45,7 @@ from quanterr.version import __version__
 
 MASSIVE = 100.0  # input_spread from which activations count as massive
 UNLIKE = 0.8  # output error of weights that are unrelated: 1 if they are far smaller, 2 if they are as large
-FEWEST_UNLIKE, NEARLY_ALL = 4, 0.9  # number, and share of the changed weights, from which the model is another
+FEWEST_UNLIKE, NEARLY_ALL = 4, 0.9  # least number of such weights, and their share of the changed ones, to report it
 BEFORE = 16  # preceding tokens to show
 
 
@@ -66,9 +66,9 @@ class Baseline(NamedTuple):
 
     original: str
     nbytes: int
-    model: str  # its class
+    model: str  # class of the model
     floor: Floor | None = None
-    reference: str | None = None  # its folder
+    reference: str | None = None  # folder of the reference
     findings: Sequence[Finding] = ()  # about the baseline, repeated for each candidate
 
 
@@ -103,7 +103,9 @@ def assemble(
         made_up=prepared.calls is not None and is_made_up(prepared.calls.source),
         made_up_allowed=chosen.allow_gaussian,
         lora=None if chosen.lora is None else os.fspath(chosen.lora),
-        run=_describe_run(chosen, prepared.architecture.device, clock, read_bytes),
+        run=clock.describe_run(
+            chosen.command, describe_device(prepared.architecture.device), torch.get_num_threads(), read_bytes
+        ),
     )
 
 
@@ -203,7 +205,7 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     yield from of_rounding(candidate.rounding)
     if candidate.checkpoint.kind == RECIPE:
         yield from report_notes(candidate.checkpoint)
-    if candidate.checkpoint.gguf is not None:  # it has its own tokenizer: one beside it is another model's
+    if candidate.checkpoint.gguf is not None:  # it has its own tokenizer: one in its folder is another model's
         return
     with model_folder(candidate.checkpoint) as folder:
         own = tokenizer_fingerprint(folder)
@@ -222,9 +224,9 @@ def _report_parts(candidate: Candidate) -> Iterator[Finding]:
 
 
 def _report_another_model(outcome: Outcome) -> Iterator[Finding]:
-    """Report that nearly all changed weights give outputs that differ from the original's by as much as these are.
+    """Report if the outputs of nearly all changed weights have errors as large as the original's outputs.
 
-    The outputs of unrelated weights of the same size differ by twice that. Scores of small models hardly tell.
+    Unrelated weights of the same size cause twice that error. Scores of small models hardly show it.
     """
     changed = [one for one in outcome.weights if one.output_error]
     unlike = [one for one in changed if one.output_error is not None and one.output_error > UNLIKE]
@@ -288,7 +290,3 @@ def _named_texts(prepared: Prepared, chosen: EvaluateOptions, outcomes: Sequence
         NamedTokens(text.name, _tokens_of(text, prepared, chosen, scores.tokens))
         for text, scores in zip(prepared.texts, found, strict=False)
     ]
-
-
-def _describe_run(chosen: EvaluateOptions, device: torch.device, clock: Clock, read_bytes: int) -> RunInfo:
-    return clock.describe_run(chosen.command, describe_device(device), torch.get_num_threads(), read_bytes)

@@ -1,4 +1,4 @@
-"""Evaluation of candidates beside their original, and measurements of an original alone."""
+"""Evaluates candidates together with their original, and measures an original alone."""
 
 import os
 import threading
@@ -12,7 +12,6 @@ from quanterr.documents.ranking.making import shorten_names
 from quanterr.errors import UsageError
 from quanterr.evaluation.assembly import Baseline, Measured, assemble
 from quanterr.evaluation.by_products.writing import check_saliency, predict, write_by_products
-from quanterr.evaluation.denoisers.calls import Calls
 from quanterr.evaluation.denoisers.rollout import roll_out
 from quanterr.evaluation.drafts import read_draft
 from quanterr.evaluation.models.gguf_original import as_original
@@ -37,7 +36,7 @@ def measure(
     chosen: EvaluateOptions,
     clock: Clock,
 ) -> Evaluation:
-    """Evaluate candidates beside their original; no gates are applied. Raises the same errors as ``evaluate``."""
+    """Evaluate candidates together with their original, without gates. Raises the same errors as ``evaluate``."""
     given = read_given(candidates, against)
     check_schemes(chosen.activations, chosen.kv)
     if not given.names and list_caches(chosen.kv):
@@ -62,14 +61,17 @@ def measure(
             outcomes, of_drafts = lockstep.outcomes(), lockstep.draft_outcomes()
             write_by_products(chosen, prepared, lockstep, saliency, opened)
         answers = answered(architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
-        rollouts = _rolled_out(chosen, prepared, sides, found, stop)
+        rollouts: Sequence[Rollout | None] = [None for _ in found]
+        if chosen.rollout and prepared.calls is not None:
+            rollouts = roll_out(architecture, sides, found, prepared.calls, stop, chosen.on_progress)
         predictions = predict(chosen, prepared, sides, found, outcomes)
         for checkpoint in every:
             checkpoint.check_unchanged()
         rows = zip(names, found, outcomes, predictions, answers, rollouts, strict=True)
         measured = [*(Measured(*each) for each in rows), *_measured(drafts, of_drafts)]
         baseline = Baseline(opened.path, opened.nbytes, type(lockstep.model).__name__, lockstep.floor())
-        read = _read_bytes(sides, [each.candidate for each in measured])
+        # A candidate with other names reads the original once more.
+        read = sum(each.read_bytes for each in {sides, *(one.candidate.sides for one in measured)})
         return assemble(measured, baseline, prepared, chosen, clock, read)
 
 
@@ -115,7 +117,7 @@ def _candidates(
     sides: Sides,
     chosen: EvaluateOptions,
 ) -> tuple[list[str], list[Candidate]]:
-    """Return the candidates and their names; ``--split`` repeats candidates with rounded inputs by weights alone."""
+    """Return the candidates and their names; with ``--split``, those with rounded inputs again as weights alone."""
     counterparts = prepared.architecture.counterparts(sides, checkpoints)
     kv, alone = list(chosen.kv) or [DECLARED], []
     found: list[tuple[str, Candidate]] = []
@@ -125,17 +127,3 @@ def _candidates(
         if chosen.split and any(way.rounding.is_any for _, way in ways):
             alone.append((f"{name}, weights alone", Candidate(own, checkpoint)))
     return [name for name, _ in found + alone], [one for _, one in found + alone]
-
-
-def _rolled_out(
-    chosen: EvaluateOptions, prepared: Prepared, sides: Sides, found: Sequence[Candidate], stop: threading.Event
-) -> Sequence[Rollout | None]:
-    """Return the rollout of each candidate, or None for each if rollouts are not requested."""
-    if not chosen.rollout or not isinstance(prepared.chunks, Calls):
-        return [None for _ in found]
-    return roll_out(prepared.architecture, sides, found, prepared.chunks, stop, chosen.on_progress)
-
-
-def _read_bytes(sides: Sides, found: Iterable[Candidate]) -> int:
-    """Return the bytes read of all checkpoints; a candidate with other names reads the original once more."""
-    return sum(each.read_bytes for each in {sides, *(candidate.sides for candidate in found)})

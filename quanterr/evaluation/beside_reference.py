@@ -1,4 +1,4 @@
-"""Evaluation of candidates against a stored reference, without the original; weights then have no output errors."""
+"""Evaluates candidates against a stored reference, without the original; weights then have no output errors."""
 
 import os
 import threading

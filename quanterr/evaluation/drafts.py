@@ -1,7 +1,7 @@
 """Other models as drafts of the original, as speculative decoding runs them: same tokens, another config.
 
-Only distributions over the same tokens can be compared. A runtime may use a draft whose head has more or fewer rows of
-no token: these take no part on either side.
+Only distributions over the same tokens can be compared. A runtime may use a draft whose head has more or fewer rows
+that stand for no token: these rows take no part on either side.
 """
 
 from quanterr.checkpoints import Checkpoint
@@ -24,7 +24,7 @@ def read_draft(draft: Checkpoint, original: Checkpoint, prepared: Prepared, chos
     """Read the config and recognize the weights of a draft, a folder with config.json in any format.
 
     Raises:
-        UsageError: it is no model that continues a text, or has another vocabulary.
+        UsageError: it does not continue a text, or has another vocabulary.
         CheckpointError: its config.json is missing, or transformers lacks the model.
     """
     architecture = prepared.architecture

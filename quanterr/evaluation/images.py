@@ -1,4 +1,4 @@
-"""Comparison of two folders of decoded images in pairs: PSNR, SSIM and, where it is installed, LPIPS."""
+"""Compares two folders of decoded images in pairs: PSNR, SSIM and, where it is installed, LPIPS."""
 
 import base64
 import hashlib
@@ -76,7 +76,7 @@ def compare_images(
     baseline: str | os.PathLike[str] | None = None,
     strict_warnings: bool = False,
 ) -> Images:
-    """Compare images of the same name (PNG, JPEG, WebP, 8 bits) in two folders, say from the same prompts and seeds.
+    """Compare images of the same name (PNG, JPEG, WebP, 8 bits) in two folders, made from the same prompts and seeds.
 
     PSNR is 10 log10(255² / MSE) over all channels. SSIM is the mean over channels and over the pixels whose window
     lies within the image, with a Gaussian window of 11 x 11 and sigma 1.5, K1 0.01 and K2 0.03 (Wang, Bovik, Sheikh,
@@ -202,7 +202,7 @@ def _read_image(path: Path) -> _Pixels:
 
 
 def _open(path: Path) -> "Image.Image":
-    """Return an image as RGB, turned upright as its EXIF data say."""
+    """Return an image as RGB, turned upright by its EXIF data."""
     from PIL import Image, ImageOps
 
     where = display(str(path))

@@ -1,4 +1,4 @@
-"""Opening of candidates: stored checkpoints, and the original quantized by recipes and plans."""
+"""Opens candidates: stored checkpoints, and the original quantized by recipes and plans."""
 
 import os
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Preparation of an evaluation before any weight is read: the model, the texts or calls, the tasks."""
+"""Prepares an evaluation before any weight is read: the model, the texts or calls, the tasks."""
 
 import os
 import threading
@@ -180,7 +180,7 @@ def _of_calls(chosen: EvaluateOptions, architecture: building.Architecture | bui
 
 
 def _refuse_cache(chosen: EvaluateOptions, name: str) -> None:
-    """Raise UsageError if keys and values should be rounded that no runtime keeps."""
+    """Raise UsageError if --kv asks for a rounding, as no runtime keeps keys and values of such a model."""
     if asked := list_caches(chosen.kv):
         raise UsageError(f"--kv {display(asked[0])}: for models that generate; {display(name)} has no cache")
 
@@ -207,7 +207,8 @@ def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int, transc
     for one in named[len(texts) :]:
         chunks = read_conversations(one.path, folder, chosen.context, chosen.chunks, transcribes)
         tokens = torch.cat([row[:length] for row, length in zip(chunks.raw, chunks.lengths, strict=True)])
-        like = likeness(Text(tokens, one.path, None), tokens[None])._replace(repeated=_repeated(chunks.raw))
+        repeated = len(chunks.raw) - len({row.numpy().tobytes() for row in chunks.raw})
+        like = likeness(Text(tokens, one.path, None), tokens[None])._replace(repeated=repeated)
         found.append(ReadText(one.name, one.path, chunks, like))
     return found
 
@@ -215,11 +216,6 @@ def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int, transc
 def _read_text(name: str, text: Text, chosen: EvaluateOptions, vocabulary: int) -> ReadText:
     chunks = chunks_of(text, chosen.context, chosen.chunks, vocabulary)
     return ReadText(name, text.source, chunks, likeness(text, chunks.raw))
-
-
-def _repeated(raw: Tensor) -> int:
-    """Return the number of conversations that repeat others."""
-    return len(raw) - len({row.numpy().tobytes() for row in raw})
 
 
 def run_settings(chosen: EvaluateOptions, stop: threading.Event, group: RankGroup | None) -> RunSettings:

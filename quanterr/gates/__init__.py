@@ -5,12 +5,12 @@
     selectors.py     finds the layers that a rule applies to
     verdicts.py      decides which rules hold, and by how much
     fail_fast.py     finds the first layer that violates a rule, while others are still being compared
-    explanation.py   says why a layer passes or not
+    explanation.py   explains why a layer passes or not
     plan_check.py    compares a report with the plan that it was made from
     as_text.py       prints the results; github.py prints them on GitHub
 
-The metrics that rules may name are declared for each kind of document in ``values.py`` beside its model, in the form
-that documents/subjects.py defines.
+For each kind of document, ``values.py`` next to its model declares the metrics that rules may name, in the form that
+documents/subjects.py defines.
 
 To add a function, add a row to FUNCTIONS.
 """

@@ -16,7 +16,7 @@ MARKS = {"pass": "pass", "fail": "FAIL", "warning": "warn"}
 def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
     """Return a line per gate, gates that do not hold first, each with its violations below.
 
-    A cause that several gates share, such as a damaged layer, is said once.
+    A cause that several gates share, such as a damaged layer, is printed once.
     """
     lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
     said: set[str] = set()

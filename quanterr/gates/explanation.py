@@ -1,4 +1,4 @@
-"""Explanation, rule by rule, of why one layer passes or not."""
+"""Explains, rule by rule, why a layer passes or not."""
 
 from difflib import get_close_matches
 
@@ -11,7 +11,7 @@ from quanterr.util.text import display, format_decisive
 
 
 def explain_layer(subject: Subject, rules: list[Rule], name: str, baseline: Subject | None = None) -> list[str]:
-    """Return lines that say what each rule does with a layer, and which of several rules with the same id decides.
+    """Return lines that explain how each rule judges a layer, and which of several rules with the same id decides.
 
     Raises:
         UsageError: there is no layer of this name; the message suggests the nearest.

@@ -8,7 +8,7 @@
     original_compared_fraction >= 0.999     the report itself
     upper(kld_mean) <= 0.01                 the upper end of the interval of a number with a standard error
 
-The metrics depend on the document: values.py beside its model declares them.
+The metrics depend on the document: values.py next to its model declares them.
 
 An undefined value satisfies no comparison, neither the condition nor its negation.
 """

@@ -35,15 +35,13 @@ def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callab
         kind = "layers" if len(layer.tensor_shape) > 1 else "other_changes"
         item = Item(layer.layer_name, kind, layer)
         for rule, takes in of_layers:
-            if takes(item) and (against := _describe_violation(rule, item, before)):
-                return f"gate {format_rule(rule)} does not hold for {display(item.name)}: {against}"
+            if not takes(item):
+                continue
+            numbers = collect_values([item], rule, before)
+            against = [one.reason for one in numbers.missing]
+            against += [format_value(rule, value) for _, value in numbers.known if not rule.condition.holds(value)]
+            if against:
+                return f"gate {format_rule(rule)} does not hold for {display(item.name)}: {against[0]}"
         return None
 
     return find_violation
-
-
-def _describe_violation(rule: Rule, item: Item, before: dict[str, Item]) -> str | None:
-    numbers = collect_values([item], rule, before)
-    if numbers.missing:
-        return numbers.missing[0].reason
-    return next((format_value(rule, value) for _, value in numbers.known if not rule.condition.holds(value)), None)

@@ -7,7 +7,7 @@ escaped, so that none can act as Markdown or as a workflow command.
 import os
 from collections.abc import Callable, Iterator
 
-from quanterr.documents.gate_results import Gate, HasGates, drop_gate_messages
+from quanterr.documents.gate_results import HasGates, drop_gate_messages
 from quanterr.outputs.formatting import LONG, describe_violation, is_said_in_numbers, sentence
 from quanterr.outputs.markdown import format_code
 from quanterr.util.text import escape_commands, format_decisive, format_exact
@@ -30,7 +30,7 @@ def make_annotations(judged: HasGates, candidate: str | None = None) -> list[str
     failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
     found = [("error" if gate.severity == "error" else "warning", gate.message) for gate in failed]
     reasons = drop_gate_messages(judged.reasons, judged.gates)
-    if judged.verdict == "inconclusive" and reasons:  # otherwise a gate says why
+    if judged.verdict == "inconclusive" and reasons:  # otherwise a gate gives the reason
         found.insert(0, ("error", f"inconclusive: {reasons[0]}"))
     if len(found) > MAX_ANNOTATIONS:
         kind = found[MAX_ANNOTATIONS - 1][0]  # the worst of the omitted gates
@@ -91,7 +91,10 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
         return
     yield "| gate | holds | condition | value | limit | margin |\n|---|---|---|---:|---:|---:|\n"
     for gate in judged.gates:
-        cells = [_code(gate.id), _format_status(gate), _code(gate.require), *_format_numbers(gate)]
+        holds = "yes" if gate.status == "pass" else "**no**" if gate.severity == "error" else "no (warns)"
+        observed = "" if gate.observed is None else format_decisive(gate.observed, gate.limit)
+        margin = "" if gate.margin is None else format_decisive(gate.margin, 0)
+        cells = [_code(gate.id), holds, _code(gate.require), observed, format_exact(gate.limit), margin]
         yield f"| {' | '.join(cells)} |\n"
     for gate in judged.gates:
         layers = [violation for violation in gate.violations if violation.layer is not None]
@@ -102,15 +105,6 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
             if len(layers) > MOST_LAYERS:
                 yield f"- and {len(layers) - MOST_LAYERS:,} more\n"
     yield "\n"
-
-
-def _format_status(gate: Gate) -> str:
-    return "yes" if gate.status == "pass" else "**no**" if gate.severity == "error" else "no (warns)"
-
-
-def _format_numbers(gate: Gate) -> tuple[str, str, str]:
-    observed = "" if gate.observed is None else format_decisive(gate.observed, gate.limit)
-    return observed, format_exact(gate.limit), "" if gate.margin is None else format_decisive(gate.margin, 0)
 
 
 def _code(text: str) -> str:

@@ -109,7 +109,8 @@ def _find_violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None
         yield Violation(name, None, None, "was planned but not compared: is it missing, or excluded by -l?")
         return
     found_format = actual.format
-    if not _is_same_format(planned, found_format):
+    wanted = {planned.format, "int8_row"} if planned.recipe == INT8_BY_ROWS else {planned.format}
+    if found_format not in wanted and not any(found_format in same and wanted & same for same in SAME):
         expected = "the original's" if planned.recipe == ORIGINAL else planned.format
         yield Violation(name, None, None, f"is {found_format}, planned {expected} ({planned.recipe})")
         return
@@ -120,20 +121,10 @@ def _find_violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None
     snr = getattr(actual, "snr_db", None)
     if planned.snr_db is None or snr is None:
         return
-    margin = snr - (planned.snr_db - _find_tolerance(planned))
+    is_int8 = planned.bits_per_weight >= 8 and any(planned.format in formats for formats in (*INTEGERS, OF_8_BITS))
+    margin = snr - (planned.snr_db - (TOLERANCE_OF_INT8 if is_int8 else TOLERANCE))
     if margin < 0:
         yield Violation(name, snr, margin, f"has {snr:.2f} dB, planned {planned.snr_db:.2f}")
-
-
-def _find_tolerance(planned: PlannedLayer) -> float:
-    is_int8 = planned.bits_per_weight >= 8 and any(planned.format in formats for formats in (*INTEGERS, OF_8_BITS))
-    return TOLERANCE_OF_INT8 if is_int8 else TOLERANCE
-
-
-def _is_same_format(planned: PlannedLayer, found: str) -> bool:
-    """Return True if the found format stores the planned codes and scales."""
-    wanted = {planned.format, "int8_row"} if planned.recipe == INT8_BY_ROWS else {planned.format}
-    return found in wanted or any(found in same and wanted & same for same in SAME)
 
 
 def _make_gate(violations: list[Violation], n: int) -> Gate:

@@ -10,7 +10,7 @@ from quanterr.util.text import display
 
 
 def make_selector(rule: Rule) -> Callable[[Item], bool]:
-    """Return a function that says whether a rule selects an item.
+    """Return a function that checks whether a rule selects an item.
 
     Norms and biases that differ are selected only if a pattern names them.
     """
@@ -21,7 +21,7 @@ def make_selector(rule: Rule) -> Callable[[Item], bool]:
 
 
 def make_decider(rules: list[Rule], n: int) -> Callable[[Item], bool]:
-    """Return a function that says whether rule n decides for an item: no later rule with the same id selects it."""
+    """Return a function that checks whether rule n decides for an item: no later rule with the same id selects it."""
     takes = make_selector(rules[n])
     later = [make_selector(rule) for rule in rules[n + 1 :] if rule.id == rules[n].id]
     return (lambda item: takes(item) and not any(other(item) for other in later)) if later else takes

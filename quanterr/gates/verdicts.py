@@ -222,9 +222,9 @@ def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> It
 
 
 def _distrust_baseline(old: Item | None) -> str | None:
-    """Return why a layer of the baseline is no basis for a comparison; None if it is one.
+    """Return why a layer cannot be compared with its counterpart in the baseline; None if it can.
 
-    Such a layer is never skipped as a new layer may be, because it may have got worse.
+    A rule may skip new layers, but never such a layer, because it may have got worse.
     """
     if old is None or old.trouble is None:
         return None
@@ -251,8 +251,8 @@ def _judge_each(condition: Condition, numbers: ItemValues, before: dict[str, Ite
 def _judge_together(condition: Condition, numbers: ItemValues) -> _Outcome:
     """Judge all items together.
 
-    Items that are identical on both sides would flatter the result, so they count only if there are no others, except
-    for costs (bits per item), which do not become perfect by being identical.
+    Items that are identical on both sides would flatter the result, so they count only if there are no others. For
+    costs (bits per item) they always count, because an identical item still has its cost.
     """
     if numbers.missing:
         return _Outcome(numbers.missing, worst_layer=numbers.missing[0].layer)

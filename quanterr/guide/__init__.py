@@ -73,12 +73,17 @@ def list_pages() -> str:
 def explain(name: str) -> str:
     """Explain a word of an output in Markdown: a finding, metric, heading, verdict, role, format, recipe and so on.
 
-    Upper and lower case are the same. "old SNR dB" is explained as "SNR", and "findings.error" also as "findings".
+    Case does not matter. "old SNR dB" is explained as "SNR", and "findings.error" also as "findings".
 
     Raises:
         UsageError: nothing has this name; the message suggests the nearest.
     """
-    found = next(filter(None, (_find_texts(KINDS, wanted) for wanted in _list_spellings(name))), [])
+    spellings = (
+        "pNN" if PERCENTILE.fullmatch(name) else FORMER_NAMES.get(name, name),
+        UNIT.sub("", OLD_OR_NEW.sub("", name, count=1)),
+        name.partition(".")[0],
+    )
+    found = next(filter(None, (_find_texts(KINDS, spelling) for spelling in spellings)), [])
     if not found or name in {entry.name for entry in list_presets()}:  # some presets share a name with a format
         found += _find_texts(LATER, name)
     if not found:
@@ -89,13 +94,6 @@ def explain(name: str) -> str:
     if not found:
         raise UsageError(f"nothing to explain is named {display(name)}; {_suggest(name, list_names((*KINDS, *LATER)))}")
     return "\n\n".join(found)
-
-
-def _list_spellings(name: str) -> Iterator[str]:
-    """Yield the spellings under which to look for a name, in order."""
-    yield "pNN" if PERCENTILE.fullmatch(name) else FORMER_NAMES.get(name, name)
-    yield UNIT.sub("", OLD_OR_NEW.sub("", name, count=1))
-    yield name.partition(".")[0]
 
 
 def _find_texts(kinds: "Sequence[Kind]", name: str) -> list[str]:

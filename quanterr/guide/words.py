@@ -1,9 +1,9 @@
-"""The words of outputs that are no declared numbers, with their meanings, as data for ``quanterr explain``."""
+"""The words of outputs, except declared numbers, with their meanings, as data for ``quanterr explain``."""
 
 WORDS = {
     "pass": "Verdict: everything selected was compared, and all gates hold. Without gates, the answer says `compared`.",
     "compared": "Everything selected was compared, but no limits were set, so nothing says whether the error is small "
-    "enough. In the JSON, the verdict is `pass` and `gated` is false. Of a tensor: its values were read on both sides.",
+    "enough. In the JSON, the verdict is `pass` and `gated` is false. Of a tensor, both sides' values were read.",
     "evaluated": "The model ran with the weights of both sides, but no limits were set: see compared.",
     "fail": "Verdict: a gate does not hold. Exit status 1.",
     "inconclusive": "Verdict: something selected was not compared, or a finding of severity error says that the "
@@ -20,12 +20,12 @@ WORDS = {
     "error by a swap. Severity of a finding: the numbers cannot be relied on, so the verdict is inconclusive.",
     # What happened to a tensor
     "identical": "Both sides have the same values. Averages leave identical tensors out.",
-    "exact": "The error is 0: in dB, there is no finite number for that.",
+    "exact": "The error is 0, which no finite number of dB expresses.",
     "undefined": "There is no such number: the original is all zeros, or has NaN or infinite elements.",
     "not finite": "NaN or infinite.",
     "nan": "Not a number: the metric is undefined.",
-    "+inf": "Infinite: of an SNR, there is no error.",
-    "-inf": "Minus infinity: of an SNR, the original is all zeros.",
+    "+inf": "Infinite. An infinite SNR means no error.",
+    "-inf": "Minus infinity. Such an SNR means that the original is all zeros.",
     "not compared": "A selected tensor whose error is unknown. No average includes it; the verdict is inconclusive.",
     "compared, not finite": "Compared, but with NaN or infinite elements.",
     "scales and other parts": "Tensors that belong to a compared weight, such as scales, or do not affect any "
@@ -52,7 +52,7 @@ WORDS = {
     "take from": "Column: the candidate that stores the layer better for its bytes, or the original.",
     "instead of": "Column: the recipe that differs in one choice only.",
     "what": "Column: the choice in which two recipes differ, such as bits or finer scales.",
-    "gain": "The SNR that a choice adds: that of a recipe minus that of the recipe without this choice.",
+    "gain": "The SNR that a choice adds: a recipe's SNR minus the SNR of the recipe without this choice.",
     "finer scales": "Choice of a recipe: fewer elements share a scale.",
     "zero points": "Choice of a recipe: codes are shifted, so that their range need not be symmetric about 0.",
     "scales quantized again": "Choice of a recipe: the scales are stored in fewer bits, with a scale of their own.",
@@ -61,8 +61,8 @@ WORDS = {
     # Plans
     "knee": "The size beyond which more bytes gain little: where the curve of error over size bends.",
     "recipe": "A way to quantize a weight, such as `int4_g128`; `quanterr formats --recipes` lists them.",
-    "this plan": "Row: the plan itself, beside single recipes for all layers.",
-    "share": "Column: the share of the whole: of a plan's cost, or of a checkpoint's parameters.",
+    "this plan": "Row: the plan itself, among single recipes for all layers.",
+    "share": "Column: the share of a plan's cost, or of a checkpoint's parameters.",
     "share of the cost": "The layer's part of the plan's cost.",
     "share of the error": "The layer's part of the squared error of all layers.",
     "bits": "Column: in a plan, the bits per weight with scales; in an inspection, the bits of a code without scales.",
@@ -93,9 +93,9 @@ WORDS = {
     "mean": "Column: the mean over pairs of images, ± its standard error.",
     "95 % interval": "Column: the 95 % confidence interval of a mean. There is none from fewer than eight pairs.",
     # Diffs
-    "old": "Of the first document of a diff.",
-    "new": "Of the second document of a diff; or in the second only.",
-    "gone": "In the first document of a diff only.",
+    "old": "From the first document of a diff.",
+    "new": "From the second document of a diff, or only in it.",
+    "gone": "Only in the first document of a diff.",
     "change": "Column: new minus old.",
     "within chance": "The change is no larger than other tokens or images would cause: less than 1.96 standard errors.",
     "better": "The change is towards the original, or to fewer bytes.",
@@ -127,7 +127,7 @@ WORDS = {
     "elements": "The numbers of a weight: rows times columns.",
     "parameters": "Column: the numbers of the weights, without scales.",
     "weights": "Column: the number of weights.",
-    "size": "Column: the stored bytes, scales included; of a pair of images, its width and height.",
+    "size": "Column: the stored bytes, scales included; for a pair of images, width and height.",
     "bytes": "The stored bytes, scales included.",
     "format": "The layout in which a weight is stored; `quanterr formats` lists them.",
     "shape": "Column: rows and columns of a weight, as the model uses it.",

@@ -51,7 +51,7 @@ class Option(NamedTuple):
     """The command line option of a field, or of a parameter of a command."""
 
     help: str
-    panel: str | None = None  # its heading in the help
+    panel: str | None = None  # heading in the help
     metavar: str | None = None  # FILE and FOLDER: paths in a settings file are relative to its folder
     flags: str = ""  # such as "--json"; empty: made from the field's name
     least: float | None = None  # smallest allowed value
@@ -260,15 +260,15 @@ class ComparisonOptions(ReadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DequantizeOptions(ReadOptions):
-    """Options of writing a checkpoint back as floats.
+    """Options for writing a checkpoint back as floats.
 
     Attributes:
         layers: patterns of the tensors to write; all if empty.
         exclude: patterns of tensors to leave out.
         dtype: dtype of decoded weights; with ``like``, the original's by default, otherwise ``bf16``.
         like: the original, whose names, shapes and order of rows the output has.
-        max_shard: bytes of a shard at most, such as ``5GB``.
-        verify: decode twice, and compare what was written with that.
+        max_shard: maximum size of a shard, such as ``5GB``.
+        verify: decode a second time, and compare the result with what was written.
         on_progress: called with the progress after each piece.
     """
 
@@ -285,7 +285,7 @@ class DequantizeOptions(ReadOptions):
         Path | None,
         Option("The original: write its names, shapes, order of rows and dtypes. Needed for GGUF.", INPUTS, "ORIGINAL"),
     ] = None
-    max_shard: Annotated[str, Option("The most bytes of a shard, such as 5GB.", OUTPUT, "BYTES")] = "5GB"
+    max_shard: Annotated[str, Option("Maximum size of a shard, such as 5GB.", OUTPUT, "BYTES")] = "5GB"
     verify: Annotated[bool, Option("Read the output back and compare it with a second decoding.", OUTPUT)] = False
     on_progress: Callable[[Any], None] | None = None
 
@@ -455,27 +455,26 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(ReadOptions, GateOptions):
-    """Options of :func:`quanterr.evaluate`.
+    """Options of :func:`quanterr.evaluate`. The model reads ``text`` and ``chat``, or ``tokens``, or ``inputs``.
 
     Attributes:
-        text: UTF-8 text files, tokenized with the original's tokenizer.json, each with a name if given as
-            ``prose=a.txt``; and
-        chat: files of conversations, in the original's chat template; see evaluation/conversations.py; or
-        tokens: a safetensors file with one tensor of token ids; or
-        inputs: recorded calls of a model's forward, of diffusers or transformers, see evaluation/calls.py; or
-            ``gaussian:8``, eight made-up calls of a denoiser, see evaluation/gaussian.py.
+        text: UTF-8 text files, tokenized with the original's tokenizer.json; ``prose=a.txt`` gives one a name.
+        chat: files of conversations, in the original's chat template; see evaluation/texts/conversations.py.
+        tokens: a safetensors file with one tensor of token ids.
+        inputs: recorded calls of a model's forward, of diffusers or transformers, see evaluation/denoisers/calls.py; or
+            ``gaussian:8``, eight made-up calls of a denoiser, see evaluation/denoisers/gaussian.py.
         allow_gaussian: let gates judge made-up calls, which are inconclusive otherwise.
-        config: a folder with the config.json of a denoiser in a single file; by default the model is recognized. Or of
-            a GGUF file, with its tokenizer; by default both follow from the file.
-        lora: a LoRA that is merged into both sides of a denoiser; see evaluation/lora.py.
+        config: a folder with the config.json of a denoiser in a single file, or with the config.json and tokenizer of a
+            GGUF file. By default they follow from the file.
+        lora: a LoRA that is merged into both sides of a denoiser; see evaluation/models/lora.py.
         rollout: also let each side of a denoiser follow its own Euler path, and compare the final latents.
         draft: folders of other models with the same vocabulary, each a draft for speculative decoding.
-        tasks: files of multiple-choice questions; see evaluation/tasks.py.
+        tasks: files of multiple-choice questions; see evaluation/texts/tasks.py.
         context: tokens per chunk; the predictions of its second half are scored.
         chunks: maximum number of chunks; None for all.
         sensitivity: the file to write each weight's sensitivity to; the result then has predictions for the candidates.
         sensitivity_chunks: number of chunks or calls to measure the sensitivity on, all kept in memory.
-        swap: patterns of weights of a candidate, each measured alone in the original; see evaluation/swaps.py.
+        swap: patterns of weights of a candidate, each measured alone in the original; see evaluation/measures/swaps.py.
         swap_blocks: measure each block of a candidate alone in the original, too.
         importance_out: the file for the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
         saliency_out: the file for the most salient columns and elements of each weight (JSON).
@@ -484,8 +483,8 @@ class EvaluateOptions(ReadOptions, GateOptions):
         reference: such a folder, instead of the original; every path is then a candidate.
         activations: rounding of the inputs of quantized weights: ``declared``, ``none`` or a scheme of
             recipes/inputs.py.
-        kv: roundings of keys and values, a row of each candidate for each: ``declared``, ``none``, a type of
-            recipes/caches.py, or one each as ``k=q8_0,v=q4_0``.
+        kv: roundings of keys and values, each of which gives every candidate a row: ``declared``, ``none``, a type of
+            recipes/caches.py, or different types as ``k=q8_0,v=q4_0``.
         split: for candidates with rounded inputs, evaluate the weights alone as well.
         dtype: compute dtype of both sides: float32, bfloat16 or float64.
         batch: number of chunks that run through a unit together.

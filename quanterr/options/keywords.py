@@ -37,7 +37,9 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def call(*given: P.args, **keywords: P.kwargs) -> R:
             for name in keywords:
                 if name not in signature.parameters:
-                    raise TypeError(_describe_unknown(function.__name__, name, list(signature.parameters)))
+                    near = get_close_matches(name, signature.parameters, n=1)
+                    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(signature.parameters)}"
+                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}; {hint}")
             try:
                 return function(*given, **keywords)
             except UsageError as error:
@@ -76,9 +78,3 @@ def _signature(function: Callable[..., object], kind: type) -> inspect.Signature
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
             )
     return own.replace(parameters=list(parameters.values()))
-
-
-def _describe_unknown(function: str, name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-    return f"{function}() got an unexpected keyword argument {name!r}; {hint}"

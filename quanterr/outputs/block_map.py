@@ -1,7 +1,7 @@
 """Block map in the terminal: a line per module, a cell per block, a table per stack of blocks.
 
-A cell is a digit, readable without colours: it says by how many steps of a fixed size in dB its worst weight is above
-the worst level. The curve in the same line shows the SNR along the blocks.
+A cell is a digit, readable without colours. It counts steps of a fixed size in dB from the worst level to the cell's
+worst weight. The curve in the same line shows the SNR along the blocks.
 """
 
 from collections import defaultdict
@@ -69,7 +69,7 @@ class Scale(NamedTuple):
 
 def draw_block_maps(weights: Iterable[MapCell], width: int, unicode: bool) -> Iterator[RenderableType]:
     """Yield a map for each stack of blocks, then the legend; nothing without blocks, levels or enough width."""
-    stacks = {name: stack for name, stack in _group_stacks(weights).items() if stack}
+    stacks = _group_stacks(weights)
     cells = [cell for stack in stacks.values() for row in stack.values() for cell in row.values()]
     levels = [cell.snr_db for cell in cells if not cell.sign]
     if width < MIN_WIDTH or not levels:
@@ -87,27 +87,26 @@ def draw_block_maps(weights: Iterable[MapCell], width: int, unicode: bool) -> It
 
 
 def _group_stacks(weights: Iterable[MapCell]) -> dict[str, Stack]:
-    """Return the worst weight of each module in each block, without modules that are identical in all blocks."""
+    """Return the worst weight of each module in each block.
+
+    Modules that are identical in all blocks are left out, then stacks of a single block.
+    """
     stacks: dict[str, Stack] = defaultdict(lambda: defaultdict(dict))
     for weight in weights:
         place = place_of(weight.name)
         if place:
-            cell = Cell(_rank(weight), weight.snr_db or 0.0, place.block)
+            rank = 3 if weight.status == IDENTICAL else 0
+            if weight.status == DIFFERS:
+                rank = 1 if weight.snr_db is None else 2
+            cell = Cell(rank, weight.snr_db or 0.0, place.block)
             row = stacks[place.stack][place.module]
             row[place.block] = min(row.get(place.block, cell), cell)
-    return {name: _drop_identical(stack) for name, stack in stacks.items()}
-
-
-def _rank(weight: MapCell) -> int:
-    """Return 0 if not compared, 1 if undefined, 2 for a number, 3 if identical."""
-    if weight.status == DIFFERS:
-        return 1 if weight.snr_db is None else 2
-    return 3 if weight.status == IDENTICAL else 0
-
-
-def _drop_identical(stack: Stack) -> Stack:
-    rows = {module: row for module, row in stack.items() if any(cell.sign != SAME for cell in row.values())}
-    return rows if len({block for row in rows.values() for block in row}) > 1 else {}
+    found: dict[str, Stack] = {}
+    for name, stack in stacks.items():
+        rows = {module: row for module, row in stack.items() if any(cell.sign != SAME for cell in row.values())}
+        if len({block for row in rows.values() for block in row}) > 1:
+            found[name] = rows
+    return found
 
 
 def _fit_scale(levels: list[float]) -> Scale:

@@ -12,7 +12,7 @@ from quanterr.documents.gate_results import drop_gate_messages
 from quanterr.outputs import BEGIN, END
 from quanterr.outputs.formatting import format_doubts, say_once
 from quanterr.outputs.markdown import format_code, format_prose, shorten_path, table
-from quanterr.outputs.sections import CARD, Figure, FigureGroup, Findings, Lines, Name, Part, Table, View
+from quanterr.outputs.sections import CARD, FigureGroup, Findings, Lines, Name, Part, Table, View
 from quanterr.util.text import count
 
 TOP = 5  # layers
@@ -40,7 +40,7 @@ def section(document: Result) -> str:
 
 
 def format_numbers(document: Result) -> str:
-    """Return all numbers for the summary of a job, which tells the results of gates itself."""
+    """Return all numbers for the summary of a job, which shows the results of gates separately."""
     view = document.view(TOP)
     parts = [part for section in view.sections if CARD in section.media for part in section.parts]
     return "\n".join(_lines(view, drop_gate_messages(view.reasons, view.gates), parts)) + "\n"
@@ -49,7 +49,10 @@ def format_numbers(document: Result) -> str:
 def _lines(view: View, reasons: Sequence[str], parts: Iterable[Part]) -> Iterator[str]:
     yield f"## {view.heading}"
     yield ""
-    verdict = "" if view.word is None else f"**{_verdict(view)}**: "
+    # A pass without gates is not an approval.
+    words = f"{view.done.capitalize()}, no limits set" if view.word == view.done else f"Verdict: {view.verdict}"
+    words += format_prose(format_doubts(view.doubts)) if view.doubts else ""
+    verdict = "" if view.word is None else f"**{words}**: "
     yield f"{verdict}{format_prose(view.conclusion)}"
     yield ""
     yield from (f"- {format_prose(reason)}" for reason in say_once(reasons)[:MAX_LISTED])
@@ -63,12 +66,6 @@ def _lines(view: View, reasons: Sequence[str], parts: Iterable[Part]) -> Iterato
     yield f"Made by {format_prose(view.made_by)}. {view.about}"
 
 
-def _verdict(view: View) -> str:
-    """Return "Verdict: fail", or "Compared, no limits set" for a pass without gates, followed by any doubts."""
-    words = f"{view.done.capitalize()}, no limits set" if view.word == view.done else f"Verdict: {view.verdict}"
-    return f"{words}{format_prose(format_doubts(view.doubts))}" if view.doubts else words
-
-
 def _cell(text: str) -> str:
     return format_code(shorten_path(text)) if isinstance(text, Name) else format_prose(text)
 
@@ -77,9 +74,11 @@ def _part(part: Part) -> Iterator[str]:
     if isinstance(part, Table):
         yield from _table(part)
     elif isinstance(part, FigureGroup) and part.shown:
-        yield from table(
-            [format_prose(part.title), ""], ([format_prose(one.title), _figure(one)] for one in part.shown)
-        )
+        rows = []
+        for title, value, unit, note in part.shown:
+            more = (f" {unit}" if unit else "") + (f"; {_cell(note)}" if note else "")
+            rows.append([format_prose(title), f"{format_prose(value)}{more}"])
+        yield from table([format_prose(part.title), ""], rows)
     elif isinstance(part, Findings):
         for name, found in part.found[:MAX_LISTED]:
             yield f"- {found.severity}: {format_code(name) + ': ' if name else ''}{format_prose(found.message)}"
@@ -98,8 +97,3 @@ def _table(part: Table) -> Iterator[str]:
     yield f"{format_prose(part.title)}:"
     yield ""
     yield from table([part.first, *(format_prose(part.columns[n - 1].header) for n in kept[1:])], rows)
-
-
-def _figure(one: Figure) -> str:
-    unit, note = (f" {one.unit}" if one.unit else ""), (f"; {_cell(one.note)}" if one.note else "")
-    return f"{format_prose(one.value)}{unit}{note}"

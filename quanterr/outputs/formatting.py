@@ -111,7 +111,7 @@ def describe_gate(gate: Gate) -> tuple[str, str]:
 
 
 def is_said_in_numbers(gate: Gate) -> bool:
-    """Return True if a gate's observed value and margin tell its whole result, without layers or a reason."""
+    """Return True if a gate's observed value and margin are its whole result, without layers or a reason."""
     return gate.observed is not None and not gate.reason and all(one.layer is None for one in gate.violations)
 
 

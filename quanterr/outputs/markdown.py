@@ -57,8 +57,10 @@ def replace_section(text: str, section: str, where: str, append: bool = False) -
     """
     lines = text.splitlines(keepends=True)
     found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
-    if not found and append:
-        return _append_section(text, section)
+    if not found and append:  # after a blank line, with the line ends of the text
+        newline = "\r\n" if "\r\n" in text else "\n"
+        ends = "" if not text or text.endswith("\n") else newline
+        return f"{text}{ends}{newline if text else ''}{section.replace(chr(10), newline)}"
     if not found:
         raise UsageError(
             f"{where}: no comments mark the place of the report; use --append to add it at the end, or add two lines: "
@@ -75,10 +77,3 @@ def replace_section(text: str, section: str, where: str, append: bool = False) -
     ending = "" if lines[last].endswith("\n") else newline
     made = section.replace("\n", newline)
     return before + (made.removesuffix(newline) if ending else made) + "".join(lines[last + 1 :])
-
-
-def _append_section(text: str, section: str) -> str:
-    """Append the section after a blank line, with the line ends of the text."""
-    newline = "\r\n" if "\r\n" in text else "\n"
-    ends = "" if not text or text.endswith("\n") else newline
-    return f"{text}{ends}{newline if text else ''}{section.replace(chr(10), newline)}"

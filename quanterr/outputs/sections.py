@@ -186,7 +186,7 @@ class Chart(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Two small images beside each other, as data: URIs, with the name of the pair and a note."""
+    """Two small images side by side, as data: URIs, with the name of the pair and a note."""
 
     name: Name
     note: str

@@ -1,11 +1,11 @@
-"""Views in the terminal: the answer in about ten lines, after all tables where these are asked for.
+"""Views in the terminal: the answer in about ten lines, and before it all tables if asked for.
 
 Without a terminal (a pipe, a CI log) tables are ASCII and as wide as their widest row. Narrow terminals leave out the
 least important columns; names and numbers are never cut.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import IO, NamedTuple, NoReturn
 
@@ -79,7 +79,8 @@ def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = 
 
     ``verbose`` prints all sections and findings before it; ``plot`` draws maps in a terminal.
     """
-    found = _list_findings(view)
+    parts = (part for section in view.sections if TERMINAL in section.media for part in section.parts)
+    found = [one for part in parts if isinstance(part, Findings) for one in part.found]  # with names of candidates
     if verbose:
         _print_sections(view, to, plot)
         if found:
@@ -88,12 +89,6 @@ def show(view: View, to: Console, answer: Outcome = NO_OUTCOME, verbose: bool = 
         to.print()
         to.print(Text(view.about, style="dim"), soft_wrap=not to.is_terminal)
     _print_answer(view, found, to, answer, verbose)
-
-
-def _list_findings(view: View) -> list[tuple[str, Finding]]:
-    """Return the findings of sections that terminals show, each with the names of its candidates."""
-    parts = (part for section in view.sections if TERMINAL in section.media for part in section.parts)
-    return [one for part in parts if isinstance(part, Findings) for one in part.found]
 
 
 def _print_sections(view: View, to: Console, plot: bool) -> None:
@@ -116,28 +111,28 @@ def _print_answer(
     view: View, found: Sequence[tuple[str, Finding]], to: Console, answer: Outcome, verbose: bool
 ) -> None:
     wrap = not to.is_terminal
-    to.print(Text(format_conclusion(view, answer), style=_pick_style(view)), soft_wrap=wrap)
-    for reason in _reasons(view, found):
-        to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
+    # A pass without gates is not an approval and gets no colour.
+    style = STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
+    to.print(Text(format_conclusion(view, answer), style=style), soft_wrap=wrap)
+    # Commands print gates separately.
+    for reason in drop_gate_messages(view.reasons, view.gates) if view.verdict not in ("pass", None) else ():
+        if not any(one.message in reason for _, one in found):
+            to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
     for line in view.summary:
         to.print(Text(display(line, LONG)), soft_wrap=wrap)
     if not verbose:
-        told = "\n".join(view.summary)
-        new = [one for one in found if one[1].severity != "info" and one[1].message not in told]
+        summary = "\n".join(view.summary)
+        new = [one for one in found if one[1].severity != "info" and one[1].message not in summary]
         _print_findings(new, to, MAX_FINDINGS)
     if answer.wrote:
         to.print(Text(f"wrote {', '.join(display(_relative_path(path)) for path in answer.wrote)}"), soft_wrap=wrap)
     if answer.next_step:  # unwrapped, so that it can be pasted
         to.print(Text(f"next: {display(answer.next_step, LONG)}", style="dim"), soft_wrap=True)
     codes = ", ".join(dict.fromkeys(display(one.code) for _, one in found if verbose or one.severity != "info"))
-    hints = [] if verbose else [f"-v shows tables, maps and {_count_findings(found)}"]
+    hints = [] if verbose else [f"-v shows tables, maps and {count(len(found), 'finding') if found else 'more'}"]
     hints += [f"quanterr explain NAME explains {codes}"] if codes else []
     if hints:
         to.print(Text("; ".join(hints), style="dim"), soft_wrap=wrap)
-
-
-def _count_findings(found: Sequence[tuple[str, Finding]]) -> str:
-    return count(len(found), "finding") if found else "more"
 
 
 def format_conclusion(view: View, answer: Outcome) -> str:
@@ -146,18 +141,6 @@ def format_conclusion(view: View, answer: Outcome) -> str:
         return view.conclusion
     status = "" if answer.status is None else f" (exit {int(answer.status)})"
     return format_answer(f"{view.word.upper()}{status}", view.doubts, view.conclusion)
-
-
-def _pick_style(view: View) -> str:
-    """Return the style of the last line; a pass without gates is not an approval and gets no colour."""
-    return STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
-
-
-def _reasons(view: View, found: Sequence[tuple[str, Finding]]) -> Iterator[str]:
-    """Yield the reasons for the verdict that do not repeat a finding; commands print gates separately."""
-    for reason in drop_gate_messages(view.reasons, view.gates) if view.verdict not in ("pass", None) else ():
-        if not any(one.message in reason for _, one in found):
-            yield reason
 
 
 def _print_part(part: Part, to: Console) -> None:
@@ -175,7 +158,7 @@ def _print_part(part: Part, to: Console) -> None:
 
 
 def print_table(part: Table, to: Console) -> None:
-    """Print a table with its title, and say what was left out."""
+    """Print a table with its title, and a note about what was left out."""
     wrap = not to.is_terminal
     rows, left_out = _shorten_names(part)
     to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap the title to the width of the table
@@ -273,7 +256,7 @@ def _draw(cell: str, plain: bool) -> Text:
 
 
 def _print_findings(found: Sequence[tuple[str, Finding]], to: Console, most: int | None) -> None:
-    """Print findings, grouped by layer, the most severe first; of more than ``most`` groups, only their number."""
+    """Print the first ``most`` groups of findings, grouped by layer, the most severe first, and count the others."""
     wrap, groups = not to.is_terminal, _group_by_layer(found)
     shown = groups[:most]
     for (name, first), *others in shown:

@@ -79,7 +79,7 @@ def parse_goal(chosen: PlanOptions) -> Goal:
 
 
 def _choose_measure(options: PlanOptions) -> Measure:
-    """Return the measure of the cost; beside a sensitivity, importance only guides recipes that search for scales."""
+    """Return the measure of the cost. With a sensitivity, importance only guides recipes that search for scales."""
     if options.sensitivity is not None:
         return cast("Measure", read_sensitivity(os.fspath(options.sensitivity)).cost.measure)
     return SQUARED if options.importance is None else WEIGHTED

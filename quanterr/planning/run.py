@@ -32,11 +32,11 @@ from quanterr.util.knapsack import KnapsackItem, solve, trace_path
 from quanterr.util.text import count, display, listed, size
 from quanterr.version import __version__
 
-POINTS = 40  # points of the curve, about
+POINTS = 40  # approximate number of points of the curve
 ROUNDED = 5e-4  # tolerance in bits per weight: a recipe with 4.50025 fits a budget of 4.5
-NORMS = 0.01  # share of the bytes that norms and biases may be; embeddings and heads are more
+NORMS = 0.01  # norms and biases are at most this share of the bytes; embeddings and heads are more
 GGUF = "gguf_"
-SUMMED = 1e-12  # relative tolerance of a cost: layers, groups and steps are added up in other orders
+SUMMED = 1e-12  # relative tolerance of a cost, which is added up in different orders in different places
 # Where the costs of each measure come from.
 SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}
 BETTER = (
@@ -134,7 +134,8 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     if not rows:
         raise UsageError(f"no layer can be planned: the {SOURCES[measure]} names no layer")
     groups = _group_layers(rows, same_in)
-    names = [_shared_recipes(group) for group in groups]
+    # The recipes that all layers of a group support.
+    names = [[name for name in group[0].options if all(name in row.options for row in group)] for group in groups]
     choices = [
         [
             KnapsackItem(
@@ -146,15 +147,14 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     ]
     fixed = nbytes - sum(row.options[ORIGINAL].nbytes for row in rows)
     elements = sum(row.elements for row in rows)
-    limit = _byte_limit(goal, fixed, elements)
+    signal = fsum(row.signal for row in rows)
+    limit, most = _find_limits(goal, fixed, elements, signal)
     least = sum(min(choice.nbytes for choice in own) for own in choices)
     if least > limit:
         in_bits = f"{8 * least / elements:.4g} bits per weight"
         in_bytes = f"{size(fixed + least)}, of which {size(fixed)} are not planned; {_plans_all(reports)}"
         shown = in_bits if goal.kind == "bits" else in_bytes
         raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
-    signal = fsum(row.signal for row in rows)
-    most = _cost_limit(goal, signal)
     solved = _solve(choices, limit, most)
     if solved is None:
         raise UsageError(f"{goal}: cannot be met")
@@ -207,7 +207,7 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
 
 
 def _plans_all(recipes: Iterable[str]) -> str:
-    """Return how to plan embeddings and heads, and what llama-quantize does with them where it can write the plan."""
+    """Return how to plan embeddings and heads; if llama-quantize can write the plan, also how it treats them."""
     words = "-l '*' also plans embeddings and heads"
     usual = ", which llama-quantize quantizes by itself; the plan's command keeps them in BF16"
     return words + usual * all(name.startswith(GGUF) for name in recipes)
@@ -279,26 +279,21 @@ def _group_key(name: str, same_in: SameIn) -> str:
     return name
 
 
-def _shared_recipes(group: Sequence[_PlannableLayer]) -> list[str]:
-    """Return the recipes that all layers of a group can have."""
-    return [recipe for recipe in group[0].options if all(recipe in row.options for row in group)]
+def _find_limits(goal: Goal, fixed: int, elements: int, signal: float) -> tuple[float, float]:
+    """Return the largest size in bytes and the largest cost of all planned layers; infinite without a limit.
 
-
-def _byte_limit(goal: Goal, fixed: int, elements: int) -> float:
-    """Return the largest size in bytes that the planned layers may have; infinite without a limit."""
-    if goal.kind == "size":
-        return goal.amount - fixed
-    return (goal.amount + ROUNDED) * elements / 8 if goal.kind == "bits" else float("inf")
-
-
-def _cost_limit(goal: Goal, signal: float) -> float:
-    """Return the largest cost that the planned layers may have; infinite without a limit.
-
-    If the limit is the cost of a plan, this plan is within it.
+    A plan whose cost equals the limit is within it.
     """
-    if goal.kind == "snr":
-        return signal / 10 ** (goal.amount / 10) * (1 + SUMMED)
-    return goal.amount * (1 + SUMMED) if goal.kind in LIMITS else float("inf")
+    limit = most = float("inf")
+    if goal.kind == "size":
+        limit = goal.amount - fixed
+    elif goal.kind == "bits":
+        limit = (goal.amount + ROUNDED) * elements / 8
+    elif goal.kind == "snr":
+        most = signal / 10 ** (goal.amount / 10) * (1 + SUMMED)
+    elif goal.kind in LIMITS:
+        most = goal.amount * (1 + SUMMED)
+    return limit, most
 
 
 def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float) -> tuple[list[int], float] | None:

@@ -21,7 +21,7 @@ from quanterr.metrics.sums import ratio
 
 
 class LayerPercentiles(Model):
-    """Over layers."""
+    """Percentiles over layers."""
 
     p50: Annotated[Number, doc("50 %")]
     p75: Annotated[Number, doc("75 %")]
@@ -31,7 +31,7 @@ class LayerPercentiles(Model):
 
 
 def as_in_layers(name: str, **changes: Any) -> Meta:
-    """Return the annotation of a number that is computed as that of a layer, from the sums of all."""
+    """Return the annotation of a number that is computed like a layer's, from the sums of all layers."""
     return note(collect_scores(Layer)[name]._replace(**({"column": None} | changes)))
 
 

@@ -40,7 +40,7 @@ class Words(NamedTuple):
     """A list of layers as a program reads it: ``start``, a word for each layer with ``between`` them, ``end``.
 
     In a word, ``{name}`` stands for a layer's name, ``{module}`` for it without ``.weight``, ``{pattern}`` for the name
-    as a regular expression. The layers are those to keep, or, of ``quantized``, those that are not kept.
+    as a regular expression. The list has the layers to keep; if ``quantized`` is given, its layers that are not kept.
     """
 
     program: str
@@ -54,7 +54,7 @@ class Words(NamedTuple):
 
 
 def list_words(report: Report, names: Sequence[str]) -> list[Words]:
-    """Return the layers that may be kept in the words of each program, first of one that could have made the file."""
+    """Return the layers that may be kept in the words of each program; one that could have made the file is first."""
     own = [_llama_name(name) for name in names]
     ignored = "".join(f'  - "{layer.layer_name.removesuffix(".weight")}"\n' for layer in _list_unquantized(report))
     found = [
@@ -71,8 +71,8 @@ def list_words(report: Report, names: Sequence[str]) -> list[Words]:
 def _convert_to_quant(report: Report) -> Words | None:
     """Return the command of convert_to_quant, if it can have written all quantized layers.
 
-    Its own choice of layers depends on its version and on options that no file tells, so the pattern excludes all that
-    the compared file does not quantize.
+    Its own choice of layers depends on its version and on options that no file records, so the pattern excludes all
+    that the compared file does not quantize.
     """
     quantized = [layer for layer in _list_weights(report) if layer.format not in UNQUANTIZED]
     formats = {layer.format for layer in quantized}

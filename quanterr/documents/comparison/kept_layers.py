@@ -8,6 +8,7 @@ from sys import maxsize
 from typing import NamedTuple
 
 from quanterr.documents.base import Finding
+from quanterr.documents.comparison.layer import Layer
 from quanterr.errors import UsageError
 from quanterr.util.knapsack import KnapsackItem, solve
 from quanterr.util.text import display
@@ -62,7 +63,7 @@ def parse_bytes(option: str, text: str, examples: str) -> float:
     """Parse an option's amount of bytes, such as ``1.5GB``.
 
     Raises:
-        UsageError: the text is none; the message gives the ``examples``.
+        UsageError: the text is not an amount of bytes; the message gives the ``examples``.
     """
     amount, unit = parse_amount(text)
     if unit not in UNITS:
@@ -156,6 +157,17 @@ def choose_few(ordered: Sequence[KeptLayer], error: float, nbytes: int) -> list[
         if gone >= MOST_ERROR * error and added <= LITTLE * nbytes and gain > best_gain + LEAST_GAIN:
             best, best_gain = n, gain
     return list(ordered[:best])
+
+
+def list_keepable(layers: Iterable[Layer], findings: Iterable[Finding]) -> list[KeptLayer]:
+    """Return the layers with a finite error that can be kept alone."""
+    bound, found = find_bound_layers(findings), []
+    for layer in layers:
+        if layer.error_norm is not None and layer.layer_name not in bound:
+            stored = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
+            added = original_bytes(layer.original_dtype, layer.tensor_elements) - stored
+            found.append(KeptLayer(layer.layer_name, added, layer.error_norm**2))
+    return found
 
 
 def find_bound_layers(findings: Iterable[Finding]) -> set[str]:

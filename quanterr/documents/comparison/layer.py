@@ -66,7 +66,7 @@ class WorstElement(Model):
 
 
 class ElementPercentiles(Model):
-    """Over elements."""
+    """Percentiles over elements."""
 
     p50: Annotated[Number, doc("50 %")]
     p75: Annotated[Number, doc("75 %")]
@@ -99,7 +99,7 @@ class LosslessLayer(_Weight, kw_only=True):
 
 
 def of_sample(name: str) -> Callable[[Measurement], float | None]:
-    """Make the formula of a number of :class:`Attainable`; None without a sample."""
+    """Return the formula of a number of :class:`Attainable`, which is None without a sample."""
     return lambda m: getattr(m.attainable, name) if m.attainable else None
 
 

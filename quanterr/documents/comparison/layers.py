@@ -72,7 +72,10 @@ class WorstLayerRow(NamedTuple):
 
 def pick_worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -> list[WorstLayerRow]:
     """Return the ``top`` worst layers; for the experts of one module, only the worst."""
-    keys = {layer.layer_name: _experts_of(layer) for layer in layers}
+    keys: dict[str, tuple[Position, str] | None] = {}  # the module of a single expert; None for other layers
+    for layer in layers:
+        place = place_of(layer.layer_name) if layer.role == "experts" else None
+        keys[layer.layer_name] = (place, layer.format) if place and "*" in place.module else None
     n_experts = Counter(keys.values())
     found: list[WorstLayerRow] = []
     seen = set()
@@ -91,12 +94,6 @@ def pick_worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -
         if len(found) == top:
             break
     return found
-
-
-def _experts_of(layer: Layer) -> tuple[Position, str] | None:
-    """Return the key of the module that the layer is one expert of; None if it is not a single expert."""
-    place = place_of(layer.layer_name) if layer.role == "experts" else None
-    return (place, layer.format) if place and "*" in place.module else None
 
 
 def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:

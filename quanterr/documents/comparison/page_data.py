@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quanterr.documents.base import Finding
 from quanterr.documents.comparison.kept_commands import list_words
-from quanterr.documents.comparison.kept_layers import (
-    DTYPES,
-    KeptLayer,
-    find_bound_layers,
-    order_by_worth,
-    original_bytes,
-    stored_bytes,
-)
+from quanterr.documents.comparison.kept_layers import DTYPES, list_keepable, order_by_worth, stored_bytes
 from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.layers import sort_layers
 from quanterr.documents.comparison.model import Report
@@ -58,7 +51,7 @@ SHARE, SIZE = (
 WORDS = {"role": "Role", "format": "Format", "shape": "Shape"}
 DETAILED = 3000  # number of layers with details
 MAX_FINDINGS = 500
-MAX_KEPT = 1000  # proposed layers; to keep more calls for another format
+MAX_KEPT = 1000  # proposed layers; whoever keeps more needs another format
 
 
 def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObject:
@@ -134,8 +127,7 @@ def _format_shape(shape: tuple[int, ...] | None) -> str | None:
 
 def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
     """Return layers ranked by error removed per extra byte, with the error and bytes of each."""
-    bound = find_bound_layers(report.findings)
-    free = [kept for layer in report.layers if layer.layer_name not in bound and (kept := _make_kept(layer))]
+    free = list_keepable(report.layers, report.findings)
     ordered = order_by_worth(free, MAX_KEPT)
     dtypes = {DTYPES.get(layer.original_dtype, (None,))[0] for layer in report.layers}
     return {
@@ -151,14 +143,6 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
             for words in list_words(report, [layer.name for layer in ordered])
         ],
     }
-
-
-def _make_kept(layer: Layer) -> KeptLayer | None:
-    if layer.error_norm is None:
-        return None
-    elements = layer.tensor_elements
-    added = original_bytes(layer.original_dtype, elements) - stored_bytes(layer.bits_per_weight, elements)
-    return KeptLayer(layer.layer_name, added, layer.error_norm**2)
 
 
 def _iterate_tensors(report: Report) -> Iterator[tuple[int, Any]]:
@@ -204,11 +188,11 @@ def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
     kept = {layer.layer_name: layer for layer in worst}
     kept |= {layer.layer_name: layer for layer in measured if layer.layer_name in named}
     keys = measured[0].__struct_fields__ if measured else ()
-    told_apart = {"layer_name", "display_name", "role", "block", "format", "tensor_shape"}
+    in_table = {"layer_name", "display_name", "role", "block", "format", "tensor_shape"}
     return {
         "rows": [rows[name] for name in kept],
         "columns": {
-            key: [_clean_value(getattr(layer, key)) for layer in kept.values()] for key in keys if key not in told_apart
+            key: [_clean_value(getattr(layer, key)) for layer in kept.values()] for key in keys if key not in in_table
         },
     }
 

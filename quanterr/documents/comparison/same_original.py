@@ -33,7 +33,7 @@ def find_difference(old: "Report", new: "Report") -> str | None:
 
 
 def describe_selections(there: Sequence[str], here: Sequence[str]) -> str:
-    """Say that the patterns of two results differ."""
+    """Return the message that the patterns of two results differ."""
     shown = [display(" ".join(patterns) or "all layers") for patterns in (there, here)]
     return f"it has a different selection: {shown[0]} there, {shown[1]} here"
 

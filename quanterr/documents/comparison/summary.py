@@ -1,18 +1,9 @@
 """The summary of a report: what makes the error, what is usual, the worst layers with their cause."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import fsum, log10
 
-from quanterr.documents.base import Finding
-from quanterr.documents.comparison.kept_layers import (
-    DTYPES,
-    KeptLayer,
-    choose_few,
-    find_bound_layers,
-    order_by_worth,
-    original_bytes,
-    stored_bytes,
-)
+from quanterr.documents.comparison.kept_layers import DTYPES, KeptLayer, choose_few, list_keepable, order_by_worth
 from quanterr.documents.comparison.layers import describe_coverage, pick_worst_layers
 from quanterr.documents.comparison.model import Report
 from quanterr.outputs.formatting import format_db, format_percent
@@ -20,7 +11,7 @@ from quanterr.util.text import count, display, size
 
 WORST = 3  # layers
 FORMATS = 2  # formats whose usual SNR is given
-EXCESS = 0.5  # dB below what the scales allow, from which this is said
+EXCESS = 0.5  # dB below what the scales allow, from which the summary mentions it
 
 
 def summarize(report: Report, sort_by: str = "snr") -> list[str]:
@@ -70,23 +61,13 @@ def is_faultless(report: Report) -> bool:
 
 def propose_kept(report: Report) -> tuple[list[KeptLayer], float]:
     """Return the few layers that are worth keeping as in the original, and Σe² of all layers."""
-    bound = find_bound_layers(report.findings)
     total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
-    free = [
-        KeptLayer(
-            layer.layer_name,
-            original_bytes(layer.original_dtype, layer.tensor_elements)
-            - stored_bytes(layer.bits_per_weight, layer.tensor_elements),
-            layer.error_norm**2,
-        )
-        for layer in report.layers
-        if layer.error_norm is not None and layer.layer_name not in bound
-    ]
+    free = list_keepable(report.layers, report.findings)
     return (choose_few(order_by_worth(free), total, report.quantized.bytes) if total else []), total
 
 
 def _describe_usual(report: Report) -> Iterator[str]:
-    """Yield the SNR of the formats with most weights beside what is usual for them."""
+    """Yield the SNR of the formats with most weights, compared with what is usual for them."""
     groups = report.groups.get("format", {})
     largest = sorted(groups, key=lambda name: -groups[name].total_elements)[:FORMATS]
     for name in largest:
@@ -104,19 +85,13 @@ def _describe_usual(report: Report) -> Iterator[str]:
 
 def _list_worst(report: Report, sort_by: str) -> Iterator[str]:
     """Yield the worst layers, each with the most severe finding about it."""
-    causes = _find_causes(report.findings)
+    causes: dict[str, str] = {}
+    for one in sorted(report.findings, key=lambda one: one.rank):
+        if one.layer is not None:
+            causes.setdefault(one.layer, one.message.removeprefix(f"{display(one.layer)}: "))
     for row in pick_worst_layers(report.layers, WORST, sort_by):
         layer = row.layer
         cause = causes.get(layer.layer_name, "")
         stands_for = f" ({row.stands_for})" if row.stands_for else ""
         why = f": {cause}" if cause else ""
         yield f"worst: {format_db(layer.snr_db, ' dB')}  {display(layer.layer_name)}{stands_for}{why}"
-
-
-def _find_causes(findings: Sequence[Finding]) -> dict[str, str]:
-    """Return the message of the most severe finding about each layer, without the layer's name."""
-    found: dict[str, str] = {}
-    for one in sorted(findings, key=lambda one: one.rank):
-        if one.layer is not None:
-            found.setdefault(one.layer, one.message.removeprefix(f"{display(one.layer)}: "))
-    return found

@@ -17,9 +17,7 @@ from quanterr.util.text import display
 
 LAYER_METRICS, MODEL_METRICS = list_numbers(Layer), list_numbers(Aggregate)
 NEEDS = {name: one.needs for name, one in LAYER_METRICS.items() if one.needs}
-NOT_JUDGED = (
-    "not judged: "  # prefix of the reason if the rules or baseline were wrong; other rules may judge the report
-)
+NOT_JUDGED = "not judged: "  # begins the reason if rules or baseline were wrong; other rules may judge the report
 FILES = {"importance": "importance matrix", "sensitivity": "sensitivity"}
 # Findings about a layer that explain its error.
 EXPLAINING = (
@@ -109,7 +107,7 @@ class ReportValues(Subject):
         self._warnings = warnings
 
     def find_cause(self, metric: str, item: str | None) -> str | None:
-        """Return the first warning that explains an error of a layer, or for the whole that of any layer."""
+        """Return the first warning that explains an error of a layer; for the whole, of any layer."""
         if metric == "findings.warning" and self._warnings:
             return self._warnings[0].message
         if metric not in {**EQUAL_LAYER, **EQUAL_MODEL}:  # such as a size, which no fault explains
@@ -178,16 +176,12 @@ def _make_items(report: Report) -> list[Item]:
         if found.severity == "error" and found.layer is not None:
             trouble[found.layer] = found.message.removeprefix(f"{display(found.layer)}: ")
     perfect = _pick_perfect(EQUAL_LAYER, report)
-    items = [
-        Item(row.layer_name, kind, row, trouble.pop(row.layer_name, None) or _find_nonfinite(row), perfect)
-        for kind in ("layers", "other_changes", "lossless")
-        for row in getattr(report, kind)
-    ]
+    items = []
+    for kind in ("layers", "other_changes", "lossless"):
+        for row in getattr(report, kind):
+            nonfinite = None if getattr(row, "finite", True) else "has elements that are NaN or infinite"
+            items.append(Item(row.layer_name, kind, row, trouble.pop(row.layer_name, None) or nonfinite, perfect))
     return items + [Item(name, "not_compared", None, why, perfect) for name, why in trouble.items()]
-
-
-def _find_nonfinite(row: object) -> str | None:
-    return None if getattr(row, "finite", True) else "has elements that are NaN or infinite"
 
 
 def _find_unreliable(report: Report, troubles: list[str]) -> list[str]:

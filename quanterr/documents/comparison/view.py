@@ -90,7 +90,7 @@ COUNTS: Sequence[CellColumn[Aggregate]] = (
 LOST = (Column("in", 2, right=False), Column("why", 0, right=False), Column("in detail", 1, right=False))
 ERROR: CellColumn[WorstLayerRow] = (
     Column("error", 4, right=False, legend=f"bars of errors are full at 0 dB and empty at {BAR_DB} dB"),
-    lambda one: _draw_bar(one.layer.snr_db),
+    lambda one: BarCell(1.0 if one.layer.snr_db is None else min(max(1 - one.layer.snr_db / BAR_DB, 0.0), 1.0)),
 )
 FORMAT: CellColumn[WorstLayerRow] = (Column("format", 2, right=False), lambda one: Name(one.layer.format))
 STANDS_FOR: CellColumn[WorstLayerRow] = (Column("stands for", 7, right=False), lambda one: one.stands_for or NONE)
@@ -188,7 +188,7 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
         yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(found)], (PAGE,))
     yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE,))
     yield Section("findings", "Findings", [Findings([("", found) for found in _sort_findings(report)])])
-    if report.verdict == "inconclusive":  # the findings come before it then
+    if report.verdict == "inconclusive":  # then the findings come first
         yield KEEP
     yield Section("map", MAP.title, [BlockMap(lambda: map_cells(report))], (TERMINAL,))
     yield MAP
@@ -328,10 +328,6 @@ def _worst_layers(report: Report, top: int, sort_by: str) -> Iterator[Table]:
     columns = [first, ERROR, *others_shown, FORMAT, *([STANDS_FOR] if any(one.stands_for for one in layers) else [])]
     rows = ((LayerName(one.layer.layer_name), one) for one in layers)
     yield Table(f"{title}, by {SORTS[sort_by][1]}", "layer", *fill(columns, rows))
-
-
-def _draw_bar(snr_db: float | None) -> BarCell:
-    return BarCell(1.0 if snr_db is None else min(max(1 - snr_db / BAR_DB, 0.0), 1.0))
 
 
 def _list_settings(report: Report) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from quanterr.documents.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.errors import UsageError
 from quanterr.util.text import display
 
-METRICS = ("format", "snr_db", "excess_db", NORM)  # what diffs need of the layers of reports
+METRICS = ("format", "snr_db", "excess_db", NORM)  # fields of layers that diffs read
 AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
 Stored = str | PathLike[str] | Document
 Named = TypeVar("Named")
@@ -56,7 +56,7 @@ def diff(old: Stored, new: Stored, force: bool = False) -> Diff | CandidateDiff:
 
 
 def _read_extract(one: Stored) -> Report:
-    """Return a report; a stored one with what diffs need of its layers."""
+    """Return a report; the layers of a stored one have only the fields that diffs need."""
     return read_report(one, METRICS) if isinstance(one, str | PathLike) else cast(Report, one)
 
 
@@ -156,8 +156,8 @@ def _compare_formats(was: Item, now: Item) -> Iterator[FormatChange]:
 def _compare_layer(was: Item, now: Item, both: Both) -> tuple[float, Change] | None:
     """Return how much worse a layer is; None if its SNR is as it was, or undefined in both.
 
-    A layer whose SNR became undefined is infinitely worse. One that became identical to the original is better by the
-    least.
+    A layer whose SNR became undefined is infinitely worse. One that became identical to the original counts as the
+    smallest improvement.
     """
     old, new, by = both.old_snr_db, both.new_snr_db, both.change_db
     if (old is None and new is None) or (by is not None and abs(by) <= SAME_DB):

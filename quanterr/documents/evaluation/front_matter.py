@@ -1,8 +1,8 @@
 """The front matter of a model card: the results of an evaluation as metadata of the Hugging Face Hub.
 
-``base_model``, ``base_model_relation`` (only beside it) and ``model-index`` are keys of the hub; details are under
-``quanterr``. Other keys stay as they are, and so does a ``model-index`` that quanterr has not written. No value names a
-local folder.
+``base_model``, ``base_model_relation`` (only together with it) and ``model-index`` are keys of the hub; details are
+under ``quanterr``. Other keys stay as they are, and so does a ``model-index`` that quanterr has not written. No value
+names a local folder.
 
 Reference: the hub's model card metadata, docs/hub/model-cards.md and modelcard.md of huggingface/hub-docs.
 """
@@ -80,7 +80,8 @@ def _keys(evaluation: Evaluation) -> dict[str, Value]:
     results: list[Value] = [
         _result(candidate, metrics, TASKS.get(evaluation.kind, "other"), source) for candidate in evaluation.candidates
     ]
-    command = [_bare_word(word) for word in evaluation.run.command]
+    words = [word.rpartition("=") for word in evaluation.run.command]  # NAME=FILE keeps NAME
+    command = [f"{display(name) if name else ''}{equal}{_bare(path)}" for name, equal, path in words]
     own: dict[str, Value] = {
         "version": evaluation.tool.version,
         "verdict": "evaluated" if evaluation.verdict == "pass" and not evaluation.gates else evaluation.verdict,
@@ -117,7 +118,7 @@ def _result(candidate: Evaluated, metrics: Sequence[tuple[str, str]], task: str,
 
 
 def _base_model(original: str) -> str | None:
-    """Return the original's name on the hub; None unless its path tells the name for certain."""
+    """Return the original's name on the hub; None unless its path certainly contains the name."""
     if match := _HUB.match(original):
         return match[1].partition("@")[0]
     match = _CACHED.search(original.replace("\\", "/"))
@@ -129,12 +130,6 @@ def _bare(path: str) -> str:
     if "://" in path:
         return display(path)
     return display(os.path.basename(path.replace("\\", "/").rstrip("/")) or path)
-
-
-def _bare_word(word: str) -> str:
-    """Return a word of a command without folders; NAME=FILE keeps NAME."""
-    option, equal, value = word.rpartition("=")
-    return f"{display(option) if option else ''}{equal}{_bare(value)}"
 
 
 def _said(sentence: str) -> str:

@@ -203,10 +203,10 @@ class Outputs(Model):
 
 
 class Rollout(Model):
-    """The latents at the end of the candidate's own path of flow matching, against those of the original's."""
+    """The latents at the end of the candidate's own path of flow matching, compared with the original's."""
 
     rollout_error: Annotated[Number, score("rollout error", "lower", "mean over groups of ‖y - x‖² / ‖x‖²", "share")]
-    rollout_error_se: Annotated[Number, doc("standard error over groups; null of one alone")]
+    rollout_error_se: Annotated[Number, doc("standard error over groups; null for a single group")]
     rollout_psnr_db: Annotated[
         Number,
         score(
@@ -218,7 +218,7 @@ class Rollout(Model):
     ]
     rollout_cosine: Annotated[Number, score("rollout cosine", "higher", "mean over groups")]
     groups: int
-    steps: Annotated[list[StepError], doc("of the latents after each step; calls: groups")]
+    steps: Annotated[list[StepError], doc("errors of the latents after each step; `calls` counts groups")]
 
 
 def _find(parts: Iterable[object], metric: str) -> float | None:
@@ -239,19 +239,19 @@ def _find_error(value: Callable[[str], float | None], metric: str) -> float | No
 class Floor(Model):
     """The original in the dtype that it is stored in, against float32: the rounding that a runtime makes anyway."""
 
-    dtype: Annotated[str | None, doc("that it is stored in; null: no float of 16 bits")]
-    outputs: Annotated[Outputs | None, doc("null of a model that reads tokens, and see reason")]
+    dtype: Annotated[str | None, doc("dtype that the original is stored in; null: not a 16-bit float")]
+    outputs: Annotated[Outputs | None, doc("null for a model that reads tokens; see also `reason`")]
     reason: Annotated[str | None, doc("why it was not measured")]
-    scores: Annotated[Scores | None, doc("null of recorded calls and encoders, and see reason")] = None
+    scores: Annotated[Scores | None, doc("null for recorded calls and encoders; see also `reason`")] = None
     chunks: Annotated[list[int], doc("numbers of the chunks that it read, from 0")] = []
-    embeddings: Annotated[Embeddings | None, doc("of an encoder, and see reason")] = None
+    embeddings: Annotated[Embeddings | None, doc("only for an encoder; see also `reason`")] = None
 
     def value(self, metric: str) -> float | None:
         """Return a number of its predictions, embeddings or outputs; None where it was not measured."""
         return _find((self.scores, self.embeddings, self.outputs), metric)
 
     def error(self, metric: str) -> float | None:
-        """Return the standard error of a number, as of a candidate's."""
+        """Return the standard error of a number, as for a candidate."""
         return _find_error(self.value, metric)
 
 
@@ -319,7 +319,7 @@ class WeightError(Model):
         score(
             "share of inputs",
             "",
-            "input_error / (output_error + input_error): the rest is of the weight's own error",
+            "input_error / (output_error + input_error): the rest comes from the weight's own error",
             "share",
             column=4,
         ),
@@ -337,7 +337,7 @@ class RouterAgreement(Model):
 
     name: Annotated[str, doc("name in the model")]
     experts: int
-    chosen: Annotated[int, doc("experts of a token")]
+    chosen: Annotated[int, doc("experts per token")]
     tokens: int
     same_experts: Annotated[float, score("same experts", "higher", "share of tokens with the same experts", "share")]
     router_kld: Annotated[
@@ -357,7 +357,7 @@ OF_ROUTERS = ("same_experts", "router_kld")
 class SwapScore(Model):
     """The divergence of the original with one block or weight of the candidate; its inputs are not rounded."""
 
-    name: Annotated[str, doc("of a block in the model, or of a weight as stored")]
+    name: Annotated[str, doc("name of a block in the model, or of a stored weight")]
     display_name: str
     block: Annotated[str, doc("the model unit that contains it")]
     kld_mean: Annotated[Number, doc("mean KL divergence [nat]; null: not finite")]
@@ -413,9 +413,9 @@ class Evaluated(Model):
     kv: Annotated[str | None, doc("rounding scheme of keys and values; null: none")] = None
     outputs: Annotated[Outputs | None, doc("null for a model that reads tokens")] = None
     rollout: Annotated[Rollout | None, doc("with --rollout")] = None
-    texts: Annotated[list[TextScores], doc("of several; ``scores`` are of all predictions")] = []
+    texts: Annotated[list[TextScores], doc("by text, if there are several; ``scores`` cover all predictions")] = []
     positions: Annotated[list[PositionScores], doc("divergence by position in the chunk")] = []
-    routers: Annotated[list[RouterAgreement], doc("of a mixture of experts")] = []
+    routers: Annotated[list[RouterAgreement], doc("only for a mixture of experts")] = []
     swaps: Annotated[list[SwapScore], doc("with --swap or --swap-blocks, the largest first")] = []
     worst_tokens: Annotated[list[WorstToken], doc("the largest divergence first")] = []
     predicted_output_error: Annotated[
@@ -423,13 +423,13 @@ class Evaluated(Model):
         score(
             "predicted output error",
             "lower",
-            "of recorded calls: sum over the weights, from --sensitivity",
+            "sum over the weights, from a --sensitivity of recorded calls",
             "share",
             column=4,
         ),
     ] = None
 
-    draft: Annotated[bool, doc("true of another model, a draft for speculative decoding")] = False
+    draft: Annotated[bool, doc("true for another model, a draft for speculative decoding")] = False
 
     def value(self, metric: str) -> float | None:
         """Return a metric of the candidate, for task metrics the lowest over tasks; None if missing."""
@@ -464,9 +464,9 @@ class Evaluation(Document, kw_only=True):
     dtype: Annotated[str, doc("compute dtype of both sides")]
     tokens: Tokens
     candidates: list[Evaluated]
-    texts: Annotated[list[NamedTokens], doc("each of several texts; empty of one, which ``tokens`` says")] = []
+    texts: Annotated[list[NamedTokens], doc("each of several texts; empty for one, which ``tokens`` describes")] = []
     reference: Annotated[
-        str | None, doc("folder of what was kept of the original; null: the original itself was run")
+        str | None, doc("folder with what was saved of the original; null: the original itself was run")
     ] = None
     made_up: Annotated[bool, doc("true if the calls were drawn at random: a smoke test")] = False
     made_up_allowed: Annotated[bool, doc("true if gates may judge made-up calls")] = False

@@ -63,7 +63,7 @@ class EvaluatedValues(Subject):
     evaluation: Evaluation
 
     def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
-        """Raise UsageError unless the baseline is of the same text and settings."""
+        """Raise UsageError unless the baseline has the same text and settings."""
         if why := find_difference(baseline.evaluation, self.evaluation):
             raise UsageError(f"--baseline: {why}")
 
@@ -78,9 +78,14 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
     few = chunks is not None and chunks < LEAST_CHUNKS
     too_few = f"needs at least {LEAST_CHUNKS} chunks of text, found {chunks}: give more text" if few else None
     of_gates = [gate.message for gate in candidate.gates]
+    items = [
+        Item(getattr(row, name), kind, row)
+        for kind, (field, name, _) in ITEMS.items()
+        for row in getattr(candidate, field)
+    ]
     return EvaluatedValues(
         VOCABULARY,
-        _items(candidate),
+        items,
         {name: candidate.value(name) for name in METRICS} | {"bytes": candidate.bytes},
         candidate.name,
         {name: candidate.error(name) for name in VOCABULARY.errors},
@@ -92,11 +97,3 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
         too_few=too_few,
         evaluation=evaluation,
     )
-
-
-def _items(candidate: Evaluated) -> list[Item]:
-    return [
-        Item(getattr(row, name), kind, row)
-        for kind, (field, name, _) in ITEMS.items()
-        for row in getattr(candidate, field)
-    ]

@@ -1,6 +1,6 @@
 """The view of an evaluation: scores, tasks, blocks, the largest errors of weights, gates, findings.
 
-Also its CSV rows and JUnit tests.
+This module also makes its CSV rows and JUnit tests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -136,10 +136,10 @@ def view(evaluation: Evaluation, top: int) -> View:
     if any(candidate.weights for candidate in evaluation.candidates):
         words, first = {"role": "Role", "unit": "Block"}, "output_0"
         maps = Maps(_metrics(evaluation), words, lambda: map_rows(evaluation), first, first)
-    said, sections, about = conclusion(evaluation), _sections(evaluation, top), format_caveat(evaluation)
+    answer, sections, about = conclusion(evaluation), _sections(evaluation, top), format_caveat(evaluation)
     summary = list(_summarize(evaluation))
     return make_view(
-        evaluation, "Quality", said, facts, sections, about, maps, evaluation.reasons, "evaluated", summary=summary
+        evaluation, "Quality", answer, facts, sections, about, maps, evaluation.reasons, "evaluated", summary=summary
     )
 
 
@@ -190,11 +190,11 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
 
 def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
     """Yield lines on which differences between candidates are significant, and whether more text is needed."""
-    said = [describe_nearer(*found) for found in compare_neighbours(evaluation)]
-    said += [found] if (found := describe_precision(evaluation)) else []
-    said += list_floor_lines(evaluation)
-    if said:
-        yield Lines(said)
+    lines = [describe_nearer(*found) for found in compare_neighbours(evaluation)]
+    lines += [found] if (found := describe_precision(evaluation)) else []
+    lines += list_floor_lines(evaluation)
+    if lines:
+        yield Lines(lines)
 
 
 def make_scores_table(evaluation: Evaluation) -> Table:
@@ -239,7 +239,7 @@ def _token(token: LikelyToken) -> Name:
 
 
 def _positions(evaluation: Evaluation) -> Iterator[Part]:
-    """Divergence by position of the predicted token in its chunk."""
+    """Yield the divergence by position of the predicted token in its chunk."""
     found = [candidate for candidate in evaluation.candidates if len(candidate.positions) > 1]
     if not found:
         return
@@ -261,7 +261,7 @@ def _positions(evaluation: Evaluation) -> Iterator[Part]:
 
 
 def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
-    """Final latents of each candidate's own path, and the growth of their error."""
+    """Yield the errors of the latents at the end of each candidate's own path, and after each step."""
     found = [(candidate, candidate.rollout) for candidate in evaluation.candidates if candidate.rollout]
     if found:
         columns = [Column(score.title, n) for n, score in enumerate(OF_ROLLOUTS.values())]
@@ -271,14 +271,14 @@ def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
 
 
 def _steps(evaluation: Evaluation) -> Iterator[Part]:
-    """Output errors by step, of each candidate and of the floor."""
+    """Yield the output errors of each candidate and of the floor by step."""
     floor = evaluation.floor.outputs if evaluation.floor else None
     sides = [*((Name(candidate.name), candidate.outputs) for candidate in evaluation.candidates), ("floor", floor)]
     yield from _by_step("Output error by step", [(name, outputs.steps) for name, outputs in sides if outputs])
 
 
 def _by_step(title: str, found: Sequence[tuple[Name | str, Sequence[StepError]]]) -> Iterator[Part]:
-    """Errors by step, evenly chosen with the first and the last; nothing of a single step."""
+    """Yield the errors at evenly chosen steps, including the first and the last; nothing for a single step."""
     steps = sorted({one.step for _, own in found for one in own})
     if len(steps) < 2:
         return
@@ -314,15 +314,13 @@ def _blocks(evaluation: Evaluation) -> Iterator[Part]:
         ]
         yield Chart("Relative error of hidden states", "after the n-th unit", curves)
     for candidate in _pick_detailed(evaluation):
-        if candidate.blocks:
-            yield _block_table(candidate, is_minor=bool(found))
-
-
-def _block_table(candidate: Evaluated, is_minor: bool) -> Table:
-    shown = _thin_out(candidate.blocks)
-    minor, because = (len(shown), f"of {count(len(candidate.blocks), 'block')}") if is_minor else (0, "")
-    filled = fill(BLOCKS, ((Name(block.name), block) for block in shown))
-    return Table(f"Hidden states, {display(candidate.name)}", "after", *filled, minor=minor, minor_because=because)
+        if not candidate.blocks:
+            continue
+        shown = _thin_out(candidate.blocks)
+        minor, because = (len(shown), f"of {count(len(candidate.blocks), 'block')}") if found else (0, "")
+        filled = fill(BLOCKS, ((Name(block.name), block) for block in shown))
+        title = f"Hidden states, {display(candidate.name)}"
+        yield Table(title, "after", *filled, minor=minor, minor_because=because)
 
 
 def _worst(candidate: Evaluated, top: int) -> Part:
@@ -343,7 +341,7 @@ def _routers(candidate: Evaluated) -> Part:
 
 
 def _average(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if a value is."""
+    """Return the mean; None if a value is None."""
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else None
 
@@ -360,10 +358,6 @@ def _swaps(candidate: Evaluated, top: int) -> Part:
     filled = fill(columns, ((Name(swap.name), swap) for swap in candidate.swaps[:top]))
     more = max(len(candidate.swaps) - top, 0)
     return Table(f"One at a time in the original, {display(candidate.name)}", "swapped", *filled, more)
-
-
-def _format_known(share: float | None) -> str:
-    return "–" if share is None else format_percent(share)
 
 
 def _format_swap(swap: SwapScore) -> str:

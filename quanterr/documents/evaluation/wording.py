@@ -17,7 +17,7 @@ from quanterr.metrics import PREDICTED
 from quanterr.outputs.formatting import format_in_units
 from quanterr.util.text import count, display
 
-OF_ALL_CHUNKS = ("ppl", "ppl_ratio")  # the floor's are of fewer chunks and would mislead beside those of candidates
+OF_ALL_CHUNKS = ("ppl", "ppl_ratio")  # the floor reads fewer chunks, so these would mislead next to the candidates'
 SURE = 0.05  # p-value below which a difference is significant
 CHUNK = "chunk"
 PRECISE = 0.03  # wanted standard error of the KL divergence, relative
@@ -27,7 +27,7 @@ EMULATED = (
     "the kernels of a runtime may differ. "
 )
 MADE_UP = "Latents and conditionings were made up (normal numbers): errors on real ones will differ. "
-OF_WEIGHTS = "Predictions are those of the weights alone. "
+OF_WEIGHTS = "Predictions cover the weights alone. "
 DEFINED = (
     "Perplexity and divergence follow llama.cpp's definitions; ± is the standard error over predictions or chunks, "
     "whichever is larger."
@@ -114,15 +114,17 @@ def conclusion(evaluation: Evaluation) -> str:
     subject = f"{name} is nearest to the original" if len(evaluation.candidates) > 1 else name
     failing = [display(one.name) for one in evaluation.candidates if one.verdict == "fail"]
     failed = f"; gates do not hold for {', '.join(failing)}" if failing and len(evaluation.candidates) > 1 else ""
-    first = next(iter(compare_neighbours(evaluation)), None)
-    after = f"; {_describe_next(*first[1:])}" if first and first[0] is best else ""
+    first, after = next(iter(compare_neighbours(evaluation)), None), ""
+    if first and first[0] is best:
+        _, far, apart = first
+        after = f"; {display(far.name)} {'is next' if apart.p < SURE else 'may be as near'} ({_format_p(apart.p)})"
     return f"{subject}: {what}{after}{failed}"
 
 
 def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
     """Return whether a candidate's error is no larger than the rounding of the original's own dtype.
 
-    Divergences are those of the same chunks; embeddings and outputs are all.
+    Divergences are compared on the chunks that the floor read, embeddings and outputs on all.
     """
     floor = evaluation.floor
     if floor is None:
@@ -135,13 +137,13 @@ def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
 
 
 def describe_floor(evaluation: Evaluation, floor: Floor) -> str:
-    """Name the row of the floor."""
+    """Return the name of the floor's row."""
     n = len(floor.chunks)
     return f"floor: the original in {floor.dtype}{f', {count(n, CHUNK)}' if 0 < n < evaluation.tokens.chunks else ''}"
 
 
 def list_floor_lines(evaluation: Evaluation) -> list[str]:
-    """Say which candidates are below the floor, or why there is none."""
+    """Return in a line which candidates are below the floor, or why there is no floor."""
     floor = evaluation.floor
     if floor is None:
         return []
@@ -155,11 +157,6 @@ def describe_nearer(near: Evaluated, far: Evaluated, apart: PairedDifference) ->
     """Return in words which of two candidates is nearer to the original, and whether the difference is significant."""
     sure = "is nearer than" if apart.p < SURE else "is not significantly nearer than"
     return f"{near.name} {sure} {far.name}: by {apart.mean:.3g} ± {apart.error:.2g} nat, {_format_p(apart.p)}"
-
-
-def _describe_next(far: Evaluated, apart: PairedDifference) -> str:
-    """Return whether the next candidate is significantly farther."""
-    return f"{display(far.name)} {'is next' if apart.p < SURE else 'may be as near'} ({_format_p(apart.p)})"
 
 
 def _format_p(p: float) -> str:

@@ -75,7 +75,7 @@ class Images(Document, kw_only=True):
     lpips_by: Annotated[str | None, doc("package and version that computed LPIPS; null: see `lpips_absent`")]
     lpips_absent: Annotated[str | None, doc("why LPIPS was not measured; null: it was")]
     gates: list[Gate]
-    other_files: Annotated[list[str], doc("files and folders that are no PNG, JPEG or WebP")]
+    other_files: Annotated[list[str], doc("files and folders other than PNG, JPEG and WebP")]
     pairs: Annotated[list[ImagePair], doc("by name")]
     not_compared: list[NotCompared]
     worst: Annotated[list[WorstPair], doc("the pairs of lowest SSIM, the worst first")]
@@ -96,20 +96,20 @@ SCORES = collect_scores(Images)
 
 
 def list_reasons(images: Images) -> list[str]:
-    """Return why the verdict on images can only be inconclusive, other than that both folders hold the same images."""
+    """Return why the verdict on images can only be inconclusive, apart from what :func:`find_copies` returns."""
     nothing = [] if images.pairs else ["no pair of images was compared"]
     return [*nothing, *(f"{one.display_name}: not compared: {one.reason}" for one in images.not_compared)]
 
 
 def find_copies(images: Images) -> list[str]:
-    """Return that all pairs are identical, if they are: nothing was quantized, or one folder is a copy."""
+    """Return a reason if all pairs are identical, as if nothing was quantized or one folder is a copy."""
     if not images.pairs or images.identical < len(images.pairs):
         return []
     return ["every pair is identical: one folder is a copy of the other, or the model was not quantized"]
 
 
 def find_difference(old: Images, new: Images) -> str | None:
-    """Return why two results are not comparable: an image of the same name is of another original."""
+    """Return why two results are not comparable, such as different original images of one name; None if they are."""
     known = {pair.name: pair.original_sha256 for pair in old.pairs}
     for pair in new.pairs:
         if known.get(pair.name, pair.original_sha256) != pair.original_sha256:

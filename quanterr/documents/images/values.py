@@ -1,4 +1,4 @@
-"""The numbers of compared images that rules may name: of each pair, and the means over pairs."""
+"""The numbers of compared images that rules may name: each pair's, and the means over pairs."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class ImageValues(Subject):
         """Check that both are means over the same images.
 
         Raises:
-            UsageError: a baseline of other images or of other originals; for the PSNR, other pairs are identical.
+            UsageError: the baseline has other images or other originals; for the PSNR, other pairs are identical.
         """
         old, new = baseline.images, self.images
         if why := find_difference(old, new):

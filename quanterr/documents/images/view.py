@@ -49,16 +49,12 @@ ABOUT = (
 def view(images: Images, top: int) -> View:
     """Return what a reader sees, with ``top`` of the worst pairs."""
     facts = [("original", [Name(images.original)]), ("quantized", [Name(images.quantized)])]
-    said, sections = conclusion(images), _sections(images, top)
-    summary = list(_summarize(images))
-    return make_view(images, "Images", said, facts, sections, ABOUT, None, images.reasons, "compared", summary=summary)
-
-
-def _summarize(images: Images) -> Iterator[str]:
-    """Yield notes about the means, and the worst pairs."""
-    for part in _notes(images):
-        yield from part.lines
-    yield from (f"worst: {display(pair.name)}: {_describe(pair)}" for pair in images.worst_first[:WORST])
+    answer, sections = conclusion(images), _sections(images, top)
+    notes = [line for part in _notes(images) for line in part.lines]
+    worst = [f"worst: {display(pair.name)}: {_describe(pair)}" for pair in images.worst_first[:WORST]]
+    return make_view(
+        images, "Images", answer, facts, sections, ABOUT, None, images.reasons, "compared", summary=[*notes, *worst]
+    )
 
 
 def conclusion(images: Images) -> str:
@@ -77,10 +73,10 @@ def _means(images: Images) -> Iterator[tuple[str, Score, Mean]]:
 
 
 def _sections(images: Images, top: int) -> Iterator[Section]:
-    means = [
-        [score.title, format_in_units(score, one.mean, one.se), _format_interval(one), f"{one.pairs:,}"]
-        for _, score, one in _means(images)
-    ]
+    means = []
+    for _, score, one in _means(images):
+        interval = "-" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
+        means.append([score.title, format_in_units(score, one.mean, one.se), interval, f"{one.pairs:,}"])
     yield Section("scores", "Means over pairs", [Table("Means over pairs", "metric", MEANS, means), *_notes(images)])
     if images.gates:
         yield Section("gates", "Gates", [Gates([("", gate) for gate in images.gates])])
@@ -115,10 +111,6 @@ def _notes(images: Images) -> Iterator[Lines]:
         lines.append(f"neither PNG, JPEG nor WebP, not read: {listed(images.other_files, 3)}")
     if lines:
         yield Lines(lines)
-
-
-def _format_interval(one: Mean) -> str:
-    return "-" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
 
 
 def _describe(pair: ImagePair) -> str:

@@ -9,8 +9,8 @@ from quanterr.documents.document import Document
 from quanterr.metrics.scores import Score, doc
 
 SCORES = {
-    "bytes": Score("bytes", "lower", "of all tensors", "B"),
-    "bits_per_weight": Score("bits/w", "lower", "of all weights together, scales included", "bit"),
+    "bytes": Score("bytes", "lower", "bytes of all tensors", "B"),
+    "bits_per_weight": Score("bits/w", "lower", "bits per weight over all weights, scales included", "bit"),
     "unread": Score("weights that are not read", "lower", "weights that no format claims"),
 }
 
@@ -90,7 +90,7 @@ class Inspection(Document, kw_only=True):
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Bits per weight of all weights together, scales included; None without any."""
+        """Bits per weight over all weights, scales included; None if there are no weights."""
         return self.total.bits_per_weight
 
     @property

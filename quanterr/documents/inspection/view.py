@@ -68,8 +68,8 @@ def view(inspection: Inspection, top: int) -> View:
     ]
     maps = Maps(METRICS, WORDS, lambda: map(_row, inspection.weights), "bytes", "bits")
     about = VALUES_READ if inspection.values else ABOUT
-    said, sections, summary = conclusion(inspection), _sections(inspection), list(_summarize(inspection))
-    return make_view(inspection, "What is stored", said, facts, sections, about, maps, summary=summary)
+    answer, sections, summary = conclusion(inspection), _sections(inspection), list(_summarize(inspection))
+    return make_view(inspection, "What is stored", answer, facts, sections, about, maps, summary=summary)
 
 
 def _summarize(inspection: Inspection) -> Iterator[str]:
@@ -81,9 +81,9 @@ def _summarize(inspection: Inspection) -> Iterator[str]:
         yield f"  and {count(len(inspection.formats) - MOST_FORMATS, 'more format')}"
     declared = [("architecture", inspection.architecture), ("config", inspection.quant_method), ("KV", inspection.kv)]
     runs = [f"inputs {display(name)} in {count(n, 'weight')}" for name, n in inspection.activations.items()]
-    said = [f"{title} {display(value)}" for title, value in declared if value] + runs
-    if said:
-        yield f"declared: {', '.join(said)}"
+    found = [f"{title} {display(value)}" for title, value in declared if value] + runs
+    if found:
+        yield f"declared: {', '.join(found)}"
     if inspection.verified:
         yield f"verified: SHA-256 of {count(inspection.verified, 'file')}"
     if inspection.decode is not None:
@@ -91,7 +91,7 @@ def _summarize(inspection: Inspection) -> Iterator[str]:
 
 
 def conclusion(inspection: Inspection) -> str:
-    """Return how much is stored in how many formats, and how much of it is not read."""
+    """Return the size of the checkpoint, its formats, and how many weights are not read."""
     total = inspection.total
     bits = "" if total.bits_per_weight is None else f" at {total.bits_per_weight:.4g} bits per weight"
     formats = ", ".join(name for name in inspection.formats if name != "unread")

@@ -36,7 +36,7 @@ class Uniform(Model):
     recipe: str
     bytes: int
     cost: float
-    fits: Annotated[bool, doc("true if it keeps the plan's limit of bytes or cost")]
+    fits: Annotated[bool, doc("true if it is within the plan's limit of bytes or cost")]
 
 
 class Point(Model):
@@ -47,7 +47,7 @@ class Point(Model):
 
 
 class Measurement(Model):
-    """The measured effect of a plan, quantized on the fly and run beside the original."""
+    """The measured effect of a plan, quantized on the fly and run together with the original."""
 
     kld: Annotated[float, doc("mean KL divergence [nat]")]
     kld_se: Annotated[float, doc("standard error over predictions or chunks, the larger [nat]")]
@@ -97,5 +97,5 @@ class Plan(Document, kw_only=True):
 
     @property
     def measured_kld(self) -> float | None:
-        """The measured KL divergence [nat]; None without a measurement."""
+        """The measured KL divergence [nat]; None if it was not measured."""
         return None if self.measured is None else self.measured.kld

@@ -1,4 +1,4 @@
-"""The view of a plan: its cost beside single recipes, the most expensive layers, the curve."""
+"""The view of a plan: its cost compared with single recipes, the most expensive layers, the curve."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -61,13 +61,15 @@ def view(plan: Plan, top: int) -> View:
         ("cost", [plan.measure]),
         *([("measured", [_describe_measurement(plan.measured)])] if plan.measured else []),
     ]
+    points = [(point.bytes / MIB, point.cost) for point in plan.curve if point.cost > 0]
+    charts = [Chart(f"least {plan.measure} by size", "MiB", [Curve(Name("plans"), points)])] if len(points) > 1 else []
     sections = [
         Section("notes", "Notes", [Lines(plan.notes, warn=True)] if plan.notes else []),
         Section("uniform", "One recipe for all", [_uniform(plan), Lines([_count_recipes(plan)])]),
         MAP,
         Section("worst", "Most expensive layers", [_worst(plan, top)] if top else []),
         Section("kept", "Layers as in the original", [_kept(plan)] if top and _list_kept(plan) else []),
-        Section("curve", "Size and cost", [*_draw_curve(plan), Lines([_curve(plan)])]),
+        Section("curve", "Size and cost", [*charts, Lines([_curve(plan)])]),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
     maps = Maps(METRICS, words, lambda: _rows(plan), "share", "share")
@@ -128,7 +130,7 @@ def _uniform(plan: Plan) -> Table:
 
 
 def _find_signal(plan: Plan) -> float | None:
-    """Return Σx² of the planned layers if the cost is Σe², which means little alone; None if it is not, or unknown."""
+    """Return Σx² of the planned layers if the cost is Σe², which alone means little; None otherwise, or if unknown."""
     if plan.measure != "squared error":
         return None
     norms = [layer.original_norm for layer in plan.layers]
@@ -167,13 +169,13 @@ def _worst(plan: Plan, top: int) -> Table:
 
 
 def _list_kept(plan: Plan) -> list[PlannedLayer]:
-    """Return the layers that stay as in the original, those that gain most first."""
+    """Return the layers that stay as in the original, the largest gain first."""
     kept = [layer for layer in plan.layers if layer.recipe == ORIGINAL]
     return sorted(kept, key=lambda layer: (-(layer.usual_cost or 0.0), -layer.bytes))
 
 
 def _kept(plan: Plan) -> Table:
-    """Return what layers cost and gain that stay as in the original, beside the plan's most frequent recipe."""
+    """Return what the layers that stay as in the original cost and gain over the plan's most frequent recipe."""
     total, kept = plan.cost or 1.0, _list_kept(plan)
 
     def added(layer: PlannedLayer) -> str:
@@ -199,12 +201,6 @@ def _curve(plan: Plan) -> str:
     return f"{'best SNR' if _find_signal(plan) else 'least cost'} by size: {points}{knee}"
 
 
-def _draw_curve(plan: Plan) -> Iterator[Chart]:
-    points = [(point.bytes / MIB, point.cost) for point in plan.curve if point.cost > 0]
-    if len(points) > 1:
-        yield Chart(f"least {plan.measure} by size", "MiB", [Curve(Name("plans"), points)])
-
-
 def rows(plan: Plan) -> Iterator[JsonObject]:
     """Yield CSV rows: the plan, then each layer and each single recipe."""
     yield {"list": "plan", "bytes": plan.bytes, "cost": plan.cost, "snr_db": plan.snr_db, "reason": plan.goal}
@@ -221,13 +217,15 @@ def suites(plan: Plan) -> list[Suite]:
 
 def conclusion(plan: Plan) -> str:
     """Return the size and error of the plan, and how far it can be from the optimum."""
-    bound = "no plan is better" if plan.bound >= plan.cost else _describe_bound(plan)
-    beside = _describe_gain(plan)
+    bound, gain = "no plan is better", _describe_gain(plan)
+    if plan.bound < plan.cost:
+        more = f"{100 * (plan.cost / plan.bound - 1):.2g} %" if plan.bound > 0 else ""
+        bound = f"no plan is more than {more} better" if more else "no bound"
     found = plan.measured
     measured = "" if found is None else f", measured {found.kld:.4g} ± {found.kld_se:.2g} nat"
     return (
         f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight{measured}, "
-        f"{'SNR' if _find_signal(plan) else plan.measure} {_format_cost(plan, plan.cost)}{beside}; {bound}"
+        f"{'SNR' if _find_signal(plan) else plan.measure} {_format_cost(plan, plan.cost)}{gain}; {bound}"
     )
 
 
@@ -247,7 +245,3 @@ def _describe_gain(plan: Plan) -> str:
         return f", {-10 * log10(factor):+.2f} dB against {best.recipe} for all" if plan.cost else ""
     change = f"{factor:.3g} times as much as" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
     return f", {change} {best.recipe} for all"
-
-
-def _describe_bound(plan: Plan) -> str:
-    return f"no plan is more than {100 * (plan.cost / plan.bound - 1):.2g} % better" if plan.bound > 0 else "no bound"

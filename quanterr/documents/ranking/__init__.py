@@ -1,1 +1,1 @@
-"""Several candidates for one original: made from their reports, and shown as compare's report is."""
+"""Several candidates for one original: a ranking made from their reports, and its outputs."""

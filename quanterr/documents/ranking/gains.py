@@ -1,7 +1,7 @@
 """Gains of a recipe's choices, from pairs of candidates that differ in one respect only."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -29,15 +29,12 @@ def find_gains(candidates: Sequence[Candidate], recipes: Collection[str]) -> lis
             if aspect in aspects:
                 families.setdefault(rest, []).append((_order_key(aspect, aspects[aspect]), candidate))
         for family in families.values():
-            found += list(_make_gains(aspect, [candidate for _, candidate in sorted(family, key=lambda item: item[0])]))
+            family.sort(key=lambda item: item[0])
+            for (_, before), (_, after) in pairwise(family):
+                if before.snr_db is not None and after.snr_db is not None:
+                    size = (after.bytes or 0) - (before.bytes or 0)
+                    found.append(Gain(WORDS[aspect], before.name, after.name, after.snr_db - before.snr_db, size))
     return found
-
-
-def _make_gains(aspect: str, family: Sequence[Candidate]) -> Iterator[Gain]:
-    for before, after in pairwise(family):
-        if before.snr_db is not None and after.snr_db is not None:
-            size = (after.bytes or 0) - (before.bytes or 0)
-            yield Gain(WORDS[aspect], before.name, after.name, after.snr_db - before.snr_db, size)
 
 
 def _parse_name(name: str) -> dict[str, str]:

@@ -44,7 +44,7 @@ UNPLACED |= {"squared_error": None, "snr_db": None, "best_layers": 0}
 OF_AGGREGATE = ("overall_snr_db", "weighted_snr_db", "predicted_kld", "excess_db", "predicted_output_error")
 
 WORTH = 0.5  # times the mean error per layer that a swap must gain: tiny layers are cheap but change nothing
-FREE = 0.01  # of a candidate's bytes: swaps within it are all proposed, others only the FEW best
+FREE = 0.01  # share of a candidate's bytes within which all swaps are proposed; else only the FEW best
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 
 
@@ -143,7 +143,8 @@ def compare_candidates(
     chosen: list[Rankable], rest: Sequence[Candidate], keep: Budget | None, recipes: Collection[str]
 ) -> JsonObject:
     """Return the fields of a ranking that compare candidates; ``rest`` are candidates without a rank."""
-    common = _list_common(chosen)
+    names = set.intersection(*(set(candidate.tensors) for candidate in chosen)) if chosen else set()
+    common = sorted(names, key=_natural_key)
     layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]
     for candidate in chosen:
         candidate.nbytes = sum(candidate.tensors[name].nbytes for name in common)
@@ -166,12 +167,6 @@ def compare_candidates(
         "kept": [found for found in kept if found.layers],
         "layers": in_layers,
     }
-
-
-def _list_common(chosen: Sequence[Rankable]) -> list[str]:
-    """Return the names of tensors common to all candidates, in natural order."""
-    names = set.intersection(*(set(candidate.tensors) for candidate in chosen)) if chosen else set()
-    return sorted(names, key=_natural_key)
 
 
 def _natural_key(name: str) -> list[tuple[bool, int, str]]:
@@ -272,7 +267,7 @@ def _make_layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
 def _find_swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[str], signal: float) -> Swaps:
     """Return the swaps of a candidate's layers that gain most per byte: all that cost almost no bytes, or a few.
 
-    A runtime loads the result, as far as one loads the candidate.
+    If some runtime loads the candidate, some runtime also loads the result.
     """
     least = WORTH * candidate.error / max(len(layers), 1)
     formats = {candidate.tensors[name].format for name in layers}

@@ -1,6 +1,6 @@
 """The view of a ranking: candidates, layers in which they differ most, possible swaps of layers.
 
-Also its CSV rows and JUnit tests.
+This module also makes its CSV rows and JUnit tests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -65,12 +65,12 @@ def view(ranking: Ranking, top: int) -> View:
         f"From {rows}the weights of all checkpoints. SNR is the energy of the original over the energy of "
         "the error, in dB, over the layers that differ in at least one candidate. Weight error is not task accuracy."
     )
-    said, sections = conclusion(ranking), _sections(ranking, top)
-    reasons = ranking.reasons if ranking.sample is None else []  # of a sample, the conclusion says it
+    answer, sections = conclusion(ranking), _sections(ranking, top)
+    reasons = ranking.reasons if ranking.sample is None else []  # the conclusion mentions a sample
     return make_view(
         ranking,
         "Quantized candidates",
-        said,
+        answer,
         facts,
         sections,
         about,
@@ -88,7 +88,7 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
         for c in ranking.candidates
         if c.behind
     ]
-    if excluded and ranking.sample is not None:  # else the reasons of the verdict say it
+    if excluded and ranking.sample is not None:  # otherwise the reasons of the verdict list them
         yield Section("excluded", "Not ranked", [Lines(excluded, warn=True)])
     yield Section("candidates", "Candidates", [_candidates(ranking), *([Lines(behind)] if behind else [])])
     swaps = [_swaps(one, ranking, top) for one in (*ranking.swaps, *ranking.kept)]
@@ -108,7 +108,10 @@ def _candidates(ranking: Ranking) -> Table:
     """Return the table of candidates, with optional columns only if a candidate has values for them."""
     layers, predicted = len(ranking.layers), _find_predicted(ranking)
     columns: list[CellColumn[Candidate]] = [
-        (Column("rank", 0), _format_rank),
+        (
+            Column("rank", 0),
+            lambda one: str(one.rank or ("inconclusive" if one.verdict == "inconclusive" else "undefined")),
+        ),
         (Column("Pareto-optimal", 8, right=False), _if_ranked(lambda one: "yes" if one.on_front else "no")),
         (Column("size", 2), lambda one: size(one.checkpoint_bytes if one.rank is None else one.bytes or 0)),
         (Column("bits/w", 4), lambda one: format_if_known(one.bits_per_weight, ".4g")),
@@ -129,7 +132,8 @@ def _candidates(ranking: Ranking) -> Table:
     if any(one.tokens_per_second is not None for one in ranking.candidates):
         columns.append((Column("max. tokens/s", 2), lambda one: format_if_known(one.tokens_per_second, ",.0f")))
     if any(one.gates for one in ranking.candidates):
-        columns.append((Column("gates held", 1), _count_held))
+        held = Column("gates held", 1)
+        columns.append((held, lambda one: f"{sum(gate.status == 'pass' for gate in one.gates)} of {len(one.gates)}"))
     rows = ((Name(one.name), one) for one in ranking.candidates)
     return Table("Candidates, the least error first", "candidate", *fill(columns, rows))
 
@@ -139,16 +143,8 @@ def _if_ranked(cell: Callable[[Candidate], str]) -> Callable[[Candidate], str]:
     return lambda one: NONE if one.rank is None else cell(one)
 
 
-def _format_rank(one: Candidate) -> str:
-    return str(one.rank or ("inconclusive" if one.verdict == "inconclusive" else "undefined"))
-
-
 def _format_worst(one: Candidate) -> str:
     return NONE if one.worst_layer is None else format_db(one.worst_layer.snr_db)
-
-
-def _count_held(one: Candidate) -> str:
-    return f"{sum(gate.status == 'pass' for gate in one.gates)} of {len(one.gates)}"
 
 
 def _find_predicted(ranking: Ranking) -> str | None:
@@ -223,14 +219,14 @@ def _summarize(ranking: Ranking) -> Iterator[str]:
     """Yield the candidates, the least error first, then what would improve the first of them."""
     for one in ranking.candidates[:MOST_CANDIDATES]:
         if one.rank is None:
-            continue  # a line of its own says why
+            continue  # a separate line gives the reason
         worst = f"; worst {display(one.worst_layer.layer_name)} {_format_worst(one)} dB" if one.worst_layer else ""
         stored = f"{size(one.bytes or 0)}, {one.bits_per_weight or 0:.4g} bits/w"
         yield f"{one.rank:>3}  {_format_level(one):>9}  {display(one.name)}: {stored}{worst}"
     if len(ranking.candidates) > MOST_CANDIDATES:
         yield f"and {count(len(ranking.candidates) - MOST_CANDIDATES, 'more candidate')}"
     yield from (sentence(f.message) for one in ranking.candidates for f in one.findings if f.code == FALLBACK)
-    if ranking.sample is not None:  # else the reasons of the verdict say it
+    if ranking.sample is not None:  # otherwise the reasons of the verdict list them
         yield from _list_excluded(ranking)
 
 
@@ -399,11 +395,9 @@ def rows(ranking: Ranking) -> Iterator[JsonObject]:
 
 def suites(ranking: Ranking) -> Sequence[Suite]:
     """Return the JUnit suites: one per candidate, with a test for whether it can be ranked and a test for each gate."""
-    answer = sentence(conclusion(ranking))
-    return [_suite(candidate, "" if n else answer) for n, candidate in enumerate(ranking.candidates)]
-
-
-def _suite(candidate: Candidate, output: str) -> Suite:
-    problem = ("error", f"not ranked: {sentence(candidate.not_ranked)}") if candidate.not_ranked else ("", "")
-    name = "everything selected was compared reliably"
-    return Suite(candidate.name, [Case("ranking", name, *problem, output=output)], candidate.gates)
+    name, answer, found = "everything selected was compared reliably", sentence(conclusion(ranking)), []
+    for n, candidate in enumerate(ranking.candidates):
+        problem = ("error", f"not ranked: {sentence(candidate.not_ranked)}") if candidate.not_ranked else ("", "")
+        case = Case("ranking", name, *problem, output="" if n else answer)
+        found.append(Suite(candidate.name, [case], candidate.gates))
+    return found

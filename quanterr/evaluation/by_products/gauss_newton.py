@@ -15,7 +15,7 @@ import torch
 
 from quanterr.evaluation.denoisers.calls import output_of
 
-SEED = 13  # of the probes
+SEED = 13  # for drawing the probes
 
 
 class GaussNewton:

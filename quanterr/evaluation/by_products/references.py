@@ -7,7 +7,7 @@ A folder that ``evaluate --save-reference`` writes:
                             ``head/NAME``: the head; ``rows/NAME``: bytes of a few rows of each stored tensor
     config.json, tokenizer.json, …
 
-Hidden states take width / vocabulary of the space that logits take. The head and the model's own code behind it turn
+Hidden states take width / vocabulary of the space that logits take. The head and the model's own code after it turn
 them into the same logits, bit for bit. The few rows are the ones that pairing reads to choose between readings of a
 candidate; reading any other row raises an error.
 """
@@ -19,7 +19,7 @@ from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from shutil import copyfile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -40,9 +40,6 @@ from quanterr.util import strict_json
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import display
 from quanterr.version import __version__
-
-if TYPE_CHECKING:
-    pass
 
 SCHEMA, SCHEMA_VERSION = "quanterr.reference", "1.0"
 HEADER, TENSORS = "reference.json", "reference.safetensors"
@@ -81,7 +78,7 @@ def versions() -> dict[str, str]:
 
 
 class Head(Tail):
-    """The head of a model and the code behind it, which turn hidden states into logits."""
+    """The head of a model and the code after it, which turn hidden states into logits."""
 
     def __init__(self, architecture: Architecture, tensors: Mapping[str, Tensor]) -> None:
         """Load the head into a model that is otherwise empty; ``tensors`` are its weights, by names of the model."""
@@ -188,7 +185,7 @@ class _Sparse(CheckpointFile):
         self._names.append((at, at + nbytes, name))
         done = 0
         for first, stop in spans if rows is not None else ():
-            assert rows is not None  # noqa: S101 - the loop says so
+            assert rows is not None  # noqa: S101 - without rows, the loop has no spans
             self._spans.append((at + first, at + stop, rows[done : done + stop - first]))
             done += stop - first
 

@@ -1,4 +1,4 @@
-"""The columns and elements of a weight on which the output depends most: Var(x_j) · w_ij², the measure behind AWQ.
+"""The columns and elements of a weight on which the output depends most: Var(x_j) · w_ij², the measure that AWQ uses.
 
 x_j is input j of the weight, measured on the text. A column's saliency is the sum over its elements: the variance that
 it contributes to the output.

@@ -9,8 +9,8 @@ this is alpha · NMSE with
 
     alpha = Σ_i (Σ_j Σ G_ij² / scored) · ‖W_i‖² / c
 
-Quantizers with scales by rows or groups make such errors. To assume an error spread evenly over the matrix would miss
-that rows of large weights have large errors, and often large gradients.
+Quantizers with scales by rows or groups make such errors. An error spread evenly over the whole matrix would be a worse
+assumption: rows of large weights have large errors, and often large gradients.
 
 G is the gradient of all tokens, Σ_t g_t x_tᵀ, since they share one error: a sum of g_ti² x_tj² would miss what they
 have in common.
@@ -192,7 +192,13 @@ def _forward(stream: Stream, unit: Unit, tapes: Sequence[list[_Step]]) -> None:
 
 def _backward(unit: Unit, tapes: Sequence[list[_Step]], gradients: _Gradients) -> None:
     """Run the unit again for each micro-batch, with a graph, and pass the gradients on to the units before it."""
-    if not any(step.unit is unit and _requiring(step) for tape in tapes for step in tape):
+    if not any(
+        tensor.requires_grad
+        for tape in tapes
+        for step in tape
+        if step.unit is unit
+        for tensor in _tensors((step.args, step.kwargs))
+    ):
         for slot in unit.slots:  # no input needs a gradient, so that backward ends in the weights
             if not slot.is_buffer:
                 slot.tensor.requires_grad_(True)
@@ -223,10 +229,6 @@ def _step_back(unit: Unit, step: _Step) -> None:
     known = [(tensor, gradient) for tensor, gradient in below if gradient is not None]
     if known:
         torch.autograd.backward([tensor for tensor, _ in known], [gradient for _, gradient in known], retain_graph=True)
-
-
-def _requiring(step: _Step) -> bool:
-    return any(tensor.requires_grad for tensor in _tensors((step.args, step.kwargs)))
 
 
 def _tensors(value: object) -> list[Tensor]:

@@ -55,7 +55,7 @@ class Calls:
     calls: Sequence[Call]
 
     def spread(self, n: int) -> Sequence[Call]:
-        """Return at most ``n`` calls, spread over the whole file, as steps of a group are neighbours in it."""
+        """Return up to ``n`` calls, spread over the whole file, where the steps of a group are neighbours."""
         return self.calls if n >= len(self.calls) else [self.calls[k * len(self.calls) // n] for k in range(n)]
 
     def check(self, model: nn.Module) -> None:

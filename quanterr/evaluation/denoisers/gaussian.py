@@ -29,20 +29,15 @@ Arguments = dict[str, object]
 Made = Callable[["FrozenDict", Draw, float], Arguments]  # makes arguments for a config and a sigma between 0 and 1
 
 
-def _grid(axes: int) -> Tensor:
-    """Return positions (SIDE², axes): row and column are on the second and third axis."""
-    ids = torch.zeros(SIDE * SIDE, axes)
-    ids[:, 1], ids[:, 2] = torch.arange(SIDE * SIDE) // SIDE, torch.arange(SIDE * SIDE) % SIDE
-    return ids
-
-
 def _make_packed(config: "FrozenDict", draw: Draw, sigma: float, axes: int = 3) -> Arguments:
     """Return packed latents with positions, as FLUX takes them."""
+    places = torch.zeros(SIDE * SIDE, axes)  # row and column are on the second and third axis
+    places[:, 1], places[:, 2] = torch.arange(SIDE * SIDE) // SIDE, torch.arange(SIDE * SIDE) % SIDE
     return {
         "hidden_states": draw(1, SIDE * SIDE, config.in_channels),
         "encoder_hidden_states": draw(1, TEXT, config.joint_attention_dim),
         "timestep": torch.tensor([sigma]),
-        "img_ids": _grid(axes),
+        "img_ids": places,
         "txt_ids": torch.zeros(TEXT, axes),
     }
 

@@ -45,7 +45,7 @@ class Step(NamedTuple):
     sigma: float
     next_sigma: float
     calls: tuple[Call, ...]
-    scale: float  # of the guidance
+    scale: float  # scale of the guidance
 
 
 @dataclass
@@ -220,8 +220,8 @@ def _velocity(architecture: Architecture | Denoiser, call: Call, latents: list[T
     if output.numel() != sum(part.numel() for part in latents) or (is_tensor and output.shape != latents[0].shape):
         shapes = [list(part.shape) for part in latents]
         raise UsageError(
-            f"--rollout: call {display(call.name)}: the output {list(output.shape)} is no velocity of latents "
-            f"{shapes}; models that get an image beside the latents cannot be rolled out"
+            f"--rollout: call {display(call.name)}: the output {list(output.shape)} is not a velocity of latents "
+            f"{shapes}; models that get an image together with the latents cannot be rolled out"
         )
     name = architecture.config.get("_class_name") if isinstance(architecture, Denoiser) else ""
     return -output.flatten() if name in NEGATED else output.flatten()
@@ -266,12 +266,6 @@ def _cosine(x: list[Tensor], y: list[Tensor]) -> float:
     return float(a @ b) / norms if norms else 0.0
 
 
-def _squared_range(x: list[Tensor]) -> float:
-    """Return the square of the range of the original's latents, which PSNR takes as the peak."""
-    flat = torch.cat([part.double().flatten() for part in x])
-    return float(flat.max() - flat.min()) ** 2
-
-
 def _summarize(
     x: list[list[Tensor]], y: list[list[Tensor]], errors: list[list[float]], steps: Sequence[Step]
 ) -> Rollout:
@@ -282,7 +276,11 @@ def _summarize(
         _error(a, b) * sum(float(part.double().square().sum()) for part in a) / sum(part.numel() for part in a)
         for a, b in zip(x, y, strict=True)
     ]
-    ratios = [_squared_range(a) / square for a, square in zip(x, mean_squares, strict=True) if square > 0]
+    ratios = []
+    for latents, square in zip(x, mean_squares, strict=True):
+        if square > 0:  # the peak of the PSNR is the range of the original's latents
+            flat = torch.cat([part.double().flatten() for part in latents])
+            ratios.append(float(flat.max() - flat.min()) ** 2 / square)
     psnr = sum(10 * log10(ratio) for ratio in ratios) / len(ratios) if len(ratios) == len(x) and finite else None
     mean = sum(final) / len(final)
     return Rollout(

@@ -1,1 +1,1 @@
-"""What an evaluation measures on hidden states, outputs and logits."""
+"""Measurements of an evaluation on hidden states, outputs and logits."""

@@ -38,7 +38,7 @@ DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # stored floats that ru
 HALVES = frozenset(DTYPES.values())
 REFERENCES = (torch.float32, torch.float64)
 FEWEST, MOST = 2, 4  # minimum and maximum number of chunks to read of each text
-TOKENS = 1024  # of a text, after which no further chunk is read
+TOKENS = 1024  # number of a text's tokens after which no further chunk is read
 
 
 class _Products(TorchFunctionMode):
@@ -50,7 +50,7 @@ class _Products(TorchFunctionMode):
         self._converted: dict[tuple[int, ...], Tensor] = {}  # weights in float32, by their address, shape and strides
 
     def keep(self, unit: Unit) -> None:
-        """Keep the weights of this unit in float32 once they are used; forget those of all others."""
+        """Keep the weights of this unit in float32 once they are used; forget all others."""
         self.forget()
         self._kept = {slot.tensor.data_ptr() for slot in unit.slots}
 

@@ -44,7 +44,7 @@ class Gram:
         columns = at_least_float32(torch.cat(waiting) if len(waiting) > 1 else waiting[0]).t()
         if uses_onednn(columns):
             columns = columns.contiguous()
-        with torch.inference_mode():  # in which the blocks were made
+        with torch.inference_mode():  # the blocks were made in this mode
             for part, block in zip(self._parts, self._blocks, strict=True):
                 block += multiply(columns[part], columns[: part.stop])
 

@@ -1,4 +1,4 @@
-"""Agreement of routers: do both sides choose the same experts for the same tokens?
+"""The agreement of routers: do both sides choose the same experts for the same tokens?
 
 A router of transformers returns its logits (tokens, experts), weights, and the chosen experts (tokens, k); Llama 4's
 returns weights and logits, of which it takes the k largest.

@@ -23,7 +23,7 @@ SLAB = 1 << 18  # logits of each side that are scored at once on the CPU: few en
 DEVICE_SLAB = 1 << 22  # the same on another device
 TOP = 5
 LEAST_CHUNKS, DRAWN = 8, 100  # chunks of a bootstrap, and how often they are drawn: a standard error within 7 %
-SURE = 0.5  # probability of the original's first choice above which a flip is a confident one
+SURE = 0.5  # probability of the original's first choice above which a flip counts as confident
 
 # Columns of the numbers kept for each scored token.
 NLL, NLL_Q, KLD, SAME_TOP, OVERLAP, CONFIDENCE, P, P_Q = range(8)
@@ -54,7 +54,7 @@ class Scores:
     columns: dict[int, Tensor] = field(default_factory=dict)  # (14, tokens) float64 of each chunk, by its number
 
     def add(self, chunk: int, base: Tensor, other: Tensor, targets: Tensor, positions: Tensor) -> bool:
-        """Score a chunk, or more of it: logits of both sides (T, V), the next tokens (T,) and their positions (T,).
+        """Score a chunk, or a further part: logits of both sides (T, V), the next tokens (T,), their positions (T,).
 
         Return whether all are finite.
         """
@@ -145,7 +145,14 @@ class Scores:
         chunks = torch.cat([torch.full((self.columns[n].shape[1],), n) for n in numbers])
         rows = torch.cat(self._in_order(), 1)
         order = rows[KLD].nan_to_num(nan=-inf).sort(descending=True, stable=True).indices[:WORST]
-        return [_prediction(int(chunks[n]), rows[:, n]) for n in order.tolist()]
+        found = []
+        for n in order.tolist():
+            row = rows[:, n]
+            position, target, first, first_q = (int(row[at]) for at in (POSITION, TARGET, FIRST, FIRST_Q))
+            kld, p, p_q, confidence, confidence_q = (float(row[at]) for at in (KLD, P, P_Q, CONFIDENCE, CONFIDENCE_Q))
+            fields = (position, kld, target, p, p_q, first, confidence, first_q, confidence_q)
+            found.append(Prediction(int(chunks[n]), *fields))
+        return found
 
     def among(self, chunks: Iterable[int]) -> "Scores":
         """Return the scores of these chunks only."""
@@ -176,12 +183,6 @@ class Scores:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randint(len(chunks), (DRAWN, len(chunks)), generator=generator).tolist()
         return float(torch.stack([torch.cat([chunks[n] for n in row]).quantile(q) for row in drawn]).std())
-
-
-def _prediction(chunk: int, row: Tensor) -> Prediction:
-    position, target, first, first_q = (int(row[n]) for n in (POSITION, TARGET, FIRST, FIRST_Q))
-    kld, p, p_q, confidence, confidence_q = (float(row[n]) for n in (KLD, P, P_Q, CONFIDENCE, CONFIDENCE_Q))
-    return Prediction(chunk, position, kld, target, p, p_q, first, confidence, first_q, confidence_q)
 
 
 def _mean(values: Tensor) -> tuple[float, float]:

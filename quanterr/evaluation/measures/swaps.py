@@ -74,7 +74,11 @@ class Swaps:
             place = swap.places[batch]
             if not self._stream.waits(place, unit):
                 raise CheckpointError(f"the control flow of the model diverges at {display(unit.name)}")
-            differing = self._differing(swap) if swap.unit == unit.name else {}
+            differing: dict[str, Tensor] = {}
+            if swap.unit == unit.name:
+                weights = self._own[swap.side]
+                names = (name for name in swap.slots if not torch.equal(weights[name], self._tensors[name]))
+                differing = {name: weights[name] for name in names}
             if differing or batch in swap.changed:
                 swap.changed.add(batch)
                 with _swapped(unit, differing, self._tensors):
@@ -83,11 +87,6 @@ class Swaps:
                 self._stream.taken(place)
                 own = deepcopy(output)  # the model may change it in place
             self._stream.resume(place, own)
-
-    def _differing(self, swap: Swap) -> dict[str, Tensor]:
-        """Return the parameters of a swap that differ from the original's."""
-        own = self._own[swap.side]
-        return {name: own[name] for name in swap.slots if not torch.equal(own[name], self._tensors[name])}
 
     def measure(self, batch: int, base: object, workload: Workload, given: Batch) -> None:
         """Compare the results of a micro-batch with the original's."""

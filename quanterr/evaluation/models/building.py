@@ -56,7 +56,7 @@ def read_config(folder: ModelFolder) -> "PretrainedConfig":
             f"{shown}: transformers has no model {name}; a newer version may "
             "(models with code of their own are not run)"
         ) from error
-    except Exception as error:  # what validates a config raises errors of its own
+    except Exception as error:  # validators of configs raise errors of their own
         raise CheckpointError(f"{shown}: transformers refuses it: {display(str(error), 300)}") from error
 
 
@@ -86,7 +86,7 @@ def read_denoiser_config(
     except CheckpointError:
         if with_inputs:
             raise
-        return None  # read_config says what is missing
+        return None  # read_config reports what is missing
 
 
 def _read_fields(folder: ModelFolder) -> JsonObject:
@@ -134,7 +134,7 @@ class Architecture:
             model = _build(lambda: kind._from_config(self.config, dtype=self.dtype), "transformers", self.device)
         else:
             auto = getattr(transformers, self.workload.loader)
-            # A GGUF file of an encoder lacks its pooler, which nothing measures: its config says so.
+            # A GGUF file of an encoder lacks its pooler, which nothing measures; its config omits it.
             less = {} if getattr(self.config, "add_pooling_layer", True) else {"add_pooling_layer": False}
             model = _build(lambda: auto.from_config(self.config, dtype=self.dtype, **less), "transformers", self.device)
         kept = {"_keep_in_fp32_modules_strict"} | ({"_keep_in_fp32_modules"} if self.dtype is torch.float16 else set())
@@ -235,7 +235,11 @@ def _build(make: Callable[[], nn.Module], program: str, device: torch.device) ->
     try:
         with heap_for_activations(), _parameters_on_meta(), CPU:
             model = make()
-        _move_buffers(model, device)
+        # from_pretrained makes buffers on the CPU, too: so they are equal on every device.
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.device.type != "meta":
+                    module._buffers[name] = buffer.to(device)
     except Exception as error:
         if is_out_of_memory(error):
             raise ResourceError("too little memory to build the model") from error
@@ -256,14 +260,6 @@ def _keep_float32(model: nn.Module, *lists: str) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.dtype.itemsize == 2 and kept & {*path.split("."), name}:
                 module._buffers[name] = buffer.float()
-
-
-def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Move buffers from the CPU, where from_pretrained makes them too, so that they are equal on every device."""
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.device.type != "meta":
-                module._buffers[name] = buffer.to(device)
 
 
 @contextmanager

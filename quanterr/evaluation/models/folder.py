@@ -1,4 +1,4 @@
-"""The folder with a model's config.json and tokenizer: the original's own, copies from a store, or made of a GGUF file.
+"""The folder with a model's config.json and tokenizer: the original's, copied from a store, or made from a GGUF file.
 
 Nothing else reads what describes a model, so whatever gives these files can be an original.
 """
@@ -39,8 +39,8 @@ class ModelFolder(NamedTuple):
 
     path: Path
     address: str
-    lacks: Mapping[str, str] = {}  # file → why there is none, and what to give: the end of a message names another way
-    is_made: bool = False  # of the metadata of a GGUF file
+    lacks: Mapping[str, str] = {}  # file → why it is missing, and what to give; messages add another way
+    is_made: bool = False  # made from the metadata of a GGUF file
 
     def named(self, name: str) -> str:
         """Return the path of one of its files, for messages."""
@@ -51,7 +51,7 @@ class ModelFolder(NamedTuple):
 def model_folder(original: Checkpoint, with_tokenizer: bool = True) -> Iterator[ModelFolder]:
     """Return the folder of the checkpoint's files; for a store, a GGUF file or a model in memory, a temporary folder.
 
-    Without ``with_tokenizer``, none is made of a GGUF file, which takes seconds for a large vocabulary.
+    Without ``with_tokenizer``, no tokenizer is made from a GGUF file: a large vocabulary takes seconds.
 
     Raises:
         CheckpointError: a file cannot be read, or is too large; no config follows from a GGUF file.

@@ -3,8 +3,8 @@
     FAMILIES    architecture of the file → model of transformers, and the field of config.json that each key stands for
     IGNORED     keys that change nothing in the outputs
 
-llama.cpp computes some things by the architecture alone, whatever a file says: what is ``fixed``. A key that is in no
-table is refused, as it may change what the model computes.
+llama.cpp computes some things by the architecture alone, whatever a file states: these are ``fixed``. A key that is in
+no table is refused, as it may change what the model computes.
 
 Reference: ggml-org/llama.cpp (in llama-cpp-python 0.3.36) conversion/*.py, set_gguf_parameters of each model;
 src/models/*.cpp, load_arch_hparams.
@@ -26,7 +26,7 @@ from quanterr.util.text import count, display, listed
 
 INSTEAD = "give the original's config.json and tokenizer with --config FOLDER"
 
-# Key behind the architecture → field of config.json.
+# Key, without the architecture before it → field of config.json.
 KEYS: Mapping[str, str] = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -51,8 +51,8 @@ TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "paddi
 YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 IGNORED = frozenset(["vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"])
-MOST = 1 << 26  # of anything that is counted
-# Keys that mean nothing with this value.
+MOST = 1 << 26  # no model has more blocks, elements or tokens
+# Keys that change nothing if they have this value.
 IDLE: Mapping[str, Value] = {
     "expert_count": 0,
     "expert_used_count": 0,
@@ -63,7 +63,7 @@ IDLE: Mapping[str, Value] = {
 
 
 class Facts:
-    """What a file says of its model; every key that is read counts as understood."""
+    """The facts that a file states about its model; every key that is read counts as understood."""
 
     def __init__(self, checkpoint: Checkpoint, values: Mapping[str, Value]) -> None:
         """Keep the keys of the architecture, and the headers of the tensors."""
@@ -77,7 +77,7 @@ class Facts:
         self._read: set[str] = set()
 
     def get(self, key: str) -> Scalar | None:
-        """Return the value of a key; None without one.
+        """Return the value of a key; None if the file lacks it.
 
         Raises:
             CheckpointError: it has a value for each block, and these differ.
@@ -113,26 +113,26 @@ class Facts:
         """Return the whole number under a key that the file must have.
 
         Raises:
-            CheckpointError: it is missing, or no positive whole number.
+            CheckpointError: it is missing, or not a positive whole number.
         """
         value = self.need(key)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise self.refusal(f"{self._start}{key} is {display(str(value))}, and not a number of something")
+            raise self.refusal(f"{self._start}{key} is {display(str(value))}, not a positive whole number")
         return value
 
     def check_blocks(self) -> None:
-        """Check that the tensors are of as many blocks as the metadata says: a model of others is not even built.
+        """Check that the tensors belong to as many blocks as the metadata states, before a model is built.
 
         Raises:
             CheckpointError: they are not.
         """
-        said = self.count("block_count")
+        stated = self.count("block_count")
         blocks = len({name.split(".")[1] for name in self.shapes if name.startswith("blk.")})
-        if said != blocks:
-            raise self.refusal(f"{self._start}block_count is {said:,}, and tensors are of {count(blocks, 'block')}")
+        if stated != blocks:
+            raise self.refusal(f"{self._start}block_count is {stated:,}, and tensors are of {count(blocks, 'block')}")
 
     def numbers(self, name: str) -> list[float] | None:
-        """Return the elements of a small tensor of floats; None without one."""
+        """Return the elements of a small tensor of floats; None if the file lacks it."""
         entry = self.checkpoint.entries.get(name)
         self._read.add(name)
         if entry is None:
@@ -166,17 +166,17 @@ class Family(NamedTuple):
 
     model_type: str
     architecture: str  # class of transformers
-    keys: Mapping[str, str]  # field by key, beside KEYS
-    more: Callable[[Facts], JsonObject]  # fields that take a computation
-    fixed: Mapping[str, object] = {}  # what llama.cpp computes for the architecture, whatever the file says
-    without: frozenset[str] = frozenset()  # of KEYS
+    keys: Mapping[str, str]  # field by key, in addition to KEYS
+    more: Callable[[Facts], JsonObject]  # computes the other fields
+    fixed: Mapping[str, object] = {}  # fields that follow from the architecture, whatever the file states
+    without: frozenset[str] = frozenset()  # the KEYS that its files lack
 
 
 def config_of(checkpoint: Checkpoint, values: Mapping[str, Value]) -> JsonObject:
     """Return the config.json of a GGUF file's model; ``values`` are all its keys.
 
     Raises:
-        CheckpointError: the architecture is in no table, or the file says something of its model that is not known.
+        CheckpointError: the architecture is in no table, or the file states something unknown about its model.
     """
     facts = Facts(checkpoint, values)
     family = find_family(facts)
@@ -206,7 +206,7 @@ def find_family(facts: Facts) -> Family:
     if name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise facts.refusal(
-            f"no config follows from the metadata of the architecture {display(name)} yet (of {known} it does)"
+            f"no config follows from the metadata of the architecture {display(name)} yet; quanterr knows {known}"
         )
     return FAMILIES[name]
 
@@ -262,7 +262,7 @@ def _gemma3(facts: Facts) -> JsonObject:
 
 
 def _gemma_scale(facts: Facts, blocks_of_27b: int) -> JsonObject:
-    """Return the number whose root scales the scores of attention; the model of 27B has one of its own."""
+    """Return the number whose root scales the scores of attention; the 27B model has a different one."""
     size = _heads(facts)["head_dim"]
     if facts.count("block_count") == blocks_of_27b:
         size = facts.count("embedding_length") // facts.count("attention.head_count")
@@ -291,7 +291,7 @@ def _qwen35(facts: Facts) -> JsonObject:
 
 
 def _qwen35moe(facts: Facts) -> JsonObject:
-    facts.get("feed_forward_length")  # of no block: all have experts
+    facts.get("feed_forward_length")  # no block has this size: all have experts
     return _qwen35(facts)
 
 
@@ -342,7 +342,7 @@ def _rope(facts: Facts, partial: bool = False) -> JsonObject:
     elif rotated not in (None, size):
         raise facts.refusal(f"{facts.architecture}.rope.dimension_count is {rotated}, and heads have {size} elements")
     kind, factor = facts.get("rope.scaling.type"), facts.get("rope.scaling.factor") or 1.0
-    facts.get("rope.scaling.original_context_length")  # says nothing without a scaling that uses it
+    facts.get("rope.scaling.original_context_length")  # changes nothing without a scaling that uses it
     factors = facts.numbers(FACTORS)
     if factors is not None:
         if kind not in (None, "none"):

@@ -59,7 +59,7 @@ class _Described(CheckpointFile):
 def as_original(checkpoint: Checkpoint, config: str | os.PathLike[str] | None) -> Checkpoint:
     """Return a GGUF file of a language model under the names of its model; any other checkpoint as it is.
 
-    ``config`` is the config.json of the model, or its folder, with the tokenizer beside it, if they should not follow
+    ``config`` is the config.json of the model, or its folder, which also has the tokenizer, if they should not follow
     from the file.
 
     Raises:

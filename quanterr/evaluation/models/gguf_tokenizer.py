@@ -5,7 +5,7 @@
 
 The files are written as the original's publishers have them, so that every version of transformers reads them in the
 same way: with the class that tokenizer_config.json names, or from tokenizer.json alone. What a file does not hold is
-as in the published tokenizers: normalization, the words, and which special tokens swallow the spaces behind them.
+as in the published tokenizers: normalization, the words, and which special tokens include the spaces after them.
 
 Reference: ggml-org/llama.cpp (in llama-cpp-python 0.3.36) conversion/base.py, set_vocab of each model, and
 src/llama-vocab.cpp; huggingface/transformers src/transformers/models/*/tokenization_*.py.
@@ -49,7 +49,7 @@ KNOWN = frozenset(
         *SPECIAL.values(),
     }
 )
-IDLE = {"remove_extra_whitespaces": False}  # keys that mean nothing with this value
+IDLE = {"remove_extra_whitespaces": False}  # keys that change nothing if they have this value
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # types of tokens
 SPACE = "▁"  # stands for a space in vocabularies of SentencePiece
 
@@ -61,11 +61,7 @@ class Pre(NamedTuple):
     tokenizer: str  # class in transformers of the published tokenizers
     normalizer: JsonObject | None = None
     ignore_merges: bool = False  # a word that is a token stays whole
-    adds_bos: bool = False  # unless the file says so
-
-
-def _split(pattern: str) -> JsonObject:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    adds_bos: bool = False  # whether a text begins with a BOS if the file does not state it
 
 
 def _bytes(use_regex: bool) -> JsonObject:
@@ -79,8 +75,10 @@ def _sequence(*parts: JsonObject, of: str = "pretokenizers") -> JsonObject:
 def _words(pattern: str) -> JsonObject:
     """Return a pre-tokenizer that divides a text by a pattern, between abbreviations and white space."""
     before = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?"
-    behind = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    return _sequence(_split(before + pattern + behind), _bytes(use_regex=False))
+    after = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    regex = {"Regex": before + pattern + after}
+    split: JsonObject = {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
+    return _sequence(split, _bytes(use_regex=False))
 
 
 FAST = "PreTrainedTokenizerFast"
@@ -97,7 +95,7 @@ PRE: Mapping[str, Pre] = {
 
 
 class _Vocabulary:
-    """The tokens of a file, and its other keys behind ``tokenizer.ggml.``."""
+    """The tokens of a file, and its other keys that begin with ``tokenizer.ggml.``."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self.architecture = str(values.get("general.architecture"))
@@ -127,19 +125,19 @@ class _Vocabulary:
         return pairs
 
     def special(self, id_key: str) -> str | None:
-        """Return the text of a special token; None without one."""
+        """Return the text of a special token; None if the file has none."""
         number = self.keys.get(id_key)
         return self.tokens[number] if isinstance(number, int) and 0 <= number < len(self.tokens) else None
 
     def says(self, key: str, otherwise: bool) -> bool:
-        """Return a key that says yes or no."""
+        """Return the value of a yes-or-no key, or ``otherwise`` without it."""
         found = self.keys.get(key, otherwise)
         return bool(found)
 
     def added(self, swallows: bool = False) -> Iterator[JsonObject]:
         """Yield the tokens that are found in a text before anything else is done with it.
 
-        ``swallows`` means that special ones take the spaces behind them with them.
+        ``swallows`` means that special tokens include the spaces after them.
         """
         keeping = {"<unk>", "<s>", "<|endoftext|>"}
         unknown = self.keys.get("unknown_token_id")
@@ -181,7 +179,9 @@ def tokenizer_files(values: Mapping[str, Value]) -> dict[str, JsonObject]:
     else:
         config["add_bos_token"] = vocabulary.says("add_bos_token", adds_bos) and "bos_token" in config
         config["add_eos_token"] = vocabulary.says("add_eos_token", False) and "eos_token" in config
-        parts["post_processor"] = _template(vocabulary, config)
+        bos = vocabulary.special("bos_token_id") if config["add_bos_token"] else None
+        eos = vocabulary.special("eos_token_id") if config["add_eos_token"] else None
+        parts["post_processor"] = _around(vocabulary, bos, eos)
     if kind == "llama" and "add_space_prefix" in vocabulary.keys:
         config["add_prefix_space"] = vocabulary.says("add_space_prefix", True)
     if isinstance(vocabulary.template, str):
@@ -214,7 +214,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
 
 
 def _sentence_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
-    """Return the same of SentencePiece's BPE, which puts a space before a text unless the file says otherwise."""
+    """Return the same for SentencePiece's BPE, which puts a space before a text unless the file states otherwise."""
     is_gemma, is_phi = vocabulary.architecture.startswith("gemma"), vocabulary.architecture == "phi3"
     prefix = vocabulary.says("add_space_prefix", not is_gemma)
     # The converter stores tokens that users defined with plain spaces.
@@ -260,7 +260,7 @@ def _sentence_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
 
 
 def _word_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
-    """Return the same of BERT's WordPiece, in which the converter marks beginnings of words, not continuations."""
+    """Return the same for BERT's WordPiece, in which the converter marks beginnings of words, not continuations."""
     tokens = [
         text if kind == CONTROL else text.removeprefix(SPACE) if text.startswith(SPACE) else f"##{text}"
         for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
@@ -296,7 +296,7 @@ def _numbered(tokens: Sequence[str], types: Sequence[object]) -> dict[str, int]:
 
 
 def _find_merges(tokens: Sequence[str], types: Sequence[object]) -> list[list[str]]:
-    """Return the pairs of tokens that make up another one, in the order of these.
+    """Return the pairs of tokens that make up another token, in the order of those tokens.
 
     SentencePiece numbers its tokens in the order in which it learned them.
     Source: transformers, tokenization_utils_base.py, generate_merges.
@@ -311,13 +311,8 @@ def _find_merges(tokens: Sequence[str], types: Sequence[object]) -> list[list[st
     return merges
 
 
-def _template(vocabulary: _Vocabulary, config: JsonObject) -> JsonObject | None:
-    """Return the post-processor that puts special tokens around a text; None without any."""
-    first = vocabulary.special("bos_token_id") if config["add_bos_token"] else None
-    return _around(vocabulary, first, vocabulary.special("eos_token_id") if config["add_eos_token"] else None)
-
-
 def _around(vocabulary: _Vocabulary, first: str | None, last: str | None) -> JsonObject | None:
+    """Return the post-processor that puts special tokens around a text; None if there are none to put."""
     if first is None and last is None:
         return None
     around = [[] if text is None else [{"SpecialToken": {"id": text, "type_id": 0}}] for text in (first, last)]

@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]  # stored name → shape of the values
 
 COMFY = "model.diffusion_model."
-# A whole pipeline in one file has the denoiser's tensors under a prefix, beside its VAE and its text encoders.
+# A whole pipeline in one file has the denoiser's tensors under a prefix, besides its VAE and its text encoders.
 WITHIN_A_PIPELINE = (COMFY, "diffusion_model.")
 AROUND_ALL = ("transformer.", "unet.", "net.")  # prefixes that count only where every tensor has them
 MAX_NAMED = 3
@@ -47,7 +47,7 @@ class Layout:
     parameters: Mapping[str, tuple[Rows, ...]]  # by names of the model
     ignored: frozenset[str] = frozenset()  # stored tensors of other parts of a pipeline, or that the converter drops
     unknown: frozenset[str] = frozenset()  # stored tensors that the model lacks
-    prefix: str = ""  # of the stored names
+    prefix: str = ""  # prefix of the stored names
 
     def has_names_of(self, other: "Layout") -> bool:
         """Return whether both take the parameters that they share from tensors of the same names, prefixes aside."""

@@ -78,7 +78,7 @@ class Lora:
     source: str
     sha256: str
     tensors: Mapping[str, Tensor]
-    scale: float | None = None  # of all modules, if the metadata give it
+    scale: float | None = None  # scale of all modules, if the metadata give it
     _changes: dict[str, list[Change]] = field(default_factory=dict)  # by parameter, once they are known
 
     @property
@@ -199,14 +199,10 @@ def _pairs(tensors: Mapping[str, Tensor], where: str, scale: float | None) -> di
         if up is None:
             raise UsageError(f"{where}: {display(name)} has no {display(stem + pair[1])} beside it")
         own = float(alpha) / len(down) if alpha is not None else 1.0 if scale is None else scale
-        found[_bare(stem)] = Change(0, down, up, own)
+        for prefix in AROUND:
+            stem = stem.removeprefix(prefix)
+        found[stem] = Change(0, down, up, own)
     return found
-
-
-def _bare(module: str) -> str:
-    for prefix in AROUND:
-        module = module.removeprefix(prefix)
-    return module
 
 
 def _place(

@@ -1,8 +1,8 @@
-"""The stored tensors behind each parameter of a model.
+"""The stored tensors that make up each parameter of a model.
 
 ConversionNames  models of transformers: its own tables of conversions join experts and rename modules
                  (transformers 5, src/transformers/core_model_loading.py)
-LayoutNames      denoisers of diffusers: a layout says which rows of which tensors make up a parameter (layouts.py)
+LayoutNames      denoisers of diffusers: a layout lists the rows of tensors that make up a parameter (layouts.py)
 """
 
 from collections import Counter
@@ -167,7 +167,12 @@ class LayoutNames:
         Raises:
             CheckpointError: nothing is stored for one of them.
         """
-        pieces = {name: self._pieces_of(name) for name in names}
+        pieces = {}
+        for name in names:
+            source = self._source(name)
+            if source is None:
+                raise CheckpointError(f"no tensor is stored for {listed([name])} of the model")
+            pieces[name] = self._pieces[source]
         uses = Counter(rows.source for parts in pieces.values() for rows in parts)
         read, found = dict[str, Tensor](), dict[str, Tensor]()
         for name, parts in pieces.items():
@@ -181,12 +186,6 @@ class LayoutNames:
                     del read[rows.source]
             found[name] = own[0] if len(own) == 1 else torch.cat(own)
         return found
-
-    def _pieces_of(self, name: str) -> tuple[Rows, ...]:
-        source = self._source(name)
-        if source is None:
-            raise CheckpointError(f"no tensor is stored for {listed([name])} of the model")
-        return self._pieces[source]
 
     def _source(self, name: str) -> str | None:
         """Return the parameter itself, or one that is tied to it: the first that is stored."""

@@ -1,4 +1,4 @@
-"""The original in a candidate's names, if these differ, such as a diffusers folder beside a file of ComfyUI.
+"""The original in a candidate's names, if these differ, as those of a diffusers folder and a file of ComfyUI do.
 
 Both store the rows of the same parameters (layouts.py). So every tensor of the candidate consists of rows of the
 original's tensors. Under the candidate's names, these rows make up a checkpoint that pairs with the candidate name by
@@ -35,7 +35,9 @@ def counterpart(
     Raises:
         CheckpointError: the candidate's names belong to another model, or either side lacks tensors.
     """
-    shapes = _shapes(candidate)
+    side = CheckpointSide("quantized", candidate)
+    side.attach_siblings()
+    shapes = {name: _shape(side, name) for name in side.codes}  # after dequantization
     bare, _ = denoiser_names(shapes)
     others = frozenset(shapes) - frozenset(bare.values())
     wanted = {rows.source.removeprefix(layout.prefix) for pieces in layout.parameters.values() for rows in pieces}
@@ -60,17 +62,10 @@ def counterpart(
     return Counterpart(_rename(sides, layout, own), layout.ignored | own.ignored)
 
 
-def _shapes(candidate: Checkpoint) -> dict[str, Shape]:
-    """Return the shapes of a candidate's weights after dequantization."""
-    side = CheckpointSide("quantized", candidate)
-    side.attach_siblings()
-    return {name: _shape(side, name) for name in side.codes}
-
-
 def _shape(side: CheckpointSide, name: str) -> Shape:
     try:
         return side.recognize(name).shape
-    except FormatMismatch:  # pairing says why
+    except FormatMismatch:  # pairing reports why
         return side.codes[name].shape
 
 

@@ -107,8 +107,8 @@ class Candidate:
     ) -> None:
         """Pair the checkpoint with the original.
 
-        ``activations`` and ``kv`` say how its runtime rounds (rounding.py); ``ignored`` are tensors of either side that
-        the model does not need, such as a VAE in the same file.
+        ``activations`` and ``kv`` name what its runtime rounds to (rounding.py); ``ignored`` are tensors of either side
+        that the model does not need, such as a VAE in the same file.
 
         With ``undo``, :meth:`compared` undoes factors that a quantizer folded elsewhere, which needs the original's
         values.

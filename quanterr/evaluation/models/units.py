@@ -55,8 +55,10 @@ class Unit:
 
     def free(self) -> None:
         """Fill the slots with NaN, which shows where a weight is read outside of its unit."""
-        for slot in self.slots:
-            slot.fill(_placeholder(slot.tensor, self._device))
+        for slot in self.slots:  # with memory for one element; a meta tensor could be read unnoticed
+            shape, dtype = slot.tensor.shape, slot.tensor.dtype
+            value = float("nan") if dtype.is_floating_point else 0
+            slot.fill(torch.full((1,), value, dtype=dtype, device=self._device).expand(shape))
 
 
 def convert(tensor: Tensor, slot: Slot) -> Tensor:
@@ -71,12 +73,6 @@ def convert(tensor: Tensor, slot: Slot) -> Tensor:
             f"{display(slot.name)}: stored as {list(tensor.shape)}, the model of config.json has {expected}"
         )
     return tensor.to(slot.tensor.dtype)
-
-
-def _placeholder(like: Tensor, device: torch.device) -> Tensor:
-    """Return NaN in that shape and dtype, with memory for one element; a meta tensor could be read unnoticed."""
-    value = float("nan") if like.is_floating_point() else 0
-    return torch.full((1,), value, dtype=like.dtype, device=device).expand(like.shape)
 
 
 def slots_of(prefix: str, module: nn.Module) -> Iterator[Slot]:

@@ -35,7 +35,7 @@ def attention_in_pieces() -> Iterator[None]:
     try:
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASKS
         from transformers.modeling_utils import AttentionInterface
-    except ImportError:  # whoever needs transformers says so
+    except ImportError:  # code that needs transformers raises an error
         yield
         return
     look_up = AttentionInterface.get_interface
@@ -85,7 +85,7 @@ def _spans(queries: int, step: int) -> list[slice]:
 
 
 def _rows(mask: Tensor | None, span: slice, queries: int) -> Tensor | None:
-    """Return the rows of a mask, (…, queries or 1, keys), that are of some queries."""
+    """Return the rows of a mask, (…, queries or 1, keys), that belong to some queries."""
     return mask if mask is None or mask.shape[-2] != queries else mask[..., span, :]
 
 

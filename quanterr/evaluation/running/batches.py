@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     raw: Any
     tokens: int
     first: int  # number of its first chunk
-    in_text: int  # its number within its own text
+    in_text: int  # number of its first chunk within its own text
     scored: Tensor | None = None  # (n, context) bool, for conversations only
 
 
@@ -44,6 +44,6 @@ def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
 
 
 def _tokens_of(call: Call) -> int:
-    """Return roughly the number of vectors of a call that pass through the model's weights."""
+    """Return the approximate number of vectors of a call that pass through the model's weights."""
     tensors = [value for value in call.arguments.values() if isinstance(value, Tensor) and value.dim()]
     return max((value.numel() // max(value.shape[-1], 1) for value in tensors), default=1)

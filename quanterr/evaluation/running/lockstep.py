@@ -57,7 +57,7 @@ class Outcome:
     """All measurements of a candidate."""
 
     scores: ReportedScores | None = None
-    texts: list[ReportedScores] = field(default_factory=list)  # of each text, if there are several
+    texts: list[ReportedScores] = field(default_factory=list)  # scores of each text, if there are several
     positions: list[PositionScores] = field(default_factory=list)
     worst: list[Prediction] = field(default_factory=list)
     embeddings: Embeddings | None = None
@@ -188,12 +188,12 @@ class Draft(NamedTuple):
     doubts: list[str]
 
     def cut(self, output: "ModelOutput") -> SimpleNamespace:
-        """Return logits without the rows of no token."""
+        """Return logits without the rows that stand for no token."""
         return SimpleNamespace(logits=output.logits[..., : self.vocabulary])
 
 
 class DraftRun:
-    """Runs a draft up to its head, which then gives the logits of a micro-batch beside the original's."""
+    """Runs a draft up to its head, which then gives the logits of a micro-batch as the original's head does."""
 
     def __init__(self, draft: Draft, batches: Sequence[Batch]) -> None:
         """Build the model.
@@ -246,7 +246,7 @@ class DraftRun:
         self.side.stream.resume(batch, output)
 
     def measure_piece(self, batch: int, base: "ModelOutput", first: int, last: int) -> None:
-        """Compute the logits of some positions of a micro-batch and score them beside the original's.
+        """Compute the logits of some positions of a micro-batch and score them against the original's.
 
         Raises:
             UsageError: the logits do not follow from the inputs of the head.
@@ -265,7 +265,7 @@ class DraftRun:
             self._pieces.end()
 
     def measure(self, batch: int, base: "ModelOutput") -> None:
-        """Compute the logits of a micro-batch and score them beside the original's."""
+        """Compute the logits of a micro-batch and score them against the original's."""
         self._run(batch, self._head, self._mode)
         result, given = self.side.stream.result(batch), self._batches[batch]
         x, y = self._draft.cut(base), self._draft.cut(result)
@@ -324,7 +324,7 @@ class Lockstep:
         self._products: dict[str, Product] = {}
         self._unit_of: dict[str, str] = {}
         self.hidden: dict[int, Tensor] = {}  # inputs of the head, (chunks, positions, width), by micro-batch
-        self.head: dict[str, Tensor] = {}  # its weights
+        self.head: dict[str, Tensor] = {}  # weights of the head
         self._architecture, self._inputs = architecture, inputs
         self._head = head_of(self.model, self._original.units) if self._workload.kind == CAUSAL.kind else None
         self._pieces: list[Pieces] = []
@@ -357,7 +357,13 @@ class Lockstep:
 
     def outcomes(self) -> list[Outcome]:
         """Return the measurements of each candidate."""
-        return [self._outcome(n) for n in range(len(self._others))]
+        found = []
+        for n, side in enumerate(self._others):
+            outcome = side.outcome([*self._original.units], self._spans)
+            outcome.weights = self._weights(n)
+            outcome.swaps = [] if self._swaps is None else self._swaps.scores(n)
+            found.append(outcome)
+        return found
 
     def draft_outcomes(self) -> list[Outcome]:
         """Return the measurements of each draft: its scores."""
@@ -526,13 +532,6 @@ class Lockstep:
         again = Head(self._architecture, self.head)(self.hidden[self._batches[0].number], self._inputs[0])
         if not torch.equal(again.logits, base.logits):
             raise UsageError(f"{SAVE}: {type(self.model).__name__}'s logits are not what its head makes of its inputs")
-
-    def _outcome(self, n: int) -> Outcome:
-        side = self._others[n]
-        outcome = side.outcome([*self._original.units], self._spans)
-        outcome.weights = self._weights(n)
-        outcome.swaps = [] if self._swaps is None else self._swaps.scores(n)
-        return outcome
 
     def _weights(self, n: int) -> list[WeightError]:
         """Return the output errors of a candidate's weights, the largest first."""

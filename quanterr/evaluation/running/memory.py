@@ -14,8 +14,8 @@ ACTIVATIONS = 256 << 20  # bytes that are kept until a unit of the model is done
 def heap_for_activations() -> Iterator[None]:
     """Keep the parameters that a model makes, and frees at once, out of the heap; then keep freed activations in it.
 
-    What stays of a parameter lies behind its memory. In the heap, the addresses of all parameters would be taken, which
-    a limit of memory (``ulimit -v``) counts even though nothing was ever written there. Activations are reused because
+    What remains of a parameter comes after its memory. In the heap, the parameters would keep their addresses, which a
+    limit of memory (``ulimit -v``) counts even though nothing was ever written there. Activations are reused because
     fresh pages cost a third of the time.
     """
     keep_freed_memory(PARAMETER, ACTIVATIONS)

@@ -33,7 +33,7 @@ from quanterr.pairing.inputs import (
     find_declared_inputs,
     rotation_of,
 )
-from quanterr.pairing.model import Pair, Pairing
+from quanterr.pairing.model import Pairing
 from quanterr.pairing.transforms import find_online_transforms
 from quanterr.recipes.caches import parse_cache
 from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, StoredInputScale
@@ -69,7 +69,7 @@ class Rounded(NamedTuple):
     def add_branch(self, product: Tensor, rounded_away: Tensor, outputs: Tensor | None) -> bool:
         """Add the branch's product with ``rounded_away``, (…, k), to a product, in place.
 
-        ``outputs``, (n,) bool, marks the branch's outputs; None: all. Return False if the branch has another number.
+        ``outputs``, (n,) bool, marks the branch's outputs; None: all. Return False if the branch has more or fewer.
         """
         assert self.branch is not None  # noqa: S101 - the caller has checked
         up, down = (each.to(product.dtype) for each in self.branch)
@@ -96,7 +96,7 @@ def _rotate(turn: Turn | None, y: Tensor) -> Tensor:
 class Watched(NamedTuple):
     """A parameter whose inputs are rounded, one way for each stored weight that makes it up."""
 
-    parameter: str  # its name in the model
+    parameter: str  # name in the model
     names: list[str]  # stored weights, by the original's names
     ways: list[Rounded | None]
     layout: list[tuple[int, int]]  # size and stride of each dimension
@@ -144,8 +144,11 @@ class Rounding:
             for name, found in find_declared_inputs(plan, entries).items():
                 self._add(name, found)
         elif activations != NONE:
-            coded = [pair for pair in plan.pairs if pair.quantized.has_codes and pair.quantized.matrix[0] > 1]
-            self.inputs = {pair.name: self._round_by(INPUT_SCHEMES[activations], pair) for pair in coded}
+            scheme, nothing = INPUT_SCHEMES[activations], StoredInputScale()
+            for pair in plan.pairs:
+                if pair.quantized.has_codes and pair.quantized.matrix[0] > 1:
+                    turn, back = self._turns(rotation_of(pair.quantized))
+                    self.inputs[pair.name] = Rounded(scheme, nothing, turn=turn, turn_back=back)
         self.rotations = find_online_transforms(
             plan.labels["quantized"].config, [pair.quantized for pair in plan.pairs]
         )
@@ -178,10 +181,6 @@ class Rounding:
         branch = None if found.branch is None else found.branch.factors(self._turning)
         divides = found.divisors is not None
         self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], stored, factors, turn, branch, divides, back)
-
-    def _round_by(self, scheme: InputScheme, pair: Pair) -> Rounded:
-        turn, back = self._turns(rotation_of(pair.quantized))
-        return Rounded(scheme, StoredInputScale(), turn=turn, turn_back=back)
 
     def _turns(self, rotation: InputRotation | None) -> tuple[Turn | None, Turn | None]:
         if rotation is None:

@@ -85,7 +85,7 @@ class Stream:
         """Start a forward for each micro-batch; all stop at the first unit.
 
         ``get`` returns tensors on the device. With ``graph``, code between units keeps what a backward pass needs.
-        With ``recorded``, the batches are recorded calls, as errors then say.
+        With ``recorded``, the batches are recorded calls, which errors then mention.
         """
         self.model, self.names, self.get, self._recorded = model, names, get, recorded
         self.units = units_of(model, device)
@@ -142,14 +142,14 @@ class Stream:
     def taken(self, batch: int) -> Asked:
         """Return the unit that a micro-batch waits for and its arguments, and keep neither."""
         asked = self._forwards[batch].asked
-        assert asked is not None  # noqa: S101 - waits() said so
+        assert asked is not None  # noqa: S101 - the caller has asked waits()
         self._forwards[batch].asked = None
         return asked
 
     def first_argument(self, batch: int) -> Tensor:
         """Return the first argument of the unit that a micro-batch waits for: hidden states."""
         asked = self._forwards[batch].asked
-        assert asked is not None  # noqa: S101 - waits() said so
+        assert asked is not None  # noqa: S101 - the caller has asked waits()
         _, args, _ = asked
         argument = args[0]
         assert isinstance(argument, Tensor)  # noqa: S101 - a linear layer gets one

@@ -1,7 +1,7 @@
-"""The head of a model and the model's own code behind it, for the logits of some positions at a time.
+"""The head of a model and the model's own code after it, for the logits of some positions at a time.
 
-All logits of a long context would take far more memory than the model: 32,768 tokens of a vocabulary of 128,000 take
-8 GiB for each side, of the second half alone.
+All logits of a long context would take far more memory than the model: with 32,768 tokens and a vocabulary of 128,000,
+the second half alone takes 8 GiB for each side.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,10 @@ from quanterr.evaluation.models.units import Unit
 from quanterr.evaluation.running.stepping import Stream
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
 WHOLE = 1 << 27  # logits of a micro-batch that are computed at once
-PIECE = 1 << 25  # logits of a piece of more
+PIECE = 1 << 25  # logits of a piece of a larger micro-batch
 
 
 class _Body:
@@ -35,14 +34,16 @@ class _Body:
 
 
 class Tail:
-    """A model whose body gives given hidden states: its loaded head, and the code behind it, turn them into logits."""
+    """A model whose body returns given hidden states: its loaded head and the code after it turn them into logits."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        """Replace the body of a model that needs it no more."""
+        """Replace the body of a model that no longer needs it."""
         self._model, self._device = model, device
         self._hidden: Tensor | None = None
-        for body in _bodies(model):
-            body.forward = self._given
+        base = getattr(model, "base_model", None)
+        for body in (base, getattr(base, "decoder", None)):  # a model may call either before its head
+            if isinstance(body, nn.Module) and body is not model:
+                body.forward = self._given
 
     def _given(self, *_: object, **__: object) -> _Body:
         assert self._hidden is not None  # noqa: S101 - set by the only caller
@@ -107,10 +108,3 @@ def head_of(model: nn.Module, units: Mapping[str, Unit]) -> Unit | None:
     """Return the unit of a model's head; None if it has no head, or if the head is not a unit."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return next((unit for unit in units.values() if unit.module is head), None)
-
-
-def _bodies(model: "PreTrainedModel | nn.Module") -> list[nn.Module]:
-    """Return the modules that a model may call before its head."""
-    base = getattr(model, "base_model", None)
-    found = [base, getattr(base, "decoder", None)]
-    return [body for body in found if isinstance(body, nn.Module) and body is not model]

@@ -54,7 +54,7 @@ def run(lockstep: Lockstep, group: RankGroup | None) -> None:
         group.check()
         raise
     for packed in group.gather(lambda: _pack(lockstep.found())):
-        lockstep.add(_unpack(packed))
+        lockstep.add(torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu"))
     group.end()
 
 
@@ -74,8 +74,3 @@ def _pack(found: Found) -> bytes:
     file = io.BytesIO()
     torch.save(found, file)
     return file.getvalue()
-
-
-def _unpack(packed: bytes) -> Found:
-    found: Found = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
-    return found

@@ -43,7 +43,7 @@ class FoundMeasures(TypedDict):
 
 @dataclass
 class Measures:
-    """The measures of a candidate's outputs beside the original's."""
+    """The measures of a candidate's outputs against the original's."""
 
     scores: Scores = field(default_factory=Scores)
     embedded: Embedded = field(default_factory=Embedded)
@@ -141,7 +141,7 @@ class Causal:
     ) -> bool:
         """Score logits that begin at position ``at``, counted from the end of the chunks, as :meth:`measure` does."""
         width = chunks.shape[1]
-        places = torch.arange(base.logits.shape[1]) + width + at + 1  # of the predicted tokens
+        places = torch.arange(base.logits.shape[1]) + width + at + 1  # positions of the predicted tokens
         known = places < width
         finite = []
         for n in range(len(chunks)):

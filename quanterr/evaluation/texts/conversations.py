@@ -169,7 +169,7 @@ def _tokens(
 ) -> tuple[list[int], list[bool]]:
     """Return the token ids of a conversation and a mask of the assistant's tokens; ``apply`` is the chat template.
 
-    ``has_marks`` says that the tokenizer's own template marks these tokens.
+    ``has_marks`` means that the tokenizer's own template marks these tokens.
     """
     try:
         ids = apply(messages)
@@ -182,13 +182,13 @@ def _tokens(
         for n, message in enumerate(messages):
             if message["role"] == "assistant":
                 before = apply(messages[:n], add_generation_prompt=True)
-                behind = apply(messages[: n + 1])
-                if ids[: len(behind)] != behind or behind[: len(before)] != before:
+                after = apply(messages[: n + 1])
+                if ids[: len(after)] != after or after[: len(before)] != before:
                     raise UsageError(
                         f"{where}: the chat template rewrites what it made of earlier messages, and marks no "
                         "{% generation %}: the assistant's tokens cannot be told apart"
                     )
-                turn = behind[len(before) :]
+                turn = after[len(before) :]
                 stop = len(before) + _length_of(turn, tokenizer.eos_token_id)
                 scored[len(before) : stop] = [True] * (stop - len(before))
     except UsageError:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
@@ -34,9 +34,8 @@ StrPath = str | os.PathLike[str]
 USUAL_LENGTH = 2048  # tokens, if the config names no context length
 
 
-def _base() -> object:
-    """Return the harness's base class if the harness is installed, otherwise a plain class in its place."""
-    return import_module("lm_eval.api.model").LM if find_spec("lm_eval") else object
+# The harness's base class, or a plain class if the harness is not installed.
+BASE: Any = import_module("lm_eval.api.model").LM if find_spec("lm_eval") else object
 
 
 class Request(Protocol):
@@ -47,7 +46,7 @@ class Request(Protocol):
         """The texts: a context and its continuation, or one text."""
 
 
-class StreamedModel(_base()):  # type: ignore[misc]
+class StreamedModel(BASE):  # type: ignore[misc]
     """The original's model with the weights of ``quantized``, or with its own if there is none."""
 
     def __init__(

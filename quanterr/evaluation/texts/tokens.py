@@ -64,7 +64,9 @@ def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text
         if length >= len(text) or len(ids) >= (enough or 0) + CUT:
             break
         length *= 2
-    return Text(torch.tensor(ids, dtype=torch.int64), path, _bos(tokenizer), tokenizer.unk_token_id)
+    bos: int | None = tokenizer.bos_token_id
+    begins = tokenizer("a")["input_ids"][:1] == [bos]  # whether the tokenizer puts it before a text
+    return Text(torch.tensor(ids, dtype=torch.int64), path, bos if begins else None, tokenizer.unk_token_id)
 
 
 def tokenizer_of(folder: ModelFolder) -> "PreTrainedTokenizerBase":
@@ -89,13 +91,6 @@ def tokenizer_of(folder: ModelFolder) -> "PreTrainedTokenizerBase":
         raise CheckpointError(
             f"{shown}: transformers cannot read it: {reason}; give token ids with --tokens instead of a text"
         ) from error
-
-
-def _bos(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Return the token that the tokenizer puts before a text, or None."""
-    first = tokenizer("a")["input_ids"][:1]
-    bos: int | None = tokenizer.bos_token_id
-    return bos if bos is not None and first == [bos] else None
 
 
 def read_tokens(path: str) -> Text:
@@ -177,7 +172,7 @@ def named_files(given: Iterable[str | PathLike[str]], option: str) -> list[Given
 
 
 def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> Chunks:
-    """Cut a text into at most ``limit`` chunks.
+    """Cut a text into up to ``limit`` chunks.
 
     Raises:
         UsageError: the text is shorter than two contexts, or an id is not in the vocabulary.

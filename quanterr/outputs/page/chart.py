@@ -1,4 +1,4 @@
-"""Charts of pages: where the parts of an SVG are, which needs no script."""
+"""Charts of pages: the places of the parts of an SVG, which needs no script."""
 
 from math import floor, log10
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Drawing(NamedTuple):
 
 
 def draw_chart(chart: Chart) -> Drawing | None:
-    """Return the places of all curves with several positive points, from the highest end on; None without one."""
+    """Return the places of all curves with several positive points, the highest end first; None without one."""
     curves = [(curve.name, [(x, y) for x, y in curve.points if y > 0]) for curve in chart.curves]
     curves = [(name, points) for name, points in curves if len(points) > 1]
     if not curves:

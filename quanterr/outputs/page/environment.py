@@ -100,7 +100,7 @@ class Folded(NamedTuple):
     heads: list[tuple[str, bool]]
     shown: list[list[str]]
     folded: list[list[str]]
-    summary: str  # of the folded rows
+    summary: str  # summary of the folded rows
 
 
 def fold(one: Table) -> Folded:
@@ -123,5 +123,5 @@ def order_findings(findings: Findings) -> list[tuple[str, Finding]]:
 
 
 def title_of(name: str, gate: Gate) -> str:
-    """Return the title of a gate: its candidate, if there are several, and its id unless the condition says it."""
+    """Return the title of a gate: its candidate, if there are several, and its id unless this is the condition."""
     return ": ".join(map(display, [name] * bool(name) + [gate.id] * (gate.id != gate.require)))

@@ -12,7 +12,7 @@ from quanterr.documents.comparison.page_data import DETAILED
 from quanterr.documents.document import Result
 from quanterr.outputs.page.columns import make_columns
 from quanterr.outputs.page.environment import MAX_LISTED, environment
-from quanterr.outputs.sections import PAGE, Details, Findings, Maps, PageScripts, Section, Table, View
+from quanterr.outputs.sections import PAGE, Findings, Maps, PageScripts, Section, Table, View
 from quanterr.util.strict_json import JsonObject
 
 FOLDER = Path(__file__).parent
@@ -31,6 +31,7 @@ def write(document: Result, file: IO[str], view: View | None = None, next_step: 
     style, script = _read("style.css"), "\n".join(_read(f"scripts/{name}.js") for name in scripts)
     linked = list(_list_named_layers(sections))[:MAX_LISTED] if view.maps else []  # maps come with details to link
     template = environment().get_template("page.html")
+    packed = zlib.compress(json.dumps(data, allow_nan=False, separators=(",", ":")).encode(), 6)
     page = template.render(
         noun=document.noun,
         view=view,
@@ -42,15 +43,9 @@ def write(document: Result, file: IO[str], view: View | None = None, next_step: 
         style=style,
         script=script,
         hash_of=_hash,
-        data=_pack(data),
+        data=base64.b64encode(packed).decode(),
     )
     file.write(page)
-
-
-def _pack(data: object) -> str:
-    """Return data for a script: JSON, deflated, in base64."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
 def _read(name: str) -> str:
@@ -89,8 +84,13 @@ def _pick_scripts(maps: Maps | PageScripts | None) -> tuple[Sequence[str], JsonO
 
 
 def _data(maps: Maps) -> JsonObject:
-    """Return the data that the scripts show."""
+    """Return the data that the scripts show, with the details of the first layers."""
     columns = make_columns(maps.rows())
+    details = None
+    if maps.details:
+        detailed = min(len(columns["columns"]["status"]), DETAILED)
+        rows = [maps.details.of(n) for n in range(detailed)]
+        details = {"title": maps.details.title, "heads": maps.details.heads, "rows": rows}
     return {
         **columns,
         "metrics": {key: metric._asdict() for key, metric in maps.metrics.items()},
@@ -98,11 +98,5 @@ def _data(maps: Maps) -> JsonObject:
         "order": maps.order,
         "colour": maps.colour,
         "front": [dict(zip(FRONT, point, strict=True)) for point in maps.front],
-        "details": _details(maps.details, len(columns["columns"]["status"])) if maps.details else None,
+        "details": details,
     }
-
-
-def _details(details: Details, layers: int) -> JsonObject:
-    """Return the details of the first layers, shown when one is selected."""
-    rows = [details.of(n) for n in range(min(layers, DETAILED))]
-    return {"title": details.title, "heads": details.heads, "rows": rows}

@@ -15,7 +15,7 @@ from quanterr.util.text import display
 
 
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    """Return the command of llama-quantize, after one that makes its input if the original is no GGUF file.
+    """Return the command of llama-quantize, after one that makes its input if the original is not a GGUF file.
 
     An embedding or head that is not in the plan gets bf16, as the base type would quantize it. Which of two matching
     patterns decides depends on the version of llama-quantize, so no tensor matches two. Gate and up of experts are two

@@ -23,18 +23,16 @@ def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     """Return the plan as YAML rather than JSON, because the edges of blocks are numeric keys."""
     lines = ["quant_cfg:", '- {quantizer_name: "*", enable: false}']
     for recipe, names in modules.items():
-        for name in names if recipe != ORIGINAL else ():
-            quantizer = json.dumps(f"{name}.weight_quantizer")
-            lines.append(f"- {{quantizer_name: {quantizer}, cfg: {_make_quantizer(recipe)}}}")
+        if recipe == ORIGINAL:
+            continue
+        if found := INTEGER.fullmatch(recipe):
+            scales = f"block_sizes: {{-1: {found['group']}, type: static}}" if found["group"] else "axis: 0"
+            config = f"{{num_bits: {found['bits']}, {scales}}}"
+        else:
+            config = MODELOPT[recipe]
+        quantizers = [json.dumps(f"{name}.weight_quantizer") for name in names]
+        lines += [f"- {{quantizer_name: {quantizer}, cfg: {config}}}" for quantizer in quantizers]
     return "\n".join([*lines, "algorithm: max", ""])
-
-
-def _make_quantizer(recipe: str) -> str:
-    """Return ModelOpt's quantizer for a recipe."""
-    if found := INTEGER.fullmatch(recipe):
-        group = found["group"]
-        return f"{{num_bits: {found['bits']}, {f'block_sizes: {{-1: {group}, type: static}}' if group else 'axis: 0'}}}"
-    return MODELOPT[recipe]
 
 
 def _writes(recipe: str) -> bool:

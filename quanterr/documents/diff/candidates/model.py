@@ -60,7 +60,7 @@ class RecipeChange:
 
 @dataclass(slots=True)
 class StoredChange:
-    """A weight that is stored otherwise."""
+    """A weight whose format or size changed."""
 
     layer: str
     old_format: str | None
@@ -102,7 +102,7 @@ class CandidateChange:
 
 @dataclass(slots=True, repr=False)
 class CandidateDiff(Difference):
-    """The diff of two documents. If the comparison was forced, ``difference`` says why they are not comparable."""
+    """The diff of two documents. If the comparison was forced, ``difference`` explains why they are not comparable."""
 
     schema: str  # such as quanterr.ranking_diff
     schema_version: str

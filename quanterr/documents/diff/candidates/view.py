@@ -15,7 +15,7 @@ from quanterr.util.text import count, display, size
 
 NUMBERS = (Column("old", 1), Column("new", 2), Column("change", 0), Column("", 3, right=False))
 MOST = 3  # candidates, numbers and items in the summary
-LEADS = ("kld_mean", "cosine_mean", "snr_db", "ssim", "cost", "bits_per_weight")  # the first that there is says most
+LEADS = ("kld_mean", "cosine_mean", "snr_db", "ssim", "cost", "bits_per_weight")  # the most informative first
 CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se", "chance", "word")
 
 
@@ -64,16 +64,13 @@ def _summarize(one: CandidateChange, scores: dict[str, Score], item: str) -> str
     """Return the change of the main metric, the numbers of metrics that are better and worse, and of changed items."""
     words = [change.word for change in one.metrics if not change.chance]
     numbers = f"{count(words.count('better'), 'number')} better, {words.count('worse'):,} worse"
-    lead = next((change for name in LEADS for change in one.metrics if change.metric == name), None)
-    first = "" if lead is None else f"{scores[lead.metric].title} {_format_change(lead, scores[lead.metric])}; "
+    lead, first = next((change for name in LEADS for change in one.metrics if change.metric == name), None), ""
+    if lead is not None:
+        old, new = (format_in_units(scores[lead.metric], value) for value in (lead.old, lead.new))
+        first = f"{scores[lead.metric].title} {f'{new} as before' if old == new else f'{old} -> {new}'}; "
     changed = len(one.worse) + len(one.better)
     items = f"; {changed:,} of {count(changed + one.unchanged, item)} changed" if changed else ""
     return f"{first}{numbers}{items}"
-
-
-def _format_change(change: MetricChange, score: Score) -> str:
-    old, new = (format_in_units(score, value) for value in (change.old, change.new))
-    return f"{new} as before" if old == new else f"{old} -> {new}"
 
 
 def _sections(diff: CandidateDiff, top: int) -> Iterator[Section]:

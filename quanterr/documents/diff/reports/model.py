@@ -59,7 +59,7 @@ class FormatChange:
 
 @dataclass(slots=True, repr=False)
 class Diff(Difference):
-    """The diff of two reports. If the comparison was forced, ``difference`` says why they are not comparable.
+    """The diff of two reports. If the comparison was forced, ``difference`` explains why they are not comparable.
 
     ``worse`` and ``better`` begin with layers that have an SNR in only one report, then the largest change; ``better``
     ends with layers that became identical to the original. ``undefined`` are layers without an SNR in either.

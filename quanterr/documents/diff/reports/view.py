@@ -1,7 +1,4 @@
-"""The view of a diff of two reports: totals, layers that are worse or better, maps.
-
-Also its CSV rows.
-"""
+"""The view of a diff of two reports: totals, layers that are worse or better, maps; and its CSV rows."""
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -70,8 +67,8 @@ def view(diff: Diff, top: int) -> View:
     """Return the view of a diff with ``top`` layers of each kind."""
     maps = Maps(METRICS, WORDS, lambda: map(_row, diff.layers), "change_db", "change_db")
     paths = diff.old.path, diff.new.path
-    said, sections, summary = conclusion(diff), _sections(diff, top), list(_summarize(diff))
-    return make_view(paths, said, sections, ABOUT, maps if diff.layers else None, summary)
+    answer, sections, summary = conclusion(diff), _sections(diff, top), list(_summarize(diff))
+    return make_view(paths, answer, sections, ABOUT, maps if diff.layers else None, summary)
 
 
 def _summarize(diff: Diff) -> Iterator[str]:
@@ -134,18 +131,11 @@ def _sections(diff: Diff, top: int) -> Iterator[Section]:
 def _changes(title: str, items: Sequence[Change], top: int) -> Table:
     """Return a table of changed layers, with a column for the avoidable loss if that changed."""
     shown = items[:top]
-    columns = [*CHANGES, *([EXCESS] if any(_excess_change(item) > SHOWN_DB for item in shown) else [])]
-    filled = fill(columns, ((LayerName(item.layer), item) for item in shown))
-    minor = len(list(takewhile(_is_minor, reversed(shown))))
+    changed = any(abs((item.old_excess_db or 0.0) - (item.new_excess_db or 0.0)) > SHOWN_DB for item in shown)
+    filled = fill([*CHANGES, *([EXCESS] if changed else [])], ((LayerName(item.layer), item) for item in shown))
+    by = (item.change_db for item in reversed(shown))
+    minor = len(list(takewhile(lambda change: change is not None and abs(change) < MINOR_DB, by)))
     return Table(title, "layer", *filled, len(items) - len(shown), minor, "that change by less than 1 %")
-
-
-def _is_minor(item: Change) -> bool:
-    return item.change_db is not None and abs(item.change_db) < MINOR_DB
-
-
-def _excess_change(item: Change) -> float:
-    return abs((item.old_excess_db or 0.0) - (item.new_excess_db or 0.0))
 
 
 def _row(layer: Both) -> Row:
