@@ -43,12 +43,12 @@ STORED = (str, os.PathLike, Checkpoint)  # types of candidates that are not reci
 
 
 class _Inputs(NamedTuple):
-    """What is compared, and what errors are weighted by."""
+    """The checkpoints to compare, the selected layers, and what weights their errors."""
 
     original: Checkpoint
     candidates: list[Checkpoint]
     selection: LayerSelection
-    means: Means | None  # of an importance matrix
+    means: Means | None  # mean squares from an importance matrix
     sensitivity: Sensitivity | None
 
 
@@ -98,7 +98,7 @@ def compare_each(
         used = KernelChoice(None) if run.device.type != "cpu" else choice
         info = clock.describe_run(options.command, _describe_device(run), run.threads, progress.done_bytes, str(used))
         del run  # its tasks take about 200 bytes per weight
-        give_back_memory()  # that workers used for their buffers
+        give_back_memory()  # the workers' buffers
         settings = _make_settings(options, inputs.sensitivity)
         reports = [
             builder.report(inputs.original, candidate, inputs.selection.patterns, settings, complete, info)
