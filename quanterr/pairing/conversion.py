@@ -459,7 +459,7 @@ def list_llama_names(architecture: str, path: str) -> tuple[str, ...]:
 
 
 def _find_piece(names: Mapping[str, tuple[str, ...]], words: list[str]) -> tuple[str, ...]:
-    """Return the name of gate or up of an architecture that has a name for both together."""
+    """Return the name of gate or up in an architecture whose table only names both together."""
     if words[-1] not in ("gate_proj", "up_proj"):
         return ()
     for both in names.get(".".join([*words[:-1], "gate_up_proj"]), ()):

@@ -72,24 +72,23 @@ class Transform(NamedTuple):
 def read_transforms(config: JsonFields) -> list[Transform]:
     """Return the transforms that a quantization_config declares, in its order."""
     groups = as_object(as_object(config.get("transform_config")).get("config_groups"))
-    return [
-        Transform(
-            group,
-            str(scheme.get("type")),
-            str(place.get("location")),
-            _texts(place.get("targets")),
-            _texts(place.get("ignore")),
-            place.get("inverse") is True,
-            scheme.get("head_dim"),
-            scheme.get("randomize") is True,
-        )
-        for group, scheme in ((group, as_object(fields)) for group, fields in groups.items())
-        for place in map(as_object, _items(scheme.get("apply")))
-    ]
-
-
-def _items(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+    found = []
+    for group, scheme in ((group, as_object(fields)) for group, fields in groups.items()):
+        places = scheme.get("apply")
+        found += [
+            Transform(
+                group,
+                str(scheme.get("type")),
+                str(place.get("location")),
+                _texts(place.get("targets")),
+                _texts(place.get("ignore")),
+                place.get("inverse") is True,
+                scheme.get("head_dim"),
+                scheme.get("randomize") is True,
+            )
+            for place in map(as_object, places if isinstance(places, list) else [])
+        ]
+    return found
 
 
 def _texts(value: object) -> tuple[str, ...]:

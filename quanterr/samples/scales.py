@@ -114,7 +114,7 @@ class ScaleSampler:
         self._sampled: list[_SampledGroups] = []
         self._within: list[_SampledGroups] = []  # parts of groups
         self.one_zero: bool | None = None  # whether all groups share a zero point; None if unknown
-        self._is_stacked = False  # whether rows share scales, of which no tensor holds one for each row
+        self._is_stacked = False  # whether several weights with one scale each are stacked
 
     def make_companion(self) -> "ScaleSampler":
         """Return a sampler for further groups of the weight, which knows already whether zero points differ."""
@@ -301,7 +301,7 @@ class ScaleSampler:
             return None, None
         if weight.scale is None and len(unit) > 1 and bool((unit == unit[:1]).all()):
             self._is_stacked = True
-        if self._is_stacked:  # weights with one scale each: how far each reaches is unknown
+        if self._is_stacked:  # the last row of each weight is unknown
             return None, None
         if of_rows:
             return ScaleGroups(1, shape[1], shape[1] == cols), None
