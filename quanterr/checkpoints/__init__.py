@@ -28,17 +28,17 @@ GGUF = ".gguf"
 SUFFIXES = (*WEIGHTS, GGUF)
 INDEX_SUFFIX = ".safetensors.index.json"
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
-# Files beside config.json that declare nothing but a quantization.
+# Files next to config.json that declare only a quantization.
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION_CONFIGS = ("quantize_config.json", "quant_config.json", "quantization_config.json")
-ASCEND_CONFIG = "quant_model_description.json"  # of ModelSlim: the type of each tensor, by its name
+ASCEND_CONFIG = "quant_model_description.json"  # written by ModelSlim: the type of each tensor, by its name
 SINQ_CONFIG, SINQ_CODES = "model.safetensors.index.json.meta.json", ".W_q"  # settings of each layer that has such codes
 CONFIGS = ("config.json", MODELOPT_CONFIG, *QUANTIZATION_CONFIGS, ASCEND_CONFIG, "params.json")
 PIPELINE = "model_index.json"  # at the root of a pipeline of diffusers
 DENOISERS = ("transformer", "transformer_2", "unet")  # folders of a pipeline
-WHOLE = "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index beside it
+WHOLE = "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index in the same folder
 MAX_INDEX = 256 * 2**20
-MAX_CONFIG, MAX_NAMES = 16 * 2**20, 64 * 2**20  # of a file that names each tensor
+MAX_CONFIG, MAX_NAMES = 16 * 2**20, 64 * 2**20  # bytes; the second for a file that names each tensor
 
 
 def open_checkpoint(
@@ -73,7 +73,8 @@ def open_checkpoint(
         if is_folder(where):
             if denoiser := _find_denoiser(where):
                 where /= denoiser
-                given = f"{_as_address(given).rstrip('/')}/{denoiser}"
+                scheme = "hf://" if hub_cache.is_model_id(given) and not os.path.lexists(given) else ""
+                given = f"{scheme}{given.rstrip('/')}/{denoiser}"
             kind, paths, index = _resolve_folder(where)
         elif where.name.endswith(".index.json"):
             kind, (paths, index) = "index", _read_index(where)
@@ -129,11 +130,6 @@ def _find_denoiser(folder: Place) -> str | None:
             f"{listed([str(folder / name) for name in found])}"
         )
     return found[0] if found else None
-
-
-def _as_address(given: str) -> str:
-    """Return the address of a model that was given by its name in the local Hugging Face cache."""
-    return f"hf://{given}" if hub_cache.is_model_id(given) and not os.path.lexists(given) else given
 
 
 class _Index(NamedTuple):
@@ -200,19 +196,13 @@ def _read_index(path: Place) -> tuple[Sequence[Place], _Index]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f'{file}: index has no "weight_map"')
     for shard in weight_map.values():
-        if not _is_plain_file_name(shard):
+        if not isinstance(shard, str) or shard in ("", ".", "..") or any(character in shard for character in "/\\:\0"):
             raise CheckpointError(f"{file}: index: shard name {display(repr(shard))} is not a plain file name")
     names = sorted(set(weight_map.values()))
     _require_shards(path.parent, names)
     metadata = index.get("metadata")
     total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
     return [path.parent / name for name in names], _Index(weight_map, total_size)
-
-
-def _is_plain_file_name(name: object) -> bool:
-    return (
-        isinstance(name, str) and name not in ("", ".", "..") and not any(character in name for character in "/\\:\0")
-    )
 
 
 def _require_shards(folder: Place, names: list[str]) -> None:
@@ -239,7 +229,7 @@ def _open_files(
     folder = paths[0].parent
     unnamed: list[str] = []
     whole = kind == "folder" and isinstance(folder, Path)
-    stored = list_names(folder) if whole or index is not None else []  # a store is asked only if there is an index
+    stored = list_names(folder) if whole or index is not None else []  # ask a store only if there is an index
     try:
         for path in paths:
             files.append(open_file(path))
@@ -251,7 +241,8 @@ def _open_files(
             notes += odd
             for entry in found:
                 if entry.name in entries:
-                    raise _make_shard_conflict(entries[entry.name], entry)
+                    first = entries[entry.name].file
+                    raise CheckpointError(f"{listed([entry.name])} is in {first} and in {entry.file}")
                 entries[entry.name] = entry
         if index is not None:
             notes += _check_index(index.shards, entries, display(given))
@@ -266,7 +257,7 @@ def _open_files(
         if kind == "folder":  # a user who names a file or an index means nothing else
             unread = tuple(find_unread(folder, stored, [*(path.name for path in paths), *unnamed], entries))
         config: JsonObject = {}
-        if ggufs:  # a GGUF file describes itself: config files beside it belong to another checkpoint
+        if ggufs:  # a GGUF file describes itself: config files in its folder belong to another checkpoint
             _check_split(files, ggufs, len(entries))
         else:
             config, odd = _read_configs(folder, entries)
@@ -295,7 +286,7 @@ def _read_header(file: CheckpointFile, lenient: bool) -> tuple[list[Entry], dict
 
 
 def _check_split(files: list[CheckpointFile], found: list[GgufMetadata], n_tensors: int) -> None:
-    """Check that the shards of a split GGUF are complete and in order, as their split.* keys say."""
+    """Check that the shards of a split GGUF are complete and in order, by their split.* keys."""
     if len(found) < len(files):
         raise CheckpointError(f"{files[0]}: of {len(files)} shards {len(found)} are GGUF files, the others not")
     for number, (file, metadata) in enumerate(zip(files, found, strict=True)):
@@ -312,13 +303,8 @@ def _check_split(files: list[CheckpointFile], found: list[GgufMetadata], n_tenso
             raise CheckpointError(f"{file}: split.tensors.count says {expected}, the shards hold {n_tensors}")
 
 
-def _make_shard_conflict(first: Entry, second: Entry) -> CheckpointError:
-    """Return the error for a tensor that is in two shards."""
-    return CheckpointError(f"{listed([first.name])} is in {first.file} and in {second.file}")
-
-
 def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -> list[str]:
-    """Check that all tensors of the index are stored as it says; return a note on stored tensors that it omits."""
+    """Check that all tensors of the index are in the shards that it names; return a note on tensors that it omits."""
     for name, shard in index.items():
         if name not in entries or entries[name].file.path.name != shard:
             raise CheckpointError(f"{given}: index: {display(name)} is not in {display(shard)}")
@@ -358,7 +344,7 @@ def _note_twins(names: Iterable[str], given: str) -> list[str]:
 
 
 def _read_configs(folder: Place, names: Iterable[str]) -> tuple[JsonObject, list[str]]:
-    """Read the config files beside the weights, one key per file; return them and notes on unreadable ones.
+    """Read the config files in the folder of the weights, one key per file; return them and notes on unreadable ones.
 
     Configs are only hints: the tensors decide their format, and where they leave it open, nothing is guessed.
     """

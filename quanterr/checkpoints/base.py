@@ -46,7 +46,7 @@ DTYPE_BITS = {
     "U64": 64,
 }
 
-RECIPE = "recipe"  # kind of a checkpoint that a recipe makes of another one, in its names and orders
+RECIPE = "recipe"  # kind of a checkpoint that a recipe makes from another one, with the same names and orders
 
 # A header that exceeds these is damaged or hostile.
 MAX_TENSORS = 1_000_000
@@ -230,7 +230,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):  # small, and quick to make
     """The header of a stored tensor: ``nbytes`` bytes at ``offset`` of ``file``, in C order, little endian.
 
     ``dtype`` is the name in a safetensors header, or the name of a ggml type that stores blocks of elements
-    (ggml_types.BLOCKS). For any other type, ``unknown`` says so, and the elements cannot be read.
+    (ggml_types.BLOCKS). For any other type, ``unknown`` describes it, and the elements cannot be read.
     """
 
     name: str

@@ -55,7 +55,10 @@ class CachedStore:
         if found is None:
             found = self._store.fetch(path, begin, end, version)
             try:
-                _keep(place, found)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with replace_atomically(place) as file:  # other processes may read the cache meanwhile
+                    file.write(found)
+                    file.write(_digest(found))
             except OSError as error:
                 raise ResourceError(
                     f"{display(str(self._folder))}: {error.strerror}; the cache cannot be written: free space, "
@@ -76,11 +79,3 @@ def _read_kept(place: Path) -> bytes | None:
         return None
     content, digest = stored[:-DIGEST], stored[-DIGEST:]
     return content if _digest(content) == digest else None
-
-
-def _keep(place: Path, content: bytes) -> None:
-    """Write the bytes and their digest atomically, as other processes may read the cache meanwhile."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with replace_atomically(place) as file:
-        file.write(content)
-        file.write(_digest(content))

@@ -4,7 +4,7 @@
     the local cache              the name of the blob that a snapshot links to: hub/models--…/blobs/<SHA-256>
     hf download --local-dir X    the second line of X/.cache/huggingface/download/<file>.metadata
 
-The hub states the SHA-256 of files in LFS, as all weights of some size are; of others, only their Git hash.
+The hub states the SHA-256 of files in LFS, where all large weights are. For other files it states only the Git hash.
 
 Reference: huggingface_hub 2.4.0, file_download.py (blobs are named by their ETag) and _local_folder.py.
 """
@@ -36,7 +36,7 @@ def find_stated_sha256(file: CheckpointFile) -> str | None:
 
 
 def _read_metadata(path: Path) -> str | None:
-    """Return what huggingface_hub has noted beside a file of a download, whose folder may be any above the file."""
+    """Return what huggingface_hub has recorded for a downloaded file, in any folder above the file."""
     for folder in path.parents:
         note = folder / METADATA / f"{path.relative_to(folder)}.metadata"
         try:

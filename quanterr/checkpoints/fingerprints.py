@@ -16,9 +16,7 @@ def sample_places(entry: Entry) -> tuple[int, tuple[int, int, int]]:
 
 def compute_fingerprint(entries: Iterable[Entry], sampled: bytes = b"") -> str:
     """Return the CRC-32 of the sampled bytes of all entries; ``sampled`` holds them if they are known."""
-    return f"{crc32(sampled or b''.join(map(_read_sample, entries))):08x}"
-
-
-def _read_sample(entry: Entry) -> bytes:
-    n, places = sample_places(entry)
-    return b"".join(entry.file.read(entry.offset + place, n) for place in places)
+    if not sampled:
+        each = ((entry, *sample_places(entry)) for entry in entries)
+        sampled = b"".join(entry.file.read(entry.offset + place, n) for entry, n, places in each for place in places)
+    return f"{crc32(sampled):08x}"

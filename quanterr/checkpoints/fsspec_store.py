@@ -34,7 +34,7 @@ class Filesystem:
         self._scheme = scheme
 
     def sha256(self, path: str) -> str | None:
-        """Return None: checksums of these stores are not asked for."""
+        """Return None: quanterr does not ask these stores for checksums."""
         return None
 
     def show_address(self, path: str) -> str:

@@ -1,4 +1,4 @@
-"""Blocks of ggml in safetensors: bytes that a configuration says to be the blocks of a GGUF file.
+"""Blocks of ggml in safetensors: bytes that a configuration declares to be the blocks of a GGUF file.
 
     GPTQModel, quant_method gguf     X.qweight  U8 (rows, bytes of a row); bits and format name the type: 4, q_k_m
     ModelOpt, packing ggml           X.weight   U8 (rows, blocks of a row, bytes of a block); quant_algo is the type
@@ -27,19 +27,14 @@ TYPES = {(4, "q_0"): "Q4_0", (8, "q_0"): "Q8_0", (4, "q_k"): "Q4_K", (5, "q_k"):
 
 
 def type_blocks(entries: Mapping[str, Entry], config: Mapping[str, object]) -> dict[str, Entry]:
-    """Return the entries, with those that hold ggml blocks under the weight's name, in its shape and of its type.
+    """Return the entries; those that hold ggml blocks get the name, the shape and the ggml type of the weight.
 
     Raises:
         CheckpointError: the configuration names a type that is not known, or one whose blocks do not fit the bytes.
     """
-    return dict(_type_each(entries, list(_list_declarations(config))))
-
-
-def _list_declarations(config: Mapping[str, object]) -> Iterator[JsonObject]:
-    """Yield the quantization that config.json or a file beside it declares."""
-    for content in config.values():
-        if isinstance(content, dict):
-            yield from (one for one in (content, *content.values()) if isinstance(one, dict))
+    files = [content for content in config.values() if isinstance(content, dict)]
+    declared = [one for content in files for one in (content, *content.values()) if isinstance(one, dict)]
+    return dict(_type_each(entries, declared))
 
 
 def _type_each(entries: Mapping[str, Entry], declared: list[JsonObject]) -> Iterator[tuple[str, Entry]]:
@@ -65,7 +60,7 @@ def _type_each(entries: Mapping[str, Entry], declared: list[JsonObject]) -> Iter
 def _retype(entry: Entry, name: str, kind: object, declared: str) -> Entry:
     """Return the entry as a weight of a ggml type, with as many columns as its blocks have elements."""
     known = OF_NAME.get(kind) if isinstance(kind, str) else None
-    if known is None or known.head or known.tail or known.rows > 1:  # no producer has others in safetensors
+    if known is None or known.head or known.tail or known.rows > 1:  # no producer stores other types in safetensors
         raise CheckpointError(
             f"{entry.file}: {display(entry.name)}: the configuration declares {declared}: not a type of ggml"
         )

@@ -11,17 +11,17 @@ from typing import NamedTuple
 class GgmlType(NamedTuple):
     """A tensor type. A row consists of whole blocks, without padding between them.
 
-    ``head`` bytes precede the blocks of each row. If ``rows`` is not 1, so many rows are interleaved: their heads come
-    first, then the bytes of all their first blocks, in an order of the type's own, then those of their second blocks.
+    ``head`` bytes precede the blocks of each row. If ``rows`` is not 1, that many rows are interleaved: first their
+    heads, then the bytes of all first blocks, in the type's own order, then the bytes of all second blocks.
     """
 
-    number: int  # in a GGUF file
-    name: str  # without blocks: the name in a safetensors header
-    elements: int = 1  # of a block, in one row
-    n_bytes: int = 0  # of a block; 0: the type has no blocks
+    number: int  # id in a GGUF file
+    name: str  # for a type without blocks, the name in a safetensors header
+    elements: int = 1  # elements of a block, in one row
+    n_bytes: int = 0  # bytes of a block; 0: the type has no blocks
     head: int = 0
     rows: int = 1
-    tail: int = 0  # bytes behind the last row
+    tail: int = 0  # bytes after the last row
 
     @property
     def plain(self) -> str:
@@ -147,7 +147,7 @@ REFUSED = {
     },
     230: ("BF16_R16", f"which {_IK} makes when it loads a model; convert the model without repacking"),
 }
-# Id → (name, reason) if a tensor's bytes are not those of the type above that has this id.
+# Id → (name, reason) for tensors whose bytes do not fit the type above with this id.
 IN_FORKS = {
     36: (
         "I2_S or IQ4_NL_4_4",

@@ -5,7 +5,7 @@
     u64, u64    number of tensors, number of keys
     keys        for each: text, u32 type of the value, value
     tensors     for each: text, u32 number of dimensions (at most 5), u64 sizes, innermost first, u32 type, u64 offset
-    padding     up to the next multiple of general.alignment (32 if the file does not say)
+    padding     up to the next multiple of general.alignment (default: 32)
     data        the tensors, each padded to a multiple of the alignment; offsets count from here
 
 A text is a u64 length and that many bytes of UTF-8. An array is the u32 type of its elements, their u64 number, and
@@ -253,7 +253,7 @@ def _read_count(cursor: _Cursor, what: str, limit: int) -> int:
 
 
 def _read_values(cursor: _Cursor, n: int, whole: bool = False) -> dict[str, Value]:
-    """Read the next ``n`` keys; without ``whole``, what is long or of the tokenizer is left out."""
+    """Read the next ``n`` keys; unless ``whole``, leave out the tokenizer and long values."""
     values: dict[str, Value] = {}
     seen: set[str] = set()
     for number in range(n):
@@ -276,7 +276,7 @@ def _read_values(cursor: _Cursor, n: int, whole: bool = False) -> dict[str, Valu
 
 
 def _read_value(cursor: _Cursor, kind: int, what: str, keep: bool, whole: bool) -> Value | None:
-    """Read the next value; return None if it need not be kept, or is too long and not wanted as a ``whole``."""
+    """Read the next value; return None unless ``keep``, or for a long value unless ``whole``."""
     if kind == ARRAY:
         return _read_array(cursor, what, keep, whole)
     if kind == TEXT:
@@ -347,7 +347,7 @@ def _make_entry(
 ) -> Entry:
     """Make the entry of a tensor; an entry of unknown type ends at the next of the sorted offsets ``ends``.
 
-    The types ``of_forks`` are not llama.cpp's, though it has their ids.
+    The tensors whose type is in ``of_forks`` have a fork's type, under an id that llama.cpp uses for another type.
     """
     where = f"{file}: {display(tensor.name)}"
     shape = tuple(reversed(tensor.dimensions))
@@ -371,7 +371,7 @@ def _make_entry(
 
 
 def _count_bytes(where: str, dtype: str, shape: tuple[int, ...], keeps_shape: bool) -> int:
-    """Return the bytes of a tensor, whose rows must be whole blocks, and groups of interleaved rows complete."""
+    """Return the bytes of a tensor. Its rows must be whole blocks, and its groups of interleaved rows complete."""
     kind = OF_NAME.get(dtype) or GgmlType(0, dtype, 1, DTYPE_BITS[dtype] // 8)
     cols = shape[-1] if shape else 1
     if cols % kind.elements:
@@ -389,7 +389,7 @@ def _count_bytes(where: str, dtype: str, shape: tuple[int, ...], keeps_shape: bo
 
 
 def _is_of_fork(tensor: _Tensor, ends: list[int], alignment: int) -> bool:
-    """Return whether a tensor has not the bytes of our type with its id, which a fork may use for another."""
+    """Return whether the bytes of a tensor do not fit the type with its id, which a fork may use for another type."""
     following = bisect_right(ends, tensor.offset)
     if tensor.type_id not in IN_FORKS or following == len(ends):
         return False

@@ -72,7 +72,7 @@ class Label:
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     def __str__(self) -> str:
-        return f"{self.source} says {display(self.format or 'nothing of the format')}"
+        return f"{self.source} says {display(self.format or 'nothing about the format')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _find_module(layer: str, entries: dict[str, Entry]) -> str | None:
 
 
 def _find_quantization_config(config: JsonObject) -> JsonObject:
-    if found := as_object(config.get(ASCEND_CONFIG)):  # what config.json says is then of the original
+    if found := as_object(config.get(ASCEND_CONFIG)):  # config.json then describes the original
         return found
     main = as_object(config.get("config.json"))
     beside = as_object(main.get("quip_params"))  # settings of QuIP#

@@ -27,7 +27,7 @@ def find_blob(given: str) -> Path:
     """Return the file with the weights of ``ollama:NAME``; a name is ``[[host/]namespace/]model[:tag]``.
 
     Raises:
-        CheckpointError: the name is none, or the store has no such model; the message lists those that it has.
+        CheckpointError: the name is invalid, or the store has no such model; the message lists its models.
     """
     name, _, tag = given.removeprefix(PREFIX).partition(":")
     parts = [*(HOST, NAMESPACE)[: max(3 - len(name.split("/")), 0)], *name.split("/")]

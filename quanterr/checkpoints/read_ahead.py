@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints.base import Checkpoint, CheckpointFile
 
-AHEAD = 2 << 30  # bytes at most: what fast disks deliver while torch is imported
+AHEAD = 2 << 30  # most bytes to read: what fast disks deliver while torch is imported
 PIECE = 8 << 20  # bytes requested at a time
 
 
@@ -26,8 +26,8 @@ class _Piece(NamedTuple):
 def read_ahead(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
     """Have a thread prefetch the beginnings of all local files, in the order in which a comparison reads them.
 
-    The thread ends with the context at the latest. Files in stores are left out: only bytes that are surely needed are
-    fetched from them.
+    The thread ends with the context at the latest. Files in stores are left out: only bytes that are certainly needed
+    are fetched from a store.
     """
     ended = threading.Event()
     files = [[file for file in checkpoint.files if file.descriptor >= 0] for checkpoint in checkpoints]

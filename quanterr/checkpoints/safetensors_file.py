@@ -145,7 +145,10 @@ def _read_any(
     try:
         fields = loads(header)
     except DuplicateKey as error:
-        raise CheckpointError(f"{file}: {_describe_duplicate(error.key)}") from error
+        what = f'tensor name or key "{display(error.key)}" appears twice'
+        if error.key in ("dtype", "shape", "data_offsets"):
+            what = f'duplicate key "{error.key}" in a tensor\'s entry'
+        raise CheckpointError(f"{file}: {what}") from error
     except InvalidJson as error:
         raise CheckpointError(f"{file}: header {error}") from error
     if not isinstance(fields, dict):
@@ -187,12 +190,6 @@ def _read_raw_header(file: CheckpointFile, lenient: bool, odd: list[str]) -> tup
     return header, 8 + length
 
 
-def _describe_duplicate(key: str) -> str:
-    if key in ("dtype", "shape", "data_offsets"):
-        return f'duplicate key "{key}" in a tensor\'s entry'
-    return f'tensor name or key "{display(key)}" appears twice'
-
-
 def _check_metadata(file: CheckpointFile, value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: __metadata__ must be an object of strings")
@@ -222,7 +219,9 @@ def _make_entry(file: CheckpointFile, name: str, value: object, data_start: int,
     shape = _check_shape(where, value["shape"])
     begin, end = _check_offsets(where, value["data_offsets"])
     if dtype not in DTYPE_BITS:  # becomes an error if the tensor is selected
-        reason = _describe_unknown_dtype(dtype)
+        known = dtype.upper() in DTYPE_BITS
+        hint = f"did you mean {dtype.upper()}?" if known else f"the file may be newer than quanterr {__version__}"
+        reason = f"unknown dtype {display(dtype)} ({hint})"
         notes.append(f"{where}: {reason}")
         return Entry(name, dtype, shape, file, data_start + begin, end - begin, reason)
     entry = Entry(name, dtype, shape, file, data_start + begin, _intern(end - begin))
@@ -234,12 +233,6 @@ def _make_entry(file: CheckpointFile, name: str, value: object, data_start: int,
             f"{where}: shape {list(shape)} of {dtype} needs {bits // 8} bytes, range has {entry.nbytes}"
         )
     return entry
-
-
-def _describe_unknown_dtype(dtype: str) -> str:
-    if dtype.upper() in DTYPE_BITS:
-        return f"unknown dtype {display(dtype)} (did you mean {dtype.upper()}?)"
-    return f"unknown dtype {display(dtype)} (the file may be newer than quanterr {__version__})"
 
 
 def _is_size(value: object) -> bool:

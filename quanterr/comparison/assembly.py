@@ -1,4 +1,4 @@
-"""Assembly of the report from the sums of weights: layers, groups, coverage, findings, verdict."""
+"""The report, assembled from the sums of weights: layers, groups, coverage, findings, verdict."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -225,7 +225,7 @@ class ReportBuilder:
             self._compared[done.number] = LosslessLayer(
                 **_make_header(pair),
                 original_fingerprint=done.fingerprint,
-                bits_per_weight=_bits_per_weight(pair),
+                bits_per_weight=8 * pair.quantized.nbytes / pair.original.n if pair.original.n else None,
                 original_norm=finite(original_norm(Measurement(sums))),
             )
             return None
@@ -462,11 +462,6 @@ def reported_dtype(dtype: str) -> str:
     if dtype in BLOCKS:
         return f"ggml.{dtype.lower()}"
     return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"
-
-
-def _bits_per_weight(pair: Pair) -> float | None:
-    n = pair.original.n
-    return 8 * pair.quantized.nbytes / n if n else None
 
 
 def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None, predicts: str) -> Layer:

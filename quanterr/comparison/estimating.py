@@ -81,7 +81,14 @@ def _estimate(
         if group is not None:
             group.agree(_identify(checkpoint, recipes, share, selection, options))
         virtuals = _quantize(recipes, checkpoint, selection, make_importance_lookup(checkpoint, means))
-        files = [_list_files(virtual) for virtual in virtuals]
+        files = [
+            {
+                entry.file.weight: entry.file
+                for entry in virtual.entries.values()
+                if isinstance(entry.file, QuantizedFile)
+            }
+            for virtual in virtuals
+        ]
         chosen_names, _ = choose_weights(checkpoint, selection)
         by_weight = {name: matrices_of(name, checkpoint.entries) for name in chosen_names}
         matrices = {one.name: one for alike in by_weight.values() for one in alike}
@@ -172,12 +179,6 @@ def _count_read_bytes(matrix: Matrix, recipes: Sequence[Recipe], estimates: Sequ
     rows = {one.runs: one.runs.read for one in estimates if one is not None}
     is_whole = any(one and not recipe.scheme.is_local for one, recipe in zip(estimates, recipes, strict=True))
     return matrix.nbytes // matrix.shape[0] * (sum(rows.values()) + is_whole * matrix.shape[0])
-
-
-def _list_files(virtual: Checkpoint) -> dict[str, QuantizedFile]:
-    """Return the quantized files of a recipe, by weight."""
-    files = (entry.file for entry in virtual.entries.values())
-    return {file.weight: file for file in files if isinstance(file, QuantizedFile)}
 
 
 def _estimate_all(

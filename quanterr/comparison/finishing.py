@@ -1,7 +1,6 @@
-"""What is found of a pair after its sums: its largest error, its scales, its sample, and whether it is a copy."""
+"""The last results of a pair, after its sums: its largest error, its scales, its sample, and whether it is a copy."""
 
 from quanterr.checkpoints.fingerprints import compute_fingerprint
-from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums
@@ -11,7 +10,6 @@ from quanterr.samples.native import PlainSample
 from quanterr.samples.reading import PairReader
 from quanterr.tensors.casts import CastTest, Copy, find_narrowest, least_normal, rounds_to_nearest
 from quanterr.tensors.chunks import Chunk, Cut
-from quanterr.tensors.workspace import Workspace
 
 
 def finish_weight(
@@ -19,12 +17,12 @@ def finish_weight(
 ) -> ComparedWeight:
     """Complete the result of a pair, ``number`` in its pairing, from its sums.
 
-    ``plain`` is the sample that the kernel has measured, if it has; without ``samples``, none is measured.
+    ``plain`` is the sample that the kernel has measured, if any; without ``samples``, no other sample is measured.
     """
     pair, attainable = reader.pair, None
     scales = plain.scales if plain else None
-    if scales is None:
-        scales = _summarize_scales(pair.quantized, reader.quantized)
+    if scales is None and pair.quantized.scale is not None:
+        scales = ScaleStatistics.compute(iterate_scales(pair.quantized.scale, reader.quantized))
     if samples and not sums.exact:
         attainable = SampleMeasurer(reader, sums).measure(plain)
     worst = _find_worst(reader, sums)
@@ -43,7 +41,7 @@ def find_cast(pair: Pair) -> tuple[str, str] | None:
 
 
 def _check_copy(reader: PairReader, sums: Sums) -> Copy | None:
-    """Return how far an unquantized tensor is a copy of the original; read it again if the sums do not tell."""
+    """Return how far an unquantized tensor is a copy of the original; read it again if the sums do not show it."""
     pair = reader.pair
     cast = find_cast(pair)
     if cast is None:
@@ -75,9 +73,3 @@ def _find_worst(reader: PairReader, sums: Sums) -> LargestError | None:
     x, y = x.double(), y.double()
     at = int((y - x).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().argmax())
     return LargestError(row, col + at, float(x[0, at]), float(y[0, at]))
-
-
-def _summarize_scales(weight: Weight, workspace: Workspace) -> ScaleStatistics | None:
-    if weight.scale is None:
-        return None
-    return ScaleStatistics.compute(iterate_scales(weight.scale, workspace))

@@ -61,6 +61,13 @@ def make_identity(
     ``contents`` has digests of a few blocks of each file. ``written`` has inodes and times of the files, the only field
     that may differ between copies on two machines.
     """
+    plans = (
+        "\n".join(
+            f"{pair.name} {pair.original.format} {pair.quantized.format} {pair.quantized.evidence}"
+            for pair in pairing.pairs
+        )
+        for pairing in pairings
+    )
     return {
         "quanterr": __version__,
         "metrics": METRICS_VERSION,
@@ -72,18 +79,8 @@ def make_identity(
         "layers": list(LayerSelection(options.layers, options.exclude).patterns),
         "outlier_threshold": options.outlier_threshold,
         "importance": digest_file(options.importance),
-        "plan": [_digest("\n".join(_describe_pairs(pairing))) for pairing in pairings],
+        "plan": [hashlib.sha256(plan.encode("utf-8", "surrogatepass")).hexdigest() for plan in plans],
     }
-
-
-def _describe_pairs(pairing: Pairing) -> Iterator[str]:
-    """Yield one line per pair: its name, formats and evidence."""
-    for pair in pairing.pairs:
-        yield f"{pair.name} {pair.original.format} {pair.quantized.format} {pair.quantized.evidence}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def digest_file(path: str | os.PathLike[str] | None) -> str | None:

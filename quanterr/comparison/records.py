@@ -40,7 +40,10 @@ def pack(done: ComparedWeight) -> str:
         used = counts.nonzero().view(-1)
         made["histogram"] = [sums.histogram.zeros, sums.histogram.first, used.tolist(), counts[used].tolist()]
     if sums.peaks:
-        made["peaks"] = [[piece.first, list(piece.values.shape), _encode_base64(piece.values)] for piece in sums.peaks]
+        made["peaks"] = [
+            [piece.first, list(piece.values.shape), b64encode(piece.values.contiguous().numpy().tobytes()).decode()]
+            for piece in sums.peaks
+        ]
     if done.scales is not None:
         made["scales"] = [_pack_value(value) for value in done.scales]
     if done.worst is not None:
@@ -77,13 +80,18 @@ def unpack(number: int, text: str) -> ComparedWeight:
             sums.worst = WorstPlace(float.fromhex(error), int(row), int(col), x_and_y)
         if "histogram" in made:
             sums.histogram = _unpack_histogram(*made["histogram"])
-        sums.peaks = [_unpack_peaks(*piece) for piece in made.get("peaks", ())]
+        for first, shape, encoded in made.get("peaks", ()):
+            peaks = torch.frombuffer(bytearray(b64decode(encoded, validate=True)), dtype=torch.float32)
+            sums.peaks.append(Peaks(int(first), peaks.reshape(shape)))
         scales = ScaleStatistics(*map(_unpack_value, made["scales"])) if "scales" in made else None
         worst = None
         if "worst" in made:
             row, col, x, y = made["worst"]
             worst = LargestError(int(row), int(col), float.fromhex(x), float.fromhex(y))
-        attainable = _unpack_attainable(made["attainable"]) if "attainable" in made else None
+        attainable = None
+        if "attainable" in made:
+            attainable = Attainable(*map(_unpack_value, made["attainable"]))
+            attainable = attainable._replace(parts=tuple(BadRegion(*part) for part in attainable.parts))
         copy = Copy(made["copy"]) if "copy" in made else None
         fingerprint = None if "fingerprint" not in made else str(made["fingerprint"])
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
@@ -110,20 +118,6 @@ def _unpack_value(value: object) -> Any:
     if not isinstance(value, str):
         return tuple(map(_unpack_value, value)) if isinstance(value, list) else value
     return value if value in get_args(Kind) else float.fromhex(value)
-
-
-def _unpack_attainable(values: list[object]) -> Attainable:
-    made = Attainable(*map(_unpack_value, values))
-    return made._replace(parts=tuple(BadRegion(*part) for part in made.parts))
-
-
-def _encode_base64(values: torch.Tensor) -> str:
-    return b64encode(values.contiguous().numpy().tobytes()).decode()
-
-
-def _unpack_peaks(first: int, shape: list[int], text: str) -> Peaks:
-    values = torch.frombuffer(bytearray(b64decode(text, validate=True)), dtype=torch.float32)
-    return Peaks(int(first), values.reshape(shape))
 
 
 def _unpack_histogram(zeros: int, first: int, used: list[int], counts: list[int]) -> Histogram:

@@ -43,12 +43,12 @@ STORED = (str, os.PathLike, Checkpoint)  # types of candidates that are not reci
 
 
 class _Inputs(NamedTuple):
-    """What is compared, and what errors are weighted by."""
+    """The checkpoints to compare, the selected layers, and what weights their errors."""
 
     original: Checkpoint
     candidates: list[Checkpoint]
     selection: LayerSelection
-    means: Means | None  # of an importance matrix
+    means: Means | None  # mean squares from an importance matrix
     sensitivity: Sensitivity | None
 
 
@@ -96,9 +96,12 @@ def compare_each(
         for checkpoint in (inputs.original, *inputs.candidates):
             checkpoint.check_unchanged()
         used = KernelChoice(None) if run.device.type != "cpu" else choice
-        info = clock.describe_run(options.command, _describe_device(run), run.threads, progress.done_bytes, str(used))
+        device = describe_device(run.device)
+        if run.moved_at:
+            device += f"; also cpu, as memory ran out at {display(run.moved_at)}"
+        info = clock.describe_run(options.command, device, run.threads, progress.done_bytes, str(used))
         del run  # its tasks take about 200 bytes per weight
-        give_back_memory()  # that workers used for their buffers
+        give_back_memory()  # the workers' buffers
         settings = _make_settings(options, inputs.sensitivity)
         reports = [
             builder.report(inputs.original, candidate, inputs.selection.patterns, settings, complete, info)
@@ -186,8 +189,3 @@ def _make_settings(options: ComparisonOptions, sensitivity: Sensitivity | None) 
         calibration=None if sensitivity is None else sensitivity.note,
         metrics_version=METRICS_VERSION,
     )
-
-
-def _describe_device(run: Scheduler) -> str:
-    name = describe_device(run.device)
-    return f"{name}; also cpu, as memory ran out at {display(run.moved_at)}" if run.moved_at else name

@@ -79,7 +79,7 @@ class PartialTask(NamedTuple):
 
     task: tuple[int, int]  # candidate and number of its first job
     goes: int  # number of ranges in it
-    sums: list[Sums]  # of each pair in the task
+    sums: list[Sums]  # one for each pair in the task
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class _OpenTask:
     """An unfinished task."""
 
     missing: int  # number of ranges still to compute
-    sums: list[Sums]  # of each pair in the task
+    sums: list[Sums]  # one for each pair in the task
 
 
 class Scheduler:
@@ -122,9 +122,10 @@ class Scheduler:
         self._ended = threading.Event()  # set by the scheduler, which never sets the caller's ``stop``
         self._open: dict[int, _OpenTask] = {}
         self._originals = [jobs[0].pair.original for jobs in tasks]
-        self._most = max(map(len, tasks), default=1)  # pairs of a task, at most
+        self._most = max(map(len, tasks), default=1)  # most pairs of a task
         self._claims = claims
-        order = sorted(range(len(tasks)), key=lambda number: _get_file_order(self._originals[number]))
+        places = [(str(one.codes.file.path), one.codes.offset) for one in self._originals]
+        order = sorted(range(len(tasks)), key=places.__getitem__)  # files are read from front to back
         first = int(claims.share * len(order)) if claims else 0
         order = order[first:] + order[:first]
         self._large = [number for number in order if self._originals[number].n >= SMALL]
@@ -173,9 +174,6 @@ class Scheduler:
             raise self._error
         on_progress(self.progress)
         return complete
-
-    def _list_chunks(self, chunk_range: ChunkRange) -> list[Chunk]:
-        return Cut(*self._originals[chunk_range.number].matrix, self.size)[chunk_range.first : chunk_range.stop]
 
     def _iterate_ranges(self, numbers: Iterable[int]) -> Iterator[ChunkRange]:
         for number in numbers:
@@ -243,12 +241,8 @@ class Scheduler:
         while ranges := self._next_ranges(small_too):
             worker.begin([job.pair for one in ranges for job in self._tasks[one.number]])
             self._finish_tasks(worker, compared)
-            compared = self._sum_ranges(worker, ranges)
+            compared = [(one.number, self._merge(one, self._sum_range(worker, one))) for one in ranges]
         self._finish_tasks(worker, compared)
-
-    def _sum_ranges(self, worker: Worker, ranges: Sequence[ChunkRange]) -> list[tuple[int, list[Sums]]]:
-        """Compare ranges of tasks; return their numbers with the sums of those that are complete."""
-        return [(one.number, self._merge(one, self._sum_range(worker, one))) for one in ranges]
 
     def _finish_tasks(self, worker: Worker, compared: Iterable[tuple[int, list[Sums]]]) -> None:
         """Finish tasks until the run is stopped, for instance by a weight that violates a rule."""
@@ -259,11 +253,11 @@ class Scheduler:
 
     def _sum_range(self, worker: Worker, chunk_range: ChunkRange) -> list[Sums]:
         """Return the sums of the pairs of a task over a range of chunks."""
-        jobs, chunks = self._tasks[chunk_range.number], self._list_chunks(chunk_range)
+        number, first, stop = chunk_range
+        jobs, chunks = self._tasks[number], Cut(*self._originals[number].matrix, self.size)[first:stop]
         pairs, name = [job.pair for job in jobs], jobs[0].pair.name
         self.progress.name = name
         sums = self._retry_smaller(worker, name, lambda: self._sum_fitting(worker, pairs, chunks))
-        number, first, stop = chunk_range
         n, nbytes = max(self._count_chunks(number), 1), self._nbytes[number]
         self.progress.done_bytes += nbytes * stop // n - nbytes * first // n
         return sums
@@ -291,19 +285,16 @@ class Scheduler:
             try:
                 return work()
             except torch.OutOfMemoryError:
-                smaller = self._find_smaller(worker)
-                if smaller is None:
+                if worker.size > LEAST_DEVICE_CHUNK:
+                    device, size = worker.device, max(worker.size // 2, LEAST_DEVICE_CHUNK)
+                elif self._may_move and worker.device != CPU:
+                    device, size = CPU, CPU_CHUNK
+                else:
                     raise
-            worker.start_over(*smaller)  # after the except clause, which keeps tensors alive
+            worker.start_over(device, size)  # after the except clause, which keeps tensors alive
             give_back_device_memory(self.device)
-            if smaller[0] == CPU:
+            if device == CPU:
                 self.moved_at = self.moved_at or name
-
-    def _find_smaller(self, worker: Worker) -> tuple[torch.device, int] | None:
-        """Return the device and chunk size with which a worker needs less memory; None if there are none."""
-        if worker.size > LEAST_DEVICE_CHUNK:
-            return worker.device, max(worker.size // 2, LEAST_DEVICE_CHUNK)
-        return (CPU, CPU_CHUNK) if self._may_move and worker.device != CPU else None
 
     def _merge(self, chunk_range: ChunkRange, sums: list[Sums]) -> list[Sums]:
         """Return the sums of the task's weights once they are complete; until then an empty list."""
@@ -362,11 +353,6 @@ def _require_room(threads: int) -> None:
 def _list_weights(jobs: Sequence[Job]) -> list[Weight]:
     """Return the original's weight, then the weight of each candidate."""
     return [jobs[0].pair.original, *(job.pair.quantized for job in jobs)]
-
-
-def _get_file_order(original: Weight) -> tuple[str, int]:
-    """Sort key: file, then offset of the original's weights, so that files are read from front to back."""
-    return str(original.codes.file.path), original.codes.offset
 
 
 def _name_error(error: BaseException, name: str) -> BaseException:

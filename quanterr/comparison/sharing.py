@@ -1,4 +1,4 @@
-"""Sharing of finished weights with earlier runs (by a journal) and with other processes (ranks)."""
+"""Finished weights, shared with earlier runs (by a journal) and with other processes (ranks)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

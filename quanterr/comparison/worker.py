@@ -66,18 +66,16 @@ class Worker:
         """
         self._buffers.small.turn()
         begun: list[tuple[Pair, Task]] = []
+        x, y = self._ahead
         for pair in pairs:
-            task = self._prepare(pair) if 0 < pair.original.n <= min(MOST_KEPT, self.size) else None
-            if task:
+            if not 0 < pair.original.n <= min(MOST_KEPT, self.size):
+                continue
+            operands = Operand(pair.original, x, fingerprinted=_get_only_entry(pair)), Operand(pair.quantized, y)
+            task = self._summer.prepare(operands, _make_options(pair), partial(self._keeper.keep_small, pair))
+            if task:  # otherwise it is compared by itself
                 begun.append((pair, task))
         if begun:
             self._begun = [pair for pair, _ in begun], self._summer.start([task for _, task in begun])
-
-    def _prepare(self, pair: Pair) -> Task | None:
-        """Prepare a small weight to be compared with others; None if it must be compared by itself."""
-        x, y = self._ahead
-        operands = Operand(pair.original, x, fingerprinted=_get_only_entry(pair)), Operand(pair.quantized, y)
-        return self._summer.prepare(operands, _make_options(pair), partial(self._keeper.keep_small, pair))
 
     def wait(self) -> None:
         """Wait for the weights that were begun: until then, the kernel uses the buffers."""
@@ -97,19 +95,15 @@ class Worker:
         shared = 0 if self._sides is None else self._sides.numel()
         return shared + sum(each.nbytes for each in (self._summer, self._buffers, self._copies, *self._ahead))
 
-    def _share_output(self) -> None:
-        """Make both sides dequantize into one buffer, so that x and y are adjacent for the kernel."""
-        self._sides = torch.empty((2, self.size * torch.float32.itemsize), dtype=torch.uint8, device=self.device)
-        self._buffers.original.lend(OUTPUT, self._sides[0])
-        self._copies.lend("copy", self._sides[0])
-        for workspace in self._buffers.quantized:
-            workspace.lend(OUTPUT, self._sides[1])
-
     def sum_chunks(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Compute the sums of a few chunks of each pair; the pairs share one weight of the original."""
         self.wait()
-        if self._sides is None:
-            self._share_output()
+        if self._sides is None:  # both sides dequantize into one buffer, so that x and y are adjacent for the kernel
+            self._sides = torch.empty((2, self.size * torch.float32.itemsize), dtype=torch.uint8, device=self.device)
+            self._buffers.original.lend(OUTPUT, self._sides[0])
+            self._copies.lend("copy", self._sides[0])
+            for workspace in self._buffers.quantized:
+                workspace.lend(OUTPUT, self._sides[1])
         load = self._make_loader(pairs[0].original) if len(pairs) == 1 else self._make_shared_loader(pairs[0].original)
         return [self._sum_pair(pair, chunks, load, place) for place, pair in enumerate(pairs)]
 

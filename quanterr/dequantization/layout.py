@@ -84,10 +84,10 @@ def identify(checkpoints: Iterable[Checkpoint], files: Iterable[OutputFile]) -> 
 
 
 def list_other_files(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Return the other files of a model's folder by name; config.json without what it says about quantization.
+    """Return the other files of a model's folder by name; config.json without its quantization settings.
 
     Raises:
-        CheckpointError: config.json is no JSON.
+        CheckpointError: config.json is not valid JSON.
     """
     folder = checkpoint.folder
     if folder is None or checkpoint.kind == "file":
@@ -98,19 +98,19 @@ def list_other_files(checkpoint: Checkpoint) -> dict[str, bytes]:
             continue
         try:
             content = read_small_file(folder / name, MOST)
-        except (OSError, ValueError):  # a folder or a link to nowhere: no file of the model
+        except (OSError, ValueError):  # a folder or a link to nowhere is not a file of the model
             continue
         try:
             found[name] = _drop_quantization(content) if name == "config.json" else content
         except strict_json.InvalidJson as error:
             raise CheckpointError(
-                f"{display(str(folder / name))}: {error}, so what it says about quantization cannot be removed; mend it"
+                f"{display(str(folder / name))}: {error}, so its quantization settings cannot be removed; repair it"
             ) from error
     return found
 
 
 def _drop_quantization(content: bytes) -> bytes:
-    """Return a config.json without quantization_config, also without that of parts such as text_config."""
+    """Return a config.json without quantization_config, which parts such as text_config may also have."""
     config = strict_json.as_object(strict_json.loads(content))
     for part in (config, *(one for one in config.values() if isinstance(one, dict))):
         for key in QUANTIZATION_KEYS:

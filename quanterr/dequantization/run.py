@@ -1,4 +1,4 @@
-"""The run: decode, write beside the output, rename; a killed run goes on with the files that it has finished."""
+"""The run: decode, write next to the output, rename. After a killed run, the next one keeps the finished files."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ from quanterr.util.small_file import read_small
 from quanterr.util.text import display, size
 
 DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
-PARTIAL = ".{}.quanterr-partial"  # the folder beside the output that holds it until it is complete
+PARTIAL = ".{}.quanterr-partial"  # the folder next to the output that holds it until it is complete
 IDENTITY = "identity"  # a file in it: what a run that goes on must read and write
 PIECE = 1 << 23  # bytes that are copied at once
 CHUNKS_AT_ONCE = 16  # chunks of a task
@@ -110,8 +110,8 @@ def dequantize(
     ``output`` is a file (``.safetensors``) or a folder, which gets shards, an index, and the other files of the model's
     folder. ``options`` are the fields of :class:`quanterr.options.DequantizeOptions`, by name.
 
-    The output appears when it is complete. Until then it is in a folder beside it, where a later run with the same
-    inputs and options goes on.
+    The output appears when it is complete. Until then it is in a temporary folder next to it, where a later run with
+    the same inputs and options goes on.
 
     Raises:
         UsageError: the output exists, is an input or lies in one; or a GGUF file is given without ``like``.
@@ -173,7 +173,7 @@ def _check_output(output: Path, sources: Sequence[Checkpoint]) -> None:
 def _write_all(
     output: Path, files: Sequence[OutputFile], sources: Sequence[Checkpoint], chosen: DequantizeOptions
 ) -> _Rounding:
-    """Write the files that an earlier run has not finished into the folder beside the output.
+    """Write the files that an earlier run has not finished into the folder next to the output.
 
     Returns:
         The sums over all decoded values; none if some files are of an earlier run.
@@ -211,7 +211,7 @@ def _partial_folder(output: Path) -> Path:
 
 
 def _begin(output: Path, identity: str) -> Path:
-    """Return the folder beside the output; what another run has left there is removed."""
+    """Return the folder next to the output; what another run has left there is removed."""
     folder = _partial_folder(output)
     try:
         begun = read_small(folder / IDENTITY, 1 << 10).decode("ascii", "replace")

@@ -126,7 +126,7 @@ def _list_consumed(leftovers: Iterable[Leftover]) -> Iterable[Entry]:
 
 
 def _make_like(one: Pair, dtype: str | None) -> WrittenTensor | None:
-    """Return a pair's tensor in the original's form; None if that is another than both sides share."""
+    """Return a pair's tensor in the original's form; None if the pair was compared in another form."""
     stored, weight = one.original_codes[0], one.quantized
     if len(one.original_codes) > 1 or stored.name != one.name:
         return None

@@ -102,6 +102,8 @@ __all__ = [
 
 NO_HINTS = Hints()
 SEVERAL = " + "  # joins the format names of a weight whose parts have several formats
+# Writers store a scale of 1 with weights that they left unquantized.
+ONES = frozenset({("F32", b"\x00\x00\x80\x3f"), ("BF16", b"\x80\x3f"), ("F16", b"\x00\x3c")})
 
 # In the order in which recognize() tries them.
 MODULES = (
@@ -215,7 +217,9 @@ def anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
         return None
     for template, format in _list_anchored(entry.dtype):
         weight = _match_template(template, entry.name)
-        if weight and all(_is_stored(part, weight, entries) for part in format.needs.values()):
+        if weight and all(
+            part.optional or any(name in entries for name in part.candidates(weight)) for part in format.needs.values()
+        ):
             return weight
     return None
 
@@ -246,10 +250,6 @@ def _match_template(template: str, stored: str) -> str | None:
     if kind == "{module" and stem.endswith(WEIGHT_SUFFIX):
         return None
     return stem + WEIGHT_SUFFIX if kind == "{module" else stem
-
-
-def _is_stored(part: PartSpec, weight: str, entries: Mapping[str, Entry]) -> bool:
-    return part.optional or any(name in entries for name in part.candidates(weight))
 
 
 class StoredParts:
@@ -315,21 +315,21 @@ def recognize(
     weight only: a sibling that no format uses is an error, never ignored.
 
     Raises:
-        FormatMismatch: no format fits; the message says what was found, and what the nearest format lacks or leaves
+        FormatMismatch: no format fits. The message names what was found, and what the nearest format lacks or leaves
             unused.
     """
     refuse_by_name(codes, hints)
     template, parts = _name_template(name, codes.name), stored.find(name, codes)
-    gathered = _gather_each(template, codes.dtype, tuple([(part, entry.dtype) for part, entry in parts.items()]))
+    each, fitting = _gather_each(template, codes.dtype, tuple([(part, entry.dtype) for part, entry in parts.items()]))
     found = Parts(name, {CODES: codes, **parts}, hints, stored.entries)
-    for one in gathered.fitting:
+    for one in fitting:
         try:
             weight = _fit(one, found, siblings)
         except FormatMismatch:  # explained below, unless another format fits
             continue
         if weight is not None:
             return weight
-    reason = _explain_nearest(gathered.all, found, siblings)
+    reason = _explain_nearest(each, found, siblings)
     module = name.removesuffix(WEIGHT_SUFFIX) + "."
     explained = (
         explain_unsupported({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config)
@@ -401,21 +401,17 @@ class _Gathered(NamedTuple):
     problem: _Problem | None
 
 
-class _GatheredEach(NamedTuple):
-    """The parts gathered for all formats, and for the formats whose needs are met."""
-
-    all: list[_Gathered]
-    fitting: list[_Gathered]
-
-
 @cache  # a checkpoint has only a few kinds of weights
-def _gather_each(template: str, dtype: str, stored: tuple[tuple[str, str], ...]) -> _GatheredEach:
+def _gather_each(
+    template: str, dtype: str, stored: tuple[tuple[str, str], ...]
+) -> tuple[list[_Gathered], list[_Gathered]]:
     """Gather the parts of a weight for each format whose codes may have this name template and dtype.
 
-    ``stored`` holds the name templates of the other stored tensors, with their dtypes.
+    ``stored`` holds the name templates of the other stored tensors, with their dtypes. The second list is for the
+    formats whose needs are met.
     """
     found = [_gather(format, {CODES: dtype, **dict(stored)}) for format in _matching_formats(template, dtype)]
-    return _GatheredEach(found, [one for one in found if one.problem is None])
+    return found, [one for one in found if one.problem is None]
 
 
 def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
@@ -436,7 +432,9 @@ def _refuse_unused(weight: Weight, siblings: Sequence[Entry]) -> None:
         return
     used = {entry.name for entry in weight.parts.values()}
     unused = [e for e in siblings if e.name not in used and not is_auxiliary(e.name)]
-    if unused and not (weight.encoding == "floats" and all(_is_one(entry) for entry in unused)):
+    if unused and not (
+        weight.encoding == "floats" and all(entry.n == 1 and (entry.dtype, entry.read()) in ONES for entry in unused)
+    ):
         names = listed([entry.name for entry in unused])
         left = (
             "; its producer computed scales but left the weight unquantized, as llm-compressor does with layers of "
@@ -446,12 +444,3 @@ def _refuse_unused(weight: Weight, siblings: Sequence[Entry]) -> None:
             f"stored as {weight.format} ({weight.codes.dtype}), but unused: {names}"
             + (left if weight.encoding == "floats" and any("scale" in entry.name for entry in unused) else "")
         )
-
-
-def _is_one(entry: Entry) -> bool:
-    """Return whether ``entry`` is a dummy scale of 1, which writers store beside weights that they left unquantized."""
-    return entry.n == 1 and (entry.dtype, entry.read()) in {
-        ("F32", b"\x00\x00\x80\x3f"),
-        ("BF16", b"\x80\x3f"),
-        ("F16", b"\x00\x3c"),
-    }

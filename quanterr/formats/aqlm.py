@@ -12,7 +12,6 @@ Reference: Vahe1994/AQLM@e79a896e inference_lib/src/aqlm/utils.py _dequantize_we
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
@@ -66,21 +65,18 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
         index = workspace.buffer("index", (codes.shape[0], 1), torch.int32).copy_(codes[:, number : number + 1])
         vectors = element_types.look_up(index.bitwise_and_(size - 1), table[number], workspace, "vectors")
         total.add_(vectors) if number else total.copy_(vectors)
-    groups = total.view(stop - first, across, out, into).mul_(_read_scales(parts, first, stop, workspace))
+    entry = parts["scales"]
+    if entry.shape[0] == 1:
+        scales = workspace.read_whole("scales", entry)
+    else:
+        each = entry.n // entry.shape[0]
+        scales = workspace.read("scales", entry, first * each, (stop - first, *entry.shape[1:]))
+    groups = total.view(stop - first, across, out, into).mul_(scales.float())
     if out > 1:
         values = workspace.output((stop - first, out, across, into))
         groups = values.copy_(groups.transpose(1, 2))
     rows = groups.view((stop - first) * out, across * into)
     return Values(crop(rows[chunk.row - first * out : chunk.stop_row - first * out], chunk, workspace))
-
-
-def _read_scales(parts: Parts, first: int, stop: int, workspace: Workspace) -> Tensor:
-    """Read the scales of group rows ``first:stop``, (1 or r, 1 or cols / in, 1 or out, 1 or in) float32."""
-    entry = parts["scales"]
-    if entry.shape[0] == 1:
-        return workspace.read_whole("scales", entry).float()
-    each = entry.n // entry.shape[0]
-    return workspace.read("scales", entry, first * each, (stop - first, *entry.shape[1:])).float()
 
 
 FORMATS = (Format("aqlm", NEEDS, fit),)

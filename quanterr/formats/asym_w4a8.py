@@ -45,7 +45,7 @@ from quanterr.formats.shared.comfy_labels import INT8, check_labels
 from quanterr.formats.shared.convrot import group_size, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
-from quanterr.kernel.levels import Levels, nibbles, uniform
+from quanterr.kernel.levels import nibbles, uniform
 
 LABELS = frozenset({"asym_w4a8_int8"})
 GROUP = 16
@@ -81,7 +81,10 @@ def fit(parts: Parts) -> Weight:
         code_bits=layout.bits,
         block_size=(1, layout.group),
     )
-    plain = replace(plain, levels=_find_levels(parts, layout))
+    levels = uniform(layout.bits)
+    if table := parts.get("codebook"):
+        levels = nibbles(torch.frombuffer(bytearray(table.read()), dtype=torch.float32).tolist())
+    plain = replace(plain, levels=levels)  # INT8 rounding then moves each level by at most half an INT8 step
     what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
     return parts.weight(
         layout.padded.shape,
@@ -93,13 +96,6 @@ def fit(parts: Parts) -> Weight:
         comfy_format=comfy_format,
         rotated=RotatedWeight(plain, partial(rotate, layout.rotation)),
     )
-
-
-def _find_levels(parts: Parts, layout: W4A8Layout) -> Levels:
-    """Return the levels of the codes before INT8 rounding, which moves each level by at most half an INT8 step."""
-    if codebook := parts.get("codebook"):
-        return nibbles(torch.frombuffer(bytearray(codebook.read()), dtype=torch.float32).tolist())
-    return uniform(layout.bits)
 
 
 def _fit_layout(parts: Parts) -> tuple[W4A8Layout, tuple[str, ...]]:
@@ -134,7 +130,10 @@ def _dequantize_block(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace:
     group = layout.group
     left, right = chunk.col // group, -(-chunk.stop_col // group)
     values = _read_codes(parts, layout, chunk, workspace)
-    multiply(values, _read_relative_scales(parts, chunk, workspace)[:, left:right], chunk.col, group)
+    entry, groups = parts["s_rel"], parts["s_rel"].shape[1]
+    stored = workspace.read("s_rel", entry, chunk.row * groups, (chunk.shape[0], groups))
+    scales = stored if entry.dtype == "F32" else element_types.decode_e4m3_scales(stored)
+    multiply(values, scales[:, left:right], chunk.col, group)
     values.round_().clamp_(-127, 127)
     values.mul_(workspace.read("s_channel", parts["s_channel"], chunk.row, (chunk.shape[0], 1)))
     if parts.get("correction"):
@@ -157,14 +156,6 @@ def _read_codes(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Works
         byte = torch.arange(256, device=workspace.device)
         return element_types.unpack(low, torch.stack([codebook[byte & 15], codebook[byte >> 4]], 1), workspace)
     return element_types.unpack(low, _make_uniform_pairs(workspace.device), workspace)
-
-
-def _read_relative_scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the group scales of a chunk's rows as float32, (r, groups)."""
-    entry = parts["s_rel"]
-    groups = entry.shape[1]
-    stored = workspace.read("s_rel", entry, chunk.row * groups, (chunk.shape[0], groups))
-    return stored if entry.dtype == "F32" else element_types.decode_e4m3_scales(stored)
 
 
 @cache

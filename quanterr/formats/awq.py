@@ -167,7 +167,7 @@ def _make_weight(
 
 
 def _find_denied_zero_points(parts: Parts, bits: int) -> tuple[str, ...]:
-    """Return a warning if the configuration denies zero points, and those of the first block are not the middle."""
+    """Return a warning if the configuration denies zero points, but the first block has others than the middle."""
     entry, middle = parts.get("zero_point"), MIDDLE.get(bits)
     if entry is None or middle is None or parts.hints.config.get("zero_point") is not False:
         return ()

@@ -8,7 +8,7 @@
                    + float32(weight_zero[c // group, r])                                 rounded
 
 The group follows from the shapes; a label's group_size must agree. A modulation layer taken over from Nunchaku may have
-interleaved rows (shared/adanorm_rows.py). Nothing stored says so: interleaving is tried if the plain reading is
+interleaved rows (shared/adanorm_rows.py). The file does not show it: interleaving is tried if the plain reading is
 wrong.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/awq_w4a16.py; Comfy-Org/comfy-quants@55f0a26

@@ -64,7 +64,7 @@ class Values(NamedTuple):
 
     weight: Tensor  # (r, c) float32, or float64 where float32 would lose precision
     saturated: Tensor | None = None  # 0-d: number of codes at either end of their range
-    zeros: Tensor | None = None  # 0-d: number of zero elements, if the codes tell
+    zeros: Tensor | None = None  # 0-d: number of zero elements, if the codes show it
 
 
 Dequantize = Callable[[Chunk, Workspace], Values]
@@ -128,7 +128,7 @@ class Hints(Struct, frozen=True):
 
     labels: tuple[Label, ...] = ()
     blocks: tuple[tuple[tuple[int, int], str], ...] = ()  # (rows, cols) of a block, and the source that declares it
-    expects_scale: str | None = None  # the source that says that codes in this checkpoint have scales
+    expects_scale: str | None = None  # the source by which codes in this checkpoint have scales
     shape: tuple[int, ...] | None = None  # shape in the original, if known: stored codes may be padded or flattened
     config: JsonFields = field(default_factory=dict)  # quantization_config of config.json or an equivalent file
     metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the safetensors files
@@ -243,7 +243,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     alternatives: "Sequence[Weight]" = ()  # other readings of the same tensors, tried if this one proves wrong
     close_alternatives: bool = False  # alternatives differ little: the clearly nearest wins, even if the first is near
     undeclared: bool = False  # no metadata chooses among the alternatives: picking another causes no warning
-    # A label, configuration or convention says that it is read so, whatever the values: a better fit is an error.
+    # A label, configuration or convention prescribes this reading, whatever the values: a better fit is an error.
     prescribed: bool = False
     levels: Levels | None = None  # levels of the codes; None if the nearest cannot be found element by element
     scale_steps: ScaleSteps | None = None  # None: scales are floats

@@ -243,19 +243,15 @@ def _attach_decoder(parts: Parts, state: State, pairs: Tensor, built_in: str | N
             chunk.shape[0], -1
         )
 
-    stored = _describe_absmax(parts, state, matrix)
+    entry, across = parts["absmax"], matrix[1] // state.block
+    if entry.dtype != "U8":
+        stored = StoredScales.fit(entry, matrix[0], across)
+    else:
+        nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
+        stored = StoredScales(entry, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
     return Native(
         plain, Decoder(parts.codes, matrix[1], ElementType.TABLE, pairs, absmax, group=state.block, stored=stored)
     )
-
-
-def _describe_absmax(parts: Parts, state: State, matrix: tuple[int, int]) -> StoredScales | None:
-    """Return the scales as the kernel reads them."""
-    stored, across = parts["absmax"], matrix[1] // state.block
-    if stored.dtype != "U8":
-        return StoredScales.fit(stored, matrix[0], across)
-    nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
-    return StoredScales(stored, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
 
 
 def _copy_nested_map(parts: Parts, workspace: Workspace) -> Tensor:

@@ -42,11 +42,11 @@ from quanterr.formats.base import (
 from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unpack_columns, unpack_rows
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.ct_row_groups import read_block_values
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
-from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import parse_digits
 
@@ -64,8 +64,8 @@ DENSE_SINCE = (0, 18)
 
 def fit(parts: Parts) -> Weight:
     """Return the weight with the packing that configuration and widths imply; other fitting ones are alternatives."""
-    shape = _read_shape(parts["shape"])
-    codes, scale = parts.codes, parts["scale"]
+    codes, scale, declared_shape = parts.codes, parts["scale"], parts["shape"]
+    shape = tuple(read_integers(declared_shape)) if declared_shape.n in (2, 3) else ()
     if len(shape) not in (2, 3) or min(shape) < 1 or codes.shape[:-1] != shape[:-1]:
         raise FormatMismatch(f"{parts['shape']} declares {list(shape)}, but the codes are {codes}")
     if scale.n != 1 and scale.shape[:-1] != shape[:-1]:
@@ -96,12 +96,6 @@ def fit(parts: Parts) -> Weight:
         for packing in packings
     ]
     return alternatives[0].with_alternatives(alternatives[1:])
-
-
-def _read_shape(entry: Entry) -> tuple[int, ...]:
-    if entry.n not in (2, 3):
-        return ()
-    return tuple(torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype]).tolist())
 
 
 def _find_packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packing]:

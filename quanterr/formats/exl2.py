@@ -46,19 +46,6 @@ class BitGroup(NamedTuple):
     cols: int
 
 
-class Places(NamedTuple):
-    """The places of each column's codes: int32 (cols, 1), or (cols,) for ``word``, ``next`` and ``group``."""
-
-    word: Tensor  # row of q_weight with the low bits of the codes
-    next: Tensor  # row of q_weight with the remaining bits
-    shift: Tensor  # position of the low bits in the word
-    mask: Tensor  # mask that selects the low bits after the shift
-    rest_shift: Tensor
-    rest_mask: Tensor
-    half: Tensor  # 2^(bits - 1)
-    group: Tensor
-
-
 def fit(parts: Parts) -> Weight:
     """Return the weight, whose columns are the columns of all groups."""
     codes, order = parts["codes"], parts["order"]
@@ -105,21 +92,23 @@ def _read_groups(parts: Parts) -> tuple[BitGroup, ...]:
 def dequantize(parts: Parts, groups: tuple[BitGroup, ...], chunk: Chunk, workspace: Workspace) -> Values:
     """Return (code - 2^(bits - 1)) · scale, (r, c)."""
     r = chunk.stop_row - chunk.row
-    places = _find_places(parts, groups, workspace)
-    shape = (len(places.word), r)
+    table = workspace.cache("places", parts["order"], 0, lambda: _compute_places(parts, groups, workspace))
+    word, following, group = table[0], table[1], table[7]
+    shift, mask, rest_shift, rest_mask, half = table[2:7].unsqueeze(2)
+    shape = (len(word), r)
     stored = workspace.read_whole("codes", parts.codes)[:, chunk.row : chunk.stop_row]
     words = workspace.buffer("words", tuple(stored.shape), torch.int32).copy_(stored)
-    codes = torch.index_select(words, 0, places.word, out=workspace.buffer("low", shape, torch.int32))
-    codes >>= places.shift
-    codes &= places.mask
-    rest = torch.index_select(words, 0, places.next, out=workspace.buffer("rest", shape, torch.int32))
-    rest <<= places.rest_shift
-    codes |= rest.bitwise_and_(places.rest_mask)
-    codes -= places.half
+    codes = torch.index_select(words, 0, word, out=workspace.buffer("low", shape, torch.int32))
+    codes >>= shift
+    codes &= mask
+    rest = torch.index_select(words, 0, following, out=workspace.buffer("rest", shape, torch.int32))
+    rest <<= rest_shift
+    codes |= rest.bitwise_and_(rest_mask)
+    codes -= half
     scale = workspace.buffer("scale of column", shape, torch.float32)
-    torch.index_select(_read_scales(parts, chunk, workspace), 0, places.group, out=scale)
+    torch.index_select(_read_scales(parts, chunk, workspace), 0, group, out=scale)
     columns = workspace.buffer("columns", shape, torch.float32).copy_(codes).mul_(scale)
-    values = workspace.output((r, len(places.word))).copy_(columns.t())
+    values = workspace.output((r, len(word))).copy_(columns.t())
     return Values(crop(values, chunk, workspace))
 
 
@@ -133,15 +122,12 @@ def _read_scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
     return (codes + 1).square().float() * largest.unsqueeze(1)
 
 
-def _find_places(parts: Parts, groups: tuple[BitGroup, ...], workspace: Workspace) -> Places:
-    """Return the places of the codes, for columns in the weight's order."""
-    table = workspace.cache("places", parts["order"], 0, lambda: _compute_places(parts, groups, workspace))
-    shift, mask, rest_shift, rest_mask, half = table[2:7].unsqueeze(2)
-    return Places(table[0], table[1], shift, mask, rest_shift, rest_mask, half, table[7])
-
-
 def _compute_places(parts: Parts, groups: tuple[BitGroup, ...], workspace: Workspace) -> Tensor:
-    """Compute the fields of :class:`Places`, (8, cols) int32."""
+    """Compute the places of each column's codes, for columns in the weight's order: (8, cols) int32.
+
+    The rows are: the word with the low bits of the code, the word with the remaining bits, the shift and the mask of
+    the low bits, the shift and the mask of the remaining bits, 2^(bits - 1), and the group.
+    """
     counts = torch.tensor([group.cols for group in groups])
     bits = torch.tensor([group.bits for group in groups]).repeat_interleave(counts)
     number = torch.arange(len(groups)).repeat_interleave(counts)

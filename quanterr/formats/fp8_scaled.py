@@ -1,7 +1,7 @@
 """FP8 codes with a scale: one for the tensor, one per row, or one per block.
 
     weight    f8_e4m3 or f8_e5m2    (rows, cols), or (experts, rows, cols)
-    scale     f32, bf16, f16; f8_e8m0 or u8 (an E8M0 exponent) beside weight_scale_inv and .scale
+    scale     f32, bf16, f16; weight_scale_inv and .scale also f8_e8m0 or u8 (an E8M0 exponent)
 
     weight[r, c] = float32(code[r, c]) * float32(scale of r, c)                        one rounding
 

@@ -9,7 +9,7 @@
     IQ4_XS            element = table[code] * (d * (scale - 32)), a scale of 6 bits for 32 elements
     MXFP4             element = table[code] * 2^(exponent - 128)
     NVFP4             element = table[code] * scale / 2, a scale for 16 elements
-    NVFP4 with a tensor X.scale (f32, one, or one per expert) beside X.weight: the same times X.scale
+    NVFP4 if X.weight has a tensor X.scale (f32, one, or one per expert): the same times X.scale
                       (some converters call it X.weight.scale, which llama.cpp does not look for)
 
 The tables are IQ4 and E2M1 below; E2M1 holds doubled E2M1 values. Byte j of the codes of 32 elements holds the code of

@@ -19,8 +19,8 @@ belongs to element 32k + l, of byte 32 + l to element 160 + 16k + l, and of byte
 codes each, to element 240 + 4k + l.
 
 I2_S (BitNet): byte j holds the codes of elements j, 32 + j, 64 + j and 96 + j, the highest bits first. The scale of the
-tensor, float32, is behind all blocks, in 32 bytes. BitNet's program for ARM packs blocks of 64 elements under the same
-id, of which the file says nothing: such weights are read wrong, and have the error of wrong weights.
+tensor, float32, follows all blocks, in 32 bytes. BitNet's program for ARM packs blocks of 64 elements under the same
+id, and nothing in the file shows it: such weights are read wrong and have large errors.
 
 IQ1_BN: each of the first 12 bytes holds five codes of three values, in order: code k of a byte b is
 (v + v // 2) // 128 for v = b · 3^(4-k) mod 256. After each 15 elements from three bytes comes one from the last byte.

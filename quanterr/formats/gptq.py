@@ -19,7 +19,7 @@ Columns may be padded, to a multiple of 32 or of the block.
 
 If config.json declares desc_act false, vLLM gives its kernels no g_idx (vllm/model_executor/layers/quantization/
 auto_gptq.py create_weights: has_g_idx; kernels/linear/mixed_precision/marlin.py process_weights_after_loading), so that
-blocks are of consecutive columns whatever g_idx says: the weight is read so, and by g_idx as an alternative.
+blocks are of consecutive columns whatever g_idx holds: the weight is read so, and by g_idx as an alternative.
 
 Reference: AutoGPTQ/AutoGPTQ@0.7.1 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py; ModelCloud/GPTQModel@f4c327a1
 gptqmodel/nn_modules/qlinear/__init__.py, gptqmodel/utils/model.py convert_gptq_v1_to_v2_format_module;
@@ -151,7 +151,7 @@ def fit(parts: Parts) -> Weight | None:
 
 
 def _find_orders(stored: ColumnBlocks, config: JsonFields) -> list[tuple[ColumnBlocks, str]]:
-    """Return the possible blocks of columns, the one that is loaded first, with what decides in words."""
+    """Return the possible blocks of columns, those that loaders use first, each with the deciding fact in words."""
     if stored.order is None or config.get("desc_act") is not False or config.get("dynamic"):
         return [(stored, "")]
     return [

@@ -81,7 +81,7 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(
             "its scale or zero point is itself quantized (quant_scale, quant_zero), which is not supported"
         )
-    packing = _read_text(parts["packing"])
+    packing = parts["packing"].read().decode("latin-1") if parts["packing"].nbytes <= MAX_TEXT else ""
     if packing not in PACKINGS:
         raise FormatMismatch(f"its packing {display(packing)} is not one of {', '.join(PACKINGS)}")
     dtype, code_bits, shifts = PACKINGS[packing]
@@ -145,10 +145,6 @@ def _fit_groups(parts: Parts, shape: tuple[int, ...]) -> AxisGroups:
 def _read_flag(parts: Parts, name: str) -> bool:
     entry = parts.get(name)
     return entry is not None and entry.nbytes == 1 and entry.read() != b"\0"
-
-
-def _read_text(entry: Entry) -> str:
-    return entry.read().decode("latin-1") if entry.nbytes <= MAX_TEXT else ""
 
 
 def _read_numbers(entry: Entry) -> list[float]:

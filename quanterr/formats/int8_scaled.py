@@ -29,12 +29,11 @@ ROTATIONS = (256, 64, 16, 1024)  # group sizes that writers for ComfyUI use
 def fit(parts: Parts) -> Weight | None:
     """Return the weight if no label says that it is rotated, as the row of FORMATS that its scale's shape decides.
 
-    Some writers for ComfyUI rotate without a label and put no config.json beside their files, so the rotated reading is
-    an alternative.
+    Some writers for ComfyUI rotate without a label and write no config.json, so the rotated reading is an alternative.
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
-    if parts.hints.config.get("quant_method") == "w4afp8":  # whose bytes hold two codes
+    if parts.hints.config.get("quant_method") == "w4afp8":  # its bytes hold two codes
         return None
     weight = _fit_plain(parts)
     if len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):

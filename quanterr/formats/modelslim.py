@@ -7,7 +7,7 @@
     modelslim_int4    weight                 i8        (rows / 2, cols): the even row in the low nibble
                       weight_scale, weight_offset
                       weight_scale_second, weight_offset_second
-                                             floating  (rows, groups): of groups, beside (rows, 1); optional
+                                             floating  (rows, groups); the first scale is then (rows, 1); optional
                       scale_bias             f32       (rows, 1 or 16): 8 times the sums of weights; not read
     layers with static inputs (W8A8, W8A8_MIX) also have, and may have instead of scale and offset
                       deq_scale              f32       (rows,): weight_scale · input_scale; or its bits in i64
@@ -26,8 +26,8 @@
 
     weight[r, c] = e2m1(code[r, c]) * 2^(weight_scale[r, c // 32] - 127) * weight_dual_scale[r, c // 512]
 
-quant_model_description.json names the type of each tensor. A deq_scale that is not the product of the scales beside it
-is refused: runtimes follow it, other readers the scales. So are codes of 8 bits that are declared as 4. W8A8_MXFP8,
+quant_model_description.json names the type of each tensor. A deq_scale that is not the product of the layer's scales is
+refused: runtimes follow it, other readers the scales. So are codes of 8 bits that are declared as 4. W8A8_MXFP8,
 W4A8_MXFP and W4A4_MXFP4 are mxfp8 and mxfp4. vllm-ascend loads no second scales; SGLang rounds their products to F16.
 
 Reference: msmodelslim 26.1.0 (PyPI), core/quant_service/modelslim_v1/save/ascendv1.py, ir/api/impl/int_quantization.py,
@@ -57,12 +57,12 @@ from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display
 
 MX, DUAL = 32, 512  # columns that share an exponent, and a second scale
-SAMPLE = 1 << 16  # codes that are looked at: enough to tell 8 bits from 4
-BFLOAT16 = 2.0**-8  # greatest relative distance of neighbours: the producer may round a product so
+SAMPLE = 1 << 16  # number of codes that are read: enough to distinguish 8 bits from 4
+BFLOAT16 = 2.0**-8  # greatest relative distance of neighbours: the producer may round a product to bfloat16
 ANY = FLOATS | INT8 | frozenset({"I32", "I64"})
 SCALE = PartSpec(("{weight}_scale",), FLOATS)
-OFFSET = PartSpec(("{weight}_offset",), FLOATS, optional=True)  # always stored: without it, files are of others
-OF_INPUTS = {  # of layers with static inputs
+OFFSET = PartSpec(("{weight}_offset",), FLOATS, optional=True)  # ModelSlim always stores it, other programs never
+OF_INPUTS = {  # parts of layers with static inputs
     "deq_scale": PartSpec(("{module}.deq_scale",), frozenset({"F32", "I64"}), optional=True),
     "input_scale": PartSpec(("{module}.input_scale",), FLOATS, optional=True),
     "input_offset": PartSpec(("{module}.input_offset",), ANY, optional=True),
@@ -238,7 +238,7 @@ def _find_bits(parts: Parts) -> tuple[int, str]:
         FormatMismatch: the declared type is one that is stored otherwise, such as W4A16, or unknown.
     """
     declared = parts.hints.config.get(parts.codes.name)
-    if not isinstance(declared, str) or declared == "FLOAT":  # a finding says so
+    if not isinstance(declared, str) or declared == "FLOAT":  # a finding reports it
         return 8, ""
     if declared not in TYPES:
         raise FormatMismatch(f"quant_model_description.json declares {display(declared)}, which is not supported")
@@ -246,7 +246,7 @@ def _find_bits(parts: Parts) -> tuple[int, str]:
 
 
 def _check_four_bits(codes: Entry, declared: str) -> None:
-    """Check that the first codes have 4 bits: runtimes drop the others of a layer of 8 bits that is declared so.
+    """Check that the first codes have 4 bits: runtimes drop the upper bits of a layer of 8 bits that is declared as 4.
 
     Raises:
         FormatMismatch: one has more.
@@ -288,7 +288,7 @@ def _read(entry: Entry) -> Tensor:
 
 
 def _to_floats(entry: Entry, stored: Tensor) -> Tensor:
-    """Return the numbers of a deq_scale, float32: its own, or those whose bits its integers are."""
+    """Return the numbers of a deq_scale, float32, which may be stored as integers with the same bits."""
     if stored.dtype == torch.float32:
         return stored
     bits = stored.to(torch.int32)
@@ -306,7 +306,7 @@ def _divide(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
 
 
 def _doubt_offset(parts: Parts) -> tuple[str, ...]:
-    """Return a warning if runtimes ignore offsets that are not 0: those of W4A4, which the producer may write."""
+    """Return a warning if offsets are not 0 but runtimes ignore them: the producer may write such offsets for W4A4."""
     declared, offset = parts.hints.config.get(parts.codes.name), parts.get("zero_point")
     if declared != "W4A4_DYNAMIC" or offset is None or not any(offset.read()):
         return ()

@@ -15,7 +15,7 @@
     weight[r, c] = e2m1(code[r, c]) * 2^(scale[r, c // 32] - 127)                     exact, except for underflow
 
 E2M1 codes are two in a byte, the first in the low bits; E2M3 and E3M2 codes (MXFP6) are four in three bytes, the first
-in the lowest bits. Quark's configuration (dtype) or else the original tells E2M3 from E3M2; compressed-tensors writes
+in the lowest bits. Quark's configuration (dtype) or else the original distinguishes them; compressed-tensors writes
 E2M3 only. All may have experts as a leading axis. mxfp4 is written by ModelOpt, Quark and MiMo, and by DeepSeek-V4 for
 its experts, as int8 with a scale named scale. gpt-oss stores outputs as rows in this form, but as columns in its
 unquantized checkpoints. compressed-tensors 0.13 wrote MXFP4 exponents that are 2 too small.

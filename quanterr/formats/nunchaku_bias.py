@@ -1,6 +1,6 @@
 """Biases in Nunchaku files, in the order of their layer's rows.
 
-    X.bias    bf16, f16    (rows,), beside X.qweight and X.wscales
+    X.bias    bf16, f16    (rows,), of a layer with X.qweight and X.wscales
 
     qweight i8     in the order of shared/nunchaku_order.py, padded to a multiple of 128
     qweight i32    interleaved like the rows of a modulation layer, shared/adanorm_rows.py; the second part and the last
@@ -14,8 +14,6 @@ nunchaku/models/normalization.py.
 """
 
 from functools import partial
-
-from torch import Tensor
 
 from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
@@ -61,16 +59,13 @@ def _read_as_stored(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
 def dequantize(parts: Parts, interleaved: int | None, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the stored numbers in order, (1, c)."""
     stored = workspace.read_whole("bias", parts.codes)
-    values = order_scales(stored).view(-1).float() if interleaved is None else _order_interleaved(stored, interleaved)
+    if interleaved is None:
+        values = order_scales(stored).view(-1).float()
+    else:
+        values = stored[stored_rows(0, len(stored), len(stored), interleaved, stored.device)].float()
+        if interleaved > 1:  # these parts are scales, to which 1 was added
+            values.view(interleaved, -1)[[1, interleaved - 2] if interleaved > 3 else [1]] -= 1
     return Values(values[chunk.col : chunk.stop_col].view(1, -1))
-
-
-def _order_interleaved(stored: Tensor, interleaved: int) -> Tensor:
-    values = stored[stored_rows(0, len(stored), len(stored), interleaved, stored.device)].float()
-    if interleaved > 1:
-        of_parts = values.view(interleaved, -1)
-        of_parts[[1, interleaved - 2] if interleaved > 3 else [1]] -= 1
-    return values
 
 
 FORMATS = (Format("nunchaku_bias", NEEDS, fit),)

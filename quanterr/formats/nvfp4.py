@@ -12,9 +12,9 @@
                    * pre_quant_scale[c], if stored                                    rounded
 
 Four dialects share these names: ComfyUI (convert_to_quant, BFL) puts the first column into the high nibble and scales
-into tiles, and pads rows and columns to multiples of 16; its label may say nibble_order lo_first; ModelOpt puts the
-first column into the low nibble and scales into rows; its exports for diffusers use tiles. A label says which dialect
-it is; if tensors and original contradict it, the alternatives are tried.
+into tiles, and pads rows and columns to multiples of 16; its label may have nibble_order lo_first; ModelOpt puts the
+first column into the low nibble and scales into rows; its exports for diffusers use tiles. A label implies the dialect;
+if tensors and original contradict it, the alternatives are tried.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/nvfp4.py, backends/eager/quantization.py;
 NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/quantization/qtensor/nvfp4_tensor.py; comfyanonymous/ComfyUI@6db4fa2f
@@ -52,7 +52,9 @@ def fit(parts: Parts) -> Weight | None:
         )
     padded = fit_padded(parts, stored, block, MULTIPLE)
     scale_of = multiply_scales(parts["global_scale"], padded.stored_rows)
-    tiled_first, high_first = _find_dialect(parts, comfy_format)
+    orders = [label.fields.get("nibble_order") for label in parts.hints.labels]
+    tiled_first = comfy_format is not None
+    high_first = tiled_first and "lo_first" not in orders
     if block == WIDE_BLOCK and not parts.hints.config:
         warnings = (*warnings, _describe_wide_blocks(parts))
     alternatives = [
@@ -62,7 +64,10 @@ def fit(parts: Parts) -> Weight | None:
             code_bits=4,
             levels=E2M1.scaled,
             block_size=(1, block),
-            evidence=(_describe_layout(layout, high),),
+            evidence=(
+                f"NVFP4, first column in the {'high' if high else 'low'} nibble, "
+                f"scales in {'tiles' if layout.tiled else 'rows'}",
+            ),
             warnings=warnings,
             comfy_format=comfy_format,
             prescribed=comfy_format is not None,
@@ -101,19 +106,6 @@ def _declares_wide_blocks(declared: object) -> bool:
         return False
     wide = declared.get("group_size") == WIDE_BLOCK or str(declared.get("quant_algo")).startswith(WIDE)
     return wide or any(_declares_wide_blocks(value) for value in declared.values())
-
-
-def _find_dialect(parts: Parts, comfy_format: str | None) -> tuple[bool, bool]:
-    """Return whether scales are in tiles, and whether the first column is in the high nibble, judging by the label."""
-    if comfy_format is None:
-        return False, False
-    orders = [label.fields.get("nibble_order") for label in parts.hints.labels]
-    return True, "lo_first" not in orders
-
-
-def _describe_layout(layout: BlockScales, high_first: bool) -> str:
-    nibble = "high" if high_first else "low"
-    return f"NVFP4, first column in the {nibble} nibble, scales in {'tiles' if layout.tiled else 'rows'}"
 
 
 FORMATS = (Format("nvfp4", NVFP4_PARTS, fit, usual_db=(19, 21), corrects_biases=True),)

@@ -105,7 +105,7 @@ def _dequantize_blocks(parts: Parts, coded: Dequantize, chunk: Chunk, workspace:
 
 
 class Turns(NamedTuple):
-    """For each rotation from the last to the first: where the columns of its pairs then are, and their angles.
+    """The rotations from the last to the first: the places of each pair's columns at that point, and the angles.
 
     A rotation leaves the first columns of a block's pairs before the second; ``home`` is where each column is at last.
     """

@@ -28,14 +28,14 @@ from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import WORDS
 from quanterr.kernel.levels import INT4
 
-ROWS, COLS = 64, 16  # of a tile
+ROWS, COLS = 64, 16  # size of a tile
 TILE = ROWS * COLS
 NEEDS = {
     "codes": PartSpec(("{module}.B",), WORDS),
     "channel": PartSpec(("{module}.s_channel",), frozenset({"F32"})),
     "group": PartSpec(("{module}.s_group",), frozenset({"F16"}), optional=True),
 }
-INTERLEAVE = {True: (0, 2, 4, 6, 1, 3, 5, 7), False: (4, 0, 5, 1, 6, 2, 7, 3)}  # by whether there are several groups
+INTERLEAVE = {True: (0, 2, 4, 6, 1, 3, 5, 7), False: (4, 0, 5, 1, 6, 2, 7, 3)}  # True: there are several groups
 
 
 def fit(parts: Parts) -> Weight:

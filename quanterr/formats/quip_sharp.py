@@ -155,8 +155,11 @@ def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace, half: Te
         if layer.bits == 4:
             residual = _decode_e8p(_read_e8p(parts, layer, 1, workspace)[:, units], "residual", workspace)
         else:
-            words = workspace.read_whole("codes", parts["codes"])[:, layer.cols // 32 :]
-            residual = _decode_e81b(words[:, units], workspace)
+            words = workspace.read_whole("codes", parts["codes"])[:, layer.cols // 32 :][:, units]
+            codes = workspace.buffer("index", (*words.shape, 8), torch.int32)  # E81B codes, one per byte
+            codes.copy_(words.unsqueeze(2) >> torch.arange(0, 64, 8, device=words.device) & 0xFF)
+            table = make_e81b_vectors(words.device)
+            residual = _look_up(codes.view(layer.rows, -1), table, "residual", workspace)
         main, rest = (workspace.buffer(key, tuple(vectors.shape), torch.float64) for key in ("wide", "wide residual"))
         vectors = main.copy_(vectors).add_(rest.copy_(residual).div_(layer.residual))
     one = torch.ones(max(vectors.shape), dtype=torch.float64, device=vectors.device)
@@ -190,14 +193,6 @@ def _decode_e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:
     index.copy_(codes.view(2, 2, tall, n, 8, 4).permute(2, 4, 1, 3, 5, 0))
     vectors = make_e8p_vectors(words.device)
     return _look_up(index.view(16 * tall, -1), vectors, key, workspace)
-
-
-def _decode_e81b(words: Tensor, workspace: Workspace) -> Tensor:
-    """Decode E81B codes, (rows, n) int64 words, to vectors in quarters: (rows, 64 n) float32."""
-    rows, n = words.shape
-    codes = workspace.buffer("index", (rows, n, 8), torch.int32)
-    codes.copy_(words.unsqueeze(2) >> torch.arange(0, 64, 8, device=words.device) & 0xFF)
-    return _look_up(codes.view(rows, -1), make_e81b_vectors(words.device), "residual", workspace)
 
 
 def _look_up(codes: Tensor, table: Tensor, key: str, workspace: Workspace) -> Tensor:

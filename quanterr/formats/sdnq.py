@@ -259,7 +259,11 @@ def _fit_layout(parts: Parts, bits: int | None) -> SdnqLayout:
             return _check_layout(parts, SdnqLayout(shape, ColumnBlocks(1, shape[1]), 8, transposed=True))
     groups = scale.shape[1] if len(scale.shape) == 3 else 1
     original = parts.hints.shape
-    if _holds_bytes(parts):
+    if (
+        codes.dtype != "U8"
+        or len(codes.shape) == 3
+        or (len(codes.shape) == 2 and (codes.shape == original if original else codes.shape[0] == scale.shape[0]))
+    ):  # a byte for each code, in rows as long as the original's or in groups
         shape = codes.shape[0], prod(codes.shape[1:])
         bits = 8
     elif original and len(original) == 2 and prod(original):
@@ -274,14 +278,6 @@ def _fit_layout(parts: Parts, bits: int | None) -> SdnqLayout:
     if shape[1] % groups:
         raise FormatMismatch(f"{scale} should divide {shape[1]} columns into groups of one size")
     return _check_layout(parts, SdnqLayout(shape, ColumnBlocks(groups, shape[1] // groups), bits, transposed=False))
-
-
-def _holds_bytes(parts: Parts) -> bool:
-    """Return whether each code has a byte of its own, in rows as long as the original's or in groups."""
-    codes, scale, original = parts.codes, parts["scale"], parts.hints.shape
-    if codes.dtype != "U8" or len(codes.shape) == 3:
-        return True
-    return len(codes.shape) == 2 and (codes.shape == original if original else codes.shape[0] == scale.shape[0])
 
 
 def _check_layout(parts: Parts, layout: SdnqLayout) -> SdnqLayout:

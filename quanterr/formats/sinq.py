@@ -8,9 +8,9 @@
 
     weight[r, c] = ((number(code[r, c]) - zero[group]) * scale[group]) * scale2[c]              each rounds
 
-model.safetensors.index.json.meta.json beside the files has for each layer shape, group_size, packing and method. Groups
-are of elements that follow each other in a row. number(code) is the code, or with nf4 or nf3 in the method an entry of
-that table. Tiles of rows and columns (2D) and codes of 5 and 6 bits are not read; awq_scale is in scale2 already.
+model.safetensors.index.json.meta.json gives each layer's shape, group_size, packing and method. The elements of a group
+follow each other in a row. number(code) is the code, or with nf4 or nf3 in the method an entry of that table. Tiles of
+rows and columns (2D) and codes of 5 and 6 bits are not read; scale2 already contains awq_scale.
 
 Reference: sinq 0.2.0 (PyPI) sinq/quantizer.py Quantizer.dequantize, sinq/patch_model.py save_weights_safetensors.
 """
@@ -83,7 +83,7 @@ class SinqLayout(NamedTuple):
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight that the file beside the checkpoint describes."""
+    """Return the weight that the checkpoint's JSON file describes."""
     layout = _read_layout(parts)
     (rows, cols), groups = layout.shape, prod(layout.shape) // layout.size
     if parts["columns"].shape != (1, cols):

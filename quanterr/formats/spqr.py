@@ -110,7 +110,13 @@ def dequantize(parts: Parts, layer: SpqrLayout, chunk: Chunk, workspace: Workspa
     rows = _round(stored[chunk.row - first * TILE : chunk.stop_row - first * TILE], workspace)
     if (order := parts.get("order")) and order.n:
         values = workspace.output((len(rows), layer.cols))
-        rows = torch.index_select(rows, 1, _invert_order(parts, workspace), out=values)
+        inverse = workspace.cache(  # the place where each column of the weight is stored
+            "inverse",
+            parts["order"],
+            0,
+            lambda: torch.argsort(workspace.read_whole("order", parts["order"]).view(torch.int16).long() & 0xFFFF),
+        )
+        rows = torch.index_select(rows, 1, inverse, out=values)
     return Values(crop(rows, chunk, workspace))
 
 
@@ -161,16 +167,6 @@ def _add_outliers(parts: Parts, layer: SpqrLayout, stored: Tensor, first: int, s
         )
     numbers = (found >> 16).to(torch.int16).view(torch.float16).float()
     stored.view(-1).index_add_(0, rows * stored.shape[1] + cols, numbers)
-
-
-def _invert_order(parts: Parts, workspace: Workspace) -> Tensor:
-    """Return the place where each column of the weight is stored, (cols,) int64."""
-
-    def make() -> Tensor:
-        stored = workspace.read_whole("order", parts["order"]).view(torch.int16)
-        return torch.argsort(stored.long() & 0xFFFF)
-
-    return workspace.cache("inverse", parts["order"], 0, make)
 
 
 FORMATS = (Format("spqr", NEEDS, fit),)

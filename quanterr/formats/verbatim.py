@@ -24,7 +24,7 @@ from quanterr.formats.base import (
 )
 
 CODES = frozenset({"BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
-STATE = ".quant_state.bitsandbytes__"  # in the name of a tensor beside each 4-bit weight of bitsandbytes
+STATE = ".quant_state.bitsandbytes__"  # in the name of a tensor that bitsandbytes stores with each 4-bit weight
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes per element; float64 holds all values exactly
 
 
@@ -52,7 +52,7 @@ def _lacks_state(parts: Parts) -> bool:
 
 
 def verbatim(name: str, codes: Entry, refusal: str) -> Weight:
-    """Return an entry of whole bytes as a weight; ``refusal`` says why it is not compared where it differs."""
+    """Return an entry of whole bytes as a weight; ``refusal`` explains why it is not compared where it differs."""
     parts = Parts(name, {"codes": codes}, format="verbatim")
     return parts.weight(codes.shape, partial(dequantize, parts), encoding="bits", needs_float64=True, refusal=refusal)
 

@@ -255,7 +255,11 @@ def dequantize(parts: Parts, layer: VptqLayout, chunk: Chunk, workspace: Workspa
         rest = _look_up_vectors("residual", residual, layer.residual, chunk, workspace)
         stored[:, outliers:] += rest[:, : layer.cols - outliers]
     if order := parts.get("order"):
-        torch.index_select(stored, 1, _invert_order(order, workspace), out=values)
+        mask = MASKS[order.dtype]
+        inverse = workspace.cache(  # the place where each column of the weight is stored
+            "inverse", order, 0, lambda: torch.argsort(workspace.read_whole("order", parts["order"]).long() & mask)
+        )
+        torch.index_select(stored, 1, inverse, out=values)
     if (scale := parts.get("scale")) and (bias := parts.get("bias")):
         values.mul_(workspace.read_whole("scale", scale).float()).add_(workspace.read_whole("bias", bias).float())
     return Values(crop(values, chunk, workspace))
@@ -318,16 +322,6 @@ def _look_up_vectors(key: str, index: Tensor, book: VectorCodebook, chunk: Chunk
     rows = workspace.buffer(f"{key} rows", (n, book.rows, cols), table.dtype).copy_(vectors.transpose(1, 2))
     skipped = chunk.row % book.rows
     return rows.view(-1, cols)[skipped : skipped + chunk.stop_row - chunk.row]
-
-
-def _invert_order(order: Entry, workspace: Workspace) -> Tensor:
-    """Return the place where each column of the weight is stored, (cols,) int64."""
-
-    def make() -> Tensor:
-        stored = workspace.read_whole("order", order).long() & MASKS[order.dtype]
-        return torch.argsort(stored)
-
-    return workspace.cache("inverse", order, 0, make)
 
 
 FORMATS = (Format("vptq", NEEDS, fit),)

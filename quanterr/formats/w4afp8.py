@@ -5,7 +5,7 @@
 
     weight[r, c] = float32(code[r, c]) * weight_scale_inv[r, c // 128]    rounded
 
-The names are those of FP8 and INT8 in blocks: quant_method w4afp8 in config.json, or the original's shape, decides.
+FP8 and INT8 in blocks have the same names: quant_method w4afp8 in config.json, or the original's shape, decides.
 SGLang rounds scales to bfloat16. All other layers are FP8 in blocks.
 
 Reference: sgl-project/sglang 0.5.23 layers/quantization/w4afp8.py, sgl-kernel/tests/test_cutlass_w4a8_moe_mm.py;

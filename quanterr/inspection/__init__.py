@@ -124,7 +124,12 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
         decode=None if asked.machine is None else _bound_decoding(*asked.machine, weights, checkpoint),
         findings=[
             *mismatches,
-            *_find_in_layers(weights, warnings),
+            *(
+                make_finding(NOT_READ, "error", one.name, f"{one.display_name}: not read: {one.reason}")
+                for one in weights
+                if one.reason
+            ),
+            *report_layouts(warnings),
             *_find_in_checkpoint(side, weights),
             *check_loading(checkpoint, side.labels, [weight for weight, _ in readable]),
             *report_lone_rotations(find_lone_transforms(side.labels.config, checkpoint.entries)),
@@ -241,14 +246,6 @@ def _tallies(groups: dict[str, list[StoredWeight]]) -> dict[str, Tally]:
     """Return the tally of each group, the most bytes first."""
     tallies = {name: _tally(weights) for name, weights in groups.items()}
     return dict(sorted(tallies.items(), key=lambda item: -item[1].bytes))
-
-
-def _find_in_layers(weights: list[StoredWeight], warnings: list[tuple[str, str]]) -> Iterator[Finding]:
-    for weight in weights:
-        if weight.reason:
-            message = f"{weight.display_name}: not read: {weight.reason}"
-            yield make_finding(NOT_READ, "error", weight.name, message)
-    yield from report_layouts(warnings)
 
 
 def _find_in_checkpoint(side: CheckpointSide, weights: list[StoredWeight]) -> Iterator[Finding]:

@@ -58,13 +58,17 @@ class _Result(NamedTuple):
 
 
 def check_values(weights: Sequence[tuple[Weight, Sequence[Entry]]]) -> Iterator[Finding]:
-    """Read all values of a checkpoint, and report what they show; each weight comes with the tensors beside it.
+    """Read all values of a checkpoint, and report what they show; each weight comes with its other tensors.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
     alone = [weight for weight, _ in weights if is_auxiliary(weight.name)]
-    pairs = [_pair_with_itself(*one) for one in weights if not is_auxiliary(one[0].name)]
+    pairs = [  # each weight is paired with itself
+        Pair(weight.name, weight, weight, (weight.codes,), (weight.codes,), (), tuple(others))
+        for weight, others in weights
+        if not is_auxiliary(weight.name)
+    ]
     found = ValueFindings()
     for results in _read_each(pairs):
         number, pair = results[0].task[:2]
@@ -72,10 +76,6 @@ def check_values(weights: Sequence[tuple[Weight, Sequence[Entry]]]) -> Iterator[
     yield from found.findings()
     leftovers = [Leftover(one.name, "quantized", Bucket.CONSUMED, "", tuple(one.parts.values())) for one in alone]
     yield from check_activation_scales(Pairing(pairs, leftovers))
-
-
-def _pair_with_itself(weight: Weight, beside: Sequence[Entry]) -> Pair:
-    return Pair(weight.name, weight, weight, (weight.codes,), (weight.codes,), (), tuple(beside))
 
 
 def _read_each(pairs: Sequence[Pair]) -> Iterator[list[_Result]]:
@@ -133,7 +133,7 @@ def _read_rows(weight: Weight, chunks: Sequence[Chunk], workspace: Workspace) ->
 
 
 def _add_values(found: RowValues, place: slice, values: Tensor) -> RowValues:
-    """Add the values of a chunk, (r, c), to those of its rows; ``found`` is changed."""
+    """Add the values of a chunk, (r, c), to the values of its rows; this changes ``found``."""
     low, high = values.amin(1), values.amax(1)  # NaN if any value is
     if not (low.isfinite().all() and high.isfinite().all()):
         finite = values.isfinite()
@@ -164,17 +164,10 @@ def _read_codes(weight: Weight, buffers: _Buffers) -> CodeValues:
         scales = ScaleStatistics.compute(iterate_scales(weight.scale, buffers.values))
         if scales.zero:
             buffers.scales.fill((weight.scale,), OTHER_SCALE)
-            lost = _count_lost(weight, buffers)
+            for chunk in Cut(*weight.matrix, CPU_CHUNK):  # elements that are zero, but not with another scale
+                zero = weight.dequantize(chunk, buffers.values).weight == 0
+                lost += int((zero & (weight.dequantize(chunk, buffers.scales).weight != 0)).sum())
     return CodeValues(scales, lost, _find_span(weight.unrotated, buffers))
-
-
-def _count_lost(weight: Weight, buffers: _Buffers) -> int:
-    """Return the number of elements that are zero, but not with another scale."""
-    lost = 0
-    for chunk in Cut(*weight.matrix, CPU_CHUNK):
-        zero = weight.dequantize(chunk, buffers.values).weight == 0
-        lost += int((zero & (weight.dequantize(chunk, buffers.scales).weight != 0)).sum())
-    return lost
 
 
 def _find_span(weight: Weight, buffers: _Buffers) -> tuple[int, int, int] | None:

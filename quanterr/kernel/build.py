@@ -22,7 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HERE = Path(__file__).parent
 SOURCES = tuple(f"c/{name}.c" for name in ("compare", "regions", "rounding", "samples", "searches"))
 HEADER = HERE / "c" / "kernel.h"
-RECORD = HERE / "kernel.txt"  # beside the libraries; library.read_record() reads it
+RECORD = HERE / "kernel.txt"  # in the folder of the libraries; library.read_record() reads it
 # Neither -ffast-math nor contraction, so that results are the same on every instruction set.
 FLAGS = (
     "-std=c11",
@@ -51,7 +51,7 @@ class BuildResult(NamedTuple):
 
 
 def platform_tag() -> str:
-    """Return the wheel's platform tag, which says where its kernel runs."""
+    """Return the wheel's platform tag, which states where its kernel runs."""
     if asked := os.environ.get("QUANTERR_PLATFORM"):
         return asked
     if platform.system() == "Darwin":  # its Python may be universal; the kernel is for one kind of machine

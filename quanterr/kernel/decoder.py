@@ -62,7 +62,7 @@ class StoredScales(NamedTuple):
 class SharedBytes(NamedTuple):
     """The codes of several rows in each byte: of rows r, r + ``step``, r + 2 · ``step`` … of the weight.
 
-    Codes have ``bits`` bits; ``shifts`` are the lowest bits of those of each row.
+    Codes have ``bits`` bits; ``shifts`` has the lowest bit of each row's codes.
     """
 
     step: int

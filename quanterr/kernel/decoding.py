@@ -40,7 +40,7 @@ class Values(Protocol):
 
 
 class Weight(Protocol):
-    """What the kernel needs of a weight; formats/base.py has its fields."""
+    """What the kernel needs to know about a weight; formats/base.py has its fields."""
 
     @property
     def dequantize(self) -> Callable[[Chunk, Workspace], Values]:
@@ -146,7 +146,7 @@ def make_code_side(
 ) -> SideStruct:
     """Make a kernel operand whose codes the kernel reads and decodes itself, ``at_once`` rows at a time.
 
-    ``again`` says that the same chunk is needed several times in a row, so its codes stay in memory. With
+    ``again`` means that the same chunk is needed several times in a row, so its codes stay in memory. With
     ``keeps_scales``, the scales that the kernel reads get memory of their own, and can be used later.
     """
     entry, (together, n_bytes) = decoder.codes, decoder.storage_unit

@@ -21,7 +21,7 @@ from quanterr.kernel.structs import CodeKind, CodesStruct
 MANTISSA = 23  # mantissa bits of a float32
 EXPONENT = 0xFF << MANTISSA
 SUBNORMAL = 2.0**-24  # smallest float16
-FEW = 64  # with up to so many bounds, comparing with each one is faster than a binary search
+FEW = 64  # with up to this many bounds, comparing with each one is faster than a binary search
 ONE = torch.ones(1, 1)
 
 

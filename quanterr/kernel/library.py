@@ -1,4 +1,4 @@
-"""The choice of the compiled kernel, of which there is one for each instruction set."""
+"""The choice among the compiled kernels, one for each instruction set."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
 
 
 class KernelChoice(NamedTuple):
-    """The kernel of a run; None means torch, and ``reason`` says why."""
+    """The kernel of a run; None means torch, for the given ``reason``."""
 
     kernel: Kernel | None
     reason: str = ""
@@ -71,17 +71,13 @@ def load(instructions: str) -> KernelChoice:
         library = ctypes.CDLL(os.fspath(path))
     except OSError as error:
         return KernelChoice(None, f"the kernel cannot be loaded: {display(str(error))}")
-    if not _has_same_header(library):
+    header = getattr(library, "quanterr_header", None)
+    if header is not None:
+        header.restype = ctypes.c_uint64
+    if header is None or header() != compute_hash():
         return KernelChoice(None, f"{display(str(path))} belongs to another version of quanterr")
     declare_functions(library)
     return KernelChoice(Kernel(library, instructions))
-
-
-def _has_same_header(library: ctypes.CDLL) -> bool:
-    if not hasattr(library, "quanterr_header"):
-        return False
-    library.quanterr_header.restype = ctypes.c_uint64
-    return bool(library.quanterr_header() == compute_hash())
 
 
 def read_record() -> str:

@@ -311,26 +311,21 @@ def _read_sums(
     return sums
 
 
-def _allocate(n: int, alive: list[object]) -> int:
-    """Return the address of room for n float32 numbers."""
-    room = torch.empty(n)
-    alive.append(room)
-    return room.data_ptr()
-
-
 def _place_peaks(run: RunStruct, cells: CellGrid, chunk: Chunk, alive: list[object]) -> Peaks:
     """Return the peaks of a chunk of whole rows, which the kernel is to fill in."""
     down, across = cells.of(chunk)
     values = torch.empty(2, down.stop - down.start, across.stop)
     windows = -(-chunk.stop_col // WINDOW)
-    run.peaks, run.windows = values.data_ptr(), _allocate(2 * windows, alive)
+    room = torch.empty(2 * windows)
+    alive.append(room)
+    run.peaks, run.windows = values.data_ptr(), room.data_ptr()
     run.cell_rows, run.cell_windows = cells.rows, min(-(-cells.cols // WINDOW), windows)
     run.rows_above = chunk.row % cells.rows
     return Peaks(down.start, values)
 
 
 def _keep_rows(run: RunStruct, kept: KeptRows) -> None:
-    """Make the kernel keep rows; their addresses are those of the sides."""
+    """Make the kernel keep rows, at the addresses that the sides have."""
     run.places = None if kept.places is None else kept.places.data_ptr()
     if kept.blocks:
         values, run.first_block, run.block_rows, run.block_cols, run.transposed = kept.blocks

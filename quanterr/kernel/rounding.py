@@ -81,7 +81,9 @@ def find_codes(
     """
     kernel, (rows, cols) = choose_kernel().kernel, x.shape
     if kernel is None or group == 1 or not _can_pack(packing, group, cols):
-        codes = _pack(_find_codes_in_torch(x, units, to, group, multiply, before, after), packing)
+        codes = _find_codes_in_torch(x, units, to, group, multiply, before, after)
+        if packing != Packing.BYTES:
+            codes = pack_halves(codes) if packing == Packing.HALVES else pack_pairs(codes, packing == Packing.LOW_FIRST)
         return codes if out is None else out.copy_(codes)
     if out is None:
         out = torch.empty(rows, cols if packing == Packing.BYTES else cols // 2, dtype=torch.uint8)
@@ -101,12 +103,6 @@ def _can_pack(packing: Packing, group: int, cols: int) -> bool:
     if packing == Packing.HALVES:
         return group == cols == HALVED
     return packing == Packing.BYTES or (group % 2 == 0 and cols % 2 == 0)
-
-
-def _pack(codes: Tensor, packing: Packing) -> Tensor:
-    if packing == Packing.BYTES:
-        return codes
-    return pack_halves(codes) if packing == Packing.HALVES else pack_pairs(codes, packing == Packing.LOW_FIRST)
 
 
 def _find_codes_in_torch(

@@ -74,7 +74,9 @@ def _read_declaration(declaration: str, known: dict[str, Any]) -> Iterator[tuple
         if not star and known.get(kind) is None:
             raise ValueError(f"{HEADER}: {declaration!r}: {kind} is not known")
         one = ctypes.c_void_p if star else known[kind]
-        yield name, one * _read_length(length) if length else one
+        if length:
+            one *= int(length) if length.isdigit() else _read_sizes()[length]
+        yield name, one
 
 
 def _match(pattern: re.Pattern[str], text: str) -> re.Match[str]:
@@ -84,22 +86,15 @@ def _match(pattern: re.Pattern[str], text: str) -> re.Match[str]:
     return found
 
 
-def _read_length(length: str) -> int:
-    return int(length) if length.isdigit() else _read_sizes()[length]
-
-
 def declare_functions(library: ctypes.CDLL) -> None:
     """Give each function of a library its types; one that its instruction set lacks stays missing."""
     for result, name, arguments in FUNCTION.findall(_read()):
         if hasattr(library, name):
             function = getattr(library, name)
-            function.restype, function.argtypes = SCALARS[result], [*_read_arguments(arguments)]
-
-
-def _read_arguments(arguments: str) -> Iterator[Any]:
-    for argument in arguments.split(",") if arguments != "void" else ():
-        kind, _ = _match(DECLARATION, argument.strip()).groups()
-        yield ctypes.c_void_p if "*" in argument else SCALARS[kind]
+            each = arguments.split(",") if arguments != "void" else ()
+            kinds = [(argument, _match(DECLARATION, argument.strip())[1]) for argument in each]
+            types = [ctypes.c_void_p if "*" in argument else SCALARS[kind] for argument, kind in kinds]
+            function.restype, function.argtypes = SCALARS[result], types
 
 
 ROOM = _read_sizes()["ROOM"]
@@ -184,7 +179,7 @@ class ScalePacking(IntEnum):
 
 
 class SampleState(IntEnum):
-    """What is known of the codes of a sample."""
+    """What is known about the codes of a sample."""
 
     UNSURE = 0
     ROUNDED = 1

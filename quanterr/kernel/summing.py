@@ -13,7 +13,7 @@ from quanterr.metrics.sums import Sums
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-See = Callable[[Tensor, Tensor], None]  # is given x and y, (r, c), before they are overwritten
+See = Callable[[Tensor, Tensor], None]  # takes x and y, (r, c), before they are overwritten
 
 
 class Summer:
@@ -26,7 +26,7 @@ class Summer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers, without those of the workspace."""
+        """Bytes of the buffers, without the workspace."""
         return self._native.nbytes if self._native else 0
 
     def sum_pair(

@@ -41,7 +41,7 @@ LEAST_ROWS = 16  # least number of rows in a sum, so that their roundings averag
 
 LARGE = 1 << 17  # elements of a range of chunks from which a matrix product pays off
 SEGMENT = 128  # elements of a row that are summed sequentially
-GEMM_ERROR = 3e-7  # relative error of an exact float32 product, at most; TF32 factors give 2e-4
+GEMM_ERROR = 3e-7  # largest relative error of an exact float32 product; TF32 factors give 2e-4
 
 NO_ENERGY = 1e-5  # if y is zero, Σy² / Σx² from float32 sums is below this, as their rounding is smaller
 
@@ -272,7 +272,9 @@ def _add_up(sums: Sums, stats: Tensor, products: Tensor, weighted: bool) -> Tens
     totals |= zip(("x_sq", "e_sq", "e_max", "xe"), rows.sum(1).tolist(), strict=True)
     if not isfinite(totals["relative"]) or not _fits_float32(rows, largest, stats[ADDED.index("x_abs")]):
         return None
-    if not _variance_is_safe(totals, sums.n) or (len(x_sq) >= LEAST_ROWS and not _no_row_dominates(totals, largest)):
+    # No row may have so much of the energy that its rounding dominates the total.
+    is_spread = LEAST_ROWS * largest[0] <= totals["x_sq"] and LEAST_ROWS * largest[1] <= totals["e_sq"]
+    if not _variance_is_safe(totals, sums.n) or (len(x_sq) >= LEAST_ROWS and not is_spread):
         return None
     for name in ("x_sq", "e_sq", "x", "e", "x_abs", "e_abs", "relative"):
         setattr(sums, name, exact(totals[name]))
@@ -325,8 +327,3 @@ def _variance_is_safe(totals: Mapping[str, float], n: int) -> bool:
         for total, energy in (("x", "x_sq"), ("e_abs", "e_sq"))
         if totals[energy]
     )
-
-
-def _no_row_dominates(totals: Mapping[str, float], largest: Sequence[float]) -> bool:
-    """Return whether no row has so much of the energy that its rounding dominates the total."""
-    return LEAST_ROWS * largest[0] <= totals["x_sq"] and LEAST_ROWS * largest[1] <= totals["e_sq"]

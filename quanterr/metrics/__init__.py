@@ -86,7 +86,7 @@ Value = float | int | Fields | list[Fields] | None
 
 @lru_cache(maxsize=1 << 12)
 def share(value: float) -> float:
-    """Return an equal number that layers share, to save memory: for numbers of which small weights have few values.
+    """Return an equal number that layers share, to save memory: for numbers with few different values in small weights.
 
     ``value`` must not be -0.0, which equals 0.0.
     """

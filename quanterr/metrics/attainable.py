@@ -3,7 +3,7 @@
 from math import inf, log10
 from typing import Literal, NamedTuple
 
-NEAR = 8  # rows from a tile to another of the same columns that is beside it
+NEAR = 8  # most rows between two tiles of the same columns that are neighbours
 Kind = Literal["row", "column", "tile", "group", "underflow"]
 
 
@@ -28,7 +28,7 @@ class BadRegion(NamedTuple):
 
     @property
     def is_scattered(self) -> bool:
-        """True if half of the regions, at most, have another beside them in their row, or tiles in their columns."""
+        """True if at most half of the regions have a neighbour in their row, or for tiles also in their columns."""
         places, width = set(self.places), 1 if self.kind == "column" else self.size
         steps = [(0, width), *((down, 0) for down in range(1, NEAR + 1) if self.kind == "tile")]
         near = [(sign * down, sign * across) for down, across in steps for sign in (1, -1)]

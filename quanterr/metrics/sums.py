@@ -157,8 +157,11 @@ class Sums:
         self.merge_other_weight(other)
         if other.worst and (self.worst is None or other.worst.order < self.worst.order):
             self.worst = other.worst
-        if other.rows:
-            self._add_rows(other.rows)
+        for number, row in other.rows.items():
+            self.rows[number] = self.rows[number].join(row) if number in self.rows else row
+        if other.rows and len(self.rows) > 4 * KEPT_ROWS:  # keep all pieces of rows, as other pieces are still missing
+            kept = [item for item in self.rows.items() if not item[1].whole]
+            self.rows = dict(kept + worst_rows(item for item in self.rows.items() if item[1].whole))
         for number, sums in other.matrices.items():
             self.matrices[number] = self.matrices[number].join(sums) if number in self.matrices else sums
         self.peaks += other.peaks
@@ -174,13 +177,6 @@ class Sums:
         self.x_max = max(self.x_max, other.x_max)
         self.cast_max = max(self.cast_max, other.cast_max)
         self.relative_max = max(self.relative_max, other.relative_max)
-
-    def _add_rows(self, rows: dict[int, RowSums]) -> None:
-        for number, row in rows.items():
-            self.rows[number] = self.rows[number].join(row) if number in self.rows else row
-        if len(self.rows) > 4 * KEPT_ROWS:  # keep all pieces of rows, as their other pieces are still missing
-            kept = [item for item in self.rows.items() if not item[1].whole]
-            self.rows = dict(kept + worst_rows(item for item in self.rows.items() if item[1].whole))
 
     @classmethod
     def merge(cls, many: Iterable[Sums]) -> Sums:

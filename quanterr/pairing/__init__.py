@@ -39,9 +39,9 @@ from quanterr.util.text import display, listed
 
 SIDES = ("original", "quantized")
 
-MOST_PADDING = 1024  # rows that writers append to a vocabulary, at most
-LONGEST_VECTOR = 1 << 22  # elements of a vector, at most, that is stored in rows
-LONGEST_BIAS = 1 << 22  # bytes of an extra bias, at most, that is read to see whether it is zero
+MOST_PADDING = 1024  # most rows that writers append to a vocabulary
+LONGEST_VECTOR = 1 << 22  # most elements of a vector that is stored in rows
+LONGEST_BIAS = 1 << 22  # most bytes of an extra bias that is read to see whether it is zero
 
 
 def pair(
@@ -124,10 +124,10 @@ class _Pairer:
         )
 
     def _offer_transposed_squares(self) -> list[Pair]:
-        """Return the pairs; square weights that may be transposed have the original in the orientation that decides.
+        """Return the pairs; those of square weights that may be transposed have the original in the right orientation.
 
-        The models prescribe it, where they are known. Otherwise rectangular weights, whose shape decides, show whether
-        the original is stored transposed, or the values do.
+        The models prescribe it if they are known. Otherwise the shapes of rectangular weights show whether the original
+        is stored transposed, or the values do.
         """
         transposable = [pair for pair in self.pairs if may_be_transposed(pair.name, pair.original.shape)]
         swaps = {pair.original.shape != pair.original.codes.shape for pair in transposable if not _is_square(pair)}
@@ -303,7 +303,8 @@ class _Pairer:
         for owner in (f"{module}.weight", module):
             if owner in self.names and owner not in self.there:
                 return Bucket.UNSUPPORTED, f"part of {owner} in a layout that this version does not support"
-        if _is_zero_bias(shared, entry):  # AutoGPTQ adds these
+        small = shared.endswith(".bias") and not entry.unknown and entry.nbytes <= LONGEST_BIAS
+        if small and not entry.read().strip(b"\0"):  # AutoGPTQ adds these
             return Bucket.CONSUMED, "a bias of zeros, which changes nothing"
         if reason := self.conversion.explain_omission(entry.name):
             return Bucket.FILTERED_OUT, reason
@@ -381,11 +382,6 @@ def _refuse_unknown(side: CheckpointSide, prefix: str, selection: LayerSelection
     for entry in unknown:
         if any(selection.takes(name) for name in (entry.name, entry.name.removeprefix(prefix))):
             raise CheckpointError(f"{entry.file}: {display(entry.name)}: {entry.unknown}")
-
-
-def _is_zero_bias(shared: str, entry: Entry) -> bool:
-    small = shared.endswith(".bias") and not entry.unknown and entry.nbytes <= LONGEST_BIAS
-    return small and not entry.read().strip(b"\0")
 
 
 def _orient(x: Weight, y: Weight, original: CheckpointSide) -> tuple[Weight, Weight]:

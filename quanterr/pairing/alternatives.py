@@ -5,9 +5,9 @@
     a pair's alternatives      other weights on either side: norms plus one, the original transposed
     folded scales              see smoothing.py
 
-A convention decides, where there is one: label, configuration, the program and the architecture say how a file will be
-read, and so the first reading stays. If another one fits much better, the file contradicts its convention, which is an
-error with both numbers. Where nothing prescribes a reading, the values choose it.
+If there is a convention, it decides: label, configuration, program and architecture determine how a file will be read,
+so the first reading stays. If another one fits much better, the file contradicts its convention: an error that reports
+both numbers. If nothing prescribes a reading, the values choose it.
 
 All earlier steps work from headers alone.
 """

@@ -21,7 +21,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
-LARGEST = 1 << 26  # bytes of a buffer that is checked, at most
+LARGEST = 1 << 26  # most bytes of a buffer that is checked
 ROUNDED = 2.0**-7  # relative tolerance: the numbers may have been cast to BF16
 MASKED = -1e4  # masked_bias is this or less
 

@@ -14,7 +14,6 @@ from functools import cache, cached_property
 
 import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.base import RECIPE
@@ -51,7 +50,7 @@ class Conversion:
     """The names and conventions of two checkpoints, both under usual names."""
 
     def __init__(self, original: Checkpoint, quantized: Checkpoint) -> None:
-        """Find what both sides say of their model."""
+        """Find what both sides state about their model."""
         self._sides = original, quantized
         self._configs = list(_read_configs(original, quantized))
         self._config = self._configs[0] if self._configs else {}
@@ -114,19 +113,15 @@ class Conversion:
         return x
 
     def stores_inputs_first(self, pair: Pair) -> bool | None:
-        """Return whether the original is [in, out] and the quantized weight [out, in]; None if neither side tells."""
+        """Return whether the original is [in, out] and the quantized weight [out, in]; None if that is unknown."""
         is_stack = len(pair.original.codes.shape) == 3
         own = hugging_face.is_of(self._kinds[0], hugging_face.INPUTS_FIRST if is_stack else hugging_face.CONV1D)
-        there = self._has_inputs_first(pair, own)
-        return None if own is None or there is None else own and not there
-
-    def _has_inputs_first(self, pair: Pair, own: bool | None) -> bool | None:
-        """Return whether the quantized weight is [in, out]; ``own`` tells whether the original is."""
         weight, is_alone = pair.quantized, len(pair.quantized_codes) == 1
         if self._is_mlx[1] or not is_alone or weight.format.startswith("mx"):
-            return False
+            return own  # the quantized weight is [out, in]
+        # A weight of the same name that is stored as numbers has the original's orientation.
         is_same = canonicalize(weight.name) == canonicalize(pair.original.name)
-        return own if is_same and weight.encoding in ("floats", "cast") else None
+        return False if own is not None and is_same and weight.encoding in ("floats", "cast") else None
 
     def adapt(self, pair: Pair) -> Pair:
         """Bring both weights of a pair into the same order, and change numbers of one side as the other side did.
@@ -160,7 +155,7 @@ class GgufConversion(Conversion):
 
     @cached_property
     def _projector(self) -> str:
-        """The type of the projector behind a vision tower, empty for a language model."""
+        """The type of the projector after a vision tower, empty for a language model."""
         keys = "clip.projector_type", "clip.vision.projector_type"
         return str(next((self._metadata.values[key] for key in keys if key in self._metadata.values), ""))
 
@@ -172,7 +167,7 @@ class GgufConversion(Conversion):
 
     @property
     def alternates(self) -> bool | None:
-        """Whether rows of gate and up alternate in the model's fused weights: the architecture tells."""
+        """Whether rows of gate and up alternate in the model's fused weights, as the architecture determines."""
         return self._architecture == "gpt-oss"
 
     def name_denoisers(self, original: Collection[str], quantized: Collection[str]) -> None:
@@ -182,8 +177,11 @@ class GgufConversion(Conversion):
         """Return why only one side has a tensor, if a converter makes it, folds it into another or leaves it out."""
         if _split_name(name)[0] in llama_cpp.DERIVED:
             return "computed by the converter"
-        fold = self._find_fold(name)
-        return None if fold is None else f"folded into the scales of {fold}"
+        target = self._translate(*canonicalize(name))
+        word = target.rpartition(".")[0].rpartition(".")[2]
+        weight = target.removesuffix("scale") + "weight"
+        is_folded = word in llama_cpp.FOLDED.get(self._architecture, ()) and weight in self._stored
+        return f"folded into the scales of {weight}" if is_folded and self._stored[weight].dtype == "NVFP4" else None
 
     def explain_omission(self, name: str) -> str | None:
         """Return why a GGUF file lacks a tensor of the original, if the converter leaves it to another file."""
@@ -203,14 +201,6 @@ class GgufConversion(Conversion):
     def find_counterparts(self, names: Iterable[str]) -> set[str]:
         """Return the names under which a GGUF file has these tensors."""
         return {llama_cpp.PATCHES[1], *(self._translate(*canonicalize(name)) for name in names)}
-
-    def _find_fold(self, name: str) -> str | None:
-        """Return the stored weight into whose scales the converter folded this tensor of the original, if it did."""
-        target = self._translate(*canonicalize(name))
-        word = target.rpartition(".")[0].rpartition(".")[2]
-        weight = target.removesuffix("scale") + "weight"
-        is_folded = word in llama_cpp.FOLDED.get(self._architecture, ()) and weight in self._stored
-        return weight if is_folded and self._stored[weight].dtype == "NVFP4" else None
 
     def atoms(self, side: int, name: str, shape: Shape) -> Atoms:
         """Return the atoms of a weight on a side (0 or 1), in llama.cpp's names."""
@@ -308,7 +298,8 @@ class GgufConversion(Conversion):
             flat = weight.shape[0], weight.n // weight.shape[0]
             return reshape_weight(reorder(weight, llama_cpp.order_pixels(weight.shape)), flat)
         if side == self._side and self._architecture in llama_cpp.FLAT and len(weight.shape) == 3:
-            return _flatten_experts(weight, path.endswith("ffn_down_exps"))
+            experts = transpose_stack(weight) if path.endswith("ffn_down_exps") else weight
+            return reshape_weight(experts, (experts.shape[0] * experts.shape[1], experts.shape[2]))
         prescribed, mistaken = llama_cpp.find_orders(self._kind, path.rpartition(".")[2])
         if side != self._side or not (prescribed or mistaken):
             return weight
@@ -327,7 +318,7 @@ class GgufConversion(Conversion):
         return weight
 
     def crop_vocabulary(self, name: str, x: Weight) -> Weight:
-        """Return the original's embedding without the last rows, if the converter leaves out those of no token."""
+        """Return the original's embedding without its last rows, if the converter drops rows that have no token."""
         path = self._translate(*canonicalize(name))
         stored = self._stored.get(f"{path}.weight")
         is_vocabulary = self._architecture in llama_cpp.CROPPED and role_of(name) == "embedding"
@@ -358,24 +349,22 @@ class GgufConversion(Conversion):
         gguf = (pair.original, pair.quantized)[self._side]
         path, kind = _split_name(gguf.codes.name)
         word = path.rpartition(".")[2]
-        pair = unify_side(pair, 1 - self._side, (*self._configs, self._describe_heads(path)))
+        block = self._model(path).block
+        heads, kv_heads = self._metadata.heads(block), self._metadata.kv_heads(block)
+        declared: JsonFields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}  # as in a config.json
+        pair = unify_side(pair, 1 - self._side, (*self._configs, declared))
         if word in llama_cpp.FOLDED.get(self._architecture, ()) and "scale" in gguf.parts:
             pair = self._unfold(pair, path)
         prescribed, mistaken = llama_cpp.find_changes(self._kind, word)
         if kind or not (prescribed or mistaken) or (mistaken and len(pair.original.shape) > 1):
             return pair
-        changes, others = (_list_changes(rows, self._config) for rows in (prescribed, mistaken))
+        changes, others = (
+            tuple(change for row in rows if (change := row.change(self._config)) is not None)
+            for rows in (prescribed, mistaken)
+        )
         if prescribed and prescribed[0].is_usual and len(pair.original.shape) > 1:
             return pair  # a linear layer of a norm's name
         return _change_numbers(pair, 1 - self._side, changes, others, f"{LLAMA_CPP} expects for {self._architecture}")
-
-    def _describe_heads(self, path: str) -> JsonFields:
-        """Return the numbers of heads of a block as a config.json has them."""
-        block = self._model(path).block
-        return {
-            "num_attention_heads": self._metadata.heads(block),
-            "num_key_value_heads": self._metadata.kv_heads(block),
-        }
 
     def _unfold(self, pair: Pair, path: str) -> Pair:
         """Multiply each expert of the original by the factor that the converter folded into the expert's scale."""
@@ -392,15 +381,9 @@ class GgufConversion(Conversion):
         return _put(pair, 1 - self._side, replace(scaled, evidence=(*scaled.evidence, f"times {entry.name}")))
 
 
-def _flatten_experts(weight: Weight, is_transposed: bool) -> Weight:
-    """Return the matrices of all experts on top of each other, each transposed if the original has it so."""
-    turned = transpose_stack(weight) if is_transposed else weight
-    return reshape_weight(turned, (turned.shape[0] * turned.shape[1], turned.shape[2]))
-
-
 def find_conversion(original: Checkpoint, quantized: Checkpoint) -> Conversion:
     """Return the conversion between two checkpoints."""
-    if quantized.kind == RECIPE:  # made of the original's own tensors
+    if quantized.kind == RECIPE:  # made from the original's own tensors
         return Conversion(original, quantized)
     known = [checkpoint.gguf is not None and has_llama_names(checkpoint) for checkpoint in (original, quantized)]
     if known[0] != known[1]:
@@ -414,15 +397,10 @@ def find_conversion(original: Checkpoint, quantized: Checkpoint) -> Conversion:
 ADD_ONE = (Added(1.0),)
 
 
-def _list_changes(rows: Iterable[llama_cpp.Changed], config: JsonFields) -> tuple[Change, ...]:
-    found = (row.change(config) for row in rows)
-    return tuple(change for change in found if change is not None)
-
-
 def _change_numbers(
     pair: Pair, side: int, changes: tuple[Change, ...], mistaken: tuple[Change, ...], program: str, known: bool = True
 ) -> Pair:
-    """Change the numbers of one side as a program does; the pair's alternatives are those without, or with mistakes."""
+    """Change the numbers of one side as a program does; the alternatives are the unchanged weight and other changes."""
     before = (pair.original, pair.quantized)[side]
     after = before
     for change in changes:
@@ -432,7 +410,7 @@ def _change_numbers(
     others = [(before, AS_ORIGINAL)] if changes else []
     others += [(_apply(change, before), change.text) for change in mistaken]
     alternatives = []
-    # A factor near 1 changes little beside the rounding of a quantized matrix.
+    # A factor near 1 changes little compared to the rounding of a quantized matrix.
     bar = CLOSE_READING if any(isinstance(change, Multiplied) for change in changes) else VALUES
     for other, text in others:
         contradiction = Contradiction(expected, f"values {text}") if known else None
@@ -447,18 +425,13 @@ def _put(pair: Pair, side: int, weight: Weight) -> Pair:
 
 def _apply(change: Change, weight: Weight) -> Weight:
     """Return a weight with its numbers changed."""
-    if isinstance(change, Multiplied):
-        return scale_weight(weight, _list_factors(change.factors, weight.matrix[0]), 0)
-    return map_elements(weight, change)
-
-
-def _list_factors(factors: tuple[tuple[int | None, float], ...], rows: int) -> Tensor:
-    """Return the factor of each row, (rows,) float32."""
-    left, each = rows, []
-    for n, factor in factors:
-        each.append(torch.full((left if n is None else min(n, left),), factor))
-        left -= len(each[-1])
-    return torch.cat(each)
+    if not isinstance(change, Multiplied):
+        return map_elements(weight, change)
+    left, factors = weight.matrix[0], []
+    for n, factor in change.factors:
+        factors.append(torch.full((left if n is None else min(n, left),), factor))
+        left -= len(factors[-1])
+    return scale_weight(weight, torch.cat(factors), 0)
 
 
 def to_llama_name(architecture: str, path: str) -> str:
@@ -471,7 +444,7 @@ def list_llama_names(architecture: str, path: str) -> tuple[str, ...]:
     words, names = path.split("."), _map_names(architecture)
     numbers = [n for n, word in enumerate(words) if word.isdecimal()]
     none: list[int] = []
-    places = [(none, numbers[:1])]  # where the number of a stacked tensor is, and where that of the block
+    places = [(none, numbers[:1])]  # positions of the number of a stacked tensor, and of the block's number
     if len(numbers) > 1 and words[numbers[1] - 1] == "experts":
         places = [(numbers[1:2], numbers[:1])]
     elif numbers and numbers[-1] == len(words) - 1:
@@ -486,7 +459,7 @@ def list_llama_names(architecture: str, path: str) -> tuple[str, ...]:
 
 
 def _find_piece(names: Mapping[str, tuple[str, ...]], words: list[str]) -> tuple[str, ...]:
-    """Return the name of gate or up of an architecture that has a name for both together."""
+    """Return the name of gate or up in an architecture whose table only names both together."""
     if words[-1] not in ("gate_proj", "up_proj"):
         return ()
     for both in names.get(".".join([*words[:-1], "gate_up_proj"]), ()):
@@ -521,7 +494,7 @@ def has_llama_names(checkpoint: Checkpoint) -> bool:
 
 
 def _read_configs(*checkpoints: Checkpoint) -> Iterator[JsonFields]:
-    """Yield what the checkpoints' configurations say of their language models."""
+    """Yield what the checkpoints' configurations state about their language models."""
     for checkpoint in checkpoints:
         for name in WITH_HEADS:
             config = as_object(checkpoint.config.get(name))

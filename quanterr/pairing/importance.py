@@ -8,7 +8,7 @@ writes two kinds of files:
     GGUF       general.type "imatrix"; X.in_sum2 (matrices, columns), X.counts (matrices, 1); a = in_sum2 / counts
     legacy     i32 entries; each: i32 length, name, i32 calls, i32 values, f32 values; a = value / calls
 
-A stack of experts has one matrix per expert. Where a count is 0, a is unknown: it is set to 1, and a finding says so.
+A stack of experts has one matrix per expert. If a count is 0, a is unknown: it is set to 1, and a finding reports it.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) tools/imatrix/imatrix.cpp, src/llama-quant.cpp (load_imatrix).
 """
@@ -31,7 +31,7 @@ from quanterr.checkpoints.base import CheckpointFile
 from quanterr.errors import CheckpointError
 from quanterr.pairing.conversion import to_llama_name
 from quanterr.pairing.converters.gguf_names import architectures
-from quanterr.pairing.model import ImportanceCoverage, Pair, Pairing
+from quanterr.pairing.model import ImportanceCoverage, Pairing
 from quanterr.pairing.names import EXPERTS, atoms_of, canonicalize
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -148,17 +148,13 @@ def attach_importance(pairing: Pairing, found: Means, architecture: str) -> Pair
     """Return the pairing with the importance of each matrix's columns, and a record of how far the file covers them."""
     pairs, covered = [], []
     for pair in pairing.pairs:
-        importance = _find_pair_importance(pair, found, architecture) if len(pair.original.shape) > 1 else None
-        pairs.append(replace(pair, importance=importance.of) if importance else pair)
-        if len(pair.original.shape) > 1:
+        x, importance = pair.original, None
+        if len(x.shape) > 1:
+            others = [pair.quantized_codes[0].name, pair.original_codes[0].name]
+            importance = _find_importance(pair.name, x.shape, x.matrix, others, found, architecture)
             covered.append(ImportanceCoverage(pair.name, importance.uncovered if importance else None))
+        pairs.append(replace(pair, importance=importance.of) if importance else pair)
     return replace(pairing, pairs=pairs, covered=covered)
-
-
-def _find_pair_importance(pair: Pair, found: Means, architecture: str) -> Importance | None:
-    """Find the importance of a pair's columns; a single expert takes its own matrix from the stack."""
-    others = [pair.quantized_codes[0].name, pair.original_codes[0].name]
-    return _find_importance(pair.name, pair.original.shape, pair.original.matrix, others, found, architecture)
 
 
 def find_column_importance(name: str, shape: tuple[int, ...], found: Means, architecture: str) -> Tensor | None:

@@ -433,7 +433,7 @@ def _fits(module: str, pattern: str) -> bool:
 
 KEY_SCALES = (".k_scale", "k_proj.output_scale")
 VALUE_SCALES = (".v_scale", "v_proj.output_scale")
-SHARED_SCALE = ".kv_scale"  # of keys and of values
+SHARED_SCALE = ".kv_scale"  # for keys and values
 
 
 class CacheScales(NamedTuple):

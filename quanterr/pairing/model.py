@@ -59,7 +59,7 @@ class Contradiction(NamedTuple):
 
 
 class Alternative(Struct, frozen=True):
-    """Weights that a sample of the values may favour over those of a pair.
+    """Weights that a sample of the values may favour over the weights of a pair.
 
     They replace these weights, unless a convention prescribes the first reading: then the pair gets the contradiction.
     """

@@ -193,7 +193,7 @@ class Atoms(NamedTuple):
     names: tuple[str, ...]  # in the order of the weight's rows, or along ``axis``
     equal: bool = True  # whether all atoms have equally many rows
     axis: Literal["rows", "columns", "heads"] = "rows"
-    order: Order | None = None  # of the rows, once the atoms are on top of each other
+    order: Order | None = None  # order of the rows, once the atoms are on top of each other
 
     @property
     def are_biases(self) -> bool:

@@ -1,4 +1,4 @@
-"""Matrices of the reverse shape: values tell a reshape, which keeps the order of all elements, from a transpose."""
+"""Matrices of the reverse shape: values show whether a weight was reshaped, which keeps its order, or transposed."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from quanterr.pairing.sampling import on_cpu
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace
 
-CORNER = 64  # rows and columns that are compared, at most
-FEWEST = 64  # elements: fewer may be alike by chance
+CORNER = 64  # most rows and columns that are compared
+FEWEST = 64  # fewest elements that are compared: fewer may be alike by chance
 ALIKE = 0.6  # cosine above which values are the same, rounded
 
 

@@ -42,7 +42,7 @@ def unify_row_order(pair: Pair, configs: Iterable[JsonFields]) -> Pair:
 
 
 def unify_side(pair: Pair, side: int, configs: Iterable[JsonFields]) -> Pair:
-    """Return the pair with the rows of each head in halves on a side (0 or 1) whose name says that they are in pairs.
+    """Return the pair with the rows of each head in halves on a side (0 or 1) whose name implies pairs.
 
     Raises:
         FormatMismatch: no config gives a fitting number of heads.

@@ -29,7 +29,7 @@ RELATED, UNRELATED = 0.7, 1.2
 # the edges of blocks: the wrong one cannot be nearer by this factor.
 CLEARLY = 1.2
 
-# Relative error between a tensor and its copy, perhaps in another dtype, at most.
+# Largest relative error between a tensor and its copy, perhaps in another dtype.
 SAME = 0.01
 
 

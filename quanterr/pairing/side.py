@@ -26,7 +26,7 @@ class CheckpointSide:
             CheckpointError: a label is damaged.
         """
         self.side, self.checkpoint, self._recognized = side, checkpoint, recognized
-        self.undo_order: Callable[[str, Weight], Weight] = lambda _name, weight: weight  # to the usual order of rows
+        self.undo_order: Callable[[str, Weight], Weight] = lambda _name, weight: weight  # restores the usual order
         self.labels = read_labels(checkpoint)
         self.transforms = Transforms(self.labels.config, checkpoint.entries)
         self.consumed = {  # entries that are neither weights nor parts → what they are

@@ -6,7 +6,7 @@
     input           inputs are multiplied by V before they are rounded: x V
     weight_input    the stored weight is W V^-T; so stored · V^T is the weight in the original's basis
 
-A target can be a class, but no file tells the class of a module: "Linear" is taken to mean all matrices except
+A target can be a class, but no file states the class of a module: "Linear" is taken to mean all matrices except
 embeddings. Unquantized routers and experts may be of other classes; the original's values then decide
 (alternatives.py), with a warning.
 
@@ -39,7 +39,7 @@ INPUT = "input"
 FUSED = ("weight_input", "weight_output")  # locations whose matrix is already part of the stored weight
 HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX = "hadamard", "random-hadamard", "random-matrix"
 KINDS = (HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX)
-STORED = "the weight of a module that is no Linear, whose inputs have no transform"
+STORED = "the weight of a module that is not a Linear, whose inputs have no transform"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 LINEAR = "Linear"
 LOOKED_UP = ("embedding", "norm")  # roles of matrices that belong to no Linear
@@ -65,31 +65,30 @@ class Transform(NamedTuple):
         return weight.endswith(WEIGHT_SUFFIX) and self.is_at(module, is_linear)
 
     def is_at(self, module: str, is_linear: bool = True) -> bool:
-        """Return whether a module of this name has this transform; ``is_linear`` tells whether it is a Linear."""
+        """Return whether a module of this name has this transform; ``is_linear`` states whether it is a Linear."""
         return _is_named(self.targets, module, is_linear) and not _is_named(self.ignored, module, is_linear)
 
 
 def read_transforms(config: JsonFields) -> list[Transform]:
     """Return the transforms that a quantization_config declares, in its order."""
     groups = as_object(as_object(config.get("transform_config")).get("config_groups"))
-    return [
-        Transform(
-            group,
-            str(scheme.get("type")),
-            str(place.get("location")),
-            _texts(place.get("targets")),
-            _texts(place.get("ignore")),
-            place.get("inverse") is True,
-            scheme.get("head_dim"),
-            scheme.get("randomize") is True,
-        )
-        for group, scheme in ((group, as_object(fields)) for group, fields in groups.items())
-        for place in map(as_object, _items(scheme.get("apply")))
-    ]
-
-
-def _items(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+    found = []
+    for group, scheme in ((group, as_object(fields)) for group, fields in groups.items()):
+        places = scheme.get("apply")
+        found += [
+            Transform(
+                group,
+                str(scheme.get("type")),
+                str(place.get("location")),
+                _texts(place.get("targets")),
+                _texts(place.get("ignore")),
+                place.get("inverse") is True,
+                scheme.get("head_dim"),
+                scheme.get("randomize") is True,
+            )
+            for place in map(as_object, places if isinstance(places, list) else [])
+        ]
+    return found
 
 
 def _texts(value: object) -> tuple[str, ...]:
@@ -213,12 +212,13 @@ class Transforms:
         if not _may_be_linear(weight.name, weight.shape) or weight.rotated or weight.branch:
             raise FormatMismatch(
                 f"config.json declares the transform {named} of its inputs, and {list(weight.shape)} in "
-                f"{weight.format} is no plain matrix of a linear layer: {AGAIN}"
+                f"{weight.format} is not a plain matrix of a linear layer: {AGAIN}"
             )
         module = weight.name.removesuffix(WEIGHT_SUFFIX)
         undone = _view(weight, own[0], self._find_matrix(own[0], module, weight.matrix[1]))
-        if weight.has_codes or own[0].is_at(module, False) or not _may_be_of_another_class(module):
-            return undone
+        may_be_other = role_of(module + WEIGHT_SUFFIX) == "experts" or module.rpartition(".")[2] in ROUTERS
+        if weight.has_codes or own[0].is_at(module, False) or not may_be_other:
+            return undone  # the module can only be a Linear
         return undone.with_alternatives([replace(weight, evidence=(STORED, *weight.evidence))])
 
     def _find_matrix(self, transform: Transform, module: str, cols: int) -> TransformMatrix:
@@ -285,10 +285,6 @@ class Transforms:
 
 def _may_be_linear(weight: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and role_of(weight) not in LOOKED_UP
-
-
-def _may_be_of_another_class(module: str) -> bool:
-    return role_of(module + WEIGHT_SUFFIX) == "experts" or module.rpartition(".")[2] in ROUTERS
 
 
 def _view(weight: Weight, transform: Transform, matrix: TransformMatrix) -> Weight:

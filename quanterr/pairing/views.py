@@ -172,7 +172,7 @@ def reorder(weight: Weight, order: Order) -> Weight:
     )
 
 
-GAP = 8  # rows between wanted ones, at most, that are read with them
+GAP = 8  # most rows between wanted ones that are read with them
 
 
 def _dequantize_reordered(

@@ -15,7 +15,7 @@
     nvfp4           for 16 numbers E4M3 of amax / 6 / s, with s as for fp8; E2M1 of x / that / s
     mxfp4           a power of two for 32 numbers: floor(log2(amax)) - 2; E2M1
 
-ggml's d and m are stored as float16. Codes times 1 / d are of the unrounded d, which is what ggml does.
+ggml's d and m are stored as float16. Codes are computed with 1 / d of the unrounded d, as in ggml.
 
 llama.cpp rotates queries, keys and values before it stores them in a quantized type, if heads are multiples of 64: by
 Sylvester's matrix / √n, keys with the largest n = 64 · 2^i that divides the head, values with n = 64, and rotates the
@@ -47,8 +47,8 @@ from quanterr.util.text import display
 KEYS, VALUES = "k", "v"
 ROTATED = 64  # heads that are multiples of it are rotated
 UNROTATED = ":unrotated"
-MIN_SCALE = 1e-6  # of vLLM's scales of tokens
-GROUP = 32  # of KIVI: tokens of a channel, numbers of a token
+MIN_SCALE = 1e-6  # least scale of a token in vLLM
+GROUP = 32  # a group in KIVI: tokens of a channel, or numbers of a token
 
 Round = Callable[[Tensor, Tensor], Tensor]  # (chunks, heads, tokens, size) float32, a stored scale → the same shape
 
@@ -82,12 +82,13 @@ class Kept(NamedTuple):
         if size % self.type.block:
             raise UsageError(
                 f"--kv {self.name}: heads of {size} numbers do not fill blocks of {self.type.block}, so no runtime can "
-                "store them so: choose another type"
+                "store them in this type: choose another type"
             )
         rounded = self.type.keys if self.of == KEYS else self.type.values
         if not self.rotates or size % ROTATED:
             return rounded(x.float(), scale).to(x.dtype)
-        turn = _rotation(_rotated(size) if self.of == KEYS else ROTATED, x.device)
+        # Keys are rotated by the largest n = 64 · 2^i that divides the size of a head.
+        turn = _rotation(size & -size if self.of == KEYS else ROTATED, x.device)
         return _turn(rounded(_turn(x.float(), turn), scale), turn).to(x.dtype)
 
 
@@ -124,11 +125,6 @@ def _kept(text: str, name: str | None, of: str) -> Kept | None:
     return Kept(name, of, found, found.rotates and not name.endswith(UNROTATED))
 
 
-def _rotated(size: int) -> int:
-    """Return the largest n = 64 · 2^i that divides the size of a head."""
-    return size & -size
-
-
 @cache
 def _rotation(n: int, device: torch.device) -> Tensor:
     matrix: Tensor = (make_sylvester(n) / n**0.5).float()
@@ -145,7 +141,7 @@ def _float(x: Tensor, _: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _by_inputs(x: Tensor, _: Tensor, name: str) -> Tensor:
-    """Round as inputs of weights are, whose scales are of blocks of a row."""
+    """Round as inputs of weights are rounded, with a scale for each block of a row."""
     return INPUT_SCHEMES[name](x, StoredInputScale())
 
 

@@ -2,7 +2,7 @@
 
 Each expert of a stack gets the recipe by itself, so that a scale per tensor is a scale per expert, as in runtimes.
 A stack is stored as [experts, outputs, inputs] or, in gpt-oss, Llama 4 and Qwen3-VL-MoE, as [experts, inputs, outputs].
-If gate and up are fused, as in these models, the shapes of both stacks of a layer tell which: gate_up has twice as many
+If gate and up are fused, as in these models, the shapes of both stacks of a layer show which: gate_up has twice as many
 outputs as down has inputs.
 """
 

@@ -94,18 +94,15 @@ class MicroscaledScheme(Scheme):
         )
         return codes.masked_fill_(codes == 0, LEAST_SCALE).view(FP8.dtype), global_scale.view(1)
 
-    def _find_units(self, first: int, rows: int, settled: tuple[Tensor, ...]) -> Tensor:
-        """Return the factors of the codes in some rows, (rows, groups) float32."""
-        own = settled[0][first : first + rows]
-        if self.nv:
-            return decode_e4m3_scales(own) / settled[1]
-        return torch.where(own == 0, 2.0**-127, (own.int() << 23).view(torch.float32))
-
     def encode(
         self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
     ) -> None:
         """Write x / scale, rounded to codes."""
-        units = self._find_units(first, len(x), settled)
+        own = settled[0][first : first + len(x)]
+        if self.nv:
+            units = decode_e4m3_scales(own) / settled[1]
+        else:
+            units = torch.where(own == 0, 2.0**-127, (own.int() << 23).view(torch.float32))
         to, packing = (FP8.codes, Packing.BYTES) if self.bits == 8 else (_make_e2m1(), Packing.LOW_FIRST)
         find_codes(x, units, to, self._group, packing=packing, out=out.view(len(x), -1))
 

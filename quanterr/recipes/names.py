@@ -8,7 +8,7 @@ gguf_q4_k:strict
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 from quanterr.errors import UsageError
@@ -68,7 +68,7 @@ def list_recipes() -> dict[str, str]:
 
 
 def find_listed_recipe(name: str) -> str | None:
-    """Return the listed recipe that describes a recipe with other numbers or options; None if the name is no recipe."""
+    """Return the listed recipe that describes a recipe with other numbers or options; None for other names."""
     try:
         base = parse_recipe(name).name.partition(":")[0]
     except UsageError:
@@ -84,7 +84,8 @@ def parse_recipes(given: Iterable[str], scales: str | None = None) -> list[Recip
     Raises:
         UsageError: a name is unknown or given twice, or there is none.
     """
-    names = [name for text in given for piece in _split(text) for name in _expand_braces(piece)]
+    pieces = [piece.strip() for text in given for piece in re.split(r",(?![^{]*\})", text)]  # commas in braces stay
+    names = [name for piece in pieces if piece for name in _expand_braces(piece)]
     if scales is not None:
         names = [f"{name}:scales={calibrator}" for name in names for calibrator in scales.split(",")]
     found = [parse_recipe(name) for name in names]
@@ -94,11 +95,6 @@ def parse_recipes(given: Iterable[str], scales: str | None = None) -> list[Recip
     if not found:
         raise UsageError("no recipe is given; quanterr formats --recipes lists them")
     return found
-
-
-def _split(text: str) -> Iterator[str]:
-    """Split at commas outside braces."""
-    return (piece.strip() for piece in re.split(r",(?![^{]*\})", text) if piece.strip())
 
 
 def _expand_braces(name: str) -> list[str]:

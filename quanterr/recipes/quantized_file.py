@@ -118,21 +118,20 @@ class QuantizedFile(CheckpointFile):
                 if entry is self.entries[0]:
                     self._encode(into, begin)
                 else:
-                    into.copy_(self._read_part(entry)[begin - entry.offset : end - entry.offset])
-
-    def _read_part(self, entry: Entry) -> Tensor:
-        """Return all bytes of a part other than the codes."""
-        found = self._known.get(entry.name)
-        if found is None:
-            found = self._kept.get(self)[self._made.index(entry.name)]
-        return found.contiguous().view(-1).view(torch.uint8)
+                    part = self._known.get(entry.name)
+                    if part is None:
+                        part = self._kept.get(self)[self._made.index(entry.name)]
+                    stored = part.contiguous().view(-1).view(torch.uint8)
+                    into.copy_(stored[begin - entry.offset : end - entry.offset])
 
     def _encode(self, into: Tensor, begin: int) -> None:
         """Write the bytes of the codes from ``begin`` on to ``into``."""
         settled = self._kept.get(self)
-        first, last = begin // self._unit, -(-(begin + len(into)) // self._unit)
+        first, last = begin // self._unit * self._together, -(-(begin + len(into)) // self._unit) * self._together
+        if self._keeps_codes:  # the cache has whole pieces
+            first, last = first // self._step * self._step, -(-last // self._step) * self._step
         done = 0
-        for row, stop in self._choose_pieces(first * self._together, min(last * self._together, self.source.rows)):
+        for row, stop in self.pieces(first, min(last, self.source.rows)):
             at = row // self._together * self._unit  # offset of the piece in the entry
             size = min(-(-stop // self._together) * self._unit, self.entries[0].nbytes) - at
             skip = max(begin - at, 0)
@@ -157,12 +156,6 @@ class QuantizedFile(CheckpointFile):
         """Yield the spans of rows that are measured or encoded at once."""
         for row in range(first, stop, self._step):
             yield row, min(row + self._step, stop)
-
-    def _choose_pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the spans of rows to encode: whole pieces if the weight's codes are kept."""
-        if self._keeps_codes:
-            first, stop = first // self._step * self._step, min(-(-stop // self._step) * self._step, self.source.rows)
-        return self.pieces(first, stop)
 
     def will_need(self, offset: int, n: int) -> None:
         """Do nothing: there is nothing to fetch."""

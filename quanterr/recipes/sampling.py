@@ -14,7 +14,7 @@ that are quantized again), all rows are read for the scales.
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
@@ -167,12 +167,9 @@ def find_margin(estimates: Sequence[Estimate]) -> float | None:
     if not noise or not signal:
         return None
     variance = sum(one.variance(noise / signal) for one in estimates)
-    return WIDER * DB * _student_quantile(sum(len(one.noises) - 1 for one in estimates)) * sqrt(variance) / noise
-
-
-def _student_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t with ``freedom`` degrees, to 2 % from 7 degrees on."""
-    return 1.96 + 2.4 / max(freedom, 1)
+    freedom = sum(len(one.noises) - 1 for one in estimates)
+    quantile = 1.96 + 2.4 / max(freedom, 1)  # the 97.5 % quantile of Student's t, to 2 % from 7 degrees of freedom on
+    return WIDER * DB * quantile * sqrt(variance) / noise
 
 
 @torch.inference_mode()
@@ -186,10 +183,10 @@ def estimate_matrix(matrix: Matrix, share: float, files: Sequence[QuantizedFile 
     runs = {height: draw_runs(matrix, share, height) for height in sorted(set(heights) - {0})}
     found = [Estimate(runs[height]) if height else None for height in heights]
     for own in runs.values():
-        for spans in _batch_spans(own, matrix.shape[1]):
-            _measure_runs(
-                matrix, spans, [(f, e) for f, e in zip(files, found, strict=True) if f and e and e.runs is own]
-            )
+        of = [(f, e) for f, e in zip(files, found, strict=True) if f and e and e.runs is own]
+        spans, step = own.spans(), max(PIECE // (own.height * max(matrix.shape[1], 1)), 1)
+        for first in range(0, len(spans), step):  # ``step`` spans are quantized together
+            _measure_runs(matrix, spans[first : first + step], of)
     return found
 
 
@@ -197,7 +194,7 @@ def _measure_runs(
     matrix: Matrix, spans: Sequence[tuple[int, int]], of: Sequence[tuple[QuantizedFile, Estimate]]
 ) -> None:
     """Add the squared errors of some runs to the estimates ``of``."""
-    x = _read_rows(matrix, spans)
+    x = torch.cat([matrix.read(first, stop).to(FLOATS[matrix.dtype], copy=True) for first, stop in spans])
     heights = [stop - first for first, stop in spans]
     signals = _sum_by_runs(x.float(), heights)
     for file, estimate in of:
@@ -206,21 +203,9 @@ def _measure_runs(
         estimate.signals += signals
         if file.importance is not None:
             before = estimate.read_weighted or (0.0, 0.0)
-            signal, noise = (_sum_weighted(values, file.importance) for values in (x.float(), errors))
+            by_column = (values.double().square().sum(0) for values in (x.float(), errors))
+            signal, noise = (float((sums * file.importance).sum()) for sums in by_column)
             estimate.read_weighted = before[0] + signal, before[1] + noise
-
-
-def _batch_spans(runs: Runs, cols: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the spans of runs that are quantized together."""
-    step = max(PIECE // (runs.height * max(cols, 1)), 1)
-    spans = runs.spans()
-    for first in range(0, len(spans), step):
-        yield spans[first : first + step]
-
-
-def _read_rows(matrix: Matrix, spans: Sequence[tuple[int, int]]) -> Tensor:
-    """Read rows of a matrix in its dtype."""
-    return torch.cat([matrix.read(first, stop).to(FLOATS[matrix.dtype], copy=True) for first, stop in spans])
 
 
 def _quantize_rows(file: QuantizedFile, x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
@@ -236,8 +221,3 @@ def _sum_by_runs(values: Tensor, heights: Sequence[int]) -> list[float]:
     """Return the sum of squares of each run."""
     of_rows = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64).square_()
     return [float(part.sum()) for part in of_rows.split(list(heights))]
-
-
-def _sum_weighted(values: Tensor, importance: Tensor) -> float:
-    """Return Σ importance · v² over the values v, with the importance of their columns."""
-    return float((values.double().square().sum(0) * importance).sum())

@@ -65,7 +65,7 @@ class ScaledScheme(Scheme):
 
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
         """List codes and scales."""
-        high, wide = self._block_edges(source)
+        high, wide = self.edges[0] or source.rows, self.edges[1] or source.cols
         shape = () if self.edges == (0, 0) else (-(-source.rows // high), -(-source.cols // wide))
         return (
             StoredTensor("{weight}", self.codes.stored, (source.rows, source.cols)),
@@ -75,9 +75,6 @@ class ScaledScheme(Scheme):
     def joint_rows(self, source: Source) -> int:
         """Return the number of rows in a block."""
         return self.edges[0] or 1
-
-    def _block_edges(self, source: Source) -> tuple[int, int]:
-        return self.edges[0] or source.rows, self.edges[1] or source.cols
 
     def _cut(self, x: Tensor, wide: int) -> Tensor:
         """Cut rows into blocks, (a, high, b, wide), padded with zeros."""
@@ -108,16 +105,11 @@ class ScaledScheme(Scheme):
         scale = measured / self.codes.most
         return (scale.masked_fill_(scale == 0, 1),)
 
-    def _select_scale(self, rows: int, first: int, scale: Tensor) -> Tensor:
-        """Return the scales of rows, (1 or r, b)."""
-        high = self.edges[0]
-        if not high:
-            return scale
-        return scale[first // high : -(-(first + rows) // high)].repeat_interleave(high, 0)[:rows]
-
     def encode(
         self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
     ) -> None:
         """Write x / scale, rounded to codes."""
-        scale = self._select_scale(len(x), first, settled[0])
+        scale, high = settled[0], self.edges[0]
+        if high:
+            scale = scale[first // high : -(-(first + len(x)) // high)].repeat_interleave(high, 0)[: len(x)]
         find_codes(x, scale, self.codes.codes, self.edges[1] or x.shape[1], out=out.view(x.shape))

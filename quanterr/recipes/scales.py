@@ -13,8 +13,8 @@ from quanterr.errors import CheckpointError
 from quanterr.recipes.base import Piece, Recipe, Rows, Source
 from quanterr.util.text import display
 
-MOST_KEPT = 4  # weights whose scales are cached, at most
-CODE_BYTES = 1 << 24  # bytes of codes that are cached, at most
+MOST_KEPT = 4  # most weights whose scales are cached
+CODE_BYTES = 1 << 24  # most bytes of codes that are cached
 SAMPLE_BYTES = 1 << 20  # the same for sampled rows of large weights: more would fragment the heap
 
 
@@ -128,7 +128,7 @@ class CodeCache:
     """A cache of the latest codes, as a comparison reads a weight and then samples its rows, some several times."""
 
     def __init__(self, most: int) -> None:
-        """Start empty; ``most`` is the number of bytes that are cached, at most."""
+        """Start empty; ``most`` limits the bytes that are cached."""
         self._most = most
         self._pieces: OrderedDict[tuple[QuantizedWeight, tuple[int, int]], Tensor] = OrderedDict()
         self._bytes, self._lock = 0, threading.Lock()

@@ -18,7 +18,7 @@ from quanterr.kernel.structs import MOST_SEARCHED
 
 LEAST = 1e-15  # a part whose elements are all smaller is zero: GROUP_MAX_EPS
 PASSES = 5  # passes of make_q3_quants and make_qp_quants
-SIDE_BY_SIDE = 8  # sums of squares, as torch adds up 32 numbers; parts have a multiple of so many elements
+SIDE_BY_SIDE = 8  # sums of squares, as torch adds up 32 numbers; the length of a part is a multiple of this
 FINE = [0.05 * n - 0.9 for n in range(37)]  # steps of the search with importance
 SYMMETRIC = [0.1 * n for n in (0, *range(-9, 0), *range(1, 10))]  # steps of the search without a minimum
 

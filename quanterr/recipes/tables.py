@@ -45,9 +45,6 @@ class TableScheme(Scheme):
     block: int
     double: bool
 
-    def _count_blocks(self, source: Source) -> int:
-        return -(-source.rows * source.cols // self.block)
-
     @property
     def is_local(self) -> bool:
         """False if the scales of several rows are quantized together."""
@@ -55,7 +52,7 @@ class TableScheme(Scheme):
 
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
         """List codes, scales, tables and state."""
-        blocks = self._count_blocks(source)
+        blocks = -(-source.rows * source.cols // self.block)
         found = [
             StoredTensor("{weight}", "U8", (-(-source.rows * source.cols // 2), 1)),
             StoredTensor("{weight}.absmax", "U8" if self.double else "F32", (blocks,)),

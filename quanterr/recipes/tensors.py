@@ -29,7 +29,7 @@ def quantize_tensor(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
     Types for which torch has no dtype are returned as uint8, (rows, bytes).
 
     Raises:
-        UsageError: the name is no recipe, the tensor is no matrix of floats, or the recipe cannot group its columns.
+        UsageError: the recipe is unknown, the tensor is not a matrix of floats, or the recipe cannot group its columns.
         CheckpointError: the tensor holds NaN or infinity.
     """
     file = _make_file(tensor, _parse_exact(tensor, recipe))
@@ -48,7 +48,7 @@ def fake_quantize(tensor: Tensor, recipe: str) -> Tensor:
     The gradient passes straight through, so the function can be used in training.
 
     Raises:
-        UsageError: the name is no recipe, the tensor is no matrix of floats, or the recipe cannot group its columns.
+        UsageError: the recipe is unknown, the tensor is not a matrix of floats, or the recipe cannot group its columns.
         CheckpointError: the tensor holds NaN or infinity.
     """
     found: Tensor = _StraightThrough.apply(tensor, _parse_exact(tensor, recipe))  # type: ignore[no-untyped-call]
@@ -135,7 +135,7 @@ def _parse_exact(tensor: Tensor, name: str) -> Recipe:
     """Return the recipe of a name, which must store the tensor itself, without a fallback.
 
     Raises:
-        UsageError: the name is no recipe, or its recipe falls back to another for these columns.
+        UsageError: the recipe is unknown, or falls back to another for these columns.
     """
     recipe = parse_recipe(name)
     if tensor.dim() == 2 and (other := recipe.scheme.fallback(tensor.shape[1])) is not None:

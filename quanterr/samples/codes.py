@@ -29,7 +29,7 @@ FLOOR = 1e-6  # an error below this share of a region's energy is no damage, how
 LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
 LOST = 0.5  # if y is zero and more than this share of a region is out of range, its scale is lost
 WHOLE = (-1,)  # start of a region that spans all rows, or columns, of a sample
-MOST_PARTS = 64  # regions of one kind that are listed, at most
+MOST_PARTS = 64  # most regions of one kind that are listed
 LIKE = 0.5  # a factor that removes more than this share of a region's error explains it
 FACTOR = 0.08  # least difference of a region's factor from the median factor, if its scale is wrong
 SPREAD = 6.0  # a factor stands apart beyond this many median differences: four standard deviations if folds remain
@@ -172,7 +172,7 @@ class Sampler:
     def find_bad_regions(self, weight: Attainable) -> tuple[BadRegion, ...]:
         """Return the added rows, and the tiles, whose error is far larger than their scales allow.
 
-        An outlier beside a tile may dominate the energy of its row. ``weight`` is the result of the whole sample.
+        An outlier next to a tile may dominate the energy of its row. ``weight`` is the result of the whole sample.
         """
         row, tile = (_find_outstanding(*of, weight) for of in (("row", self._rows), ("tile", self._tiles)))
         if row and tile and {place[0] for place in tile.places} <= {place[0] for place in row.places}:
@@ -265,7 +265,7 @@ def _measure_excess(e_sq: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
         numbers = torch.tensor([place[axis] for place in places], device=e_sq.device)
         _, group, sizes = numbers.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
         order = left.argsort()
-        order = order[group[order].argsort(stable=True)]  # by group, and ascending in each
+        order = order[group[order].argsort(stable=True)]  # sorted by group, and ascending in each
         medians = left[order[sizes.cumsum(0) - sizes + (sizes - 1) // 2]].where(sizes >= FEWEST_ROWS, 0.0)
         left = left - medians[group]
     return left

@@ -80,7 +80,7 @@ def find_blocks(weight: Weight, rows: Sequence[int]) -> list[Chunk]:
 def find_conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:
     """Return the worst rows with far more error than the weight or its sample, and the row of the largest error.
 
-    The largest error counts if it is far larger than those of the sample: a few wrong values do not show in a row.
+    The largest error counts if it is far larger than the sample's errors: a few wrong values do not show in a row.
     """
     usual = min(ratio(as_float(sums.e_sq), as_float(sums.x_sq)), ratio(sample.e_sq, sample.x_sq))
     found = [number for number, row in sums.worst_rows if as_float(row.e_sq) >= ROW * usual * as_float(row.x_sq)]

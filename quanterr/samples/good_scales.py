@@ -96,7 +96,7 @@ def measure_losses(
 
     ``e``, if known, is the error of the nearest codes with the stored scales. ``largest`` is the largest magnitude of
     the original, if one group covers the weight and ``x`` is a part of it. ``y`` holds the stored values, if their
-    codes are not the nearest. ``one_zero`` tells whether all groups of the weight share a zero point; if None, these
+    codes are not the nearest. ``one_zero`` states whether all groups of the weight share a zero point; if None, these
     groups decide.
     """
     unit, shift = scales
@@ -111,7 +111,7 @@ def measure_losses(
     if one_zero is None:
         one_zero = zeros is None or _are_equal(zeros)
     needed, start, first = _find_needed(levels, codes, zeros, groups, one_zero)
-    whole = zeros is not None and not one_zero and _are_whole(zeros)
+    whole = zeros is not None and not one_zero and bool(((zeros - zeros.round()).abs() < MOVED).all())
     used = needed
     if y is not None:
         used = _find_needed(levels, (y - shift if shift is not None else y) / unit, zeros, groups, one_zero)[0]
@@ -205,8 +205,11 @@ def _find_needed(
         up = high / levels.highest if levels.highest > 0 else zero
         down = low / levels.lowest if levels.lowest < 0 else zero
         return torch.maximum(up, down), zero, zero
-    if one_zero:
-        return _find_needed_around(levels, high, low, zeros), zeros, zeros
+    if one_zero:  # the values on each side of the zero point must fit
+        above, below = levels.highest - zeros, zeros - levels.lowest
+        up = torch.where(above > 0, (high - zeros) / above.clamp(min=1e-30), 0.0)
+        down = torch.where(below > 0, (zeros - low) / below.clamp(min=1e-30), 0.0)
+        return torch.maximum(up, down), zeros, zeros
     start = torch.minimum(low, zeros)
     needed = (torch.maximum(high, zeros) - start) / (levels.highest - levels.lowest)
     return needed, start, torch.full_like(low, levels.lowest)
@@ -240,21 +243,8 @@ def _share_zero_point(
     return torch.where(groups.spread(lost), -known[0] * unit, shift) if alike else shift
 
 
-def _are_whole(zeros: Tensor) -> bool:
-    """Return whether zero points are whole codes."""
-    return bool(((zeros - zeros.round()).abs() < MOVED).all())
-
-
 def _are_equal(zeros: Tensor) -> bool:
     return float(zeros.max() - zeros.min()) < FIXED
-
-
-def _find_needed_around(levels: Levels, high: Tensor, low: Tensor, zero: Tensor) -> Tensor:
-    """Return the factor by which codes must grow to hold the values on both sides of a zero point."""
-    above, below = levels.highest - zero, zero - levels.lowest
-    up = torch.where(above > 0, (high - zero) / above.clamp(min=1e-30), 0.0)
-    down = torch.where(below > 0, (zero - low) / below.clamp(min=1e-30), 0.0)
-    return torch.maximum(up, down)
 
 
 def _lose_nothing(levels: Levels, needed: Tensor) -> bool:

@@ -26,21 +26,14 @@ class _Sample(NamedTuple):
     first_rows: dict[Chunk, int]
 
 
-class _Waiting(NamedTuple):
-    """Rows of a pair that the kernel keeps, their numbers, and the sample to measure on them, if any."""
-
-    kept: KeptRows
-    rows: list[int]
-    plain: PlainSample | None
-
-
 class SampleKeeper:
     """Asks the kernel to keep the rows of samples, and measures them before their scales are overwritten."""
 
     def __init__(self, buffers: Buffers, samples: bool) -> None:
         """Without ``samples``, only the values of small weights are kept."""
         self._buffers, self._samples = buffers, samples
-        self._waiting: dict[int, _Waiting] = {}  # by the pair's id
+        # By the pair's id: the rows that the kernel keeps, their numbers, and the sample to measure on them, if any.
+        self._waiting: dict[int, tuple[KeptRows, list[int], PlainSample | None]] = {}
         self._measured: dict[int, PlainSample] = {}
 
     def keep_small(self, pair: Pair) -> KeptRows | None:
@@ -70,7 +63,7 @@ class SampleKeeper:
     def _keep(self, pair: Pair, kept: KeptRows, rows: list[int]) -> KeptRows:
         plain = prepare_sample(pair.quantized, len(rows)) if self._samples else None
         kept.blocks = plain.list_blocks() if plain else None
-        self._waiting[id(pair)] = _Waiting(kept, rows, plain)
+        self._waiting[id(pair)] = kept, rows, plain
         return kept
 
     def measure(self, pair: Pair, sums: Sums) -> None:
@@ -80,17 +73,14 @@ class SampleKeeper:
             return
         kept, rows, plain = waiting
         if not kept.is_filled:  # a file could not be read to the end, or torch has computed the sums
-            self._forget(pair)
+            samples = self._buffers.kept_samples
+            for place in [place for place, sample in samples.items() if sample.pair is pair]:
+                del samples[place]
         elif plain is not None:
             near = find_near_scales(pair.quantized, sums, rows)
             if near is not None or not pair.quantized.scale_steps:
                 plain.measure_kept(kernel, kept, pair.original.matrix, sums, near, self._buffers.computed)
             self._measured[id(pair)] = plain
-
-    def _forget(self, pair: Pair) -> None:
-        samples = self._buffers.kept_samples
-        for place in [place for place, kept in samples.items() if kept.pair is pair]:
-            del samples[place]
 
     def take(self, pair: Pair) -> PlainSample | None:
         """Return the sample of a pair that the kernel was asked to measure; None if there is none."""

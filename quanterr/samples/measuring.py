@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,15 +24,8 @@ from quanterr.samples.scales import ScaleSampler, find_run_steps, has_row_scales
 from quanterr.tensors.chunks import Chunk, split_chunk
 from quanterr.tensors.workspace import FilledWorkspace
 
-MOST_ROWS = 2  # conspicuous rows whose scale blocks are inspected, at most
+MOST_ROWS = 2  # number of the worst rows whose scale blocks are inspected
 STACK = 1 << 17  # elements of a sample processed at a time
-
-
-class _Conspicuous(NamedTuple):
-    """Rows and cells of a weight that are to be inspected beyond its sample."""
-
-    rows: list[int]
-    cells: list[Chunk]
 
 
 class SampleMeasurer:
@@ -79,7 +71,9 @@ class SampleMeasurer:
             return found
         found, of_scales = self._find_nearest(chunks, whole)
         if spans_rows(weight):
-            of_scales = self._sample_blocks()
+            of_scales = ScaleSampler(self._weight, None)
+            for chunk in _list_sampled_blocks(self._weight):
+                self._add_blocks(chunk, of_scales)
         if found.n == self._sums.n or self._weight.rotated or weight.matrix[1] > WIDEST:
             return of_scales.result(found, None)
         parts, beside = self._inspect(found, self._find_conspicuous(found), of_scales)
@@ -123,7 +117,7 @@ class SampleMeasurer:
     def _sample(
         self, groups: Sequence[list[Chunk]], first: Group | None, closely: bool
     ) -> tuple[Attainable, ScaleSampler] | None:
-        """Sample groups of rows; None if a code may not be the nearest, unless they are looked at ``closely``.
+        """Sample groups of rows; None if a code may not be the nearest, unless ``closely`` is set.
 
         ``first`` is the first group, if it has been read.
         """
@@ -136,7 +130,7 @@ class SampleMeasurer:
         return sampler.result(), of_scales
 
     def _group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-        """Group chunks that may be looked at together."""
+        """Group chunks that can be examined together."""
         weight, original = self._weight, self._pair.original
         one_by_one = weight.rotated or weight.matrix_rows or original.needs_float64 or weight.needs_float64
         may_stack = has_row_scales(weight.unrotated) and not one_by_one
@@ -145,8 +139,8 @@ class SampleMeasurer:
     def _add(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None, closely: bool) -> bool:
         """Add a group of rows, with their nearest codes, to the samplers that are given.
 
-        If no error is larger than half a step, the stored codes are the nearest. Unless rows are looked at ``closely``,
-        nothing else is accepted: return False then.
+        If no error is larger than half a step, the stored codes are the nearest. Return False for any other group,
+        unless ``closely`` is set.
         """
         (chunks, x, y, scales), levels = group, self._weight.unrotated.levels
         if scales is None or levels is None:
@@ -166,7 +160,7 @@ class SampleMeasurer:
         return True
 
     def _make_scale_sampler(self) -> ScaleSampler:
-        """Make the sampler of a weight's scales, which are those of rotated columns if it has any."""
+        """Make the sampler of a weight's scales, or of the scales of its rotated columns."""
         weight, is_rotated = self._weight.unrotated, self._weight.rotated
         largest, runs = (None, None) if is_rotated else (self._sums.x_max, find_run_maxima(weight, self._sums))
         return ScaleSampler(weight, largest, partial(self._find_least_units, weight), runs)
@@ -175,25 +169,19 @@ class SampleMeasurer:
         """Return the factors of a row's codes with the least scale, (1, c); None if unknown."""
         return weight.least_units(Chunk(row, row + 1, 0, weight.matrix[1]), FilledWorkspace(self._buffers.device))
 
-    def _sample_blocks(self) -> ScaleSampler:
-        """Sample the scales of a few whole blocks that span rows."""
-        of_scales = ScaleSampler(self._weight, None)
-        for chunk in _list_sampled_blocks(self._weight):
-            self._add_blocks(chunk, of_scales)
-        return of_scales
-
     def _add_blocks(self, chunk: Chunk, to: ScaleSampler) -> None:
         scales = self._weight.scaling(chunk, self._buffers.ends)
         if scales:
             to.add(range(chunk.row, chunk.stop_row), chunk.col, self._reader.read_block(chunk), None, scales)
 
-    def _find_conspicuous(self, sample: Attainable) -> _Conspicuous:
+    def _find_conspicuous(self, sample: Attainable) -> tuple[list[int], list[Chunk]]:
+        """Return the rows and cells of the weight to inspect beyond its sample."""
         weight, sums = self._weight, self._sums
         chunks = _list_sampled_blocks(weight) if spans_rows(weight) else sample_chunks(weight.shape)
-        return _Conspicuous(find_conspicuous_rows(sums, sample), find_conspicuous_cells(weight, sums, chunks))
+        return find_conspicuous_rows(sums, sample), find_conspicuous_cells(weight, sums, chunks)
 
     def _inspect(
-        self, sample: Attainable, found: _Conspicuous, of_sample: ScaleSampler
+        self, sample: Attainable, found: tuple[list[int], list[Chunk]], of_sample: ScaleSampler
     ) -> tuple[tuple[BadRegion, ...], ScaleSampler]:
         """Inspect conspicuous rows and cells; return bad regions outside the sample, and a sampler of their scales."""
         weight, (worst, cells) = self._weight, found

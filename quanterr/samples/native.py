@@ -54,7 +54,7 @@ from quanterr.samples.scales import (
 )
 from quanterr.tensors.workspace import Workspace
 
-MOST_GROUPS = SMALL  # groups of a sample, at most
+MOST_GROUPS = SMALL  # most groups of a sample
 LANES = 16  # columns that the kernel takes at once
 GROUP, COLUMN = 9, 9  # float64 numbers of scratch space per group and per column of a sample
 CAUTIOUS = 0.995  # the kernel's limits are a little stricter, so that torch looks at all doubtful regions
@@ -198,7 +198,8 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     if steps and not (steps.of_largest and count_run_cells(weight)):
         return None
     codes = _find_codes(levels, decoder)
-    n_scales, cols = _count_stored_scales(weight, decoder), weight.matrix[1]
+    scales = scale if scale is not None else decoder.stored.entry if decoder.stored else None
+    n_scales, cols = 0 if scales is None else scales.n, weight.matrix[1]
     if codes is None or (weight.block_size is not None and weight.matrix_rows):
         return None
     if weight.block_size is None and (n_scales not in (1, weight.matrix[0]) or decoder.group not in (0, cols)):
@@ -209,13 +210,6 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     found = found.copy()
     found.struct.scale_n = 0 if scale is None else n_scales
     return found
-
-
-def _count_stored_scales(weight: Weight, decoder: Decoder) -> int:
-    """Return the number of scales that are multiplied with codes; 0 if unknown."""
-    if weight.scale is not None:
-        return weight.scale.n
-    return decoder.stored.entry.n if decoder.stored else 0
 
 
 def can_measure_values(weight: Weight) -> bool:
@@ -233,8 +227,9 @@ def can_measure_values(weight: Weight) -> bool:
 def prepare_values(weight: Weight, rows: int, scales: Scaling) -> tuple[PlainSample, Scaling] | None:
     """Return a sample of ``rows`` rows whose values are given, and the factor and offset of each group.
 
-    ``scales`` are those of the sample's elements. The results are (rows, groups across), or (1, 1) for a single scale.
-    Return None if the kernel cannot measure the error that scales allow. It requires :func:`can_measure_values`.
+    ``scales`` has the scales of the sample's elements. The results are (rows, groups across), or (1, 1) for a single
+    scale. Return None if the kernel cannot measure the error that scales allow. It requires
+    :func:`can_measure_values`.
     """
     levels, n_scales = weight.levels, _count_scales(weight, rows, scales.unit)
     if levels is None or not n_scales:

@@ -1,4 +1,4 @@
-"""The nearest codes of given values, and how far errors are from those of rounding to them: the specification."""
+"""The nearest codes of given values, and how errors differ from rounding to these codes: the specification."""
 
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ def find_nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Neare
 
 
 def accept_stored(y: Tensor) -> Nearest:
-    """Return the stored values, (r, c), as the nearest: no error is larger than half a step, but for rounding."""
+    """Return the stored values, (r, c), as the nearest: no error is larger than half a step, apart from rounding."""
     return Nearest(y, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool))
 
 

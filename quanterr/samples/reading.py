@@ -17,7 +17,7 @@ from quanterr.samples.small import SmallWeights
 from quanterr.tensors.chunks import Chunk, split_chunk
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
-MOST_SPANNED = 1 << 21  # elements in a span of rows whose scales are read at once, at most
+MOST_SPANNED = 1 << 21  # most elements in a span of rows whose scales are read at once
 
 
 class Group(NamedTuple):

@@ -9,7 +9,7 @@ from quanterr.tensors.chunks import Chunk, as_matrix
 
 SMALL = 1 << 14  # a weight with up to this many elements is sampled completely
 RUNS, RUN = 6, 8  # number of runs of rows, spread over the weight, and rows per run
-WIDEST = 1 << 15  # columns of a sampled row, at most
+WIDEST = 1 << 15  # most columns of a sampled row
 SMALL_BLOCKS = 1 << 18  # in a weight with up to this many elements, every row of blocks is sampled
 IN_BLOCKS = 1 << 16  # elements that are sampled in a row of blocks
 

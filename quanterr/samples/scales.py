@@ -31,10 +31,10 @@ WIDE, NARROW = 2.2, 0.7  # range of stored / good scale that searches choose (an
 CLIPPED_DB = 12.0  # loss from which clipping is wrong: no search accepts it for smaller steps elsewhere in the group
 # Number of levels → largest good / stored scale that is not wrong. With 8 bits no clipping pays off, and only the
 # rounding of zero points makes a scale too small; with 5 and 6 bits, llama.cpp's search clips 0.9 of 31 or 32 steps.
-BYTE = 200  # levels of a code of 8 bits, at least
+BYTE = 200  # fewest levels of a code of 8 bits
 CLIPPED = {BYTE: 1.05, 32: 1.12, 0: 1 / NARROW}
-# Elements of a group whose loss is small though it clips a value that matters in its row. In a larger one, of integers,
-# a search for the least error clips; a smaller one loses much.
+# Elements of a group that loses little although it clips a value that matters in its row. A smaller group loses much.
+# In a larger group of integers, a search for the least error clips such values.
 FEWEST_CLIPPED, MOST_CLIPPED = 1 << 10, 1 << 17
 WORSE = 1.01  # ratio of losses from which a search has not chosen to clip
 # Shares of the worst error, half a step per element. An error below means that values coincide with codes. Rounding
@@ -47,7 +47,7 @@ FEWEST = 8  # smaller groups, in elements, are not judged
 FLOOR = 1e-6  # an error below this share of a group's energy is no damage
 ENOUGH, EVERY = 1 << 14, 4  # in samples of more elements, one of EVERY rows is used
 AT_ONCE = 1 << 17  # elements of rows processed together, as small operations cost more than their arithmetic
-MOST_PARTS = 64  # groups that are listed, at most
+MOST_PARTS = 64  # most groups that are listed
 
 
 class _SampledGroups(NamedTuple):
@@ -114,7 +114,7 @@ class ScaleSampler:
         self._sampled: list[_SampledGroups] = []
         self._within: list[_SampledGroups] = []  # parts of groups
         self.one_zero: bool | None = None  # whether all groups share a zero point; None if unknown
-        self._is_stacked = False  # whether rows share scales, of which no tensor holds one for each row
+        self._is_stacked = False  # whether several weights with one scale each are stacked
 
     def make_companion(self) -> "ScaleSampler":
         """Return a sampler for further groups of the weight, which knows already whether zero points differ."""
@@ -161,9 +161,9 @@ class ScaleSampler:
             return
         numbers = [number for one in waiting for number in one.numbers]
         x, unit = (torch.cat(sides) for sides in zip(*((one.x, one.scales.unit) for one in waiting), strict=True))
-        e, y, shift = (
-            _concatenate(sides) for sides in zip(*((one.e, one.y, one.scales.shift) for one in waiting), strict=True)
-        )
+        optional = zip(*((one.e, one.y, one.scales.shift) for one in waiting), strict=True)
+        stored = ([side for side in sides if side is not None] for sides in optional)
+        e, y, shift = (torch.cat(sides) if sides else None for sides in stored)
         self._take(numbers, waiting[0].col, x, e, Scaling(unit, shift), y)
 
     def _take_each(self, height: int, of: _Rows) -> None:
@@ -195,7 +195,7 @@ class ScaleSampler:
         if self.one_zero is None:
             self.one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
         found = measure_losses(self._weight.levels, x, e, scales, groups, largest, y, self.one_zero)
-        if not _are_finite(found):
+        if not bool(torch.cat([numbers.flatten() for numbers in found]).isfinite().all()):
             return False
         step = self._find_step(found, rows, col // groups.cols)
         if step is not None:
@@ -255,7 +255,7 @@ class ScaleSampler:
 
     @cached_property
     def _order(self) -> Tensor | None:
-        """The order of columns, (c,), that puts those of each group next to each other; None if none is stored."""
+        """The order in which the columns of each group are next to each other, (c,); None if none is stored."""
         decoder = decoder_of(self._weight.dequantize)
         stored = decoder.columns if decoder else None
         if stored is None:
@@ -301,7 +301,7 @@ class ScaleSampler:
             return None, None
         if weight.scale is None and len(unit) > 1 and bool((unit == unit[:1]).all()):
             self._is_stacked = True
-        if self._is_stacked:  # weights with one scale each: how far each reaches is unknown
+        if self._is_stacked:  # the last row of each weight is unknown
             return None, None
         if of_rows:
             return ScaleGroups(1, shape[1], shape[1] == cols), None
@@ -490,10 +490,6 @@ def _compute_step(sizes: Tensor, number: int, steps: ScaleSteps, first: int) -> 
     return most[:, before : before + sizes.shape[1]] / number + number * SUBNORMAL
 
 
-def _are_finite(found: Losses) -> bool:
-    return bool(torch.cat([numbers.flatten() for numbers in found]).isfinite().all())
-
-
 def _is_one(unit: Tensor) -> bool:
     """Return whether all codes have the same factor; undone smoothing factors differ by row and column."""
     return bool(unit.amax() - unit.amin() <= ALIKE * unit.abs().amax())
@@ -502,12 +498,6 @@ def _is_one(unit: Tensor) -> bool:
 def _thin_out(side: Tensor) -> Tensor:
     """Copy one in :data:`EVERY` rows of (1 or r, c); a single row is copied as it is."""
     return (side if side.shape[0] == 1 else side[::EVERY]).clone()
-
-
-def _concatenate(sides: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate rows; None if there are none."""
-    found = [side for side in sides if side is not None]
-    return torch.cat(found) if found else None
 
 
 def _take_columns(scales: Scaling, which: Tensor | slice) -> Scaling:

@@ -8,7 +8,7 @@ from torch import Tensor
 from quanterr.pairing.model import Pair
 from quanterr.tensors.workspace import Workspace
 
-AT_ONCE = 64  # weights that are compared before the first of them is finished, at most
+AT_ONCE = 64  # most weights that are compared before the first of them is finished
 ENOUGH = 1 << 19  # elements of these weights, after which none is added: more do not fit the cache
 MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read
 ROOM = ENOUGH + MOST_KEPT  # elements that are kept of each side

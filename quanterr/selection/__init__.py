@@ -74,22 +74,23 @@ class LayerSelection:
 
     def describe_idle(self, names: Iterable[str]) -> list[str]:
         """Return a message for each excluding pattern that matches none of these names."""
-        names = list(names)
-        return [_describe_idle(word, names) for word in self._list_idle(names)]
+        names, messages = list(names), []
+        for word in self._list_idle(names):
+            group = ALIASES.get(word.removeprefix("!"), word.removeprefix("!"))
+            near = "" if group in NAMED else _suggest(word, names)  # files often lack a group, such as vae
+            messages.append(f'"{display(word)}" excludes nothing: no layer matches it{near}')
+        return messages
 
     def _list_idle(self, names: list[str]) -> list[str]:
         return [word for word, matches in self._left if not any(map(matches, names))]
 
 
 def _split(patterns: Iterable[str]) -> list[str]:
-    given = (patterns,) if isinstance(patterns, str) else patterns
-    return [word for pattern in given for word in _split_pattern(pattern)]
-
-
-def _split_pattern(pattern: str) -> list[str]:
-    if pattern.removeprefix("!").startswith("re:"):
-        return [pattern]
-    return [word.strip() for word in pattern.split(",")]
+    found = []
+    for pattern in (patterns,) if isinstance(patterns, str) else patterns:
+        is_regex = pattern.removeprefix("!").startswith("re:")  # its commas separate nothing
+        found += [pattern] if is_regex else [word.strip() for word in pattern.split(",")]
+    return found
 
 
 def _make_matcher(word: str) -> Callable[[str], bool]:
@@ -110,13 +111,6 @@ def _make_matcher(word: str) -> Callable[[str], bool]:
 
 def _describe_no_match(word: str, names: list[str]) -> str:
     return f'no layer matches "{display(word)}"{_suggest(word, names)}'
-
-
-def _describe_idle(word: str, names: list[str]) -> str:
-    """Return a message for an excluding pattern; a group, such as vae, is often excluded from files that lack it."""
-    bare = word.removeprefix("!")
-    near = "" if ALIASES.get(bare, bare) in NAMED else _suggest(word, names)
-    return f'"{display(word)}" excludes nothing: no layer matches it{near}'
 
 
 def _suggest(word: str, names: list[str]) -> str:

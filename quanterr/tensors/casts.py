@@ -81,10 +81,12 @@ class CastTest:
             return Copy.CHANGED
         off = (nearest - a).abs().nan_to_num(0.0, 0.0, 0.0)  # an overflow has no nearest number
         error = (b - a).abs().where(finite, 0.0)
-        limits = off + (self._tolerance * a.abs() + _flush_limit(way.through))
+        info = torch.finfo(way.through)
+        # Some processors flush smaller numbers to zero, except in F16, whose smallest numbers matter.
+        flushed = 0.0 if way.through == torch.float16 else info.smallest_normal
+        limits = off + (self._tolerance * a.abs() + flushed)
         if bool((error <= limits).all()):
             return Copy.SAME
-        info = torch.finfo(way.through)
         steps = info.eps * (a.abs() + info.smallest_normal) + limits
         near = bool((error <= steps.where(off > 0, limits)).all())
         return Copy.COARSE if near and not way.back else Copy.CHANGED
@@ -107,8 +109,3 @@ def rounds_to_nearest(original: str, quantized: str, relative_max: float) -> boo
 def find_narrowest(dtypes: "set[str]") -> str:
     """Return the float dtype with the fewest digits."""
     return max(dtypes, key=lambda dtype: torch.finfo(TORCH_DTYPES[dtype]).eps, default="F32")
-
-
-def _flush_limit(dtype: torch.dtype) -> float:
-    """Return the magnitude below which some processors flush to zero; 0 for F16, whose smallest numbers matter."""
-    return 0.0 if dtype == torch.float16 else torch.finfo(dtype).smallest_normal

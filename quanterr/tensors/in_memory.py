@@ -65,11 +65,11 @@ class _Part(NamedTuple):
     """A tensor as it is read."""
 
     source: "Tensor"
-    read: "Callable[[], Tensor]"  # of the entry's dtype and shape
+    read: "Callable[[], Tensor]"  # returns a tensor of the entry's dtype and shape
 
 
 class TensorsFile(CheckpointFile):
-    """Tensors in memory as a file, whose bytes are those of a safetensors file with the same tensors, header aside.
+    """Tensors in memory as a file: its bytes are the data of a safetensors file with the same tensors.
 
     Tensors on a device are copied when they are read, and tensors of a class with its own ``dequantize``, such as
     torchao's, are dequantized by it.
@@ -79,7 +79,7 @@ class TensorsFile(CheckpointFile):
         """Describe the tensors; none is copied.
 
         Raises:
-            UsageError: a value is no tensor, or of a dtype or class that has no bytes to read.
+            UsageError: a value is not a tensor, or its dtype or class has no bytes to read.
         """
         self.path, self.size = Path(name), 0
         self.entries: dict[str, Entry] = {}
@@ -116,7 +116,7 @@ class TensorsFile(CheckpointFile):
         return _Part(tensor, partial(self._dequantize, name, tensor))
 
     def _dequantize(self, name: str, tensor: "Tensor") -> "Tensor":
-        """Return the values of a tensor; those of the last ones are kept, as a tensor is read in chunks."""
+        """Return the values of a tensor; the values of the last tensors are kept, as a tensor is read in chunks."""
         with self._lock:
             found = self._recent.pop(name, None)
             if found is None:
@@ -188,25 +188,30 @@ class TensorsFile(CheckpointFile):
 def hold(side: Side) -> Opened:
     """Return a state dict or a model as a checkpoint, which needs no closing; anything else as it is.
 
-    A model's tensors are those of its ``state_dict()``, and its ``config`` says how they are quantized, as config.json
-    does beside files. Raises UsageError if a value is not a tensor that can be read.
+    A model's tensors are those of its ``state_dict()``, and its ``config`` declares how they are quantized, as
+    config.json does for files. Raises UsageError if a value is not a tensor that can be read.
     """
     return hold_all([side])[0]
 
 
 def hold_all(sides: Iterable[Side]) -> list[Opened]:
-    """Return each side as :func:`hold` does; those of one name are numbered."""
+    """Return each side as :func:`hold` does; sides with the same name are numbered."""
     every = list(sides)
     names = Counter(_name(side) for side in every if isinstance(side, Mapping | Model))
     numbers: Counter[str] = Counter()
     held: list[Opened] = []
     for side in every:
-        if isinstance(side, Mapping | Model):
-            name = _name(side)
-            numbers[name] += 1
-            held.append(_make_checkpoint(side, f"{name} {numbers[name]}" if names[name] > 1 else name))
-        else:
+        if not isinstance(side, Mapping | Model):
             held.append(side)
+            continue
+        name = _name(side)
+        numbers[name] += 1
+        if names[name] > 1:
+            name = f"{name} {numbers[name]}"
+        file = TensorsFile(name, side if isinstance(side, Mapping) else side.state_dict())
+        own = [f"{n} {kind} dequantized" for kind, n in Counter(file.dequantized.values()).items()]
+        shown = f"{name} ({', '.join(own)})" if own else name
+        held.append(Checkpoint(shown, KIND, (file,), file.entries, ({},), _read_config(side, bool(own))))
     return held
 
 
@@ -214,17 +219,10 @@ def _name(side: Tensors) -> str:
     return "state dict" if isinstance(side, Mapping) else type(side).__name__
 
 
-def _make_checkpoint(side: Tensors, name: str) -> Checkpoint:
-    file = TensorsFile(name, side if isinstance(side, Mapping) else side.state_dict())
-    own = [f"{n} {kind} dequantized" for kind, n in Counter(file.dequantized.values()).items()]
-    shown = f"{name} ({', '.join(own)})" if own else name
-    return Checkpoint(shown, KIND, (file,), file.entries, ({},), _read_config(side, bool(own)))
-
-
 def _read_config(side: Tensors, dequantized: bool) -> JsonObject:
     """Return the config of a model of transformers, as config.json has it.
 
-    What it says of quantization is left out if tensors are ``dequantized``: it describes codes, which are not read.
+    Its quantization settings are left out if tensors are ``dequantized``: they describe codes, which are not read.
     """
     make = getattr(getattr(side, "config", None), "to_json_string", None)
     if make is None:

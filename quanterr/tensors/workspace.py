@@ -131,7 +131,8 @@ class Workspace:
         self._held.pop(key, None)  # the cached piece in this buffer is overwritten
         host = self._hosts.get(key)
         if host is None or len(host[1]) < n_bytes:
-            host = self._hosts[key] = _allocate_host(n_bytes, pinned=self.device.type != "cpu")
+            memory = torch.empty(_round_up(n_bytes), dtype=torch.uint8, pin_memory=self.device.type != "cpu")
+            host = self._hosts[key] = memory, view_memory(memory)
         if self.device.type == "cpu" and self._buffers.get(key) is not host[0]:
             self._buffers[key] = host[0]
             self.views.clear()
@@ -243,11 +244,12 @@ class FilledWorkspace(Workspace):
     ) -> None:
         """Let all bytes of these entries be ``byte``; with ``span``, only that range of each ``block`` bytes.
 
-        With ``rows``, blocks follow the heads of rows, so many bytes at the beginning of each so many.
+        With ``rows``, (head, length), each ``length`` bytes begin with ``head`` bytes for the heads of rows, and blocks
+        follow.
         """
         wanted = {id(entry) for entry in entries}, byte, block, span, rows
         if wanted != (self._filled, self._byte, self._block, self._span, self._rows):
-            self._held.clear()  # filled otherwise
+            self._held.clear()  # it was filled in another way
         self._filled, self._byte, self._block, self._span, self._rows = wanted
 
     def fills(self, entry: Entry) -> bool:
@@ -267,12 +269,6 @@ class FilledWorkspace(Workspace):
                 stored[(at >= 0) & (inside >= self._span[0]) & (inside < self._span[1])] = self._byte
             else:
                 (stored.view(-1, self._block)[:, slice(*self._span)] if self._span else stored).fill_(self._byte)
-
-
-def _allocate_host(n_bytes: int, pinned: bool) -> tuple[Tensor, memoryview]:
-    """Allocate host memory as a tensor and as a memoryview that files are read into."""
-    host = torch.empty(_round_up(n_bytes), dtype=torch.uint8, pin_memory=pinned)
-    return host, view_memory(host)
 
 
 def view_memory(host: Tensor) -> memoryview:

@@ -12,7 +12,7 @@ PRIVATE = 0o600
 
 @contextmanager
 def replace_atomically(path: Path, mode: int = PRIVATE) -> Iterator[IO[bytes]]:
-    """Yield a temporary binary file beside ``path`` that replaces it at the end; after an error nothing is left.
+    """Yield a temporary binary file next to ``path`` that replaces it at the end; after an error nothing is left.
 
     ``mode`` is the mode of the new file as for open(2), reduced by the umask.
 

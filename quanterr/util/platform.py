@@ -121,7 +121,7 @@ def will_need(descriptor: int, offset: int, n: int) -> None:
 
 
 def _is_in_memory(descriptor: int, offset: int) -> bool:
-    """Return whether a byte can be read without waiting for a disk; False if the system does not tell."""
+    """Return whether a byte can be read without waiting for a disk; False if that is unknown."""
     try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except (AttributeError, OSError):  # not Linux, or the file system cannot read without waiting
@@ -176,7 +176,7 @@ def usable_cores() -> int:
 
 
 def has_amd_cpu() -> bool:
-    """Return whether AMD made the CPU; False where the system does not say."""
+    """Return whether AMD made the CPU; False if that is unknown."""
     with suppress(OSError), CPUS.open(encoding="utf-8") as file:
         return any("AuthenticAMD" in line for line in islice(file, 2))
     return False
@@ -200,7 +200,7 @@ def give_back_memory() -> None:
 
 
 def keep_freed_memory(up_to: int, in_all: int) -> None:
-    """Make glibc keep freed blocks of up to ``up_to`` bytes, ``in_all`` at most, in one heap for all threads."""
+    """Make glibc keep freed blocks of up to ``up_to`` bytes, at most ``in_all`` bytes, in one heap for all threads."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, up_to)

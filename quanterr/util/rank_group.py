@@ -2,7 +2,7 @@
 
 No rank waits forever: each one sends heartbeats, and a rank that fails or falls silent ends all others. The store is
 reached at MASTER_ADDR alone. gloo's collectives need more: every node must be reached at the address that its own name
-resolves to, often 127.0.0.1, and their timeout cannot tell a rank that computes or waits for a host from a dead one.
+resolves to, often 127.0.0.1, and their timeout cannot distinguish a dead rank from one that computes or waits.
 """
 
 import json

@@ -11,7 +11,7 @@ MAX_DIGITS = 20  # digits of an integer: 2^64 has 20
 
 
 class InvalidJson(ValueError):
-    """Text that is not valid strict JSON; the message says why."""
+    """Text that is not valid strict JSON; the message gives the reason."""
 
 
 class DuplicateKey(InvalidJson):

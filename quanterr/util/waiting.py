@@ -1,6 +1,6 @@
 """Retries of failed requests, and waits for as long as a rate-limited host asks.
 
-A host that limits the rate of requests often says how long to wait. All threads that use the host then wait, and one
+A host that limits the rate of requests often states how long to wait. All threads that use the host then wait, and one
 warning of the logger ``quanterr`` reports it; without a handler, Python prints the warning on stderr.
 """
 

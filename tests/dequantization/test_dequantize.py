@@ -170,7 +170,7 @@ class TestRefused:
     def test_invalid_config_is_refused_before_anything_is_written(self, model):
         (model / "fp8/config.json").write_text("nonsense")
 
-        with pytest.raises(CheckpointError, match=r"fp8/config.json: is not valid .* cannot be removed; mend it"):
+        with pytest.raises(CheckpointError, match=r"fp8/config.json: is not valid .* cannot be removed; repair it"):
             quanterr.dequantize(model / "fp8", model / "out")
         assert not list(model.glob("*out*"))
 

@@ -70,7 +70,7 @@ def test_shards_without_a_checksum_are_a_warning(tmp_path):
     found = quanterr.inspect(tmp_path, verify=True)
 
     assert (1, ["warning"]) == (found.verified, [one.severity for one in found.findings])
-    assert "no SHA-256 of 1 file: m-00002-of-00002.safetensors" in found.findings[0].message
+    assert "no SHA-256 for 1 file: m-00002-of-00002.safetensors" in found.findings[0].message
 
 
 def test_verification_is_off_by_default(file):

@@ -3,7 +3,7 @@
     stored row j · parts + s    is row s · (rows / parts) + j of the weight
 
 A layer that outputs a block's shift, scale and gate (3 parts, or 6) stores the rows of one channel next to each
-other. Only a layer's name tells whether it does so.
+other. Only a layer's name shows whether it does so.
 
 Reference: mit-han-lab/deepcompressor@69f3473 backend/nunchaku/utils.py (adanorm_splits);
 nunchaku-tech/nunchaku@3a3cc3d models/normalization.py and transformers/transformer_qwenimage.py;

@@ -14,7 +14,7 @@ class AscendType(NamedTuple):
 
     formats: tuple[str, ...]
     needs: str = "scale"  # role of the part
-    bits: int = 8  # of codes that take a byte each
+    bits: int = 8  # bits of a code, if each code takes a byte
     inputs: str = NOT_EMULATED  # scheme; empty: inputs are not rounded
 
 

@@ -50,7 +50,7 @@ NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Piece(NamedTuple):
-    """Bits ``shift`` to ``shift + width`` of a container, the lowest of which is worth 2^place in the code."""
+    """Bits ``shift`` to ``shift + width`` of a container, whose lowest bit is worth 2^place in the code."""
 
     container: int
     shift: int
@@ -209,7 +209,12 @@ def _unpack(units: Tensor, run: PackedRun, values: Tensor, workspace: Workspace)
     code, more = (workspace.buffer(key, shape, units.dtype) for key in ("code", "more"))
     for place, pieces in enumerate(run.codes):
         for number, piece in enumerate(pieces):
-            _take(units[:, piece.container], piece, more if number else code)
+            bits = more if number else code
+            torch.bitwise_right_shift(units[:, piece.container], piece.shift, out=bits)
+            if piece.width < 8 * units.element_size():
+                bits.bitwise_and_((1 << piece.width) - 1)
+            if piece.place:
+                bits.bitwise_left_shift_(piece.place)
             if number:
                 code.bitwise_or_(more)
         values[:, place].copy_(code)
@@ -221,12 +226,3 @@ def _list_shifts(run: PackedRun, dtype: torch.dtype, device: torch.device) -> tu
     pieces = [piece for (piece,) in run.codes]
     shifts = torch.tensor([piece.shift for piece in pieces], dtype=dtype, device=device)
     return shifts[:, None], (1 << pieces[0].width) - 1
-
-
-def _take(units: Tensor, piece: Piece, out: Tensor) -> None:
-    """Extract a piece's bits and shift them to their place in the code."""
-    torch.bitwise_right_shift(units, piece.shift, out=out)
-    if piece.width < 8 * units.element_size():
-        out.bitwise_and_((1 << piece.width) - 1)
-    if piece.place:
-        out.bitwise_left_shift_(piece.place)

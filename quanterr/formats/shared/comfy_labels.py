@@ -52,7 +52,7 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
     """Refuse the layouts in :data:`REFUSED`, whatever their tensors look like.
 
     Raises:
-        FormatMismatch: a label, or config.json beside codes, names such a layout; the message says what to do.
+        FormatMismatch: a label names such a layout, or config.json does and there are codes. The message has a remedy.
     """
     if not hints.labels and not hints.config:
         return
@@ -68,7 +68,7 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
 def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> tuple[str | None, tuple[str, ...]]:
     """Return the label's format name and warnings about the labels.
 
-    ``names`` are the label names of the format being tried; ``rotates`` says that the format undoes a rotation. If the
+    ``names`` are the label names of the format being tried; ``rotates`` means that it undoes a rotation. If the
     label's tensor and the header disagree, the tensor wins: it was written together with the codes, while headers are
     often rewritten.
 
@@ -84,7 +84,8 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
     other = first.format is not None and first.format not in names
     if other and (first.format not in INTERCHANGEABLE or not names <= INTERCHANGEABLE):
         raise FormatMismatch(f"{first}, but the codes are {stored}")
-    if other or _is_other_fp8(first.format, parts.codes.dtype):
+    labelled, stored_e5m2 = first.format == "float8_e5m2", parts.codes.dtype == "F8_E5M2"
+    if other or (first.format in FP8_LABELS and parts.codes.dtype in FP8 and labelled != stored_e5m2):
         warnings.append(f"{first}, but the codes are {stored}: read as stored")
     if labels[0].rotated and not rotates:
         raise FormatMismatch(
@@ -109,11 +110,6 @@ def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) 
     return (
         f"labelled {display(comfy_format or '')}, but its scale {scale} is one per {granularity}: the shape was used",
     )
-
-
-def _is_other_fp8(label: str | None, dtype: str) -> bool:
-    """Return whether a label names the FP8 dtype that is not the stored one."""
-    return label in FP8_LABELS and dtype in FP8 and (label == "float8_e5m2") != (dtype == "F8_E5M2")
 
 
 def _disagree(one: Label, other: Label) -> bool:

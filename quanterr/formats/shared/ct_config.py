@@ -18,7 +18,16 @@ def read_setting(parts: Parts, key: str) -> int | None:
     groups = list(_find_groups(parts.hints.config))
     if len({_read_number(weights, key) for _, weights in groups}) > 1:  # only groups that target this module count
         module = parts.name.removesuffix(WEIGHT_SUFFIX)
-        groups = [(targets, weights) for targets, weights in groups if any(_targets(t, module) for t in targets)]
+        groups = [
+            (targets, weights)
+            for targets, weights in groups
+            if any(
+                matches(target.removeprefix("re:"), module, from_start=True)
+                if target.startswith("re:")
+                else target == module  # never true of a class, as the classes of modules are unknown here
+                for target in targets
+            )
+        ]
     found = {_read_number(weights, key) for _, weights in groups}
     return found.pop() if len(found) == 1 else None
 
@@ -30,13 +39,6 @@ def _find_groups(config: JsonFields) -> Iterator[tuple[list[str], JsonFields]]:
         targets = group.get("targets") if isinstance(group, dict) else None
         if isinstance(weights, dict):
             yield [t for t in targets if isinstance(t, str)] if isinstance(targets, list) else [], weights
-
-
-def _targets(target: str, module: str) -> bool:
-    """Return whether a target matches the module by name or pattern; classes are unknown here and never match."""
-    if not target.startswith("re:"):
-        return target == module
-    return matches(target.removeprefix("re:"), module, from_start=True)
 
 
 def _read_number(weights: JsonFields, key: str) -> int | None:

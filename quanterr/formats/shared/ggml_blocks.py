@@ -50,7 +50,7 @@ class BlockType(NamedTuple):
     dtype: str
     summary: str
     unpack: Unpack | None
-    shared: int  # elements that share a scale; 0: those of a row
+    shared: int  # elements that share a scale; 0: the elements of a row
     bits: int  # bits of one code, rounded up
     usual_db: tuple[int, int]
     codes: tuple[int, int] = (0, 0)  # range of the block's bytes that hold codes
@@ -58,7 +58,7 @@ class BlockType(NamedTuple):
     uniform: bool = False  # the codes are unsigned with equal steps
     table: Callable[[], Tensor] | None = None  # makes the levels of each index, for the compiled kernel
     least_scale: float = SUBNORMAL
-    scale_steps: ScaleSteps | None = None  # set if parts of a block have scales besides the block's own, or the row's
+    scale_steps: ScaleSteps | None = None  # set if parts of a block have their own scales
     rows: Mapping[str, StoredRows] = {}  # by dtype
 
     @property

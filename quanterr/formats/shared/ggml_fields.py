@@ -1,15 +1,15 @@
 """Blocks of ggml as data: where the bits of each number are. For types whose rows have heads or are interleaved.
 
 A :class:`Field` is a number of a few bits for each element, or for each part of a block that shares a scale, in a run
-of bytes. ``where`` tells which: from the highest to the lowest, the bits of the byte's index in the run, then behind a
-colon those of the field's index in its byte:
+of bytes. ``where`` gives the place, from the highest bit to the lowest: the bits of the byte's index in the run, then
+after a colon the bits of the field's index in its byte:
 
     0 to 7    this bit of the element's index in the block
     k         the next bit of the row's index among interleaved rows, the highest first
     L, H      always 0, always 1
 
-So fields of 4 bits at "7653210:4" are the codes of 256 elements in 128 bytes: byte 16 a + j has those of elements
-32 a + j and 32 a + 16 + j. At "76524kk10:3", the codes of four rows are interleaved by words of 32 bits.
+So fields of 4 bits at "7653210:4" are the codes of 256 elements in 128 bytes: byte 16 a + j holds elements 32 a + j and
+32 a + 16 + j. At "76524kk10:3", the codes of four rows are interleaved by words of 32 bits.
 
 Reference: ikawrakow/ik_llama.cpp@8337e4cd ggml/src/ggml-common.h (block_…), ggml/src/iqk/iqk_quantize.cpp
 (dequantize_row_…).
@@ -36,9 +36,9 @@ class Field(NamedTuple):
 
     at: int  # first byte of the run in the block
     where: str
-    bits: int = 8  # of a field
+    bits: int = 8  # bits of a field
     up: int = 0  # place of these bits in the number
-    mask: int = 0xFF  # of the field
+    mask: int = 0xFF  # mask of the field
 
     @property
     def n_bytes(self) -> int:
@@ -47,7 +47,7 @@ class Field(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where a type stores its numbers; those of several fields are added."""
+    """Where a type stores its numbers; several fields of one number are added."""
 
     codes: tuple[Field, ...]
     scales: tuple[Field, ...] = ()
@@ -66,15 +66,15 @@ class Layout(NamedTuple):
 class Numbers(NamedTuple):
     """What the numbers of a type stand for.
 
-    A part of ``part`` elements has the scale d · (``factor`` · s + ``offset``), and each element that times its level,
-    less d_minima · m. Each operation rounds to float32; those with a float16 d are exact, except for the last.
+    A part of ``part`` elements has the scale d · (``factor`` · s + ``offset``). An element is this scale times its
+    level, less d_minima · m. Each operation rounds to float32; if d is float16, all but the last are exact.
     """
 
-    levels: tuple[float, ...]  # of the codes, if there are 256 consecutive ones; empty: signed bytes
+    levels: tuple[float, ...]  # levels of the codes, if there are 256 consecutive ones; empty: signed bytes
     part: int
     factor: int = 1
     offset: int = 0
-    shift: float = 0.0  # of the levels of a part with a flag
+    shift: float = 0.0  # shift of the levels of a part with a flag
     signed: bool = False  # scales are signed bytes
     width: int = 1  # elements of a code, 1 or 2, whose levels follow one another
 
@@ -212,7 +212,7 @@ def _describe_blocks(numbers: Numbers, layout: Layout, kind: GgmlType) -> Blocks
         shift=numbers.shift,
         levels=ctypes.addressof(levels) if numbers.levels else None,
     )
-    found.alive = [levels]  # what its pointers need
+    found.alive = [levels]  # its pointers refer to these
     for name in ("codes", "scales", "flags", "signs", "minima"):
         step = run if name == "codes" else numbers.part
         for bits, field in zip(getattr(found, name), getattr(layout, name), strict=False):

@@ -10,7 +10,7 @@ from quanterr.formats.shared.ggml_fields import Field, Layout, Numbers, store_ro
 
 SIX_BITS = Field(24, "654kk:7", 4), Field(8, "54kk:76", 2, 4)
 PAIRS = (Field(32, "765kk:L", 4), Field(16, "65kk:7L", 2, 4)), (Field(32, "765kk:H", 4), Field(16, "65kk:7H", 2, 4))
-ROWS = {  # type → its numbers, and where those are that interleave its rows
+ROWS = {  # type → its numbers, and the layouts of the types that interleave its rows
     "Q4_0": (Numbers(tuple(range(-8, 8)), 32), {"Q4_0_R8": Layout((Field(16, "32kkk10:4", 4),))}),
     "Q5_0": (
         Numbers(tuple(range(-16, 16)), 32),

@@ -48,7 +48,10 @@ def make_sylvester(size: int) -> Tensor:
 def make_table(size: int) -> Tensor:
     """Return the table of a size in SIZES, (size, size) float64."""
     if size in WILLIAMSON:
-        return _make_williamson([_make_circulant(_parse_signs(row, size // 4)) for row in WILLIAMSON[size]])
+        signs = [[1.0 if digit == "1" else -1.0 for digit in f"{row:0{size // 4}b}"] for row in WILLIAMSON[size]]
+        a, b, c, d = (_make_circulant(torch.tensor(row).double()) for row in signs)
+        rows = ((a, b, c, d), (-b, a, -d, c), (-c, d, a, -b), (-d, -c, b, a))
+        return torch.cat([torch.cat(row, 1) for row in rows])
     q = size - 1 if size in PALEY_1 else size // 2 - 1
     residues = {n * n % q for n in range(1, q)}
     core = _make_circulant(torch.tensor([0.0] + [1.0 if -n % q in residues else -1.0 for n in range(1, q)]).double())
@@ -62,18 +65,8 @@ def make_table(size: int) -> Tensor:
     return torch.cat([upper, torch.cat([bordered - unit, -bordered - unit], 1)])
 
 
-def _parse_signs(row: int, size: int) -> Tensor:
-    return torch.tensor([1.0 if digit == "1" else -1.0 for digit in f"{row:0{size}b}"]).double()
-
-
 def _make_circulant(first: Tensor) -> Tensor:
     return torch.stack([first.roll(n) for n in range(len(first))])
-
-
-def _make_williamson(circulants: list[Tensor]) -> Tensor:
-    a, b, c, d = circulants
-    rows = ((a, b, c, d), (-b, a, -d, c), (-c, d, a, -b), (-d, -c, b, a))
-    return torch.cat([torch.cat(row, 1) for row in rows])
 
 
 def check_size(n: int) -> None:

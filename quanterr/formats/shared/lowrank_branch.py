@@ -24,7 +24,7 @@ def add_branch(
 ) -> Tensor:
     """Turn ``residual``, (r, c), into the weight in place: ``smooth`` is (c,), ``up`` (r, n), ``down`` (n, c).
 
-    ``smoothed`` says that the product is divided by ``smooth`` too.
+    ``smoothed`` means that the product is divided by ``smooth`` too.
     """
     wide = workspace.buffer("branch", tuple(residual.shape), torch.float64).copy_(residual)
     if smooth is not None and not smoothed:

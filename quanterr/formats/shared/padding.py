@@ -98,7 +98,9 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
     shape = parts.hints.shape or labelled or stored
     if labelled and labelled != shape:
         raise FormatMismatch(f"the label's orig_shape is {list(labelled)}, the original's shape {list(shape)}")
-    if not _fits(shape, stored, multiple):
+    if len(shape) != len(stored) or shape[:-2] != stored[:-2] or 0 in shape:
+        return as_stored
+    if any(have not in (n, -(-n // multiple) * multiple) for n, have in zip(shape[-2:], stored[-2:], strict=True)):
         return as_stored
     _check_width(parts, shape)
     return Padded(shape, shape[-2], shape[-1], stored[-2], stored[-1], step)
@@ -117,15 +119,8 @@ def check_unpadded(parts: Parts) -> None:
 
 def labelled_shape(parts: Parts) -> tuple[int, ...] | None:
     """Return the shape of the original that a label declares; None if no label does."""
-    return next((shape for label in parts.hints.labels if (shape := _read_orig_shape(label.fields))), None)
-
-
-def _read_orig_shape(fields: object) -> tuple[int, ...] | None:
-    value = fields.get("orig_shape") if isinstance(fields, dict) else None
-    return tuple(value) if isinstance(value, list) and all(isinstance(n, int) for n in value) else None
-
-
-def _fits(shape: tuple[int, ...], stored: tuple[int, ...], multiple: int) -> bool:
-    if len(shape) != len(stored) or shape[:-2] != stored[:-2] or 0 in shape:
-        return False
-    return all(have in (n, -(-n // multiple) * multiple) for n, have in zip(shape[-2:], stored[-2:], strict=True))
+    for label in parts.hints.labels:
+        sizes = label.fields.get("orig_shape")
+        if isinstance(sizes, list) and sizes and all(isinstance(n, int) for n in sizes):
+            return tuple(sizes)
+    return None

@@ -20,7 +20,7 @@ PART = PartSpec(("{module}.pre_quant_scale",), FLOATS, optional=True)
 
 
 def apply_pre_quant_scale(parts: Parts, weight: Weight, stored_cols: int | None = None) -> Weight:
-    """Return the weight with its columns multiplied by the factors, if stored; with padding, ``stored_cols`` of them.
+    """Return the weight with its columns multiplied by the factors, if stored; a padded weight has ``stored_cols``.
 
     Raises:
         FormatMismatch: there is not one factor for each column.

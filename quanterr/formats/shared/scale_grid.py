@@ -1,4 +1,4 @@
-"""Codes times a scale, and the inference from the shapes of which scale belongs to each element.
+"""Codes times a scale; the shapes show which scale belongs to each element.
 
     scale                       weight       scale of an element
     [], [1], [1, 1] …           any          the only one
@@ -48,7 +48,7 @@ DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
 DECLARED = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources that declare block sizes
 
-FEW = 1 << 14  # up to so many scales are read at once, so that later chunks of the weight need no further read
+FEW = 1 << 14  # most scales that are read at once, so that later chunks of the weight need no further read
 FLOAT32_MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-120  # bound for scales: the smallest float32 is 2^-149, the smallest code 2^-16
 
@@ -340,7 +340,7 @@ def _find_other_edges(
 ) -> Edges | None:
     """Return other block edges that fit: the dividing ones, or groups of columns with a partial last group.
 
-    ``known`` says that the edges of ``block`` do not come from the scale's shape.
+    ``known`` means that the edges of ``block`` do not come from the scale's shape.
     """
     if dividing is None or entry.name.endswith(OF_DEEPSEEK):
         return None

@@ -1,6 +1,6 @@
 """Known layouts that quanterr does not read, identified by tensor names or config.json, each with the reason.
 
-These are consulted when no format fits, so that a report says what the file is and what to do, not only what is
+These are consulted when no format fits, so that a report states what the file is and what to do, not only what is
 missing.
 """
 

@@ -4,7 +4,7 @@
     llama_cpp      what llama.cpp's converter does to their values, by architecture
     mlx            what mlx-lm does to the values, by model_type
     hugging_face   how transformers' models arrange fused weights, by model_type
-    denoisers      names and joins of denoisers' authors against those of diffusers, by family
+    denoisers      names and joins of denoisers' authors, and what diffusers has for them, by family
     orders         orders of rows and columns
     numbers        changes of numbers
 

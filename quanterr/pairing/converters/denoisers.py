@@ -1,6 +1,6 @@
 """Pairing of denoisers in diffusers' names with those in the names of their authors, which ComfyUI keeps.
 
-denoisers.json beside this file holds a row for each tensor of the authors: the parameters of diffusers that its rows
+denoisers.json in this folder holds a row for each tensor of the authors: the parameters of diffusers that its rows
 make up, from top to bottom. tests/make_denoiser_names.py makes it by running diffusers' own converters on labels.
 
     "double_blocks.*.img_attn.qkv": ["transformer_blocks.*.attn.to_q", "….to_k", "….to_v"]
@@ -20,6 +20,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,10 +64,8 @@ class DenoiserNaming:
         found = atoms_of(name, shape)
         if side == self._side or self._parts.keys().isdisjoint(found.names):
             return found
-        return found._replace(names=tuple(part for atom in found.names for part in self._divide(atom)))
-
-    def _divide(self, atom: str) -> list[str]:
-        return [_atom(atom, str(part)) for part in range(self._parts[atom])] or [atom]
+        parts = ([_atom(atom, str(n)) for n in range(self._parts[atom])] or [atom] for atom in found.names)
+        return found._replace(names=tuple(chain.from_iterable(parts)))
 
     def is_dropped(self, name: str) -> bool:
         """Return whether diffusers' model lacks this tensor of the authors."""
@@ -85,15 +84,11 @@ def naming_between(original: Collection[str], quantized: Collection[str]) -> Den
         others = {atom for name in sides[1 - side] for atom in atoms_of(name, ()).names} if families else set()
         for family in families:
             held = find_held(family, names)
-            n = sum(_is_in(others, row) for row in held.values())
+            pieces = ([_atom(piece.partition(":")[0]) for piece in row.pieces] for row in held.values())
+            n = sum(bool(atoms) and others.issuperset(atoms) for atoms in pieces)
             if n > most:
                 best, most = DenoiserNaming(side, held), n
     return best
-
-
-def _is_in(atoms: Collection[str], held: Held) -> bool:
-    """Return whether all parameters of a row are among the atoms of the other side."""
-    return bool(held.pieces) and all(_atom(piece.partition(":")[0]) in atoms for piece in held.pieces)
 
 
 def _find_families(names: Iterable[str]) -> list[Family]:
@@ -126,7 +121,7 @@ def families() -> tuple[Family, ...]:
 
 
 def find_held(family: Family, names: Iterable[str]) -> dict[str, Held]:
-    """Return what the tensors of a checkpoint hold, by those of its names that are in the table of the family."""
+    """Return what the tensors of a checkpoint hold, by name; only names in the table of the family count."""
     bare = {name: _without_prefix(name) for name in names}
     last = _find_last_blocks(bare.values())
     found = ((name, _look_up(family, short, last)) for name, short in bare.items())

@@ -1,6 +1,6 @@
 """The GGUF names of an original's tensors, by architecture.
 
-The names are in gguf_names.json beside this file, which tests/make_gguf_names.py makes from the gguf package.
+The names are in gguf_names.json in this folder, which tests/make_gguf_names.py makes from the gguf package.
 
 Reference: ggml-org/llama.cpp (in llama-cpp-python 0.3.36) gguf-py/gguf/tensor_mapping.py, constants.py.
 """

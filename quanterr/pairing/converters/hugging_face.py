@@ -7,7 +7,7 @@ Conv1D.
 
 from collections.abc import Collection
 
-# Rows of gate and up alternate in the fused weight of all experts; elsewhere those of up follow those of gate.
+# Rows of gate and up alternate in the fused weight of all experts; elsewhere the rows of up follow the rows of gate.
 ALTERNATING = frozenset({"gpt_oss", "openai_privacy_filter"})
 # Stacks of experts are [experts, in, out]; elsewhere they are [experts, out, in].
 INPUTS_FIRST = frozenset(

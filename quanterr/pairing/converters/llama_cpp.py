@@ -94,7 +94,7 @@ RENAMED: Mapping[str, tuple[tuple[re.Pattern[str], str], ...]] = {
         (re.compile(r"vision_tower\.((?:embeddings|pre_layrnorm)\b.*)"), r"vision_tower.vision_model.\1"),
     )
 }
-LIMITS = re.compile(r"(.*)(\.(?:in|out)put_(?:min|max))")  # of activations, beside a layer
+LIMITS = re.compile(r"(.*)(\.(?:in|out)put_(?:min|max))")  # limits of a layer's activations
 MERGERS = re.compile(r"(.*\.deepstack_merger_list\.)(\d+)(\..*)")
 MERGED_BLOCKS = "clip.vision.is_deepstack_layers"  # for each block, whether a merger follows it
 # Tensors of towers and projectors, by their name in the original: the converter writes them to a file of their own.
@@ -103,7 +103,7 @@ TOWERS = re.compile(
     r"|.*(visual\.|vision\.|audio\.|talker\.|vision_|audio_|token2wav\.|code2wav\.|projector\.|pre_mm_projector_norm|"
     r"image_newline|view_seperator|patch_embed|patch_merger\.|patch_merge_mlp\.|model\.connector\.).*"
 )
-# What no GGUF file of an encoder has: layers behind the last block that embeddings do not need.
+# Embeddings do not need the layers after the last block, so no GGUF file of an encoder has them.
 ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "modern-bert", "jina-bert-v2", "jina-bert-v3"})
 LEFT_OUT = re.compile(
     r"(.*\.)?(pooler\.dense|cls\.predictions|cls\.seq_relationship|position_ids|mlp\.experts\.bias).*"
@@ -177,7 +177,7 @@ NEGATED = TILED | frozenset(
 
 
 class Model(NamedTuple):
-    """What a GGUF file says of a block of the model."""
+    """A block of the model as a GGUF file describes it."""
 
     metadata: GgufMetadata
     block: int
@@ -240,7 +240,7 @@ def _pair_rows(rows: int, heads: int | None) -> Order | None:
 
 
 def _pair_fused(model: Model, rows: int) -> Order | None:
-    """Return the order of q, k and v in one tensor: those of q and k are in pairs."""
+    """Return the order of q, k and v in one tensor, where the rows of q and k are in pairs."""
     heads, kv_heads = model.metadata.heads(model.block) or 0, model.metadata.kv_heads(model.block) or 0
     head = rows // (heads + 2 * kv_heads) if heads else 0
     if not head or head % 2 or rows != head * (heads + 2 * kv_heads):
@@ -262,7 +262,7 @@ def _tile_values(model: Model, rows: int) -> Order | None:
 
 
 def _tile_below_keys(model: Model, rows: int) -> Order | None:
-    """Return the order of queries, keys and values in one tensor, of which the values are tiled."""
+    """Return the order of queries, keys and values in one tensor, where the values are tiled."""
     size = model.number("ssm.inner_size")
     values = _tile_values(model, size) if size < rows else None
     return values and join_orders(rows - size, values)

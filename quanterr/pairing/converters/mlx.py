@@ -17,9 +17,9 @@ from quanterr.util.strict_json import JsonFields
 PLUS_ONE = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"})
 SHIFTED = re.compile(r"(.*\.)?(input_layernorm|post_attention_layernorm|norm|[qk]_norm)")
 NOT_SHIFTED = re.compile(r".*linear_attn\.norm")
-# step3p5 is left out: whether its norms were shifted cannot be told from its names (mlx_lm/models/step3p5.py).
+# step3p5 is left out: its names do not show whether its norms were shifted (mlx_lm/models/step3p5.py).
 
-# What mlx-lm, which computes with language models alone, leaves out: towers, and layers that predict further tokens.
+# mlx-lm computes with the language model alone and leaves out towers, and layers that predict further tokens.
 LEFT_OUT = re.compile(r"(.*\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|mtp)\..*")
 FALCON_H1 = frozenset({"falcon_h1"})
 # Weights that are multiplied by numbers of the configuration: the last word of the path → the change.

@@ -45,7 +45,7 @@ def grid(outer: int, inner: int, unit: int = 1, columns: bool = False) -> Order:
 
 @cache
 def join_orders(*parts: Order | int) -> Order:
-    """Return the order of parts that follow each other, of which a number stands for as many rows that keep theirs.
+    """Return the order of parts that follow each other; a number stands for that many rows that keep their places.
 
     No part is repeated: together they are one run.
     """
