@@ -19,7 +19,9 @@ from support.stored import pair
 
 import quanterr
 from quanterr.documents.diff.base import SAME_DB, Difference, format_sizes
+from quanterr.documents.diff.changes import CHANGES
 from quanterr.documents.diff.making import diff_reports as diff
+from quanterr.documents.kinds import KINDS
 from quanterr.errors import Status, UsageError
 from quanterr.outputs.markdown import format_prose
 from quanterr.outputs.sections import TERMINAL
@@ -287,3 +289,7 @@ class TestCommand:
 def test_negligible_size_change_has_no_minus_sign():
     assert "97.66 KiB -> 97.66 KiB (+0.00 %)" == format_sizes(100_001, 100_000)
     assert "100.00 KiB -> 75.00 KiB (-25.00 %)" == format_sizes(102_400, 76_800)
+
+
+def test_every_document_but_reports_has_a_row_of_changes():
+    assert {kind.name.lower() for kind in KINDS.values()} == {"report", *CHANGES}

@@ -142,7 +142,7 @@ def cut_at_knee(found: Sequence[KeptLayer]) -> list[KeptLayer]:
 def choose_few(ordered: Sequence[KeptLayer], error: float, nbytes: int) -> list[KeptLayer]:
     """Return a few layers that cause most of the error and cost little to keep; empty if there are none.
 
-    The choice ends where another layer would gain less than its share of the bytes, as in kneeOf (keep.js of pages).
+    The choice ends where another layer would gain less than its share of the bytes.
 
     Args:
         ordered: layers from :func:`order_by_worth`.

@@ -16,6 +16,7 @@ from quanterr.documents.comparison.kept_layers import DTYPES, list_keepable, ord
 from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.layers import sort_layers
 from quanterr.documents.comparison.model import Report
+from quanterr.documents.comparison.summary import propose_kept
 from quanterr.documents.comparison.values import LAYER_METRICS
 from quanterr.metrics import PREDICTED
 from quanterr.metrics.scores import Score, list_columns
@@ -134,6 +135,7 @@ def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
         "rows": [rows[layer.name] for layer in ordered],
         "shares": [round_digits(layer.error / total, MORE_DIGITS) for layer in ordered],
         "added": [layer.added for layer in ordered],
+        "proposed": len(propose_kept(report)[0]),
         "bytes": report.quantized.bytes,
         "snr_db": report.aggregate.overall_snr_db,
         "dtype": dtypes.pop() if len(dtypes) == 1 else None,

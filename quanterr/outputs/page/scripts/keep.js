@@ -1,11 +1,6 @@
 // Layers to keep unquantized: the error that the first n of them remove, and their cost in bytes.
 
 const CURVE = { height: 180, side: 8, top: 8, bottom: 20 }; // pixels
-// The default selection: at most FIRST layers, adding at most this share of the file's bytes.
-const FIRST = 10;
-const LITTLE = 0.1;
-const LEAST_GAIN = 0.01; // more layers must gain this share of the error beyond their share of the bytes
-const WORTHWHILE = 0.1; // share of the error that these layers must make beyond their share of the bytes
 
 /** Return the layers at the first n rows in the words of a program: a list, or a complete command (kept_commands.py). */
 function writeList(words, layers, keep, n) {
@@ -17,14 +12,6 @@ function writeList(words, layers, keep, n) {
     return words.word.replace(/\{(\w+)\}/g, (_, part) => parts[part]);
   });
   return words.start + list.join(words.between) + words.end;
-}
-
-/** Return the knee of the curve, after which more layers gain least for their bytes; 0 if there is none worth a change. */
-function kneeOf(left, added, allowed) {
-  const most = added.at(-1) || 1;
-  const above = left.slice(0, allowed + 1).map((share, n) => 1 - share - added[n] / most);
-  const best = Math.max(...above);
-  return best < WORTHWHILE ? 0 : above.findIndex((gain) => gain >= best - LEAST_GAIN);
 }
 
 function escapeRegex(name) {
@@ -68,8 +55,7 @@ function showKeep(layers, keep, pick) {
     "Names longer than 200 characters are cut.",
   ];
   byId("keep-note").textContent = layers.name.some((name) => name.length >= 200) ? notes.join(" ") : notes[0];
-  const cheap = added.findLastIndex((bytes) => bytes <= LITTLE * keep.bytes);
-  range.value = `${kneeOf(left, added, Math.min(FIRST, Math.max(cheap, 1)))}`;
+  range.value = `${keep.proposed}`;
   show();
 }
 
