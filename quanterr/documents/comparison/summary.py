@@ -24,12 +24,12 @@ def _judge(report: Report) -> Iterator[str]:
     if not report.layers or report.verdict == "inconclusive":
         return
     if is_faultless(report):
-        yield "Nothing needs to be done: no few layers make most of the error, and no format has more than usual"
+        yield "Nothing needs to be done: no format has more error than usual, and keeping layers would gain little"
         return
     kept, total = propose_kept(report)
     if not kept:
         if len(report.layers) > 1:
-            yield "No few layers make most of the error: keeping some unquantized would gain little"
+            yield "Keeping a few layers unquantized would gain little for their size"
         return
     left = max(1 - fsum(layer.error for layer in kept) / total, 0.0)
     added = sum(layer.added for layer in kept)
@@ -48,7 +48,7 @@ def _judge(report: Report) -> Iterator[str]:
 
 
 def is_faultless(report: Report) -> bool:
-    """Return True if nothing needs to be done: nothing is doubtful or low, and no few layers make most of the error."""
+    """Return True if nothing needs to be done: nothing is doubtful or low, and no layer is worth keeping."""
     for name, found in report.groups.get("format", {}).items():
         usual = report.formats[name].usual_snr_db if name in report.formats else None
         if usual and found.overall_snr_db is not None and found.overall_snr_db < usual[0]:
