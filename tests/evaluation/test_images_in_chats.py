@@ -1,6 +1,7 @@
 """Models that see images: their text and conversations with images, compared with plain transformers."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,11 @@ def divergences(original: Path, plain: Path, ids: Tensor, **more: Tensor) -> Ten
         for path in (original, plain):
             model = auto.from_pretrained(path, dtype=torch.float64).eval()
             given = {key: value.double() if value.is_floating_point() else value for key, value in more.items()}
-            logits.append(model(input_ids=ids, use_cache=False, **given).logits[0].log_softmax(-1))
+            logits.append(
+                model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **given)
+                .logits[0]
+                .log_softmax(-1)
+            )
     log_p, log_q = logits
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
@@ -235,7 +240,9 @@ def projector(original: Path, path: Path) -> dict[str, Tensor]:
         writer.add_uint32(f"clip.vision.{key}", number)
     for name, x in stored(original).items():
         if "language_model" not in name:
-            old = name.replace("vision_tower.", "vision_tower.vision_model.")  # the name before transformers 5
+            old = re.sub(
+                r"vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name
+            )  # as before transformers 5
             own = table.get_name(old, (".weight", ".bias"))
             values[name] = x.half().float() if x.dim() > 1 else x
             writer.add_tensor(own, values[name].half().numpy() if x.dim() > 1 else x.numpy())

@@ -1,5 +1,6 @@
 """Transcripts, and conversations with sounds, score as in plain transformers."""
 
+import inspect
 import json
 import math
 import wave
@@ -21,6 +22,8 @@ transformers = pytest.importorskip(
     "transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")'
 )
 pytest.importorskip("soundfile", reason="soundfile is not installed")
+if "backend" not in inspect.signature(transformers.audio_utils.load_audio).parameters:
+    pytest.skip("this version of transformers reads sounds by librosa", allow_module_level=True)
 RATE, FRAMES, BANDS = 16000, 100, 8  # samples per second; the encoder's frames and bands of one second
 HEARD, START = 80, 28  # tokens: of a frame, and the first of a transcript
 TEXT = {

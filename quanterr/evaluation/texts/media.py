@@ -38,7 +38,7 @@ class _Medium(NamedTuple):
 
 _MEDIA = {
     "image": _Medium("image_processor", _read_image, "pillow"),
-    "audio": _Medium("feature_extractor", _read_sound, "soundfile soxr"),
+    "audio": _Medium("feature_extractor", _read_sound, "soundfile soxr (an older transformers: librosa)"),
 }
 
 
