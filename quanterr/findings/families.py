@@ -50,9 +50,11 @@ FAMILIES = (
     _make_family("AWQ", "awq_gemm awq_gemv awq_gemv_fast awq_marlin", "awq awq_marlin", "qweight"),
     _make_family(
         "compressed-tensors",
-        "ct_pack ct_int ct_nvfp4 ct_mxfp4 ct_mxfp6 ct_marlin24 ct_sparse_bitmask ct_sparse24_bitmask",
+        "ct_pack ct_nvfp4 ct_mxfp4 ct_mxfp6 ct_marlin24 ct_sparse_bitmask ct_sparse24_bitmask",
         "compressed-tensors compressed_tensors sparseml nvfp4",
     ),
+    # INT8 with a scale: vllm-project/vllm model_executor/layers/quantization/quark/quark.py QuarkW8A8Int8.
+    _make_family("compressed-tensors", "ct_int", "compressed-tensors compressed_tensors sparseml quark"),
     _make_family(MLX, "mlx_affine mlx_mxfp4 mlx_nvfp4 mlx_mxfp8"),
     _make_family("scaled codes", "fp8_tensor fp8_row fp8_block int8_tensor int8_row int8_block mxfp8 nvfp4"),
     _make_family("MXFP4 of gpt-oss", "gpt_oss_mxfp4", "mxfp4 gpt_oss_mxfp4 quark modelopt"),

@@ -26,6 +26,7 @@ CASES = {
     "gptq": "gptq/gptq_v1_w8_g128_sym",
     "awq": "awq_gemm/awq_gemm_g128",
     "fp8": "fp8_row/ct_fp8_channel.safetensors",
+    "int8": "ct_int/handmade_order",
 }
 SHAPES = {"q": (64, 64), "k": (32, 64), "v": (32, 64), "o": (64, 64)}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -165,6 +166,8 @@ class TestMethods:
             ("gptq", "auto-round", None),
             ("awq", "intel/auto-round", None),
             ("fp8", "auto-round", None),
+            ("int8", "quark", None),
+            ("int8", "gptq", "error"),
         ],
     )
     def test_unsuitable_method_is_reported(self, tmp_path, stored, method, severity):

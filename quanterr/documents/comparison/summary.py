@@ -42,8 +42,8 @@ def _judge(report: Report) -> Iterator[str]:
         snr = f", SNR {format_db(before)} -> {format_db(before - 10 * log10(left))} dB"
     yield (
         f"{count(len(kept), 'layer')} {makes} {format_percent(1 - left)} of the error; kept "
-        f"{f'in {dtype}' if dtype else 'as in the original'}, the file grows by "
-        f"{format_percent(added / max(report.quantized.bytes, 1))} ({size(added)}){snr}"
+        f"{f'in {dtype}' if dtype else 'as in the original'}, the file {'shrinks' if added < 0 else 'grows'} by "
+        f"{format_percent(abs(added) / max(report.quantized.bytes, 1))} ({size(abs(added))}){snr}"
     )
 
 

@@ -63,11 +63,12 @@ function showKeep(layers, keep, pick) {
 function answerOf(layers, keep, n, left, added, pick) {
   if (!n) return ["No layer kept. If few layers made most of the error, they would be proposed here."];
   const error = `${Number((100 * (1 - left)).toPrecision(3))} %`;
-  const bytes = Number(((100 * added) / keep.bytes).toPrecision(3));
+  const bytes = Number(((100 * Math.abs(added)) / keep.bytes).toPrecision(3));
+  const grows = added < 0 ? "shrinks" : "grows";
   const snr = keep.snr_db === null || left <= 1e-9 ? "" : `, SNR ${keep.snr_db.toFixed(2)} → ${(keep.snr_db - 10 * Math.log10(left)).toFixed(2)} dB`;
   const kept = keep.dtype ? ` in ${keep.dtype}` : " as in the original";
   const makes = n === 1 ? "makes" : "make";
-  const text = `${formatCount(n, "layer")} ${makes} ${error} of the error. Kept${kept}, the file grows by ${bytes} % (${bytesText(added)})${snr}. `;
+  const text = `${formatCount(n, "layer")} ${makes} ${error} of the error. Kept${kept}, the file ${grows} by ${bytes} % (${bytesText(Math.abs(added))})${snr}. `;
   const button = element("button", { type: "button" }, n === 1 ? "Show it" : "Show them");
   button.addEventListener("click", () => pick(`the ${n} to keep`, keep.rows.slice(0, n)));
   return [text, button];
