@@ -154,7 +154,7 @@ def recipes() -> str:
 
 
 def scores() -> str:
-    """One line for each number that readers see of rankings, evaluations, plans, inspections and images."""
+    """Return a table of the numbers that readers see of rankings, evaluations, plans, inspections and images."""
     from quanterr.documents.kinds import KINDS
 
     rows = ["| of | number | shown as | better |", "|---|---|---|---|"]

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def instance(n: int) -> list[list[KnapsackItem]]:
-    """Layers of different sizes and sensitivities."""
+    """Return layers of different sizes and sensitivities."""
     made = random.Random(1)
     groups = []
     for _ in range(n):

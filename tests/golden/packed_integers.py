@@ -84,7 +84,7 @@ UNPACKED = {"ct_marlin24", "modelopt_int4_blockwise"}
 
 
 def every(fixture: Callable[[str], Any]) -> Iterator[Golden]:
-    """All cases; ``fixture`` opens the fixture of that name."""
+    """Yield all cases; ``fixture`` opens the fixture of that name."""
     for format, name, layers in CASES:
         opened = fixture(f"llm/{name}")
         stored, values = {}, {}
@@ -101,7 +101,7 @@ def every(fixture: Callable[[str], Any]) -> Iterator[Golden]:
 
 
 def cut(opened: Any, layer: Layer) -> tuple[Tensors, Tensors]:
-    """The stored tensors and the values of a layer, cut."""
+    """Return the stored tensors and the values of a layer, cut."""
     stored = {}
     for name, tensor in opened.tensors.items():
         part = name.removeprefix(layer.name + ".")
@@ -122,7 +122,7 @@ RNG = np.random.default_rng(20250102)
 
 
 def by_hand() -> Iterator[Golden]:
-    """What no fixture has."""
+    """Yield cases that no fixture has."""
     order = RNG.permutation(96) // 32
     for case, how, made in (
         (

@@ -42,7 +42,7 @@ TO = ["int4_g32,int8_channel,fp8_row"]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Two blocks whose layers have numbers of very different sizes."""
+    """Yield two blocks whose layers have numbers of very different sizes."""
     tensors = {name: numbers(32, 128, seed=n).float() * 3**n for n, name in enumerate(LAYERS)}
     tensors["model.norm.weight"] = numbers(64, seed=9)
     with open_checkpoint(store(tmp_path_factory.mktemp("plan") / "x.safetensors", tensors)) as checkpoint:

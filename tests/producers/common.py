@@ -1,4 +1,4 @@
-"""What the scripts of all producers share: which models and settings are made, where, and what is noted of each."""
+"""Shared by the scripts of all producers: the choice of models and settings, and the record of each result."""
 
 import importlib.metadata
 import json
@@ -21,7 +21,7 @@ Quantize = Callable[[Path, Any, Path], Mapping[str, Tensor]]
 
 
 def loader(model: Path) -> Any:
-    """The class that loads a model of models.py."""
+    """Return the class that loads a model of models.py."""
     import transformers
 
     if model.name == "flux":
@@ -32,9 +32,9 @@ def loader(model: Path) -> Any:
 
 
 def run(package: str, settings: Mapping[str, Any], quantize: Quantize, simulated: bool = False) -> None:
-    """python SCRIPT MODELS OUT [SETTING ...]: each model of a folder in each setting.
+    """Run python SCRIPT MODELS OUT [SETTING ...]: quantize each model of a folder in each setting.
 
-    ``simulated``: the values are those before they were written, for the library cannot read what it writes.
+    With ``simulated``, the values are those before writing, as the library cannot read what it writes.
     """
     models, out, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(settings)
     made = []

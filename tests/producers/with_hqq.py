@@ -14,7 +14,7 @@ SETTINGS = {f"{bits} bits": {"nbits": bits, "group_size": 64} for bits in (8, 4,
 
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
-    """In float32; what its modules dequantize to."""
+    """Quantize in float32; return the values that HQQ's modules dequantize."""
     made = loader(model).from_pretrained(model, dtype=torch.float32)
     config = BaseQuantizeConfig(**{"axis": 1, **setting})
     AutoHQQHFModel.quantize_model(made, quant_config=config, compute_dtype=torch.float32, device="cpu")

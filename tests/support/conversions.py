@@ -47,15 +47,15 @@ class Conversion:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the converter writes GGUF."""
+        """True if the converter writes GGUF."""
         return self.converter.startswith("llama.cpp")
 
 
 @dataclass(frozen=True)
 class Made:
-    """Folders with both sides, what their library reads of each stored tensor, and Σx² and Σe².
+    """Folders of both sides, the library's values of each stored tensor, and Σx² and Σe².
 
-    x is what the tensor stands for, x + e what is read.
+    The stored tensor stands for x; the library reads x + e.
     """
 
     original: Path

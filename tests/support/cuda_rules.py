@@ -56,7 +56,10 @@ def check_places(name, args, on_device, on_host, written):
 
 
 def check_indexing(name, args, on_device, on_host):
-    """Indices may be on the host; what is indexed must be on the device, and so must what is put, but for a number."""
+    """Allow indices on the host.
+
+    The indexed tensor and the new values must be on the device, apart from single numbers.
+    """
     target, numbers = args[0], args[2:3] if "put" in name else ()
     strange = [value for value in numbers if _has(on_host, value) and value.dim()]
     if not _has(on_device, target) or strange:
