@@ -60,7 +60,7 @@ def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
 def report_absent_scales(weights: Mapping[str, str], is_calibrated: bool) -> Iterator[Finding]:
     """Report declared static scales of inputs that are not stored.
 
-    ``weights`` maps names of weights to their missing tensors; ``is_calibrated`` tells whether other weights have a
+    ``weights`` maps names of weights to their missing tensors; ``is_calibrated`` states whether other weights have a
     scale.
     """
     if weights:
@@ -182,7 +182,7 @@ def _is_extreme(scales: ScaleStatistics) -> bool:
 
 
 def _entries_of_weights(plan: Pairing, side: str) -> list[Entry]:
-    """Return the tensors stored beside the weights of a side."""
+    """Return the tensors stored with the weights of a side."""
     return [entry for pair in plan.pairs for entry in pair.consumed[SIDES.index(side)]]
 
 

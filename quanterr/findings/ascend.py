@@ -20,7 +20,7 @@ REMEDY = f"put the {ASCEND_CONFIG} that the quantizer wrote back beside the weig
 
 
 def check_description(description: JsonFields, weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report weights that are stored otherwise than the description says, those with the same fault together."""
+    """Report weights whose storage contradicts the description, one finding for each kind of fault."""
     found: dict[str, list[str]] = {}
     for weight in weights:
         if problem := _compare(description.get(weight.codes.name), weight):

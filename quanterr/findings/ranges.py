@@ -27,9 +27,9 @@ from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import Workspace
 
 SAMPLED = 128  # rows of a weight that are read, at most
-NORM = "input_layernorm"  # the norm of each block that tells
+NORM = "input_layernorm"  # the norm of each block that bounds the inputs
 ROTATED = sqrt(2)  # rotary positions lengthen an element of a pair by this, at most
-# Beside one of these, the norm's output is no input of the block's weights.
+# In a block with one of these, the norm's output does not go to the block's weights.
 NOT_BEFORE = {"post_attention_layernorm": ("pre_feedforward_layernorm", "post_feedforward_layernorm")}
 LARGEST = {"F8_E4M3": 448.0, "F8_E5M2": 448.0, "I8": 127.0}  # dtype of codes → largest code of inputs
 LARGEST_NVFP4 = 2688.0  # of inputs in NVFP4: 448 · 6

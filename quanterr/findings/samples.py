@@ -1,4 +1,4 @@
-"""Diagnosis of the worst weights: the repair that corrects a sample says what is wrong.
+"""Diagnosis of the worst weights: the repair that corrects a sample shows the fault.
 
 Valid weights are never read again; of a few doubtful weights, only the first rows are.
 """
