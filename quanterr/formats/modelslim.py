@@ -104,7 +104,7 @@ def fit_bytes(parts: Parts) -> Weight | None:
     if parts.get("deq_scale"):
         _check_deq_scale(parts, rows)
     elif not scale:
-        raise FormatMismatch(f"its weight_scale is missing, without which {offset} says nothing")
+        raise FormatMismatch(f"its weight_scale is missing, without which {offset} means nothing")
     bits, declared = _find_bits(parts)
     if bits == 4:
         _check_four_bits(codes, declared)

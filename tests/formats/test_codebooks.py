@@ -347,7 +347,7 @@ class TestRefused:
         stored, values = golden(case)
         stored["a.comfy_quant"] = label(format="float8_e4m3fn")
 
-        assert "comfy_quant tensor says float8_e4m3fn, but its tensors have the layout of" in refusal(
+        assert "comfy_quant tensor declares float8_e4m3fn, but its tensors have the layout of" in refusal(
             tmp_path, stored, values
         )
 

@@ -191,7 +191,7 @@ REFUSED = {
     "asym_w4a8_int8, labelled otherwise": (
         w4a8(**{"a.comfy_quant": label(format="int8_tensorwise")}),
         (4, 64),
-        "comfy_quant tensor says int8_tensorwise, but the codes are I8 [4, 32]",
+        "comfy_quant tensor declares int8_tensorwise, but the codes are I8 [4, 32]",
     ),
     "awq_w4a16, scales in rows": (
         awq(**{"a.weight_scale": torch.ones(4, 2), "a.weight_zero": torch.ones(4, 2)}),
@@ -345,7 +345,8 @@ class TestDoubts:
         said = label(format="awq_w4a16", group_size=32)
         weight = recognized(tmp_path, awq(**{"a.comfy_quant": said}), (4, 128))
 
-        assert ("the comfy_quant tensor says group_size 32, the shapes 64; the shapes were used",) == weight.warnings
+        warning = "the comfy_quant tensor declares group_size 32, the shapes 64; the shapes were used"
+        assert (warning,) == weight.warnings
 
     def test_header_contradicted_by_nunchaku_scales_is_doubted(self, tmp_path):
         config = {"quantization_config": json.dumps({"method": "svdquant", "weight": {"dtype": "fp4_e2m1_all"}})}
