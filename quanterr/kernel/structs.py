@@ -60,7 +60,7 @@ def read_fields(name: str, **structs: type[ctypes.Structure]) -> list[tuple[str,
     """Return the fields of a struct; ``structs`` are those that it contains, by name.
 
     Raises:
-        ValueError: a declaration is none of those that the header's first comment allows.
+        ValueError: the header's first comment does not allow a declaration.
     """
     known = SCALARS | structs
     declarations = filter(None, map(str.strip, _read_structs()[name].split(";")))
