@@ -121,7 +121,7 @@ class _Vocabulary:
         """Return the pairs that are joined, the most urgent first."""
         pairs = [merge.split(" ") for merge in self._texts("merges")]
         if odd := next((pair for pair in pairs if len(pair) != 2), None):
-            raise ValueError(f"{START}ggml.merges has {display(' '.join(odd))}, which is no pair")
+            raise ValueError(f"{START}ggml.merges has {display(' '.join(odd))}, which is not a pair")
         return pairs
 
     def special(self, id_key: str) -> str | None:
