@@ -1,4 +1,4 @@
-"""How fast is `quanterr compare`, beside the comparison that people write and beside plain reading?
+"""How fast is `quanterr compare`, compared with a script that people write and with plain reading?
 
     python tests/bench/bench.py [--folder .bench] [--runs 3] [--layers 16] [--small 50000] [--device cpu]
 

@@ -34,7 +34,7 @@ COLUMNS = (
     *("recipe", "bits", "weight SNR dB", "output error", "KLD", "predicted KLD", "predicted ÷ measured", "PPL"),
     "same top token",
 )
-HELD_OUT = 0.1  # of the text
+HELD_OUT = 0.1  # share of the text
 SEED = 0
 RECIPES = ("fp8_tensor", "fp8_row", "int8_g64", "int6_g64", "int5_g32", "int4_g32", "int4_g64", "int3_g32")
 PLANNED = ("int2_g32", "int3_g64", "int3_g32", "int4_g64", "int4_g32", "int5_g64", "int6_g64", "int8_g64")

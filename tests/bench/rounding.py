@@ -1,4 +1,4 @@
-"""What the rounding of inputs, keys and values costs, on a small model: divergence by scheme.
+"""The cost of rounding inputs, keys and values of a small model: divergence by scheme.
 
 python tests/bench/rounding.py [FOLDER] [--chunks 12] [--context 512]
 

@@ -1,4 +1,4 @@
-"""Several processes, journals and stores: what they cost beside one process and files that are here.
+"""The cost of several processes, journals and stores, compared with one process and local files.
 
     python tests/bench/scale.py [--folder .bench] [--layers 16]
 

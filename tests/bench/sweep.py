@@ -1,4 +1,4 @@
-"""How fast is `quanterr sweep` beside a comparison, and the knapsack of `plan`.
+"""The speed of `quanterr sweep`, compared with a comparison, and of the knapsack of `plan`.
 
 python tests/bench/sweep.py [--folder .bench] [--layers 16]
 """

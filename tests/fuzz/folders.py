@@ -1,4 +1,4 @@
-"""Folders: an index beside its shards, what a checkpoint says of its own layers, and whole comparisons.
+"""Folders: an index next to its shards, a checkpoint's declarations about its layers, and whole comparisons.
 
 An input of more than one file is an uncompressed zip of them, so that a saved one can be unpacked and looked at.
 """

@@ -231,7 +231,7 @@ def check(raw: bytes) -> str:
         field = reader.fields[key]
         told = bytes(field.parts[-1]).decode(errors="replace") if isinstance(value, str) else field.contents()
         same = list(value) == told if isinstance(value, tuple) else value == told or value != value
-        require(same, f"{key!a} is {value!a}, the library says {told!a}")
+        require(same, f"{key!a} is {value!a}, the library reads {told!a}")
     return "taken"
 
 

@@ -65,7 +65,7 @@ def run(target: Target, n: int, first: int, jobs: int, limits: Limits, saved: Pa
 
 
 class _Worker:
-    """A range of inputs in a process; another takes over behind an input that ended it."""
+    """A range of inputs in a process; another process continues after an input that ended it."""
 
     def __init__(self, target: Target, first: int, stop: int, limits: Limits, saved: Path) -> None:
         self.target, self.first, self.stop, self.limits, self.saved = target, first, stop, limits, saved

@@ -121,7 +121,7 @@ def check(raw: bytes) -> str:
         name: (held["dtype"], held["shape"], bytes(held["data"])) for name, held in safetensors.deserialize(raw)
     }
     require(found == expected, f"read {found!a:.2000}, the library {expected!a:.2000}")
-    require(all(isinstance(text, str) for text in metadata.values()), "metadata that is no text")
+    require(all(isinstance(text, str) for text in metadata.values()), "metadata that is not text")
     length = int.from_bytes(raw[:8], "little")
     require(metadata == (json.loads(raw[8 : 8 + length]).get("__metadata__") or {}), f"metadata {metadata!a}")
     return "taken"

@@ -12,7 +12,7 @@ from diffusion import Arrays, Made, f32
 RNG = np.random.default_rng(20250901)
 F16 = np.float16
 EMBEDDING = ("embedding_quantized", "embedding_scale")
-SUMS = "1e-6"  # of sums of hundreds of numbers, which have no fixed order
+SUMS = "1e-6"  # tolerance of sums of hundreds of numbers in any order
 
 
 def every() -> Iterator[Made]:

@@ -54,7 +54,7 @@ class Case(NamedTuple):
     fixture: str  # folder in the fixtures
     pieces: tuple[Piece, ...]
     zeros: str | None = None  # why its producer knows no negative zero
-    tolerance: str | None = None  # of the largest value, where its producer's last bits are those of one machine
+    tolerance: str | None = None  # relative to the largest value, if the last bits depend on the producer's machine
 
     @property
     def name(self) -> str:
@@ -216,7 +216,7 @@ class Fixture:
             read = f"{about['how']}; read by {about['dequantized_from']}"
         else:
             made, read = about["writer"], f"{about.get('command', '')}; read by {about['reference']}"
-        exact = {} if about.get("reference_exact", True) else {"tolerance": "1e-6"}  # of the largest value
+        exact = {} if about.get("reference_exact", True) else {"tolerance": "1e-6"}  # relative to the largest value
         return {"producer": made.replace("hand-derived -", "hand-made"), "made_by": read} | exact
 
     def cut(self, piece: Piece) -> tuple[Tensors, Tensors]:

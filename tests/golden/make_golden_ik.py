@@ -39,7 +39,7 @@ HOW = {
     "random": "blocks of random bytes, with scales as those of weights",
     "odd": "blocks of random bytes, with scales of all kinds",
 }
-# A scale that is no number, and one that is.
+# A scale that is NaN, and one that is a number.
 ODD = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (1e-30, -1e-20, 1e30, 1))
 ODD_HALVES = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (6e-8, -6e-5, 65504, 1))
 
@@ -94,7 +94,7 @@ class Library:
 
     def dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
         """Return values, float32 (rows, cols). The library reads interleaved rows together."""
-        if kind in ("IQ1_BN", "IQ2_BN"):  # these functions do not know heads, by which kernels multiply
+        if kind in ("IQ1_BN", "IQ2_BN"):  # these functions ignore the head of a row, which kernels multiply by
             head = OF_NAME[kind].head
             d = stored[:, :head].copy().view(np.float16 if head == 2 else np.float32).astype(np.float32)
             return d * self._dequantize(kind, stored[:, head:], cols)

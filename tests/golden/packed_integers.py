@@ -33,7 +33,7 @@ class Golden(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer of a fixture; ``cut`` says where a part, or its values (""), are cut."""
+    """A layer of a fixture; ``cut`` maps each part, or "" for the values, to the ends of its axes."""
 
     name: str
     cut: dict[str, Ends] = WHOLE

@@ -436,13 +436,13 @@ ORIGINALS = {
     "gemma3_text": Original(
         "Gemma3ForCausalLM", WIDE | {"sliding_window": 8, "tie_word_embeddings": True}, files=TOKENIZER, **MLX
     ),
-    "gemma4": Original(  # as 31B: full attention has one matrix for keys and values
+    "gemma4": Original(  # like 31B: full attention has one matrix for keys and values
         "Gemma4ForConditionalGeneration",
         GEMMA4 | {"text_config": GEMMA4_TEXT | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}},
         files=TOKENIZER,
         **MLX,
     ),
-    "gemma4_moe": Original(  # as 26B-A4B
+    "gemma4_moe": Original(  # like 26B-A4B
         "Gemma4ForConditionalGeneration",
         GEMMA4
         | {
@@ -453,7 +453,7 @@ ORIGINALS = {
         files=TOKENIZER,
         **MLX,
     ),
-    "gemma4_per_layer": Original(  # as E2B: embeddings of each layer, the last layers use others' keys and values
+    "gemma4_per_layer": Original(  # like E2B: each layer has embeddings; the last layers use others' keys and values
         "Gemma4ForConditionalGeneration",
         GEMMA4
         | {
@@ -857,7 +857,7 @@ ORIGINALS = {
         },
         files=IMAGES,
     ),
-    "deepseek_v2": Original(  # as V2 Lite
+    "deepseek_v2": Original(  # like V2 Lite
         "DeepseekV2ForCausalLM", MLA | {"q_lora_rank": None, "topk_method": "greedy", "n_shared_experts": 2}
     ),
     "deepseek_v32": Original(

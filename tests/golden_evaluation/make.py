@@ -1,4 +1,4 @@
-"""A small Llama, its Q4_0 by llama.cpp, and what llama-perplexity says of both.
+"""A small Llama, its Q4_0 by llama.cpp, and llama-perplexity's numbers for both.
 
 python tests/golden_evaluation/make.py LLAMA_CPP     a checkout with build/bin/llama-quantize and llama-perplexity
 

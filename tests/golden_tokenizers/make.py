@@ -91,7 +91,7 @@ def as_str(item: Any) -> Any:
 
 
 def byte_level(words: Any, normalizer: Any = None, **model: Any) -> Tokenizer:
-    """Train a tokenizer that joins bytes; one of its tokens is no join of others."""
+    """Train a tokenizer that joins bytes; one of its tokens is not a join of others."""
     tokenizer = Tokenizer(models.BPE(**model))
     tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
     if normalizer is not None:

@@ -1,4 +1,4 @@
-"""A small Llama whose inputs compressed-tensors rotates while it runs, and what compressed-tensors computes with it.
+"""A small Llama whose inputs compressed-tensors rotates while it runs, and its outputs by compressed-tensors.
 
     python tests/golden_transforms/make.py        needs compressed-tensors 0.20 and transformers
 

@@ -1,4 +1,4 @@
-"""Run all families, or those named; count what is noticed, print what is not."""
+"""Run all families or the named ones; count noticed losses and print silent ones."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ import torch
 from mutation.judging import BAD, Outcome, table
 from mutation.running import JOBS, run
 
-WARNED = 0.01  # of sound pairs
+WARNED = 0.01  # largest share of sound pairs with warnings
 
 
 def main() -> int:

@@ -89,7 +89,7 @@ class Stored:
     weights: list[Weight]
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
-    whole: bytes  # of a GGUF file
+    whole: bytes  # the bytes of a GGUF file
     offsets: dict[str, int]
 
     @classmethod
@@ -149,7 +149,7 @@ def _block_bytes() -> dict[str, int]:
 
 BLOCK_BYTES = _block_bytes()
 
-Change = Callable[[Stored, Weight], bool]  # in place; False: nothing of that kind is there
+Change = Callable[[Stored, Weight], bool]  # changes in place; returns False without such a tensor
 
 
 class Mutation(NamedTuple):

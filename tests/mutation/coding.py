@@ -13,7 +13,7 @@ from mutation.judging import Loss, Pair, loss
 
 Rounding = Callable[[Tensor], Tensor]
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E4M3_ERROR = 2.0**-4  # at most, of a normal number
+E4M3_ERROR = 2.0**-4  # largest relative error of a normal number
 SEARCHED = torch.linspace(0.7, 1.3, 9)
 
 

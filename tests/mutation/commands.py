@@ -28,7 +28,7 @@ class Try(NamedTuple):
     name: str
     words: tuple[Any, ...]
     sound: bool = False
-    before: Callable[[Path], object] = lambda folder: None  # what happens to the folder first
+    before: Callable[[Path], object] = lambda folder: None  # changes the folder first
 
 
 def outcomes(bench: Bench) -> Iterator[Outcome]:

@@ -39,7 +39,7 @@ OF_MODELS: dict[str, Any] = {
     "partial_rotary_factor": 0.5,
     "model_type": "llama",
 }
-UNSAID = "the original does not say it, and programs leave out or add what is a default"
+UNSAID = "the original does not declare it, and programs leave out or add defaults"
 SILENT = {
     "sliding_window": UNSAID,
     "partial_rotary_factor": UNSAID,
@@ -192,6 +192,6 @@ def of_files(pair: Sound) -> Iterator[Case]:
     """Put other weights next to those of the index."""
     if pair.layout.name == "FP8 row":
         other = save({NORM: norm(HIDDEN, 77)})
-        why = "an info names the file: the index says which is read, and sizes are the same"
+        why = "an info names the file: the index decides which is read, and sizes are the same"
         more = {"consolidated.safetensors": other}
         yield Case("consolidated.safetensors with another norm", {}, more=more, why_silent=why)

@@ -1,4 +1,4 @@
-"""Files that producers wrote, of every format: broken as users' were, or beside an original of which a part is another.
+"""Producers' files of every format: damaged like users' files, or compared with an original that has another part.
 
 Each golden file is compared with an original that it could have been rounded from: its expected values, each moved
 within half a step (where a format has no nearest codes, plus noise of the level that is usual). What an accident costs
@@ -33,7 +33,7 @@ from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ACCIDENTS = "golden, accidents"
-DOUBTS = ("ambiguous_layout",)  # of files that were made to raise them
+DOUBTS = ("ambiguous_layout",)  # findings that some files were made to raise
 UNSOUND = (
     "int8_row/comfy_int8_rowwise.safetensors",  # cut: the columns are missing that most of its scales are made for
     "int8_tensor/int8_legacy.safetensors",  # cut, too

@@ -14,11 +14,11 @@ from quanterr.documents.inspection.model import Inspection
 
 LAYER_DB, PART_DB = 1.0, 6.0  # losses that must be noticed
 PART = 64  # elements
-BEST_DB = 60.0  # of an SNR that is better no more is lost
+BEST_DB = 60.0  # no loss is counted above this SNR
 BROKEN = ("noticed", "slight", "info", "SILENT", "small", "by design")
-SOUND = ("clean", "told", "WARNED", "ERROR")  # told: by an info
+SOUND = ("clean", "told", "WARNED", "ERROR")  # "told" means an info
 BAD = ("info", "SILENT", "WARNED", "ERROR")
-UNMAPPED = "CT INT4 experts"  # no loader maps the names of such a layout, which is said of it
+UNMAPPED = "CT INT4 experts"  # no loader maps the names of this layout: a finding reports that
 
 
 class Loss(NamedTuple):
@@ -33,7 +33,7 @@ class Loss(NamedTuple):
         return self.layer >= LAYER_DB or (self.part >= PART_DB and self.layer >= 0)
 
 
-STRUCTURAL = Loss(inf, inf)  # what no number tells, but a runtime does otherwise
+STRUCTURAL = Loss(inf, inf)  # a change that no number shows, but that runtimes notice
 
 
 class Outcome(NamedTuple):
@@ -41,10 +41,10 @@ class Outcome(NamedTuple):
 
     family: str
     name: str
-    told: str  # of BROKEN or SOUND
+    told: str  # a word of BROKEN or SOUND
     loss: Loss | None  # None: sound
     findings: tuple[Finding, ...] = ()
-    note: str = ""  # what was told otherwise, or why nothing is
+    note: str = ""  # the other findings, or the reason for silence
 
     def __str__(self) -> str:
         loss = f"{self.loss.layer:.1f} dB, worst part {self.loss.part:.1f} dB: " if self.loss else ""

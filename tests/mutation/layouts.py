@@ -214,7 +214,7 @@ def gpt_oss(name: str, coded: Coded, experts: int = 8) -> dict[str, Tensor]:
     return {f"{name}_blocks": blocks, f"{name}_scales": coded.stored.parts["e8m0"].view(experts, -1, blocks.shape[2])}
 
 
-LARGEST_INPUT = 20.0  # of all weights
+LARGEST_INPUT = 20.0  # the same for all weights
 
 
 def ct_nvfp4(name: str, coded: Coded) -> dict[str, Tensor]:

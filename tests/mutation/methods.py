@@ -18,7 +18,7 @@ from mutation.scales import ONE, by_gptq, declared_by_gptq
 from mutation.sources import lora, trained
 
 BY_GPTQ = ("GPTQ 4 bits", "GPTQ 4 bits asym", "CT INT4 g128")
-ROWS = 4  # that are damaged, where not all are
+ROWS = 4  # damaged rows, unless all are
 Damage = Callable[[Layout, Tensor, Coded], Coded | None]
 
 

@@ -1,4 +1,4 @@
-"""A sound checkpoint, and what becomes of it: cases are made beside it, compared, judged and thrown away."""
+"""A sound checkpoint and its damaged copies, which are made next to it, compared, judged and deleted."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ Quantize = Callable[[Layout, Tensor], Coded | Tensor]
 
 
 class Bench:
-    """A folder where pairs are made; those that were not judged well are kept in ``keep``."""
+    """A folder where pairs are made; wrongly judged pairs are kept in ``keep``."""
 
     def __init__(self, folder: Path, keep: Path | None = None) -> None:
         self.folder, self.keep, self._n = folder, keep, 0
@@ -54,9 +54,9 @@ class Case(NamedTuple):
     cost: Loss = STRUCTURAL
     config: Mapping[str, Any] = {}  # entries of config.json, or of a GGUF file's metadata
     more: Mapping[str, bytes] = {}  # other files of the folder, by name
-    names: tuple[str, ...] = ()  # layers that are told of, if not those changed
-    sound: bool = False  # nothing is wrong with it
-    why_silent: str = ""  # the reason why nothing is told of it, by design
+    names: tuple[str, ...] = ()  # layers with findings, if these are not the changed layers
+    sound: bool = False  # the change does no harm
+    why_silent: str = ""  # the reason why quanterr reports nothing by design
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Ways in which a part of a weight is not what the original has: what a quantizer, a merge or a copy went wrong in.
 
-Each changes the original, (rows, cols) or more axes: beside it what is stored is wrong in the same places.
+Each changes the original, (rows, cols) or more axes, so that the stored weight is wrong in the same places.
 """
 
 from collections.abc import Callable

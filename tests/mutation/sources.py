@@ -16,7 +16,7 @@ from mutation.scales import ONE
 LAYOUT_NAMES = ("CT INT4 g128", "AWQ", "GPTQ 4 bits", "NVFP4", "MXFP4", "NF4", "MLX 4 bits", "FP8 row", "INT8 row",
                 "Q4_K", "Q6_K")  # fmt: skip
 SILENT = {"through FP8": "errors of FP8 are far below those of coarser codes, and those of INT8 are told"}
-NO_SCALE = "no group has a scale of its own there: nothing says that 64 columns of a row belong together"
+NO_SCALE = "no group has a scale of its own there: nothing shows that 64 columns of a row belong together"
 Change = Callable[[Tensor], Tensor]
 
 

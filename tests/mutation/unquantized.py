@@ -67,7 +67,9 @@ def folds(bench: Bench) -> Iterator[Outcome]:
 def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
     """Yield incomplete folds of the input norm, of v and o, and of up and down."""
     inputs, rows, inner = ((0.4 * torch.randn(size, generator=drawn(size))).exp() for size in (HIDDEN, KEYS, INNER))
-    heads = rows.view(2, 1, 64).expand(2, HIDDEN // KEYS, 64).reshape(-1)  # of each key head those of its queries
+    heads = (
+        rows.view(2, 1, 64).expand(2, HIDDEN // KEYS, 64).reshape(-1)
+    )  # by query head
     qkv = {name: x[name].float() * inputs for name in (Q, K, V)}
     norm = {INPUT_NORM: (x[INPUT_NORM].float() / inputs).bfloat16()}
     v, o = {V: x[V].float() / rows[:, None]}, {OUT: x[OUT].float() * heads}
@@ -117,7 +119,7 @@ def corrections(bench: Bench) -> Iterator[Outcome]:
         bias, weight = pair.x[V_BIAS], pair.weights[V]
         assert isinstance(weight, Coded)
         error = (weight.values - pair.x[V].double()).float()
-        for mean in (0.1, 0.5):  # of the inputs, beside their norm
+        for mean in (0.1, 0.5):  # mean input, relative to the inputs' norm
             inputs = mean * torch.randn(error.shape[1], generator=drawn(6))
             corrected = (bias.float() - error @ inputs).to(bias.dtype)
             yield pair.outcome("corrections", Case(f"corrected, mean {mean}", {V_BIAS: corrected}, sound=True))

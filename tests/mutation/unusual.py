@@ -111,8 +111,8 @@ FORMATS: dict[str, Callable[[Tensor], Tensors]] = {
     "CT INT4 128": lambda x: ct_int4(x, 128),
     "MXFP8": mxfp8,
 }
-TOO_SMALL = ("tiny", "very tiny")  # for scales that are float16, as GGUF has them
-CONSTANT = ("constant_weight",)  # what is told of the kinds "constant" and "dead expert" is true
+TOO_SMALL = ("tiny", "very tiny")  # too small for scales in float16, as in GGUF
+CONSTANT = ("constant_weight",)  # a true finding about the kinds "constant" and "dead expert"
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ2_0")
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-REFERENCE = "reference.safetensors"  # beside each folder that was written: what the producer dequantizes, float32
+REFERENCE = "reference.safetensors"  # next to each written folder: the producer's values, float32
 RESULTS = "results.json"
 TOKENS = [torch.randint(0, 500, (1, 64), generator=torch.Generator().manual_seed(n)) for n in range(8)]
 

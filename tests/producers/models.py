@@ -106,7 +106,7 @@ def with_outliers(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Write each model that is not there, or those that are named."""
+    """Write the named models, or each missing one."""
     for name, make in {**MODELS, "flux": flux}.items():
         if (names and name not in names) or (folder / name).exists():
             continue

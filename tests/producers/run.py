@@ -1,4 +1,4 @@
-"""Quantizes small models with the programs that people use, and holds what quanterr says against them.
+"""Quantizes small models with the programs that people use, and compares their values with quanterr's.
 
     python tests/producers/run.py [--folder .producers] [--keep] [PRODUCER ...]        make producers
 
@@ -6,7 +6,7 @@ Each producer gets an environment of its own, in which its script writes quantiz
 library dequantizes. Of each of them quanterr's values and its verdict are looked at here:
 
     right      all values agree, no warning and no error
-    undone     the same, but for weights whose folded scales quanterr undoes, as it says
+    undone     the same, apart from weights whose folded scales quanterr undoes and reports
     noted      all values agree, with a warning or an error, which is listed
     refused    something is not compared, which is listed; what is compared agrees
     WRONG      a value differs
@@ -50,7 +50,7 @@ PRODUCERS = {  # name of the script → what it needs
     "bitsandbytes": ("bitsandbytes==0.50.2", HUB, "accelerate"),
 }
 MODELS = (HUB, "diffusers")
-CLOSE = 2e-6  # of the norm of the difference to that of the values
+CLOSE = 2e-6  # largest norm of the difference, relative to the values' norm
 AS_NEAR = 1.1  # times the error
 OUTCOMES = ("right", "undone", "noted", "refused", "WRONG", "not made")
 UNDONE = "scales folded into"

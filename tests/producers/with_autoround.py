@@ -1,4 +1,4 @@
-"""AutoRound: its own format, those of GPTQ and llm-compressor; symmetric, of the full range."""
+"""AutoRound: its own format and the formats of GPTQ and llm-compressor; symmetric codes of the full range."""
 
 from pathlib import Path
 

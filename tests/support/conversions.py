@@ -21,7 +21,7 @@ CONVERTERS = ("llama.cpp", "mlx")
 # Refused, as they are compared only in part: PLaMo 2 adds other numbers to its norms; MLX turns w2 of each expert.
 REFUSED = {"llama.cpp-plamo2", "mlx-dbrx"}
 AFFINE_BITS = {"affine-4": 4, "affine-8": 8}
-SMALLEST_SCALE = np.float32(1e-7)  # of mlx.core.quantize
+SMALLEST_SCALE = np.float32(1e-7)  # the least scale of mlx.core.quantize
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ ELSEWHERE = "Expected all tensors to be on the same device"
 
 
 def check_operation(name, dtypes):
-    """Raise if CUDA has no kernel of this name (without the ``_`` of those in place) for one of the dtypes."""
+    """Raise if CUDA has no kernel of this name (without the ``_`` of operations in place) for one of the dtypes."""
     if name in NO_KERNEL:
         raise NotImplementedError(f"aten::{name} has no CUDA kernel")
     if name in LACKS and (lacking := LACKS[name].intersection(dtypes)):

@@ -128,7 +128,7 @@ def sd3(width=64, text=24, pooled=20, channels=4, depth=2):
     for n in range(depth):
         last, x = n == depth - 1, f"joint_blocks.{n}.x_block"
         for block in (x, f"joint_blocks.{n}.context_block"):
-            ends = last and block != x  # nothing reads the context behind the last block
+            ends = last and block != x  # nothing reads the context after the last block
             blocks += [
                 linear(f"{block}.attn.qkv", 3 * width, width),
                 {f"{block}.attn.ln_{one}.weight": (64,) for one in "qk"},

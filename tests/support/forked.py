@@ -81,7 +81,7 @@ def call(
     encoding: str = "utf-8",
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``quanterr`` as a shell would, in an environment that says nothing of a terminal: :data:`PLAIN` and ``env``.
+    """Run ``quanterr`` as a shell would, in an environment without a terminal: :data:`PLAIN` and ``env``.
 
     ``merged=True`` sends what is written to stderr to stdout, ``redirected=`` streams of these numbers to files, or to
     a pipe that nobody reads where the name is empty. ``program=`` runs a script instead, ``before=`` is Python that is
@@ -118,7 +118,7 @@ def in_terminal(*words: Any, columns: int = 100) -> str:
 def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str, str]]) -> list[Done]:
     """Run ``quanterr`` several times at once.
 
-    Of each: its words, what its environment has besides, its folder, and Python that is executed first.
+    Each command has words, additions to its environment, a folder, and Python that is executed first.
     """
     return _forked(
         [_request(words, PLAIN | env, cwd, before=before, seconds=4 * SECONDS) for words, env, cwd, before in runs]

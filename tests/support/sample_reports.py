@@ -42,7 +42,7 @@ from quanterr.pairing.model import Bucket
 from quanterr.selection.roles import block_of, role_of
 from quanterr.util.text import count, display
 
-SIGMA = 0.02  # of the weights
+SIGMA = 0.02  # standard deviation of weights
 NORMAL = torch.tensor([NormalDist().inv_cdf(0.5 + (n + 0.5) / 1024) for n in range(512)])
 
 FORMATS = {
@@ -63,7 +63,7 @@ class Model:
     lossless: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     changed: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # 1-D
     missing: list[tuple[str, tuple[int, ...], str, str]] = field(default_factory=list)  # name, shape, bucket, reason
-    floor: float | None = None  # of a gate on the SNR of each layer
+    floor: float | None = None  # limit of a gate on the SNR of each layer
 
 
 def small(bad: bool = True) -> Model:
@@ -186,7 +186,7 @@ def sums_of(shape: tuple[int, ...], snr_db: float, random: Random) -> Sums:
     n = rows = shape[0]
     for dimension in shape[1:]:
         n *= dimension
-    spread = SIGMA * 10 ** (-snr_db / 20)  # of the errors
+    spread = SIGMA * 10 ** (-snr_db / 20)  # standard deviation of errors
     top = spread * (3.5 + 2 * random.random())
     histogram = Histogram.of(spread * NORMAL)
     histogram.counts *= -(-n // len(NORMAL))

@@ -1,4 +1,4 @@
-"""A server of files on the loopback that understands ranges, and makes the faults that it is told to make.
+"""A server of files on the loopback that understands ranges, and makes the faults that tests ask for.
 
 It states versions and holds conditions as RFC 9110 has them. ``serving_hub`` is a hub: its addresses of files lead to
 another server, for a while, and it counts who asks for them.
@@ -154,13 +154,13 @@ class Server(ThreadingHTTPServer):
         self.requests: list[tuple[str, str | None, str | None]] = []
         self.connections, self.sent, self.commit = 0, 0, "c0ffee" * 6 + "abcd"
         self.rate, self.free_at, self.lock = rate, 0.0, threading.Lock()
-        self.versions: tuple[str, ...] = ("ETag",)  # what it states: ETag, weak ETag, Last-Modified
-        self.files: Server | None = None  # that a hub leads to
+        self.versions: tuple[str, ...] = ("ETag",)  # headers to send: ETag, weak ETag, Last-Modified
+        self.files: Server | None = None  # the server to which a hub leads
         self.limit, self.window, self.led, self.resets = 0, 0.0, 0, 0.0  # requests in so many seconds; 0: any number
-        self.tunnelled: ssl.SSLContext | None = None  # of the server of https that it is the proxy of
+        self.tunnelled: ssl.SSLContext | None = None  # the context of the https server behind this proxy
         self.tunnels: list[str] = []
-        self.stated: dict[str, dict[str, str]] = {}  # of the list of files: what it says of one instead of the truth
-        self.secret: bytes | None = None  # by which addresses are signed, for so many seconds
+        self.stated: dict[str, dict[str, str]] = {}  # false entries for files in the hub's list
+        self.secret: bytes | None = None  # the key of signed addresses
         self.lifetime = 0
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 

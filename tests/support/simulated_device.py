@@ -1,4 +1,4 @@
-"""An accelerator that is none: its tensors are computed on the CPU, under the rules of CUDA.
+"""A simulated accelerator: the CPU computes its tensors under the rules of CUDA.
 
     with simulated(): quanterr.compare(…, device="sim")
 
@@ -43,7 +43,7 @@ class Device:
     def reset(self, count, limit=None, lacks=()):
         self.count, self.limit, self.lacks = count, limit, frozenset(lacks)
         self.used = self.peak = 0
-        self._run = object()  # what earlier runs allocated is not counted, nor that it is freed
+        self._run = object()  # memory of earlier runs is not counted, when allocated or freed
 
     def allocate(self, n_bytes):
         """Count memory; return what :meth:`free` is to be given."""
@@ -175,7 +175,7 @@ class Storage(NamedTuple):
 class Operation(NamedTuple):
     """The schema of an operation."""
 
-    name: str  # without the _ of those in place
+    name: str  # without the _ of operations in place
     written: tuple[int | str, ...]  # positions and names of arguments that it writes to
     is_view: bool
     is_composite: bool

@@ -14,7 +14,7 @@ from collections import deque
 import torch
 
 LOCK = threading.RLock()
-hazards: list[str] = []  # those found where nothing can be raised
+hazards: list[str] = []  # hazards found where nothing can be raised
 
 
 class HazardError(AssertionError):
