@@ -119,7 +119,7 @@ def formats() -> str:
         usual = f"{row.usual_db[0]}–{row.usual_db[1]}" if row.usual_db else ""
         rows.append(f"| `{row.name}` | {row.summary} | {usual} |")
     refused = ", ".join(dict.fromkeys(row.name for row in REFUSALS))
-    return "\n".join([*rows, "", f"Recognized, not supported (the report says what to do instead): {refused}."])
+    return "\n".join([*rows, "", f"Recognized, not supported (the report names a remedy): {refused}."])
 
 
 def conversions() -> str:
