@@ -16,7 +16,7 @@ from quanterr.formats.shared.ascend_types import TYPES
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
-REMEDY = f"put the {ASCEND_CONFIG} that the quantizer wrote back beside the weights, or quantize again"
+REMEDY = f"put the {ASCEND_CONFIG} that the quantizer wrote back next to the weights, or quantize again"
 
 
 def check_description(description: JsonFields, weights: Sequence[Weight]) -> Iterator[Finding]:

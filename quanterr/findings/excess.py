@@ -34,7 +34,7 @@ from quanterr.util.text import count, display
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
 # Tensors rounded after the codes. bitsandbytes' double quantization rounds the scale of a block to 8 bits of a code for
-# 256 blocks: beside far larger ones, by up to a seventh (real weights). SDNQ rounds the whole branch. MLX rounds minima
+# 256 blocks: next to far larger ones, by up to 1/7 (real weights). SDNQ rounds the whole branch. MLX rounds minima
 # to BF16, which moves 8-bit codes by up to half a step, and others by less.
 NESTED, BRANCH, MINIMUM = "nested_absmax", "svd_up", "bias"
 OVERSHOOT = 0.15  # share of a value that may be clipped: scales of powers of two and ggml's signed 4 bits clip 12.5 %

@@ -1,4 +1,4 @@
-"""Whether a GGUF file holds the type that it is called: by general.file_type, and by its name.
+"""Contradictions between a GGUF file's weights and the type in general.file_type or in its name.
 
 llama-quantize chooses the type of each tensor by rules (src/llama-quant.cpp, ``llama_tensor_get_type_impl`` at
 007dbbf3fd17): a mixture has more bits for some weights, and embeddings and the output follow rules of their own. The

@@ -13,7 +13,7 @@ from quanterr.util.strict_json import JsonFields
 
 
 class Method(NamedTuple):
-    """What a method of quantization leaves, and what it never does."""
+    """The errors that a method of quantization leaves, and the errors that it never makes."""
 
     # dB that a weight may lose against its nearest codes. A larger loss does not come from the method.
     most_db: float

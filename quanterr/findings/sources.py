@@ -84,7 +84,7 @@ def check_sources(seen: Sequence[WeightSummary], declared: Method) -> Iterator[F
 
     Args:
         seen: the weights that differ.
-        declared: the method that config.json names: codes beyond any rounding are no sign if it does not round to the
+        declared: the method that config.json names: codes beyond any rounding prove nothing if it does not round to the
             nearest.
     """
     off = [one for one in seen if _is_off(one)]

@@ -33,8 +33,8 @@ from quanterr.util.text import count, display, listed
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
 TINY_F16 = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
 LONGER = 10.0  # largest of norm ratios that smoothing factors can cause
-MOST_SOUGHT = 8  # vectors whose values are searched for in others, at most
-MOST_OTHERS = 512  # vectors with which each is compared, at most
+MOST_SOUGHT = 8  # most vectors to search for in others
+MOST_OTHERS = 512  # most vectors to compare each with
 
 
 def check_vectors(
