@@ -138,7 +138,7 @@ def iq3_s(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
 
 
 class GridLayout(NamedTuple):
-    """Where an interleaved type stores indices, signs and scales."""
+    """The places where an interleaved type stores indices, signs and scales."""
 
     lower: Field
     upper: Field | None

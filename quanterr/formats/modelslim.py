@@ -151,7 +151,7 @@ def fit_pairs(parts: Parts) -> Weight | None:
     dequantize: Dequantize
     if second := parts.get("second_scale"):
         if blocks.n > 1:
-            raise FormatMismatch(f"{scale} should have one number for each row beside {second}")
+            raise FormatMismatch(f"{scale} should have one number for each row if there is {second}")
         blocks = _fit_blocks(parts, rows, cols, second, parts.get("second_offset"))
         dequantize = partial(_dequantize_twice, parts, blocks)
     else:

@@ -179,7 +179,7 @@ class ScalePacking(IntEnum):
 
 
 class SampleState(IntEnum):
-    """What is known about the codes of a sample."""
+    """The state of knowledge about the codes of a sample."""
 
     UNSURE = 0
     ROUNDED = 1
@@ -187,7 +187,7 @@ class SampleState(IntEnum):
 
 
 class Zeros(IntEnum):
-    """What zero points have in common."""
+    """The similarity of zero points."""
 
     FRACTIONS = 0
     WHOLE = 1
