@@ -437,7 +437,7 @@ SHARED_SCALE = ".kv_scale"  # for keys and values
 
 
 class CacheScales(NamedTuple):
-    """What is stored for a declared FP8 cache of keys and values."""
+    """The scales stored for a declared FP8 cache of keys and values."""
 
     missing: dict[str, str]  # attention module → "keys", "values" or "keys and values", which have no scale
     shared: list[str]  # attention modules in which one scale serves keys and values

@@ -1,4 +1,4 @@
-"""Which weights matter, compared with a plain backward pass through the whole model and with actual errors."""
+"""The sensitivity of weights, compared with a plain backward pass through the whole model and actual errors."""
 
 import json
 

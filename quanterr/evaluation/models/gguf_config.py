@@ -393,7 +393,7 @@ def _rows(facts: Facts, name: str) -> int:
 
 
 def _shortest(value: float) -> float:
-    """Return the shortest decimal of a float32: what the converter read in config.json."""
+    """Return the shortest decimal of a float32, which the converter read in config.json."""
     for digits in range(1, 9):
         short = float(f"{value:.{digits}g}")
         try:
