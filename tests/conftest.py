@@ -11,7 +11,7 @@ for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "COLUMNS"):  # COLUMNS
     os.environ.pop(variable, None)
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: more threads would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-settings.register_profile("untimed", deadline=None)  # how long an example takes is a matter of the machine
+settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 settings.load_profile("untimed")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nor the network: tests of stores bring their own servers
 

@@ -16,7 +16,7 @@ from quanterr.kernel import build, library
 
 HERE = Path(__file__).parent
 FLAGS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-FOLDER = "QUANTERR_SANITIZED"  # where a child finds the kernels; it is not a setting of the command
+FOLDER = "QUANTERR_SANITIZED"  # the folder of the kernels for a child; not a setting of the command
 
 
 def golden_files(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""How many weights a second each format dequantizes, and compares with a BF16 original: any codes, warm cache.
+"""The weights per second that each format dequantizes and compares with a BF16 original, with a warm cache.
 
 Scales are such that both sides are of one size: of others, the kernel adds up in float64.
 

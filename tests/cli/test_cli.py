@@ -394,7 +394,7 @@ def test_unknown_format_is_wrong_usage_and_similar_names_are_listed(name, told):
 
 
 class TestCompletion:
-    """What the shell offers after Tab, without torch."""
+    """The shell's offers after Tab need no torch."""
 
     @pytest.mark.parametrize(
         ("words", "offered"),

@@ -1,4 +1,4 @@
-"""Whether a GGUF file has the type in its name and metadata."""
+"""A GGUF file is checked for the type in its name and metadata."""
 
 import pytest
 import torch

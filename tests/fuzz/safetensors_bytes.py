@@ -115,7 +115,7 @@ def check(raw: bytes) -> str:
             metadata = checkpoint.metadata[0]
     except QuanterrError as error:
         return refusal(error)
-    if strange:  # they are no error unless they are compared; the library reads nothing of such a file
+    if strange:  # an error only if they are compared; the library does not read such a file
         return "taken, with unknown dtypes"
     expected = {
         name: (held["dtype"], held["shape"], bytes(held["data"])) for name, held in safetensors.deserialize(raw)

@@ -341,7 +341,7 @@ def spqr() -> Made:
                 longest = max(len(line) for line in merged[top : top + 16])
                 filled = [line + [0] * (longest - len(line)) for line in merged[top : top + 16]]
                 lines.append([filled[k % 16][k // 16] for k in range(16 * longest)])
-            weight[:, 0] += 0.0  # where zeros fill up they are added to the first column
+            weight[:, 0] += 0.0  # padded zeros are added to the first column
         else:
             lines = merged
         order = RNG.permutation(cols)

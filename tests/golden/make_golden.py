@@ -10,7 +10,7 @@ quanterr.
 
     <format>/<case>.safetensors             what is stored: codes, scales, labels
     <format>/<case>/                        the same with its config.json, where that says what tensors do not
-    <format>/<case>.expected.safetensors    the values of its weights, float32 (what is no number: as it is);
+    <format>/<case>.expected.safetensors    the values of its weights, float32 (codes of NaN as they are);
                                             __metadata__["origin"] tells producer, version and how
 """
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # tests/support/packing.p
 from support import packing
 
 Tensors = dict[str, Tensor]
-Ends = tuple[int | None, ...]  # where each axis is cut
+Ends = tuple[int | None, ...]  # the end of each axis
 
 DOWN, Q_PROJ, K_PROJ = (f"model.layers.0.{name}" for name in ("mlp.down_proj", "self_attn.q_proj", "self_attn.k_proj"))
 EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"

@@ -7,7 +7,7 @@ mlx-lm, where mlx-lm, torch and transformers are installed:
     PYTHONPATH=tests python tests/golden_conversions/make.py mlx [NAME …]
 
 Each original is converted with all weights 1, then 2, then 0: what becomes of these is the arithmetic of an element.
-Then with a different value for each element: where a value arrives is the map. Last with random values: map and
+Then with a different value for each element: the places of the values are the map. Last with random values: map and
 arithmetic must give what the converter gives.
 """
 

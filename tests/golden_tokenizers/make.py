@@ -130,7 +130,7 @@ def llama3(folder: Path) -> None:
     tokenizer = byte_level(pre_tokenizers.Sequence(words), ignore_merges=True)
     state = json.loads(tokenizer.to_str())
     vocab = state["model"]["vocab"]
-    vocab["Ġquick"] = len(vocab)  # no join of others
+    vocab["Ġquick"] = len(vocab)  # not a join of others
     state["model"]["merges"] = [pair for pair in state["model"]["merges"] if "".join(pair) != "Ġquick"]
     tokenizer = Tokenizer.from_str(json.dumps(state))
     names = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]

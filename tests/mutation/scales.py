@@ -197,7 +197,7 @@ class Quantizer(NamedTuple):
     name: str
     quantize: Callable[[Layout, Tensor], Coded]
     fits: Callable[[Layout], bool]
-    original: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)  # what it is given
+    original: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)  # changes its original first
     declared: Callable[[Layout], Layout] = staticmethod(lambda layout: layout)  # with its config
 
 

@@ -67,9 +67,7 @@ def folds(bench: Bench) -> Iterator[Outcome]:
 def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
     """Yield incomplete folds of the input norm, of v and o, and of up and down."""
     inputs, rows, inner = ((0.4 * torch.randn(size, generator=drawn(size))).exp() for size in (HIDDEN, KEYS, INNER))
-    heads = (
-        rows.view(2, 1, 64).expand(2, HIDDEN // KEYS, 64).reshape(-1)
-    )  # by query head
+    heads = rows.view(2, 1, 64).expand(2, HIDDEN // KEYS, 64).reshape(-1)  # by query head
     qkv = {name: x[name].float() * inputs for name in (Q, K, V)}
     norm = {INPUT_NORM: (x[INPUT_NORM].float() / inputs).bfloat16()}
     v, o = {V: x[V].float() / rows[:, None]}, {OUT: x[OUT].float() * heads}

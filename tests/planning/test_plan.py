@@ -348,7 +348,7 @@ class TestExports:
         assert f'- {{quantizer_name: "{own}.weight_quantizer", cfg: {config}}}' in lines
 
     def test_convert_to_quant_gets_a_pattern_for_each_weight(self, original):
-        """As load_layer_config and get_layer_settings in convert_to_quant do: by re.search, the rest by _default."""
+        """Like load_layer_config and get_layer_settings of convert_to_quant, match by re.search, then take _default."""
         found = plan(original, bits=8.2, to=["fp8_row,fp8_block128,int8_row"], device="cpu")
         config = json.loads(export_plan(found, "convert_to_quant"))
         formats = {"fp8_row": "float8_e4m3fn_rowwise", "fp8_block128": "float8_e4m3fn_blockwise", ORIGINAL: None}

@@ -47,7 +47,7 @@ def run(package: str, settings: Mapping[str, Any], quantize: Quantize, simulated
                 values = quantize(model, settings[name], folder)
                 kept = {key: value.detach().float().contiguous().clone() for key, value in values.items()}
                 save_file(kept, folder.with_name(f"{name}.{REFERENCE}"))
-            except (Exception, SystemExit) as problem:  # what a producer cannot do is a row of the table
+            except (Exception, SystemExit) as problem:  # each failure of a producer is a row of the table
                 error = f"{type(problem).__name__}: {problem}"[:200]
                 shutil.rmtree(folder, ignore_errors=True)
             made.append({"model": model.name, "setting": name, "error": error})

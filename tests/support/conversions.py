@@ -1,4 +1,4 @@
-"""Golden conversions: what converters make of each tensor of an original, element by element; and files made by them.
+"""Golden conversions: converters' output for each tensor of an original, element by element, and their files.
 
 tests/golden_conversions/CONVERTER.json.xz holds all of a converter, by name: ``tests/golden_conversions/make.py``
 derives them from converters' own code. They hold no weights: ``materialize`` fills both sides with random ones.

@@ -1,4 +1,4 @@
-"""What CUDA refuses although the CPU does it: operations, dtypes, and tensors of both places together.
+"""Rules of CUDA that the CPU lacks: about operations, dtypes, and tensors of both devices together.
 
 Made from torch 2.13: operations and dtypes from the tables that torch's own tests use (``dtypes`` beside
 ``dtypesIfCUDA`` of ``common_methods_invocations.op_db``), where a CPU kernel stands alone in ``native_functions.yaml``,

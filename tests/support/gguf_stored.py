@@ -20,7 +20,7 @@ class Stored(NamedTuple):
     dtype: str | int = "F32"  # or an id
     shape: tuple[int, ...] = (4,)
     data: bytes | None = None
-    offset: int | None = None  # what the header claims
+    offset: int | None = None  # the offset that the header claims
 
     @property
     def raw(self) -> bytes:

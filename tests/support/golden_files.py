@@ -1,4 +1,4 @@
-"""The golden files: what producers wrote, and the values that their own libraries read from it."""
+"""The golden files: producers' files, and the values that the producers' own libraries read from them."""
 
 import json
 from pathlib import Path

@@ -64,7 +64,7 @@ def check_markdown(text):
     for block in re.split(r"\n(?!\|)", text):
         rows = [line for line in block.splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in rows}) <= 1, block
-        assert not any("\\" in line for line in rows)  # which readers of tables do not agree about
+        assert not any("\\" in line for line in rows)  # readers of tables disagree about it
 
 
 class Elements(HTMLParser):

@@ -407,7 +407,7 @@ def register():
         ranges.impl(
             operation._schema.name + ("" if name == "default" else f".{name}"), _run_as(operation), "PrivateUse1"
         )
-    return library, ranges  # which must live on
+    return library, ranges  # both must stay alive
 
 
 def _run_as(operation):

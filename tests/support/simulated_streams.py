@@ -1,4 +1,4 @@
-"""Streams of a simulated device: which work is certain to be done before which, and errors where it should be.
+"""Streams of a simulated device: the known order of work, and errors where work lacks a necessary order.
 
 Work is computed at once, but counts as done only when a stream or event is waited for. What is merely likely to be in
 time is an error, so a test does not depend on luck:

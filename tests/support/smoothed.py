@@ -1,4 +1,4 @@
-"""A block of a model whose norm may take up the factors of what it feeds."""
+"""A block of a model whose norm may absorb factors of the weights after it."""
 
 import torch
 from support.making import numbers
