@@ -282,7 +282,7 @@ class TestSplitFiles:
     def test_shards_must_hold_the_stated_number_of_tensors(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], totals=[3, 3])
 
-        assert f"{paths[0]}: split.tensors.count is 3 tensors, the shards hold 2" == refused(paths[0])
+        assert f"{paths[0]}: split.tensors.count states 3 tensors, the shards hold 2" == refused(paths[0])
 
     def test_shards_must_not_hold_a_tensor_twice(self, tmp_path):
         paths = split(tmp_path, [[A], [A]])
@@ -469,12 +469,12 @@ BAD = [
     Bad("a row of a Q4_K", tensor_of(2, (32, 8), 12), "are not whole blocks of Q4_K, which have 256"),
     Bad("a number of a type of blocks", tensor_of(0, (), 2), "a: rows of 1 elements are not whole blocks of Q4_0"),
     # original shapes
-    Bad("another size", gguf([A], [original_shape("a", 5)]), "a: comfy.gguf.orig_shape.… says (5,), but [2, 3] elem"),
-    Bad("a negative size", gguf([A], [original_shape("a", -2, -3)]), "orig_shape.… says (-2, -3), but [2, 3]"),
+    Bad("another size", gguf([A], [original_shape("a", 5)]), "a: comfy.gguf.orig_shape.… is (5,), but [2, 3] elem"),
+    Bad("a negative size", gguf([A], [original_shape("a", -2, -3)]), "orig_shape.… is (-2, -3), but [2, 3]"),
     Bad("no array", gguf([A], [key("comfy.gguf.orig_shape.a", I32, 6)]), "orig_shape.… is 6, but [2, 3]"),
-    Bad("numbers with a point", gguf([A], [array("comfy.gguf.orig_shape.a", F32, [6.0])]), "says (6.0,), but [2, 3]"),
+    Bad("numbers with a point", gguf([A], [array("comfy.gguf.orig_shape.a", F32, [6.0])]), "is (6.0,), but [2, 3]"),
     Bad("words", gguf([A], [array("comfy.gguf.orig_shape.a", TEXT, ["6"])]), "should be a whole number or a shape"),
-    Bad("many dimensions", gguf([A], [original_shape("a", 6, *[1] * 40)]), "orig_shape.… says (6, 1, 1"),
+    Bad("many dimensions", gguf([A], [original_shape("a", 6, *[1] * 40)]), "orig_shape.… is (6, 1, 1"),
     Bad("too many dimensions", gguf([A], [original_shape("a", *[1] * 2_000)]), "should be a whole number or a shape"),
     # where the data lies
     Bad("an odd offset", gguf([A, B._replace(offset=40)]), "b: offset 40 is not a multiple of 32"),

@@ -492,7 +492,7 @@ class TestInvalidInputs:
         ("fields", "told"),
         [
             ({"model_type": "nothing_known"}, "transformers has no model nothing_known"),
-            ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, "this is a quantized model"),
+            ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, "declares a quantized model"),
         ],
     )
     def test_unusable_config_is_named(self, llama, tmp_path, fields, told):
