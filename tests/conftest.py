@@ -11,21 +11,21 @@ for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "COLUMNS"):  # COLUMNS
     os.environ.pop(variable, None)
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: more threads would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-settings.register_profile("untimed", deadline=None)  # how long an example takes is a matter of the machine
+settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 settings.load_profile("untimed")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nor the network: tests of stores bring their own servers
 
 
 @pytest.fixture(autouse=True)
 def notices():
-    """Commands that are asked to be quiet are so for themselves only."""
+    """Restore log levels, so that quiet commands do not silence the next test."""
     yield
     logging.getLogger("quanterr").setLevel(logging.NOTSET)
 
 
 @pytest.fixture
 def compiled_kernel(monkeypatch):
-    """Comparisons use the compiled kernel, also where the environment asks for torch's; skips where none was built."""
+    """Use the compiled kernel, even if the environment asks for torch's; skip if none was built."""
     from quanterr.kernel import library
 
     choice = library.find_best()
@@ -35,7 +35,7 @@ def compiled_kernel(monkeypatch):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Skips in one line, by their reasons; ``-rs`` lists them."""
+    """Print the reasons for skips in one line; ``-rs`` lists the tests."""
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
     )

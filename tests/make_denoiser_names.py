@@ -76,12 +76,12 @@ OF_COSMOS2 = [
 
 
 def z_image_norm():
-    """Z-Image's names with a norm that diffusers' converter leaves out."""
+    """Return Z-Image's names with a norm that diffusers' converter leaves out."""
     return z_image() | {"norm_final.weight": (256,)}
 
 
 def wan_vace():
-    """Wan's names with those of VACE beside them."""
+    """Return Wan's names together with those of VACE."""
     shapes = wan(image=True)
     blocks = {"vace_" + name: shape for name, shape in shapes.items() if name.startswith("blocks.")}
     more = {f"vace_blocks.0.{word}_proj.{kind}": (8, 8) for word in ("before", "after") for kind in ("weight", "bias")}

@@ -119,7 +119,7 @@ def formats() -> str:
         usual = f"{row.usual_db[0]}–{row.usual_db[1]}" if row.usual_db else ""
         rows.append(f"| `{row.name}` | {row.summary} | {usual} |")
     refused = ", ".join(dict.fromkeys(row.name for row in REFUSALS))
-    return "\n".join([*rows, "", f"Recognized, not supported (the report says what to do instead): {refused}."])
+    return "\n".join([*rows, "", f"Recognized, not supported (the report names a remedy): {refused}."])
 
 
 def conversions() -> str:
@@ -154,7 +154,7 @@ def recipes() -> str:
 
 
 def scores() -> str:
-    """One line for each number that readers see of rankings, evaluations, plans, inspections and images."""
+    """Return a table of the numbers that readers see of rankings, evaluations, plans, inspections and images."""
     from quanterr.documents.kinds import KINDS
 
     rows = ["| of | number | shown as | better |", "|---|---|---|---|"]

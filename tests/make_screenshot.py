@@ -30,7 +30,7 @@ return document.body.scrollHeight + 20;
 
 
 def outliers() -> Model:
-    """A language model in INT8 with one scale per row, in which outliers of three layers make most of the error."""
+    """Return a language model in INT8 rows; outliers of three layers make most of the error."""
     random, weights = Random(4), []
     shapes = {
         "self_attn.q_proj": (2048, 2048),

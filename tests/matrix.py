@@ -29,9 +29,9 @@ VERSIONS = {"lowest": "lowest-direct", "newest": "highest"}  # uv's --resolution
 
 
 def install(name: str) -> Path:
-    """A virtual environment with quanterr and the versions that uv resolves; gives its Python.
+    """Return the Python of a virtual environment with quanterr and the versions that uv resolves.
 
-    torch is installed by pip, which knows of local builds and of other indexes.
+    Pip installs torch, as it knows local builds and other indexes.
     """
     folder = ROOT / f".venv-{name}"
     python = folder / "bin/python"
@@ -52,7 +52,7 @@ def install(name: str) -> Path:
 
 
 def run(python: Path, changed: dict[str, str], words: list[str]) -> tuple[bool, str, float]:
-    """Whether the tests pass, the last line of pytest, and the seconds that they took."""
+    """Return whether the tests pass, the last line of pytest, and the seconds that they took."""
     begun = time.monotonic()
     command = [python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *words]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | changed, stdout=subprocess.PIPE, text=True, check=False)

@@ -16,11 +16,11 @@ from quanterr.kernel import build, library
 
 HERE = Path(__file__).parent
 FLAGS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-FOLDER = "QUANTERR_SANITIZED"  # where a child finds the kernels; it is not a setting of the command
+FOLDER = "QUANTERR_SANITIZED"  # the folder of the kernels for a child; not a setting of the command
 
 
 def golden_files(folder: Path) -> int:
-    """The tests of the kernel in a process that loads the sanitizers first; its status."""
+    """Test the kernel in a process that loads the sanitizers first; return its status."""
     compiler = os.environ.get("CC", "cc")
     first = [_find_library(compiler, name) for name in ("libasan.so", "libstdc++.so")]  # torch throws exceptions of C++
     environment = os.environ | {"LD_PRELOAD": " ".join(first), "ASAN_OPTIONS": "detect_leaks=0", FOLDER: str(folder)}
@@ -33,7 +33,7 @@ def _find_library(compiler: str, name: str) -> str:
 
 
 def random_weights(folder: Path, n: int) -> int:
-    """The same of so many made-up weights; its status."""
+    """Run the kernel on so many random weights; return the status."""
     program = folder / "fuzz"
     best = library.find_best().kernel
     instructions = build.INSTRUCTION_SETS[best.instructions if best else "base"]

@@ -1,4 +1,4 @@
-"""Opening of checkpoints: headers are read first, tensor bytes only on request."""
+"""Open checkpoints: headers are read first, tensor bytes only on request."""
 
 import os
 import re
@@ -300,7 +300,7 @@ def _check_split(files: list[CheckpointFile], found: list[GgufMetadata], n_tenso
         tensors = metadata.get_int("split.tensors.count")
         if total > 1 and tensors is not None and tensors != n_tensors:
             expected = count(tensors, "tensor")
-            raise CheckpointError(f"{file}: split.tensors.count says {expected}, the shards hold {n_tensors}")
+            raise CheckpointError(f"{file}: split.tensors.count states {expected}, the shards hold {n_tensors}")
 
 
 def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -> list[str]:
@@ -317,7 +317,7 @@ def _check_size(total: object, entries: dict[str, Entry], given: str) -> list[st
     stored = sum(entry.nbytes for entry in entries.values())
     if not isinstance(total, int | float) or not total or total == stored:
         return []
-    return [f"{given}: index says {total:,} bytes (total_size), its tensors have {stored:,}: from another checkpoint?"]
+    return [f"{given}: index states {total:,} bytes (total_size), its tensors have {stored:,}: of another checkpoint?"]
 
 
 def _find_unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:

@@ -260,7 +260,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):  # small, and quick to make
 
 
 class Unread(NamedTuple):
-    """A file of weights in the checkpoint's folder that is not part of the checkpoint."""
+    """A file of weights in the checkpoint's folder that does not belong to the checkpoint."""
 
     name: str
     differing: tuple[str, ...] = ()  # tensors that the checkpoint stores in another shape or size

@@ -19,7 +19,7 @@ from quanterr.util.small_file import read_small
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 PIECE = 8 << 20  # bytes hashed at a time
-AHEAD = 4  # pieces requested in advance
+AHEAD = 4  # blocks requested in advance
 METADATA = ".cache/huggingface/download"  # in the folder of a download
 MAX_METADATA = 1000  # bytes
 BLOBS = "blobs"

@@ -105,7 +105,7 @@ class Filesystem:
 
 
 def _suggest_names(store: Filesystem, path: str) -> str:
-    """Return the end of an error message that suggests similar names in the folder; empty without any."""
+    """Return the end of an error message that suggests similar names in the folder; empty if there are none."""
     own = PurePosixPath(path)
     with suppress(Exception):
         near = get_close_matches(own.name, store.list_names(str(own.parent)) or [], n=3, cutoff=0.6)

@@ -420,7 +420,7 @@ def _find_true_shape(where: str, tensor: _Tensor, stored: tuple[int, ...], metad
     shape = tuple(size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size >= 0)
     if shape != description or len(shape) > MAX_DIMENSIONS or prod(shape) != prod(stored):
         raise CheckpointError(
-            f"{where}: {ORIGINAL_SHAPE}… says {display(str(description))}, but {list(stored)} elements are stored"
+            f"{where}: {ORIGINAL_SHAPE}… is {display(str(description))}, but {list(stored)} elements are stored"
         )
     return shape
 

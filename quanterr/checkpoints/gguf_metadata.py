@@ -48,7 +48,7 @@ class GgufMetadata:
         return self.heads(block) if found is None else found
 
     def predicts(self, name: str) -> bool:
-        """Return whether a tensor is of the last blocks, which only predict tokens further ahead."""
+        """Return whether a tensor belongs to the last blocks, which only predict tokens further ahead."""
         block = re.match(r"blk\.(\d+)\.", name)
         count, further = (self.get_model_int(key) or 0 for key in ("block_count", "nextn_predict_layers"))
         return block is not None and further > 0 and int(block[1]) >= count - further

@@ -25,7 +25,7 @@ COMFY_SUFFIX = ".comfy_quant"
 TENSOR, HEADER = "comfy_quant tensor", "header"  # sources of a label
 MARKER = "scaled_fp8"
 MARKER_SIZE = 2  # a larger tensor is not a marker
-QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # of config.json and its parts
+QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # of config.json and its sections
 HEADER_KEY = "_quantization_metadata"
 MAX_LABEL = 1 << 16  # bytes of one .comfy_quant tensor
 
@@ -72,7 +72,7 @@ class Label:
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     def __str__(self) -> str:
-        return f"{self.source} says {display(self.format or 'nothing about the format')}"
+        return f"{self.source} declares {display(self.format or 'no format')}"
 
 
 @dataclass(frozen=True, slots=True)

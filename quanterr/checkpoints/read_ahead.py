@@ -14,7 +14,7 @@ PIECE = 8 << 20  # bytes requested at a time
 
 
 class _Piece(NamedTuple):
-    """A piece of a file, and the share of its checkpoint that lies before it."""
+    """A stretch of a file, and the share of its checkpoint that lies before it."""
 
     share: float
     file: CheckpointFile
@@ -50,7 +50,7 @@ def _ask(pieces: Iterable[_Piece], ended: threading.Event) -> None:
 
 
 def list_pieces(checkpoints: Iterable[Iterable[CheckpointFile]]) -> Iterator[_Piece]:
-    """Yield pieces of the files of all checkpoints, front to back, advancing equally far in each checkpoint."""
+    """Yield stretches of the files of all checkpoints, front to back, advancing equally far in each checkpoint."""
     return heapq.merge(*map(_cut, checkpoints), key=itemgetter(0))
 
 

@@ -54,7 +54,7 @@ FRAMEWORK = "numpy" if find_spec("numpy") else "pt"
 
 
 def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry], dict[str, str], list[str]]:
-    """Read entries in file order, the ``__metadata__``, and notes on what is non-standard but harmless.
+    """Read entries in file order and the ``__metadata__``, and make notes on harmless deviations from the standard.
 
     Raises:
         CheckpointError: the file is not a complete, valid safetensors file; the message names the file and tensor.

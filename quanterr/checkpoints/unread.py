@@ -1,4 +1,4 @@
-"""Files of weights in a checkpoint's folder that are not part of it: copies for other runtimes, leftovers.
+"""Files of weights in a checkpoint's folder that do not belong to it: copies for other runtimes, leftovers.
 
 Files that loaders use only on request do not count: adapters, and variants (``model.fp16.safetensors``).
 """

@@ -1,4 +1,4 @@
-"""A sweep over a sample of rows, which estimates the result for all rows, with a margin."""
+"""A sweep over a sample of rows, which estimates the result for all rows and its margin."""
 
 import os
 import threading

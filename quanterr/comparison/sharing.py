@@ -25,7 +25,7 @@ class Sharing:
 
     @property
     def claims(self) -> Claims | None:
-        """How the ranks divide the weights; None for a single process."""
+        """The ranks' division of the weights; None for a single process."""
         return None if self._ranks is None else Claims(self._ranks.claim, self._ranks.rank / self._ranks.world)
 
     def drop_finished(self, tasks: list[tuple[Job, ...]]) -> list[tuple[Job, ...]]:

@@ -54,7 +54,7 @@ AHEAD = 2  # tasks that wait for each thread
 
 @dataclass(frozen=True)
 class Dequantized:
-    """What was written.
+    """The written files.
 
     Attributes:
         path: the file or folder.
@@ -313,7 +313,7 @@ def _verify(path: Path, pieces: Iterator[_Piece], start: int) -> None:
         for piece in pieces:
             if file.read(len(piece.memory)) != piece.memory:
                 raise ResourceError(
-                    f"{display(str(path))}: reads back otherwise than it was written: the disk or the memory is faulty"
+                    f"{display(str(path))}: its bytes differ from those written: the disk or the memory is faulty"
                 )
 
 

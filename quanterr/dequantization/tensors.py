@@ -32,7 +32,7 @@ class WrittenTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size in the output."""
+        """The bytes of the tensor in the output."""
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 

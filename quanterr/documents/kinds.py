@@ -52,7 +52,7 @@ def find_kind(path: str) -> DocumentKind:
     """
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise ReportError(
-            f"{display(path)}: a pipe or a device, which is not read twice; save the result as a file first"
+            f"{display(path)}: a pipe or a device, which cannot be read twice; save the result as a file first"
         )
     try:
         with open(path, "rb") as file:

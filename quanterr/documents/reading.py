@@ -33,7 +33,7 @@ GZIP = b"\x1f\x8b"
 LONG = 1000  # characters
 AGAIN = "make it again with this version"
 TENSORS = ("layers", "other_changes", "lossless")  # lists of tensors; no name is in two of them
-IDENTITY = ("layer_name", "tensor_elements", "finite", "nonfinite")  # read of each layer, whatever rules ask for
+IDENTITY = ("layer_name", "tensor_elements", "finite", "nonfinite")  # always read for each layer
 WORDS = {"float": "a number", "int": "an integer", "str": "a text", "bool": "true or false"}
 WORDS |= {"array": "a list", "object": "an object", "null": "null"}
 
@@ -50,7 +50,7 @@ def read_report(path: str | os.PathLike[str], metrics: Collection[str] | None = 
     Args:
         path: the JSON file.
         metrics: names of metrics and other fields, such as "format"; if given, layers have only these, besides their
-            name, their size and the fields about values that are not finite, which takes half the time.
+            name, their size and the fields about values that are not finite. This takes half the time.
         judged: whether to check that the stored verdict follows from the content; gates reach their own verdict.
 
     Raises:
@@ -96,7 +96,7 @@ def read_json(path: str | os.PathLike[str]) -> tuple[bytes, JsonObject]:
     try:
         return raw, as_object(strict_json.loads(raw))
     except strict_json.InvalidJson as error:
-        raise ReportError(f"{where}: {display(str(error))}; it was truncated or edited, or is no document") from error
+        raise ReportError(f"{where}: {display(str(error))}; truncated, edited or not a document") from error
 
 
 @cache
@@ -182,7 +182,7 @@ def _decode(raw: bytes, kind: type[Any], where: str) -> Any:
 
 
 def _describe_error(error: str) -> str:
-    """Return an error of the decoder in plain words: where, what is wrong, what was found."""
+    """Return an error of the decoder in plain words: the place, the fault and the value found."""
     what, _, path = error.partition(" - at `$")
     place = display(path.strip("`").removeprefix("."))
     if missing := re.fullmatch("Object missing required field `(.+)`", what):

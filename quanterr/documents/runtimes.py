@@ -1,4 +1,4 @@
-"""Which formats one runtime loads in one checkpoint."""
+"""The formats that a runtime loads in a checkpoint."""
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase

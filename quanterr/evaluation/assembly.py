@@ -215,7 +215,7 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
 
 
 def _report_parts(candidate: Candidate) -> Iterator[Finding]:
-    """Report parts of the model that a converter leaves to another file: a tower, or the language model beside it."""
+    """Report parts of the model that a converter leaves to another file: a tower, or the language model next to it."""
     left = [one for one in candidate.plan.leftovers if one.side == "original" and one.bucket is Bucket.FILTERED_OUT]
     for reason in sorted({one.reason for one in left}):
         names = [one.name for one in left if one.reason == reason]

@@ -92,7 +92,7 @@ def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpo
         if sum(original.entries[name].n for name in own) != layer.elements:
             found = f"has the shape {list(original.entries[own[0]].shape)}" if own else "is not there"
             raise UsageError(
-                f"--against {display(path)}: it is of another original: {layer.display_name} {found}, where "
+                f"--against {display(path)}: it was made for another original: {layer.display_name} {found}, where "
                 f"{layer.elements:,} elements are planned; plan again, from this one"
             )
         if layer.recipe != ORIGINAL:

@@ -1,4 +1,4 @@
-"""Findings: what is wrong or suspicious, with the evidence and the remedy.
+"""Findings: faults and suspicions, each with its evidence and a remedy.
 
 Small functions produce them, each from one kind of evidence:
 
@@ -6,7 +6,7 @@ files       notes from opening the files, and contradictions between config.json
 configs     differences between the two models' configurations
 structure   contradictions between a configuration and the stored tensors: blocks, sizes, quantized layers
 headers     headers, labels, folded scales and importance matrices, before any weight is read
-activations stored scales of activations; neighbours and ranges say which ones cannot be right
+activations stored scales of activations; neighbours and ranges show which ones cannot be right
 sums        the scales and sums of one weight
 excess      a sample of one weight, compared with the nearest codes
 scales      the same sample, compared with good scales
@@ -110,7 +110,7 @@ __all__ = [
 
 DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # findings whose weights are read again
 UNREAD = (Bucket.UNSUPPORTED, Bucket.ERROR, Bucket.SHAPE_MISMATCH)  # of weights that are stored on both sides
-PROOFS = 3  # weights that are read again, at most, to confirm that a common factor corrects them
+PROOFS = 3  # most weights to read again to confirm that a common factor corrects them
 
 
 class FindingCollector:

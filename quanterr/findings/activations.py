@@ -22,7 +22,7 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NO_SCALES = "zero_point", "scaled_fp8"  # endings of auxiliary tensors that are not scales
 MAY_BE_ZERO = "activation_scale"  # zero where Gemma's quantizer does not round activations
 OF_INPUTS = "input_scale", "activation_scale", "act_scale"
-MOST_SCALE = 1e12  # no scale of activations, and no table of factors, needs more; no scale less than its inverse
+MOST_SCALE = 1e12  # scales of activations and tables of factors stay below it; scales stay above its inverse
 NOT_ROTATED = float(torch.tensor(1e30))  # in rope_freqs: llama.cpp rotates these dimensions by nothing (Gemma 4)
 # What is missing of a KV cache → what vLLM does (see find_cache_scales).
 WITHOUT_SCALES = {
@@ -31,8 +31,8 @@ WITHOUT_SCALES = {
     "keys and values": "runtimes use 1",
     "keys or values": "runtimes use 1 or another scale, or refuse",
 }
-MOST_EACH = 4096  # elements of a tensor that is read, at most
-MOST = 1 << 20  # elements read in total, at most
+MOST_EACH = 4096  # most elements of a tensor to read
+MOST = 1 << 20  # most elements to read in total
 
 
 def check_activation_scales(plan: Pairing) -> Iterator[Finding]:
@@ -60,7 +60,7 @@ def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
 def report_absent_scales(weights: Mapping[str, str], is_calibrated: bool) -> Iterator[Finding]:
     """Report declared static scales of inputs that are not stored.
 
-    ``weights`` maps names of weights to their missing tensors; ``is_calibrated`` tells whether other weights have a
+    ``weights`` maps names of weights to their missing tensors; ``is_calibrated`` states whether other weights have a
     scale.
     """
     if weights:
@@ -182,7 +182,7 @@ def _is_extreme(scales: ScaleStatistics) -> bool:
 
 
 def _entries_of_weights(plan: Pairing, side: str) -> list[Entry]:
-    """Return the tensors stored beside the weights of a side."""
+    """Return the tensors stored with the weights of a side."""
     return [entry for pair in plan.pairs for entry in pair.consumed[SIDES.index(side)]]
 
 

@@ -16,11 +16,11 @@ from quanterr.formats.shared.ascend_types import TYPES
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
-REMEDY = f"put the {ASCEND_CONFIG} that the quantizer wrote back beside the weights, or quantize again"
+REMEDY = f"put the {ASCEND_CONFIG} that the quantizer wrote back next to the weights, or quantize again"
 
 
 def check_description(description: JsonFields, weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report weights that are stored otherwise than the description says, those with the same fault together."""
+    """Report weights whose storage contradicts the description, one finding for each kind of fault."""
     found: dict[str, list[str]] = {}
     for weight in weights:
         if problem := _compare(description.get(weight.codes.name), weight):

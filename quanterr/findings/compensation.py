@@ -34,7 +34,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace
 
-DIRECTED, AMONG_OTHERS = 4.0, 2.0  # energy of the row's direction, beside one by chance, and beside those of other rows
+DIRECTED, AMONG_OTHERS = 4.0, 2.0  # energy of the row's direction over a random one, and over other rows' directions
 CODES = ("excess_rows", "excess_blocks", "bad_rows", "scale_loss")  # findings about rows or blocks, with their places
 
 
@@ -73,7 +73,7 @@ class _Rows(NamedTuple):
 
     numbers: Tensor  # (r,)
     errors: Tensor  # (r, c) float64, of length 1
-    alike: float  # median energy of each in the directions of the others, beside that by chance
+    alike: float  # median energy of each in the directions of the others, relative to chance
 
 
 def _places_of(one: Finding) -> list[tuple[int, int]]:

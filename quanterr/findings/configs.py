@@ -13,9 +13,9 @@ from quanterr.findings.codes import make_finding
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display
 
-FLOAT32 = 2.0**-23  # relative difference of equal numbers, at most: GGUF stores float32
+FLOAT32 = 2.0**-23  # largest relative difference of equal numbers: GGUF stores float32
 CONFIG, GGUF = "config.json", "the GGUF metadata"
-LEAST = 3  # keys that the configuration of any model has, at least
+LEAST = 3  # any model's configuration has this many keys
 REMEDY = "use the original's value unless the model was changed on purpose: runtimes follow what is declared"
 
 # Keys that change a model's outputs, each with its names in other families of architectures.

@@ -22,7 +22,7 @@ from quanterr.util.text import count, listed
 # Matrices that may rightly be zero: those that training starts at zero, and never changes where it does not reach
 # (LoRA's second matrix, ControlNet's zero convolutions), and the types of tokens in models that have no types.
 MAY_BE_ZERO = re.compile(r"lora_(?:B|up)\b|(?<![^\W_])zero_|token_type")
-LISTED = 8  # numbers of experts that are listed, at most
+LISTED = 8  # most experts to list by number
 
 
 def is_learned_matrix(pair: Pair) -> bool:

@@ -34,7 +34,7 @@ from quanterr.util.text import count, display
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
 MOST_NAMED = 6
 # Tensors rounded after the codes. bitsandbytes' double quantization rounds the scale of a block to 8 bits of a code for
-# 256 blocks: beside far larger ones, by up to a seventh (real weights). SDNQ rounds the whole branch. MLX rounds minima
+# 256 blocks: next to far larger ones, by up to 1/7 (real weights). SDNQ rounds the whole branch. MLX rounds minima
 # to BF16, which moves 8-bit codes by up to half a step, and others by less.
 NESTED, BRANCH, MINIMUM = "nested_absmax", "svd_up", "bias"
 OVERSHOOT = 0.15  # share of a value that may be clipped: scales of powers of two and ggml's signed 4 bits clip 12.5 %
@@ -52,7 +52,7 @@ def has_nearest_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
 
 
 def has_usual_excess(pair: Pair, done: ComparedWeight, method: Method) -> bool:
-    """Return True if codes are no farther from the nearest than the method leaves them, however low the SNR is."""
+    """Return True if codes are as near to the nearest as the method leaves them, however low the SNR is."""
     found = done.attainable
     if found is None or not _shows_all(pair, done, found):
         return False
@@ -284,7 +284,7 @@ def _choose_part(pair: Pair, found: Attainable, method: Method) -> BadRegion | N
     parts = [part for part in found.parts if part.kind in KINDS and not (of_scales and _has_no_better_codes(part))]
 
     rows = {row: one.snr_db for one in parts if one.kind == "row" for row, _ in one.places}
-    # A tile that is no worse than its row is a part of a bad row.
+    # A tile as bad as its row belongs to a bad row.
     parts = [part for part in parts if part.kind != "tile" or part.snr_db < rows.get(part.worst[0], inf)]
 
     def order(part: BadRegion) -> tuple[bool, bool, int]:

@@ -1,4 +1,4 @@
-"""The table that says which finding explains which.
+"""The table of findings that explain other findings.
 
 Collectors report everything that they see; findings that others explain are dropped here. A cause is a finding of some
 minimum severity, or a fact about a weight that is not a finding. It explains findings about the same weights: a finding
@@ -134,7 +134,7 @@ EXPLANATIONS = (
         "info",
         ("bad_rows",),
         "error",
-        "both findings are about the same rows; this one says what their scales allow",
+        "both findings are about the same rows; this one states what their scales allow",
     ),
     Explanation(
         (*REPAIRS, *LEVELS, "zero_original"),

@@ -1,4 +1,4 @@
-"""Which loaders read which formats of quantized checkpoints: families of formats, and the quant_methods of config.json.
+"""The loaders of quantized checkpoints, by families of formats and by the quant_methods of config.json.
 
 A family has the formats that the same loaders read. Formats that are in none describe themselves: GGUF, the files of
 exllama, layouts of ComfyUI.
@@ -21,7 +21,7 @@ OF_COMFY = _words(
 )
 
 
-OF_ANY_PROGRAM = _words("fp8_tensor fp8_row int8_tensor int8_row")  # a scale beside plain codes: easy to read
+OF_ANY_PROGRAM = _words("fp8_tensor fp8_row int8_tensor int8_row")  # plain codes with a scale: easy to read
 
 
 class Family(NamedTuple):
@@ -102,7 +102,7 @@ OF_METHOD = {
     "blockwise_int8": _words("int8_block"),
 }
 INVERSE, COMPRESSED = "_scale_inv", "compressed-tensors"  # the end of a scale's name; a method that does not write it
-# What must be true beside quant_method bitsandbytes, and what not: transformers' AutoHfQuantizer.supports_quant_method.
+# Settings that quant_method bitsandbytes needs or forbids: transformers' AutoHfQuantizer.supports_quant_method.
 LOADS = {
     "bnb_nf4": ("load_in_4bit", "load_in_8bit"),
     "bnb_fp4": ("load_in_4bit", "load_in_8bit"),

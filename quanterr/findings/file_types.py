@@ -1,4 +1,4 @@
-"""Whether a GGUF file holds the type that it is called: by general.file_type, and by its name.
+"""Contradictions between a GGUF file's weights and the type in general.file_type or in its name.
 
 llama-quantize chooses the type of each tensor by rules (src/llama-quant.cpp, ``llama_tensor_get_type_impl`` at
 007dbbf3fd17): a mixture has more bits for some weights, and embeddings and the output follow rules of their own. The
@@ -43,7 +43,7 @@ SHOWN = 3  # types in the message
 
 
 class _Claim(NamedTuple):
-    """A type that a file is said to hold, and by what."""
+    """A type that a file claims to hold, and the source of the claim."""
 
     name: str
     source: str
@@ -103,16 +103,14 @@ def _report(claims: Sequence[_Claim], types: tuple[str, ...], share: float, weig
     for entry in weights:
         held[entry.dtype] += entry.n
     shares = {dtype: n / held.total() for dtype, n in held.most_common()}
-    said = " and ".join(f"{claim.source} says {claim.name}" for claim in claims)
+    said = " and ".join(f"{claim.source} states {claim.name}" for claim in claims)
     amount = f"only {share:.1%} of the weights are" if share else "no weight is"
     message = (
         f"{said}, but {amount} {' or '.join(types)}: "
         f"{listed([f'{dtype} {one:.0%}' for dtype, one in shares.items()], SHOWN)}{_explain(types, weights)}"
     )
     is_custom = any(claim.is_dynamic for claim in claims)
-    remedy = (
-        "name the file after the type that it holds; llama-quantize falls back to other types and says so in its log"
-    )
+    remedy = "name the file after the type that it holds; llama-quantize falls back to other types and logs it"
     return make_finding(
         "misnamed_type", "info" if is_custom else "warning", None, message, remedy, share=share, shares=shares
     )

@@ -261,7 +261,7 @@ def _report_coarse_casts(copies: Iterable[WeightSummary]) -> Iterator[Finding]:
 
 
 def find_corrected_biases(pairs: Iterable[Pair]) -> set[str]:
-    """Return the names of biases that quantizers may correct for the error of the weight beside them."""
+    """Return the names of biases that quantizers may correct for the error of their weights."""
     modules = {
         pair.name.removesuffix("weight")
         for pair in pairs

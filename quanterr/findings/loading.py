@@ -92,7 +92,7 @@ def _find_family(format_name: str) -> Family | None:
 
 
 def _has_layout_of_loaders(checkpoint: Checkpoint) -> bool:
-    """Return whether transformers and its like load this: files named so beside the config.json of a model."""
+    """Return whether transformers and similar loaders read these files: by their names, next to config.json."""
     main = checkpoint.config.get("config.json")
     is_model = isinstance(main, dict) and bool(main.get("model_type") or main.get("architectures"))
     named = checkpoint.kind in ("folder", "index") or any(
@@ -102,7 +102,7 @@ def _has_layout_of_loaders(checkpoint: Checkpoint) -> bool:
 
 
 def _is_declared_elsewhere(checkpoint: Checkpoint, labels: Labels) -> bool:
-    """Return whether something else says that there are codes: a part of config.json, a header, another file."""
+    """Return whether something else declares codes: a section of config.json, a header, another file."""
     if labels.marker or _mentions_quantization(checkpoint.config):
         return True
     if any("quant" in f"{key} {text}".lower() for key, text in labels.metadata.items() if key not in METADATA):

@@ -13,14 +13,14 @@ from quanterr.util.strict_json import JsonFields
 
 
 class Method(NamedTuple):
-    """What a method of quantization leaves, and what it never does."""
+    """The errors that a method of quantization leaves, and the errors that it never makes."""
 
-    # dB that a weight may lose against its nearest codes. Above, its error is no longer that of the method.
+    # dB that a weight may lose against its nearest codes. A larger loss does not come from the method.
     most_db: float
     # Stored / good scale of groups, or its inverse, whose values were first changed to make up for errors.
     most_factor: float = 1.0
     compensates: bool = False  # errors of one column are made up for in the columns that follow
-    may_compensate: bool = False  # it does, or nothing tells but the errors
+    may_compensate: bool = False  # it does, or only the errors can show it
     rounds_first_column: bool = False  # to the nearest codes: there is nothing yet to be made up for
     learns: bool = False  # it learns which of the two codes around a value to take
     by_importance: bool = False  # it minimises errors weighted by column, and may give up single groups
@@ -36,7 +36,7 @@ class Method(NamedTuple):
 # codes; zero points rounded after the codes up to 2.0 (compressed-tensors) and 3.8 (MLX, 8 bits); rounding at random
 # 3.0, truncation 6.0.
 PLAIN = Method(5.0)
-# Nothing in a file of compressed-tensors may tell that GPTQ wrote it, which costs 2.9 to 4.2 with inputs correlated as
+# Nothing in a file of compressed-tensors may show that GPTQ wrote it, which costs 2.9 to 4.2 with inputs correlated as
 # real ones are.
 UNKNOWN = PLAIN._replace(may_compensate=True)
 # Frantar et al., arXiv:2210.17323: min ‖(W - Ŵ)X‖² column by column. On real weights, with groups of 32 to 128, damping

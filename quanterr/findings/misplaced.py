@@ -22,7 +22,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
-SAMPLED = 1 << 12  # elements of each part that are compared, at most
+SAMPLED = 1 << 12  # most elements of each part to compare
 REMEDY = "find out where the program that wrote it put each expert"
 
 

@@ -25,7 +25,7 @@ from quanterr.selection.roles import role_of, without_numbers
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 
-FAR_EXPERTS = 1e4  # factor above or below the median of the others; beside experts FAR
+FAR_EXPERTS = 1e4  # factor from the median of the other experts; for other weights FAR
 DOUBTFUL = 8.0  # factor from the median of the others above which norms and weights are asked
 EVEN_APART = 30.0  # without norms: factor from the median of the others
 # Last words of modules whose inputs have no massive activations.

@@ -18,7 +18,7 @@ JUDGED = (*SAMPLED, "saturated", "another_source")  # findings from the nearest 
 
 
 def restate_for_quantized_originals(found: Sequence[Finding], seen: Iterable[WeightSummary]) -> list[Finding]:
-    """Replace what codes and scales seem to lose, where the original is as coarse, by one finding that says so."""
+    """Replace apparent losses by codes and scales by one finding if the original is as coarse as the codes."""
     coarse = {one.pair.name: one for one in seen if one.figures and _is_coarse(one)}
     vain = [one for one in found if one.code in JUDGED and weights_of(one) and weights_of(one) <= coarse.keys()]
     names = set[str]().union(*map(weights_of, vain))
@@ -30,7 +30,7 @@ def restate_for_quantized_originals(found: Sequence[Finding], seen: Iterable[Wei
     message = (
         "the original is itself quantized, and no finer than the quantized checkpoint: "
         f"{count(len(weights), 'weight')} in {formats}: {listed(layers, 3)}; both differ by {format_range(levels)}: "
-        "other values were quantized, or codes are damaged; what scales would allow, and codes lose, says nothing here"
+        "other values were quantized, or codes are damaged; what scales would allow, and codes lose, means nothing here"
     )
     remedy = "compare with the checkpoint from before any quantization"
     severity = min(vain, key=lambda one: one.rank).severity

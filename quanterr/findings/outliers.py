@@ -1,4 +1,4 @@
-"""Outlier columns that set the scales of whole rows and so limit a weight's SNR."""
+"""Outlier columns that set the scales of whole rows and thereby limit a weight's SNR."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
-PLACES = 32  # of a weight whose rows are read: outliers may be in one part of a fused weight
-ONE_PLACE = 0.9  # share of the rows between the first and the last ruled one that are ruled if they are a part
-MOST = 8  # weights to read again, at most
-MOST_COLUMNS = 16  # outlier columns, and the share of columns of which one may be such
+PLACES = 32  # places of a weight to read rows from: outliers may be in one part of a fused weight
+ONE_PLACE = 0.9  # ruled rows are one part of a weight if they are this share of the rows from first to last
+MOST = 8  # most weights to read again
+MOST_COLUMNS = 16  # most outlier columns; also, at most one of so many columns is an outlier
 
 Group = tuple[str, str]  # format and role
 
@@ -33,7 +33,7 @@ class _Ruling(NamedTuple):
     """Columns that set the scales of rows, or the scale of the whole weight."""
 
     columns: list[int]
-    ruled: Tensor  # whether they set the scale of a sampled row, (r,) or (1,) bool
+    ruled: Tensor  # (r,) or (1,) bool: whether they set the scale of a sampled row
     snr_db: float  # SNR without them
 
 

@@ -1,4 +1,4 @@
-"""How large the inputs of a weight, its keys and its values are, as far as norms and weights tell.
+"""Sizes of the inputs of a weight, and of its keys and values, derived from norms and weights.
 
 The elements that a norm without bias returns are x = w · u, where the squares of u have a mean of 1. So no element
 exceeds max|w| · √n, and most are about as large as w. A row r of the weight behind it gives a product of about ‖r · w‖,
@@ -26,10 +26,10 @@ from quanterr.pairing.names import FED_BY_NORM, canonicalize
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import Workspace
 
-SAMPLED = 128  # rows of a weight that are read, at most
-NORM = "input_layernorm"  # the norm of each block that tells
-ROTATED = sqrt(2)  # rotary positions lengthen an element of a pair by this, at most
-# Beside one of these, the norm's output is no input of the block's weights.
+SAMPLED = 128  # most rows of a weight to read
+NORM = "input_layernorm"  # the norm of each block that bounds the inputs
+ROTATED = sqrt(2)  # the most by which rotary positions lengthen an element of a pair
+# In a block with one of these, the norm's output does not go to the block's weights.
 NOT_BEFORE = {"post_attention_layernorm": ("pre_feedforward_layernorm", "post_feedforward_layernorm")}
 LARGEST = {"F8_E4M3": 448.0, "F8_E5M2": 448.0, "I8": 127.0}  # dtype of codes → largest code of inputs
 LARGEST_NVFP4 = 2688.0  # of inputs in NVFP4: 448 · 6
@@ -161,7 +161,7 @@ class Ranges:
         return Range(float((gate[0] * up[0]).median()) / 2, float((gate[1] * up[1]).max()) * gate[2])
 
     def _measure_rows(self, path: str, whole: bool = False) -> tuple[Tensor, Tensor, int] | None:
-        """Return bounds of ‖r · w‖ for sampled rows of a weight behind a norm, and the number of columns."""
+        """Return bounds of ‖r · w‖ for sampled rows of a weight after a norm, and the number of columns."""
         weight, normed = self._weights.get((path, "")), self._find_norm(path)
         if weight is None or normed is None or weight.matrix[1] != len(normed.low):
             return None

@@ -16,7 +16,7 @@ from quanterr.findings.figures import EXACT_DB, gain_of, level_of
 from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, LIKE, SEARCHED_DB, SLIGHT_DB, WORST_DB
 from quanterr.findings.methods import PLAIN
 
-MATCHED = 64  # rows or columns that are matched, at most
+MATCHED = 64  # most rows or columns to match
 # dB that a repair with more than one number must gain: factors of blocks alone gain 3.5 on codes as coarse as E5M2.
 BETTER_DB = PLAIN.most_db
 BLOCKS = (16, 32, 64, 128)

@@ -1,6 +1,6 @@
-"""Experts, and layers, that repeat each other on both sides: whatever compares the two sides calls them identical.
+"""Experts and layers that repeat each other on both sides, which no comparison of the sides can show.
 
-Equal energies select the few matrices of which a sample is read again. Only values of the original are read: as long as
+Equal energies select the few matrices to sample again. Only values of the original are read: as long as
 the quantized checkpoint has about these values, it repeats them too, however each copy was rounded.
 """
 
@@ -24,15 +24,15 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 
-SAME_ENERGY = 1e-8  # relative difference of energies, at most: chunks cut equal experts of a stack differently
-SAMPLED = 1 << 16  # elements that are compared, at most
+SAME_ENERGY = 1e-8  # largest relative difference of equal energies: chunks cut equal experts of a stack differently
+SAMPLED = 1 << 16  # most elements to compare
 SHARED = re.compile(r"embed|(?:\b|_)head\b")  # names of weights that several layers may share
 
 Energies = list[tuple[float, int]]  # Σx² of matrices, and their numbers
 
 
 class _Stack(NamedTuple):
-    """A stack of experts some of which repeat others."""
+    """A stack in which some experts repeat others."""
 
     pair: Pair
     experts: int
@@ -43,11 +43,11 @@ class RepeatedWeights:
     """Collector of the energies of learned matrices, which finds matrices that repeat each other."""
 
     def __init__(self, alone: bool = False) -> None:
-        """Start without matrices; ``alone``: both sides are one checkpoint, which was not compared with another."""
+        """Start without matrices; with ``alone``, both sides are the same checkpoint, inspected by itself."""
         self._alone = alone
         self._pairs: dict[int, Pair] = {}
         self._energies: dict[tuple[str, tuple[int, ...]], Energies] = defaultdict(list)
-        self._stacks: dict[int, tuple[int, list[list[int]]]] = {}  # by number: experts, and those of equal energy
+        self._stacks: dict[int, tuple[int, list[list[int]]]] = {}  # by number: experts, and groups of equal energy
 
     def add(self, number: int, pair: Pair, sums: Sums) -> None:
         """Add a learned matrix, or a stack of them."""
@@ -62,7 +62,7 @@ class RepeatedWeights:
                 self._stacks[number] = len(sums.matrices), alike
 
     def findings(self) -> Iterator[Finding]:
-        """Report experts that repeat each other, and layers that do."""
+        """Report experts and layers that repeat each other."""
         with on_cpu() as workspaces:
             groups = list(self._confirm_weights(workspaces[0]))
             stacks = list(self._confirm_stacks(workspaces[0]))

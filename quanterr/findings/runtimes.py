@@ -1,4 +1,4 @@
-"""Files that are right in numbers, and that a runtime refuses or misreads: rules as data, each read in its code."""
+"""Files with correct numbers that a runtime refuses or misreads: rules as data, each found in the runtime's code."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,12 +11,12 @@ from quanterr.util.text import count, listed
 
 
 class Rule(NamedTuple):
-    """Tensors that a runtime refuses or misreads; a condition that is empty is always met."""
+    """Tensors that a runtime refuses or misreads; empty conditions are always met."""
 
     runtime: str  # with its version
-    place: str  # where its code says so
+    place: str  # the place in its code
     expects: str
-    fails: str  # what it does otherwise
+    fails: str  # what it does with other tensors
     name: re.Pattern[str]  # of the tensor, from the module's name on
     dtypes: frozenset[str] = frozenset()
     dimensions: int | None = None

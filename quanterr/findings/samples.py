@@ -1,4 +1,4 @@
-"""Diagnosis of the worst weights: the repair that corrects a sample says what is wrong.
+"""Diagnosis of the worst weights: the repair that corrects a sample shows the fault.
 
 Valid weights are never read again; of a few doubtful weights, only the first rows are.
 """
@@ -25,9 +25,9 @@ from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.text import count, display, listed
 
-MOST_WRONG = 8  # weights with a finding that are read again, at most
-MOST_LOW = 3  # weights merely below the usual level that are read again, at most
-MOST_OTHERS = 64  # other weights with which a weight is compared, at most
+MOST_WRONG = 8  # most weights with a finding to read again
+MOST_LOW = 3  # most weights to read again that are merely below the usual level
+MOST_OTHERS = 64  # most other weights to compare a weight with
 TERNARY = 3  # distinct values in a row of a ternary weight
 ELEMENTS = 1 << 18  # elements of a sample
 

@@ -192,7 +192,7 @@ def _clips_bytes(levels: Levels | None, ratio: float) -> bool:
 
 
 def _report_underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding:
-    """Report groups that are lost beside far larger ones; a few of them do not matter."""
+    """Report groups whose scales vanish next to far larger ones; a few such groups do not matter."""
     many = part.number * part.size > FEW * found.n
     return make_finding(
         "underflow",

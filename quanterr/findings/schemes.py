@@ -118,7 +118,7 @@ def _has_zero_points(pair: Pair) -> bool:
 
 
 def _check_format(config: JsonFields, groups: Sequence[JsonFields], coded: Sequence[Pair]) -> Iterator[Finding]:
-    """Report weights stored otherwise than their groups' formats, or all otherwise than the format of all groups.
+    """Report weights in other formats than their groups declare, or than the checkpoint declares for all groups.
 
     A group's own format takes precedence, so that a checkpoint may have weights of other formats than that of all.
     """
@@ -259,5 +259,5 @@ def matches(entry: str, weight: str) -> bool:
 
 
 def keep_strings(value: object) -> list[str]:
-    """Return the strings of a list; empty if ``value`` is no list."""
+    """Return the strings of a list; empty for any other value."""
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

@@ -1,7 +1,7 @@
 """Scales that weights share because a runtime fuses these weights: q, k and v, gate and up, experts.
 
 A runtime multiplies a fused weight by one scale, so quantizers give its parts one scale, for the largest of all values.
-It is then too wide for the other parts, which is no fault: a scale is right if it suits one of the parts.
+It is then too wide for the other parts, which is not a fault: a scale is right if it suits one of the parts.
 """
 
 from collections.abc import Iterable, Sequence

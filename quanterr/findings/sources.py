@@ -41,7 +41,7 @@ from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 
-SPREAD_READ, MOST_READ = 8, 4  # weights to read again, at most: spread over all, and those that lost most
+SPREAD_READ, MOST_READ = 8, 4  # most weights to read again: spread over all, and with the greatest losses
 RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
 READ, WIDTH = 1 << 20, 1024  # elements read of a weight, and columns that are examined
 
@@ -84,7 +84,7 @@ def check_sources(seen: Sequence[WeightSummary], declared: Method) -> Iterator[F
 
     Args:
         seen: the weights that differ.
-        declared: the method that config.json names: codes beyond any rounding are no sign if it does not round to the
+        declared: the method that config.json names: codes beyond any rounding prove nothing if it does not round to the
             nearest.
     """
     off = [one for one in seen if _is_off(one)]

@@ -185,7 +185,7 @@ def _check_saturation(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
 
 
 def _check_bias(pair: Pair, sums: Sums) -> Iterator[Finding]:
-    """Report errors whose mean is no accident: wrong zero points, or rounding that always goes one way."""
+    """Report errors with a mean beyond chance: wrong zero points, or rounding that always goes one way."""
     if not sums.e_sq or len(pair.original.shape) < 2 or not pair.quantized.has_codes:
         return
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n

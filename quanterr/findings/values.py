@@ -1,4 +1,4 @@
-"""What the values of one checkpoint show by themselves, without an original: damage that no sound model has.
+"""Damage that the values of one checkpoint show by themselves, without an original: no sound model has it.
 
 Other modules find scales of activations (activations.py), constants (constants.py) and repetitions (repeats.py): the
 same collectors serve comparisons, for which both sides are then the one checkpoint.
@@ -167,7 +167,7 @@ KINDS: Mapping[str, tuple[str, str, str, str]] = {
 
 
 def _make_sums(weight: Weight, rows: RowValues) -> Sums:
-    """Return the sums of a comparison of a weight with itself, as far as its rows tell them."""
+    """Return the sums of a comparison of a weight with itself, as far as its rows show them."""
     low, high = float(rows.low.amin()), float(rows.high.amax())
     largest = max(abs(low), abs(high))
     sums = Sums(elements=weight.n, n=weight.n - rows.nonfinite, nonfinite_quantized=rows.nonfinite)

@@ -33,14 +33,14 @@ from quanterr.util.text import count, display, listed
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
 TINY_F16 = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
 LONGER = 10.0  # largest of norm ratios that smoothing factors can cause
-MOST_SOUGHT = 8  # vectors whose values are searched for in others, at most
-MOST_OTHERS = 512  # vectors with which each is compared, at most
+MOST_SOUGHT = 8  # most vectors to search for in others
+MOST_OTHERS = 512  # most vectors to compare each with
 
 
 def check_vectors(
     seen: Sequence[WeightSummary], folded: Collection[str], corrected: Collection[str], pairs: Sequence[Pair]
 ) -> Iterator[Finding]:
-    """Report what is wrong with the vectors that differ.
+    """Report faults of the vectors that differ.
 
     Args:
         seen: the weights that differ.
@@ -123,7 +123,7 @@ class _BiasShift(NamedTuple):
     # Norm of the change, divided by the output error of the weight on typical inputs. A correction compensates for the
     # mean of this error, which is no larger. Files of convert_to_quant have 0.02 to 0.14.
     share: float
-    unlike: str = ""  # what no correction does, in words; empty: nothing
+    unlike: str = ""  # why it cannot be a correction; empty if it may be one
 
 
 def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: Workspaces) -> _BiasShift:
@@ -131,7 +131,7 @@ def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: 
 
     Args:
         sample: the bias.
-        weight: the weight beside it.
+        weight: the weight of the same module.
         vectors: the vectors, among which the norm before the weight is looked up.
         workspaces: one per side.
     """
@@ -147,11 +147,11 @@ def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: 
 
 
 def _contradict_correction(bias: Sample, errors: Tensor) -> str:
-    """Return what no correction of a bias does, in words; empty if it may be one.
+    """Return why a change cannot be a correction of a bias; empty if it may be one.
 
     A correction of row r is -E_r · m, where E_r is the error of the weight's row and m the mean input, which is unknown
-    here. So it is no multiple of the bias, it makes no element zero, and in no row it is far larger than in the others,
-    beside the error of the row.
+    here. So it is not a multiple of the bias and makes no element zero. Relative to the row's error, it is not far
+    larger in one row than in the others.
 
     Args:
         bias: the bias on both sides, (n,).
@@ -201,7 +201,7 @@ def _report_corrected(shifts: Mapping[str, _BiasShift]) -> Finding:
     if odd := {name: shift.unlike for name, shift in shifts.items() if shift.unlike}:
         name, little = next(iter(odd)), False
         message += f"; {count(len(odd), 'bias', 'biases')} as no correction does: {display(name)}: {odd[name]}"
-        remedy = "copy the biases from the original, unless the quantizer says that it corrects them"
+        remedy = "copy the biases from the original, unless the quantizer is known to correct them"
     level = "info" if little else "warning"
     return make_finding("bias_corrected", level, None, message, remedy, layers=names, shift=most, share=worst)
 

@@ -61,7 +61,7 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(f"its scale {scale} and zero {zero} should be [groups of columns, rows] for codes {codes}")
     group = cols // groups
     warnings += tuple(
-        f"the {label.source} says group_size {label.block[0]}, the shapes {group}; the shapes were used"
+        f"the {label.source} declares group_size {label.block[0]}, the shapes {group}; the shapes were used"
         for label in parts.hints.labels
         if label.block and label.block[0] != group
     )

@@ -126,11 +126,11 @@ def fit(kind: str, parts: Parts) -> Weight:
         table = _read_table(parts["quant_map"].read(), kind)
         warnings = (
             f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless",
-            f"{parts['state']} says no quant_type, without which bitsandbytes does not load it",
+            f"{parts['state']} declares no quant_type, without which bitsandbytes does not load it",
         )
         true = not table.is_usual, state.kind is None
         return _make_weight(parts, kind, state, table, None, tuple(compress(warnings, true)))
-    warning = f"{parts['state']} says quant_type {state.kind}, by which bitsandbytes decodes, whatever the name says"
+    warning = f"{parts['state']} declares quant_type {state.kind}, which bitsandbytes uses, whatever the name"
     read, named = (
         _make_weight(parts, one, state, _make_table(torch.tensor(TABLES[one]), one), one, (warning,))
         for one in (state.kind, kind)
@@ -144,7 +144,7 @@ def _make_weight(
     """Return the weight as read by a table; ``built_in`` names it if it is not the stored one."""
     nested = parts["absmax"].dtype == "U8"
     nested_said = f", absmax in blocks of {state.nested_block}" if nested else ""
-    source = f", as quant_type says {state.kind}" if built_in == state.kind else f", as {parts['state']} is called"
+    source = f", as quant_type states {state.kind}" if built_in == state.kind else f", as {parts['state']} is called"
     return parts.weight(
         state.shape,
         _attach_decoder(parts, state, table.pairs, built_in),
@@ -198,7 +198,7 @@ def _read_state(entry: Entry, nested: bool) -> State:
     block, nested_block = declared.get("blocksize"), declared.get("nested_blocksize") if nested else 1
     kind = declared.get("quant_type")
     if kind is not None and not (isinstance(kind, str) and kind in TABLES):
-        raise FormatMismatch(f"its quant_state {entry} says quant_type {display(str(kind))}, not nf4 or fp4")
+        raise FormatMismatch(f"its quant_state {entry} declares quant_type {display(str(kind))}, not nf4 or fp4")
     if (
         not _is_positive_integer(block)
         or block % 2

@@ -167,12 +167,12 @@ FORMATS = (
         "ct_sparse_bitmask",
         SPARSE,
         fit,
-        summary="the elements that are not zero, and a mask that says which; numbers, or codes with a scale",
+        summary="the elements that are not zero, and a mask of them; numbers, or codes with a scale",
     ),
     Format(
         "ct_sparse24_bitmask",
         SPARSE_24,
         fit_24,
-        summary="two of every four columns, and a mask that says which; numbers, or codes with a scale",
+        summary="two of every four columns, and a mask of them; numbers, or codes with a scale",
     ),
 )

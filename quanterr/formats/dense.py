@@ -15,7 +15,7 @@ CODES = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def fit(parts: Parts) -> Weight:
-    """Return a weight of any shape; warn if a label says that it is quantized."""
+    """Return a weight of any shape; warn if a label declares it quantized."""
     codes = parts["codes"]
     warnings = tuple(
         f"{label}, but the weight is stored as {codes.dtype}: read as plain numbers" for label in parts.hints.labels

@@ -20,7 +20,7 @@ from quanterr.kernel.levels import OF_DTYPE
 
 
 def fit(parts: Parts) -> Weight:
-    """Return a weight of any shape, unless something says that there should be a scale."""
+    """Return a weight of any shape, unless something declares a scale."""
     expected = parts.hints.expects_scale or next(map(str, parts.hints.labels), None)
     if expected:
         raise FormatMismatch(f"its scale is missing: {expected}")

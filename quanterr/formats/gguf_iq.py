@@ -25,7 +25,7 @@ IQ1_S              the u16 of 32 elements: four times 3 more bits of index, a sc
 IQ1_M              half a byte for 8 elements: 3 more bits of index and the sign of delta. Each u16 of scales holds four
                    of 3 bits, for 16 elements each, and in its upper 4 bits a part of d, the lowest first.
 
-Types …_R4 of ik_llama.cpp interleave four rows, as GRIDS_R4 says in the notation of shared/ggml_fields.py.
+Types …_R4 of ik_llama.cpp interleave four rows, as GRIDS_R4 states in the notation of shared/ggml_fields.py.
 IQ2_XXS_R4 and IQ3_XXS_R4: the lowest bits of four bytes are the scale, and the rest b of each, b ^ b >> 1, are eight
 signs. IQ2_XS_R4: the signs are s ^ s << 1 for the upper 7 bits s of a word. IQ1_S_R4 and IQ1_M_R4 have d, float16, in
 front of the blocks of each row, and blocks of 32 elements; the element of IQ1_M_R4 is d * scale * (level + delta), with
@@ -138,7 +138,7 @@ def iq3_s(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
 
 
 class GridLayout(NamedTuple):
-    """Where an interleaved type stores indices, signs and scales."""
+    """The places where an interleaved type stores indices, signs and scales."""
 
     lower: Field
     upper: Field | None

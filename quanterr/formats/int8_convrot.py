@@ -23,7 +23,7 @@ from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, read_as_rotat
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight if its label says that it is rotated, with the unrotated reading as an alternative."""
+    """Return the weight if its label declares a rotation, with the unrotated reading as an alternative."""
     labels = parts.hints.labels
     if not labels or not labels[0].rotated:
         return None

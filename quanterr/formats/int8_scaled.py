@@ -27,7 +27,7 @@ ROTATIONS = (256, 64, 16, 1024)  # group sizes that writers for ComfyUI use
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight if no label says that it is rotated, as the row of FORMATS that its scale's shape decides.
+    """Return the weight if no label declares a rotation; its scale's shape decides which row of FORMATS it is.
 
     Some writers for ComfyUI rotate without a label and write no config.json, so the rotated reading is an alternative.
     """

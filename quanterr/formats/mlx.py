@@ -58,7 +58,7 @@ from quanterr.kernel.levels import uniform
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
-DEFAULTS = (("bits", 4), ("group_size", 64))  # settings for integers if config.json says null
+DEFAULTS = (("bits", 4), ("group_size", 64))  # settings for integers if config.json has null
 FLOATS = frozenset({"F32", "BF16", "F16"})
 CODES = PartSpec(("{weight}",), frozenset({"U32"}))
 AFFINE = {

@@ -104,7 +104,7 @@ def fit_bytes(parts: Parts) -> Weight | None:
     if parts.get("deq_scale"):
         _check_deq_scale(parts, rows)
     elif not scale:
-        raise FormatMismatch(f"its weight_scale is missing, without which {offset} says nothing")
+        raise FormatMismatch(f"its weight_scale is missing, without which {offset} means nothing")
     bits, declared = _find_bits(parts)
     if bits == 4:
         _check_four_bits(codes, declared)
@@ -151,7 +151,7 @@ def fit_pairs(parts: Parts) -> Weight | None:
     dequantize: Dequantize
     if second := parts.get("second_scale"):
         if blocks.n > 1:
-            raise FormatMismatch(f"{scale} should have one number for each row beside {second}")
+            raise FormatMismatch(f"{scale} should have one number for each row if there is {second}")
         blocks = _fit_blocks(parts, rows, cols, second, parts.get("second_offset"))
         dequantize = partial(_dequantize_twice, parts, blocks)
     else:

@@ -130,9 +130,9 @@ def _fit_layout(codes: str, parts: Parts) -> NunchakuLayout:
     for role, shape in expected.items():
         part = parts.get(role)
         if part and part.shape != shape:
-            raise FormatMismatch(f"{part} should be {list(shape)} beside codes {stored}")
+            raise FormatMismatch(f"{part} should be {list(shape)} for codes {stored}")
     if not cols - TILE < scaled <= cols or (scaled // group) % (TILE // 64 if codes == "int4" else 4):
-        raise FormatMismatch(f"{scale} should be [{cols // group}, {rows}] beside codes {stored}")
+        raise FormatMismatch(f"{scale} should be [{cols // group}, {rows}] for codes {stored}")
     for role in ("tensor_scale", "row_scale"):
         if codes == "int4" and (part := parts.get(role)):
             raise FormatMismatch(f"{part} is not expected with int4 codes")

@@ -14,7 +14,7 @@
     product[r, c] = number(code[r, c]) * scale[r, group of c]                                    rounded
                     + zero_point[r, group of c], with unsigned codes                             rounded
     weight[r, c]  = product[r, c] + sum over k of svd_up[r, k] * svd_down[k, c]                  in float64
-                    un-rotated in groups of columns, if config.json says use_hadamard: shared/convrot.py
+                    un-rotated in groups of columns, if config.json sets use_hadamard: shared/convrot.py
 
     with a codebook, product[r, c] = scale[r, group of c, code[r, c]]; codes are unsigned integers
 

@@ -69,7 +69,7 @@ def fit(parts: Parts) -> Weight:
     }
     for role, shape in expected.items():
         if parts[role].shape != shape:
-            raise FormatMismatch(f"{parts[role]} should be {list(shape)} beside codes {parts.codes}")
+            raise FormatMismatch(f"{parts[role]} should be {list(shape)} for codes {parts.codes}")
     smoothed = _smooths_branch(parts)
     padded = fit_padded(parts, (rows, cols), GROUP, 1)
     lies = "in tiles" if tiled else "in order"

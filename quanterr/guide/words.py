@@ -1,12 +1,12 @@
 """The words of outputs, except declared numbers, with their meanings, as data for ``quanterr explain``."""
 
 WORDS = {
-    "pass": "Verdict: everything selected was compared, and all gates hold. Without gates, the answer says `compared`.",
-    "compared": "Everything selected was compared, but no limits were set, so nothing says whether the error is small "
+    "pass": "Verdict: everything selected was compared, and all gates hold. Without gates, the answer is `compared`.",
+    "compared": "Everything selected was compared, but no limits were set, so nothing shows whether the error is small "
     "enough. In the JSON, the verdict is `pass` and `gated` is false. Of a tensor, both sides' values were read.",
     "evaluated": "The model ran with the weights of both sides, but no limits were set: see compared.",
     "fail": "Verdict: a gate does not hold. Exit status 1.",
-    "inconclusive": "Verdict: something selected was not compared, or a finding of severity error says that the "
+    "inconclusive": "Verdict: something selected was not compared, or a finding of severity error shows that the "
     "numbers cannot be relied on. Exit status 4.",
     "verdict": "The answer to whether a result passes: pass, fail or inconclusive.",
     "margin": "Distance of an observed value from a gate's limit: negative if the gate does not hold.",

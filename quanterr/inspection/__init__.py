@@ -74,7 +74,7 @@ def inspect(
 
 
 class _Asked(NamedTuple):
-    """What is asked for besides headers; see :func:`inspect`."""
+    """Requests besides headers; see :func:`inspect`."""
 
     machine: tuple[str, float] | None
     command: Iterable[str]

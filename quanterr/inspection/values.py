@@ -50,7 +50,7 @@ class _Task(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What a thread has found in the rows of a task; codes belong to the whole weight."""
+    """The results of a thread for the rows of a task; codes belong to the whole weight."""
 
     task: _Task
     rows: RowValues

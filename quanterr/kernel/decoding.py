@@ -24,7 +24,7 @@ AWQ_ROWS = 8  # rows per word in AWQ's packing
 
 
 class Values(Protocol):
-    """What a weight's ``dequantize`` returns; formats/base.py has its fields."""
+    """The result of a weight's ``dequantize``; formats/base.py has its fields."""
 
     @property
     def weight(self) -> Tensor:
@@ -40,7 +40,7 @@ class Values(Protocol):
 
 
 class Weight(Protocol):
-    """What the kernel needs to know about a weight; formats/base.py has its fields."""
+    """The facts about a weight that the kernel needs; formats/base.py has its fields."""
 
     @property
     def dequantize(self) -> Callable[[Chunk, Workspace], Values]:
@@ -48,11 +48,11 @@ class Weight(Protocol):
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Its rows and columns."""
+        """The rows and columns of the weight."""
 
     @property
     def needs_float64(self) -> bool:
-        """Whether float32 cannot hold its values."""
+        """True if float32 cannot hold the values."""
 
 
 def decode(kernel: Kernel, weight: Weight, chunk: Chunk, workspace: Workspace, out: Tensor) -> bool:

@@ -60,7 +60,7 @@ def read_fields(name: str, **structs: type[ctypes.Structure]) -> list[tuple[str,
     """Return the fields of a struct; ``structs`` are those that it contains, by name.
 
     Raises:
-        ValueError: a declaration is none of those that the header's first comment allows.
+        ValueError: the header's first comment does not allow a declaration.
     """
     known = SCALARS | structs
     declarations = filter(None, map(str.strip, _read_structs()[name].split(";")))
@@ -179,7 +179,7 @@ class ScalePacking(IntEnum):
 
 
 class SampleState(IntEnum):
-    """What is known about the codes of a sample."""
+    """The state of knowledge about the codes of a sample."""
 
     UNSURE = 0
     ROUNDED = 1
@@ -187,7 +187,7 @@ class SampleState(IntEnum):
 
 
 class Zeros(IntEnum):
-    """What zero points have in common."""
+    """The similarity of zero points."""
 
     FRACTIONS = 0
     WHOLE = 1

@@ -1,6 +1,6 @@
 """Documents as JUnit XML, for Jenkins, GitLab, Azure and CircleCI.
 
-A comparison or candidate is a suite, with a test for whether the result is reliable and a test for each gate, which
+A comparison or candidate is a suite. It has a test for whether the result is reliable and a test for each gate, which
 fails if the gate does not hold. :func:`display` escapes all characters that XML cannot hold.
 """
 
@@ -14,7 +14,7 @@ from quanterr.outputs.formatting import LONG, describe_gate, describe_violation,
 from quanterr.outputs.sections import Suite
 from quanterr.util.text import display, format_exact
 
-MAX_VIOLATIONS = 100  # shown for each gate
+MAX_VIOLATIONS = 100  # violations shown for each gate
 
 
 def write(document: Document, file: IO[str]) -> None:

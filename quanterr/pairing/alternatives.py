@@ -83,7 +83,7 @@ def _choose_alternative(pair: Pair, workspaces: Workspaces) -> Pair | Sequence[L
 def _choose_among(
     pair: Pair, others: Sequence[Alternative], bar: ReadingThreshold, workspaces: Workspaces
 ) -> Pair | Sequence[Leftover] | None:
-    """Return what follows from the nearest of the alternatives; None if the first reading is as near."""
+    """Return the choice of the nearest alternative; None if the first reading is as near."""
     tried = [(other.original, other.quantized or pair.quantized) for other in others]
     choice = choose_nearest((pair.original, pair.quantized), tried, bar, workspaces)
     if choice.number is None:

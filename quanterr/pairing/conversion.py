@@ -1,11 +1,11 @@
-"""Undo what the programs that wrote two checkpoints did to the model's tensors.
+"""Undo the changes that the programs of two checkpoints made to the model's tensors.
 
-    names      llama.cpp's, in which both sides are then compared; otherwise the usual names (names.py)
+    names      are llama.cpp's if a side has them; otherwise the usual names (names.py)
     orders     of rows and columns are undone in the file that has them
-    numbers    that one side changed are changed on the other side, too: undoing them in float32 would lose digits
+    numbers    changed on one side are changed on the other side, too: undoing them in float32 would lose digits
 
-The program, the architecture of a GGUF file and the model_type of a config.json decide (converters/). A file that fits
-another reading better is wrong as it will be loaded: the pair keeps the prescribed reading, and the other one is
+The program, the architecture of a GGUF file and the model_type of a config.json decide (converters/). If a file fits
+another reading better, loaders will read it wrongly: the pair keeps the prescribed reading, and the other one is
 reported with its error.
 """
 
@@ -50,7 +50,7 @@ class Conversion:
     """The names and conventions of two checkpoints, both under usual names."""
 
     def __init__(self, original: Checkpoint, quantized: Checkpoint) -> None:
-        """Find what both sides state about their model."""
+        """Read the statements of both sides about their model."""
         self._sides = original, quantized
         self._configs = list(_read_configs(original, quantized))
         self._config = self._configs[0] if self._configs else {}
@@ -109,7 +109,7 @@ class Conversion:
         return weight
 
     def crop_vocabulary(self, name: str, x: Weight) -> Weight:
-        """Return the original's weight as far as the converter keeps its rows."""
+        """Return the rows of the original's weight that the converter keeps."""
         return x
 
     def stores_inputs_first(self, pair: Pair) -> bool | None:
@@ -119,7 +119,7 @@ class Conversion:
         weight, is_alone = pair.quantized, len(pair.quantized_codes) == 1
         if self._is_mlx[1] or not is_alone or weight.format.startswith("mx"):
             return own  # the quantized weight is [out, in]
-        # A weight of the same name that is stored as numbers has the original's orientation.
+        # A weight of the same name, stored as numbers, has the original's orientation.
         is_same = canonicalize(weight.name) == canonicalize(pair.original.name)
         return False if own is not None and is_same and weight.encoding in ("floats", "cast") else None
 
@@ -218,7 +218,7 @@ class GgufConversion(Conversion):
         return Atoms(tuple(self._translate(atom.removesuffix(kind), kind) for atom in found.names), found.equal)
 
     def _expand(self, path: str, kind: str, shape: Shape) -> tuple[str, ...]:
-        """Return the names of all that a tensor of the GGUF file holds, from top to bottom."""
+        """Return the names of all weights in a tensor of the GGUF file, from top to bottom."""
         block, _, word = path.rpartition(".")
         pieces = llama_cpp.PIECES.get(word, (word,))
         if self._architecture in llama_cpp.FLAT:
@@ -256,7 +256,7 @@ class GgufConversion(Conversion):
         return next((name for name in known if name + end in self._names), (known or [path + kind])[0]) + end
 
     def _list_paths(self, path: str, kind: str) -> Iterator[list[str]]:
-        """Yield the names that the tables have for a path, as the converter may have changed it before."""
+        """Yield the tables' names for a path and for the paths to which the converter may have renamed it."""
         paths = [path]
         for pattern, replacement in llama_cpp.RENAMED.get(self._architecture, ()):
             if pattern.fullmatch(paths[-1]):
@@ -267,7 +267,7 @@ class GgufConversion(Conversion):
             yield [name + of for name in list_llama_names(self._architecture, path + ending)]
 
     def _place_merger(self, path: str) -> str:
-        """Return the path of a merger with the number of the block that it follows in place of its own."""
+        """Return the path of a merger, numbered by the block that it follows."""
         found = llama_cpp.MERGERS.fullmatch(path)
         follows = self._metadata.values.get(llama_cpp.MERGED_BLOCKS)
         if found is None or not isinstance(follows, tuple):
@@ -277,7 +277,7 @@ class GgufConversion(Conversion):
         return f"{found[1]}{blocks[number]}{found[3]}" if number < len(blocks) else f"{path} of no block"
 
     def _place_prediction(self, path: str) -> str:
-        """Return the path of a layer that predicts further tokens in the block after the last one."""
+        """Return the path, in the block after the last one, of a layer that predicts further tokens."""
         for pattern, rest in llama_cpp.PREDICTION:
             if found := pattern.fullmatch(path):
                 last = self._metadata.get_model_int("block_count") or 0
@@ -331,7 +331,7 @@ class GgufConversion(Conversion):
         return replace(take_rows(x, first, stored.shape), evidence=(*x.evidence, evidence))
 
     def stores_inputs_first(self, pair: Pair) -> bool | None:
-        """Return whether the original is [in, out]: a GGUF file never is; None if its model is unknown."""
+        """Return whether the original is [in, out], as GGUF files never are; None if its model is unknown."""
         if self._side == 0:
             return False
         is_stack = len(pair.original.codes.shape) == 3

@@ -127,7 +127,7 @@ def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
             return Inputs(why_not="its rotated rows are padded, and the padding of its inputs is not emulated")
         own = own._replace(rotation=rotation_of(weight))
     elif any(label.rotated for label in labels.of(weight.name)):
-        return Inputs(why_not="its label says that it is rotated, but it was not read as rotated")
+        return Inputs(why_not="its label declares a rotation, but it was not read as rotated")
     elif Transforms(labels.config, {}).applies_to(weight.name, weight.matrix):
         return Inputs(why_not="config.json declares a transform of its inputs, but the weight was read without it")
     own = own._replace(factors=entries.get(f"{module}.pre_quant_scale"))
@@ -185,7 +185,7 @@ def _read_comfy(module: str, label: Label, entries: Stored) -> Declared:
         return None  # only the weights are quantized
     if form == "svdquant_w4a4":
         if label.fields.get("act_unsigned"):
-            return Inputs(why_not="its label says act_unsigned: inputs are shifted, which is not emulated")
+            return Inputs(why_not="its label declares act_unsigned: inputs are shifted, which is not emulated")
         return Inputs("int4_g64_narrow")
     return Inputs(why_not=f"how ComfyUI rounds the inputs of {display(form)} is not emulated")
 
@@ -437,7 +437,7 @@ SHARED_SCALE = ".kv_scale"  # for keys and values
 
 
 class CacheScales(NamedTuple):
-    """What is stored for a declared FP8 cache of keys and values."""
+    """The scales stored for a declared FP8 cache of keys and values."""
 
     missing: dict[str, str]  # attention module → "keys", "values" or "keys and values", which have no scale
     shared: list[str]  # attention modules in which one scale serves keys and values

@@ -42,7 +42,7 @@ def unify_row_order(pair: Pair, configs: Iterable[JsonFields]) -> Pair:
 
 
 def unify_side(pair: Pair, side: int, configs: Iterable[JsonFields]) -> Pair:
-    """Return the pair with the rows of each head in halves on a side (0 or 1) whose name implies pairs.
+    """Return the pair with the rows of each head in halves on a side (0 or 1), if its name implies pairs.
 
     Raises:
         FormatMismatch: no config gives a fitting number of heads.
@@ -59,7 +59,7 @@ def unify_side(pair: Pair, side: int, configs: Iterable[JsonFields]) -> Pair:
     if stored.shape[0] % (2 * heads):
         raise FormatMismatch(f"{both}, and {heads} heads of pairs do not fit its {stored.shape[0]} rows")
     halves = reorder(stored, grid(2, stored.shape[0] // heads // 2))
-    evidence = f"rows of {heads} heads in pairs, as its name says"
+    evidence = f"rows of {heads} heads in pairs, as its name implies"
     halves = replace(halves, evidence=(evidence, *halves.evidence), prescribed=True)
     if side == 0:
         return replace(pair, original=halves)

@@ -74,7 +74,7 @@ def _measure(
 
 
 def _undo_norms(pairs: list[Pair], places: Places, workspaces: Workspaces) -> Iterator[FoldedScales]:
-    changed = {}  # (block, pattern of the weights that the norm feeds) → the norm's name, its candidate factors
+    changed = {}  # (block, pattern of the weights that the norm feeds) → the norm's name, factors to try
     for (path, kind), number in places.items():
         if kind or len(pairs[number].original.shape) != 1 or not pairs[number].original.n:
             continue

@@ -63,7 +63,7 @@ class Ties:
 
     @staticmethod
     def _find_embedding(names: list[str]) -> str | None:
-        """Return the token embedding if it is unique: the one with a usual name, else the only candidate."""
+        """Return the token embedding if it is unique: the one with a usual name, else the only embedding."""
         weights = [name for name in names if _classify(name) == "weight"]
         found = [name for name in weights if canonicalize(name)[0] in EMBEDDINGS] or weights
         return found[0] if len(found) == 1 else None

@@ -11,7 +11,7 @@ embeddings. Unquantized routers and experts may be of other classes; the origina
 (alternatives.py), with a warning.
 
 Only ``input`` is undone. With ``output``, ``q_attn`` and ``k_cache`` a model computes in a way that no weight shows.
-A wrong declaration shows: a weight that was not rotated comes out rotated, far from the original.
+A wrong declaration is visible: a weight that was not rotated comes out rotated, far from the original.
 
 Reference: vllm-project/compressed-tensors 0.20.0 transform/transform_args.py, transform/factory/base.py,
 transform/utils/matrix.py, utils/match.py.

@@ -5,7 +5,7 @@ random run. Σe² and Σx² of the runs are scaled up to all rows, and their spr
 ratio estimate of a random sample of clusters (Cochran, Sampling Techniques, 3rd edition, 6.4 and 9.2).
 
 Errors of rows have long tails: a few rows with outliers may make up most of a weight's error, and a sample may miss
-them. So the worst run counts twice, and margins are wider by half. Then 95 of 100 estimates are within the margin for
+them. So the worst run counts twice, and margins are 50 % wider. Then 95 of 100 estimates are within the margin for
 MiniLM's weights, which have such rows, and 99 for models without.
 
 Rows have the values that they have in the whole weight. If scales depend on all rows (a scale of the tensor, or scales
@@ -35,7 +35,7 @@ from quanterr.util.text import display
 
 RUN_BYTES = 1 << 16  # size of a run if a weight has enough runs: smaller ones are slow to read
 LEAST_RUNS = 8  # fewest runs to read of a weight that has enough
-WANTED_RUNS = 32  # wanted number of runs to read; runs get fewer rows to reach it
+WANTED_RUNS = 32  # desired number of runs to read; runs get fewer rows to reach it
 PIECE = 1 << 20  # elements quantized at once
 DB = 10 / log(10)
 WIDER = 1.5  # factor on the margin of normally distributed errors
@@ -57,7 +57,7 @@ def parse_share(text: str) -> float:
 
 
 class Runs(NamedTuple):
-    """Runs of ``height`` rows of a weight, of which ``numbers`` are read; the weight's last run may have fewer rows."""
+    """Runs of ``height`` rows of a weight, of which ``numbers`` are read. The last run may have fewer rows."""
 
     rows: int  # rows of the weight
     height: int

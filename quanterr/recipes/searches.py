@@ -1,6 +1,6 @@
-"""Searches for the scales of ggml's types as in llama.cpp: the candidate with the least weighted error wins.
+"""Searches for the scales of ggml's types as in llama.cpp: the trial with the least weighted error wins.
 
-Sums run over the elements of a part in order, in float32. Compilers of llama.cpp may fuse multiplications and
+Sums run over the elements of a group in order, in float32. Compilers of llama.cpp may fuse multiplications and
 additions, so single codes may differ. The compiled kernel finds the same numbers.
 Reference: ggml-org/llama.cpp@b7180 ggml/src/ggml-quants.c make_qx_quants, make_q3_quants, make_qkx2_quants,
 make_qkx3_quants, make_qp_quants.
@@ -16,15 +16,15 @@ from torch import Tensor
 from quanterr.kernel.library import Kernel, choose_kernel
 from quanterr.kernel.structs import MOST_SEARCHED
 
-LEAST = 1e-15  # a part whose elements are all smaller is zero: GROUP_MAX_EPS
+LEAST = 1e-15  # a group whose elements are all smaller is zero: GROUP_MAX_EPS
 PASSES = 5  # passes of make_q3_quants and make_qp_quants
-SIDE_BY_SIDE = 8  # sums of squares, as torch adds up 32 numbers; the length of a part is a multiple of this
+SIDE_BY_SIDE = 8  # partial sums of squares, like torch's over 32 numbers; divides the length of a group
 FINE = [0.05 * n - 0.9 for n in range(37)]  # steps of the search with importance
 SYMMETRIC = [0.1 * n for n in (0, *range(-9, 0), *range(1, 10))]  # steps of the search without a minimum
 
 
 def weigh_by_importance(x: Tensor, importance: Tensor, mean_square: Tensor) -> Tensor:
-    """Return the weights of errors: importance · √(x² + the mean square of x's part)."""
+    """Return the weights of errors: importance · √(x² + the mean square of x's group)."""
     return importance * (x.square() + mean_square).sqrt_()
 
 
@@ -42,19 +42,19 @@ def search_with_minimum(
     absolute: bool = False,
     codes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Search scales and minima of parts, (n, k) each, for codes from 0 to ``most``: make_qkx2_quants, make_qkx3_quants.
+    """Search scales and minima of groups, (n, k) each, for codes from 0 to ``most``: make_qkx2_quants and make_qkx3.
 
-    Candidates add one of ``steps`` to ``most``. With ``absolute``, errors are not squared. ``weights`` of errors are by
-    default |x|, plus the root mean square of the part if errors are squared. ``codes``, float32 like ``x``, receives
+    A trial adds one of ``steps`` to ``most``. With ``absolute``, errors are not squared. ``weights`` of errors are by
+    default |x|, plus the root mean square of the group if errors are squared. ``codes``, float32 like ``x``, receives
     the codes.
     """
-    kernel, parts = _find_kernel(x, weights, codes), x.shape
+    kernel, groups = _find_kernel(x, weights, codes), x.shape
     floors = None if absolute or weights is not None else _find_mean_squares(x).sqrt_()
     if kernel is not None:
-        scale, minimum = torch.empty(parts[:2]), torch.empty(parts[:2])
+        scale, minimum = torch.empty(groups[:2]), torch.empty(groups[:2])
         given, out = map(_address, (x, weights, floors)), map(_address, (scale, minimum, codes))
         numerators = _list_numbers([most + step for step in steps])
-        searched = scale.numel(), parts[2], 0, most, numerators, len(numerators)
+        searched = scale.numel(), groups[2], 0, most, numerators, len(numerators)
         kernel.library.quanterr_search_minimum(*given, *searched, absolute, *out)
         return scale, minimum
     if weights is None:
@@ -76,7 +76,7 @@ def search_with_minimum(
         return _add_up((error.abs_() if absolute else error.square_()).mul_(weights))
 
     best_scale, best_low = spread / most, low
-    chosen = low, most / spread  # minimum and inverse scale that make the codes of the best candidate
+    chosen = low, most / spread  # minimum and inverse scale that make the codes of the best trial
     encode(*chosen)
     best = cost(best_scale, low)
     for step in steps:
@@ -97,12 +97,12 @@ def search_with_minimum(
         chosen = torch.where(better, tried[0], chosen[0]), torch.where(better, tried[1], chosen[1])
     if codes is not None:
         encode(*chosen)
-        codes.copy_(own.t().view(parts))
-    return best_scale.masked_fill_(flat, 0).view(parts[:2]), (-best_low).view(parts[:2])
+        codes.copy_(own.t().view(groups))
+    return best_scale.masked_fill_(flat, 0).view(groups[:2]), (-best_low).view(groups[:2])
 
 
 def _find_mean_squares(x: Tensor) -> Tensor:
-    """Return the mean square of each part, (n, k); every eighth element is added up first."""
+    """Return the mean square of each group, (n, k); every eighth element is added up first."""
     kernel = _find_kernel(x)
     if kernel is None:
         sums = _add_up(x.square().view(*x.shape[:2], -1, SIDE_BY_SIDE).movedim(2, 0))
@@ -113,15 +113,15 @@ def _find_mean_squares(x: Tensor) -> Tensor:
 
 
 def search_symmetric(x: Tensor, most: int, weights: Tensor | None = None, codes: Tensor | None = None) -> Tensor:
-    """Search the scales of parts, (n, k), for codes from -most to most - 1: make_qx_quants.
+    """Search the scales of groups, (n, k), for codes from -most to most - 1: make_qx_quants.
 
     Errors are weighted by ``weights``, or by x². ``codes``, float32 like ``x``, receives the codes.
     """
-    kernel, parts = _find_kernel(x, weights, codes), x.shape
+    kernel, groups = _find_kernel(x, weights, codes), x.shape
     if kernel is not None:
-        scale, numerators = torch.empty(parts[:2]), _list_numbers([-(most + step) for step in SYMMETRIC])
+        scale, numerators = torch.empty(groups[:2]), _list_numbers([-(most + step) for step in SYMMETRIC])
         given, out = map(_address, (x, weights)), map(_address, (scale, codes))
-        searched = scale.numel(), parts[2], -most, most - 1, numerators, len(numerators)
+        searched = scale.numel(), groups[2], -most, most - 1, numerators, len(numerators)
         kernel.library.quanterr_search_symmetric(*given, *searched, *out)
         return scale
     x, weights = _turn(x), _turn(x * x if weights is None else weights)
@@ -142,8 +142,8 @@ def search_symmetric(x: Tensor, most: int, weights: Tensor | None = None, codes:
         best_scale = torch.where(better, scale, best_scale)
         best_inverse = torch.where(better, inverse, best_inverse)
     if codes is not None:
-        codes.copy_(round_clamped(x * best_inverse, -most, most - 1).t().view(parts))
-    return best_scale.masked_fill_(zero, 0).view(parts[:2])
+        codes.copy_(round_clamped(x * best_inverse, -most, most - 1).t().view(groups))
+    return best_scale.masked_fill_(zero, 0).view(groups[:2])
 
 
 def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,22 +162,22 @@ def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tens
 
 
 def search_three_bits(x: Tensor) -> Tensor:
-    """Search the scales of parts, (n, k), for codes from -4 to 3, refined code by code: make_q3_quants."""
-    kernel, parts, ends = _find_kernel(x), x.shape, (-4, 3)
+    """Search the scales of groups, (n, k), for codes from -4 to 3, refined code by code: make_q3_quants."""
+    kernel, groups, ends = _find_kernel(x), x.shape, (-4, 3)
     if kernel is not None:
-        found = torch.empty(parts[:2])
-        kernel.library.quanterr_refine(x.data_ptr(), None, found.numel(), parts[2], *ends, None, found.data_ptr())
+        found = torch.empty(groups[:2])
+        kernel.library.quanterr_refine(x.data_ptr(), None, found.numel(), groups[2], *ends, None, found.data_ptr())
         return found
-    x = x.reshape(-1, parts[2])
+    x = x.reshape(-1, groups[2])
     largest = x.gather(1, x.abs().argmax(1, keepdim=True))
     zero = largest.abs() < LEAST
     codes = round_clamped(x * (ends[0] / torch.where(zero, 1.0, largest)), *ends)
     scale, _ = _refine(x, x * x, codes, ends)
-    return scale.masked_fill_(zero[:, 0], 0).view(parts[:2])
+    return scale.masked_fill_(zero[:, 0], 0).view(groups[:2])
 
 
 def _find_kernel(x: Tensor, *others: Tensor | None) -> Kernel | None:
-    """Return the kernel for searches in parts, (..., elements); None if there is none, or it cannot take tensors."""
+    """Return the kernel for searches in groups, (..., elements); None if there is none, or it cannot take tensors."""
     given = [x, *(each for each in others if each is not None)]
     are_alike = all(each.shape == x.shape and each.dtype == torch.float32 for each in given)
     can_be_read = all(each.is_cpu and each.is_contiguous() for each in given)  # the kernel gets addresses
@@ -193,7 +193,7 @@ def _list_numbers(numbers: Sequence[float]) -> "ctypes.Array[ctypes.c_float]":
 
 
 def _turn(x: Tensor) -> Tensor:
-    """Copy parts, (..., elements), to (elements, parts): sums over elements are then sums of rows."""
+    """Copy groups, (..., elements), to (elements, groups): sums over elements are then sums of rows."""
     return x.reshape(-1, x.shape[-1]).t().contiguous()
 
 
@@ -204,7 +204,7 @@ def _add_up(x: Tensor) -> Tensor:
 
 
 def _refine(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Refine the scales, (n,), and codes, (n, k), of parts by changing each code that improves the fit."""
+    """Refine the scales, (n,), and codes, (n, k), of groups by changing each code that improves the fit."""
     kernel = _find_kernel(x, weights, codes)
     if kernel is not None:
         codes, scale = codes.clone(), torch.empty(len(x))

@@ -1,1 +1,1 @@
-"""What nearer codes, better scales or another zero point would have cost, estimated from a sample of rows."""
+"""The error that nearer codes, better scales or another zero point would leave, estimated from a sample of rows."""

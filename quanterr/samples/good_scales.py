@@ -73,9 +73,9 @@ class Losses(NamedTuple):
     x_sq: Tensor
     stored_sq: Tensor  # squared error of the nearest codes with the stored scales
     good_sq: Tensor  # with good scales; (2, …) by two rules if scales are powers of two
-    worst_sq: Tensor  # worst case: half a step for every nonzero element
+    worst_sq: Tensor  # if every nonzero element were half a step off
     needed: Tensor  # good scale / stored scale
-    used: Tensor  # ``needed``, had the stored values been the original: the part of the range in use
+    used: Tensor  # ``needed`` by the stored values instead of the original: the share of the range in use
     stored: Tensor  # stored scale as a factor of codes
     good: Tensor  # good scale as a factor of codes
     moved: Tensor  # distance of the lowest level from where it should be
@@ -161,7 +161,7 @@ def measure_losses(
 def measure_part_losses(
     levels: Levels, x: Tensor, unit: Tensor, of_groups: Losses, groups: ScaleGroups, width: int
 ) -> Losses:
-    """Measure what parts of rows, ``width`` columns each, lose because the scales of their groups are too large.
+    """Measure the losses of parts of rows, ``width`` columns each, because the scales of their groups are too large.
 
     ``levels`` are floats, for which a large scale does no harm except where values are so small that their codes are
     subnormal; a group as a whole does not show this. ``unit`` is the factor of the codes of ``x``, (r, c).
@@ -194,9 +194,9 @@ def has_one_zero(levels: Levels, scales: Scaling, groups: ScaleGroups, shape: to
 def _find_needed(
     levels: Levels, codes: Tensor, zeros: Tensor | None, groups: ScaleGroups, one_zero: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the factor by which the steps of each group must grow to hold ``codes``, (r, c), and two more numbers.
+    """Return the factor by which the steps of each group must grow to hold ``codes``, (r, c), the start and its level.
 
-    These are the code where the range starts and the level that belongs there: both are the zero point, or if groups
+    The range starts at this code, which belongs to this level. Both are the zero point; but if groups
     have different zero points, the level is the lowest.
     """
     high, low = groups.max(codes), groups.min(codes)

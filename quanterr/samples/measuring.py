@@ -1,4 +1,4 @@
-"""The error that the stored scales of a weight allow, and what conspicuous rows and cells beyond its sample add."""
+"""The error that the stored scales of a weight allow, from its sample and from conspicuous rows and cells."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -32,20 +32,20 @@ class SampleMeasurer:
     """Measures the sample of a pair whose ``sums`` are known."""
 
     def __init__(self, reader: PairReader, sums: Sums) -> None:
-        """Read the sample, and what is inspected beyond it, with ``reader``."""
+        """Read the sample, and rows and cells beyond it, with ``reader``."""
         self._reader, self._sums, self._buffers = reader, sums, reader.buffers
         self._pair, self._weight = reader.pair, reader.pair.quantized
 
     def measure(self, plain: PlainSample | None) -> Attainable | None:
         """Return the error that the stored scales allow; None if the nearest codes cannot be found.
 
-        ``plain`` is the sample that the kernel has measured, if it has: without a result, it needs a closer look.
+        ``plain`` is the sample as the kernel measured it, if it did. Without a result, it is measured closely.
         """
         found = self._finish_plain(plain) if plain else None
         return found or self._measure_closely(plain is not None)
 
     def _finish_plain(self, plain: PlainSample) -> Attainable | None:
-        """Return the kernel's result for the sample, and what conspicuous rows and cells add; None without a result."""
+        """Return the kernel's result for the sample, conspicuous rows and cells included; None if there is none."""
         found, weight = plain.summarize(self._sums), self._weight
         if found is None or (found.rounding is None and self._pair.importance):
             return None  # with importance: the kernel has not weighted errors by it
@@ -206,7 +206,7 @@ class SampleMeasurer:
 
 
 def find_near_scales(weight: Weight, sums: Sums, rows: Sequence[int]) -> Tensor | None:
-    """Return by how much the scale of each group in a few rows may differ from a good one, (r, groups across) float32.
+    """Return the factor by which the scale of each group may differ from a good one, (r, groups across) float32.
 
     None if scales are not multiples of a step, or the step is unknown.
     """

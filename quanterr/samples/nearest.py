@@ -1,4 +1,4 @@
-"""The nearest codes of given values, and how errors differ from rounding to these codes: the specification."""
+"""The nearest codes of given values, and the size of rounding errors: the specification of the kernel."""
 
 from typing import NamedTuple
 

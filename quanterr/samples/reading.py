@@ -1,4 +1,4 @@
-"""Rows of both sides of a pair, read again after the pass or taken from where they were kept."""
+"""Rows of both sides of a pair, read again after the pass or kept during it."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""The rows of a sample.
+"""The choice of a sample's rows.
 
 Row numbers alone decide which rows are sampled, so the result is reproducible to the last digit.
 """
@@ -24,7 +24,7 @@ def sample_chunks(shape: tuple[int, ...]) -> list[Chunk]:
     height = rows if few else RUN
     if cols <= WIDEST:
         return [Chunk(start, start + height, 0, cols) for start in starts]
-    pieces = -(-cols // WIDEST)  # each wide row contributes one piece, taking turns
+    pieces = -(-cols // WIDEST)  # each wide row contributes the next stretch of columns
     numbers = [start + row for start in starts for row in range(height)]
     return [
         Chunk(number, number + 1, n % pieces * WIDEST, min((n % pieces + 1) * WIDEST, cols))

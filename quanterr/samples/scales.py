@@ -44,7 +44,7 @@ MANY = 16  # levels from which LUCKY_FINE applies
 UNDERFLOW = 2.0  # a scale below this multiple of the least scale loses noticeably by rounding
 ALIKE = 0.01  # units with a smaller relative difference count as one scale
 FEWEST = 8  # smaller groups, in elements, are not judged
-FLOOR = 1e-6  # an error below this share of a group's energy is no damage
+FLOOR = 1e-6  # an error below this share of a group's energy does no damage
 ENOUGH, EVERY = 1 << 14, 4  # in samples of more elements, one of EVERY rows is used
 AT_ONCE = 1 << 17  # elements of rows processed together, as small operations cost more than their arithmetic
 MOST_PARTS = 64  # most groups that are listed
@@ -356,7 +356,7 @@ class ScaleSampler:
         return tuple(_make_region(kind, list(groups.values()), self._lucky) for kind, groups in found.items() if groups)
 
     def _clips_bytes(self, one: _SampledGroups) -> Tensor:
-        """Return which groups of 8-bit codes clip their largest value: their row loses it, however large the group."""
+        """Return which groups of 8-bit codes clip their largest value, which their row then loses."""
         levels = self._weight.levels
         is_byte = levels is not None and levels.number >= BYTE and one.size >= FEWEST_CLIPPED
         if not is_byte or (one.size > MOST_CLIPPED and levels and not levels.mantissa):

@@ -8,8 +8,8 @@ from torch import Tensor
 from quanterr.pairing.model import Pair
 from quanterr.tensors.workspace import Workspace
 
-AT_ONCE = 64  # most weights that are compared before the first of them is finished
-ENOUGH = 1 << 19  # elements of these weights, after which none is added: more do not fit the cache
+AT_ONCE = 64  # most weights to compare before the first is finished
+ENOUGH = 1 << 19  # elements in a round; more do not fit the cache
 MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read
 ROOM = ENOUGH + MOST_KEPT  # elements that are kept of each side
 
@@ -37,7 +37,7 @@ class SmallWeights:
         self._n = 0  # elements of one side in the buffer
 
     def turn(self) -> None:
-        """Start a new round of weights: the values of the previous round are still kept, and older ones dropped."""
+        """Start a new round of weights: keep the values of the previous round, and drop older ones."""
         self._before, self._kept = self._kept, {}
         self._buffers, self._n = self._buffers[::-1], 0
 

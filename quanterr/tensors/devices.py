@@ -1,4 +1,4 @@
-"""The choice of the device on which torch computes, and what differs between accelerators."""
+"""The choice of the device on which torch computes, and the differences between accelerators."""
 
 import re
 from collections.abc import Iterator

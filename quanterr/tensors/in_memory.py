@@ -57,7 +57,7 @@ class Model(Protocol):
 
 
 Tensors: TypeAlias = Mapping[str, "Tensor"] | Model
-Opened: TypeAlias = str | os.PathLike[str] | Checkpoint  # what may be opened as it is
+Opened: TypeAlias = str | os.PathLike[str] | Checkpoint  # accepted as it is
 Side: TypeAlias = Opened | Tensors
 
 

@@ -164,7 +164,7 @@ class Workspace:
         return self.read_cached(key, entry, 0, entry.shape)
 
     def read_cached(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the elements from index ``first`` on, like :meth:`read_whole`: for an expert, or a chunk."""
+        """Return the elements from index ``first`` on, like :meth:`read_whole`; experts and chunks are read so."""
         return self.cache(key, entry, (first, shape), lambda: self.read(key, entry, first, shape))
 
     def cache(self, key: str, entry: Entry, number: Hashable, make: Callable[[], Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""How fast is `quanterr compare`, beside the comparison that people write and beside plain reading?
+"""How fast is `quanterr compare`, compared with a script that people write and with plain reading?
 
     python tests/bench/bench.py [--folder .bench] [--runs 3] [--layers 16] [--small 50000] [--device cpu]
 
@@ -26,7 +26,7 @@ BUFFER = 1 << 20
 
 
 class Taken(NamedTuple):
-    """What a process took."""
+    """The seconds and memory that a process took."""
 
     seconds: float
     cpu: float
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
 
 
 def make(folder: Path, layers: int, rows: int, cols: int, name: str = "model.layers.{}.mlp.up_proj") -> dict[str, Path]:
-    """The checkpoints of make_pairs.py, made in a process of its own: a child's peak includes what its parent holds."""
+    """Make the checkpoints of make_pairs.py in another process: a child's peak includes the memory of its parent."""
     code = (
         f"from make_pairs import make; from pathlib import Path; make(Path({str(folder)!r}), {layers}, {rows}, "
         f"{cols}, {name!r})"
@@ -65,7 +65,7 @@ def spread(taken: list[Taken]) -> str:
 
 
 def read_plainly(*paths: Path) -> float:
-    """Seconds to read the files into one small buffer, on one thread."""
+    """Return the seconds to read the files into one small buffer, on one thread."""
     buffer, started = memoryview(bytearray(BUFFER)), time.monotonic()
     for path in paths:
         with path.open("rb", buffering=0) as file:
@@ -75,7 +75,7 @@ def read_plainly(*paths: Path) -> float:
 
 
 def compare_large(options: argparse.Namespace, paths: dict[str, Path], version: str) -> None:
-    """FP8 or INT8 against the original: quanterr and the script in turn."""
+    """Compare FP8 or INT8 with the original, by quanterr and by the script in turn."""
     report = options.folder / "report.json"
     pair = str(paths["original"]), str(paths[version])
     ours = [sys.executable, "-m", "quanterr", "compare", *pair, "-q", "--device", options.device, "-o", str(report)]
@@ -118,7 +118,7 @@ def compare_large(options: argparse.Namespace, paths: dict[str, Path], version: 
 
 
 def write_back(options: argparse.Namespace, paths: dict[str, Path], version: str) -> None:
-    """A quantized file written back as BF16, beside writing as many bytes plainly; both to the disk."""
+    """Write a quantized file back as BF16, and as many bytes plainly, both to the disk."""
     output, taken, plain = options.folder / "floats.safetensors", [], []
     command = [sys.executable, "-m", "quanterr", "dequantize", str(paths[version]), "-o", str(output), "-q"]
     for _ in range(options.runs):
@@ -135,7 +135,7 @@ def write_back(options: argparse.Namespace, paths: dict[str, Path], version: str
 
 
 def write_plainly(path: Path, n_bytes: int) -> float:
-    """Seconds to write so many bytes to the disk, from one small buffer."""
+    """Return the seconds to write so many bytes to the disk, from one small buffer."""
     buffer, started = os.urandom(BUFFER), time.monotonic()
     with path.open("wb", buffering=0) as file:
         for _ in range(n_bytes // BUFFER):
@@ -145,10 +145,10 @@ def write_plainly(path: Path, n_bytes: int) -> float:
 
 
 def compare_small(options: argparse.Namespace) -> None:
-    """Very many small matrices."""
+    """Compare very many small matrices."""
     paths = make(options.folder, options.small, *SMALL, "model.layers.0.mlp.experts.{}.up_proj")
     quanterr, report = [sys.executable, "-m", "quanterr"], options.folder / "small.json"
-    for version in ("int8_row", "fp8_tensor"):  # the report of the last is rendered below
+    for version in ("int8_row", "fp8_tensor"):  # the last report is rendered below
         command = [*quanterr, "compare", str(paths["original"]), str(paths[version]), "-q", "-o", str(report)]
         taken = [run(*command, "--device", options.device) for _ in range(options.runs)]
         found = median(taken)
@@ -164,7 +164,7 @@ def compare_small(options: argparse.Namespace) -> None:
 
 
 def start_up(options: argparse.Namespace) -> None:
-    """Commands that must answer at once."""
+    """Time commands that must answer at once."""
     print("\nstart-up")
     for words in (["--help"], ["--version"], ["schema"], ["compare", "--help"]):
         taken = [run(sys.executable, "-m", "quanterr", *words) for _ in range(max(options.runs, 5))]

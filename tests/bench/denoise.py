@@ -40,7 +40,7 @@ BUDGETS = (3.5, 4.0, 4.5, 5.0, 6.0)
 
 
 def images(kinds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Waves (n, tokens, channels) of the given kinds, with random phases."""
+    """Return waves (n, tokens, channels) of the given kinds, with random phases."""
     angles, waves = kinds % 4 * (pi / 4), 1 + kinds // 4
     at = torch.arange(SIDE) * (2 * pi / SIDE)
     along = angles.cos()[:, None, None] * at[:, None] + angles.sin()[:, None, None] * at
@@ -51,7 +51,7 @@ def images(kinds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def arguments(x: torch.Tensor, kinds: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The arguments of a call: a text is random numbers of its own for each kind."""
+    """Return the arguments of a call; the text of each kind is random numbers."""
     generator = torch.Generator().manual_seed(SEED + 1)
     texts = torch.randn(KINDS, TEXT_TOKENS, TEXT_WIDTH, generator=generator)
     rows = SIDE // PATCH
@@ -99,7 +99,7 @@ def train(folder: Path) -> None:
 
 
 def path_of(model: Any, seed: int) -> Iterator[tuple[float, dict[str, torch.Tensor]]]:
-    """The calls of one path from noise to image, with their sigmas."""
+    """Yield the calls of one path from noise to image, with their sigmas."""
     kinds = torch.tensor([seed % KINDS])
     x = torch.randn(1, TOKENS, CHANNELS, generator=torch.Generator().manual_seed(seed))
     for step in range(SAMPLED):
@@ -124,7 +124,7 @@ def record(model: Any, path: Path, seeds: Sequence[int]) -> None:
 
 
 def bench(folder: Path, original: Checkpoint) -> None:
-    """Both tables."""
+    """Print both tables."""
     sensitivity = folder / "sensitivity.json"
     asked: dict[str, Any] = {"sensitivity": sensitivity, "sensitivity_chunks": 64}
     found = quanterr.evaluate(

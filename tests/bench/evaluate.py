@@ -34,7 +34,7 @@ COLUMNS = (
     *("recipe", "bits", "weight SNR dB", "output error", "KLD", "predicted KLD", "predicted ÷ measured", "PPL"),
     "same top token",
 )
-HELD_OUT = 0.1  # of the text
+HELD_OUT = 0.1  # share of the text
 SEED = 0
 RECIPES = ("fp8_tensor", "fp8_row", "int8_g64", "int6_g64", "int5_g32", "int4_g32", "int4_g64", "int3_g32")
 PLANNED = ("int2_g32", "int3_g64", "int3_g32", "int4_g64", "int4_g32", "int5_g64", "int6_g64", "int8_g64")
@@ -42,13 +42,13 @@ BUDGETS = (3.6, 4.1, 4.6, 5.1, 6.1)  # bits per weight of the matrices in blocks
 
 
 def read_sources() -> str:
-    """The standard library's own sources, in the order of their names."""
+    """Return the standard library's own sources, in the order of their names."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return "\n".join(path.read_text(encoding="utf-8", errors="ignore") for path in paths)
 
 
 def train(folder: Path) -> None:
-    """A tokenizer and a model, and the text that the model has not seen."""
+    """Train a tokenizer and a model, and write a text that the model has not seen."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -87,7 +87,7 @@ def train(folder: Path) -> None:
 
 
 def bench(folder: Path, original: Checkpoint, chunks: int, mixes: int) -> None:
-    """Both tables."""
+    """Print both tables."""
     names = [name for name, entry in original.entries.items() if len(entry.shape) == 2 and "layers." in name]
     chosen = random.Random(SEED)
     assignments = {recipe: dict.fromkeys(names, recipe) for recipe in RECIPES}
@@ -117,7 +117,7 @@ def bench(folder: Path, original: Checkpoint, chunks: int, mixes: int) -> None:
 
 
 def row_of(original: Checkpoint, made: Checkpoint, candidate: Any, alphas: dict[str, float]) -> dict[str, Any]:
-    """What is known of one model."""
+    """Return the predicted and measured numbers of one model."""
     report = quanterr.compare(original, made, layers=["layers."], device="cpu")
     nmse = {layer.layer_name: layer.nmse for layer in report.layers if layer.nmse is not None}
     outputs = [w.output_error for w in candidate.weights if w.layer_name in nmse]
@@ -137,7 +137,7 @@ def row_of(original: Checkpoint, made: Checkpoint, candidate: Any, alphas: dict[
 
 
 def show(found: Any, rows: list[dict[str, Any]], seconds: float) -> None:
-    """The table in Markdown, and the rank correlations."""
+    """Print the table in Markdown, and the rank correlations."""
     base = found.candidates[0].scores
     print(
         f"PPL of the original {base.ppl_original:.3f} ± {base.ppl_original_se:.2f}; {base.tokens:,} predictions scored"

@@ -24,7 +24,7 @@ GIB = 2**30
 
 
 def make(folder: Path, size: str) -> None:
-    """The model, its FP8 copy, that copy's values as BF16 for the plain run, and tokens."""
+    """Write the model, its FP8 copy, that copy's values as BF16 for the plain run, and tokens."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -56,7 +56,7 @@ def make(folder: Path, size: str) -> None:
 
 
 def streamed(folder: Path) -> dict[str, float]:
-    """Evaluate."""
+    """Evaluate with quanterr."""
     import quanterr
 
     found = quanterr.evaluate(
@@ -68,7 +68,7 @@ def streamed(folder: Path) -> dict[str, float]:
 
 
 def plain(folder: Path) -> dict[str, float]:
-    """Both models in memory, in float32."""
+    """Measure with plain transformers: both models in memory, in float32."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
@@ -96,7 +96,7 @@ def plain(folder: Path) -> dict[str, float]:
 
 
 def run(kind: str, folder: Path, limit: int | None = None) -> tuple[int, float, float, dict[str, float]]:
-    """One of the two in a process of its own: its status, seconds, peak in MB and numbers."""
+    """Run one of the two in a process of its own; return its status, seconds, peak in MB and numbers."""
 
     def limited() -> None:
         if limit is not None:

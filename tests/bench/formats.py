@@ -1,4 +1,4 @@
-"""How many weights a second each format dequantizes, and compares with a BF16 original: any codes, warm cache.
+"""The weights per second that each format dequantizes and compares with a BF16 original, with a warm cache.
 
 Scales are such that both sides are of one size: of others, the kernel adds up in float64.
 
@@ -44,13 +44,13 @@ CPU = torch.device("cpu")
 
 
 def codes(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """Any bits."""
+    """Return codes of random bits."""
     n_bytes = torch.Size(shape).numel() * dtype.itemsize
     return torch.randint(0, 256, (n_bytes,), dtype=torch.uint8).view(dtype).view(shape)
 
 
 def fp8(*shape: int) -> Tensor:
-    """Finite codes."""
+    """Return finite FP8 codes."""
     return torch.randint(0, 0x7F, shape, dtype=torch.uint8).view(FP8)
 
 
@@ -67,7 +67,7 @@ def label(**fields: object) -> Tensor:
 
 
 def made(m: int, k: int) -> Iterator[Tensors]:
-    """What is stored of a weight X.weight of m × k; the format's name is inferred from it."""
+    """Yield the tensors that each format stores for a weight X.weight of m × k; quanterr infers the format."""
     half = {"dtype": torch.float16}
     yield {"X.weight": scales(m, k, dtype=torch.bfloat16)}
     yield {"X.weight": fp8(m, k), "X.weight_scale": scales()}
@@ -181,7 +181,7 @@ def made(m: int, k: int) -> Iterator[Tensors]:
 
 
 def described(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:
-    """Parts of torchao's tensor subclasses, and what the header declares of them."""
+    """Yield parts of torchao's tensor subclasses, and the header's description of them."""
 
     def kind(name: str, **data: object) -> dict[str, object]:
         return {"_type": name, "_data": data}
@@ -205,7 +205,7 @@ def described(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:
 
 
 def stored_bytes(name: str, n: int) -> bytes:
-    """Any bytes whose pairs are float16 numbers between 0.03 and 0.12; in MXFP4 bytes that are exponents near -6."""
+    """Return random bytes whose pairs are float16 numbers between 0.03 and 0.12; in MXFP4, exponents near -6."""
     low = 0x78 if name == "MXFP4" else 0x28
     return torch.randint(low, low + 8, (n,), dtype=torch.uint8).numpy().tobytes()
 
@@ -220,7 +220,7 @@ def in_gguf(m: int, k: int) -> Iterator[Stored]:
 
 
 def best_of(work: Callable[[], None], threads: int) -> float:
-    """Seconds until each of this many threads has done the work, the best of a few rounds."""
+    """Return the seconds until each of so many threads has done the work, the best of a few rounds."""
 
     def alone() -> None:
         torch.set_num_threads(1)
@@ -240,7 +240,7 @@ def best_of(work: Callable[[], None], threads: int) -> float:
 
 
 def rates(original: Weight, weight: Weight) -> list[float]:
-    """G weights/s: dequantized on one thread, then compared on all of them by torch and by the compiled kernel."""
+    """Return G weights/s: dequantized on one thread, compared on all threads by torch and by the compiled kernel."""
     chunks, cores = list(Cut(*weight.matrix, CPU_CHUNK)), usable_cores()
     pair = Pair("X.weight", original, weight, (), (), (), ())
 

@@ -17,7 +17,7 @@ PERCENTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
 
 def dequantize(quantized: dict[str, Tensor], name: str) -> Tensor:
-    """The values of one weight."""
+    """Return the values of one weight."""
     codes, scale = quantized[name].float(), quantized[name + "_scale"]
     if scale.dim() == 2:
         for dim in (0, 1):
@@ -26,7 +26,7 @@ def dequantize(quantized: dict[str, Tensor], name: str) -> Tensor:
 
 
 def basic(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """What such scripts report."""
+    """Return the numbers that such scripts report."""
     e = y - x
     e_abs = e.abs()
     return {
@@ -46,7 +46,7 @@ def basic(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def the_rest(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """What they usually lack."""
+    """Return the numbers that such scripts usually lack."""
     e, e_abs = y - x, (y - x).abs()
     nonzero = x != 0
     relative = e_abs[nonzero] / x[nonzero].abs()

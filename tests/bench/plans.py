@@ -1,4 +1,4 @@
-"""Plans of equal size by several measures, beside one recipe for all: what each of them really costs."""
+"""The real cost of plans of equal size by several measures, and of one recipe for all layers."""
 
 import json
 import tempfile

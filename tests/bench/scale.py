@@ -1,4 +1,4 @@
-"""Several processes, journals and stores: what they cost beside one process and files that are here.
+"""The cost of several processes, journals and stores, compared with one process and local files.
 
     python tests/bench/scale.py [--folder .bench] [--layers 16]
 
@@ -32,13 +32,13 @@ RATES = (0.0, 500e6, 200e6)  # bytes a second of the network; 0: as fast as two 
 
 
 def cpu() -> float:
-    """Seconds of all children so far."""
+    """Return seconds of all children so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def processes(world: int, *words: str) -> tuple[float, float]:
-    """Seconds and CPU seconds of a run of so many ranks."""
+    """Return seconds and CPU seconds of a run of so many ranks."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])
@@ -56,13 +56,13 @@ def processes(world: int, *words: str) -> tuple[float, float]:
 
 
 def median(runs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Of each."""
+    """Return the median of each of the two numbers."""
     return statistics.median(run[0] for run in runs), statistics.median(run[1] for run in runs)
 
 
 @contextmanager
 def server(folder: Path, rate: float) -> Iterator[str]:
-    """A server of ranges, in a process of its own, of so many bytes a second."""
+    """Start a server of ranges in another process, limited to so many bytes a second."""
     code = (
         "import sys, threading\nfrom pathlib import Path\nfrom serving import serving\n"
         "with serving(Path(sys.argv[1]), float(sys.argv[2])) as server:\n"
@@ -79,7 +79,7 @@ def server(folder: Path, rate: float) -> Iterator[str]:
 
 
 def download(urls: list[tuple[str, int]]) -> float:
-    """Seconds to read files by ranges, eight at a time, and drop them."""
+    """Return seconds to read files by ranges, eight at a time, and drop them."""
 
     def read(job: tuple[str, int, int]) -> int:
         url, begin, end = job
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def from_server(folder: Path, pair: list[str], rate: float) -> None:
-    """Reading from a server on this machine."""
+    """Time reading from a server on this machine."""
     sizes = [Path(path).stat().st_size for path in pair]
     with server(folder, rate) as url:
         remote = [f"{url}/{Path(path).name}" for path in pair]
@@ -156,7 +156,7 @@ def from_server(folder: Path, pair: list[str], rate: float) -> None:
 
 
 def count_requests(path: Path) -> None:
-    """What opening a checkpoint of many tensors takes."""
+    """Count the requests that opening a checkpoint of many tensors takes."""
     from support.serving import serving
 
     from quanterr.checkpoints import open_checkpoint

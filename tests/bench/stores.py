@@ -32,7 +32,7 @@ with serving_hub(Path(folder), int(limit), float(window), int(lifetime)) as hub:
 
 @contextmanager
 def hub(folder: Path, *settings: object) -> Iterator["subprocess.Popen[str]"]:
-    """A hub in a process of its own; a line to it is answered by how often it was asked, and its connections."""
+    """Start a hub in another process. It answers each line with its numbers of requests and connections."""
     command = [sys.executable, "-c", HUB, str(folder), *map(str, settings)]
     tests = Path(__file__).resolve().parent.parent
     with subprocess.Popen(command, cwd=tests, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -42,7 +42,7 @@ def hub(folder: Path, *settings: object) -> Iterator["subprocess.Popen[str]"]:
 
 
 def answer(process: "subprocess.Popen[str]") -> str:
-    """Its next line."""
+    """Return the next line that the process prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 

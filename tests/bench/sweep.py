@@ -1,4 +1,4 @@
-"""How fast is `quanterr sweep` beside a comparison, and the knapsack of `plan`.
+"""The speed of `quanterr sweep`, compared with a comparison, and of the knapsack of `plan`.
 
 python tests/bench/sweep.py [--folder .bench] [--layers 16]
 """
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def instance(n: int) -> list[list[KnapsackItem]]:
-    """Layers of different sizes and sensitivities."""
+    """Return layers of different sizes and sensitivities."""
     made = random.Random(1)
     groups = []
     for _ in range(n):

@@ -261,7 +261,7 @@ class TestSplitFiles:
             assert "llama" == found.gguf.architecture
         assert ("file", "folder") == (opened(paths[1]).kind, opened(tmp_path).kind)
 
-    def test_all_parts_must_be_there(self, tmp_path):
+    def test_all_shards_must_be_there(self, tmp_path):
         paths = split(tmp_path, [[A], [B], []])
         paths[0].unlink()
         paths[2].unlink()
@@ -269,27 +269,27 @@ class TestSplitFiles:
         for path in paths:
             assert refused(path).endswith("2 of 3 shards missing: model-00001-of-00003.gguf, model-00003-of-00003.gguf")
 
-    def test_parts_must_agree_on_their_number(self, tmp_path):
+    def test_shards_must_agree_on_their_number(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], counts=[2, 3])
 
         assert f"{paths[1]}: shard 2 of 3 (split.no, split.count), but opened as 2 of 2" in refused(paths[0])
 
-    def test_parts_must_be_in_their_places(self, tmp_path):
+    def test_shards_must_be_in_their_places(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], numbers=[1, 0])
 
         assert f"{paths[0]}: shard 2 of 2 (split.no, split.count), but opened as 1 of 2" in refused(paths[0])
 
-    def test_parts_must_hold_the_stated_number_of_tensors(self, tmp_path):
+    def test_shards_must_hold_the_stated_number_of_tensors(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], totals=[3, 3])
 
-        assert f"{paths[0]}: split.tensors.count says 3 tensors, the shards hold 2" == refused(paths[0])
+        assert f"{paths[0]}: split.tensors.count states 3 tensors, the shards hold 2" == refused(paths[0])
 
-    def test_parts_must_not_hold_a_tensor_twice(self, tmp_path):
+    def test_shards_must_not_hold_a_tensor_twice(self, tmp_path):
         paths = split(tmp_path, [[A], [A]])
 
         assert f"a is in {paths[0]} and in {paths[1]}" == refused(paths[1])
 
-    def test_parts_must_keep_their_names(self, tmp_path):
+    def test_shards_must_keep_their_names(self, tmp_path):
         paths = split(tmp_path, [[A], [B]])
         path = paths[1].rename(tmp_path / "second.gguf")
 
@@ -297,20 +297,20 @@ class TestSplitFiles:
         assert f"{path}: shard 2 of 2 (split.no, split.count), but opened as 1 of 1" in message
         assert message.endswith("its name should end in -00002-of-00002.gguf, in the same folder as the others")
 
-    def test_parts_must_declare_that_they_are_split(self, tmp_path):
+    def test_shards_must_declare_that_they_are_split(self, tmp_path):
         for number in (1, 2):
             write_gguf(tmp_path / f"m-{number:05}-of-00002.gguf", [A] if number == 1 else [B])
 
         assert "shard 1 of 1 (split.no, split.count), but opened as 1 of 2" in refused(tmp_path)
 
-    def test_parts_must_all_be_gguf(self, tmp_path):
+    def test_shards_must_all_be_gguf(self, tmp_path):
         paths = split(tmp_path, [[A], [B]])
         write(paths[1], {"c": torch.zeros(2)})
 
         assert "of 2 shards 1 are GGUF files, the others not" in refused(paths[0])
 
     @pytest.mark.parametrize("name", ["m-00001-of-00001.gguf", "m-00001-of-00000.gguf", "m-00003-of-00002.gguf"])
-    def test_split_file_may_have_a_single_part(self, tmp_path, name):
+    def test_split_file_may_have_a_single_shard(self, tmp_path, name):
         assert ["a"] == list(opened(write_gguf(tmp_path / name, [A])).entries)
 
 
@@ -469,12 +469,12 @@ BAD = [
     Bad("a row of a Q4_K", tensor_of(2, (32, 8), 12), "are not whole blocks of Q4_K, which have 256"),
     Bad("a number of a type of blocks", tensor_of(0, (), 2), "a: rows of 1 elements are not whole blocks of Q4_0"),
     # original shapes
-    Bad("another size", gguf([A], [original_shape("a", 5)]), "a: comfy.gguf.orig_shape.… says (5,), but [2, 3] elem"),
-    Bad("a negative size", gguf([A], [original_shape("a", -2, -3)]), "orig_shape.… says (-2, -3), but [2, 3]"),
-    Bad("no array", gguf([A], [key("comfy.gguf.orig_shape.a", I32, 6)]), "orig_shape.… says 6, but [2, 3]"),
-    Bad("numbers with a point", gguf([A], [array("comfy.gguf.orig_shape.a", F32, [6.0])]), "says (6.0,), but [2, 3]"),
+    Bad("another size", gguf([A], [original_shape("a", 5)]), "a: comfy.gguf.orig_shape.… is (5,), but [2, 3] elem"),
+    Bad("a negative size", gguf([A], [original_shape("a", -2, -3)]), "orig_shape.… is (-2, -3), but [2, 3]"),
+    Bad("no array", gguf([A], [key("comfy.gguf.orig_shape.a", I32, 6)]), "orig_shape.… is 6, but [2, 3]"),
+    Bad("numbers with a point", gguf([A], [array("comfy.gguf.orig_shape.a", F32, [6.0])]), "is (6.0,), but [2, 3]"),
     Bad("words", gguf([A], [array("comfy.gguf.orig_shape.a", TEXT, ["6"])]), "should be a whole number or a shape"),
-    Bad("many dimensions", gguf([A], [original_shape("a", 6, *[1] * 40)]), "orig_shape.… says (6, 1, 1"),
+    Bad("many dimensions", gguf([A], [original_shape("a", 6, *[1] * 40)]), "orig_shape.… is (6, 1, 1"),
     Bad("too many dimensions", gguf([A], [original_shape("a", *[1] * 2_000)]), "should be a whole number or a shape"),
     # where the data lies
     Bad("an odd offset", gguf([A, B._replace(offset=40)]), "b: offset 40 is not a multiple of 32"),

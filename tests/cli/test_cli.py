@@ -126,7 +126,7 @@ class TestInputs:
         assert Status.OK == call("compare", "-q", y, "--original", x).returncode
 
     @pytest.mark.parametrize("words", [(), ("one",), ("one", "two", "--original", "three")])
-    def test_inputs_must_be_two(self, words):
+    def test_two_inputs_are_required(self, words):
         assert Status.USAGE == call("compare", *words).returncode
 
     def test_unselected_layers_are_left_out(self, checkpoints, tmp_path):
@@ -394,7 +394,7 @@ def test_unknown_format_is_wrong_usage_and_similar_names_are_listed(name, told):
 
 
 class TestCompletion:
-    """What the shell offers after Tab, without torch."""
+    """The shell's offers after Tab need no torch."""
 
     @pytest.mark.parametrize(
         ("words", "offered"),

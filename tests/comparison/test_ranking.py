@@ -386,7 +386,7 @@ class TestNames:
         assert ["/a/q4", "b/a/q4"] == name_candidates(["/a/q4.sft", "/b/a/q4.sft"])
 
     @pytest.mark.parametrize("paths", [[], ["a"], ["a", "a"], ["a/b", "./a//b"]])
-    def test_names_must_be_two_and_differ(self, paths):
+    def test_two_different_names_are_required(self, paths):
         with pytest.raises(UsageError, match=r"at least two|given twice"):
             name_candidates(paths)
 

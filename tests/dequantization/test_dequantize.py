@@ -145,7 +145,7 @@ class TestFolder:
         quanterr.dequantize(model / "fp8", model / "good", verify=True)
         monkeypatch.setattr(run.os, "fsync", lambda descriptor: os.pwrite(descriptor, b"\xff\xff", 4000))
 
-        with pytest.raises(ResourceError, match="reads back otherwise than it was written"):
+        with pytest.raises(ResourceError, match="its bytes differ from those written"):
             quanterr.dequantize(model / "fp8", model / "bad", verify=True)
         assert not (model / "bad").exists()
 

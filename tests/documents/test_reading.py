@@ -91,7 +91,7 @@ def test_wrong_type_in_a_layer_is_an_error_with_its_place(report, stored):
         read_metrics(stored)
 
 
-def test_lines_that_are_cut_otherwise_are_read(report, stored, text):
+def test_lines_cut_in_other_places_are_read(report, stored, text):
     before, start = read_metrics(stored), text.rindex(',\n"checksum"')
     head = text[:start].replace('  {"layer_name"', '  {\n    "layer_name"')
     stored.write_text(
@@ -349,7 +349,7 @@ def test_infinity_is_not_read_as_a_large_number(stored, text):
 def test_pipe_is_read_by_the_library_and_refused_as_a_document(stored, text, tmp_path):
     """Finding out which kind of document the pipe holds would take its first bytes."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ReportError, match="a pipe or a device, which is not read twice; save the result"):
+    with pytest.raises(ReportError, match="a pipe or a device, which cannot be read twice; save the result"):
         read_document(str(tmp_path / "pipe"))
 
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=[text])

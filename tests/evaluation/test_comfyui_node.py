@@ -19,7 +19,7 @@ SIGMAS = [1.0, 0.75, 0.5]
 
 
 class Patcher:
-    """Stands in for comfy.model_patcher.ModelPatcher: a copy that keeps a wrapper."""
+    """Stand in for comfy.model_patcher.ModelPatcher: a copy that keeps a wrapper."""
 
     def clone(self):
         return Patcher()

@@ -492,7 +492,7 @@ class TestInvalidInputs:
         ("fields", "told"),
         [
             ({"model_type": "nothing_known"}, "transformers has no model nothing_known"),
-            ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, "this is a quantized model"),
+            ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, "declares a quantized model"),
         ],
     )
     def test_unusable_config_is_named(self, llama, tmp_path, fields, told):
@@ -772,7 +772,7 @@ class TestModel:
         assert "is another tokenizer than the original's" in found.message
         assert "inconclusive" == evaluation.verdict
 
-    def test_tokenizer_written_otherwise_is_the_same(self, llama, original, quantized):
+    def test_tokenizer_in_another_form_counts_as_the_same(self, llama, original, quantized):
         fields = json.loads((quantized / "tokenizer.json").read_text())
         del fields["padding"], fields["truncation"]
         (quantized / "tokenizer.json").write_text(json.dumps(fields, indent=7, sort_keys=True))

@@ -141,10 +141,10 @@ def test_tokenizer_from_a_file_gives_the_same_tokens(tokenizers):
     [
         ("llama", {"llama.attention.temperature_scale": 0.1}, "llama.attention.temperature_scale may change what"),
         ("llama", {"llama.rope.scaling.type": "dynamic"}, "rotations are scaled as dynamic"),
-        ("llama", {"llama.rope.dimension_count": 8}, "rope.dimension_count is 8, and heads have 16 elements"),
+        ("llama", {"llama.rope.dimension_count": 8}, "rope.dimension_count is 8, but heads are 16 long"),
         ("llama", {"llama.attention.value_length": 8}, "heads of keys have 16 elements, those of values 8"),
         ("llama", {"llama.attention.head_count": [4, 2]}, "head_count differs from block to block"),
-        ("llama", {"llama.block_count": 3}, "llama.block_count is 3, and tensors are of 2 blocks"),
+        ("llama", {"llama.block_count": 3}, "llama.block_count is 3, but tensors are in 2 blocks"),
         (
             "llama",
             {"llama.embedding_length": 32},
@@ -154,7 +154,7 @@ def test_tokenizer_from_a_file_gives_the_same_tokens(tokenizers):
         ("llama3", {"llama.rope.scaling.type": "linear"}, "rope_freqs.weight is stored, and rotations are scaled as"),
         ("qwen2_yarn", {"qwen2.rope.scaling.yarn_attn_factor": 2.0}, "yarn_attn_factor may change what the model"),
         ("phi3_long", {"general.architecture": "llama"}, "llama.block_count is missing"),
-        ("phi3", {"phi3.rope.dimension_count": 7}, "rope.dimension_count is 7, of heads of 16 elements"),
+        ("phi3", {"phi3.rope.dimension_count": 7}, "rope.dimension_count is 7, but heads are 16 long"),
         ("bert", {"bert.attention.causal": True}, "bert.attention.causal is not false"),
         ("smollm3", {}, "no config follows from the metadata of the architecture smollm3 yet"),
     ],
@@ -179,7 +179,7 @@ def test_metadata_refused_by_transformers_is_an_error(tmp_path):
         ({"tokenizer.ggml.pre": "falcon"}, "tokenizer.ggml.pre is falcon"),
         ({"tokenizer.ggml.model": "rwkv"}, "tokenizer.ggml.model is rwkv"),
         ({"tokenizer.ggml.precompiled_charsmap": (1, 2)}, "tokenizer.ggml.precompiled_charsmap may change tokens"),
-        ({"tokenizer.ggml.merges": ("a b c",)}, "tokenizer.ggml.merges has a b c, which is no pair"),
+        ({"tokenizer.ggml.merges": ("a b c",)}, "tokenizer.ggml.merges has a b c, which is not a pair"),
         ({"tokenizer.ggml.token_type": (1,)}, "has not one type for each of"),
     ],
 )

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason='not installed (pip in
 
 # Numbers that a converter changed are changed back in float32, to 2^-24 of themselves; Q8_0 rounds a weight by some
 # 2^-8, and a divergence is quadratic in that: each is off by 2 · 2^-24 / 2^-8 of itself if all errors have one sign,
-# and of hundreds of numbers of either sign by less than a third of that.
+# and sums of hundreds of numbers of either sign differ by less than a third of that.
 CHANGED_IN_FLOAT32 = 1e-5
 SLOW = pytest.mark.slow
 

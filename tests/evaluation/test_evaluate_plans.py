@@ -41,7 +41,7 @@ def test_plan_for_another_original_is_refused(tmp_path):
     plan = quanterr.plan(original, bits=20, to=["int8_row"], device="cpu")
     plan.layers[0].layer_name = "model.layers.9.mlp.up_proj.weight"
     plan.save(tmp_path / "plan.json")
-    with pytest.raises(UsageError, match=r"it is of another original: .* is not there"):
+    with pytest.raises(UsageError, match=r"it was made for another original: .* is not there"):
         divergences(original, tokens, str(tmp_path / "plan.json"))
 
 

@@ -80,7 +80,7 @@ TOKENS = {"llava": 16, "gemma3": 4, "smolvlm": 4, "qwen2_5_vl": 4, "qwen3_vl": 4
 
 
 class Processor:
-    """Stands in for a model's processor, with its tokens and random pixels."""
+    """Stand in for a model's processor, with its tokens and random pixels."""
 
     image_processor, chat_template = None, "turns"
 
@@ -231,7 +231,7 @@ def test_text_alone_is_scored_without_the_image_tower(tmp_path):
 
 
 def projector(original: Path, path: Path) -> dict[str, Tensor]:
-    """A projector file of llama.cpp in FP16, by the names of its gguf package; return its values."""
+    """Write a projector file of llama.cpp in FP16 with the names of the gguf package; return its values."""
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 3)
     writer, values = gguf.GGUFWriter(path, "clip"), {}

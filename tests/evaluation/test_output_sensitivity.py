@@ -1,4 +1,4 @@
-"""Which weights matter to a denoiser's output, compared with plain autograd and with actual errors."""
+"""The sensitivity of a denoiser's output to its weights, compared with plain autograd and with actual errors."""
 
 import json
 

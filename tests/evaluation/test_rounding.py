@@ -285,7 +285,7 @@ def test_output_errors_with_rounded_inputs_equal_plain_hooks(original, tmp_path)
     assert found[f"{name}.weight"].input_error / of_both == pytest.approx(found[f"{name}.weight"].share_of_inputs)
 
 
-def test_every_output_has_the_share_from_rounded_inputs(original, tmp_path):
+def test_every_output_shows_the_share_from_rounded_inputs(original, tmp_path):
     path, _ = quantized(tmp_path / "quantized", original, "int8_token")
     found = evaluated(original, path)
     paths = [tmp_path / f"evaluation.{kind}" for kind in ("json", "csv")]

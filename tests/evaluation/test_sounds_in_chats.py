@@ -36,7 +36,7 @@ SOUND = '{"type": "audio", "path": "tone.wav"}'
 
 
 def tone(path: Path, rate: int = RATE) -> None:
-    """Half a second of 440 Hz, 16 bits."""
+    """Write half a second of 440 Hz in 16 bits."""
     samples = array("h", (int(9000 * math.sin(2 * math.pi * 440 * n / rate)) for n in range(rate // 2)))
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1), file.setsampwidth(2), file.setframerate(rate)
@@ -48,14 +48,14 @@ def extractor():
 
 
 def heard(path: Path):
-    """What the extractor makes of a sound, (1, bands, frames)."""
+    """Return the features that the extractor computes from a sound, (1, bands, frames)."""
     with wave.open(str(path)) as file:
         samples = torch.frombuffer(bytearray(file.readframes(RATE)), dtype=torch.int16).float() / 2**15
     return extractor()(samples.numpy(), sampling_rate=RATE, return_tensors="pt")["input_features"]
 
 
 def make(model, folder: Path) -> tuple[Path, Path, Path]:
-    """A model with random weights, a quantized copy, and one with its values as plain weights."""
+    """Write a model with random weights, a quantized copy, and one with its values as plain weights."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -71,7 +71,7 @@ def make(model, folder: Path) -> tuple[Path, Path, Path]:
 
 
 def divergences(loader, paths: tuple[Path, Path], **given) -> torch.Tensor:
-    """KL(original || plain) at each position, by transformers alone."""
+    """Return KL(original || plain) at each position, computed by transformers alone."""
     with torch.inference_mode():
         log_p, log_q = (
             loader.from_pretrained(path, dtype=torch.float64).eval()(use_cache=False, **given).logits[0].log_softmax(-1)
@@ -81,7 +81,7 @@ def divergences(loader, paths: tuple[Path, Path], **given) -> torch.Tensor:
 
 
 def whisper(folder: Path) -> tuple[Path, Path, Path]:
-    """Whisper, with letters as tokens."""
+    """Write Whisper with letters as tokens."""
     torch.manual_seed(0)
     config = transformers.WhisperConfig(
         vocab_size=48, num_mel_bins=BANDS, max_source_positions=FRAMES // 2, max_target_positions=32, decoder_layers=2,
@@ -116,7 +116,7 @@ def test_transcripts_are_scored_as_in_plain_transformers(tmp_path):
 
 
 class Processor:
-    """Stands in for the processor of Qwen2-Audio: its tokens, and what the real extractor makes of a sound."""
+    """Stand in for the processor of Qwen2-Audio: its tokens, and the real extractor's features."""
 
     feature_extractor, chat_template = extractor(), "turns"
 
@@ -137,7 +137,7 @@ class Processor:
 
 
 def qwen2_audio(folder: Path) -> tuple[Path, Path, Path]:
-    """Qwen2-Audio, with words as tokens."""
+    """Write Qwen2-Audio with words as tokens."""
     torch.manual_seed(0)
     hearing = transformers.Qwen2AudioEncoderConfig(
         num_mel_bins=BANDS, max_source_positions=FRAMES // 2, num_hidden_layers=2, **SIZES

@@ -51,14 +51,14 @@ def noise_in_rows(codes, unit):
 
 
 def values_of_one_size(folder):
-    """Every code is the largest, by design."""
+    """Return the findings about a weight of which every code is the largest by design."""
     x = numbers(64, 256, seed=3).sign().float() * 0.03
     codes, unit = by_row(x)
     return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit.bfloat16()}).findings
 
 
 def coarse_and_at_random(folder):
-    """One outlier in each row leaves the others two or three codes."""
+    """Return the findings about random codes of rows whose outlier leaves the other elements two or three codes."""
     x = numbers(64, 256, seed=3).float()
     x[:, 17] = 2.0
     unit = x.abs().amax(1, keepdim=True) / 7
@@ -68,7 +68,7 @@ def coarse_and_at_random(folder):
 
 
 def truncated(folder):
-    """Codes of few bits are truncated, so that the rest is clearly smaller."""
+    """Return the findings about truncated codes of few bits, whose values are clearly smaller."""
     x = weight_of(64)
     unit = x.abs().amax(1, keepdim=True) / 15
     return compared(folder, {NAME: x}, {NAME: (x / unit).trunc().to(torch.int8), f"{NAME}_scale": unit}).findings
@@ -92,7 +92,7 @@ def larger_weight(folder):
 
 
 def one_scale_for_both(folder):
-    """A runtime that fuses q, k and v needs one scale for them, though the values of v are far smaller."""
+    """Return the findings about one scale for q, k and v, of which v is far smaller, for a runtime that fuses them."""
     q, v = (numbers(64, 256, seed=n).float() * size for n, size in enumerate((1, 0.02)))
     unit, names = q.abs().max() / 127, [f"layers.0.self_attn.{part}_proj.weight" for part in "qv"]
     x = dict(zip(names, (q, v), strict=True))
@@ -106,7 +106,7 @@ def norm_in_another_order(folder):
 
 
 def rows_in_another_order_than_the_name_says(folder):
-    """Mistral's names mean that the rows of heads are in pairs."""
+    """Return the findings about rows in another order than Mistral's names mean."""
     x = numbers(64, 256).float()
     codes, unit = by_row(x)
     (folder / "config.json").write_text('{"num_attention_heads": 4}')

@@ -1,4 +1,4 @@
-"""Whether a GGUF file has the type in its name and metadata."""
+"""A GGUF file is checked for the type in its name and metadata."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_fallback_is_a_warning_with_its_reason(tmp_path):
 
     assert "warning" == severity
     assert message.startswith(
-        "general.file_type says Q4_K_M and the name model-q4_k_m.gguf says Q4_K_M, but no weight is Q4_K"
+        "general.file_type states Q4_K_M and the name model-q4_k_m.gguf states Q4_K_M, but no weight is Q4_K"
     )
     assert "Q5_0 72%, Q8_0 28%; 288 columns do not fill blocks of 256" in message
 

@@ -216,7 +216,7 @@ class TestReadings:
         found = compared(tmp_path, {NAME: X}, bnb(NAME, coded, "fp4"), config)["wrong_convention"]
 
         assert "error" == found.severity
-        assert "as quant_type says fp4, which is how it will be loaded; " in found.message
+        assert "as quant_type states fp4, which is how it will be loaded; " in found.message
         assert found.evidence["snr_db"] < 0 < 15 < found.evidence["snr_db_other"]
 
     def test_misnamed_state_is_read_correctly_and_doubted(self, tmp_path):
@@ -225,7 +225,7 @@ class TestReadings:
         found = compared(tmp_path, {NAME: X}, stored, {"quantization_config": named("NF4").config})
 
         assert "wrong_convention" not in found
-        assert "says quant_type nf4, by which bitsandbytes decodes" in found["ambiguous_layout"].message
+        assert "declares quant_type nf4, which bitsandbytes uses" in found["ambiguous_layout"].message
 
     @pytest.mark.parametrize(("denied", "codes"), [(True, {"wrong_convention", "ambiguous_layout"}), (False, set())])
     def test_column_order_denied_by_the_configuration_is_reported(self, tmp_path, denied, codes):

@@ -29,7 +29,7 @@ DAMAGE = {damage.name: damage for damage in scales.DAMAGES}
 
 @pytest.fixture
 def few():
-    """Two blocks with a matrix, a smaller one, its bias and a norm each."""
+    """Return two blocks, each with two matrices, a bias and a norm."""
     tensors = {}
     for n in range(LAYERS):
         block = f"model.layers.{n}."

@@ -178,7 +178,7 @@ class TestIndex:
         size = self.folder(tmp_path, 17)
         (found,) = self.notes(tmp_path)
 
-        assert f"index says 17 bytes (total_size), its tensors have {size:,}" in found
+        assert f"index states 17 bytes (total_size), its tensors have {size:,}" in found
 
     def test_right_total_size_is_silent(self, tmp_path):
         self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)

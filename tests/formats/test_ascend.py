@@ -143,7 +143,11 @@ class TestScales:
     @pytest.mark.parametrize(
         ("name", "tensor", "says"),
         [
-            ("scale", torch.ones(8, 4), "should have one number for each row beside down_proj.weight_scale_second"),
+            (
+                "scale",
+                torch.ones(8, 4),
+                "should have one number for each row if there is down_proj.weight_scale_second",
+            ),
             ("scale_second", torch.ones(4, 4), "should have one number or more for each of 8 rows"),
             ("offset_second", torch.zeros(8, 2), "should have the shape of down_proj.weight_scale_second"),
         ],

@@ -259,7 +259,7 @@ REFUSED = {
     "vptq: residual indices with packed ones": (
         "vptq/handmade",
         changed("a.res_indices", lambda _: torch.zeros(1, 6, 40, dtype=torch.int16)),
-        "residual indices should be a tensor of their own beside I16 indices",
+        "residual indices should be a tensor of their own for I16 indices",
     ),
     "vptq: indices of more bits": (
         "vptq/handmade",
@@ -347,7 +347,7 @@ class TestRefused:
         stored, values = golden(case)
         stored["a.comfy_quant"] = label(format="float8_e4m3fn")
 
-        assert "comfy_quant tensor says float8_e4m3fn, but its tensors have the layout of" in refusal(
+        assert "comfy_quant tensor declares float8_e4m3fn, but its tensors have the layout of" in refusal(
             tmp_path, stored, values
         )
 

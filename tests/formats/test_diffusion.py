@@ -191,7 +191,7 @@ REFUSED = {
     "asym_w4a8_int8, labelled otherwise": (
         w4a8(**{"a.comfy_quant": label(format="int8_tensorwise")}),
         (4, 64),
-        "comfy_quant tensor says int8_tensorwise, but the codes are I8 [4, 32]",
+        "comfy_quant tensor declares int8_tensorwise, but the codes are I8 [4, 32]",
     ),
     "awq_w4a16, scales in rows": (
         awq(**{"a.weight_scale": torch.ones(4, 2), "a.weight_zero": torch.ones(4, 2)}),
@@ -216,7 +216,7 @@ REFUSED = {
     "svdquant_w4a4, scales in rows": (
         svd(**{"a.weight_scale": torch.ones(4, 1)}),
         (4, 64),
-        "a.weight_scale (F32 [4, 1]) should be [1, 4] beside codes a.weight (I8 [4, 32])",
+        "a.weight_scale (F32 [4, 1]) should be [1, 4] for codes a.weight (I8 [4, 32])",
     ),
     "svdquant_w4a4, another basis": (
         svd(**{"a.comfy_quant": label(format="svdquant_w4a4", lowrank_branch_input_basis="rotated")}),
@@ -251,7 +251,7 @@ REFUSED = {
     "Nunchaku's scales of another group": (
         w4a4_of_nunchaku(wscales=bf16(4, 128)),
         (128, 128),
-        "a.wscales (BF16 [4, 128]) should be [2, 128] beside codes a.qweight (I8 [128, 64])",
+        "a.wscales (BF16 [4, 128]) should be [2, 128] for codes a.qweight (I8 [128, 64])",
     ),
     "Nunchaku's rank": (
         w4a4_of_nunchaku(lora_down=bf16(128, 8), lora_up=bf16(128, 8)),
@@ -261,7 +261,7 @@ REFUSED = {
     "Nunchaku's branch of two ranks": (
         w4a4_of_nunchaku(lora_up=bf16(128, 32)),
         (128, 128),
-        "a.lora_up (BF16 [128, 32]) should be [128, 16] beside codes a.qweight",
+        "a.lora_up (BF16 [128, 32]) should be [128, 16] for codes a.qweight",
     ),
     "Nunchaku's tensor scale with integers": (
         w4a4_of_nunchaku(wtscale=bf16(1)),
@@ -345,7 +345,8 @@ class TestDoubts:
         said = label(format="awq_w4a16", group_size=32)
         weight = recognized(tmp_path, awq(**{"a.comfy_quant": said}), (4, 128))
 
-        assert ("the comfy_quant tensor says group_size 32, the shapes 64; the shapes were used",) == weight.warnings
+        warning = "the comfy_quant tensor declares group_size 32, the shapes 64; the shapes were used"
+        assert (warning,) == weight.warnings
 
     def test_header_contradicted_by_nunchaku_scales_is_doubted(self, tmp_path):
         config = {"quantization_config": json.dumps({"method": "svdquant", "weight": {"dtype": "fp4_e2m1_all"}})}

@@ -327,11 +327,11 @@ REFUSED = {
     ),
     "an unknown label": (
         {"a.weight": CODES, "a.weight_scale": ONE, "a.comfy_quant": label(format="float7_sideways")},
-        "comfy_quant tensor says float7_sideways, but the codes are F8_E4M3",
+        "comfy_quant tensor declares float7_sideways, but the codes are F8_E4M3",
     ),
     "a label of FP8 on bytes": (
         {"a.weight": torch.zeros(4, 40, dtype=torch.uint8), "a.comfy_quant": label(format="nvfp4")},
-        "comfy_quant tensor says nvfp4",
+        "comfy_quant tensor declares nvfp4",
     ),
     "an unsupported layout": (
         {"a.weight": torch.zeros(4, 40, dtype=torch.float8_e4m3fnuz), "a.weight_scale": ONE},
@@ -353,7 +353,7 @@ class TestRefused:
         tensors = {"a.weight": int8_codes(4, 40), "a.weight_scale": ONE}
         reason = refused(tmp_path, tensors, header({"a": {"format": "svdquant_w4a4"}}))
 
-        assert "header says svdquant_w4a4, but the codes are I8" in reason
+        assert "header declares svdquant_w4a4, but the codes are I8" in reason
 
     def test_configuration_with_dividing_scales_is_refused(self, tmp_path):
         config = {"quantization_config": {"quant_method": "fp8", "weight_scale_semantics": "inverse"}}
@@ -557,7 +557,7 @@ class TestContradictoryLabels:
         report = compared(tmp_path, {"a.weight": codes.float() * ONE}, tensors, said)
         own = "int8" if codes.dtype == torch.int8 else "float8"
         stored = {torch.int8: "I8", FP8: "F8_E4M3"}[codes.dtype]
-        told = f"a.weight: {where} says {format}, but the codes are {stored} [4, 40]: read as stored"
+        told = f"a.weight: {where} declares {format}, but the codes are {stored} [4, 40]: read as stored"
 
         assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
         assert ([] if format.startswith(own) else [told]) == doubts_of(report)
@@ -615,7 +615,7 @@ class TestContradictoryLabels:
         tensors = {"a.weight": torch.zeros(4, 20, dtype=dtype), "a.weight_scale": ONE}
         reason = refused(tmp_path, tensors | {"a.comfy_quant": label(format="int8_block32")}, shape=(4, 40))
 
-        assert "comfy_quant tensor says int8_block32: an unsupported layout; " in reason
+        assert "comfy_quant tensor declares int8_block32: an unsupported layout; " in reason
         assert "quantize again as int8_blockwise" in reason
 
     @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_bitsandbytes_state_without_a_type_is_doubted(tmp_path):
     parts = nf4(quant_type=None) | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES["nf4"])}
     (doubt,) = weight_of(tmp_path, (6, 40), parts).warnings
 
-    assert "says no quant_type, without which bitsandbytes does not load it" in doubt
+    assert "declares no quant_type, without which bitsandbytes does not load it" in doubt
 
 
 @pytest.mark.parametrize("table", [torch.zeros(16), torch.tensor([torch.nan, *range(15)])], ids=["alike", "nan"])
@@ -358,8 +358,8 @@ REFUSED = {
         None,
         "its quant_state a.weight.quant_state.bitsandbytes__nf4 (U8 [9]) is not valid UTF-8 JSON",
     ),
-    "bnb with another type in its state": (nf4(quant_type="int4"), None, "says quant_type int4, not nf4 or fp4"),
-    "bnb with a list in its state": (nf4(quant_type=["nf4"]), None, "says quant_type ['nf4'], not nf4 or fp4"),
+    "bnb with another type in its state": (nf4(quant_type="int4"), None, "declares quant_type int4, not nf4 or fp4"),
+    "bnb with a list in its state": (nf4(quant_type=["nf4"]), None, "declares quant_type ['nf4'], not nf4 or fp4"),
     "bnb whose state has no shape": (nf4(shape="many"), None, "has no shape"),
     "bnb whose state tells no block": (nf4(blocksize=0), None, "has no usable blocksize"),
     "bnb in old tiles": (

@@ -137,7 +137,7 @@ def test_named_scheme_rounds_the_rotated_inputs():
 
 
 def changed(folder, case, tensors=None, transforms=None):
-    """A copy of a case. ``tensors`` and ``transforms`` change the tensors and the groups of the config in place."""
+    """Copy a case; ``tensors`` and ``transforms`` change its tensors and the groups of its config in place."""
     shutil.copytree(FOLDER / case, folder)
     if tensors:
         stored = load_file(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""What counts as a defect: what is raised and is no error of quanterr's, and what is said and not fit to be shown."""
+"""The definition of a defect: an exception other than quanterr's own, or a message unfit to be shown."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ MAX_MESSAGE = 20_000  # characters
 
 
 class Target(NamedTuple):
-    """One reader: ``make`` an input, ``check`` it; the check returns the outcome and raises on a defect."""
+    """One reader: ``make`` returns an input; ``check`` returns the outcome of reading it, and raises on a defect."""
 
     name: str
     make: Callable[[Random], bytes]
@@ -22,7 +22,7 @@ class Target(NamedTuple):
 
 
 class Defect(AssertionError):
-    """quanterr did what it never may."""
+    """A promise that quanterr broke."""
 
 
 @cache
@@ -31,12 +31,12 @@ def _folder_of(process: int) -> tempfile.TemporaryDirectory:
 
 
 def folder() -> Path:
-    """A folder of this process, in memory where that can be."""
+    """Return a folder of this process, in memory where possible."""
     return Path(_folder_of(os.getpid()).name)
 
 
 def refusal(error: QuanterrError) -> str:
-    """Where an input was refused, as ``file:line``; its message must be a line fit to be printed."""
+    """Return where an input was refused, as ``file:line``. A message that is not one printable line is a defect."""
     message = str(error)
     if not message or not message.isprintable() or len(message) > MAX_MESSAGE:
         raise Defect(f"not fit to be shown: {message[:MAX_MESSAGE]!a}") from error

@@ -1,4 +1,4 @@
-"""Folders: an index beside its shards, what a checkpoint says of its own layers, and whole comparisons.
+"""Folders: an index next to its shards, a checkpoint's declarations about its layers, and whole comparisons.
 
 An input of more than one file is an uncompressed zip of them, so that a saved one can be unpacked and looked at.
 """
@@ -41,7 +41,7 @@ COMPARED = ("compared", "lossless", "consumed", "filtered_out")
 
 @cache
 def sharded(process: object = None) -> Path:
-    """Two shards, and beside their folder a file that no index may reach."""
+    """Write two shards, and next to their folder a file that no index may reach."""
     place = folder() / "sharded"
     place.mkdir()
     for name, tensors in zip(SHARDS, (("a", "b"), ("c",)), strict=True):
@@ -54,7 +54,7 @@ INDEX_WORDS = (*SHARDS, "a", "b", "c", "outside.safetensors", "../outside.safete
 
 
 def make_index(random: Random) -> bytes:
-    """A map from tensors to shards."""
+    """Make a map from tensors to shards."""
     entries = [(name, SHARDS[name == "c"]) for name in "abc"]
     tree = Pairs([("metadata", Pairs([("total_size", 72)])), ("weight_map", Pairs(entries))])
     for _ in range(random.choice((0, 1, 1, 2, 3))):
@@ -64,7 +64,7 @@ def make_index(random: Random) -> bytes:
 
 
 def check_index(raw: bytes) -> str:
-    """Refused, or all that it promises is there and nothing outside of the folder was opened."""
+    """Check that an index is refused, or that its tensors are there and no file outside the folder was opened."""
     place = sharded()
     (place / INDEX).write_bytes(raw)
     try:
@@ -83,7 +83,7 @@ def check_index(raw: bytes) -> str:
 
 @cache
 def seeds() -> list[dict[str, bytes]]:
-    """Files of small checkpoints of all formats, each with the weights that it holds."""
+    """Return files of small checkpoints of all formats, each with the weights that it holds."""
     found = []
     for expected in sorted(GOLDEN.glob("*/*.expected.safetensors")):
         name = expected.name.removesuffix(".expected.safetensors")
@@ -101,7 +101,7 @@ def seeds() -> list[dict[str, bytes]]:
 
 @cache
 def small_seeds() -> list[dict[str, bytes]]:
-    """Those without an original of which there is little to read: what they say of themselves is the matter."""
+    """Return the seeds without an original and with a short header, which are mostly metadata."""
     found = [{name: raw for name, raw in files.items() if name != EXPECTED} for files in seeds()]
     return [files for files in found if len(_header(files.get("model.safetensors", b""))) in range(1, LONGEST_HEADER)]
 
@@ -111,12 +111,12 @@ def _header(raw: bytes) -> bytes:
 
 
 def make(random: Random) -> bytes:
-    """A checkpoint of some format that says something else of itself, or holds something else, and its original."""
+    """Make a checkpoint with changed metadata or contents, and its original."""
     return _changed(random, random.choice(seeds()))
 
 
 def make_small(random: Random) -> bytes:
-    """The same of a small one, without the original."""
+    """Make a small checkpoint with changed metadata or contents, without an original."""
     return _changed(random, random.choice(small_seeds()))
 
 
@@ -214,7 +214,7 @@ ODD_CONFIG = seed(
 
 
 def _changed_weights(random: Random, raw: bytes) -> bytes:
-    """The same weights with other names, dtypes and shapes, labels or data; tiled as they have to be."""
+    """Change names, dtypes, shapes, labels or data of the weights; the data still tile the file."""
     end = 8 + int.from_bytes(raw[:8], "little")
     try:
         header = parsed(raw[8:end])
@@ -294,7 +294,7 @@ def _changed_json(random: Random, raw: bytes) -> bytes:
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
-    """The files in one."""
+    """Return the files as one archive."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for name, raw in files.items():
@@ -303,7 +303,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def unzipped(raw: bytes) -> tuple[Path, Path]:
-    """The original and the folder of the quantized checkpoint."""
+    """Unpack the original and the folder of the quantized checkpoint; return their paths."""
     place = folder() / "checkpoint"
     rmtree(place, ignore_errors=True)
     place.mkdir()
@@ -314,7 +314,7 @@ def unzipped(raw: bytes) -> tuple[Path, Path]:
 
 
 def check_labels(raw: bytes) -> str:
-    """Inspected, or refused."""
+    """Check that a checkpoint is inspected or refused."""
     _, place = unzipped(raw)
     try:
         found = inspect(place)
@@ -329,7 +329,7 @@ def check_labels(raw: bytes) -> str:
 
 
 def check_comparison(raw: bytes) -> str:
-    """Refused, or every tensor of both sides is accounted for, and nothing passes that was not compared."""
+    """Check that a pair is refused, or that every tensor is accounted for and nothing passes uncompared."""
     original, place = unzipped(raw)
     try:
         with open_checkpoint(original) as x, open_checkpoint(place) as y:

@@ -66,14 +66,14 @@ IMATRIX: tuple[Tensor, ...] = (
 
 
 def make(random: Random) -> bytes:
-    """A file: mostly one that holds together, with some damage."""
+    """Make a file: mostly a consistent one with some damage."""
     keys = [key for key in (*BASE, *random.sample(SPECIAL, random.choice((0, 0, 1, 2)))) if random.random() < 0.9]
     tensors = random.sample(TENSORS, random.randint(0, len(TENSORS)))
     return _file(random, keys, tensors)
 
 
 def make_importance(random: Random) -> bytes:
-    """An importance matrix of either kind."""
+    """Make an importance matrix of either kind."""
     if random.random() < 0.5:
         return _file(random, [("general.type", TEXT, "imatrix"), *BASE[:1]], list(IMATRIX))
     entries = [(b"blk.0.attn_q.weight", 3, 4), (b"x\x1b", 0, 2), (b"", 1, 1)]
@@ -118,7 +118,7 @@ def _raw(name: str) -> bytes:
 
 
 def _size(type_id: int, dimensions: tuple[int, ...]) -> int:
-    """Bytes of a tensor's data; 0 if that is too much to be written."""
+    """Return the bytes of a tensor's data; 0 if they are too many to write."""
     name = next((name for name, number in IDS.items() if number == type_id), "F32")
     plain = {"F64": 8, "I64": 8, "F16": 2, "BF16": 2, "I16": 2, "I8": 1}
     kind = OF_NAME.get(name) or GgmlType(0, name, 1, plain.get(name, 4))
@@ -192,7 +192,7 @@ def _value(kind: int, value: Any) -> bytes:
 
 @cache
 def library() -> ModuleType | None:
-    """The gguf package, where it is installed."""
+    """Return the gguf package; None if it is not installed."""
     if find_spec("gguf") is None:
         return None
     import gguf
@@ -201,7 +201,7 @@ def library() -> ModuleType | None:
 
 
 def check(raw: bytes) -> str:
-    """Refused as unreadable, or taken and read as the library reads it."""
+    """Check that a file is refused as unreadable, or read as the library reads it."""
     path = folder() / "model.gguf"
     path.write_bytes(raw)
     try:
@@ -231,12 +231,12 @@ def check(raw: bytes) -> str:
         field = reader.fields[key]
         told = bytes(field.parts[-1]).decode(errors="replace") if isinstance(value, str) else field.contents()
         same = list(value) == told if isinstance(value, tuple) else value == told or value != value
-        require(same, f"{key!a} is {value!a}, the library says {told!a}")
+        require(same, f"{key!a} is {value!a}, the library reads {told!a}")
     return "taken"
 
 
 def _beyond_library(found: dict[str, Any]) -> str | None:
-    """What the package cannot read although it is valid; None where it has to."""
+    """Return why the gguf package cannot read a valid file; None if it must read it."""
     known = {row.name for row in library().GGMLQuantizationType}
     for dtype, shape, *_ in found.values():
         if dtype not in known:
@@ -249,7 +249,7 @@ def _beyond_library(found: dict[str, Any]) -> str | None:
 
 
 def check_importance(raw: bytes) -> str:
-    """Refused as unreadable, or mean squares that are finite and not negative."""
+    """Check that an importance matrix is refused, or that its mean squares are finite and not negative."""
     path = folder() / "imatrix"
     path.write_bytes(raw)
     try:

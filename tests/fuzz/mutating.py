@@ -37,7 +37,7 @@ STRANGE = (
 
 
 class Raw(str):
-    """JSON text that stands as it is."""
+    """JSON text that is written as it is."""
 
     __slots__ = ()
 
@@ -75,12 +75,12 @@ _known: dict[int, tuple[Any, str]] = {}  # seeds and all that is in them, which 
 
 
 def parsed(text: str | bytes) -> Any:
-    """JSON as a tree; what :func:`dumped` writes."""
+    """Parse JSON into a tree, which :func:`dumped` writes."""
     return json.loads(text, object_pairs_hook=Pairs)
 
 
 def seed(text: str | bytes) -> Any:
-    """The same, of a text that is changed again and again."""
+    """Parse a text that is changed again and again."""
     tree = parsed(text)
     _remember(tree)
     return tree
@@ -94,7 +94,7 @@ def _remember(tree: Any) -> None:
 
 
 def dumped(tree: Any) -> str:
-    """A tree as JSON, or nearly."""
+    """Write a tree as JSON, or nearly JSON."""
     if known := _known.get(id(tree)):
         return known[1]
     if isinstance(tree, Raw):
@@ -107,7 +107,7 @@ def dumped(tree: Any) -> str:
 
 
 def changed(random: Random, tree: Any, words: Sequence[Any] = (), stop: float = 0.1) -> Any:
-    """The tree with one change somewhere; ``words`` are values that mean something there."""
+    """Make one change somewhere in a tree; ``words`` are values that have a meaning there."""
     if not isinstance(tree, list) or not tree or random.random() < stop:
         return other_value(random, tree, words)
     copy = type(tree)(tree)
@@ -123,7 +123,7 @@ def changed(random: Random, tree: Any, words: Sequence[Any] = (), stop: float = 
 
 
 def _rearrange(random: Random, items: Any, n: int, words: Sequence[Any]) -> None:
-    """One item goes, comes twice, changes places or its name."""
+    """Remove, repeat, move or rename one item."""
     other = random.randrange(len(items))
     match random.randrange(4):
         case 0:
@@ -140,7 +140,7 @@ def _rearrange(random: Random, items: Any, n: int, words: Sequence[Any]) -> None
 
 
 def other_value(random: Random, value: Any, words: Sequence[Any] = ()) -> Any:
-    """Another value, near to it or far from it."""
+    """Return another value, near this one or far from it."""
     kind = random.random()
     if kind < 0.35 and isinstance(value, int) and not isinstance(value, bool):
         return random.choice((value + 1, value - 1, 2 * value, -value, value // 2, 3 * value + 1, float(value % 2**60)))
@@ -156,7 +156,7 @@ def other_value(random: Random, value: Any, words: Sequence[Any] = ()) -> Any:
 
 
 def other_text(random: Random, text: str) -> str:
-    """The text with something in it changed."""
+    """Change something in a text."""
     at = random.randint(0, len(text))
     match random.randrange(5):
         case 0:
@@ -171,12 +171,12 @@ def other_text(random: Random, text: str) -> str:
 
 
 def number(random: Random, bits: int) -> int:
-    """An interesting number of that number of bits."""
+    """Return an interesting number of so many bits."""
     return (random.choice(NUMBERS) + random.choice((-1, 0, 0, 0, 1))) % 2**bits
 
 
 def changed_bytes(random: Random, raw: bytes, end: int | None = None) -> bytes:
-    """The bytes with one change within the first ``end``."""
+    """Make one change within the first ``end`` bytes."""
     at = random.randint(0, min(len(raw), len(raw) if end is None else end))
     match random.randrange(7):
         case 0:
@@ -199,7 +199,7 @@ def changed_bytes(random: Random, raw: bytes, end: int | None = None) -> bytes:
 
 
 def few(random: Random, most: int = 3) -> int:
-    """How many changes: mostly one."""
+    """Return a small number of changes: mostly one."""
     n = 1
     while n < most and random.random() < 0.3:
         n += 1

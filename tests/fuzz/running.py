@@ -27,14 +27,14 @@ MIB = 1 << 20
 
 
 class Limits(NamedTuple):
-    """What one input may take."""
+    """The time and memory that one input may take."""
 
     seconds: float = 10
     memory: int = 1024  # MiB, beyond what the process has before the first input
 
 
 class Found(NamedTuple):
-    """What came of all inputs."""
+    """The outcomes of all inputs."""
 
     inputs: int
     seconds: float
@@ -48,7 +48,7 @@ class Hang(BaseException):
 
 
 def run(target: Target, n: int, first: int, jobs: int, limits: Limits, saved: Path) -> Found:
-    """Inputs ``first`` to ``first + n``, cut into as many pieces as there are jobs."""
+    """Run inputs ``first`` to ``first + n``, cut into as many ranges as there are jobs."""
     started = time.monotonic()
     bounds = [first + n * job // jobs for job in range(jobs + 1)]
     workers = [_Worker(target, bounds[job], bounds[job + 1], limits, saved) for job in range(jobs)]
@@ -65,7 +65,7 @@ def run(target: Target, n: int, first: int, jobs: int, limits: Limits, saved: Pa
 
 
 class _Worker:
-    """A range of inputs in a process; another takes over behind an input that ended it."""
+    """A range of inputs in a process; another process continues after an input that ended it."""
 
     def __init__(self, target: Target, first: int, stop: int, limits: Limits, saved: Path) -> None:
         self.target, self.first, self.stop, self.limits, self.saved = target, first, stop, limits, saved
@@ -90,7 +90,7 @@ class _Worker:
         os.close(write)
 
     def alive(self) -> bool:
-        """Whether there is more to do; begins again behind an input that ended its process."""
+        """Return True if there is more to do. If an input ended the process, start one after that input."""
         if self._process == 0:
             return False
         process, status = os.waitpid(self._process, os.WNOHANG)
@@ -157,21 +157,21 @@ def _size_now() -> int:
 
 
 def _place(error: BaseException) -> str:
-    """The defect's kind and where it was raised, last in quanterr or in the check."""
+    """Return the kind of a defect and where it was raised, last in quanterr or in the check."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
     return f"{type(error).__name__} at {where}: {ascii(str(error))[:120]}"
 
 
 def save(folder: Path, target: Target, number: int, raw: bytes, told: str) -> None:
-    """The input, and beside it what was raised."""
+    """Write the input, and next to it the exception."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{target.name}-{number}").write_bytes(raw)
     (folder / f"{target.name}-{number}.txt").write_text(told, encoding="utf-8", errors="backslashreplace")
 
 
 def lines_of(target: Target, found: Found) -> Iterator[str]:
-    """What is reported of a target."""
+    """Yield the lines of the report about a target."""
     yield (
         f"{target.name}: {found.inputs:,} inputs in {found.seconds:,.0f} s, {found.inputs / found.seconds:,.0f}/s, "
         f"{len(found.outcomes)} outcomes, memory +{found.peak} MiB, {sum(found.defects.values()):,} defects"

@@ -24,7 +24,7 @@ Tensors = list[tuple[str, str, list[int]]]
 
 @cache
 def seeds() -> list[tuple[Any, bytes]]:
-    """Headers, as trees, and data of small files."""
+    """Return headers, as trees, and data of small files."""
     found = [(Pairs([("__metadata__", Pairs([("format", "pt")]))]), b"")]
     for path in sorted(GOLDEN.glob("**/*.safetensors")):
         raw = path.read_bytes()
@@ -35,7 +35,7 @@ def seeds() -> list[tuple[Any, bytes]]:
 
 
 def make(random: Random) -> bytes:
-    """A file: mostly one whose tensors still tile its data, with some other damage."""
+    """Make a file: mostly one whose tensors still tile its data, with other damage."""
     header, data = random.choice(seeds())
     if random.random() < 0.5:
         header, data = laid_out(random, rearranged(random, tensors_of(header)), metadata_of(header))
@@ -54,18 +54,18 @@ def make(random: Random) -> bytes:
 
 
 def tensors_of(header: Any) -> Tensors:
-    """Name, dtype and shape of each."""
+    """Return name, dtype and shape of each tensor."""
     fields = [(name, dict(value)) for name, value in header if name != "__metadata__"]
     return [(name, value["dtype"], list(value["shape"])) for name, value in fields]
 
 
 def metadata_of(header: Any) -> Any:
-    """The ``__metadata__``."""
+    """Return the ``__metadata__``."""
     return next((value for name, value in header if name == "__metadata__"), Pairs())
 
 
 def rearranged(random: Random, tensors: Tensors) -> Tensors:
-    """Other names, dtypes, shapes; more and fewer of them."""
+    """Change names, dtypes and shapes; add and remove tensors."""
     found = list(tensors) or [("w", "F32", [2, 3])]
     for _ in range(few(random, 4)):
         n = random.randrange(len(found))
@@ -91,7 +91,7 @@ def rearranged(random: Random, tensors: Tensors) -> Tensors:
 
 
 def laid_out(random: Random, tensors: Tensors, metadata: Any) -> tuple[Any, bytes]:
-    """Header and data that belong together; what is too large is only claimed."""
+    """Return a header and the data that it describes. Data that would be too large are only declared."""
     header, at = Pairs([("__metadata__", metadata)]) if metadata else Pairs(), 0
     for name, dtype, shape in tensors:
         bits = DTYPE_BITS.get(dtype, 8)
@@ -105,7 +105,7 @@ def laid_out(random: Random, tensors: Tensors, metadata: Any) -> tuple[Any, byte
 
 
 def check(raw: bytes) -> str:
-    """Refused as unreadable, or taken and read as the library reads it."""
+    """Check that a file is refused as unreadable, or read as the library reads it."""
     path = folder() / "model.safetensors"
     path.write_bytes(raw)
     try:
@@ -115,13 +115,13 @@ def check(raw: bytes) -> str:
             metadata = checkpoint.metadata[0]
     except QuanterrError as error:
         return refusal(error)
-    if strange:  # they are no error unless they are compared; the library reads nothing of such a file
+    if strange:  # an error only if they are compared; the library does not read such a file
         return "taken, with unknown dtypes"
     expected = {
         name: (held["dtype"], held["shape"], bytes(held["data"])) for name, held in safetensors.deserialize(raw)
     }
     require(found == expected, f"read {found!a:.2000}, the library {expected!a:.2000}")
-    require(all(isinstance(text, str) for text in metadata.values()), "metadata that is no text")
+    require(all(isinstance(text, str) for text in metadata.values()), "metadata that is not text")
     length = int.from_bytes(raw[:8], "little")
     require(metadata == (json.loads(raw[8 : 8 + length]).get("__metadata__") or {}), f"metadata {metadata!a}")
     return "taken"

@@ -1,4 +1,4 @@
-"""A stored report and rules: a clear error or a verdict, and no damage makes a report pass that did not pass before."""
+"""Stored reports and rules: each gives a clear error or a verdict, and no damage turns a failure into a pass."""
 
 import contextlib
 import io
@@ -65,13 +65,13 @@ class Sound(NamedTuple):
 
 @cache
 def rules() -> list[Rule]:
-    """Each of them is judged by itself."""
+    """Return the rules; each is judged by itself."""
     return read_rules(None, (*LENIENT, *STRICT))
 
 
 @cache
 def sound() -> list[Sound]:
-    """A good report, one with other changes and a failed gate, one that is inconclusive."""
+    """Return a good report, one with other changes and a failed gate, and an inconclusive one."""
     place = folder()
     x = write(place / "x.safetensors", original())
     changed_norm = quantized(original())
@@ -93,12 +93,12 @@ def sound() -> list[Sound]:
 
 
 def judged(path: Any) -> Verdict:
-    """The report under all rules."""
+    """Judge the report by all rules."""
     return judge_subject(ReportValues(read_report(path, needed_metrics(rules()), judged=False)), rules())
 
 
 def holding(verdict: Verdict) -> frozenset[str]:
-    """The rules that hold, and ``whole`` if nothing else stands against the report."""
+    """Return the rules that hold, and ``whole`` if nothing else makes the report inconclusive."""
     found = {gate.id for gate in verdict.gates if gate.status == "pass"}
     return frozenset(found | ({"whole"} if verdict.verdict != "inconclusive" else set()))
 
@@ -107,7 +107,7 @@ def holding(verdict: Verdict) -> frozenset[str]:
 
 
 def lost(random: Random, tree: Any) -> Any:
-    """The tree without something, or with nothing in its place."""
+    """Remove something from the tree, or replace it by nothing."""
     copy = type(tree)(tree)
     n = random.randrange(len(copy))
     value = copy[n][1] if isinstance(copy, Pairs) else copy[n]
@@ -123,7 +123,7 @@ def lost(random: Random, tree: Any) -> Any:
 
 
 def shortened(random: Random, tree: Any) -> Any:
-    """The report with fewer items in one of its lists, and as many layers told as there are."""
+    """Remove items from one list of the report, and adapt the number of layers."""
     key = random.choice(LISTS)
     fields = dict(tree)
     if not isinstance(fields.get(key), list):  # lost before
@@ -136,7 +136,7 @@ def shortened(random: Random, tree: Any) -> Any:
 
 
 def make_lost(random: Random) -> bytes:
-    """A report that lost one thing; its first byte says of which sound report."""
+    """Make a report that lost one thing; its first byte is the number of the sound report."""
     n = random.randrange(len(sound()))
     if random.random() < 0.1:
         text = sound()[n].text
@@ -150,7 +150,7 @@ def make_lost(random: Random) -> bytes:
 
 
 def check_lost(raw: bytes) -> str:
-    """Refused, or judged; no rule holds that did not hold for the sound report."""
+    """Check that a report is refused, or that no rule holds that did not hold for the sound report."""
     before = sound()[raw[0]]
     outcome, verdict = _judged(raw[1:])
     if verdict is None:
@@ -164,7 +164,7 @@ def check_lost(raw: bytes) -> str:
 
 
 def make(random: Random) -> bytes:
-    """A report with anything in it changed; sometimes with the checksum that belongs to it."""
+    """Make a report with any change, sometimes with a matching checksum."""
     tree = random.choice(sound()).tree
     for _ in range(few(random)):
         tree = changed(random, tree, WORDS, stop=0.03)
@@ -175,7 +175,7 @@ def make(random: Random) -> bytes:
 
 
 def _signed(random: Random, raw: bytes) -> bytes:
-    """Sometimes as the writer would have written it, checksum and all."""
+    """Sometimes write the report as quanterr does, checksum included."""
     if random.random() < 0.6 or not raw.startswith(b'{"schema":'):
         return raw
     head, _, tail = raw.rpartition(b',"run":')
@@ -185,7 +185,7 @@ def _signed(random: Random, raw: bytes) -> bytes:
 
 
 def check(raw: bytes) -> str:
-    """Refused, or judged, compared and rendered."""
+    """Check that a report is refused, or judged, compared and rendered."""
     outcome, verdict = _judged(raw)
     if verdict is None:
         return outcome
@@ -272,7 +272,7 @@ TOKENS += (
 
 
 def make_rules(random: Random) -> bytes:
-    """A thresholds file."""
+    """Make a thresholds file."""
     text = random.choice((OWN, OWN, *(path.read_text() for path in PRESETS.values())))
     for _ in range(random.choice((0, 1, 1, 2, 3))):
         at = random.randint(0, len(text))
@@ -294,7 +294,7 @@ def _values(metrics: frozenset[str]) -> ReportValues:
 
 
 def check_rules(raw: bytes) -> str:
-    """Refused, or judged by."""
+    """Check that rules are refused, or that they judge a report."""
     path = folder() / "thresholds.toml"
     path.write_bytes(raw)
     try:

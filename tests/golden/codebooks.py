@@ -12,11 +12,11 @@ from diffusion import Arrays, Made, f32
 RNG = np.random.default_rng(20250901)
 F16 = np.float16
 EMBEDDING = ("embedding_quantized", "embedding_scale")
-SUMS = "1e-6"  # of sums of hundreds of numbers, which have no fixed order
+SUMS = "1e-6"  # tolerance of sums of hundreds of numbers in any order
 
 
 def every() -> Iterator[Made]:
-    """All of them."""
+    """Yield all cases."""
     yield exl3()
     yield exl2()
     yield aqlm()
@@ -36,19 +36,19 @@ def codes_of(low: int, high: int, *shape: int) -> np.ndarray:
 
 
 def factors(*shape: int) -> np.ndarray:
-    """Of both signs."""
+    """Return random factors of both signs."""
     return ((0.5 + RNG.random(shape)) * RNG.choice([-1, 1], shape)).astype(F16)
 
 
 def little_endian(values: Iterable[int], bits: int) -> list[int]:
-    """A stream of bits, the low ones first, as 32-bit words."""
+    """Return a stream of bits, the low ones first, as 32-bit words."""
     values = [int(value) for value in values]
     stream = sum(value << bits * place for place, value in enumerate(values))
     return [stream >> 32 * word & 0xFFFFFFFF for word in range(-(-bits * len(values) // 32))]
 
 
 def signed(words: object, dtype: type = np.int32) -> np.ndarray:
-    """Words without a sign as the integers of the same bits."""
+    """Return unsigned words as signed integers of the same bits."""
     unsigned = {np.int16: np.uint16, np.int32: np.uint32, np.int64: np.uint64}[dtype]
     return np.array(words, dtype=unsigned).view(dtype)
 
@@ -58,7 +58,7 @@ def sylvester(size: int) -> np.ndarray:
 
 
 def half(bits: np.ndarray) -> np.ndarray:
-    """Numbers of the float16 with these bits."""
+    """Return the numbers of the float16 with these bits."""
     return bits.astype(np.uint16).view(F16).astype(np.float32)
 
 
@@ -78,7 +78,7 @@ def exl3_value(x: int, codebook: str) -> np.float32:
 
 
 def exl3_tile(bits: int, codebook: str) -> tuple[list[int], np.ndarray]:
-    """The words of a tile, and its values (columns, rows) as the weight has them."""
+    """Return the words of a tile, and its values (columns, rows) as the weight has them."""
     symbols = codes_of(0, 1 << bits, 256)
     string = "".join(f"{symbol:0{bits}b}" for symbol in symbols)
     words = [int(string[at : at + 32], 2) for at in range(0, len(string), 32)]
@@ -261,7 +261,7 @@ def e8p_vector(magnitude: int, signs: int) -> np.ndarray:
 
 
 def e8p(rows: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
-    """Packed codes (rows, cols / 32), and the vectors they stand for."""
+    """Return packed codes (rows, cols / 32), and the vectors they stand for."""
     magnitudes, signs = codes_of(0, 256, rows, cols // 8), codes_of(0, 256, rows, cols // 8)
     words = np.empty((rows // 16, cols // 64, 8, 4), np.uint64)
     for i, j, k, m in np.ndindex(words.shape):
@@ -341,7 +341,7 @@ def spqr() -> Made:
                 longest = max(len(line) for line in merged[top : top + 16])
                 filled = [line + [0] * (longest - len(line)) for line in merged[top : top + 16]]
                 lines.append([filled[k % 16][k // 16] for k in range(16 * longest)])
-            weight[:, 0] += 0.0  # where zeros fill up they are added to the first column
+            weight[:, 0] += 0.0  # padded zeros are added to the first column
         else:
             lines = merged
         order = RNG.permutation(cols)
@@ -363,7 +363,7 @@ def spqr() -> Made:
 
 
 def eetq() -> Made:
-    """As EETQ's preprocessors go: rows of a group of 16 permuted, transposed, two columns interleaved, biased."""
+    """Return weights in EETQ's order: rows of each 16 permuted, transposed, two columns interleaved, biased."""
     stored: Arrays = {}
     values: Arrays = {}
     for name, rows, cols in (("a", 2, 64), ("b", 6, 192), ("c", 40, 128)):

@@ -18,7 +18,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Made(NamedTuple):
-    """What is stored and what its values are, for one golden file."""
+    """The stored tensors of one golden file and their values."""
 
     case: str
     how: str
@@ -29,7 +29,7 @@ class Made(NamedTuple):
 
 
 def every() -> Iterator[Made]:
-    """All of them."""
+    """Yield all cases."""
     yield from convrot()
     yield from asym()
     yield from awq()
@@ -54,7 +54,7 @@ def branch(dtype: type, *shape: int) -> np.ndarray:
 
 
 def low_first(codes: np.ndarray) -> np.ndarray:
-    """Two codes a byte."""
+    """Return codes packed two to a byte, the first in the low bits."""
     return ((codes[..., 0::2] & 15) | (codes[..., 1::2] & 15) << 4).astype(np.uint8)
 
 
@@ -195,7 +195,7 @@ def svdquant() -> Iterator[Made]:
 
 
 def flat() -> Iterator[Made]:
-    """The three tables of convert_to_quant; rows that begin within a byte and a block."""
+    """Yield the three tables of convert_to_quant, with rows that begin within a byte and within a block."""
     fp4 = (0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3)
     af4 = (1, 0.72424863, 0.55496234, 0.42563882, 0.31675666, 0.21961274, 0.12934483, 0.04273164)
     af4 += (0, -0.04934812, -0.14982478, -0.25607552, -0.3736951, -0.51243739, -0.69441008, -1)
@@ -235,19 +235,19 @@ def fragment_codes(codes: np.ndarray) -> np.ndarray:
 
 
 def fragment_scales(scale: np.ndarray) -> np.ndarray:
-    """Of (rows, groups), 16 bits each."""
+    """Return scales of 16 bits, (rows, groups), in the order of the kernel's fragments."""
     rows, groups = scale.shape
     return scale.reshape(rows // 128, 8, 2, 4, 2, groups).transpose(0, 5, 1, 3, 2, 4).reshape(groups, rows)
 
 
 def fragment_small(scale: np.ndarray) -> np.ndarray:
-    """Of (rows, groups), 8 bits each."""
+    """Return scales of 8 bits, (rows, groups), in the order of the kernel's fragments."""
     rows, groups = scale.shape
     return scale.reshape(rows // 128, 4, 4, 8, groups // 4, 4).transpose(0, 4, 3, 2, 1, 5).reshape(groups, rows)
 
 
 def fragment_branch(matrix: np.ndarray, down: bool) -> np.ndarray:
-    """Of (rank, columns), or of (rows, rank)."""
+    """Return a low-rank matrix, (rank, columns) if ``down`` or (rows, rank), in the order of the fragments."""
     first, second = matrix.shape
     digits = matrix.reshape(first // 16, 2, 8, second // 16, 2, 4, 2)
     order = (3, 0, 2, 5, 1, 4, 6) if down else (0, 3, 2, 5, 1, 4, 6)
@@ -276,7 +276,7 @@ def layer(
     scales: tuple[str, ...] = (),
     folded: np.ndarray | None = None,
 ) -> Layer:
-    """A layer of that shape; ``folded`` is a smoothing that the runtime leaves to the layer before."""
+    """Return a layer of that shape; ``folded`` is a smoothing that the runtime leaves to the layer before."""
     group, rank = (16 if fp4 else 64), 16
     high, wide = up_to(rows), up_to(cols)
     codes = codes_of(0, 16, rows, cols)
@@ -311,7 +311,7 @@ def layer(
 
 
 def modulation(module: str, rows: int, cols: int, parts: int, more_groups: int = 0) -> Layer:
-    """A layer whose rows are interleaved, with 1 added to the bias of its scales."""
+    """Return a layer whose rows are interleaved, with 1 added to the bias of its scales."""
     codes, scale, zero = codes_of(0, 16, rows, cols), factors(BF16, rows, cols // 64), branch(BF16, rows, cols // 64)
     bias = branch(BF16, rows)
     order = np.arange(rows).reshape(parts, -1).T.reshape(-1)  # stored row: row

@@ -10,7 +10,7 @@ quanterr.
 
     <format>/<case>.safetensors             what is stored: codes, scales, labels
     <format>/<case>/                        the same with its config.json, where that says what tensors do not
-    <format>/<case>.expected.safetensors    the values of its weights, float32 (what is no number: as it is);
+    <format>/<case>.expected.safetensors    the values of its weights, float32 (codes of NaN as they are);
                                             __metadata__["origin"] tells producer, version and how
 """
 
@@ -54,7 +54,7 @@ class Case(NamedTuple):
     fixture: str  # folder in the fixtures
     pieces: tuple[Piece, ...]
     zeros: str | None = None  # why its producer knows no negative zero
-    tolerance: str | None = None  # of the largest value, where its producer's last bits are those of one machine
+    tolerance: str | None = None  # relative to the largest value, if the last bits depend on the producer's machine
 
     @property
     def name(self) -> str:
@@ -204,7 +204,7 @@ class Fixture:
 
     @property
     def prefix(self) -> str:
-        """What the quantized names have before the original's."""
+        """The prefix of the quantized names before the original's."""
         first = min(name for name in self.values if name.endswith(".weight"))
         return min((name for name in self.tensors if name.endswith(first)), default=first).removesuffix(first)
 
@@ -216,11 +216,11 @@ class Fixture:
             read = f"{about['how']}; read by {about['dequantized_from']}"
         else:
             made, read = about["writer"], f"{about.get('command', '')}; read by {about['reference']}"
-        exact = {} if about.get("reference_exact", True) else {"tolerance": "1e-6"}  # of the largest value
+        exact = {} if about.get("reference_exact", True) else {"tolerance": "1e-6"}  # relative to the largest value
         return {"producer": made.replace("hand-derived -", "hand-made"), "made_by": read} | exact
 
     def cut(self, piece: Piece) -> tuple[Tensors, Tensors]:
-        """The stored tensors and the values of one layer, cut."""
+        """Return the stored tensors and the values of one layer, cut."""
         names = self.case["about"].get("name_map")
         module = names[piece.layer] if names else self.prefix + piece.layer
         weight = f"{module}.weight"
@@ -245,7 +245,7 @@ class Fixture:
 
 
 def of_rows(tensor: Tensor, weight: Tensor, rows: int) -> Tensor:
-    """The part of a tensor that belongs to the first rows of a weight, along the axis that has as many."""
+    """Return the part of a tensor that belongs to the first rows of a weight, along the axis with as many entries."""
     n = len(weight)
     axis = next((axis for axis in (0, 1) if axis < tensor.dim() and tensor.shape[axis] == n), None)
     if axis is None:
@@ -255,7 +255,7 @@ def of_rows(tensor: Tensor, weight: Tensor, rows: int) -> Tensor:
 
 
 def first(tensor: Tensor, rows: int | None, cols: int | None) -> Tensor:
-    """The first rows and columns."""
+    """Return the first rows and columns."""
     raw = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
     if tensor.dim() < 2:
         return raw[:rows].clone().view(tensor.dtype) if rows and tensor.dim() else tensor
@@ -263,7 +263,7 @@ def first(tensor: Tensor, rows: int | None, cols: int | None) -> Tensor:
 
 
 def cut_from(fixture: Fixture, case: Case) -> tuple[Tensors, Tensors, dict[str, str]]:
-    """Stored tensors, values and header of a case."""
+    """Return stored tensors, values and header of a case."""
     stored = {name: tensor for name, tensor in fixture.tensors.items() if name.endswith(MARKER)}
     values = {}
     for piece in case.pieces:
@@ -322,7 +322,7 @@ def as_torch(array: np.ndarray) -> Tensor:
 
 
 def fp8_codes(*shape: int) -> np.ndarray:
-    """Finite e4m3 codes of every magnitude."""
+    """Return finite e4m3 codes of every magnitude."""
     magnitudes = RNG.integers(0, 0x7F, shape, np.uint8)
     return (magnitudes | RNG.integers(0, 2, shape, np.uint8) << 7).view(E4M3)
 
@@ -341,13 +341,13 @@ def scales(dtype: str, *shape: int) -> np.ndarray:
 
 
 def as_float32(scale: np.ndarray) -> np.ndarray:
-    """The scale's numbers; bytes are exponents."""
+    """Return the scale's numbers; bytes are exponents."""
     number = scale.astype(np.float32)
     return np.float32(2) ** (number - 127) if scale.dtype == np.uint8 else number
 
 
 def blocks(scale: np.ndarray, shape: tuple[int, ...], rows: int, cols: int) -> np.ndarray:
-    """A grid of scales, each repeated over a block, the last ones cut."""
+    """Return a grid of scales, each repeated over a block, the last blocks cut."""
     return scale.repeat(rows, -2).repeat(cols, -1)[..., : shape[-2], : shape[-1]]
 
 
@@ -375,7 +375,7 @@ def one(weight: str, codes: np.ndarray, name: str, dtype: str, *shape: int) -> H
 
 
 def each(weight: str, codes: np.ndarray, name: str, dtype: str, shape: tuple[int, ...], over: tuple[int, ...]) -> Hand:
-    """A scale that broadcasts once it has the shape ``over``."""
+    """Return a scale that broadcasts once it has the shape ``over``."""
     scale = scales(dtype, *shape)
     return Hand(weight, codes, name, scale, as_float32(scale).reshape(over))
 
@@ -391,7 +391,7 @@ def grid(weight: str, codes: np.ndarray, name: str, dtype: str, shape: tuple[int
 
 
 def by_hand() -> Iterator[tuple[str, str, list[Hand]]]:
-    """(case, how, weights)."""
+    """Yield (case, how, weights)."""
     how = "float32(code) * float32(scale), the scale's place as quanterr/formats/shared/scale_grid.py tells it"
     yield (
         "fp8_tensor/handmade_names",
@@ -483,12 +483,12 @@ def by_hand() -> Iterator[tuple[str, str, list[Hand]]]:
 
 
 def nibbles(codes: np.ndarray) -> np.ndarray:
-    """4-bit codes, two a byte, the first in the low bits."""
+    """Return 4-bit codes, two a byte, the first in the low bits."""
     return (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
 
 
 def sextets(codes: np.ndarray) -> np.ndarray:
-    """6-bit codes, four in three bytes, the first in the lowest bits."""
+    """Return 6-bit codes, four in three bytes, the first in the lowest bits."""
     words = (codes.astype(np.uint32).reshape(*codes.shape[:-1], -1, 4) << np.array([0, 6, 12, 18], np.uint32)).sum(
         -1, dtype=np.uint32
     )
@@ -497,7 +497,7 @@ def sextets(codes: np.ndarray) -> np.ndarray:
 
 
 def small_floats(kind: str, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of every value, and the values, by ml_dtypes."""
+    """Return codes of every value, and the values, by ml_dtypes."""
     dtype = {"e2m1": ml_dtypes.float4_e2m1fn, "e2m3": ml_dtypes.float6_e2m3fn}[kind]
     codes = RNG.integers(0, 16 if kind == "e2m1" else 64, shape).astype(np.uint8)
     return codes, codes.view(dtype).astype(np.float32)
@@ -520,17 +520,17 @@ def of_prefix(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def describe(kind: str, **data: object) -> str:
-    """What torchao's header says of a tensor."""
+    """Return torchao's description of a tensor, as its header has it."""
     return json.dumps({"_type": kind, "_data": data})
 
 
 def as_f4(codes: np.ndarray) -> Tensor:
-    """The dtype F4, whose shape counts codes."""
+    """Return the dtype F4, whose shape counts codes."""
     return torch.from_numpy(nibbles(codes)).view(torch.float4_e2m1fn_x2)
 
 
 def microscaled_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors]]:
-    """(case, how, stored, values) of MX and NVFP4 layouts that no fixture has."""
+    """Yield (case, how, stored, values) of MX and NVFP4 layouts that no fixture has."""
     stored, values = {}, {}
     for name, kind, shape in (("2d", "e2m1", (5, 96)), ("3d", "e2m1", (3, 5, 64)), ("ragged", "e2m1", (3, 80))):
         codes, plain = small_floats(kind, *shape)
@@ -563,7 +563,7 @@ def microscaled_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors]]:
 
 
 def nvfp4_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors]]:
-    """(case, how, stored, values)."""
+    """Yield (case, how, stored, values) of NVFP4 layouts."""
     stored, values = {}, {}
     for name, shape, number in (("2d", (5, 80), (1,)), ("3d", (3, 5, 64), (3,)), ("one", (3, 5, 64), ())):
         codes, plain = small_floats("e2m1", *shape)
@@ -610,7 +610,7 @@ def nvfp4_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors]]:
 
 
 def integers_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors, dict[str, str]]]:
-    """(case, how, stored, values, header)."""
+    """Yield (case, how, stored, values, header) of integers."""
     stored, values = {}, {}
     for name, bits, rows, cols in (("int4", 4, 5, 96), ("int2", 2, 6, 40)):
         codes, per = RNG.integers(0, 1 << bits, (rows, cols)).astype(np.uint8), 8 // bits
@@ -634,7 +634,7 @@ def integers_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors, dict[str, s
 
 
 def torchao_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors, dict[str, str]]]:
-    """(case, how, stored, values, header) of types whose writers need CUDA, and of scaled inputs."""
+    """Yield (case, how, stored, values, header) of types whose writers need CUDA, and of scaled inputs."""
     pre_scale = (0.5 + RNG.random(64)).astype(np.float32)
     codes, scale, zero = int8_codes(4, 64), scales("f32", 4, 2), RNG.integers(-5, 5, (4, 2)).astype(np.int8)
     plain = (codes.astype(np.float32) - each_block(zero, 32)) * each_block(scale, 32) * pre_scale
@@ -675,7 +675,7 @@ def torchao_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors, dict[str, st
 
 
 def gpt_oss(folder: Path) -> tuple[Tensors, Tensors, dict[str, str]]:
-    """The first expert of a layer, [out, in] as it is stored: its producer gives it [in, out]."""
+    """Return the first expert of a layer, stored as [out, in]; its producer gives [in, out]."""
     fixture, layer = Fixture(folder), "model.layers.0.mlp.experts.down_proj"
     other, values = "block.0.mlp.mlp2_weight", fixture.values[layer][:1].transpose(1, 2).contiguous()
     stored = {}
@@ -687,7 +687,7 @@ def gpt_oss(folder: Path) -> tuple[Tensors, Tensors, dict[str, str]]:
 
 
 def casts() -> tuple[Tensors, Tensors]:
-    """Every FP8 code, NaN and infinity too, in several shapes."""
+    """Return every FP8 code, NaN and infinity included, in several shapes."""
     codes = np.arange(256, dtype=np.uint8)
     stored, values = {}, {}
     for name, numpy_dtype, dtype in (
@@ -702,7 +702,7 @@ def casts() -> tuple[Tensors, Tensors]:
 
 
 def dense() -> tuple[Tensors, Tensors]:
-    """Numbers of every floating dtype, with torch's own widening as the values."""
+    """Return numbers of every floating dtype, with torch's own widening as the values."""
     generator = torch.Generator().manual_seed(20250101)
     shapes = {
         "weight": (5, 7),
@@ -725,7 +725,7 @@ def dense() -> tuple[Tensors, Tensors]:
 
 
 def integers() -> Tensors:
-    """Numbers of every integer dtype and all bits of each."""
+    """Return numbers of every integer dtype and all bits of each."""
     stored = {"mask": torch.tensor([[True, False, True], [False, False, True]])}
     for bits in (8, 16, 32, 64):
         ones = torch.tensor([1 << n if n < 63 else -(1 << 63) for n in range(bits)])

@@ -70,13 +70,13 @@ FIXTURES += ("IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ4_NL", "TQ1_0", "MXFP4", "NVFP4", 
 
 
 def q1_0(blocks: np.ndarray) -> np.ndarray:
-    """By hand: d where the bit is set, else -d."""
+    """Dequantize by hand: d where the bit is set, else -d."""
     d = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     return np.where(np.unpackbits(blocks[:, 2:], axis=1, bitorder="little") == 1, d, -d)
 
 
 def q2_0(blocks: np.ndarray) -> np.ndarray:
-    """By hand: (code - 1) * d."""
+    """Dequantize by hand: (code - 1) * d."""
     d = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     codes = np.stack([blocks[:, 2:] >> shift & 3 for shift in (0, 2, 4, 6)], 2).reshape(len(blocks), -1)
     return (codes.astype(np.int32) - 1).astype(np.float32) * d
@@ -88,7 +88,7 @@ HOW_BY_HAND = "by the formula of ggml-org/llama.cpp ggml/src/ggml-quants.c dequa
 
 
 def values_of(kind: str, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """What the producer reads from blocks, uint8 (n, bytes of a block)."""
+    """Return the values that the producer reads from blocks, uint8 (n, bytes of a block)."""
     with np.errstate(all="ignore"):
         if kind in BY_HAND:
             return BY_HAND[kind](blocks).astype(np.float32).reshape(shape)
@@ -100,7 +100,7 @@ def values_of(kind: str, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarr
 
 
 def save(format: str, case: str, kind: str, stored: Arrays, values: Arrays, origin: dict[str, str]) -> None:
-    """``stored`` are bytes in the shape of the weight, the last dimension in bytes; or plain numbers."""
+    """Write a case; ``stored`` has bytes in the shape of the weight, the last dimension in bytes, or plain numbers."""
     path = HERE / format / f"{case}.gguf"
     path.parent.mkdir(exist_ok=True)
     if kind == "Q2_0":  # gguf-py does not know it
@@ -141,7 +141,7 @@ def write(path: Path, kind: str, stored: Arrays, values: Arrays) -> None:
 
 
 def cut_rows(fixture: Path, format: str, kind: str, rows: int) -> None:
-    """The first rows of a weight as llama-quantize wrote them, and as llama.cpp's C code reads them."""
+    """Write the first rows of a weight as llama-quantize wrote them, with the values that llama.cpp's C code reads."""
     case = json.loads((fixture / "case.json").read_text())
     reader = GGUFReader(fixture / "quantized.gguf")
     known = load(lzma.decompress((fixture / "dequantized.safetensors.xz").read_bytes()))
@@ -161,7 +161,7 @@ def cut_rows(fixture: Path, format: str, kind: str, rows: int) -> None:
 
 
 def random_blocks(kind: str, n: int, tame: bool) -> np.ndarray:
-    """Blocks of random bytes; ``tame``: their scales are those of weights."""
+    """Return blocks of random bytes; with ``tame``, their scales are those of weights."""
     blocks = RNG.integers(0, 256, (n, SIZES[kind][1]), dtype=np.uint8)
     for at in HALVES[kind]:
         if tame:
@@ -197,7 +197,7 @@ def random_case(kind: str) -> None:
 
 
 def every_index() -> None:
-    """Every entry of the grids; scales and signs at random."""
+    """Write every entry of the grids with random scales and signs."""
     for kind, entries, each in (
         ("IQ1_S", 2048, 32),
         ("IQ2_XXS", 256, 32),
@@ -232,7 +232,7 @@ def every_index() -> None:
 
 
 def every_exponent() -> None:
-    """Every scale of the two types whose scale is a byte."""
+    """Write every scale of the two types whose scale is a byte."""
     for kind, per_block in (("MXFP4", 1), ("NVFP4", 4)):
         n, n_bytes = SIZES[kind]
         blocks = RNG.integers(0, 256, (256 // per_block, n_bytes), dtype=np.uint8)
@@ -247,7 +247,7 @@ def every_exponent() -> None:
 
 
 def scaled(fixtures: Path) -> None:
-    """NVFP4 with X.scale: one from a fixture, one for each expert by hand."""
+    """Write NVFP4 with X.scale: one from a fixture, and one for each expert by hand."""
     reader = GGUFReader(fixtures / "gguf_nvfp4_modelopt" / "quantized.gguf")
     found = {tensor.name: tensor for tensor in reader.tensors}
     name = "blk.0.attn_k"
@@ -268,7 +268,7 @@ def scaled(fixtures: Path) -> None:
 
 
 def reshaped(fixtures: Path) -> None:
-    """Shapes whose rows are not whole blocks, as ComfyUI-GGUF stores them."""
+    """Write shapes whose rows are not whole blocks, as ComfyUI-GGUF stores them."""
     for kind, shapes in (
         ("Q8_0", {"conv.weight": (8, 4, 3, 3), "video.weight": (2, 3, 4, 2, 4), "narrow.weight": (24, 20)}),
         ("Q5_K", {"conv.weight": (16, 16, 3, 3), "wide.weight": (3, 256), "narrow.weight": (64, 36)}),
@@ -282,7 +282,7 @@ def reshaped(fixtures: Path) -> None:
 
 
 def plain() -> None:
-    """Numbers that are not in blocks."""
+    """Write numbers that are not in blocks."""
     numbers = np.concatenate([RNG.standard_normal(50), [0.0, -0.0, np.inf, -np.inf, np.nan, 6e-8, 65504]])
     stored: Arrays = {"f64": numbers, "f32": numbers.astype(np.float32), "f16": numbers.astype(np.float16)}
     stored["matrix.f16"] = RNG.standard_normal((5, 7)).astype(np.float16)

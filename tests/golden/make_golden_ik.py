@@ -39,7 +39,7 @@ HOW = {
     "random": "blocks of random bytes, with scales as those of weights",
     "odd": "blocks of random bytes, with scales of all kinds",
 }
-# A scale that is no number, and one that is.
+# A scale that is NaN, and one that is a number.
 ODD = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (1e-30, -1e-20, 1e30, 1))
 ODD_HALVES = tuple((no_number, number) for no_number in (np.inf, -np.inf, np.nan) for number in (6e-8, -6e-5, 65504, 1))
 
@@ -53,18 +53,18 @@ PLAIN += ("IQ1_BN", "IQ2_BN", "IQ2_KL", "Q8_KV", "IQ1_KT", "IQ2_KT", "IQ3_KT", "
 
 
 def function_name(kind: str) -> str:
-    """The type in names of functions."""
+    """Return the type as names of functions spell it."""
     return kind.lower().replace("q8_kv", "q8_KV")
 
 
 class InitParams(ctypes.Structure):
-    """As ggml_init takes it."""
+    """The argument of ggml_init."""
 
     _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
-    """The address of an array."""
+    """Return the address of an array."""
     return array.ctypes.data_as(ctypes.c_void_p)
 
 
@@ -76,7 +76,7 @@ class Library:
         self.functions.ggml_init(InitParams(1 << 20, None, False))  # makes the table of float16 numbers
 
     def quantize(self, kind: str, values: np.ndarray) -> np.ndarray:
-        """Rows of bytes, uint8 (rows, bytes)."""
+        """Return quantized rows, uint8 (rows, bytes)."""
         rows, cols = values.shape
         stored = np.zeros((rows, OF_NAME[kind].count_bytes((1, cols))), np.uint8)
         function = self.functions[f"quantize_{function_name(kind)}"]
@@ -93,8 +93,8 @@ class Library:
         return stored
 
     def dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
-        """Values, float32 (rows, cols); interleaved rows are read together."""
-        if kind in ("IQ1_BN", "IQ2_BN"):  # these functions do not know heads, by which kernels multiply
+        """Return values, float32 (rows, cols). The library reads interleaved rows together."""
+        if kind in ("IQ1_BN", "IQ2_BN"):  # these functions ignore the head of a row, which kernels multiply by
             head = OF_NAME[kind].head
             d = stored[:, :head].copy().view(np.float16 if head == 2 else np.float32).astype(np.float32)
             return d * self._dequantize(kind, stored[:, head:], cols)
@@ -118,7 +118,7 @@ class Library:
 
 
 def random_rows(rng: np.random.Generator, kind: str, rows: int, cols: int, odd: bool = False) -> np.ndarray:
-    """Rows of random bytes; their scales are tame unless ``odd``. Uint8 (rows, bytes)."""
+    """Return rows of random bytes, uint8 (rows, bytes), with tame scales unless ``odd``."""
     of = OF_NAME[kind]
     groups, blocks = rows // of.rows, cols // of.elements
     raw = rng.integers(0, 256, (groups, blocks, of.rows * of.n_bytes), dtype=np.uint8)
@@ -141,12 +141,12 @@ def random_rows(rng: np.random.Generator, kind: str, rows: int, cols: int, odd: 
 
 
 def base_of(kind: str) -> str:
-    """The type that does not interleave rows."""
+    """Return the variant of a type that does not interleave rows."""
     return "Q8_K_R8" if kind.startswith("Q8_K_R") else kind.split("_R")[0]
 
 
 def make_plain(library: Library, kind: str) -> None:
-    """Weights of a type that does not interleave rows."""
+    """Write weights of a type that does not interleave rows."""
     of, rng = OF_NAME[kind], np.random.default_rng(OF_NAME[kind].number)
     one, two = (1, of.elements), (1, 2 * of.elements)
     weights = (rng.standard_normal(two if of.head else one) * 0.02).astype(np.float32)
@@ -160,7 +160,7 @@ def make_plain(library: Library, kind: str) -> None:
 
 
 def make_interleaved(library: Library, kind: str) -> None:
-    """A weight of a type that interleaves rows."""
+    """Write a weight of a type that interleaves rows."""
     of, rng = OF_NAME[kind], np.random.default_rng(OF_NAME[kind].number)
     shape = (of.rows, 256) if of.elements >= 64 else (2 * of.rows, 2 * of.elements)
     if kind == "MXFP4_R8":  # dequantize_row_mxfp4_r8 writes beyond its rows
@@ -175,7 +175,7 @@ def make_interleaved(library: Library, kind: str) -> None:
 
 
 def save(library: Library, case: str, rows: Rows, how: str) -> None:
-    """The file, and the values of its weights that the library reads."""
+    """Write the file, and the values of its weights that the library reads."""
     values = {name: library.dequantize(kind, raw, cols_of(kind, raw)) for name, (kind, raw) in rows.items()}
     kind = next(iter(rows.values()))[0]
     times = ", times the number before each row" if kind in ("IQ1_BN", "IQ2_BN") else ""
@@ -183,7 +183,7 @@ def save(library: Library, case: str, rows: Rows, how: str) -> None:
 
 
 def make_i2_s(library: Library) -> None:
-    """Codes of three values and the scale of the tensor behind them."""
+    """Write codes of three values, followed by the scale of the tensor."""
     rng, (rows, cols) = np.random.default_rng(36), (2, 256)
     packed = sum(rng.integers(0, 3, (rows, cols // 4), dtype=np.uint8) << shift for shift in (0, 2, 4, 6))
     raw = np.concatenate([packed.ravel(), np.array([0.0123] + 7 * [0], np.float32).view(np.uint8)])
@@ -194,13 +194,13 @@ def make_i2_s(library: Library) -> None:
 
 
 def cols_of(kind: str, raw: np.ndarray) -> int:
-    """The columns of rows of bytes."""
+    """Return how many columns rows of bytes have."""
     of = OF_NAME[kind]
     return (raw.shape[1] - of.head) // of.n_bytes * of.elements
 
 
 def write(case: str, rows: Rows, values: dict[str, np.ndarray], how: str) -> None:
-    """The file, and the values of its weights."""
+    """Write the file and the values of its weights."""
     kind = next(iter(rows.values()))[0]
     origin = {"producer": PRODUCER, "how": how}
     if kind in ADDS_ZERO:

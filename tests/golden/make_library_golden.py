@@ -22,7 +22,7 @@ Case = tuple[str, str, Tensors, Tensors, dict[str, str], str]  # case, library, 
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Gaussian weights with a few outliers and a stretch of zeros."""
+    """Return Gaussian weights with a few outliers and a stretch of zeros."""
     generator = torch.Generator().manual_seed(seed)
     x = 0.02 * torch.randn(shape, generator=generator)
     flat = x.view(-1)
@@ -188,7 +188,7 @@ def torchao() -> Iterator[Case]:
     from torchao.quantization.quantize_.workflows.int4 import int4_plain_int32_tensor as words
 
     def pack_words(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-        """An Int4PlainInt32Tensor as for an XPU, whose kernel copies four bytes into a word, and its values."""
+        """Return an Int4PlainInt32Tensor for XPUs, whose kernel copies four bytes into a word, and its values."""
         tree = ast.parse(inspect.getsource(words._from_hp_xpu))
         tree.body[0].body = [node for node in tree.body[0].body if not isinstance(node, ast.Assert)]
         exec(compile(tree, words.__file__, "exec"), found := dict(vars(words)))

@@ -40,7 +40,7 @@ def put(case: str, stored: dict[str, Tensor], config: dict | None, values: dict[
 
 
 def sdnq() -> None:
-    """Every coding of up to 8 bits, groups, layouts of matrix products, branches, rotations."""
+    """Write every coding of up to 8 bits, with groups, layouts of matrix products, branches and rotations."""
     from sdnq import SDNQConfig
     from sdnq.dequantizer import dequantize_sdnq_module
     from sdnq.quantizer import sdnq_post_load_quant
@@ -110,7 +110,7 @@ def sdnq() -> None:
 
 
 def _plain(layer: str, stored: dict[str, Tensor], case: str, rows: int) -> str | None:
-    """The format by which codes of 8 bits with a scale for each row or for all are read."""
+    """Return the format that reads codes of 8 bits with a scale for each row or for all."""
     codes, scale = stored[f"{layer}.weight"], stored[f"{layer}.scale"]
     kind = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}.get(codes.dtype)
     if kind is None or f"{layer}.svd_up" in stored or case == "rotated":
@@ -119,7 +119,7 @@ def _plain(layer: str, stored: dict[str, Tensor], case: str, rows: int) -> str |
 
 
 def quark() -> None:
-    """FP4 with E4M3 and E5M3 scales, MXFP6, INT4 of FP8: two layers of a small Llama each."""
+    """Write FP4 with E4M3 and E5M3 scales, MXFP6 and INT4 of FP8, two layers of a small Llama each."""
     from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -160,7 +160,7 @@ def quark() -> None:
 
 
 def modelopt() -> None:
-    """INT8 whose layers multiply their inputs: two layers of a small Llama."""
+    """Write INT8 with scaled inputs: two layers of a small Llama."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -188,7 +188,7 @@ def modelopt() -> None:
 
 
 def modelslim() -> None:
-    """Every type of Ascend's files; rows that the saver cuts into 16 parts for its biases have 64 columns."""
+    """Write every type of Ascend's files. Rows have 64 columns, as the saver cuts them into 16 parts for its biases."""
     from unittest.mock import patch
 
     import msmodelslim.ir as qir
@@ -204,7 +204,7 @@ def modelslim() -> None:
     from msmodelslim.pytorch.llm_ptq.llm_ptq_tools.save import complex_quantifier as first
 
     class Source(IModel, AscendV1GlobalModelDtypeInterface):
-        """What the saver asks for: the folder whose configuration it copies, and the model's dtype."""
+        """The two things that the saver asks a model for: the folder with its configuration, and its dtype."""
 
         bfloat16 = False
 
@@ -241,7 +241,7 @@ def modelslim() -> None:
         return qir.AutoFakeQuantLinear.create(inputs, own.get_q_param(), own.get_q_storage(), layer.bias)
 
     def value_of(module: nn.Module) -> Tensor:
-        """The weight that the producer's own layer multiplies by, with codes as they are saved."""
+        """Return the weight that the producer's own layer multiplies by, with codes as they are saved."""
         if type(module) is qir.W8A8StaticFakeQuantLinear and not Source.bfloat16:
             reader = fake_quantize.w8a8_fakequantizer.FakeLinearQuantizerOfW8A8()
             deq_scale = deqscale2int64(module.input_scale * module.weight_scale)
@@ -325,7 +325,7 @@ def modelslim() -> None:
 
 
 def load(path: str, *names: str, **given: object) -> dict:
-    """Constants, and functions and classes of these names, of a file whose imports are missing here."""
+    """Return constants, functions and classes of a file whose imports are missing here."""
     tree = ast.parse(Path(path).read_text())
     tree.body = [
         node
@@ -338,7 +338,7 @@ def load(path: str, *names: str, **given: object) -> dict:
 
 
 def w4afp8(quantizer: str, packer: str) -> None:
-    """Rows of two experts: quantize_mixed_precision_moe.py of TensorRT-LLM, test_cutlass_w4a8_moe_mm.py of SGLang."""
+    """Write rows of two experts with TensorRT-LLM's quantizer and the packing of SGLang's tests."""
 
     quantize = load(quantizer, "quantize_fp8_block_scale_to_int4")["quantize_fp8_block_scale_to_int4"]
     pack = load(packer, "pack_int4_values_to_int8")["pack_int4_values_to_int8"]
@@ -359,7 +359,7 @@ def w4afp8(quantizer: str, packer: str) -> None:
 
 
 def paroquant(convert: str, rotation: str, packing: str) -> None:
-    """Two layers: paroquant's cli/convert.py, utils/paroquant.py and awq/utils/packing_utils.py of GPTQModel."""
+    """Write two layers with paroquant's cli/convert.py and utils/paroquant.py, and GPTQModel's packing_utils.py."""
     from unittest.mock import Mock, patch
 
     rotate = load(rotation, "_normalize_group_size", "apply_paroquant_rotation_reference", Optional=Optional)
@@ -404,13 +404,13 @@ def paroquant(convert: str, rotation: str, packing: str) -> None:
 
 
 def qqq(layers: str) -> None:
-    """Layers with one group and with several: GPTQModel's nn_modules/qlinear/qqq.py."""
+    """Write layers with one group and with several, with GPTQModel's nn_modules/qlinear/qqq.py."""
     from unittest.mock import MagicMock
 
     import numpy
 
     class Base(nn.Module):
-        """What QQQLinear needs of its own base class."""
+        """The attributes that QQQLinear needs from its own base class."""
 
         def __init__(self, bits: int, group_size: int, in_features: int, out_features: int, **_: object) -> None:
             super().__init__()
@@ -451,7 +451,7 @@ def qqq(layers: str) -> None:
 
 
 def sinq() -> None:
-    """Every packing that is read, both tables, one zero point for all; scales in float32 when they are read."""
+    """Write every supported packing, both tables, and one zero point for all; scales are read in float32."""
     from sinq.patch_model import AutoSINQHFModel
     from sinq.quantizer import Quantizer
     from sinq.sinqlinear_hf import SINQLinear, sinq_base_quant_config

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # tests/support/packing.p
 from support import packing
 
 Tensors = dict[str, Tensor]
-Ends = tuple[int | None, ...]  # where each axis is cut
+Ends = tuple[int | None, ...]  # the end of each axis
 
 DOWN, Q_PROJ, K_PROJ = (f"model.layers.0.{name}" for name in ("mlp.down_proj", "self_attn.q_proj", "self_attn.k_proj"))
 EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
@@ -33,7 +33,7 @@ class Golden(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer of a fixture; ``cut`` says where a part, or its values (""), are cut."""
+    """A layer of a fixture; ``cut`` maps each part, or "" for the values, to the ends of its axes."""
 
     name: str
     cut: dict[str, Ends] = WHOLE
@@ -84,7 +84,7 @@ UNPACKED = {"ct_marlin24", "modelopt_int4_blockwise"}
 
 
 def every(fixture: Callable[[str], Any]) -> Iterator[Golden]:
-    """All cases; ``fixture`` opens the fixture of that name."""
+    """Yield all cases; ``fixture`` opens the fixture of that name."""
     for format, name, layers in CASES:
         opened = fixture(f"llm/{name}")
         stored, values = {}, {}
@@ -101,7 +101,7 @@ def every(fixture: Callable[[str], Any]) -> Iterator[Golden]:
 
 
 def cut(opened: Any, layer: Layer) -> tuple[Tensors, Tensors]:
-    """The stored tensors and the values of a layer, cut."""
+    """Return the stored tensors and the values of a layer, cut."""
     stored = {}
     for name, tensor in opened.tensors.items():
         part = name.removeprefix(layer.name + ".")
@@ -122,7 +122,7 @@ RNG = np.random.default_rng(20250102)
 
 
 def by_hand() -> Iterator[Golden]:
-    """What no fixture has."""
+    """Yield cases that no fixture has."""
     order = RNG.permutation(96) // 32
     for case, how, made in (
         (

@@ -17,7 +17,7 @@ KEPT = ("general.architecture", "general.type")
 
 @dataclass(frozen=True)
 class Run:
-    """What a converter wrote: metadata, values of tensors, and their types."""
+    """The output of a converter: metadata, values of tensors, and their types."""
 
     keys: dict[str, Any]
     tensors: dict[str, np.ndarray]

@@ -7,7 +7,7 @@ mlx-lm, where mlx-lm, torch and transformers are installed:
     PYTHONPATH=tests python tests/golden_conversions/make.py mlx [NAME …]
 
 Each original is converted with all weights 1, then 2, then 0: what becomes of these is the arithmetic of an element.
-Then with a different value for each element: where a value arrives is the map. Last with random values: map and
+Then with a different value for each element: the places of the values are the map. Last with random values: map and
 arithmetic must give what the converter gives.
 """
 
@@ -28,11 +28,11 @@ from support.conversions import applied, elements_of, gather, read_golden, write
 
 LABEL_BITS = 21  # labels are 1 + k·2^-21: they stay distinct, and sums with small numbers exact, in float32
 FUNCTIONS = ("exp", "negexp", "softplus")
-ROUNDINGS = 2 * 2.0**-23  # of exponentials in different libraries, and of several factors after each other
+ROUNDINGS = 2 * 2.0**-23  # for exponentials in different libraries and products of several factors
 
 
 def main(kind: str, *arguments: str) -> None:
-    """Write the golden conversions of a converter for all originals, or for those named."""
+    """Write the golden conversions of a converter for all originals, or for the named ones."""
     converter = LlamaCpp(Path(arguments[0])) if kind == "llama.cpp" else Mlx()
     wanted = arguments[1:] if kind == "llama.cpp" else arguments
     documents = dict(read_golden(kind))
@@ -80,7 +80,7 @@ def golden(converter: Any, original: Original, options: dict[str, Any]) -> dict[
 
 
 def derive(shapes: dict[str, tuple[int, ...]], run: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """Return stored tensors with map and arithmetic, those without a source, and metadata."""
+    """Return stored tensors with map and arithmetic, tensors without a source, and metadata."""
     total = sum(int(np.prod(shape)) for shape in shapes.values())
     assert total <= 2**LABEL_BITS, total
     ones, twos, zeros = (

@@ -20,11 +20,12 @@ BOTH: dict[str, dict[str, Any]] = {"": {}}
 
 @dataclass(frozen=True)
 class Original:
-    """``architecture``: of transformers, or of the code in the model's own repository, with ``own`` names and shapes.
+    """An original from which conversions are made.
 
-    ``published``: makes names and shapes of checkpoints as they are published from those that transformers saves.
-    ``llama_cpp``, ``mlx``: variant → options of the converter. ``written``: fields that are only in config.json.
-    ``files``: further files that the converter reads.
+    ``architecture`` is a class of transformers, or the code in the model's own repository with ``own`` names and
+    shapes. ``published`` turns names and shapes that transformers saves into those of published checkpoints.
+    ``llama_cpp`` and ``mlx`` map variants to options of the converter. ``written`` has fields that are only in
+    config.json, ``files`` further files that the converter reads.
     """
 
     architecture: str
@@ -41,7 +42,7 @@ class Original:
         return self.llama_cpp if kind == "llama.cpp" else self.mlx
 
     def origin(self, options: dict[str, Any]) -> dict[str, str]:
-        """Say how the original was made."""
+        """Return how the original was made."""
         import transformers
 
         made = f"names of the model's repository: {self.architecture}"
@@ -239,7 +240,7 @@ def with_nextn(config: dict[str, Any], saved: Shapes) -> Shapes:
 
 
 def kimi_names(config: dict[str, Any], saved: Shapes) -> Shapes:
-    """Rename the dense layer's matrices, which transformers saves as those of a sparse one."""
+    """Rename the dense layer's matrices, which transformers saves under the names of a sparse layer."""
     return {re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", name): shape for name, shape in saved.items()}
 
 
@@ -298,7 +299,7 @@ def biased(module: str, shape: tuple[int, ...]) -> Shapes:
 
 
 def siglip_names(config: dict[str, Any], saved: Shapes) -> Shapes:
-    """Rename tensors of the vision tower as they are published."""
+    """Rename tensors of the vision tower to the published names."""
     return {re.sub(r"^vision_tower\.", "vision_tower.vision_model.", name): shape for name, shape in saved.items()}
 
 
@@ -360,7 +361,7 @@ def plamo2_shapes(config: dict[str, Any]) -> Shapes:
 
 
 def gpt2_names(config: dict[str, Any], saved: Shapes) -> Shapes:
-    """Rename tensors as in the first repositories, which also store masks."""
+    """Rename tensors to the names of the first repositories, which also store masks."""
     masks = {f"h.{layer}.attn.bias": (1, 1, config["n_ctx"], config["n_ctx"]) for layer in range(config["n_layer"])}
     return {name.removeprefix("transformer."): shape for name, shape in saved.items()} | masks
 
@@ -435,13 +436,13 @@ ORIGINALS = {
     "gemma3_text": Original(
         "Gemma3ForCausalLM", WIDE | {"sliding_window": 8, "tie_word_embeddings": True}, files=TOKENIZER, **MLX
     ),
-    "gemma4": Original(  # as 31B: full attention has one matrix for keys and values
+    "gemma4": Original(  # like 31B: full attention has one matrix for keys and values
         "Gemma4ForConditionalGeneration",
         GEMMA4 | {"text_config": GEMMA4_TEXT | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}},
         files=TOKENIZER,
         **MLX,
     ),
-    "gemma4_moe": Original(  # as 26B-A4B
+    "gemma4_moe": Original(  # like 26B-A4B
         "Gemma4ForConditionalGeneration",
         GEMMA4
         | {
@@ -452,7 +453,7 @@ ORIGINALS = {
         files=TOKENIZER,
         **MLX,
     ),
-    "gemma4_per_layer": Original(  # as E2B: embeddings of each layer, the last layers use others' keys and values
+    "gemma4_per_layer": Original(  # like E2B: each layer has embeddings; the last layers use others' keys and values
         "Gemma4ForConditionalGeneration",
         GEMMA4
         | {
@@ -856,7 +857,7 @@ ORIGINALS = {
         },
         files=IMAGES,
     ),
-    "deepseek_v2": Original(  # as V2 Lite
+    "deepseek_v2": Original(  # like V2 Lite
         "DeepseekV2ForCausalLM", MLA | {"q_lora_rank": None, "topk_method": "greedy", "n_shared_experts": 2}
     ),
     "deepseek_v32": Original(

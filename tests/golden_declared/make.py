@@ -26,12 +26,12 @@ BITS = {(4, 3): "fp8", 8: "int8", (2, 1): "fp4"}
 
 
 def load(folder: Path, **more: Any) -> Any:
-    """A model by transformers."""
+    """Load a model with transformers."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more)
 
 
 def compressed_tensors(folders: list[Path], original: Path) -> Iterator[Case]:
-    """By the QuantizationScheme that compressed-tensors attaches to each module."""
+    """Read the schemes from the QuantizationScheme that compressed-tensors attaches to each module."""
     from transformers import CompressedTensorsConfig
 
     for folder in folders:
@@ -49,7 +49,7 @@ def compressed_tensors(folders: list[Path], original: Path) -> Iterator[Case]:
 
 
 def quark(folders: list[Path], original: Path) -> Iterator[Case]:
-    """By the input quantizers of the model that Quark imports from its own file."""
+    """Read the schemes from the input quantizers of the model that Quark imports from its own file."""
     from quark.torch import import_model_from_safetensors
 
     for folder in folders:
@@ -75,7 +75,7 @@ def _of_quark(quantizer: Any) -> str:
 
 
 def torchao(folders: list[Path], original: Path) -> Iterator[Case]:
-    """By the ``act_quant_kwargs`` of the weights."""
+    """Read the schemes from the ``act_quant_kwargs`` of the weights."""
     for folder in folders:
         found = {}
         for path, module in load(folder).named_modules():
@@ -87,7 +87,7 @@ def torchao(folders: list[Path], original: Path) -> Iterator[Case]:
 
 
 def sdnq(folders: list[Path], original: Path) -> Iterator[Case]:
-    """By the forward function that SDNQ gives a layer."""
+    """Read the schemes from the forward function that SDNQ gives a layer."""
     import sdnq  # noqa: F401 - transformers finds its quantizer then
 
     for folder in folders:
@@ -100,7 +100,7 @@ def sdnq(folders: list[Path], original: Path) -> Iterator[Case]:
 
 
 def modelopt(folders: list[Path], original: Path) -> Iterator[Case]:
-    """By the input quantizers before the export; 8 random sequences calibrate."""
+    """Read the schemes from the input quantizers before the export; 8 random sequences calibrate."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 

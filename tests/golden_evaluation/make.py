@@ -1,4 +1,4 @@
-"""A small Llama, its Q4_0 by llama.cpp, and what llama-perplexity says of both.
+"""A small Llama, its Q4_0 by llama.cpp, and llama-perplexity's numbers for both.
 
 python tests/golden_evaluation/make.py LLAMA_CPP     a checkout with build/bin/llama-quantize and llama-perplexity
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def words() -> tuple[Tokenizer, str]:
-    """A byte-level BPE as GPT-2's, and its text: the standard library."""
+    """Return a byte-level BPE like GPT-2's, and its text, the standard library."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:40]
     text = "\n".join(path.read_text(encoding="utf-8", errors="ignore") for path in paths)
     tokenizer = Tokenizer(models.BPE())
@@ -70,7 +70,7 @@ def words() -> tuple[Tokenizer, str]:
 
 
 def train(tokenizer: Tokenizer, text: str, folder: Path) -> None:
-    """A minute of training, so that predictions are not all alike."""
+    """Train for a minute, so that predictions differ."""
     torch.manual_seed(0)
     ids = torch.tensor(tokenizer.encode(text[:-6000]).ids)
     config = LlamaConfig(
@@ -91,7 +91,7 @@ def train(tokenizer: Tokenizer, text: str, folder: Path) -> None:
 
 
 def asked(llama_cpp: Path, folder: Path, text: str) -> str:
-    """What llama-perplexity prints."""
+    """Return the output of llama-perplexity."""
 
     def run(program: str, *options: object) -> str:
         done = subprocess.run(

@@ -36,7 +36,7 @@ GGML_LIBRARY = "/tmp/ggml.so"
 
 
 def inputs() -> Tensor:
-    """The inputs, (1, 8, 256)."""
+    """Return the inputs, (1, 8, 256)."""
     torch.manual_seed(0)
     x = torch.distributions.Laplace(0, 1).sample((1, 8, 256))
     x[..., 7] *= 40
@@ -46,7 +46,7 @@ def inputs() -> Tensor:
 
 
 def compressed_tensors(x: Tensor) -> Rounded:
-    """By ``fake_quantize``, which the forward pass of a compressed module calls."""
+    """Round with ``fake_quantize``, which the forward pass of a compressed module calls."""
     from compressed_tensors.quantization import QuantizationArgs
     from compressed_tensors.quantization.lifecycle.forward import fake_quantize
     from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
@@ -76,7 +76,7 @@ def compressed_tensors(x: Tensor) -> Rounded:
 
 
 def comfy_kitchen_branches(x: Tensor) -> Rounded:
-    """Outputs of layers of SVDQuant in tests/golden/svdquant_w4a4, by its eager backend, all numbers in float32."""
+    """Yield outputs of layers of SVDQuant in tests/golden/svdquant_w4a4, by its eager backend in float32."""
     from comfy_kitchen.backends.eager import svdquant
 
     for name in ("svdquant_w4a4_kitchen", "svdquant_w4a4_kitchen_smooth_defect", "svdquant_w4a4_tilepacked_awq_w4a16"):
@@ -89,7 +89,10 @@ def comfy_kitchen_branches(x: Tensor) -> Rounded:
 
 
 def sdnq_branches(x: Tensor) -> Rounded:
-    """Outputs of the layer mm_svd_int8 in tests/golden/sdnq/products; on CPUs, it multiplies FP8 in half precision."""
+    """Yield outputs of the layer mm_svd_int8 in tests/golden/sdnq/products.
+
+    On CPUs, SDNQ multiplies FP8 in half precision.
+    """
     from sdnq.layers.linear.linear_int8 import int8_matmul
 
     stored = load_file(GOLDEN / "sdnq/products/model.safetensors")
@@ -100,7 +103,7 @@ def sdnq_branches(x: Tensor) -> Rounded:
 
 
 def torchao(x: Tensor) -> Rounded:
-    """By the tensors that its linear layers make of their inputs."""
+    """Round with the tensors that torchao's linear layers make of their inputs."""
     from torchao.quantization import PerRow, PerTensor
     from torchao.quantization.quant_primitives import MappingType
     from torchao.quantization.quantize_.workflows import Float8Tensor, Int8Tensor
@@ -118,7 +121,7 @@ def torchao(x: Tensor) -> Rounded:
 
 
 def comfy_kitchen(x: Tensor) -> Rounded:
-    """By its eager backend; rotated and smoothed inputs are given as the product sees them, not brought back."""
+    """Round with comfy-kitchen's eager backend. Rotated and smoothed inputs stay as the product sees them."""
     from comfy_kitchen.backends.eager import convrot_w4a4, quantization, svdquant
 
     flat, static = x[0], torch.tensor(STATIC)
@@ -152,7 +155,7 @@ def comfy_kitchen(x: Tensor) -> Rounded:
 
 
 def modelopt(x: Tensor) -> Rounded:
-    """By the quantizers that ``mtq.quantize`` puts before the inputs of a layer, where they run without CUDA."""
+    """Round with the quantizers that ``mtq.quantize`` puts before a layer's inputs, where they run without CUDA."""
     from modelopt.torch.quantization.config import QuantizerAttributeConfig
     from modelopt.torch.quantization.nn import TensorQuantizer
 
@@ -169,7 +172,7 @@ def modelopt(x: Tensor) -> Rounded:
 
 
 def quark(x: Tensor) -> Rounded:
-    """By its fake quantizers of dynamic inputs, and the kernel that its static ones call."""
+    """Round with Quark's fake quantizers of dynamic inputs, and with the kernel that its static ones call."""
     from quark.torch.quantization.config import config
     from quark.torch.quantization.tensor_quantize import FakeQuantizeBase
 
@@ -187,7 +190,7 @@ def quark(x: Tensor) -> Rounded:
 
 
 def gguf(x: Tensor) -> Rounded:
-    """By the quantizer in Python."""
+    """Round with the quantizer of the gguf package."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize, quantize
 
@@ -196,7 +199,7 @@ def gguf(x: Tensor) -> Rounded:
 
 
 def ggml(x: Tensor) -> Rounded:
-    """By the functions for x86 that llama.cpp rounds inputs with."""
+    """Round with the functions for x86 that llama.cpp calls."""
     library = ctypes.CDLL(GGML_LIBRARY, mode=ctypes.RTLD_LOCAL | 1)
     rows = x.view(-1)
     for name, quantize, dequantize, size in (

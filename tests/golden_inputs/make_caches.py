@@ -36,7 +36,7 @@ Rounded = Iterator[tuple[str, Tensor]]
 
 
 def inputs(*shape: int) -> Tensor:
-    """Laplace, one channel 20 times as large and zeros in a block; multiples of 1/64."""
+    """Return Laplacian inputs in multiples of 1/64: one channel is 20 times as large, one block has zeros."""
     torch.manual_seed(0)
     x = torch.distributions.Laplace(0.0, 1.0).sample(shape)
     x[..., 7] *= 20
@@ -45,14 +45,14 @@ def inputs(*shape: int) -> Tensor:
 
 
 def compiled(out: Path, *given: object) -> ctypes.CDLL:
-    """A shared library."""
+    """Compile a shared library and load it."""
     words = ["gcc", "-shared", "-fPIC", "-Wl,--unresolved-symbols=ignore-all", "-o", out, *given, "-lm"]
     subprocess.run([str(word) for word in words], check=True)
     return ctypes.CDLL(str(out), mode=os.RTLD_LAZY)
 
 
 def ggml(x: Tensor, sources: Path, folder: Path) -> Rounded:
-    """By the functions of the CPU backend that set_rows calls, and the matrices that are made with the cache."""
+    """Round with the functions of the CPU backend that set_rows calls, and with the rotations made for the cache."""
     (folder / "tables.c").write_text(TABLES)
     base, include = sources / "ggml/src", ["-I", sources / "ggml/include", "-I", sources / "ggml/src"]
     plain = compiled(folder / "base.so", "-O2", *include, base / "ggml-quants.c", folder / "tables.c")
@@ -79,7 +79,7 @@ def ggml(x: Tensor, sources: Path, folder: Path) -> Rounded:
 
 
 def hadamard(size: int, sources: Path, folder: Path) -> Tensor:
-    """The matrix that ggml_gen_hadamard makes, compiled alone."""
+    """Return the matrix of ggml_gen_hadamard, which is compiled alone."""
     text = (sources / "src/llama-kv-cache.cpp").read_text()
     found = re.search(r"static bool ggml_is_power_of_2.*?static void ggml_gen_hadamard.*?\n}\n", text, re.DOTALL)
     assert found is not None
@@ -99,7 +99,7 @@ def hadamard(size: int, sources: Path, folder: Path) -> Tensor:
 
 
 def module(path: Path, name: str, **stubs: dict[str, Any]) -> ModuleType:
-    """A Python file of a checkout, with stubs for modules that it imports."""
+    """Load a Python file of a checkout, with stubs for modules that it imports."""
     for key, fields in stubs.items():
         sys.modules[key.replace("__", ".")] = made = ModuleType(key)
         vars(made).update(fields)
@@ -112,9 +112,9 @@ def module(path: Path, name: str, **stubs: dict[str, Any]) -> ModuleType:
 
 
 def vllm(x: Tensor, sources: Path) -> Rounded:
-    """By its Triton kernels, for one page of tokens; keys and values alike.
+    """Round one page of tokens with vLLM's Triton kernels, keys and values alike.
 
-    Casts to E4M3 saturate on hardware, but not in the interpreter: float32 is stored, and torch casts.
+    Casts to E4M3 saturate on hardware, but not in the interpreter: it stores float32, and torch casts.
     """
     import triton
     import triton.language as tl
@@ -159,7 +159,7 @@ def vllm(x: Tensor, sources: Path) -> Rounded:
 
 
 def kivi(y: Tensor, sources: Path) -> Rounded:
-    """By its functions in torch, with groups of 32."""
+    """Round with KIVI's functions in torch, in groups of 32."""
     packing = module(sources / "quant/new_pack.py", "new_pack")
     yield "int4 k", packing.unpack_and_dequant_kcache(*packing.quant_and_pack_kcache(y.clone(), 32, 4), 32, 4)
     yield "int4 v", packing.unpack_and_dequant_vcache(*packing.quant_and_pack_vcache(y.clone(), 32, 4), 32, 4)

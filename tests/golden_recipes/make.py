@@ -32,7 +32,7 @@ E4M3, U8 = torch.float8_e4m3fn, torch.uint8
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """Gaussian, heavy-tailed, zero, constant and tiny weights, and some with rows and groups of zeros; (16, 256)."""
+    """Return Gaussian, heavy-tailed, zero, constant and tiny weights, some with zero rows and groups, (16, 256)."""
     generator = torch.Generator().manual_seed(1)
 
     def normal() -> torch.Tensor:
@@ -52,7 +52,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def of_compressed_tensors(x: torch.Tensor, group: int, **fields: object) -> torch.Tensor:
-    """Values of groups of columns; as many as there are: of rows."""
+    """Return the values of groups of columns."""
     args = QuantizationArgs(**fields)
     blocks = x.view(len(x), -1, group)
     global_scale = generate_gparam(x.amin(), x.amax()) if group == 16 else None
@@ -61,7 +61,7 @@ def of_compressed_tensors(x: torch.Tensor, group: int, **fields: object) -> torc
 
 
 def values(x: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Library, recipe and values."""
+    """Yield library, recipe and values."""
     cols = x.shape[1]
     for bits in range(2, 9):
         for symmetric, option in ((True, ""), (False, ":asym")):
@@ -99,7 +99,7 @@ def values(x: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 
 def digest(found: torch.Tensor) -> str:
-    """Of values whose zeros have lost their sign."""
+    """Return a checksum of values without the sign of zeros."""
     return hashlib.sha256((found.float().contiguous() + 0.0).numpy().tobytes()).hexdigest()
 
 

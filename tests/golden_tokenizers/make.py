@@ -91,7 +91,7 @@ def as_str(item: Any) -> Any:
 
 
 def byte_level(words: Any, normalizer: Any = None, **model: Any) -> Tokenizer:
-    """Train a tokenizer that joins bytes; one of its tokens is no join of others."""
+    """Train a tokenizer that joins bytes; one of its tokens is not a join of others."""
     tokenizer = Tokenizer(models.BPE(**model))
     tokenizer.pre_tokenizer, tokenizer.decoder = words, decoders.ByteLevel()
     if normalizer is not None:
@@ -130,7 +130,7 @@ def llama3(folder: Path) -> None:
     tokenizer = byte_level(pre_tokenizers.Sequence(words), ignore_merges=True)
     state = json.loads(tokenizer.to_str())
     vocab = state["model"]["vocab"]
-    vocab["Ġquick"] = len(vocab)  # no join of others
+    vocab["Ġquick"] = len(vocab)  # not a join of others
     state["model"]["merges"] = [pair for pair in state["model"]["merges"] if "".join(pair) != "Ġquick"]
     tokenizer = Tokenizer.from_str(json.dumps(state))
     names = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]

@@ -1,4 +1,4 @@
-"""A small Llama whose inputs compressed-tensors rotates while it runs, and what compressed-tensors computes with it.
+"""A small Llama whose inputs compressed-tensors rotates while it runs, and its outputs by compressed-tensors.
 
     python tests/golden_transforms/make.py        needs compressed-tensors 0.20 and transformers
 
@@ -29,7 +29,7 @@ DOWN = "re:.*down_proj$"
 
 
 def both(kind: str, *targets: str, inverse: bool = False, name: str = "R4", **more: object) -> dict[str, object]:
-    """A transform of the inputs of layers, and its inverse in their weights."""
+    """Return a transform of the inputs of layers, and its inverse in their weights."""
     places = [
         {"targets": list(targets), "location": where, "inverse": flag, "ignore": ["lm_head"]}
         for where, flag in (("input", inverse), ("weight_input", not inverse))

@@ -232,7 +232,7 @@ class TestDocument:
         assert 1 == found.unread
         assert Status.INCONCLUSIVE == done.exit_code
 
-    def test_diff_lists_a_weight_that_is_stored_otherwise(self, stored, tmp_path):
+    def test_diff_lists_a_weight_whose_storage_changed(self, stored, tmp_path):
         found, _ = stored
         (name, *_) = [weight.name for weight in found.weights if weight.format == "fp8_tensor"]
         plain = {key: value for key, value in MODEL.items() if not key.startswith(name)} | {name: X}

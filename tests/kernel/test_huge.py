@@ -36,7 +36,7 @@ def sparse(path, shape, codes):
 
 @pytest.mark.slow
 class TestHuge:
-    """Only the first and last chunks and those around element 2^31 are computed; the others would be the same."""
+    """Only the first and last chunks and the chunks around element 2^31 are computed: the others are the same."""
 
     @pytest.mark.parametrize("shape", [(1, 2**31 + 77), (2**16 + 3, 2**15), (2**31 + 5, 1), (3, 2**32)])
     def test_huge_weights_have_all_their_elements_in_their_places(self, tmp_path, shape):

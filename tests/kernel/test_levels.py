@@ -26,7 +26,7 @@ from quanterr.samples.nearest import find_nearest, measure_rounding
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
-NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, scaled rotated columns, numbers that are no codes
+NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, scaled rotated columns, plain numbers
     "aqlm",
     "ct_sparse_bitmask",
     "dense",

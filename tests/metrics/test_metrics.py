@@ -272,7 +272,7 @@ BY_NUMPY = {
     "outlier_pct": lambda x, y: 100 * (np.abs(y - x) > OUTLIER).mean(),
     "relative_outlier_pct": lambda x, y: 100 * (np.abs(y - x) > RELATIVE_OUTLIER * np.abs(x)).mean(),
     "worst_rows": rows_of,
-    "experts": lambda x, y: [],  # of a stack: test_experts.py
+    "experts": lambda x, y: [],  # for stacks only: test_experts.py
     "zeroed_pct": lambda x, y: 100 * ((x != 0) & (y == 0)).mean(),
     "saturated_pct": lambda x, y: None,
     "bits_per_weight": lambda x, y: 8.25,

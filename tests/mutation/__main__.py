@@ -1,4 +1,4 @@
-"""Run all families, or those named; count what is noticed, print what is not."""
+"""Run all families or the named ones; count noticed losses and print silent ones."""
 
 import argparse
 import os
@@ -14,11 +14,11 @@ import torch
 from mutation.judging import BAD, Outcome, table
 from mutation.running import JOBS, run
 
-WARNED = 0.01  # of sound pairs
+WARNED = 0.01  # largest share of sound pairs with warnings
 
 
 def main() -> int:
-    """Exit status 1 if a loss that counts is silent, or sound pairs are called errors, or too many have warnings."""
+    """Return status 1 if a loss that counts is silent, a sound pair has errors, or too many of them have warnings."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m mutation")
     parser.add_argument("jobs", nargs="*", help="names of jobs (--list); the beginning is enough")
     parser.add_argument("--list", action="store_true", help="list them")
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def verdict(outcomes: list[Outcome]) -> int:
-    """The criteria, printed, and whether they are met."""
+    """Print the criteria, and return 1 unless they are met."""
     silent, noted = (sum(outcome.told == told for outcome in outcomes) for told in ("SILENT", "info"))
     sound = [outcome for outcome in outcomes if outcome.loss is None]
     errors, warned = (sum(outcome.told == told for outcome in sound) for told in ("ERROR", "WARNED"))

@@ -63,11 +63,11 @@ class Tensor:
     block: int = 0  # bytes of a block of GGUF
 
     def values(self, dtype: str = "") -> Array:
-        """The numbers, in their shape."""
+        """Return the numbers in their shape."""
         return self.data.view(NUMPY[dtype or self.dtype]).reshape(self.shape)
 
     def blocks(self) -> Array:
-        """(blocks, bytes) of a GGUF tensor."""
+        """Return a GGUF tensor as (blocks, bytes)."""
         return self.data.reshape(-1, self.block)
 
 
@@ -89,12 +89,12 @@ class Stored:
     weights: list[Weight]
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
-    whole: bytes  # of a GGUF file
+    whole: bytes  # the bytes of a GGUF file
     offsets: dict[str, int]
 
     @classmethod
     def read(cls, case: Path, weights: list[Weight]) -> "Stored":
-        """All tensors of a golden case, which has these weights."""
+        """Read all tensors of a golden case, which has these weights."""
         path = case / "model.safetensors" if case.is_dir() else case
         raw = path.read_bytes()
         tensors, offsets, metadata = {}, {}, {}
@@ -110,11 +110,11 @@ class Stored:
 
     @property
     def gguf(self) -> bool:
-        """Whether its tensors can only be changed in place."""
+        """True if the tensors can only be changed in place."""
         return bool(self.whole)
 
     def write(self, folder: Path, truncated: int = 0) -> Path:
-        """The checkpoint as it is now, as a new file or folder there."""
+        """Write the changed checkpoint there, as a new file or folder."""
         path = folder / self.case.name
         if self.case.is_dir():
             shutil.copytree(self.case, path)
@@ -149,11 +149,11 @@ def _block_bytes() -> dict[str, int]:
 
 BLOCK_BYTES = _block_bytes()
 
-Change = Callable[[Stored, Weight], bool]  # in place; False: nothing of that kind is there
+Change = Callable[[Stored, Weight], bool]  # changes in place; returns False without such a tensor
 
 
 class Mutation(NamedTuple):
-    """One accident."""
+    """One kind of damage to stored tensors."""
 
     name: str
     change: Change
@@ -161,7 +161,7 @@ class Mutation(NamedTuple):
 
 
 def scale_views(stored: Stored, weight: Weight, roles: tuple[str, ...] = SCALES) -> Iterator[tuple[Array, str]]:
-    """The scales of a weight, of any container, as arrays of numbers that may be changed in place; their dtype."""
+    """Yield the scales of a weight, in any container, as arrays that may be changed in place, with their dtypes."""
     for role, name in weight.parts.items():
         tensor = stored.tensors[name]
         if tensor.dtype in BLOCK_SCALES and roles is SCALES:
@@ -209,21 +209,21 @@ def on_codes(change: Callable[[Array, Weight], Array | None]) -> Change:
 
 
 def rolled(values: Array, half: bool = False) -> Array:
-    """Rows shifted by one, or by half of them; of a single row its elements."""
+    """Shift rows by one, or by half of them; shift the elements of a single row."""
     matrix = values.reshape(values.shape[0], -1) if values.ndim > 1 and values.shape[0] > 1 else values.reshape(-1, 1)
     by = max(len(matrix) // 2, 1) if half else 1
     return np.roll(matrix, by, 0).reshape(values.shape)
 
 
 def grid_transposed(values: Array) -> Array:
-    """A grid of scales written column by column."""
+    """Write a grid of scales column by column."""
     if values.ndim < 2 or min(values.shape[-2:]) < 2:
         return values
     return np.swapaxes(values, -1, -2).reshape(values.shape)
 
 
 def first_is(value: float) -> Callable[[Array], Array]:
-    """One scale replaced."""
+    """Return a change that replaces one scale."""
 
     def replaced(values: Array) -> Array:
         values.reshape(-1)[0] = value
@@ -233,7 +233,7 @@ def first_is(value: float) -> Callable[[Array], Array]:
 
 
 def missing_scale(stored: Stored, weight: Weight) -> bool:
-    """The tensor of scales is not in the file."""
+    """Remove the tensor of scales from the file."""
     names = [name for role, name in weight.parts.items() if role in SCALES]
     for name in names:
         del stored.tensors[name]
@@ -241,7 +241,7 @@ def missing_scale(stored: Stored, weight: Weight) -> bool:
 
 
 def missing_weight(stored: Stored, weight: Weight) -> bool:
-    """Nothing of the weight is in the file."""
+    """Remove every part of the weight from the file."""
     if stored.gguf:
         return False
     for name in weight.parts.values():
@@ -254,7 +254,7 @@ OTHER_CODES = {"F8_E4M3": "F8_E5M2", "F8_E5M2": "F8_E4M3", "U8": "I8", "I8": "U8
 
 
 def scale_of_other_dtype(stored: Stored, weight: Weight) -> bool:
-    """The bits of the scales under another dtype of the same size."""
+    """Declare another dtype of the same size for the scales."""
     found = [stored.tensors[name] for role, name in weight.parts.items() if role in SCALES]
     found = [tensor for tensor in found if tensor.dtype in OTHER]
     for tensor in found:
@@ -263,7 +263,7 @@ def scale_of_other_dtype(stored: Stored, weight: Weight) -> bool:
 
 
 def codes_of_other_dtype(stored: Stored, weight: Weight) -> bool:
-    """The bits of the codes under another dtype of the same size."""
+    """Declare another dtype of the same size for the codes."""
     tensor = stored.tensors[next(iter(weight.parts.values()))]
     if tensor.dtype not in OTHER_CODES or stored.gguf:
         return False
@@ -272,7 +272,7 @@ def codes_of_other_dtype(stored: Stored, weight: Weight) -> bool:
 
 
 def nibbles_swapped(stored: Stored, weight: Weight) -> bool:
-    """Codes of 4 bits: the low half of each byte first instead of the high one, or the reverse."""
+    """Swap the 4-bit codes of each byte."""
     tensor = stored.tensors[next(iter(weight.parts.values()))]
     if weight.bits != 4:
         return False
@@ -287,7 +287,7 @@ def nibbles_swapped(stored: Stored, weight: Weight) -> bool:
 
 
 def zero_points_off_by_one(stored: Stored, weight: Weight) -> bool:
-    """Zero points one step too high."""
+    """Raise zero points by one."""
     tensor = stored.tensors[next(iter(weight.parts.values()))]
     if tensor.dtype in BLOCK_MINIMA:
         blocks, at = tensor.blocks(), BLOCK_MINIMA[tensor.dtype]
@@ -315,7 +315,7 @@ def zero_points_off_by_one(stored: Stored, weight: Weight) -> bool:
 
 
 def zero_points_of_other_sign(stored: Stored, weight: Weight) -> bool:
-    """Zero points of signed codes where those of unsigned ones belong, or the reverse."""
+    """Store the zero points of unsigned codes for signed ones, or the reverse."""
     found = [stored.tensors[name] for role, name in weight.parts.items() if role in ZEROS]
     found = [zero for zero in found if zero.dtype in ("I32", "I8") and weight.bits in (2, 4, 8)]
     for zero in found:
@@ -328,7 +328,7 @@ def zero_points_of_other_sign(stored: Stored, weight: Weight) -> bool:
 
 
 def transposed_codes(stored: Stored, weight: Weight) -> bool:
-    """Codes of one byte, written column by column."""
+    """Write codes of one byte column by column."""
     tensor = stored.tensors[next(iter(weight.parts.values()))]
     if len(tensor.shape) != 2 or len(tensor.data) != np.prod(tensor.shape) or min(tensor.shape) < 2 or stored.gguf:
         return False
@@ -337,7 +337,7 @@ def transposed_codes(stored: Stored, weight: Weight) -> bool:
 
 
 def wrong_layer(stored: Stored, weight: Weight) -> bool:
-    """What another weight of the same layout stores."""
+    """Replace the weight by another one of the same layout."""
     own = [stored.tensors[name] for name in weight.parts.values()]
     for others in stored.weights:
         there = [stored.tensors[name] for name in others.parts.values()]
@@ -351,7 +351,7 @@ def wrong_layer(stored: Stored, weight: Weight) -> bool:
 
 
 def holed(codes: Array, _weight: Weight) -> Array:
-    """The second half of the bytes never arrived."""
+    """Set the second half of the bytes to zero, as if it had never arrived."""
     codes.reshape(-1)[codes.size // 2 :] = 0
     return codes
 

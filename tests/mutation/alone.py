@@ -18,7 +18,7 @@ Change = Callable[[Tensors], Mapping[str, Tensor]]
 
 
 def with_rows(weight: Tensor, rows: list[int], factor: float) -> Tensor:
-    """A weight with rows times a factor."""
+    """Multiply rows of a weight by a factor."""
     changed = weight.clone()
     changed[rows] *= factor
     return changed
@@ -35,7 +35,7 @@ OF_EXPERTS = [*((kind, change, False) for kind, change in BROKEN_EXPERTS.items()
 
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
-    """Changes of the original, each quantized soundly, and what is told of the quantized file."""
+    """Change the original, quantize it soundly, and inspect the quantized file alone."""
     layout = named(name)
     pair = made(bench, layout)
     yield _told(pair, Case("as quantized", {}, sound=True))

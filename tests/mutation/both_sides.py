@@ -1,4 +1,4 @@
-"""What the original lost already, so that both sides agree: zeros, constants, experts written to wrong places."""
+"""Damage that the original already has, so that both sides agree: zeros, constants, misplaced experts."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -21,7 +21,7 @@ Change = Callable[[Tensors], Mapping[str, Tensor]]
 
 
 def padded(x: Tensors) -> Tensors:
-    """An embedding with rows that no token uses."""
+    """Clear rows of the embedding that no token uses."""
     embedding = x[EMBEDDING].clone()
     embedding[:3] = 0
     return {EMBEDDING: embedding}
@@ -49,7 +49,7 @@ SOUND_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
-    """Each change of the original, quantized soundly in that layout."""
+    """Change the original in each way and quantize it soundly in this layout."""
     layout, x = named(name), model()
     pair = made(bench, layout)
     for kind, change in BROKEN.items():
@@ -60,7 +60,7 @@ def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
 
 
 def experts(bench: Bench, name: str) -> Iterator[Outcome]:
-    """The same of experts, in a stack, or apart in layouts that have no stacks."""
+    """Change experts in each way: in a stack, or apart in layouts that have no stacks."""
     layout, x = named(name), stacked()
     apart = layout not in STACKS
     pair = made(bench, layout, _apart(x) if apart else x)
@@ -74,13 +74,13 @@ def experts(bench: Bench, name: str) -> Iterator[Outcome]:
 
 
 def _apart(x: Tensors) -> Tensors:
-    """Each expert by itself, in the second of two blocks."""
+    """Return the experts as separate weights, in the second of two blocks."""
     others = {name: weight for name, weight in x.items() if name != STACK}
     return others | {EXPERT.format(n): x[STACK][n] for n in range(EXPERTS)}
 
 
 def _broken(pair: Sound, kind: str, x: Tensors, names: Mapping[str, Tensor] | list[str]) -> Outcome:
-    """What is told of a broken original and its sound copy; ``pair`` is of the original as it was."""
+    """Return what is reported of a broken original and its sound copy; ``pair`` has the sound original."""
     both = made(pair.bench, pair.layout, x)
     found = of_broken("both sides", f"{pair.layout.name}, {kind}", both.report, pair.report, names, STRUCTURAL)
     pair.bench.done(found, both.original, both.path)

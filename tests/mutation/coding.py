@@ -13,7 +13,7 @@ from mutation.judging import Loss, Pair, loss
 
 Rounding = Callable[[Tensor], Tensor]
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E4M3_ERROR = 2.0**-4  # at most, of a normal number
+E4M3_ERROR = 2.0**-4  # largest relative error of a normal number
 SEARCHED = torch.linspace(0.7, 1.3, 9)
 
 
@@ -34,7 +34,7 @@ class Grid(NamedTuple):
         return 20 * log10(self.high / step * 12**0.5)
 
     def nearest(self, numbers: Tensor) -> Tensor:
-        """Those nearest to numbers."""
+        """Return the numbers of the grid nearest to these."""
         kept = numbers.clamp(self.low, self.high)
         if self.e4m3:
             return kept.to(torch.float8_e4m3fn).to(numbers.dtype)
@@ -45,12 +45,12 @@ class Grid(NamedTuple):
 
 
 def integers(low: int, high: int) -> Grid:
-    """All integers from ``low`` to ``high``."""
+    """Return a grid of all integers from ``low`` to ``high``."""
     return Grid(low, high)
 
 
 def of_table(values: Any) -> Grid:
-    """The sorted values of a table."""
+    """Return a grid of the sorted values of a table."""
     table = torch.tensor(sorted(values), dtype=torch.float32)
     return Grid(float(table[0]), float(table[-1]), table)
 
@@ -60,7 +60,7 @@ E4M3 = Grid(-448.0, 448.0, None, True)
 
 
 class Stored(NamedTuple):
-    """Scales as a file can have them: what they come to, (groups down, groups across), and of which parts."""
+    """The scales and shifts that a file can hold, (groups down, groups across), and the tensors that hold them."""
 
     scale: Tensor
     shift: Tensor | None = None
@@ -69,7 +69,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How a weight is stored, but for its bytes: weight = code · scale + shift."""
+    """The way a layout stores a weight, without its bytes: weight = code · scale + shift."""
 
     name: str
     family: str
@@ -83,7 +83,7 @@ class Layout:
     config: dict[str, Any] = field(default_factory=dict)
 
     def groups(self, x: Tensor) -> Tensor:
-        """A matrix as (groups down, rows, groups across, cols)."""
+        """Return a matrix as (groups down, rows, groups across, cols)."""
         rows, cols = (size or whole for size, whole in zip(self.group, x.shape, strict=True))
         return x.view(x.shape[0] // rows, rows, x.shape[1] // cols, cols)
 
@@ -105,7 +105,7 @@ class Coded:
 
     @cached_property
     def values(self) -> Tensor:
-        """What they stand for, (rows, cols) float64."""
+        """The values of the codes, (rows, cols) float64."""
         y = self.codes.double() * _spread(self.stored.scale.double())
         if self.stored.shift is not None:
             y += _spread(self.stored.shift.double())
@@ -113,9 +113,9 @@ class Coded:
 
 
 def lost(x: Tensor, before: Coded, after: Coded) -> Loss:
-    """What a weight loses that is stored otherwise.
+    """Return the loss of a weight after a change of its codes or scales.
 
-    What is as near as E4M3 is to any number, whatever the scale, has lost nothing: it was lucky before.
+    An element as near to its value as E4M3 is to any number has lost nothing, even if it was nearer before.
     """
     grid, values = before.layout.grid, after.values
     if grid.e4m3:
@@ -129,7 +129,7 @@ def _spread(scales: Tensor) -> Tensor:
 
 
 def fitted(layout: Layout, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Scales that use all codes, and shifts where the layout has them, float32."""
+    """Return scales that use all codes, and shifts where the layout has them, float32."""
     groups = layout.groups(x.float())
     if layout.shifted:
         low, high = groups.amin((1, 3)).clamp(max=0), groups.amax((1, 3)).clamp(min=0)
@@ -145,7 +145,7 @@ def fitted(layout: Layout, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _least_squares(layout: Layout, groups: Tensor) -> Tensor:
-    """The scales of Q3_K and Q6_K by llama.cpp's make_qx_quants: the best of 19, with errors weighted by squares."""
+    """Return the scales of Q3_K and Q6_K by llama.cpp's make_qx_quants: the best of 19, weighted by squares."""
     x = groups.permute(0, 2, 1, 3).flatten(2)
     largest = x.gather(2, x.abs().argmax(2, keepdim=True))
     best, chosen = torch.zeros_like(largest), torch.full_like(largest, 1e-12)
@@ -166,7 +166,7 @@ def coded(
     shared: float = 1.0,
     codes: Tensor | None = None,
 ) -> Coded:
-    """With those scales, as they can be stored, and the nearest codes or those given."""
+    """Return the weight with these scales, as they can be stored, and the given codes or else the nearest."""
     stored = layout.keep(scale, shift, shared)
     if codes is None:
         numbers = layout.groups(x.float())
@@ -178,12 +178,12 @@ def coded(
 
 
 def sound(layout: Layout, x: Tensor) -> Coded:
-    """As a plain quantizer makes it."""
+    """Quantize plainly."""
     return coded(layout, x, *fitted(layout, x))
 
 
 def searched(layout: Layout, x: Tensor) -> Coded:
-    """With the best of some scales around those that use all codes."""
+    """Quantize with the best of several scales around those that use all codes."""
     scale, shift = fitted(layout, x)
     best = torch.full_like(scale, torch.inf)
     chosen, chosen_shift = scale.clone(), None if shift is None else shift.clone()
@@ -199,7 +199,7 @@ def searched(layout: Layout, x: Tensor) -> Coded:
 
 
 def stochastic(layout: Layout, x: Tensor) -> Coded:
-    """Each number rounded up or down by chance, in proportion: integers only."""
+    """Quantize to integers, each rounded up or down at random, in proportion to the distances."""
     plain = sound(layout, x)
     shift = 0.0 if plain.stored.shift is None else _spread(plain.stored.shift)
     numbers = (layout.groups(x.double()) - shift) / _spread(plain.stored.scale.double())
@@ -208,9 +208,10 @@ def stochastic(layout: Layout, x: Tensor) -> Coded:
 
 
 def compensated(layout: Layout, x: Tensor, inputs: Tensor, largest_first: bool = False) -> Coded:
-    """By GPTQ: the error of each column is spread over those that follow, as inputs, (n, cols), correlate.
+    """Quantize with GPTQ: later columns compensate the error of each, by the correlation of inputs, (n, cols).
 
-    ``largest_first``: columns of large inputs come first, and groups stay as they are ("static" of llm-compressor).
+    With ``largest_first``, columns of large inputs come first, and groups stay as they are ("static" of
+    llm-compressor).
     """
     plain = sound(layout, x)
     hessian = inputs.double().T @ inputs.double()

@@ -28,11 +28,11 @@ class Try(NamedTuple):
     name: str
     words: tuple[Any, ...]
     sound: bool = False
-    before: Callable[[Path], object] = lambda folder: None  # what happens to the folder first
+    before: Callable[[Path], object] = lambda folder: None  # changes the folder first
 
 
 def outcomes(bench: Bench) -> Iterator[Outcome]:
-    """Each command, in a folder that it shares with those before it."""
+    """Run each command in a folder that it shares with earlier commands."""
     folder = bench.place()
     prepare(folder)
     for one in TRIES:
@@ -46,7 +46,7 @@ def outcomes(bench: Bench) -> Iterator[Outcome]:
 
 
 def prepare(folder: Path) -> None:
-    """An original, another of the same norms, and both quantized; what is wrong with copies of that; tokens."""
+    """Write an original, another model with the same norms, both quantized, broken copies, and tokens."""
     x = model()
     other = {name: weight.roll(1, 0) if linear(name) else weight for name, weight in x.items()}
     folder.mkdir()
@@ -62,7 +62,7 @@ def prepare(folder: Path) -> None:
 
 
 def replaced(folder: Path) -> None:
-    """A file of the copy by one of the same size and times, with another scale."""
+    """Replace a file of the copy by one of the same size and times, with another scale."""
     path = next((folder / "copy").glob("*.down_proj.weight.safetensors"))
     raw, status = bytearray(path.read_bytes()), path.stat()
     raw[-1] ^= 1
@@ -72,7 +72,7 @@ def replaced(folder: Path) -> None:
 
 
 def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
-    """A stored document in which something is said otherwise."""
+    """Return a change that edits a stored document."""
 
     def edit(folder: Path) -> None:
         text = (folder / f"{name}.json").read_text()
@@ -83,7 +83,7 @@ def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
 
 
 def _compare(what: str, *words: Any) -> tuple[Any, ...]:
-    """An original beside what was quantized of it, or another checkpoint."""
+    """Return the words of a comparison with the original from which ``what`` was quantized."""
     return ("compare", "other" if what.startswith("other") else "original", what, *words)
 
 

@@ -1,4 +1,4 @@
-"""What checkpoints say of themselves: config.json, metadata of GGUF, schemes, files beside the index."""
+"""Damage to what checkpoints declare: config.json, metadata of GGUF, schemes, files next to the index."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ OF_MODELS: dict[str, Any] = {
     "partial_rotary_factor": 0.5,
     "model_type": "llama",
 }
-UNSAID = "the original does not say it, and programs leave out or add what is a default"
+UNSAID = "the original does not declare it, and programs leave out or add defaults"
 SILENT = {
     "sliding_window": UNSAID,
     "partial_rotary_factor": UNSAID,
@@ -65,14 +65,14 @@ MODELOPT = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_m
 
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
-    """Each key changed in the quantized checkpoint alone."""
+    """Change each key of the quantized checkpoint alone."""
     pair = made(bench, named(name), without_mlp())
     for case in (*of_models(pair), *of_schemes(pair), *of_loading(pair), *of_labels(pair), *of_files(pair)):
         yield pair.outcome("configs", case)
 
 
 def of_models(pair: Sound) -> Iterator[Case]:
-    """Keys that change what a model computes."""
+    """Change keys that decide what a model computes."""
     if pair.layout.name == "Q4_K":
         for key in OF_GGUF:
             yield Case(f"GGUF {key}", {}, config={key: OF_MODELS[key]})
@@ -87,7 +87,7 @@ def of_models(pair: Sound) -> Iterator[Case]:
 
 
 def of_schemes(pair: Sound) -> Iterator[Case]:
-    """What is declared, and not stored."""
+    """Yield schemes that contradict what is stored."""
     config = pair.layout.config
     if "config_groups" in config:
         for key, value in OF_GROUPS.items():
@@ -109,7 +109,7 @@ def of_schemes(pair: Sound) -> Iterator[Case]:
 
 
 def of_loading(pair: Sound) -> Iterator[Case]:
-    """What decides how a runtime reads the codes: nothing, another method, settings that deny what is stored."""
+    """Yield changes of what decides how a runtime reads the codes: no method, another one, contradicting settings."""
     config, name = pair.layout.config, pair.layout.name
     if not config:
         return
@@ -133,7 +133,7 @@ def of_loading(pair: Sound) -> Iterator[Case]:
 
 
 def of_compressed(config: dict[str, Any]) -> Iterator[Case]:
-    """Formats, strategies and targets of compressed-tensors that are not those of the tensors."""
+    """Declare formats, strategies and targets of compressed-tensors that contradict the tensors."""
     (group,) = config["config_groups"].values()
     for said in FORMATS:
         if said != config["format"]:
@@ -156,7 +156,7 @@ def _said(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_labels(pair: Sound) -> Iterator[Case]:
-    """Labels in the file: a state of bitsandbytes, ComfyUI's, that are missing or say something else."""
+    """Remove or change labels in the file: the state of bitsandbytes, ComfyUI's labels."""
     coded = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
     of_layout = {
         "NF4": {"quant_state fp4": partial(bnb, said="fp4")},
@@ -169,7 +169,7 @@ def of_labels(pair: Sound) -> Iterator[Case]:
 
 
 def of_modelopt(pair: Sound) -> Iterator[Case]:
-    """hf_quant_config.json beside config.json, and a scale of inputs that is missing."""
+    """Change hf_quant_config.json next to config.json, and remove a scale of inputs."""
     said = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
     both = {"quantization_config": said}
     text = json.dumps(MODELOPT).encode()
@@ -189,9 +189,9 @@ def of_modelopt(pair: Sound) -> Iterator[Case]:
 
 
 def of_files(pair: Sound) -> Iterator[Case]:
-    """Other weights beside those of the index."""
+    """Put other weights next to those of the index."""
     if pair.layout.name == "FP8 row":
         other = save({NORM: norm(HIDDEN, 77)})
-        why = "an info names the file: the index says which is read, and sizes are the same"
+        why = "an info names the file: the index decides which is read, and sizes are the same"
         more = {"consolidated.safetensors": other}
         yield Case("consolidated.safetensors with another norm", {}, more=more, why_silent=why)

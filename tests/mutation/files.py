@@ -26,7 +26,10 @@ Weights = Mapping[str, Coded | Tensor]
 
 
 def write(folder: Path, weights: Weights, config: Mapping[str, Any], sound: Path | None = None) -> Path:
-    """A folder of safetensors; weights that ``sound``, a folder made so, has and that are not given are its."""
+    """Write a folder of safetensors.
+
+    Weights that are not given are linked from ``sound``, a folder made the same way.
+    """
     folder.mkdir(parents=True)
     places: dict[str, str] = {}
     if sound is not None:
@@ -45,7 +48,7 @@ def write(folder: Path, weights: Weights, config: Mapping[str, Any], sound: Path
 
 
 def gguf_name(name: str) -> str:
-    """The name of a tensor in a GGUF file."""
+    """Return the name of a tensor in a GGUF file."""
     base, kind = name.rsplit(".", 1)
     if base.startswith("model.layers."):
         _, _, layer, part = base.split(".", 3)
@@ -54,7 +57,7 @@ def gguf_name(name: str) -> str:
 
 
 def write_gguf(path: Path, weights: Weights, changed: Mapping[str, Any] | None = None) -> Path:
-    """A GGUF file of a Qwen2 model, by gguf's own writer; ``changed``: of its metadata, by the config's names."""
+    """Write a GGUF file of a Qwen2 model with gguf's own writer; ``changed`` metadata have the config's names."""
     path.parent.mkdir(parents=True, exist_ok=True)
     said = CONFIG | dict(changed or {})
     writer = gguf.GGUFWriter(path, said.get("architecture", "qwen2"))

@@ -1,4 +1,4 @@
-"""Files that producers wrote, of every format: broken as users' were, or beside an original of which a part is another.
+"""Producers' files of every format: damaged like users' files, or compared with an original that has another part.
 
 Each golden file is compared with an original that it could have been rounded from: its expected values, each moved
 within half a step (where a format has no nearest codes, plus noise of the level that is usual). What an accident costs
@@ -33,7 +33,7 @@ from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ACCIDENTS = "golden, accidents"
-DOUBTS = ("ambiguous_layout",)  # of files that were made to raise them
+DOUBTS = ("ambiguous_layout",)  # findings that some files were made to raise
 UNSOUND = (
     "int8_row/comfy_int8_rowwise.safetensors",  # cut: the columns are missing that most of its scales are made for
     "int8_tensor/int8_legacy.safetensors",  # cut, too
@@ -45,14 +45,14 @@ USUAL = {row.name: row.usual_db for row in FORMATS}
 
 
 def cases() -> list[Path]:
-    """All golden cases whose values are numbers."""
+    """Return all golden cases whose values are numbers."""
     found = [path for path in GOLDEN.glob("*/*") if path.parent.name not in ("__pycache__", "verbatim", "dense")]
     return sorted(path for path in found if not path.name.endswith(EXPECTED))
 
 
 @cache
 def of_each_format() -> frozenset[Path]:
-    """One case of each format, made of weights by a producer, and not of random codes, where there is one."""
+    """Return one case of each format, preferably one that a producer made from weights, not from random codes."""
     return frozenset({case.parent.name: case for case in sorted(cases(), key=_has_statistics)}.values())
 
 
@@ -61,12 +61,12 @@ def _has_statistics(case: Path) -> bool:
 
 
 def named(case: Path) -> str:
-    """A golden case in words."""
+    """Return the name of a golden case."""
     return f"{case.parent.name}/{case.name}"
 
 
 def level(format_name: str, bits: float) -> float:
-    """SNR in dB of good weights of a format: the usual one, or what so many bits give."""
+    """Return the SNR in dB of good weights of a format: the usual one, or the one that so many bits give."""
     usual = USUAL.get(format_name)
     if usual and usual[1] - usual[0] <= 4:
         return sum(usual) / 2
@@ -74,9 +74,9 @@ def level(format_name: str, bits: float) -> float:
 
 
 def noisy(values: torch.Tensor, snr_db: float, generator: torch.Generator) -> torch.Tensor:
-    """Values plus noise of the same level in each run of 32 elements of a row, as of blocks with a scale each.
+    """Return values with noise of one level in each run of 32 elements of a row.
 
-    None where they are zeros in runs, as in :func:`within_steps`.
+    Like :func:`within_steps`, leave runs of zeros as they are.
     """
     rows = values.double().reshape(-1, values.shape[-1] if values.dim() else 1)
     pad = -rows.shape[1] % 32
@@ -88,7 +88,7 @@ def noisy(values: torch.Tensor, snr_db: float, generator: torch.Generator) -> to
 
 
 def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
-    """Numbers, (r, c), that would be rounded to ``y``; None where a format has no nearest codes."""
+    """Return numbers, (r, c), that would be rounded to ``y``; None if the format has no nearest codes."""
     if not y.any():
         return y
     inner = weight.rotated.weight if weight.rotated else weight
@@ -114,7 +114,7 @@ def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> to
 
 
 def in_zeros(y: torch.Tensor) -> torch.Tensor:
-    """Where runs of 8 elements of a row are zero: a quantizer would have made smaller scales of other numbers."""
+    """Return a mask of runs of 8 zeros in a row. A quantizer would have made smaller scales from other numbers."""
     cols = y.shape[1]
     runs = torch.nn.functional.pad(y, (0, -cols % 8)).reshape(len(y), -1, 8)
     return (runs == 0).all(2).repeat_interleave(8, 1)[:, :cols]
@@ -134,7 +134,7 @@ class Sound:
 
 
 def made_sound(case: Path, bench: Bench) -> Sound:
-    """The case beside an original that it could have been quantized from."""
+    """Return the case with an original from which it could have been quantized."""
     expected = {name: values.float() for name, values in load_file(case.with_suffix(EXPECTED)).items()}
     generator = drawn(0)
     weights, x = [], {}
@@ -156,13 +156,13 @@ def made_sound(case: Path, bench: Bench) -> Sound:
 
 
 def stored_values(original: Path, quantized: Path) -> Tensors:
-    """What each paired weight stands for as it is stored, (rows, cols): nothing is tried, undone or found."""
+    """Return the values of each paired weight as stored, (rows, cols), without trying or undoing conversions."""
     with planned(original, quantized) as plan:
         return {pair.name: dequantized(pair.quantized) for pair in plan.pairs}
 
 
 def broken(sound: Sound, mutation: Mutation) -> Iterator[Outcome]:
-    """What becomes of each weight that an accident changes: all of them at once."""
+    """Yield the outcomes of an accident to several weights at once."""
     stored = Stored.read(sound.case, list(sound.weights))
     hit: list[Weight] = []
     for weight in sound.weights:
@@ -188,7 +188,7 @@ def broken(sound: Sound, mutation: Mutation) -> Iterator[Outcome]:
 
 
 def damaged(sound: Sound, damage: Damage) -> Iterator[Outcome]:
-    """What becomes of each weight of which a part is not what the original has."""
+    """Yield the outcome of each weight of which a part differs from the original."""
     generator = drawn(7)
     changed = {name: damage.change(x.clone(), generator).contiguous() for name, x in sound.x.items() if x.dim() > 1}
     path = sound.bench.place(".safetensors")
@@ -204,7 +204,7 @@ def _matrix(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def _judged(
     sound: Sound, family: str, what: str, pairs: dict[str, Pair | None], original: Path, quantized: Path
 ) -> Iterator[Outcome]:
-    """What is told of each broken weight; None: it cannot be read."""
+    """Yield the outcome of each broken weight; its pair is None if it cannot be read."""
     try:
         report: Report | Exception = quanterr.compare(original, quantized, device="cpu")
     except Exception as error:
@@ -224,18 +224,18 @@ def _judged(
 
 
 def _shown(sound: Report, broken: Report | Exception, name: str) -> bool:
-    """Whether the number alone tells of a layer."""
+    """Return True if the number of a layer alone shows the damage."""
     return isinstance(broken, Report) and _snr(sound, name) - _snr(broken, name) >= CHANGED
 
 
 def _snr(report: Report, name: str) -> float:
-    """SNR in dB of a layer; of one that is identical more than any."""
+    """Return the SNR in dB of a layer; of an identical one, more than any."""
     layers = (*report.layers, *report.other_changes)
     return next((layer.snr_db or 0.0 for layer in layers if layer.layer_name == name), 1000.0)
 
 
 def outcomes(bench: Bench, case: Path) -> Iterator[Outcome]:
-    """The sound pair of a golden case, every accident, and every part that is another's."""
+    """Yield the outcomes of the sound pair of a golden case, of every accident, and of every replaced part."""
     sound = made_sound(case, bench)
     found = of_sound(ACCIDENTS, named(case), sound.report, DOUBTS)
     yield bench.done(as_unsound(found) if named(case) in UNSOUND else found, sound.original, case)

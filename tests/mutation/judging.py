@@ -1,4 +1,4 @@
-"""What a break costs, in float64, and what is told of it."""
+"""The cost of a break, in float64, and what quanterr reports of it."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -14,37 +14,37 @@ from quanterr.documents.inspection.model import Inspection
 
 LAYER_DB, PART_DB = 1.0, 6.0  # losses that must be noticed
 PART = 64  # elements
-BEST_DB = 60.0  # of an SNR that is better no more is lost
+BEST_DB = 60.0  # no loss is counted above this SNR
 BROKEN = ("noticed", "slight", "info", "SILENT", "small", "by design")
-SOUND = ("clean", "told", "WARNED", "ERROR")  # told: by an info
+SOUND = ("clean", "told", "WARNED", "ERROR")  # "told" means an info
 BAD = ("info", "SILENT", "WARNED", "ERROR")
-UNMAPPED = "CT INT4 experts"  # no loader maps the names of such a layout, which is said of it
+UNMAPPED = "CT INT4 experts"  # no loader maps the names of this layout: a finding reports that
 
 
 class Loss(NamedTuple):
-    """In dB, of the whole weight that loses most, and of the worst row, column or run of elements of a row."""
+    """The loss in dB of the whole weight that loses most, and of the worst row, column or run in a row."""
 
     layer: float = 0.0
     part: float = 0.0
 
     @property
     def counts(self) -> bool:
-        """Whether it must be noticed; what makes the whole better was another choice."""
+        """True if the loss must be noticed. A change that improves the whole weight was another choice."""
         return self.layer >= LAYER_DB or (self.part >= PART_DB and self.layer >= 0)
 
 
-STRUCTURAL = Loss(inf, inf)  # what no number tells, but a runtime does otherwise
+STRUCTURAL = Loss(inf, inf)  # a change that no number shows, but that runtimes notice
 
 
 class Outcome(NamedTuple):
-    """What was told of a pair."""
+    """The outcome of a pair."""
 
     family: str
     name: str
-    told: str  # of BROKEN or SOUND
+    told: str  # a word of BROKEN or SOUND
     loss: Loss | None  # None: sound
     findings: tuple[Finding, ...] = ()
-    note: str = ""  # what was told otherwise, or why nothing is
+    note: str = ""  # the other findings, or the reason for silence
 
     def __str__(self) -> str:
         loss = f"{self.loss.layer:.1f} dB, worst part {self.loss.part:.1f} dB: " if self.loss else ""
@@ -53,14 +53,14 @@ class Outcome(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """What was quantized and what is stored, (rows, cols) each."""
+    """A weight before quantization and as stored, (rows, cols) each."""
 
     x: Tensor
     y: Tensor
 
 
 def loss(sound: Pair, broken: Pair, best_db: float = BEST_DB) -> Loss:
-    """What a broken pair loses beside a sound one; ``best_db``: an SNR that luck alone exceeds."""
+    """Return the loss of a broken pair compared with a sound one; ``best_db`` is an SNR that only luck exceeds."""
     energies = [(x.square(), (pair.y - x).square()) for pair in (sound, broken) for x in [pair.x.double()]]
     if not bool(energies[1][1].isfinite().all()):
         return STRUCTURAL
@@ -69,7 +69,7 @@ def loss(sound: Pair, broken: Pair, best_db: float = BEST_DB) -> Loss:
 
 
 def _most_lost(energies: list[tuple[Tensor, Tensor]], part: Callable[[Tensor], Tensor], best_db: float) -> float:
-    """Of parts, what the worst loses of its SNR."""
+    """Return how much SNR the worst part loses."""
     shares = []
     for x_sq, e_sq in energies:
         signal, noise = part(x_sq), part(e_sq)
@@ -88,18 +88,18 @@ def _parts(shape: torch.Size) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def snr(x: Tensor, y: Tensor) -> float:
-    """SNR in dB."""
+    """Return the SNR in dB."""
     return 10 * log10(float(x.double().square().sum()) / float((y.double() - x.double()).square().sum()))
 
 
 def worst(losses: Iterable[Loss]) -> Loss:
-    """Of several weights."""
+    """Return the greatest loss of several weights."""
     found = list(losses)
     return Loss(max(one.layer for one in found), max(one.part for one in found))
 
 
 def new(report: Report, sound: Report, names: Iterable[str]) -> tuple[Finding, ...]:
-    """Findings that the sound report does not have in the same words; of those about layers these, if any is named."""
+    """Return findings whose words the sound report lacks, about these layers if any are named."""
     wanted = set(names)
     before = {(finding.code, finding.layer, finding.severity, finding.message) for finding in sound.findings}
     return tuple(
@@ -115,7 +115,7 @@ def new(report: Report, sound: Report, names: Iterable[str]) -> tuple[Finding, .
 
 
 def of_broken(family: str, name: str, report: Report, sound: Report, names: Iterable[str], cost: Loss) -> Outcome:
-    """The outcome of a broken pair beside the sound one, of which those layers were broken."""
+    """Return the outcome of a broken pair compared with the sound one; ``names`` are the broken layers."""
     findings = new(report, sound, names)
     severities = {finding.severity for finding in findings}
     missing = {one.layer_name for one in report.not_compared} - {one.layer_name for one in sound.not_compared}
@@ -129,7 +129,7 @@ def of_broken(family: str, name: str, report: Report, sound: Report, names: Iter
 
 
 def of_sound(family: str, name: str, report: Report | Inspection, true: Collection[str] = ()) -> Outcome:
-    """The outcome of a sound pair; findings of those codes are true."""
+    """Return the outcome of a sound pair; findings with the codes in ``true`` are right."""
     if name.startswith(UNMAPPED):
         true = {*true, "unloadable"}
     severities = {"info" if finding.code in true else finding.severity for finding in report.findings}
@@ -140,12 +140,12 @@ def of_sound(family: str, name: str, report: Report | Inspection, true: Collecti
 
 
 def as_unsound(found: Outcome) -> Outcome:
-    """The outcome of a pair that its quantizer made so, but that lost much: what is said is true, and must be there."""
+    """Return the outcome of a pair whose quantizer caused a loss: findings are right, and must be there."""
     return found._replace(told="noticed" if found.told in ("WARNED", "ERROR") else "SILENT", loss=STRUCTURAL)
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Family × what was told, in numbers of pairs: of those that are broken, and of those that are sound."""
+    """Return a table of families and what was reported of their broken and sound pairs."""
     families = sorted({outcome.family for outcome in outcomes})
     width = max(map(len, (*families, "family"))) + 2
     headings = ("broken", *BROKEN, "| sound", *SOUND)

@@ -27,14 +27,14 @@ MODULE = ".weight"
 
 
 def as_dtype(dtype: torch.dtype, scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
-    """Each for itself, in a dtype of floats; so are shifts."""
+    """Store each scale and each shift as a float of this dtype."""
     return Stored((scale * shared).to(dtype).float(), None if shift is None else (shift * shared).to(dtype).float())
 
 
 def with_zero_points(
     dtype: torch.dtype, low: int, high: int, scale: Tensor, shift: Tensor | None, shared: float
 ) -> Stored:
-    """Scales of a dtype, and zero points that are integers."""
+    """Store scales in a dtype, and integer zero points."""
     assert shift is not None
     scale = (scale * shared).to(dtype).float()
     zero = (-shift / torch.where(scale == 0, 1.0, scale)).round().clamp(low, high)
@@ -42,20 +42,20 @@ def with_zero_points(
 
 
 def powers_of_two(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
-    """The next larger power of two, as E8M0."""
+    """Store the next larger power of two, as E8M0."""
     exponent = (scale * shared).log2().ceil().clamp(-127, 127)
     return Stored(torch.exp2(exponent), None, {"e8m0": (exponent + 127).to(torch.uint8)})
 
 
 def below_global(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
-    """E4M3 beside one float32 of all: ``shared`` times what their largest needs."""
+    """Store E4M3 scales and one float32 scale of all, ``shared`` times what the largest needs."""
     one = float(scale.max()) / 448 * shared
     inner = (scale / one).clamp(max=448).to(E4M3_DTYPE)
     return Stored(inner.double() * one, None, {"inner": inner, "global": torch.tensor([one])})
 
 
 def nested(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
-    """Bytes of bitsandbytes' table, an absolute maximum for each 256 scales and a mean of all."""
+    """Store scales as bytes of bitsandbytes' table, with a maximum for each 256 scales and a mean of all."""
     flat = scale.reshape(-1)
     offset = float(flat.mean())
     parts = torch.nn.functional.pad(flat - offset, (0, -len(flat) % 256)).view(-1, 256)
@@ -70,7 +70,7 @@ def nested(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
 def under_superblocks(
     low: int, high: int, scale: Tensor, shift: Tensor | None, shared: float, group: int = 32
 ) -> Stored:
-    """Integers below one F16 for each 256 columns, so also for minima: ``shared`` times what their largest needs."""
+    """Store integer scales and minima under F16 scales of 256 columns, ``shared`` times what the largest needs."""
     each = OUTER // group
     rows = scale.shape[0]
     outer = scale.view(rows, -1, each)
@@ -96,7 +96,7 @@ def _filled(scale: Tensor) -> Tensor:
 
 
 def module(name: str) -> str:
-    """The name without the weight's."""
+    """Return the name of a weight's module."""
     return name.removesuffix(MODULE)
 
 
@@ -105,43 +105,43 @@ def _numbers(of: Any) -> Tensor:
 
 
 def nibbles(codes: Tensor) -> Tensor:
-    """Two codes per byte along the last axis, the first in the low bits."""
+    """Return codes packed two to a byte along the last axis, the first in the low bits."""
     codes = codes.to(torch.uint8)
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 def e2m1(values: Tensor) -> Tensor:
-    """E2M1 values as codes of 4 bits."""
+    """Return E2M1 values as codes of 4 bits."""
     places = torch.bucketize(values.abs(), torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]))
     return places + 8 * values.signbit()
 
 
 def scales_by_row(coded: Coded) -> Tensor:
-    """Scales as (rows, blocks) or one."""
+    """Return the scales as (rows, blocks), or a single one."""
     scale = coded.stored.scale.float()
     return scale.view(()) if scale.numel() == 1 else scale
 
 
 def plain_int8(name: str, coded: Coded) -> dict[str, Tensor]:
-    """Bytes, and a scale of a row or of the tensor."""
+    """Store bytes, and a scale of each row or of the tensor."""
     return {name: coded.matrix.to(torch.int8), f"{name}_scale": scales_by_row(coded)}
 
 
 def labelled_int8(name: str, coded: Coded, said: str = "int8_blockwise") -> dict[str, Tensor]:
-    """ComfyUI's, in blocks of 128 × 128 or with one scale."""
+    """Store ComfyUI's labelled INT8, in blocks of 128 × 128 or with one scale."""
     fields = {"format": said} | ({"group_size": 128} if "block" in said else {})
     label = torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
     return plain_int8(name, coded) | {f"{module(name)}.comfy_quant": label}
 
 
 def ct_int8(name: str, coded: Coded) -> dict[str, Tensor]:
-    """compressed-tensors, bytes with zero points."""
+    """Store bytes with zero points as compressed-tensors does."""
     zero = coded.stored.parts["zero"]
     return plain_int8(name, coded) | {f"{name}_zero_point": zero.to(torch.int8)}
 
 
 def ct_packed(name: str, coded: Coded) -> dict[str, Tensor]:
-    """compressed-tensors, codes of 4 bits less their lowest."""
+    """Store 4-bit codes as compressed-tensors does: packed, and less the lowest code."""
     found = {
         f"{name}_packed": _numbers(packing.dense((coded.matrix + 8).numpy(), 4)),
         f"{name}_scale": coded.stored.scale.bfloat16(),
@@ -154,14 +154,14 @@ def ct_packed(name: str, coded: Coded) -> dict[str, Tensor]:
 
 
 def ct_packed_stack(name: str, coded: Coded, experts: int = 8) -> dict[str, Tensor]:
-    """The same of experts in one tensor."""
+    """Store the experts of one tensor as compressed-tensors packs them."""
     found = {key: value.view(experts, -1, value.shape[1]) for key, value in ct_packed(name, coded).items()
              if "_shape" not in key}  # fmt: skip
     return found | {f"{name}_shape": torch.tensor([experts, coded.shape[0] // experts, coded.shape[1]])}
 
 
 def gptq(name: str, coded: Coded, bits: int, order: Tensor | None = None) -> dict[str, Tensor]:
-    """GPTQ as GPTQModel writes it, zero points less one; ``order``: of the columns that the codes are of."""
+    """Store GPTQ as GPTQModel does, zero points less one; ``order`` is the order of columns in the codes."""
     blocks = torch.arange(coded.shape[1]) // coded.layout.group[1]
     matrix = coded.matrix
     if order is not None:
@@ -177,7 +177,7 @@ def gptq(name: str, coded: Coded, bits: int, order: Tensor | None = None) -> dic
 
 
 def awq(name: str, coded: Coded) -> dict[str, Tensor]:
-    """AutoAWQ's gemm."""
+    """Store AutoAWQ's gemm layout."""
     return {
         f"{module(name)}.qweight": _numbers(packing.interleaved(coded.matrix.T.contiguous().numpy())),
         f"{module(name)}.qzeros": _numbers(packing.interleaved(coded.stored.parts["zero"].T.contiguous().numpy())),
@@ -186,12 +186,12 @@ def awq(name: str, coded: Coded) -> dict[str, Tensor]:
 
 
 def fp8(name: str, coded: Coded, scale: str = "_scale") -> dict[str, Tensor]:
-    """FP8, and scales of the tensor, rows or tiles."""
+    """Store FP8 with scales of the tensor, rows or tiles."""
     return {name: coded.matrix.to(E4M3_DTYPE), f"{name}{scale}": scales_by_row(coded)}
 
 
 def fp8_stack(name: str, coded: Coded, experts: int = 8) -> dict[str, Tensor]:
-    """FP8 of experts in one tensor, a scale each."""
+    """Store FP8 of the experts in one tensor, with a scale each."""
     return {
         name: coded.matrix.to(E4M3_DTYPE).view(experts, -1, coded.shape[1]),
         f"{name}_scale": coded.stored.scale.float().view(experts),
@@ -199,26 +199,26 @@ def fp8_stack(name: str, coded: Coded, experts: int = 8) -> dict[str, Tensor]:
 
 
 def mxfp8(name: str, coded: Coded) -> dict[str, Tensor]:
-    """MXFP8 in rows."""
+    """Store MXFP8 in rows."""
     return {name: coded.matrix.to(E4M3_DTYPE), f"{name}_scale": coded.stored.parts["e8m0"]}
 
 
 def ct_mxfp4(name: str, coded: Coded) -> dict[str, Tensor]:
-    """MXFP4 of compressed-tensors."""
+    """Store MXFP4 as compressed-tensors does."""
     return {f"{name}_packed": nibbles(e2m1(coded.matrix)), f"{name}_scale": coded.stored.parts["e8m0"]}
 
 
 def gpt_oss(name: str, coded: Coded, experts: int = 8) -> dict[str, Tensor]:
-    """MXFP4 of experts as gpt-oss has it."""
+    """Store MXFP4 of experts as gpt-oss does."""
     blocks = nibbles(e2m1(coded.matrix)).view(experts, -1, coded.shape[1] // 32, 16)
     return {f"{name}_blocks": blocks, f"{name}_scales": coded.stored.parts["e8m0"].view(experts, -1, blocks.shape[2])}
 
 
-LARGEST_INPUT = 20.0  # of all weights
+LARGEST_INPUT = 20.0  # the same for all weights
 
 
 def ct_nvfp4(name: str, coded: Coded) -> dict[str, Tensor]:
-    """NVFP4 of compressed-tensors: its global scale divides."""
+    """Store NVFP4 as compressed-tensors does: values are divided by its global scale."""
     return {
         f"{name}_packed": nibbles(e2m1(coded.matrix)),
         f"{name}_scale": coded.stored.parts["inner"],
@@ -227,7 +227,7 @@ def ct_nvfp4(name: str, coded: Coded) -> dict[str, Tensor]:
 
 
 def nvfp4(name: str, coded: Coded, largest_input: float | None = LARGEST_INPUT) -> dict[str, Tensor]:
-    """NVFP4 of ModelOpt, which always calibrates a scale of the inputs."""
+    """Store NVFP4 as ModelOpt does, which always calibrates a scale of the inputs."""
     found = {
         name: nibbles(e2m1(coded.matrix)),
         f"{name}_scale": coded.stored.parts["inner"],
@@ -239,7 +239,7 @@ def nvfp4(name: str, coded: Coded, largest_input: float | None = LARGEST_INPUT) 
 
 
 def bnb(name: str, coded: Coded, said: str = "nf4") -> dict[str, Tensor]:
-    """bitsandbytes' NF4, with scales as they are or quantized themselves; ``said``: by the state."""
+    """Store bitsandbytes' NF4 with plain or nested scales; the state declares the type ``said``."""
     places = torch.bucketize(coded.matrix.contiguous(), (NF4[1:] + NF4[:-1]) / 2).view(-1, 2).to(torch.uint8)
     state: dict[str, Any] = {"quant_type": said, "blocksize": 64, "dtype": "bfloat16", "shape": list(coded.shape)}
     found = {name: (places[:, :1] << 4 | places[:, 1:]), f"{name}.quant_map": NF4}
@@ -255,7 +255,7 @@ def bnb(name: str, coded: Coded, said: str = "nf4") -> dict[str, Tensor]:
 
 
 def mlx(name: str, coded: Coded, bits: int) -> dict[str, Tensor]:
-    """MLX, scales and biases."""
+    """Store MLX's scales and biases."""
     assert coded.stored.shift is not None
     return {
         name: _numbers(packing.dense(coded.matrix.numpy(), bits)).view(torch.uint32),
@@ -265,7 +265,7 @@ def mlx(name: str, coded: Coded, bits: int) -> dict[str, Tensor]:
 
 
 def hqq(name: str, coded: Coded) -> dict[str, Tensor]:
-    """HQQ of 4 bits, groups of 64 in rows: weight = (code - zero) · scale."""
+    """Store 4-bit HQQ in groups of 64 in rows: weight = (code - zero) · scale."""
     base, size = module(name), coded.layout.group[1]
     codes = coded.matrix.reshape(-1, size).to(torch.uint8)
     half = len(codes) // 2
@@ -283,7 +283,7 @@ def hqq(name: str, coded: Coded) -> dict[str, Tensor]:
 
 
 def floating_zeros(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
-    """HQQ: zero points in codes, float32."""
+    """Store HQQ's zero points in units of codes, float32."""
     assert shift is not None
     scale = scale * shared
     zero = -shift / _filled(scale)
@@ -291,12 +291,12 @@ def floating_zeros(scale: Tensor, shift: Tensor | None, shared: float) -> Stored
 
 
 def quanto8(name: str, coded: Coded) -> dict[str, Tensor]:
-    """quanto of 8 bits."""
+    """Store 8-bit codes as quanto does."""
     return {f"{name}._data": coded.matrix.to(torch.int8), f"{name}._scale": coded.stored.scale.float()}
 
 
 def quanto(name: str, coded: Coded, bits: int) -> dict[str, Tensor]:
-    """quanto of 4 or 2 bits: weight = scale · code - shift."""
+    """Store 4-bit or 2-bit codes as quanto does: weight = scale · code - shift."""
     assert coded.stored.shift is not None
     codes = coded.matrix.reshape(-1, coded.layout.group[1]).to(torch.uint8)
     parts = codes.chunk(8 // bits)
@@ -318,13 +318,13 @@ def _f16(values: Tensor) -> Tensor:
 
 
 def _halves(codes: Tensor, size: int) -> Tensor:
-    """Nibbles of runs: element n low and n + size / 2 high."""
+    """Pack runs of nibbles: element n in the low half of a byte, n + size / 2 in the high half."""
     runs = codes.reshape(-1, size).to(torch.uint8)
     return runs[:, : size // 2] | runs[:, size // 2 :] << 4
 
 
 def _bits(codes: Tensor) -> Tensor:
-    """Bit n of a little-endian u32 is of element n: (runs, 32) → (runs, 4)."""
+    """Pack bits into little-endian u32, bit n of element n: (runs, 32) → (runs, 4)."""
     return (codes.view(-1, 4, 8).to(torch.int32) << torch.arange(8)).sum(2).to(torch.uint8)
 
 
@@ -334,7 +334,7 @@ def _joined(kind: str, parts: list[Tensor]) -> tuple[str, bytes]:
 
 
 def ggml_basic(_name: str, coded: Coded, kind: str) -> tuple[str, bytes]:
-    """Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL: a scale, perhaps a minimum, and 32 codes."""
+    """Store Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL: a scale, perhaps a minimum, and 32 codes."""
     scale = _f16(coded.stored.scale)
     codes = coded.matrix.reshape(-1, 32)
     if kind == "Q8_0":
@@ -353,7 +353,7 @@ def _places(codes: Tensor) -> Tensor:
 
 
 def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
-    """Eight scales and minima of 6 bits in 12 bytes, as Q4_K and Q5_K have them."""
+    """Pack eight scales and minima of 6 bits into 12 bytes, as in Q4_K and Q5_K."""
     sc, m = scales.view(-1, 8).to(torch.uint8), minima.view(-1, 8).to(torch.uint8)
     low = sc[:, :4] | (sc[:, 4:] >> 4) << 6
     mid = m[:, :4] | (m[:, 4:] >> 4) << 6
@@ -361,7 +361,7 @@ def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
 
 
 def ggml_k45(_name: str, coded: Coded, kind: str) -> tuple[str, bytes]:
-    """Q4_K and Q5_K."""
+    """Store Q4_K or Q5_K."""
     parts = coded.stored.parts
     codes = coded.matrix.reshape(-1, 8, 32).to(torch.uint8)
     found = [_f16(parts["d"]), _f16(parts["dmin"]), _six_bits(parts["scales"], parts["minima"])]
@@ -372,13 +372,13 @@ def ggml_k45(_name: str, coded: Coded, kind: str) -> tuple[str, bytes]:
 
 
 def _crumbs(codes: Tensor) -> Tensor:
-    """2 bits: of each 128 elements n, n + 32, n + 64 and n + 96 share a byte."""
+    """Pack 2-bit codes: of each 128 elements, n, n + 32, n + 64 and n + 96 share a byte."""
     runs = codes.reshape(-1, 2, 4, 32)
     return runs[:, :, 0] | runs[:, :, 1] << 2 | runs[:, :, 2] << 4 | runs[:, :, 3] << 6
 
 
 def ggml_q2(_name: str, coded: Coded) -> tuple[str, bytes]:
-    """Q2_K."""
+    """Store Q2_K."""
     parts = coded.stored.parts
     scales = parts["scales"].to(torch.uint8) | parts["minima"].to(torch.uint8) << 4
     codes = coded.matrix.reshape(-1, OUTER).to(torch.uint8)
@@ -387,7 +387,7 @@ def ggml_q2(_name: str, coded: Coded) -> tuple[str, bytes]:
 
 
 def ggml_q3(_name: str, coded: Coded) -> tuple[str, bytes]:
-    """Q3_K."""
+    """Store Q3_K."""
     codes = (coded.matrix.reshape(-1, 8, 32) + 4).to(torch.uint8)
     mask = ((codes >> 2).to(torch.int32) << torch.arange(8)[:, None]).sum(1).to(torch.uint8)
     scales = (coded.stored.parts["scales"] + 32).to(torch.uint8).view(-1, 16)
@@ -398,7 +398,7 @@ def ggml_q3(_name: str, coded: Coded) -> tuple[str, bytes]:
 
 
 def ggml_q6(_name: str, coded: Coded) -> tuple[str, bytes]:
-    """Q6_K."""
+    """Store Q6_K."""
     codes = (coded.matrix.reshape(-1, 2, 4, 32) + 32).to(torch.uint8)
     low = codes & 15
     low = torch.cat([low[:, :, 0] | low[:, :, 2] << 4, low[:, :, 1] | low[:, :, 3] << 4], 2)
@@ -409,7 +409,7 @@ def ggml_q6(_name: str, coded: Coded) -> tuple[str, bytes]:
 
 
 def ggml_iq4_xs(_name: str, coded: Coded) -> tuple[str, bytes]:
-    """IQ4_XS."""
+    """Store IQ4_XS."""
     scales = (coded.stored.parts["scales"] + 32).to(torch.int32).view(-1, 8)
     high = ((scales >> 4) << 2 * torch.arange(8)).sum(1).to(torch.int16).view(-1, 1).view(torch.uint8)
     low = nibbles(scales & 15)
@@ -421,14 +421,14 @@ def ggml_iq4_xs(_name: str, coded: Coded) -> tuple[str, bytes]:
 
 
 def scheme(bits: int, group: int, symmetric: bool, kind: str = "pack-quantized", **more: Any) -> dict[str, Any]:
-    """What compressed-tensors declares; ``more`` of the weights."""
+    """Return the configuration that compressed-tensors writes; ``more`` describes the weights."""
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group} | more
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups, "ignore": ["lm_head"]}
 
 
 def whole(bits: int, kind: str, strategy: str, **more: Any) -> dict[str, Any]:
-    """The same of codes without groups of columns."""
+    """Return the configuration of codes without groups of columns."""
     return scheme(bits, 0, True, kind, strategy=strategy, **({"group_size": None} | more))
 
 
@@ -525,5 +525,5 @@ STACKS = (
 
 
 def named(name: str) -> Layout:
-    """The layout of that name."""
+    """Return the layout of that name."""
     return next(layout for layout in (*LAYOUTS, *STACKS) if layout.name == name)

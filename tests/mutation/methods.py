@@ -1,6 +1,7 @@
-"""What no method does, of whole models and of one weight: rounding one way, codes at random, scales that clip or waste.
+"""Damage that no method causes, to whole models and to single weights.
 
-Where a config names GPTQ or AWQ, the codes are made by that method before they are damaged.
+It rounds one way, takes random codes, clips, or wastes the range of codes. Where a config names GPTQ or AWQ, that
+method makes the codes before they are damaged.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from mutation.scales import ONE, by_gptq, declared_by_gptq
 from mutation.sources import lora, trained
 
 BY_GPTQ = ("GPTQ 4 bits", "GPTQ 4 bits asym", "CT INT4 g128")
-ROWS = 4  # that are damaged, where not all are
+ROWS = 4  # damaged rows, unless all are
 Damage = Callable[[Layout, Tensor, Coded], Coded | None]
 
 
@@ -36,7 +37,7 @@ class Kind(NamedTuple):
 
 
 def _numbers(before: Coded, x: Tensor) -> Tensor:
-    """Values in units of codes, in the shape of the codes."""
+    """Return values in units of codes, in the shape of the codes."""
     layout, (scale, shift, _) = before.layout, before.stored
     numbers = layout.groups(x.float())
     if shift is not None:
@@ -51,28 +52,28 @@ def _with_codes(before: Coded, codes: Tensor) -> Coded:
 
 
 def floored(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
-    """Every code the next below its value."""
+    """Round every code down."""
     if layout.grid.table is not None or layout.grid.e4m3:
         return None
     return _with_codes(before, (_numbers(before, x) + 1e-4).floor())
 
 
 def ceiled(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
-    """Every code the next above its value."""
+    """Round every code up."""
     if layout.grid.table is not None or layout.grid.e4m3:
         return None
     return _with_codes(before, (_numbers(before, x) - 1e-4).ceil())
 
 
 def truncated(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
-    """Every code the next towards zero."""
+    """Round every code towards zero."""
     if layout.grid.table is not None or layout.grid.e4m3 or layout.shifted:
         return None
     return _with_codes(before, _numbers(before, x).trunc())
 
 
 def shaken(layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
-    """One code of ten is a step off."""
+    """Move one code of ten by a step."""
     if layout.grid.table is not None or layout.grid.e4m3:
         return None
     generator = drawn(5)
@@ -81,7 +82,7 @@ def shaken(layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
 
 
 def scaled(factor: float) -> Damage:
-    """The nearest codes with scales that are too wide or too narrow."""
+    """Return a damage that takes the nearest codes with scales that are too wide or too narrow."""
 
     def damaged(layout: Layout, x: Tensor, _before: Coded | None = None) -> Coded:
         scale, shift = fitted(layout, x)
@@ -91,7 +92,7 @@ def scaled(factor: float) -> Damage:
 
 
 def clipped(layout: Layout, x: Tensor, _before: Coded) -> Coded | None:
-    """Scales of 0.85 of the largest value in some rows; of the whole weight where it has one scale."""
+    """Clip some rows at 0.85 of their largest value, or the whole weight if it has one scale."""
     scale, shift = fitted(layout, x)
     factor = torch.ones_like(scale)
     factor[:: max(len(scale) // ROWS, 1)] = 0.85
@@ -99,7 +100,7 @@ def clipped(layout: Layout, x: Tensor, _before: Coded) -> Coded | None:
 
 
 def middled(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
-    """Zero points in the middle, with scales that were made for others."""
+    """Move the zero points to the middle and keep scales that were made for other zero points."""
     if not layout.shifted:
         return None
     scale, _ = before.wanted
@@ -107,17 +108,17 @@ def middled(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
 
 
 def noisy(share: float) -> Damage:
-    """Of values that are off by a share of the weight's norm."""
+    """Return a damage that adds noise, a share of the weight's norm, before it quantizes."""
     return lambda layout, x, _before: sound(layout, trained(share)(x))
 
 
 def merged(layout: Layout, x: Tensor, _before: Coded) -> Coded | None:
-    """With a LoRA."""
+    """Merge a LoRA before quantizing."""
     return sound(layout, lora(0.15)(x))
 
 
 def noisy_row(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
-    """A few rows are off by a third."""
+    """Add noise of a third to a few rows."""
     y, generator = x.float().clone(), drawn(4)
     rows = torch.arange(3, len(y), max(len(y) // ROWS, 1))
     noise = torch.randn(len(rows), y.shape[1], generator=generator)
@@ -126,7 +127,7 @@ def noisy_row(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
 
 
 def factored(by: float) -> Damage:
-    """A few rows are the original's times a factor."""
+    """Return a damage that multiplies a few rows by a factor."""
 
     def damaged(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
         y = x.float().clone()
@@ -137,7 +138,7 @@ def factored(by: float) -> Damage:
 
 
 def column_factored(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
-    """One column is the original's times 1.05."""
+    """Multiply one column by 1.05."""
     y = x.float().clone()
     y[:, 5] *= 1.05
     return coded(layout, y, *before.wanted)
@@ -156,7 +157,7 @@ def twice(bits: int) -> Damage:
 
 
 def zeroed(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
-    """A block of 8 × 8 is zero."""
+    """Set a block of 8 × 8 to zero."""
     y = x.float().clone()
     y[40:48, 64:72] = 0
     return coded(layout, y, *before.wanted)
@@ -191,21 +192,21 @@ KINDS = (
 
 
 def outcomes(bench: Bench, layout: Layout) -> Iterator[Outcome]:
-    """Every damage of the codes of a layout."""
+    """Damage the codes of a layout in every way."""
     compensates = layout.name in BY_GPTQ
     layout = declared_by_gptq(layout) if compensates else layout
     yield from damaged(made(bench, layout, by=by_gptq if compensates else sound), f"methods, {layout.family}")
 
 
 def damaged(pair: Sound, family: str) -> Iterator[Outcome]:
-    """Every damage of a pair."""
+    """Damage a pair in every way."""
     for kind in KINDS:
         if one := _case(pair, kind):
             yield pair.outcome(family, one)
 
 
 def _case(pair: Sound, kind: Kind) -> Case | None:
-    """The weights that are damaged, and what they lose."""
+    """Return the case of a damage: the damaged weights and what they lose."""
     before = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
     changed, losses = {}, []
     for name in before if kind.everywhere else [ONE]:

@@ -40,18 +40,18 @@ STACK = "model.layers.0.mlp.experts.down_proj"
 
 
 def drawn(seed: int) -> torch.Generator:
-    """Where random numbers come from."""
+    """Return a generator of random numbers."""
     return torch.Generator().manual_seed(seed)
 
 
 def heavy(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Numbers of variance 1 with tails as those of Student's t of 5 degrees of freedom."""
+    """Return numbers of variance 1 with the tails of Student's t with 5 degrees of freedom."""
     chi = sum(torch.randn(shape, generator=generator).square() for _ in range(5)) / 5
     return torch.randn(shape, generator=generator) / torch.as_tensor(chi).sqrt() * 0.6**0.5
 
 
 def matrix(rows: int, cols: int, seed: int) -> Tensor:
-    """A weight, BF16: rows and columns of many sizes, three outlier columns, a row of small numbers."""
+    """Return a BF16 weight with rows and columns of many sizes, three outlier columns and a row of small numbers."""
     generator = drawn(seed)
     x = heavy((rows, cols), generator) * 0.02
     x *= (0.4 * torch.randn(rows, 1, generator=generator)).exp()
@@ -62,7 +62,7 @@ def matrix(rows: int, cols: int, seed: int) -> Tensor:
 
 
 def norm(size: int, seed: int) -> Tensor:
-    """The weight of a norm, BF16: around 0.4, a few far larger."""
+    """Return the weight of a norm, BF16: around 0.4, with a few far larger values."""
     generator = drawn(seed)
     x = 0.4 * (0.3 * torch.randn(size, generator=generator)).exp()
     x[torch.randint(size, (4,), generator=generator)] *= 12
@@ -70,7 +70,7 @@ def norm(size: int, seed: int) -> Tensor:
 
 
 def model() -> Tensors:
-    """A small model as Qwen2 has it: biases of q, k and v, those of k with outliers."""
+    """Return a small model like Qwen2: q, k and v have biases, and those of k have outliers."""
     found = {EMBEDDING: matrix(VOCABULARY, HIDDEN, 1), HEAD: matrix(VOCABULARY, HIDDEN, 2), NORM: norm(HIDDEN, 3)}
     for layer in range(LAYERS):
         prefix, seed = f"model.layers.{layer}.", 100 * (layer + 1)
@@ -87,12 +87,12 @@ def model() -> Tensors:
 
 
 def stacked() -> Tensors:
-    """The experts of a layer in one tensor, (experts, rows, cols), of different sizes; and a router."""
+    """Return experts of different sizes in one tensor, (experts, rows, cols), and a router."""
     sizes = (0.5 * torch.randn(EXPERTS, generator=drawn(6))).exp()
     experts = torch.stack([matrix(EXPERT_ROWS, HIDDEN, 300 + n) * sizes[n] for n in range(EXPERTS)])
     return {STACK: experts.bfloat16(), "model.layers.0.mlp.router.weight": matrix(EXPERTS, HIDDEN, 400)}
 
 
 def linear(name: str) -> bool:
-    """Whether quantizers take it."""
+    """Return True if quantizers quantize this tensor."""
     return name.endswith("_proj.weight") or name == STACK

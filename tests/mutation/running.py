@@ -13,14 +13,14 @@ from mutation.pairs import Bench
 
 
 class Job(NamedTuple):
-    """What one process does at a time."""
+    """The pairs that one process makes."""
 
     name: str
     outcomes: Callable[[Bench], Iterator[Outcome]]
 
 
 def run(name: str, keep: Path | None = None) -> list[Outcome]:
-    """All outcomes of the job of that name."""
+    """Return all outcomes of the job of that name."""
     job = next(job for job in JOBS if job.name == name)
     with tempfile.TemporaryDirectory() as folder:
         return list(job.outcomes(Bench(Path(folder), keep)))

@@ -15,23 +15,23 @@ from mutation.originals import STACK, drawn
 from mutation.pairs import Bench, Case, Sound, as_matrix, made, originals_of, sound_outcome
 
 Places = Callable[[Layout, Tensor, tuple[int, int]], Tensor | None]  # of groups: where scales are bad
-ONE = "model.layers.1.mlp.down_proj.weight"  # that is damaged, where not all are
+ONE = "model.layers.1.mlp.down_proj.weight"  # the damaged weight, unless all are
 EXPERT = 3
 FOUR, COARSE = 4, "codes of four levels err by half of a value, beside which such a factor is small"
-OF_LLM_COMPRESSOR = "CT INT4 g128"  # the layout of which its GPTQ is tried
+OF_LLM_COMPRESSOR = "CT INT4 g128"  # the layout to try llm-compressor's GPTQ with
 MOST = 1024  # columns that GPTQ takes: of more it takes too long
 
 
 class Damage(NamedTuple):
-    """One way in which scales are bad."""
+    """One kind of damage to scales."""
 
     name: str
     places: Places
-    factor: float  # of scales
-    codes_kept: bool = False  # those of the sound file; otherwise the nearest
-    everywhere: bool = False  # in all weights of the model
-    shared: float = 1.0  # of what several scales share: the others are rounded under it
-    noise: float = 0.0  # of the logarithms of scales
+    factor: float  # multiplies scales
+    codes_kept: bool = False  # keep the codes of the sound file; otherwise take the nearest
+    everywhere: bool = False  # damage all weights of the model
+    shared: float = 1.0  # multiplies the scale that other scales share and are rounded under
+    noise: float = 0.0  # standard deviation of the noise on logarithms of scales
 
 
 def _all(_layout: Layout, scale: Tensor, _shape: tuple[int, int]) -> Tensor:
@@ -39,7 +39,7 @@ def _all(_layout: Layout, scale: Tensor, _shape: tuple[int, int]) -> Tensor:
 
 
 def _rows(layout: Layout, scale: Tensor, shape: tuple[int, int], first: int = 0, n: int = 1) -> Tensor | None:
-    """From a share of 1 / 5 of the rows on, or from a row on; none where all rows share a scale."""
+    """Select rows from a fifth of the weight on, or from row ``first`` on. Return None if all rows share a scale."""
     each = layout.group[0] or shape[0]
     if len(scale) == 1:
         return None
@@ -50,7 +50,7 @@ def _rows(layout: Layout, scale: Tensor, shape: tuple[int, int], first: int = 0,
 
 
 def _columns(layout: Layout, scale: Tensor, shape: tuple[int, int]) -> Tensor | None:
-    """A group of columns, in all rows, of 64 and more."""
+    """Select a group of columns in all rows, at least 64 columns."""
     if scale.shape[1] == 1:
         return None
     each = layout.group[1]
@@ -61,7 +61,7 @@ def _columns(layout: Layout, scale: Tensor, shape: tuple[int, int]) -> Tensor | 
 
 
 def _tile(layout: Layout, scale: Tensor, shape: tuple[int, int]) -> Tensor | None:
-    """64 × 64 elements, or the group that is larger."""
+    """Select 64 × 64 elements, or a larger group."""
     rows, columns = _rows(layout, scale, shape, shape[0] // 2, 64), _columns(layout, scale, shape)
     return None if rows is None or columns is None else rows & columns
 
@@ -108,7 +108,7 @@ DAMAGES = (
 
 
 def damaged(before: Coded, x: Tensor, damage: Damage) -> Coded | None:
-    """The weight with bad scales; None where its layout has no such place."""
+    """Return the weight with bad scales; None where its layout has no such place."""
     layout, (scale, shift) = before.layout, before.wanted
     places = damage.places(layout, scale, before.shape)
     if places is None or (damage.shared != 1 and not layout.two_levels):
@@ -125,7 +125,7 @@ def damaged(before: Coded, x: Tensor, damage: Damage) -> Coded | None:
 
 
 def outcomes(bench: Bench, layout: Layout, damages: tuple[Damage, ...] = DAMAGES) -> Iterator[Outcome]:
-    """Every damage of the scales of a layout."""
+    """Damage the scales of a layout in every way."""
     pair = made(bench, layout)
     for damage in damages:
         if one := case(pair, damage):
@@ -135,7 +135,7 @@ def outcomes(bench: Bench, layout: Layout, damages: tuple[Damage, ...] = DAMAGES
 
 
 def undeclared(pair: Sound) -> Case:
-    """By GPTQ, though nothing declares a method that lets errors compensate each other: they look like any others."""
+    """Quantize with GPTQ and declare no method that lets errors compensate each other."""
     coded = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
     changed = {name: by_gptq(pair.layout, pair.x[name]) for name in coded}
     cost = worst(lost(pair.x[name], coded[name], after) for name, after in changed.items())
@@ -143,7 +143,7 @@ def undeclared(pair: Sound) -> Case:
 
 
 def case(pair: Sound, damage: Damage) -> Case | None:
-    """The weights that the damage changes, and what they lose."""
+    """Return the case of a damage: the weights that it changes, and what they lose."""
     coded = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
     changed, losses = {}, []
     for name in coded if damage.everywhere else [STACK if STACK in coded else ONE]:
@@ -159,14 +159,14 @@ def case(pair: Sound, damage: Damage) -> Case | None:
 
 
 def clipped_a_little(layout: Layout, x: Tensor) -> Coded:
-    """Scales of 0.92 of the range, as a search for activations chooses them."""
+    """Quantize with scales of 0.92 of the range, as a search for activations chooses them."""
     plain = sound(layout, x)
     scale, shift = plain.wanted
     return coded(layout, x, 0.92 * scale, None if shift is None else 0.92 * shift)
 
 
 def by_ocp(layout: Layout, x: Tensor) -> Coded:
-    """Powers of two by OCP's rule: floor(log2(absolute maximum)) less the largest exponent of the codes."""
+    """Quantize with powers of two by OCP's rule: floor(log2(largest value)) less the codes' largest exponent."""
     groups = layout.groups(x.float())
     largest = torch.tensor(layout.grid.high).log2().floor()
     exponent = groups.abs().amax((1, 3)).clamp(min=2.0**-100).log2().floor() - largest
@@ -174,7 +174,7 @@ def by_ocp(layout: Layout, x: Tensor) -> Coded:
 
 
 def by_gptq(layout: Layout, x: Tensor) -> Coded:
-    """By GPTQ on inputs that correlate, of which some columns are large."""
+    """Quantize with GPTQ on correlated inputs, of which some columns are large."""
     generator = drawn(9)
     cols = x.shape[1]
     if cols > MOST:
@@ -186,18 +186,18 @@ def by_gptq(layout: Layout, x: Tensor) -> Coded:
 
 
 def declared_by_gptq(layout: Layout) -> Layout:
-    """As GPTQ's producer declares it: GPTQModel its method, llm-compressor the order of columns."""
+    """Return the layout as GPTQ's producers declare it: GPTQModel its method, llm-compressor the order of columns."""
     static = scheme(4, 128, True, actorder="static")
     return replace(layout, config=static) if layout.name == OF_LLM_COMPRESSOR else layout
 
 
 class Quantizer(NamedTuple):
-    """One that makes sound files."""
+    """A quantizer that makes sound files."""
 
     name: str
     quantize: Callable[[Layout, Tensor], Coded]
     fits: Callable[[Layout], bool]
-    original: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)  # what it is given
+    original: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)  # changes its original first
     declared: Callable[[Layout], Layout] = staticmethod(lambda layout: layout)  # with its config
 
 
@@ -249,7 +249,7 @@ QUANTIZERS = (
 
 
 def sound_pairs(bench: Bench, layout: Layout) -> Iterator[Outcome]:
-    """Every sound quantizer of a layout."""
+    """Quantize with every sound quantizer of a layout."""
     for quantizer in (one for one in QUANTIZERS if one.fits(layout)):
         x = originals_of(layout)
         given = {name: quantizer.original(as_matrix(w)).view(w.shape) if w.dim() > 1 else w for name, w in x.items()}

@@ -16,12 +16,12 @@ from mutation.scales import ONE
 LAYOUT_NAMES = ("CT INT4 g128", "AWQ", "GPTQ 4 bits", "NVFP4", "MXFP4", "NF4", "MLX 4 bits", "FP8 row", "INT8 row",
                 "Q4_K", "Q6_K")  # fmt: skip
 SILENT = {"through FP8": "errors of FP8 are far below those of coarser codes, and those of INT8 are told"}
-NO_SCALE = "no group has a scale of its own there: nothing says that 64 columns of a row belong together"
+NO_SCALE = "no group has a scale of its own there: nothing shows that 64 columns of a row belong together"
 Change = Callable[[Tensor], Tensor]
 
 
 def lora(share: float, rank: int = 16) -> Change:
-    """Plus a product of low rank, of that share of the norm."""
+    """Return a change that adds a product of low rank, a share of the weight's norm."""
 
     def changed(x: Tensor) -> Tensor:
         generator = drawn(sum(x.shape))
@@ -32,7 +32,7 @@ def lora(share: float, rank: int = 16) -> Change:
 
 
 def trained(share: float) -> Change:
-    """Each element a little off, of that share of the norm."""
+    """Return a change that adds noise to each element, a share of the weight's norm."""
 
     def changed(x: Tensor) -> Tensor:
         delta = torch.randn(x.shape, generator=drawn(sum(x.shape)))
@@ -42,7 +42,7 @@ def trained(share: float) -> Change:
 
 
 def through(name: str) -> Change:
-    """Quantized and dequantized before."""
+    """Return a change that quantizes and dequantizes."""
     return lambda x: sound(named(name), x).values.bfloat16()
 
 
@@ -61,7 +61,7 @@ SOURCES: dict[str, Change] = {
 
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
-    """Each source, quantized soundly in that layout; and each part of one weight that is another's."""
+    """Quantize each source soundly in this layout, then replace each part of one weight by another weight's."""
     layout = named(name)
     pair = made(bench, layout)
     coded = {key: weight for key, weight in pair.weights.items() if isinstance(weight, Coded)}

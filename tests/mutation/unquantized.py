@@ -1,4 +1,4 @@
-"""What is not quantized: casts that are none, folds of which a part was forgotten, biases that are others."""
+"""Damage to unquantized tensors: false casts, incomplete folds, foreign biases."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,17 +33,17 @@ TARGETS = (EMBEDDING, HEAD, NORM, INPUT_NORM, V_BIAS)
 
 
 def without_mlp() -> Tensors:
-    """The model without its largest matrices."""
+    """Return the model without its largest matrices."""
     return {name: weight for name, weight in model().items() if ".mlp." not in name}
 
 
 def left(_layout: Layout, x: Tensor) -> Tensor:
-    """Not quantized."""
+    """Leave the tensor unquantized."""
     return x
 
 
 def casts(bench: Bench, name: str) -> Iterator[Outcome]:
-    """Each kind of tensor, damaged in each way on its way to another dtype."""
+    """Damage each kind of tensor in each way while it is cast to another dtype."""
     layout, dtype, whole = CASTS[name]
     stored = replace(named(layout), config={}) if whole else named(layout)
     pair = made(bench, stored, without_mlp(), left if whole else sound, dtype)
@@ -57,7 +57,7 @@ def casts(bench: Bench, name: str) -> Iterator[Outcome]:
 
 
 def folds(bench: Bench) -> Iterator[Outcome]:
-    """Factors moved from one weight to the next, and one side or a bias forgotten."""
+    """Move factors from one weight to the next, and forget one side or a bias."""
     for layout in map(named, FOLDED):
         pair = made(bench, layout)
         for case in fold_cases(layout, pair.x):
@@ -65,9 +65,9 @@ def folds(bench: Bench) -> Iterator[Outcome]:
 
 
 def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
-    """Of the input norm, of v and o, of up and down."""
+    """Yield incomplete folds of the input norm, of v and o, and of up and down."""
     inputs, rows, inner = ((0.4 * torch.randn(size, generator=drawn(size))).exp() for size in (HIDDEN, KEYS, INNER))
-    heads = rows.view(2, 1, 64).expand(2, HIDDEN // KEYS, 64).reshape(-1)  # of each key head those of its queries
+    heads = rows.view(2, 1, 64).expand(2, HIDDEN // KEYS, 64).reshape(-1)  # by query head
     qkv = {name: x[name].float() * inputs for name in (Q, K, V)}
     norm = {INPUT_NORM: (x[INPUT_NORM].float() / inputs).bfloat16()}
     v, o = {V: x[V].float() / rows[:, None]}, {OUT: x[OUT].float() * heads}
@@ -88,7 +88,7 @@ def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
 
 
 def biases(bench: Bench) -> Iterator[Outcome]:
-    """Biases that formats without corrections changed."""
+    """Change biases in formats without corrections."""
     for layout in map(named, BIASED):
         pair = made(bench, layout, without_mlp())
         for name in (V_BIAS, V_BIAS.replace("v_proj", "k_proj")):
@@ -106,9 +106,9 @@ def biases(bench: Bench) -> Iterator[Outcome]:
 
 
 def corrections(bench: Bench) -> Iterator[Outcome]:
-    """Biases that are corrected for the error of their weight, and biases that no correction leaves so.
+    """Correct biases for the error of their weight, or change them as no correction does.
 
-    They are so small that the error of the weight does more to the outputs than their loss.
+    They are so small that the weight's error affects outputs more than their loss.
     """
     model_of_small = without_mlp()
     model_of_small[V_BIAS] = (0.002 * model_of_small[V_BIAS].float()).bfloat16()
@@ -117,7 +117,7 @@ def corrections(bench: Bench) -> Iterator[Outcome]:
         bias, weight = pair.x[V_BIAS], pair.weights[V]
         assert isinstance(weight, Coded)
         error = (weight.values - pair.x[V].double()).float()
-        for mean in (0.1, 0.5):  # of the inputs, beside their norm
+        for mean in (0.1, 0.5):  # mean input, relative to the inputs' norm
             inputs = mean * torch.randn(error.shape[1], generator=drawn(6))
             corrected = (bias.float() - error @ inputs).to(bias.dtype)
             yield pair.outcome("corrections", Case(f"corrected, mean {mean}", {V_BIAS: corrected}, sound=True))

@@ -24,17 +24,17 @@ Tensors = dict[str, Tensor]
 
 
 def drawn(*shape: int, seed: int = 5) -> Tensor:
-    """Normal numbers of the size of weights."""
+    """Return normal numbers of the size of weights."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.02
 
 
 def few(share: float) -> Tensor:
-    """Ones at so many places."""
+    """Return ones at this share of places."""
     return (torch.rand(ROWS, COLS, generator=torch.Generator().manual_seed(6)) < share).float()
 
 
 def with_rows(x: Tensor, factor: float, every: int) -> Tensor:
-    """Some of the rows are larger, or zero."""
+    """Enlarge or clear some rows."""
     x[::every] *= factor
     return x
 
@@ -64,21 +64,21 @@ KINDS: dict[str, Callable[[], Tensor]] = {
 
 
 def int8(x: Tensor, bits: int = 8, axis: int | None = 1) -> Tensors:
-    """Integers in bytes, a scale for each row, or one."""
+    """Store integers in bytes with a scale for each row, or one."""
     most = x.abs().amax(1, keepdim=True) if axis else x.abs().amax().view(1)
     unit = (most / (2 ** (bits - 1) - 1)).clamp(min=1e-30)
     return {NAME: (x / unit).round().clamp(-128, 127).to(torch.int8), f"{NAME}_scale": unit}
 
 
 def fp8(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, axis: int | None = 1) -> Tensors:
-    """FP8 with a scale for each row, or one."""
+    """Store FP8 with a scale for each row, or one."""
     most = x.abs().amax(1, keepdim=True) if axis else x.abs().amax().view(1)
     unit = (most / torch.finfo(dtype).max).clamp(min=1e-30)
     return {NAME: (x / unit).to(dtype), f"{NAME}_scale": unit}
 
 
 def ct_int4(x: Tensor, group: int) -> Tensors:
-    """compressed-tensors: signed codes of 4 bits, eight in a word, a scale for each group."""
+    """Store signed 4-bit codes as compressed-tensors does: eight in a word, a scale for each group."""
     blocks = x.view(ROWS, -1, group)
     unit = (blocks.abs().amax(2, keepdim=True) / 7.5).clamp(min=1e-30)
     codes = ((blocks / unit).round().clamp(-8, 7) + 8).view(ROWS, -1, 8).long()
@@ -91,7 +91,7 @@ def ct_int4(x: Tensor, group: int) -> Tensors:
 
 
 def mxfp8(x: Tensor) -> Tensors:
-    """E4M3 with a power of two for each 32 columns."""
+    """Store E4M3 codes with a power of two for each 32 columns."""
     blocks = x.view(ROWS, -1, 32)
     most = blocks.abs().amax(2, keepdim=True).clamp(min=2.0**-120)
     exponent = (most.log2().floor() - 8).clamp(-127, 127)
@@ -111,13 +111,13 @@ FORMATS: dict[str, Callable[[Tensor], Tensors]] = {
     "CT INT4 128": lambda x: ct_int4(x, 128),
     "MXFP8": mxfp8,
 }
-TOO_SMALL = ("tiny", "very tiny")  # for scales that are float16, as GGUF has them
-CONSTANT = ("constant_weight",)  # what is told of the kinds "constant" and "dead expert" is true
+TOO_SMALL = ("tiny", "very tiny")  # too small for scales in float16, as in GGUF
+CONSTANT = ("constant_weight",)  # a true finding about the kinds "constant" and "dead expert"
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ2_0")
 
 
 def compared(x: Tensor, folder: Path, codes: Tensors | None, kind: str) -> Report:
-    """The report of one weight beside its codes, or as GGUF blocks of a type."""
+    """Compare one weight with its codes, or with GGUF blocks of a type."""
     if codes is not None:
         save_file({NAME: x}, folder / "x.safetensors")
         save_file(codes, folder / "y.safetensors")
@@ -130,13 +130,13 @@ def compared(x: Tensor, folder: Path, codes: Tensors | None, kind: str) -> Repor
 
 
 def small() -> Iterator[tuple[str, Tensor]]:
-    """Weights so small that little can be said of them."""
+    """Yield weights that are too small to judge."""
     for shape in ((4, 4), (4, 8), (1, 64), (8, 1)):
         yield f"{shape[0]} × {shape[1]}", drawn(*shape)
 
 
 def outcomes(bench: Bench) -> Iterator[Outcome]:
-    """Every kind in every format."""
+    """Write every kind of weight in every format."""
     for kind, make in KINDS.items():
         for format_name, write in FORMATS.items():
             report = compared(make(), bench.folder, write(make()), "")

@@ -164,7 +164,7 @@ PLACE = "d\x1b[31m\n::error::x ##[error] =1+1 `|` <b>\u202e"
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """Two checkpoints and thresholds that are hostile throughout."""
+    """Return two checkpoints and thresholds that are hostile throughout."""
     folder = tmp_path_factory.mktemp("hostile") / PLACE
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)

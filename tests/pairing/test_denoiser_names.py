@@ -237,7 +237,7 @@ def test_other_names_need_no_table(names):
     assert naming_between(*names[::-1]) is None
 
 
-def test_nunchaku_splits_the_author_tensors_otherwise(tmp_path):
+def test_nunchaku_splits_the_author_tensors_differently(tmp_path):
     joined, first, second = numbers(96, 32), numbers(224, 32, seed=1), numbers(32, 160, seed=2)
     original = {
         "double_blocks.0.img_attn.qkv.weight": joined,

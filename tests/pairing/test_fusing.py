@@ -394,7 +394,7 @@ MISTRAL = {
 
 
 class TestMistral:
-    def test_mistral_names_are_the_same_paths(self):
+    def test_mistral_names_mean_the_same_paths(self):
         assert all(canonicalize(native) == canonicalize(usual) for native, usual in MISTRAL.items())
 
     def test_mistral_head_rows_are_restored_on_either_side(self, tmp_path):
@@ -436,7 +436,7 @@ class TestMistral:
         report = compared(tmp_path, usual, {"layers.0.attention.wq.weight": weight})
 
         (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
-        assert ("rows of 3 heads in pairs, as its name says", "rows of heads in halves") == (
+        assert ("rows of 3 heads in pairs, as its name implies", "rows of heads in halves") == (
             found.evidence["prescribed"],
             found.evidence["other"],
         )

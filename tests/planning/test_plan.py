@@ -42,7 +42,7 @@ TO = ["int4_g32,int8_channel,fp8_row"]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Two blocks whose layers have numbers of very different sizes."""
+    """Yield two blocks whose layers have numbers of very different sizes."""
     tensors = {name: numbers(32, 128, seed=n).float() * 3**n for n, name in enumerate(LAYERS)}
     tensors["model.norm.weight"] = numbers(64, seed=9)
     with open_checkpoint(store(tmp_path_factory.mktemp("plan") / "x.safetensors", tensors)) as checkpoint:
@@ -348,7 +348,7 @@ class TestExports:
         assert f'- {{quantizer_name: "{own}.weight_quantizer", cfg: {config}}}' in lines
 
     def test_convert_to_quant_gets_a_pattern_for_each_weight(self, original):
-        """As load_layer_config and get_layer_settings in convert_to_quant do: by re.search, the rest by _default."""
+        """Like load_layer_config and get_layer_settings of convert_to_quant, match by re.search, then take _default."""
         found = plan(original, bits=8.2, to=["fp8_row,fp8_block128,int8_row"], device="cpu")
         config = json.loads(export_plan(found, "convert_to_quant"))
         formats = {"fp8_row": "float8_e4m3fn_rowwise", "fp8_block128": "float8_e4m3fn_blockwise", ORIGINAL: None}

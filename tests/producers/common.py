@@ -1,4 +1,4 @@
-"""What the scripts of all producers share: which models and settings are made, where, and what is noted of each."""
+"""Shared by the scripts of all producers: the choice of models and settings, and the record of each result."""
 
 import importlib.metadata
 import json
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-REFERENCE = "reference.safetensors"  # beside each folder that was written: what the producer dequantizes, float32
+REFERENCE = "reference.safetensors"  # next to each written folder: the producer's values, float32
 RESULTS = "results.json"
 TOKENS = [torch.randint(0, 500, (1, 64), generator=torch.Generator().manual_seed(n)) for n in range(8)]
 
@@ -21,7 +21,7 @@ Quantize = Callable[[Path, Any, Path], Mapping[str, Tensor]]
 
 
 def loader(model: Path) -> Any:
-    """The class that loads a model of models.py."""
+    """Return the class that loads a model of models.py."""
     import transformers
 
     if model.name == "flux":
@@ -32,9 +32,9 @@ def loader(model: Path) -> Any:
 
 
 def run(package: str, settings: Mapping[str, Any], quantize: Quantize, simulated: bool = False) -> None:
-    """python SCRIPT MODELS OUT [SETTING ...]: each model of a folder in each setting.
+    """Run python SCRIPT MODELS OUT [SETTING ...]: quantize each model of a folder in each setting.
 
-    ``simulated``: the values are those before they were written, for the library cannot read what it writes.
+    With ``simulated``, the values are those before writing, as the library cannot read what it writes.
     """
     models, out, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(settings)
     made = []
@@ -47,7 +47,7 @@ def run(package: str, settings: Mapping[str, Any], quantize: Quantize, simulated
                 values = quantize(model, settings[name], folder)
                 kept = {key: value.detach().float().contiguous().clone() for key, value in values.items()}
                 save_file(kept, folder.with_name(f"{name}.{REFERENCE}"))
-            except (Exception, SystemExit) as problem:  # what a producer cannot do is a row of the table
+            except (Exception, SystemExit) as problem:  # each failure of a producer is a row of the table
                 error = f"{type(problem).__name__}: {problem}"[:200]
                 shutil.rmtree(folder, ignore_errors=True)
             made.append({"model": model.name, "setting": name, "error": error})

@@ -70,7 +70,7 @@ MODELS = {
 
 
 def flux() -> torch.nn.Module:
-    """A transformer of the kind of FLUX."""
+    """Return a small transformer like FLUX."""
     from diffusers import FluxTransformer2DModel
 
     return FluxTransformer2DModel(
@@ -86,14 +86,14 @@ def flux() -> torch.nn.Module:
 
 
 def tokenizer() -> t.PreTrainedTokenizerFast:
-    """512 words, for producers that ask for a tokenizer."""
+    """Return a tokenizer of 512 words, for producers that need one."""
     words = Tokenizer(WordLevel({f"w{n}": n for n in range(512)}, unk_token="w0"))
     words.pre_tokenizer = Whitespace()
     return t.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w2", unk_token="w0")
 
 
 def with_outliers(model: torch.nn.Module) -> torch.nn.Module:
-    """Some input channels of each matrix larger than the others, norms that are not ones, biases that are not zero."""
+    """Enlarge some input channels of each matrix, and give norms and biases random values."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -106,7 +106,7 @@ def with_outliers(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Write each model that is not there, or those that are named."""
+    """Write the named models, or each missing one."""
     for name, make in {**MODELS, "flux": flux}.items():
         if (names and name not in names) or (folder / name).exists():
             continue

@@ -1,4 +1,4 @@
-"""Quantizes small models with the programs that people use, and holds what quanterr says against them.
+"""Quantizes small models with the programs that people use, and compares their values with quanterr's.
 
     python tests/producers/run.py [--folder .producers] [--keep] [PRODUCER ...]        make producers
 
@@ -6,7 +6,7 @@ Each producer gets an environment of its own, in which its script writes quantiz
 library dequantizes. Of each of them quanterr's values and its verdict are looked at here:
 
     right      all values agree, no warning and no error
-    undone     the same, but for weights whose folded scales quanterr undoes, as it says
+    undone     the same, apart from weights whose folded scales quanterr undoes and reports
     noted      all values agree, with a warning or an error, which is listed
     refused    something is not compared, which is listed; what is compared agrees
     WRONG      a value differs
@@ -50,7 +50,7 @@ PRODUCERS = {  # name of the script → what it needs
     "bitsandbytes": ("bitsandbytes==0.50.2", HUB, "accelerate"),
 }
 MODELS = (HUB, "diffusers")
-CLOSE = 2e-6  # of the norm of the difference to that of the values
+CLOSE = 2e-6  # largest norm of the difference, relative to the values' norm
 AS_NEAR = 1.1  # times the error
 OUTCOMES = ("right", "undone", "noted", "refused", "WRONG", "not made")
 UNDONE = "scales folded into"
@@ -59,7 +59,7 @@ MARK = "<!-- producers: made by tests/producers/run.py -->", "<!-- /producers --
 
 
 class Outcome(NamedTuple):
-    """What became of one model in one setting."""
+    """The outcome of one model in one setting."""
 
     model: str
     setting: str
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 
 
 def environment(folder: Path, needs: tuple[str, ...]) -> Path:
-    """The Python of an environment that has what is needed, made where it is missing."""
+    """Return the Python of an environment with these packages, and make it if it is missing."""
     python = folder / "bin" / "python"
     if not (folder / "made").exists():
         venv.create(folder, with_pip=True, clear=True)
@@ -79,9 +79,9 @@ def environment(folder: Path, needs: tuple[str, ...]) -> Path:
 
 
 def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
-    """Which outcome a quantized model has, and why.
+    """Return the outcome of a quantized model, and the reason for it.
 
-    Where values are ``simulated``, those before they were written, one may differ that is as near to the original.
+    If its values are ``simulated``, those before writing, a value that is as near to the original may differ.
     """
     expected = load_file(f"{quantized}.reference.safetensors")
     try:
@@ -113,7 +113,7 @@ def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
 
 
 def _apart(y: Tensor, truth: Tensor) -> float:
-    """How far values are from the producer's, which may be rounded to 16 bits: some libraries know no other."""
+    """Return the relative error of values against the producer's, which some libraries round to 16 bits."""
     if torch.equal(y.isnan(), truth.isnan()):
         y, truth = y.nan_to_num(), truth.nan_to_num()
     rounded = (y, y.bfloat16().float(), y.half().float())
@@ -121,7 +121,7 @@ def _apart(y: Tensor, truth: Tensor) -> float:
 
 
 def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]]:
-    """Of all models and settings that a producer's script has made; name and version of the producer."""
+    """Return the producer's name and version, and the outcomes of all models and settings that its script made."""
     done = json.loads((out / "results.json").read_text())
     found = []
     for made in done["made"]:
@@ -138,9 +138,9 @@ def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]
 
 
 def table(found: dict[str, list[Outcome]]) -> str:
-    """Counts by producer and setting, and in which models something else than right came out.
+    """Count outcomes by producer and setting, and name the models with wrong values.
 
-    Settings of a producer that came out alike share a row.
+    Settings of a producer with the same outcomes share a row.
     """
     rows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for producer, of_producer in found.items():
@@ -157,7 +157,7 @@ def table(found: dict[str, list[Outcome]]) -> str:
 
 
 def _why(ones: list[Outcome]) -> str:
-    """The models that are not right, by what came out instead; what a producer cannot make is only counted."""
+    """List the wrong models by what came out instead; only count what a producer cannot make."""
     kinds = defaultdict(list)
     for one in ones:
         if one.kind not in ("right", "undone", "not made") and one.why:

@@ -1,4 +1,4 @@
-"""AutoRound: its own format, those of GPTQ and llm-compressor; symmetric, of the full range."""
+"""AutoRound: its own format and the formats of GPTQ and llm-compressor; symmetric codes of the full range."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ SETTINGS = {
 
 
 def quantize(model: Path, setting: tuple[str, str], folder: Path) -> dict[str, Tensor]:
-    """With a few steps on random sequences; its own simulated weights are what it says that it wrote."""
+    """Quantize with a few steps on random sequences; return the weights that AutoRound simulates."""
     scheme, form = setting
     made = loader(model).from_pretrained(model, dtype=torch.float32)
     words = [" ".join(f"w{n % 512}" for n in range(seed, seed + 64)) for seed in range(16)]

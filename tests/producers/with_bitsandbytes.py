@@ -19,7 +19,7 @@ SETTINGS = {
 
 
 def four_bits(parameter: Tensor) -> Tensor:
-    """By the plain operations: the kernel for CPUs takes the scale of another block where rows are short."""
+    """Dequantize with plain operations: for short rows, the kernel for CPUs takes the scale of another block."""
     state = parameter.quant_state
     absmax = state.absmax
     if state.nested:
@@ -29,7 +29,7 @@ def four_bits(parameter: Tensor) -> Tensor:
 
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
-    """In float32 where it allows that; read by its functions."""
+    """Quantize in float32 where possible; return the values that bitsandbytes reads."""
     config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **setting)
     made = loader(model).from_pretrained(model, dtype=torch.float32, quantization_config=config)
     made.save_pretrained(folder)

@@ -23,7 +23,7 @@ CALIBRATED = ("W8A8", "W4A8", "FP8", "NVFP4", "MXFP4", "MXFP8")
 
 
 def plain(scheme: str) -> list:
-    """Rounding alone."""
+    """Return modifiers that only round."""
     return [QuantizationModifier(targets="Linear", scheme=scheme, ignore=["lm_head"])]
 
 
@@ -35,7 +35,7 @@ SETTINGS = {name: lambda name=name: plain(name) for name in (*WEIGHTS_ONLY, *CAL
 
 
 def quantize(model: Path, recipe: object, folder: Path) -> dict[str, Tensor]:
-    """With a few random sequences; read again by transformers with run_compressed=False."""
+    """Quantize with a few random sequences; return the values that transformers reads with run_compressed=False."""
     made = loader(model).from_pretrained(model, dtype=torch.float32)
     rows = Dataset.from_list([{"input_ids": t[0].tolist(), "attention_mask": [1] * t.shape[1]} for t in TOKENS])
     oneshot(

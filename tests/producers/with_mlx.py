@@ -18,7 +18,7 @@ SETTINGS = {f"{bits} bits": {"q_bits": bits, "q_group_size": 32} for bits in (8,
 
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
-    """In bfloat16, as mlx-lm writes it; what its modules dequantize to."""
+    """Quantize in bfloat16, as mlx-lm does; return the values that its modules dequantize."""
     convert(str(model), mlx_path=str(folder), quantize=True, **setting)
     loaded, _ = load_model(folder)
     values = {}

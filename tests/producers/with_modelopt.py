@@ -17,7 +17,7 @@ SETTINGS = {name.removesuffix("_CFG"): name for name in NAMES}
 
 
 def quantize(model: Path, name: str, folder: Path) -> dict[str, Tensor]:
-    """Calibrated with a few random sequences; its own simulated weights are what it says that it wrote."""
+    """Calibrate with a few random sequences; return the weights that ModelOpt simulates."""
     made = loader(model).from_pretrained(model, dtype=torch.float32)
     made = mtq.quantize(made, getattr(mtq, name), lambda m: [m(tokens) for tokens in TOKENS])
     values = {}

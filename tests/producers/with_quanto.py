@@ -14,7 +14,7 @@ SETTINGS = {kind.name: kind for kind in (qint8, qint4, qint2, qfloat8)}
 
 
 def quantize(model: Path, kind: object, folder: Path) -> dict[str, Tensor]:
-    """In float32; what its tensors dequantize to."""
+    """Quantize in float32; return the values that quanto's tensors dequantize."""
     made = loader(model).from_pretrained(model, dtype=torch.float32)
     quantize_modules(made, weights=kind)
     freeze(made)

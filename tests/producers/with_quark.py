@@ -19,7 +19,7 @@ SETTINGS = {name: {"scheme": name} for name in SCHEMES} | {
 
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
-    """By the template of the architecture; read again by Quark's own import, in float32."""
+    """Quantize with the template of the architecture; return the values that Quark imports, in float32."""
     loaded = loader(model).from_pretrained(model, dtype=torch.float32)
     template = LLMTemplate.get(loaded.config.model_type)
     quantizer = ModelQuantizer(template.get_config(exclude_layers=["lm_head"], **setting))

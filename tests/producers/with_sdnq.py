@@ -36,7 +36,7 @@ SETTINGS = {name: {"weights_dtype": name} for name in (*INTEGERS, *FLOATS)} | {
 
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
-    """By transformers, in float32."""
+    """Quantize with transformers, in float32; return the values that SDNQ dequantizes."""
     config = SDNQConfig(minimum_allowed_numel=0, **setting)
     made = loader(model).from_pretrained(model, dtype=torch.float32, quantization_config=config)
     made.save_pretrained(folder)

@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 def quantize(model: Path, setting: object, folder: Path) -> dict[str, Tensor]:
-    """In bfloat16, written as safetensors; what its tensors dequantize to."""
+    """Quantize in bfloat16 and write safetensors; return the values that torchao's tensors dequantize."""
     made = loader(model).from_pretrained(model, dtype=torch.bfloat16, quantization_config=TorchAoConfig(setting()))
     made.save_pretrained(folder)
     found = {

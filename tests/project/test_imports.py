@@ -12,7 +12,7 @@ from support.modules import MODULES
 
 import quanterr
 
-DOCUMENTS = "documents"  # with outputs: views are made of its sections, and it writes any document
+DOCUMENTS = "documents"  # may import outputs: views consist of its sections, and it writes any document
 # The rooms: packages and single modules of the first level. A room imports from its own floor's predecessors only.
 FLOORS = [
     {"version", "errors", "metrics"},

@@ -97,7 +97,7 @@ def plain(report):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Two matrices, one larger than a piece and with an odd number of rows; a norm and an embedding."""
+    """Yield a norm, an embedding and two matrices, one larger than a piece and with an odd number of rows."""
     tensors = {
         "model.embed_tokens.weight": numbers(10, 64),
         "model.layers.0.mlp.up_proj.weight": numbers(PIECE // 256 * 2 + 3, 256, seed=1),

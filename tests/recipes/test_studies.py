@@ -18,7 +18,7 @@ RECIPES = ["int8_row", "int4_g32", "nf4", "gguf_q4_0"]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """One weight with a few large elements."""
+    """Return a file with a norm and a weight that has a few large elements, and this weight."""
     x = numbers(48, 256, seed=1).float()
     x.view(-1)[:: 12288 // 6] *= 20
     tensors = {NAME: x, "model.norm.weight": numbers(256)}

@@ -13,7 +13,7 @@ WORDS = ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-s
 
 @contextmanager
 def started() -> Iterator[object]:
-    """The browser, as a driver of selenium."""
+    """Yield the browser, as a driver of selenium."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

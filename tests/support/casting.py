@@ -16,7 +16,7 @@ UNQUANTIZED = (EMBEDDING, HEAD, NORM, ROUTER)
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-    """What a quantizer leaves alone, of all magnitudes, and a weight that it takes."""
+    """Return tensors of all magnitudes that a quantizer leaves alone, and a weight that it quantizes."""
     x = {name: numbers(64, 128, seed=n, dtype=torch.float32) for n, name in enumerate((EMBEDDING, HEAD, ROUTER))}
     x[EMBEDDING] *= torch.logspace(-8, 0, 64)[:, None]
     x[NORM] = 1 + 0.3 * torch.randn(128, generator=torch.Generator().manual_seed(5))
@@ -25,32 +25,32 @@ def model(dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
 
 
 def with_codes(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weight that is quantized in FP8."""
+    """Quantize one weight to FP8."""
     codes, scale = quantized_fp8(weights[CODED])
     return weights | {CODED: codes, f"{CODED}_scale": scale}
 
 
 def int4(x: Tensor) -> Tensor:
-    """As codes of 4 bits, a scale for each row, give it back."""
+    """Return the values after rounding to 4-bit codes with a scale for each row."""
     scale = x.float().abs().amax(1, keepdim=True) / 7
     return ((x.float() / scale).round() * scale).to(x.dtype)
 
 
 def swapped_rows(x: Tensor) -> Tensor:
-    """Two tokens, or experts, exchanged."""
+    """Exchange two rows: tokens or experts."""
     y = x.clone()
     y[[3, 17]] = x[[17, 3]]
     return y
 
 
 def clipped(x: Tensor) -> Tensor:
-    """Nothing beyond 1.2 times its root mean square."""
+    """Clip at 1.2 times the root mean square."""
     most = 1.2 * float(x.float().square().mean().sqrt())
     return x.clamp(-most, most)
 
 
 def noisy(x: Tensor, relative: float = 0.02) -> Tensor:
-    """Each element a little off, as after a few training steps."""
+    """Change each element a little, as a few training steps do."""
     generator = torch.Generator().manual_seed(1)
     return (x.float() * (1 + relative * torch.randn(x.shape, generator=generator))).to(x.dtype)
 
@@ -67,5 +67,5 @@ DAMAGES = {
 
 
 def damaged(x: Tensor, name: str) -> Tensor:
-    """A tensor after that damage; a norm as a matrix of 32 rows."""
+    """Return a tensor after that damage, a norm as a matrix of 32 rows."""
     return DAMAGES[name](x.view(x.shape if x.dim() > 1 else (32, 4))).view(x.shape)

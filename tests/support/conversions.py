@@ -1,4 +1,4 @@
-"""Golden conversions: what converters make of each tensor of an original, element by element; and files made by them.
+"""Golden conversions: converters' output for each tensor of an original, element by element, and their files.
 
 tests/golden_conversions/CONVERTER.json.xz holds all of a converter, by name: ``tests/golden_conversions/make.py``
 derives them from converters' own code. They hold no weights: ``materialize`` fills both sides with random ones.
@@ -21,7 +21,7 @@ CONVERTERS = ("llama.cpp", "mlx")
 # Refused, as they are compared only in part: PLaMo 2 adds other numbers to its norms; MLX turns w2 of each expert.
 REFUSED = {"llama.cpp-plamo2", "mlx-dbrx"}
 AFFINE_BITS = {"affine-4": 4, "affine-8": 8}
-SMALLEST_SCALE = np.float32(1e-7)  # of mlx.core.quantize
+SMALLEST_SCALE = np.float32(1e-7)  # the least scale of mlx.core.quantize
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Conversion:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the converter writes GGUF."""
+        """True if the converter writes GGUF."""
         return self.converter.startswith("llama.cpp")
 
 
 @dataclass(frozen=True)
 class Made:
-    """Folders with both sides, what their library reads of each stored tensor, and Σx² and Σe².
+    """Folders of both sides, the library's values of each stored tensor, and Σx² and Σe².
 
-    x is what the tensor stands for, x + e what is read.
+    The stored tensor stands for x; the library reads x + e.
     """
 
     original: Path

@@ -1,4 +1,4 @@
-"""What CUDA refuses although the CPU does it: operations, dtypes, and tensors of both places together.
+"""Rules of CUDA that the CPU lacks: about operations, dtypes, and tensors of both devices together.
 
 Made from torch 2.13: operations and dtypes from the tables that torch's own tests use (``dtypes`` beside
 ``dtypesIfCUDA`` of ``common_methods_invocations.op_db``), where a CPU kernel stands alone in ``native_functions.yaml``,
@@ -36,7 +36,7 @@ ELSEWHERE = "Expected all tensors to be on the same device"
 
 
 def check_operation(name, dtypes):
-    """Raise if CUDA has no kernel of this name (without the ``_`` of those in place) for one of the dtypes."""
+    """Raise if CUDA has no kernel of this name (without the ``_`` of operations in place) for one of the dtypes."""
     if name in NO_KERNEL:
         raise NotImplementedError(f"aten::{name} has no CUDA kernel")
     if name in LACKS and (lacking := LACKS[name].intersection(dtypes)):
@@ -56,7 +56,10 @@ def check_places(name, args, on_device, on_host, written):
 
 
 def check_indexing(name, args, on_device, on_host):
-    """Indices may be on the host; what is indexed must be on the device, and so must what is put, but for a number."""
+    """Allow indices on the host.
+
+    The indexed tensor and the new values must be on the device, apart from single numbers.
+    """
     target, numbers = args[0], args[2:3] if "put" in name else ()
     strange = [value for value in numbers if _has(on_host, value) and value.dim()]
     if not _has(on_device, target) or strange:

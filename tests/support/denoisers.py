@@ -123,12 +123,12 @@ def flux2(width=32, head=16, text=24, channels=4):
 
 
 def sd3(width=64, text=24, pooled=20, channels=4, depth=2):
-    """SD3.5 medium: norms of queries and keys, a second attention in the first block."""
+    """Return SD3.5 medium: norms of queries and keys, and a second attention in the first block."""
     blocks = []
     for n in range(depth):
         last, x = n == depth - 1, f"joint_blocks.{n}.x_block"
         for block in (x, f"joint_blocks.{n}.context_block"):
-            ends = last and block != x  # nothing reads the context behind the last block
+            ends = last and block != x  # nothing reads the context after the last block
             blocks += [
                 linear(f"{block}.attn.qkv", 3 * width, width),
                 {f"{block}.attn.ln_{one}.weight": (64,) for one in "qk"},
@@ -196,7 +196,7 @@ def wan(width=128, text=24, hidden=48, channels=4, image=False):
 
 
 def z_image(width=256, text=24, channels=4, head=128):
-    """Z-Image as ComfyUI stores it: queries, keys and values fused."""
+    """Return Z-Image as ComfyUI stores it, with fused queries, keys and values."""
     hidden = width * 8 // 3
 
     def block(name, modulated=True):
@@ -350,7 +350,7 @@ def auraflow(width=32, text=24, channels=4):
 
 
 def renamed(name, config, renames):
-    """The tensors of a family whose single files only have other names than diffusers' class."""
+    """Return the tensors of a family whose single files differ from diffusers' class only by names."""
     found = {}
     for key, tensor in getattr(diffusers, name)(**config).state_dict().items():
         for own, original in renames:
@@ -379,7 +379,7 @@ SDXL = UNET | {"attention_head_dim": (2, 4), "down_block_types": ("DownBlock2D",
 
 
 def unet_names(config):
-    """Names of Stability AI's UNet, as diffusers' scripts/convert_diffusers_to_original_sdxl.py maps them."""
+    """Return the names of Stability AI's UNet, as diffusers' convert_diffusers_to_original_sdxl.py maps them."""
     model = diffusers.UNet2DConditionModel(**config)
     levels, layers = len(config["block_out_channels"]), config["layers_per_block"]
     heads = [
@@ -507,7 +507,7 @@ FAMILIES = {
 
 
 def converter(family):
-    """diffusers' converter for a family, at the width of the small config."""
+    """Return diffusers' converter for a family, at the width of the small config."""
     name, _, _, constants, _ = FAMILIES[family]
     function = single_file_model.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
     if constants:
@@ -522,7 +522,7 @@ def converter(family):
 
 
 def made(family, folder):
-    """A model of a family, saved as a folder of diffusers; the tensors of its single file."""
+    """Save a model of a family as a folder of diffusers; return the model and the tensors of its single file."""
     name, config, names, _, _ = FAMILIES[family]
     torch.manual_seed(1)
     tensors = {key: torch.randn(shape) * min(0.2, prod(shape[1:]) ** -0.5) for key, shape in names().items()}
@@ -536,7 +536,7 @@ def made(family, folder):
 
 
 def scaled_fp8(tensors):
-    """ComfyUI's scaled FP8 of matrices in blocks, and the values that it stands for."""
+    """Store matrices in blocks as ComfyUI's scaled FP8; return the tensors and the values of the codes."""
     written, values = {}, dict(tensors)
     for name, tensor in tensors.items():
         written[name] = tensor
@@ -549,12 +549,12 @@ def scaled_fp8(tensors):
 
 
 def call(family, number):
-    """Arguments of a call; items of a dictionary or of a list have a dot."""
+    """Return the arguments of a call; items of dictionaries and lists have a dot in their names."""
     return FAMILIES[family][4](number)
 
 
 def nested(arguments):
-    """The arguments as a forward takes them."""
+    """Return the arguments as a forward takes them."""
     found = {}
     for key, value in arguments.items():
         outer, dot, inner = key.partition(".")
@@ -568,7 +568,7 @@ def nested(arguments):
 
 
 def write_calls(family, path, n_calls=4):
-    """A file of calls of a family, two groups of them."""
+    """Write a file of calls of a family, in two groups."""
     tensors, said = {}, {}
     for number in range(n_calls):
         arguments = call(family, number)

@@ -55,7 +55,7 @@ USED = (
 
 
 class Done(NamedTuple):
-    """How the command ended; a negative status is the signal that ended it."""
+    """The result of a command; a negative status is the signal that ended it."""
 
     status: int
     stdout: str
@@ -81,7 +81,7 @@ def call(
     encoding: str = "utf-8",
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``quanterr`` as a shell would, in an environment that says nothing of a terminal: :data:`PLAIN` and ``env``.
+    """Run ``quanterr`` as a shell would, in an environment without a terminal: :data:`PLAIN` and ``env``.
 
     ``merged=True`` sends what is written to stderr to stdout, ``redirected=`` streams of these numbers to files, or to
     a pipe that nobody reads where the name is empty. ``program=`` runs a script instead, ``before=`` is Python that is
@@ -92,13 +92,13 @@ def call(
 
 
 def call_anew(*words: Any, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """The same in a new process: for what is decided while Python starts, such as the locale."""
+    """Run a command in a new process, for what Python decides while it starts, such as the locale."""
     line = [sys.executable, "-m", "quanterr", *map(str, words)]
     return subprocess.run(line, capture_output=True, env=PLAIN | env, encoding="utf-8", timeout=SECONDS)
 
 
 def in_terminal(*words: Any, columns: int = 100) -> str:
-    """Run ``quanterr`` in a terminal; what that shows."""
+    """Run ``quanterr`` in a terminal and return what it shows."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     _send(_request(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower)))
@@ -118,7 +118,7 @@ def in_terminal(*words: Any, columns: int = 100) -> str:
 def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str, str]]) -> list[Done]:
     """Run ``quanterr`` several times at once.
 
-    Of each: its words, what its environment has besides, its folder, and Python that is executed first.
+    Each command has words, additions to its environment, a folder, and Python that is executed first.
     """
     return _forked(
         [_request(words, PLAIN | env, cwd, before=before, seconds=4 * SECONDS) for words, env, cwd, before in runs]
@@ -126,7 +126,7 @@ def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str, str]]) 
 
 
 def signalled(seconds: float, number: int = signal.SIGKILL) -> str:
-    """Python for ``before=`` that sends the signal after so many seconds, unless the command has ended."""
+    """Return Python for ``before=`` that sends the signal after so many seconds, unless the command has ended."""
     return (
         f"import os, threading; _timer = threading.Timer({seconds}, os.kill, (os.getpid(), {number:d})); "
         "_timer.daemon = True; _timer.start()\n"
@@ -134,7 +134,7 @@ def signalled(seconds: float, number: int = signal.SIGKILL) -> str:
 
 
 def signalled_before(method: str, n: int, number: int = signal.SIGKILL) -> str:
-    """Python for ``before=`` that sends the signal before call ``n``, from 0, of a method, given with its module."""
+    """Return Python for ``before=`` that sends the signal before call ``n``, from 0, of a method."""
     module, owner, name = method.rsplit(".", 2)
     return (
         f"import os, itertools\nfrom {module} import {owner}\n"
@@ -145,7 +145,7 @@ def signalled_before(method: str, n: int, number: int = signal.SIGKILL) -> str:
 
 
 def _request(words: Iterable[Any], env: Mapping[str, str], cwd: str | os.PathLike[str], **more: Any) -> dict[str, Any]:
-    """Say what a child is to be: the parameters of :func:`_become`."""
+    """Return the request to a child: the parameters of :func:`_become`."""
     return {"words": [*map(str, words)], "env": dict(env), "cwd": os.path.abspath(cwd)} | more
 
 
@@ -221,7 +221,7 @@ def _become(
     program: str = "quanterr",
     seconds: int = SECONDS,
 ) -> None:
-    """Be the command, and end."""
+    """Run the command in this process, and end."""
     import quanterr.cli
 
     streams = (0, os.devnull, os.O_RDONLY), *((n, f"{folder}/{name}", os.O_WRONLY | os.O_CREAT) for n, name in OUTPUTS)

@@ -20,7 +20,7 @@ class Stored(NamedTuple):
     dtype: str | int = "F32"  # or an id
     shape: tuple[int, ...] = (4,)
     data: bytes | None = None
-    offset: int | None = None  # what the header claims
+    offset: int | None = None  # the offset that the header claims
 
     @property
     def raw(self) -> bytes:
@@ -32,30 +32,30 @@ class Stored(NamedTuple):
 
 
 def text(value: str | bytes) -> bytes:
-    """A text with its length."""
+    """Return a text with its length."""
     raw = value if isinstance(value, bytes) else value.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
 def value(kind: int, of: Any) -> bytes:
-    """A value of that type, without the type."""
+    """Return a value of that type, without the type."""
     return text(of) if kind == TEXT else SCALARS[kind].pack(of)
 
 
 def key(name: str | bytes, kind: int, of: Any) -> bytes:
-    """A key and its value."""
+    """Return a key and its value."""
     return text(name) + struct.pack("<I", kind) + value(kind, of)
 
 
 def array(name: str, kind: int, of: Iterable[Any], n: int | None = None) -> bytes:
-    """A key and an array of values; ``n`` is how many it claims to have."""
+    """Return a key and an array of values; ``n`` is the declared number of values."""
     values = list(of)
     head = struct.pack("<IIQ", ARRAY, kind, len(values) if n is None else n)
     return text(name) + head + b"".join(value(kind, each) for each in values)
 
 
 def architecture(name: str) -> tuple[bytes, ...]:
-    """What a file says of a model of four heads."""
+    """Return the metadata of a model with four heads."""
     return (
         key("general.architecture", TEXT, name),
         key(f"{name}.attention.head_count", U32, 4),
@@ -76,7 +76,7 @@ def gguf(
     n_tensors: int | None = None,
     n_keys: int | None = None,
 ) -> bytes:
-    """A file; ``n_tensors`` and ``n_keys`` are what it claims, ``alignment`` what is kept, and not known."""
+    """Return a file that declares ``n_tensors`` and ``n_keys``; ``alignment`` is kept, but not declared."""
     tensors, keys = list(tensors), list(keys)
     infos, data = b"", b""
     for tensor in tensors:
@@ -91,17 +91,17 @@ def gguf(
 
 
 def padded(raw: bytes, alignment: int) -> bytes:
-    """With zeros up to the next multiple."""
+    """Append zeros up to the next multiple."""
     return raw + bytes(-len(raw) % alignment)
 
 
 def write_gguf(path: Path, *arguments: Any, **options: Any) -> Path:
-    """The file of :func:`gguf` there."""
+    """Write the file of :func:`gguf` there."""
     path.write_bytes(gguf(*arguments, **options))
     return path
 
 
 def paired(weight, heads):
-    """Rows as llama.cpp's converter puts them: LlamaModel.permute."""
+    """Return rows in the order of llama.cpp's converter (LlamaModel.permute)."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)

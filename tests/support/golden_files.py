@@ -1,4 +1,4 @@
-"""The golden files: what producers wrote, and the values that their own libraries read from it."""
+"""The golden files: producers' files, and the values that the producers' own libraries read from them."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def expected_of(case):
 
 
 def values_of(case):
-    """The producer's values; where the origin says float32, the file may store them in 16 bits that lose nothing."""
+    """Return the producer's values. Where the origin names float32, the file may store them losslessly in 16 bits."""
     with safe_open(expected_of(case), framework="pt") as file:
         values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return {name: x.float() for name, x in values.items()} if "dtype" in origin_of(case) else values
@@ -34,17 +34,17 @@ def origin_of(case):
 
 
 def formats_of(case):
-    """Which weight is in which format: the one whose folder it is, but for what its origin tells."""
+    """Return the format of each weight: the name of the folder, unless the origin names another."""
     return dict.fromkeys(values_of(case), case.parent.name) | origin_of(case).get("also", {})
 
 
 def tolerance_of(case):
-    """How far the producer's own rounding may lie away, relative to the largest value; 0: not a bit."""
+    """Return the tolerance for the producer's own rounding, relative to the largest value; 0 means the same bits."""
     return float(origin_of(case).get("tolerance", 0))
 
 
 def agree(case, values, actual):
-    """Whether values are the producer's, to the bit but for what its origin tells."""
+    """Return True if the values are the producer's, within what the origin allows: by default to the bit."""
     if tolerance := tolerance_of(case):
         return bool(((values - actual).abs() <= tolerance * values.abs().max()).all())
     if "zeros" in origin_of(case):  # the producer knows no negative zero

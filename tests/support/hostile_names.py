@@ -71,11 +71,11 @@ SHORT = (
     "<!-- quanterr:end -->",
     "*bold* _italic_ ~~gone~~",
     "a`b _italic_ c",
-    # text that is none
+    # code instead of text
     "\ud800lone",
     "lone\udfff",
     "\udc80bytes",
-    # what looks like something else
+    # look-alikes
     "",
     " ",
     "NaN",

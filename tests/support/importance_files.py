@@ -5,7 +5,7 @@ from support.gguf_stored import TEXT, Stored, key, write_gguf
 
 
 def gguf(path, entries):
-    """A GGUF imatrix: name → (means (matrices, columns), counts)."""
+    """Write a GGUF imatrix: name → (means (matrices, columns), counts)."""
     tensors = []
     for name, (means, counts) in entries.items():
         means, counts = np.asarray(means, np.float32), np.asarray(counts, np.float32)

@@ -41,7 +41,7 @@ def store(
     metadata: Mapping[str, str] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A .safetensors file; with a configuration a folder that holds both."""
+    """Write a .safetensors file, or with a configuration a folder that holds both."""
     if config is None:
         save_file(
             {name: tensor.clone() for name, tensor in tensors.items()}, path, dict(metadata) if metadata else None
@@ -54,23 +54,23 @@ def store(
 
 
 def config_of(recipe: str) -> dict[str, Any]:
-    """The configuration of a checkpoint that the recipe makes."""
+    """Return the configuration of a checkpoint that the recipe makes."""
     declared = parse_recipe(recipe).scheme.config
     return {"quantization_config": dict(declared)} if declared else {}
 
 
 def label(**fields: Any) -> Tensor:
-    """A .comfy_quant tensor."""
+    """Return a .comfy_quant tensor."""
     return torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
 
 
 def header(layers: Mapping[str, Any]) -> dict[str, str]:
-    """The metadata that labels layers."""
+    """Return the metadata that labels layers."""
     return {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
 
 
 def fp8_codes(*shape: int, seed: int = 0, dtype: torch.dtype = FP8) -> Tensor:
-    """Finite FP8 codes of many magnitudes, both signs."""
+    """Return finite FP8 codes of many magnitudes, both signs."""
     top = 0x7F if dtype == FP8 else 0x7C
     generator = torch.Generator().manual_seed(seed)
     magnitudes = torch.randint(0, top, shape, generator=generator, dtype=torch.uint8)
@@ -79,32 +79,32 @@ def fp8_codes(*shape: int, seed: int = 0, dtype: torch.dtype = FP8) -> Tensor:
 
 
 def int8_codes(*shape: int, seed: int = 0) -> Tensor:
-    """INT8 codes of all sizes."""
+    """Return INT8 codes of all sizes."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Weights as a model has them."""
+    """Return weights like those of a model."""
     generator = torch.Generator().manual_seed(seed)
     return (0.05 * torch.randn(shape, generator=generator)).to(dtype)
 
 
 def quantized_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """FP8 codes and the one scale of a weight, as good as they get."""
+    """Return FP8 codes with the best single scale of a weight."""
     scale = x.float().abs().amax() / 448
     return (x.float() / scale).to(FP8), scale
 
 
 def quantized_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """INT8 codes and the one scale of a weight, as good as they get."""
+    """Return INT8 codes with the best single scale of a weight."""
     scale = x.float().abs().amax() / 127
     return (x.float() / scale).round().to(torch.int8), scale
 
 
 @contextmanager
 def planned(original: Path, quantized: Path, layers: Iterable[str] = ()) -> Iterator[Pairing]:
-    """The plan of a comparison, while its files are open."""
+    """Yield the pairing of a comparison while its files are open."""
     with open_checkpoint(original) as x, open_checkpoint(quantized) as y:
         yield choose_alternatives(pair(x, y, LayerSelection(layers)))
 
@@ -117,20 +117,20 @@ def compared(
     config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
-    """The report of two checkpoints made of these tensors."""
+    """Return the report of two checkpoints made from these tensors."""
     x = store(folder / "original.safetensors", original)
     y = store(folder / ("quantized" if config is not None else "quantized.safetensors"), quantized, metadata, config)
     return quanterr.compare(x, y, device="cpu", **options)
 
 
 def chunk_of(weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """A dequantized chunk that stays."""
+    """Return a dequantized chunk that later chunks do not overwrite."""
     with torch.inference_mode():
         return weight.dequantize(chunk, workspace).weight.clone()
 
 
 def dequantized(weight: Weight, size: int = ALL_ROWS) -> Tensor:
-    """The whole weight as a matrix, put together from chunks of that number of elements."""
+    """Return the whole weight as a matrix, assembled from chunks of that number of elements."""
     rows, cols = weight.matrix
     whole: Tensor | None = None
     workspace = Workspace(CPU)
@@ -144,7 +144,7 @@ def dequantized(weight: Weight, size: int = ALL_ROWS) -> Tensor:
 
 
 def same_bits(expected: Tensor, actual: Tensor) -> bool:
-    """Whether all bits are the same, the sign of zero included; NaN is NaN."""
+    """Return True if all bits are the same, the sign of zero included; any NaN equals any other."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return False
     integers = {4: torch.int32, 8: torch.int64}[expected.element_size()]
@@ -153,7 +153,7 @@ def same_bits(expected: Tensor, actual: Tensor) -> bool:
 
 
 def in_memory(values: Tensor, wide: bool = False) -> Weight:
-    """A weight that is in memory, not in a file."""
+    """Return a weight that is in memory, not in a file."""
     matrix = values.reshape(as_matrix(tuple(values.shape)))
 
     def dequantize(chunk: Chunk, _workspace: Workspace) -> Values:
@@ -164,14 +164,14 @@ def in_memory(values: Tensor, wide: bool = False) -> Weight:
 
 
 def pair_of(x: Tensor, y: Tensor, wide: bool = False) -> Pair:
-    """Two tensors as a pair of weights."""
+    """Return two tensors as a pair of weights."""
     return Pair("weight", in_memory(x, wide), in_memory(y, wide), (), (), (), ())
 
 
 def summed_by_chunk(
     x: Tensor, y: Tensor, size: int = CPU_CHUNK, wide: bool = False, outlier: float = OUTLIER
 ) -> list[Sums]:
-    """The sums of the chunks of two tensors, as a run makes them; with ``wide`` by the exact way alone."""
+    """Return the sums of the chunks of two tensors, as in a run; with ``wide``, only the exact way counts."""
     pair, worker = pair_of(x, y, wide), Worker(CPU, size, outlier)
     with torch.inference_mode():
         return [worker.sum_chunks([pair], [chunk])[0] for chunk in Cut(*pair.original.matrix, size)]
@@ -190,14 +190,14 @@ def summed(
     kernel: Kernel | None = None,
     importance: Callable[[Chunk], Tensor] | None = None,
 ) -> Sums:
-    """The same of all chunks at once, by torch's kernel or the compiled one."""
+    """Return the sums of all chunks at once, by torch's kernel or the compiled one."""
     pair, worker = replace(pair_of(x, y, wide), importance=importance), Worker(CPU, size, outlier, kernel=kernel)
     with torch.inference_mode():
         return worker.sum_chunks([pair], list(Cut(*pair.original.matrix, size)))[0]
 
 
 def legacy(entries: Mapping[str, Any], calls: int = 7) -> bytes:
-    """An importance matrix as a .dat file: name → means; values are means times calls."""
+    """Return an importance matrix as a .dat file: name → means; the stored values are means times calls."""
     raw = struct.pack("<i", len(entries))
     for name, means in entries.items():
         values = (np.asarray(means, np.float32) * calls).ravel()

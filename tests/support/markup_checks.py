@@ -1,4 +1,4 @@
-"""What every output must be, whatever names it has: text, and nothing else."""
+"""Checks that outputs contain only text, whatever names they show."""
 
 import csv
 import io
@@ -25,20 +25,20 @@ STORABLE = [name for name in SHORT if not re.search("[\ud800-\udfff]", name)]
 
 
 def check_lines(text, commands=()):
-    """Text in a terminal or in the log of a CI; only lines that begin with one of ``commands`` may be commands."""
+    """Check text for a terminal or the log of a CI: only lines that begin with one of ``commands`` may be commands."""
     for line in text.split("\n"):
         assert line.isprintable(), ascii(line)
         assert not COMMAND.search(line) or line.startswith(tuple(commands)), line
 
 
 def check_json(text):
-    """JSON: ASCII, and no line of it is a command."""
+    """Check that JSON is ASCII and that none of its lines is a command."""
     assert text.isascii()
     check_lines(text.replace("\r", ""))
 
 
 def check_csv(text):
-    """No cell is a formula, whatever of these is taken for the end of a cell."""
+    """Check that no cell is a formula, whichever of these characters ends a cell."""
     for delimiter in ",;\t":
         for row in csv.reader(io.StringIO(text), delimiter=delimiter):
             for cell in row:
@@ -48,7 +48,7 @@ def check_csv(text):
 
 
 def check_text(text):
-    """Nothing but lines of what can be printed."""
+    """Check that all characters of all lines are printable."""
     assert all(line.isprintable() for line in text.replace("\u200b", "").split("\n")), ascii(text)[:500]
 
 
@@ -56,7 +56,7 @@ TAGS = {"h2", "h3", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", 
 
 
 def check_markdown(text):
-    """Tables, lists and code, without a link, and as many cells in each row as there are heads."""
+    """Check that Markdown has tables, lists and code, no links, and equal numbers of cells in all rows."""
     check_text(text)
     document = Elements(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
     assert document.tags <= TAGS
@@ -64,7 +64,7 @@ def check_markdown(text):
     for block in re.split(r"\n(?!\|)", text):
         rows = [line for line in block.splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in rows}) <= 1, block
-        assert not any("\\" in line for line in rows)  # which readers of tables do not agree about
+        assert not any("\\" in line for line in rows)  # readers of tables disagree about it
 
 
 class Elements(HTMLParser):
@@ -82,7 +82,7 @@ class Elements(HTMLParser):
 
 
 def page_of(text):
-    """The elements of a page and the kinds of their attributes, which no name may change."""
+    """Return the elements of a page and the kinds of their attributes, which no name may change."""
     page = Elements(text)
     return page.tags, page.scripts, {name for name, _ in page.attributes}
 
@@ -91,7 +91,7 @@ TAME_PAGE = {}
 
 
 def check_html(text):
-    """The elements and attributes of a page of tame names, and no others."""
+    """Check that a page has the elements and attributes of a page with tame names, and no others."""
     check_text(text)
     if not TAME_PAGE:
         TAME_PAGE["page"] = page_of(rendered(named("tame"), "html"))
@@ -115,7 +115,7 @@ CHECKS = {
 
 
 def named(name):
-    """A report in which whatever comes from a file is called so."""
+    """Return a report in which everything that comes from a file has this name."""
     report = report_of(tiny())
     for n, layer in enumerate([*report.layers, *report.other_changes, *report.lossless]):
         layer.layer_name = name + "." * n

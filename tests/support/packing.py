@@ -9,7 +9,7 @@ INT = {8: "<i1", 16: "<i2", 32: "<i4", 64: "<i8"}
 
 
 def dense(codes, bits, container=32):
-    """A stream of bits along the last axis, low first; the last container is filled up with zeros."""
+    """Pack a stream of bits along the last axis, low bits first; zeros fill the last container."""
     stream = (codes[..., None].astype(np.uint8) >> np.arange(bits, dtype=np.uint8)) & 1
     stream = stream.reshape(*codes.shape[:-1], -1)
     padded = np.zeros((*codes.shape[:-1], -(-stream.shape[-1] // container) * container), np.uint8)
@@ -18,7 +18,7 @@ def dense(codes, bits, container=32):
 
 
 def floor(codes, bits):
-    """As many whole codes per word as fit."""
+    """Pack as many whole codes into each word as fit."""
     each = 32 // bits
     padded = np.zeros((*codes.shape[:-1], -(-codes.shape[-1] // each) * each), np.int64)
     padded[..., : codes.shape[-1]] = codes
@@ -27,7 +27,7 @@ def floor(codes, bits):
 
 
 def planar(codes, bits):
-    """For each 32 codes first a stream of their low bits, then of the next ones."""
+    """Pack each 32 codes as a stream of their low bits, then of the next ones."""
     runs, place, planes = codes.reshape(*codes.shape[:-1], -1, 32), 0, []
     for width in PLANES[bits]:
         planes.append(dense((runs >> place) & ((1 << width) - 1), width))
@@ -36,7 +36,7 @@ def planar(codes, bits):
 
 
 def interleaved(codes, order=AWQ_ORDER):
-    """Eight 4-bit codes per word: nibble i is column order[i]."""
+    """Pack eight 4-bit codes into a word: nibble i is column order[i]."""
     words = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.int64)[..., order]
     return (words << 4 * np.arange(8)).sum(-1).astype(np.uint32).view(np.int32)
 
@@ -45,7 +45,7 @@ PACKINGS = {"dense": dense, "floor": floor, "planar": planar}
 
 
 def less_one(zero_points, bits, container=32):
-    """GPTQ v1: one taken from each code, in whole containers, or each by itself where codes cross borders."""
+    """Subtract one from each code like GPTQ v1: in whole containers, or by code where codes cross borders."""
     if bits not in (2, 4, 8):
         return dense((zero_points - 1) % (1 << bits), bits, container)
     ones = sum(1 << place for place in range(0, container, bits))
@@ -54,12 +54,12 @@ def less_one(zero_points, bits, container=32):
 
 
 def spread(of_block, order):
-    """What blocks share as one for each column, given the block of each."""
+    """Return the numbers of blocks repeated for their columns; ``order`` has the block of each column."""
     return of_block[..., order]
 
 
 def gemv_fast(codes):
-    """(rows, cols) → int16 (rows / 4, cols), by the places that the specification gives."""
+    """Reorder (rows, cols) → int16 (rows / 4, cols), by the places in the specification."""
     rows, cols = codes.shape
     a, c, i = np.meshgrid(np.arange(rows // 4), np.arange(cols), np.arange(4), indexing="ij")
     s = 4 * (c % 64) + i
@@ -84,7 +84,7 @@ def _marlin_order(bits, sparse):
 
 
 def marlin(codes, bits=4, sparse=False):
-    """(rows, cols) → int32 (cols / 16, rows · bits / 2), by the permutation of the Marlin repositories."""
+    """Reorder (rows, cols) → int32 (cols / 16, rows · bits / 2), by the permutation of the Marlin repositories."""
     rows, cols = codes.shape
     tiles = codes.T.reshape(cols // 16, 16, rows // 16, 16).transpose(0, 2, 1, 3).reshape(cols // 16, -1)
     return dense(tiles.reshape(-1, 1024)[:, _marlin_order(bits, sparse)].reshape(cols // 16, -1), bits)
@@ -96,17 +96,17 @@ MARLIN_24_SCALES = [8 * i + j for i in range(8) for j in (0, 4, 1, 5, 2, 6, 3, 7
 
 
 def permuted(scales, order):
-    """(blocks, rows) with each run of rows in that order."""
+    """Return (blocks, rows) with each run of rows in that order."""
     return scales.reshape(-1, len(order))[:, order].reshape(scales.shape)
 
 
 def kept_of(mask):
-    """Columns, 0 to 3, of the two elements kept in each four: (rows, cols / 2), of a mask (rows, cols)."""
+    """Return the columns, 0 to 3, of the two elements kept in each four: (rows, cols) → (rows, cols / 2)."""
     return np.nonzero(mask)[1].reshape(len(mask), -1) % 4
 
 
 def marlin_meta(kept):
-    """(rows, cols / 2) columns within fours → int16 (cols / 32, 2 · rows), reordered as CUTLASS wants it."""
+    """Pack (rows, cols / 2) columns within fours → int16 (cols / 32, 2 · rows), in CUTLASS's order."""
     words = (kept.reshape(len(kept), -1, 8).astype(np.int64) << 2 * np.arange(8)).sum(-1)  # (rows, cols / 16)
     rows, cols = words.shape
     stored = np.zeros(words.size, np.int64)
@@ -123,12 +123,12 @@ def marlin_meta(kept):
 
 
 def bitmask(mask):
-    """(rows, cols) → u8 (rows, cols / 8 rounded up), low bit first."""
+    """Pack a mask (rows, cols) → u8 (rows, cols / 8 rounded up), low bit first."""
     return np.packbits(mask, axis=-1, bitorder="little")
 
 
 def as_ct_pack(name, w, bits, group=32):
-    """As compressed-tensors stores symmetric codes."""
+    """Quantize symmetrically and store as compressed-tensors does."""
     blocks, half = w.reshape(len(w), -1, group), 2 ** (bits - 1)
     scales = np.float16(np.abs(blocks).max(2) / (half - 0.5))
     codes = np.clip(np.round(blocks / scales.astype(float)[..., None]), -half, half - 1) + half

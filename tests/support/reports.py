@@ -9,7 +9,7 @@ SETTINGS = {"outlier_threshold": 0.01, "importance": None, "sensitivity": None, 
 
 
 def row(name, snr_db, **more):
-    """A layer with that SNR; None is undefined, and infinite is reported as the report does."""
+    """Return a layer with that SNR: None if undefined; the report's spelling of infinity if infinite."""
     found = {"layer_name": name, "format": "fp8_tensor", "tensor_elements": 64, "finite": True, "nonfinite": {}}
     found["original_fingerprint"] = None
     for metric in LAYER_METRICS:
@@ -47,7 +47,7 @@ def made(
     settings=None,
     **more,
 ):
-    """A report; ``layers`` and ``other`` are SNR by name."""
+    """Return a report; ``layers`` and ``other`` map names to SNR."""
     rows = [row(name, snr) for name, snr in (layers or {}).items()] + list(rows)
     whole = {"total_layers": len(rows), "nonfinite": {}}
     for metric in MODEL_METRICS:
@@ -81,7 +81,7 @@ def made(
 
 
 def _with_attributes(value, key=""):
-    """The value with attributes instead of keys, but for mappings by metric."""
+    """Return the value with attributes instead of keys; mappings by metric keep their keys."""
     if isinstance(value, list):
         return [_with_attributes(item) for item in value]
     if not isinstance(value, dict) or key == "nonfinite":

@@ -59,14 +59,14 @@ TEXT = Tokens(
 
 
 def model(path: str, change_db: float = 0.0, **changes: object) -> Model:
-    """The tiny model with everything compared, so many dB better."""
+    """Return the tiny model with everything compared, so many dB better."""
     own = tiny()
     weights = [(name, shape, form, level + change_db) for name, shape, form, level in own.weights]
     return dataclasses.replace(own, **{"name": path, "weights": weights, "missing": [], "floor": None} | changes)
 
 
 def ranking() -> Ranking:
-    """Two candidates and one that is not ranked."""
+    """Return a ranking of two candidates, and one that is not ranked."""
     int8 = model("int8", 2.0, weights=[(n, s, "int8_row", level + 4) for n, s, _, level in model("").weights])
     models = {"fp8": model("fp8"), "int8": int8, "damaged": tiny()}
     found = make_ranking(list(models), [report_of(each) for each in models.values()])
@@ -79,7 +79,7 @@ def ranking() -> Ranking:
 
 
 def scores(scale: float = 1.0) -> Scores:
-    """Predictions at that multiple of a divergence."""
+    """Return scores with this multiple of a divergence."""
     kld = 0.0125 * scale
     return Scores(
         tokens=4080,
@@ -116,7 +116,7 @@ def scores(scale: float = 1.0) -> Scores:
 
 
 def candidate(name: str, scale: float = 1.0) -> Evaluated:
-    """A candidate of an evaluation, with everything that one can have."""
+    """Return a candidate of an evaluation, with everything that a candidate can have."""
     weights = [
         WeightError(
             f"model.layers.{n}.{part}.weight",
@@ -163,7 +163,7 @@ def candidate(name: str, scale: float = 1.0) -> Evaluated:
 
 
 def evaluation(scale: float = 1.0) -> Evaluation:
-    """Two candidates of a language model; one fails a gate."""
+    """Return an evaluation of two candidates of a language model, of which one fails a gate."""
     made = Evaluation(
         tool=TOOL,
         verdict="pass",
@@ -181,7 +181,7 @@ def evaluation(scale: float = 1.0) -> Evaluation:
 
 
 def encoder() -> Evaluation:
-    """One candidate of a model that embeds texts."""
+    """Return an evaluation of one candidate of a model that embeds texts."""
     without = {"scores": None, "positions": [], "worst_tokens": [], "predicted_kld": None, "tasks": []}
     own = replace(candidate("q8"), **without, embeddings=Embeddings(16, 0.999, 0.99, 0.98, 0.02))
     changed = {"candidates": [own], "kind": "encoder", "model": "BertModel", "tokens": replace(TEXT, scored=0)}
@@ -189,7 +189,7 @@ def encoder() -> Evaluation:
 
 
 def plan() -> Plan:
-    """A plan of four layers."""
+    """Return a plan of four layers."""
     layers = [
         PlannedLayer(
             name,
@@ -238,7 +238,7 @@ def plan() -> Plan:
 
 
 def report_diff() -> Diff:
-    """A newer report in which a block got better, another worse, and a layer changed its format."""
+    """Return the change to a report with one better block, one worse, and a layer in another format."""
     changed = model("new", 0.0)
     weights = [(n, s, f, level + (1.5 if ".0." in n else -2.0)) for n, s, f, level in changed.weights]
     weights[2] = (*weights[2][:2], "fp8_row", 31.0)
@@ -247,12 +247,12 @@ def report_diff() -> Diff:
 
 
 def evaluation_diff() -> CandidateDiff:
-    """A newer evaluation of one candidate, with less divergence than before."""
+    """Return the change to an evaluation with less divergence."""
     return diff(evaluation(), evaluation(0.8))
 
 
 def ranking_diff() -> CandidateDiff:
-    """A newer ranking, in which a candidate is larger and another has a layer that is better."""
+    """Return the change to a ranking in which one candidate is larger and another has a better layer."""
     new = ranking()
     layers = [replace(one, choices=[replace(c) for c in one.choices]) for one in new.layers]
     layers[0].choices[0].snr_db += 3.0
@@ -261,7 +261,7 @@ def ranking_diff() -> CandidateDiff:
 
 
 def plan_diff() -> CandidateDiff:
-    """A newer plan that gives a layer less, and one more."""
+    """Return the change to a plan that gives one layer fewer bytes and has one more layer."""
     new = plan()
     cheap = replace(new.layers[0], recipe="int4_g128", bytes=new.layers[0].bytes // 2, cost=new.layers[0].cost * 4)
     layers = [cheap, *new.layers[1:]]
@@ -269,7 +269,7 @@ def plan_diff() -> CandidateDiff:
 
 
 def inspection(path: str = "tiny-8bit/model.safetensors", width: int = 8) -> Inspection:
-    """Two weights of one block, and a norm; codes of so many bits."""
+    """Return an inspection of two weights of one block, and a norm, with codes of so many bits."""
     layers = {"self_attn.q_proj": "attention", "mlp.up_proj": "mlp"}
     weights = [
         StoredWeight(
@@ -329,12 +329,12 @@ def inspection(path: str = "tiny-8bit/model.safetensors", width: int = 8) -> Ins
 
 
 def inspection_diff() -> CandidateDiff:
-    """The same with codes of four bits."""
+    """Return the change from codes of eight bits to four."""
     return diff(inspection(), inspection("tiny-4bit/model.safetensors", 4))
 
 
 def images(loss: float = 0.01) -> Images:
-    """Two pairs that differ, one that does not, and an image without a counterpart; not judged."""
+    """Return two pairs that differ, one that does not, and an image without a counterpart, not judged."""
     ssim = {"cat-1": 1 - 2 * loss, "cat-2": 1 - loss, "sky": 1.0}
     psnr = {"cat-1": 28.0, "cat-2": 32.0, "sky": None}
     pairs = [
@@ -374,5 +374,5 @@ def images(loss: float = 0.01) -> Images:
 
 
 def images_diff() -> CandidateDiff:
-    """The same with twice the loss."""
+    """Return the change to twice the loss."""
     return diff(images(), images(0.02))

@@ -42,7 +42,7 @@ from quanterr.pairing.model import Bucket
 from quanterr.selection.roles import block_of, role_of
 from quanterr.util.text import count, display
 
-SIGMA = 0.02  # of the weights
+SIGMA = 0.02  # standard deviation of weights
 NORMAL = torch.tensor([NormalDist().inv_cdf(0.5 + (n + 0.5) / 1024) for n in range(512)])
 
 FORMATS = {
@@ -56,18 +56,18 @@ DTYPES = {"fp8_row": "torch.float8_e4m3fn", "fp8_block": "torch.float8_e4m3fn", 
 
 @dataclass
 class Model:
-    """What is in a synthetic pair of checkpoints."""
+    """The contents of a synthetic pair of checkpoints."""
 
     name: str
     weights: list[tuple[str, tuple[int, ...], str, float]]  # name, shape, format, SNR in dB
     lossless: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     changed: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # 1-D
     missing: list[tuple[str, tuple[int, ...], str, str]] = field(default_factory=list)  # name, shape, bucket, reason
-    floor: float | None = None  # of a gate on the SNR of each layer
+    floor: float | None = None  # limit of a gate on the SNR of each layer
 
 
 def small(bad: bool = True) -> Model:
-    """A language model of 16 blocks in FP8; with one bad layer."""
+    """Return a language model of 16 blocks in FP8, with one bad layer if ``bad``."""
     random, weights, norms = Random(1), [], []
     shapes = {
         "mlp.down_proj": (2048, 8192),
@@ -89,7 +89,7 @@ def small(bad: bool = True) -> Model:
 
 
 def mixed() -> Model:
-    """A diffusion model with two stacks of blocks and two formats, of which a part was not compared."""
+    """Return a diffusion model with two stacks of blocks and two formats; two tensors were not compared."""
     random, weights, lossless, changed = Random(2), [], [], []
     double = {
         f"{stream}_{module}": shape
@@ -123,7 +123,7 @@ def mixed() -> Model:
 
 
 def large() -> Model:
-    """The first quarter of a mixture of experts that has more than 47,000 weights."""
+    """Return the first quarter of a mixture of experts with more than 47,000 weights."""
     blocks = 16
     random, weights = Random(3), []
     attention = {
@@ -157,7 +157,7 @@ def large() -> Model:
 
 
 def tiny() -> Model:
-    """Two blocks and everything that an output can show: for snapshots."""
+    """Return two blocks with everything that an output can show, for snapshots."""
     weights = [
         (f"model.layers.{n}.{module}.weight", (256, 512), format_name, level - n)
         for n in range(2)
@@ -182,11 +182,11 @@ MODELS: dict[str, Callable[[], Model]] = {"tiny": tiny, "small": small, "mixed":
 
 
 def sums_of(shape: tuple[int, ...], snr_db: float, random: Random) -> Sums:
-    """Normal weights and normal errors at that level."""
+    """Return the sums of normal weights and normal errors at that level."""
     n = rows = shape[0]
     for dimension in shape[1:]:
         n *= dimension
-    spread = SIGMA * 10 ** (-snr_db / 20)  # of the errors
+    spread = SIGMA * 10 ** (-snr_db / 20)  # standard deviation of errors
     top = spread * (3.5 + 2 * random.random())
     histogram = Histogram.of(spread * NORMAL)
     histogram.counts *= -(-n // len(NORMAL))
@@ -207,7 +207,7 @@ def sums_of(shape: tuple[int, ...], snr_db: float, random: Random) -> Sums:
 
 
 def header(name: str, shape: tuple[int, ...], format_name: str) -> dict[str, object]:
-    """The fields that say what a weight is."""
+    """Return the fields that describe a weight."""
     n = 1
     for dimension in shape:
         n *= dimension
@@ -227,7 +227,7 @@ def header(name: str, shape: tuple[int, ...], format_name: str) -> dict[str, obj
 
 
 def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) -> Layer:
-    """A layer with everything that follows from its sums."""
+    """Return a layer with everything that follows from its sums."""
     bits = 8 if format_name in DTYPES else 16
     scales = shape[0] if bits == 8 else 0
     uniform = 8 if format_name.startswith("int8") else None
@@ -252,7 +252,7 @@ def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) ->
 
 
 def report_of(model: Model) -> Report:
-    """The report of a synthetic model."""
+    """Return the report of a synthetic model."""
     random, groups = Random(0), {"role": {}, "format": {}, "block": {}}
     layers, whole = [], LayerGroup()
     for name, shape, format_name, level in model.weights:
@@ -316,7 +316,7 @@ def report_of(model: Model) -> Report:
 
 @cache
 def large_page() -> str:
-    """The page of the large one, which takes a while to make."""
+    """Return the page of the large model, which takes a while to make."""
     from quanterr.outputs.page import rendering as page
 
     file = io.StringIO()
@@ -325,14 +325,14 @@ def large_page() -> str:
 
 
 def missing(name: str, shape: tuple[int, ...], bucket: str, reason: str) -> NotCompared:
-    """A tensor that was not compared."""
+    """Return a tensor that was not compared."""
     n = header(name, shape, "")["tensor_elements"]
     fields = {"layer_name": name, "display_name": display(name), "side": "original", "bucket": bucket}
     return NotCompared(**fields, reason=reason, elements=n, bytes=2 * n)
 
 
 def implausible_error(layers: list[Layer]) -> Iterator[object]:
-    """What a broken layer is reported as."""
+    """Yield the finding of each broken layer."""
     for layer in layers:
         if layer.snr_db < 9:
             message = (
@@ -344,7 +344,7 @@ def implausible_error(layers: list[Layer]) -> Iterator[object]:
 
 
 def gates_of(layers: list[Layer], floor: float) -> Iterator[Gate]:
-    """A gate on each layer, and one on the size of the whole."""
+    """Yield a gate on each layer, and one on the size of the whole."""
     ordered = sorted(layers, key=lambda layer: layer.snr_db)
     worst = ordered[0]
     below = [Violation(x.layer_name, x.snr_db, x.snr_db - floor, None) for x in ordered if x.snr_db < floor]
@@ -369,7 +369,7 @@ def gates_of(layers: list[Layer], floor: float) -> Iterator[Gate]:
 
 
 def changes(other: list[Layer]) -> Iterator[object]:
-    """What is reported of norms and biases that changed."""
+    """Yield the finding of norms and biases that changed."""
     if other:
         what = count(len(other), "norm, bias or other 1-D tensor", "norms, biases or other 1-D tensors")
         message = f"{what} changed: {other[0].display_name}; see other_changes"
@@ -377,7 +377,7 @@ def changes(other: list[Layer]) -> Iterator[object]:
 
 
 def coverage(compared: list[Layer], lossless: list[LosslessLayer], not_compared: list[NotCompared]) -> Coverage:
-    """Everything in its bucket."""
+    """Return the coverage, with every tensor in its bucket."""
     buckets: dict[str, list[int]] = {}
     for bucket, found in (("compared", compared), ("lossless", lossless)):
         for layer in found:
@@ -398,7 +398,7 @@ def coverage(compared: list[Layer], lossless: list[LosslessLayer], not_compared:
 
 
 def side(path: str, buckets: dict[str, BucketSize]) -> Side:
-    """One synthetic checkpoint."""
+    """Return one synthetic checkpoint."""
     n_bytes = sum(size.bytes for size in buckets.values())
     return Side(
         path=path,
@@ -415,7 +415,7 @@ def side(path: str, buckets: dict[str, BucketSize]) -> Side:
 
 
 def hostile() -> Report:
-    """A report in which every text that comes from a file wants to be more than text."""
+    """Return a report in which every text from a file is hostile."""
     report, texts = report_of(tiny()), cycle(HOSTILE)
     for n, layer in enumerate([*report.layers, *report.other_changes, *report.lossless]):
         layer.layer_name = f"{HOSTILE[n // 2]}.layers.{n}.{HOSTILE[-1 - n // 2]}"

@@ -1,4 +1,4 @@
-"""A server of files on the loopback that understands ranges, and makes the faults that it is told to make.
+"""A server of files on the loopback that understands ranges, and makes the faults that tests ask for.
 
 It states versions and holds conditions as RFC 9110 has them. ``serving_hub`` is a hub: its addresses of files lead to
 another server, for a while, and it counts who asks for them.
@@ -25,14 +25,14 @@ STAMP = "%Y%m%dT%H%M%SZ"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Files of a folder; and what huggingface_hub asks of the hub."""
+    """Serve files of a folder, and the hub's answers to huggingface_hub."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: "Server"
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def setup(self) -> None:
         """Count connections."""
@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.connections += 1
 
     def do_GET(self) -> None:
-        """A range of a file, or what the hub says of a model."""
+        """Send a range of a file, or the hub's description of a model."""
         server = self.server
         server.requests.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
         if server.token and server.token not in (self.headers.get("Authorization") or ""):
@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.send(path, first, last, size, None, 206 if span else 200)
 
     def do_CONNECT(self) -> None:
-        """As a proxy of a server with TLS: it is this one."""
+        """Act as a proxy in front of a TLS server, which is this server itself."""
         assert self.server.tunnelled is not None
         self.server.tunnels.append(f"CONNECT {self.path} {self.headers.get('Proxy-Authorization')}")
         self.begin(200)
@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
     def send(
         self, path: Path, first: int, last: int, size: int, tag: str | None = None, status: int = 206, **stated: str
     ) -> None:
-        """A range; ``stated``: headers other than the true ones."""
+        """Send a range; ``stated`` has headers other than the true ones."""
         with path.open("rb") as file:
             file.seek(first)
             body = file.read(last - first + 1)
@@ -105,18 +105,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def begin(self, status: int, **headers: str) -> None:
-        """An answer up to its body."""
+        """Send an answer up to its body."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
 
     def refuse(self, status: int, **headers: str) -> None:
-        """An answer without a body."""
+        """Send an answer without a body."""
         self.begin(status, **{"Content_Length": "0"} | headers)
 
     def lead(self, path: Path) -> None:
-        """To where the file is, if there is one, unless that was asked for too often."""
+        """Redirect to the file; refuse if it does not exist or the requests are too many."""
         seconds = self.server.refused_for()
         if seconds is not None:
             return self.refuse(429, RateLimit=f'"resolvers";r=0;t={seconds}')
@@ -126,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.refuse(302, Location=self.server.files.signed(f"/{path.relative_to(self.server.folder)}"))
 
     def describe(self, path: Path) -> dict[str, Any]:
-        """What the hub lists of a file; with ``blobs``, weights are in LFS."""
+        """Return the hub's entry for a file; with ``blobs``, weights are in LFS."""
         listed: dict[str, Any] = {"rfilename": str(path.relative_to(self.server.folder))}
         if "blobs=" in self.path and path.suffix == ".safetensors":
             lfs = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
@@ -134,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
         return listed
 
     def model(self, name: str) -> None:
-        """What the hub says of a model."""
+        """Send the hub's description of a model."""
         files = [self.describe(path) for path in self.server.folder.rglob("*.*")]
         body = json.dumps({"id": name, "modelId": name, "sha": self.server.commit, "siblings": files}).encode()
         self.begin(200, Content_Type="application/json", Content_Length=str(len(body)))
@@ -154,18 +154,18 @@ class Server(ThreadingHTTPServer):
         self.requests: list[tuple[str, str | None, str | None]] = []
         self.connections, self.sent, self.commit = 0, 0, "c0ffee" * 6 + "abcd"
         self.rate, self.free_at, self.lock = rate, 0.0, threading.Lock()
-        self.versions: tuple[str, ...] = ("ETag",)  # what it states: ETag, weak ETag, Last-Modified
-        self.files: Server | None = None  # that a hub leads to
+        self.versions: tuple[str, ...] = ("ETag",)  # headers to send: ETag, weak ETag, Last-Modified
+        self.files: Server | None = None  # the server to which a hub leads
         self.limit, self.window, self.led, self.resets = 0, 0.0, 0, 0.0  # requests in so many seconds; 0: any number
-        self.tunnelled: ssl.SSLContext | None = None  # of the server of https that it is the proxy of
+        self.tunnelled: ssl.SSLContext | None = None  # the context of the https server behind this proxy
         self.tunnels: list[str] = []
-        self.stated: dict[str, dict[str, str]] = {}  # of the list of files: what it says of one instead of the truth
-        self.secret: bytes | None = None  # by which addresses are signed, for so many seconds
+        self.stated: dict[str, dict[str, str]] = {}  # false entries for files in the hub's list
+        self.secret: bytes | None = None  # the key of signed addresses
         self.lifetime = 0
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def version(self, path: Path) -> dict[str, str]:
-        """Headers that say which one of the file it is."""
+        """Return the headers that identify the version of a file."""
         written = path.stat().st_mtime_ns
         known = {
             "ETag": ("ETag", f'"{written:x}"'),
@@ -175,7 +175,7 @@ class Server(ThreadingHTTPServer):
         return dict(known[name] for name in self.versions)
 
     def holds(self, path: Path, asked: Any) -> bool:
-        """Whether conditions of a request do, by RFC 9110 13.2.2: weak ETags match nothing, and a date is of a file."""
+        """Return True if the conditions of a request hold by RFC 9110 13.2.2: weak ETags match nothing."""
         stated = self.version(path)
         if (wanted := asked.get("If-Match")) is not None:
             return wanted == stated.get("ETag") and not wanted.startswith("W/")
@@ -184,7 +184,7 @@ class Server(ThreadingHTTPServer):
         return True
 
     def refused_for(self) -> int | None:
-        """Whole seconds until it may be asked where files are; None if it may now."""
+        """Return the whole seconds until the hub answers again where files are; None if it answers now."""
         with self.lock:
             now = time.monotonic()
             if now >= self.resets:
@@ -193,18 +193,18 @@ class Server(ThreadingHTTPServer):
             return None if not self.limit or self.led <= self.limit else int(self.resets - now)
 
     def signed(self, path: str) -> str:
-        """An address of a file that is taken for a while."""
+        """Return an address of a file that is valid for a while."""
         assert self.secret is not None
         query = f"X-Amz-Date={datetime.now(UTC).strftime(STAMP)}&X-Amz-Expires={self.lifetime}"
         return f"{self.url}{path}?{query}&X-Amz-Signature={self.signature(path, query)}"
 
     def signature(self, path: str, query: str) -> str:
-        """That nobody else can make."""
+        """Return a signature that only this server can make."""
         assert self.secret is not None
         return hmac.new(self.secret, f"{path}?{query}".encode(), "sha256").hexdigest()
 
     def is_signed(self, address: str) -> bool:
-        """Whether it is one of ours, and its time is not over."""
+        """Return True if this server signed the address and the signature has not expired."""
         parts, (query, _, signature) = urlsplit(address), urlsplit(address).query.partition("&X-Amz-Signature=")
         if not hmac.compare_digest(signature, self.signature(parts.path, query)):
             return False
@@ -222,12 +222,12 @@ class Server(ThreadingHTTPServer):
         time.sleep(max(wait, 0))
 
     def handle_error(self, *_: Any) -> None:
-        """Clients that left are no error."""
+        """Ignore clients that have left."""
 
 
 @contextmanager
 def serving(folder: Path, rate: float = 0) -> Iterator[Server]:
-    """A server, while it is needed; ``rate`` in bytes a second, 0 is without limit."""
+    """Start a server for the body of ``with``; ``rate`` is in bytes a second, 0 without limit."""
     server = Server(folder, rate)
     thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)
     thread.start()
@@ -243,9 +243,9 @@ def serving(folder: Path, rate: float = 0) -> Iterator[Server]:
 def serving_hub(
     folder: Path, limit: int = 0, window: float = 0.0, lifetime: int = 3600, rate: float = 0
 ) -> Iterator[Server]:
-    """A hub that says where files are ``limit`` times in ``window`` seconds, each time for ``lifetime`` seconds.
+    """Start a hub that gives addresses ``limit`` times in ``window`` seconds, each valid for ``lifetime`` seconds.
 
-    Its ``files`` is the server to which it leads.
+    Its ``files`` is the server to which they lead.
     """
     with ExitStack() as stack:
         hub, files = stack.enter_context(serving(folder)), stack.enter_context(serving(folder, rate))

@@ -1,4 +1,4 @@
-"""An accelerator that is none: its tensors are computed on the CPU, under the rules of CUDA.
+"""A simulated accelerator: the CPU computes its tensors under the rules of CUDA.
 
     with simulated(): quanterr.compare(…, device="sim")
 
@@ -35,7 +35,7 @@ HOST = torch.device("cpu")
 
 
 class Device:
-    """Its memory in bytes, and what it lacks; also the module ``torch.sim``."""
+    """A device with so many bytes of memory and missing features; also the module ``torch.sim``."""
 
     def __init__(self):
         self.reset(0)
@@ -43,7 +43,7 @@ class Device:
     def reset(self, count, limit=None, lacks=()):
         self.count, self.limit, self.lacks = count, limit, frozenset(lacks)
         self.used = self.peak = 0
-        self._run = object()  # what earlier runs allocated is not counted, nor that it is freed
+        self._run = object()  # memory of earlier runs is not counted, when allocated or freed
 
     def allocate(self, n_bytes):
         """Count memory; return what :meth:`free` is to be given."""
@@ -164,7 +164,7 @@ class DeviceTensor(torch.Tensor):
 
 
 class Storage(NamedTuple):
-    """Memory of the device, of which the host knows nothing but the place."""
+    """Memory of the device; the host knows only its address."""
 
     address: int
 
@@ -173,9 +173,9 @@ class Storage(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What the schema of an operation tells."""
+    """The schema of an operation."""
 
-    name: str  # without the _ of those in place
+    name: str  # without the _ of operations in place
     written: tuple[int | str, ...]  # positions and names of arguments that it writes to
     is_view: bool
     is_composite: bool
@@ -229,7 +229,7 @@ def _take_raw(value, found):
 
 
 def _find_target(operation, ours, args, kwargs):
-    """The device of the result."""
+    """Return the device of the result."""
     if operation.name == "copy":
         return args[0].device
     if kwargs.get("device") is not None:
@@ -250,13 +250,13 @@ def _check(operation, args, given, ours, written):
 
 
 def _on_host(kwargs):
-    """Arguments with which the CPU computes the same; nothing is pinned where there is no accelerator."""
+    """Return arguments with which the CPU computes the same; it cannot pin memory without an accelerator."""
     changes = {"device": HOST, "pin_memory": False}
     return {key: value if value is None else changes.get(key, value) for key, value in kwargs.items()}
 
 
 def _note(operation, args, kwargs, ours, written):
-    """Tell the stream what it does, and wait for it where the host needs the result."""
+    """Record an operation in its stream, and wait for it where the host needs the result."""
     stream = streams.current(ours[0].device.index)
     number = stream.issue()
     for one in ours:
@@ -272,7 +272,7 @@ def _note(operation, args, kwargs, ours, written):
 
 
 def _note_copy(stream, number, args, kwargs):
-    """A copy between the host and the device: unless it need not block, the host waits for it."""
+    """Record a copy between host and device. The host waits for it unless it need not block."""
     is_copy = len(args) > 1 and isinstance(args[1], torch.Tensor)
     source = args[1] if is_copy else args[0]
     there = args[0].device if is_copy else torch.device(kwargs.get("device") or source.device)
@@ -285,13 +285,13 @@ def _note_copy(stream, number, args, kwargs):
 
 
 def _has_mask(args):
-    """Whether elements are chosen by a mask, whose number the host must know."""
+    """Return True if a mask selects elements: the host must then know their number."""
     indices = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
     return any(isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indices)
 
 
 def _find_extent(raw):
-    """The first byte of a tensor in its memory, and the one after the last."""
+    """Return the first byte of a tensor in its memory, and the one after the last."""
     first, size = raw.storage_offset(), raw.itemsize
     if raw.is_contiguous():
         n = raw.numel()
@@ -313,7 +313,7 @@ def _wrap(made, given, target):
 
 
 def place(raw, device, among=()):
-    """A tensor on the device with these values, in the memory of one of ``among`` if it is a view of that."""
+    """Return a tensor on the device with these values; a view of one of ``among`` shares its memory."""
     storage = raw.untyped_storage()
     address = storage.data_ptr()
     if raw.dtype in DEVICE.lacks:
@@ -330,9 +330,9 @@ def place(raw, device, among=()):
 
 
 def check_tables(monkeypatch, package):
-    """Clear what functions of a package cache for each device; an error if they return what is not there yet.
+    """Clear the caches for each device of a package's functions; refuse results that are not complete yet.
 
-    Another thread may take it from the cache and use it on its own stream at once.
+    Another thread may take them from the cache and use them on its own stream at once.
     """
     for module in [module for name, module in sys.modules.items() if name.startswith(package)]:
         for name, function in list(vars(module).items()):
@@ -369,7 +369,7 @@ def _is_ours(device):
 
 
 def _make_on_device(function):
-    """A function of torch that makes tensors in C++, where no subclass is known: made on the host, then placed."""
+    """Wrap a function of torch that makes tensors in C++: make them on the host, then place them."""
 
     @wraps(function)
     def make(*args, device=None, **kwargs):
@@ -386,7 +386,7 @@ MAKERS = {name: _make_on_device(getattr(torch, name)) for name in ("tensor", "as
 
 
 def make_empty(*args, pin_memory=False, **kwargs):
-    """``torch.empty``, as memory can be pinned only where there is an accelerator."""
+    """Act as ``torch.empty``, but pin memory only where there is an accelerator."""
     made = _empty(*args, **kwargs)
     if pin_memory:
         _pinned[made.data_ptr()] = weakref.ref(made)
@@ -395,7 +395,7 @@ def make_empty(*args, pin_memory=False, **kwargs):
 
 @cache
 def register():
-    """Tell torch of the device, once and for all."""
+    """Register the device with torch, once and for all."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # torch 2.9
 
     _setup_privateuseone_for_python_backend(NAME, backend_module=DEVICE)
@@ -407,7 +407,7 @@ def register():
         ranges.impl(
             operation._schema.name + ("" if name == "default" else f".{name}"), _run_as(operation), "PrivateUse1"
         )
-    return library, ranges  # which must live on
+    return library, ranges  # both must stay alive
 
 
 def _run_as(operation):

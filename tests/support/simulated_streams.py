@@ -1,4 +1,4 @@
-"""Streams of a simulated device: which work is certain to be done before which, and errors where it should be.
+"""Streams of a simulated device: the known order of work, and errors where work lacks a necessary order.
 
 Work is computed at once, but counts as done only when a stream or event is waited for. What is merely likely to be in
 time is an error, so a test does not depend on luck:
@@ -14,15 +14,15 @@ from collections import deque
 import torch
 
 LOCK = threading.RLock()
-hazards: list[str] = []  # those found where nothing can be raised
+hazards: list[str] = []  # hazards found where nothing can be raised
 
 
 class HazardError(AssertionError):
-    """What a real device computes here is a matter of luck."""
+    """The result would be a matter of luck on a real device."""
 
 
 class Stream:
-    """Work in order: ``issued`` pieces, of which ``done`` are known to be done."""
+    """A stream of work in order: ``issued`` operations, of which ``done`` are known to be done."""
 
     def __init__(self, device):
         self.device, self.issued, self.done = torch.device(device), 0, 0
@@ -42,7 +42,7 @@ class Stream:
             self._copies.append((number, memory, memory.clone()))
 
     def complete(self, number):
-        """All work up to ``number`` is done now."""
+        """Mark all work up to ``number`` as done."""
         with LOCK:
             self.done = max(self.done, number)
             while self._copies and self._copies[0][0] <= self.done:
@@ -57,7 +57,7 @@ class Stream:
         self.known |= {one: max(number, self.known.get(one, 0)) for one, number in event.known.items()}
 
     def is_after(self, other, number):
-        """Whether what is issued here now comes after work ``number`` of another stream."""
+        """Return True if new work here is ordered after work ``number`` of another stream."""
         return other is self or other.done >= number or self.known.get(other, 0) >= number
 
 
@@ -92,11 +92,11 @@ class Memory:
             self._uses[first, end, writes, stream] = number
 
     def is_done(self):
-        """Whether all that is written to it is known to be there, so that any stream may read it."""
+        """Return True if all writes are known to be done, so that any stream may read the memory."""
         return all(number <= stream.done for (_, _, writes, stream), number in self._uses.items() if writes)
 
     def keep_for(self, stream):
-        """``Tensor.record_stream``."""
+        """Act as ``Tensor.record_stream``."""
         self._kept.add(stream)
 
     def __del__(self, lock=LOCK, hazards=hazards):  # globals are gone when Python ends
@@ -112,11 +112,11 @@ _own = threading.local()
 
 
 def current(index):
-    """The stream that this thread uses of a device."""
+    """Return the stream of a device that this thread uses."""
     own = getattr(_own, "streams", {}).get(index)
     return own or _default.setdefault(index, Stream(f"cpu:{index}"))
 
 
 def choose(stream):
-    """``torch.accelerator.set_stream``, for this thread."""
+    """Act as ``torch.accelerator.set_stream``, for this thread."""
     _own.streams = getattr(_own, "streams", {}) | {stream.device.index or 0: stream}

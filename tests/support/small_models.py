@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def auto_of(name: str) -> Any:
-    """The class that loads a model of that name."""
+    """Return the class that loads a model of that name."""
     import transformers
 
     special = {"t5": transformers.AutoModelForSeq2SeqLM, "bert": transformers.AutoModel}
@@ -55,7 +55,7 @@ def auto_of(name: str) -> Any:
 
 
 def saved(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
-    """A model with random weights, larger than usual, so that errors are seen; float32. ``changed``: of its config."""
+    """Save a model with large random weights, so that errors are visible, in float32; ``changed`` edits its config."""
     import transformers
 
     kind, fields = MODELS[name]
@@ -70,7 +70,7 @@ def saved(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a saved model."""
+    """Return all tensors of a saved model."""
     found: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         found |= load_file(path)
@@ -78,7 +78,7 @@ def stored(folder: Path) -> dict[str, Tensor]:
 
 
 def quantized_by(recipe: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Matrices as codes and scales; and the values that these stand for, as a plain model needs them."""
+    """Return matrices as codes and scales, and their values as a plain model needs them."""
     written, values = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and "embed" not in name and "lm_head" not in name and min(tensor.shape) > 4:
@@ -89,14 +89,14 @@ def quantized_by(recipe: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, Ten
 
 
 def ids(folder: Path, n: int = 96, vocabulary: int = 96) -> Path:
-    """A file of token ids."""
+    """Write a file of token ids."""
     path = folder / "ids.safetensors"
     save_file({"ids": torch.randint(3, vocabulary, (n,), generator=torch.Generator().manual_seed(1))}, path)
     return path
 
 
 def with_words(folder: Path) -> None:
-    """A tokenizer whose tokens are w0 … w89."""
+    """Write a tokenizer whose tokens are w0 … w89."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"w{n}": n for n in range(90)} | {"[UNK]": 90}

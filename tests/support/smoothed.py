@@ -1,4 +1,4 @@
-"""A block of a model whose norm may take up the factors of what it feeds."""
+"""A block of a model whose norm may absorb factors of the weights after it."""
 
 import torch
 from support.making import numbers
@@ -9,7 +9,7 @@ FED = [f"{BLOCK}self_attn.{letter}_proj.weight" for letter in "qkv"]
 
 
 def int4(weight):
-    """The weight as 4-bit codes of groups of 32 would give it back."""
+    """Return the weight rounded to 4-bit codes in groups of 32."""
     groups = weight.float().view(-1, 32)
     scale = groups.abs().amax(1, keepdim=True) / 7
     return ((groups / scale).round().clamp(-8, 7) * scale).view(weight.shape).to(torch.bfloat16)

@@ -18,30 +18,30 @@ NOBODY = 65534
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> Path:
-    """A safetensors file as its own library writes it; returns the path."""
+    """Write a safetensors file with its own library, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(dict(tensors), path, metadata)
     return path
 
 
 def raw_header(path: Path, header: bytes, data: bytes = b"", length: int | None = None) -> Path:
-    """A file with this header and these bytes behind it; ``length`` is what it claims of its header."""
+    """Write a file with this header, followed by these bytes; ``length`` is the declared length of the header."""
     path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + data)
     return path
 
 
 def as_header(fields: Mapping[str, Any]) -> bytes:
-    """The fields as the JSON of a header; names may be anything that JSON can hold."""
+    """Return the fields as the JSON of a header; names may be anything that JSON can hold."""
     return json.dumps(fields).encode()
 
 
 def entry(dtype: str = "U8", shape: Any = (4,), offsets: Any = (0, 4), **more: Any) -> dict[str, Any]:
-    """The header of one tensor; without arguments that of four whole bytes."""
+    """Return the header of one tensor, by default of four whole bytes."""
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}
 
 
 def write_index(folder: Path, weight_map: Any, name: str = "model.safetensors.index.json") -> Path:
-    """An index with that map; what it names need not be there."""
+    """Write an index with that map; the files that it names may be missing."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}))
@@ -49,7 +49,7 @@ def write_index(folder: Path, weight_map: Any, name: str = "model.safetensors.in
 
 
 def shards(folder: Path, *tensors: Mapping[str, Tensor], index: bool = True) -> Path:
-    """A folder with one shard for each mapping, and the index of them; returns the folder."""
+    """Write a folder with one shard for each mapping, and their index; return the folder."""
     names = [f"model-{n:05}-of-{len(tensors):05}.safetensors" for n in range(1, len(tensors) + 1)]
     for name, shard in zip(names, tensors, strict=True):
         write(folder / name, shard)
@@ -59,7 +59,7 @@ def shards(folder: Path, *tensors: Mapping[str, Tensor], index: bool = True) -> 
 
 
 def original() -> dict[str, Tensor]:
-    """The weights of a very small model, BF16."""
+    """Return the weights of a very small model, BF16."""
     generator = torch.Generator().manual_seed(0)
     shapes = {
         "model.layers.0.self_attn.q_proj.weight": (16, 16),
@@ -70,7 +70,7 @@ def original() -> dict[str, Tensor]:
 
 
 def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The matrices as FP8 codes with one F32 scale a tensor, called ``<name>_scale``; the rest as it is."""
+    """Return matrices as FP8 codes with one F32 scale per tensor, ``<name>_scale``; leave the rest as it is."""
     found = {}
     for name, weight in tensors.items():
         found[name] = weight
@@ -82,14 +82,14 @@ def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def pair(folder: Path) -> tuple[Path, Path]:
-    """Files of the very small model and of its FP8 version."""
+    """Write files of the very small model and of its FP8 version."""
     x, y = folder / "original.safetensors", folder / "quantized.safetensors"
     return write(x, original()), write(y, quantized(original()))
 
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Be a user without rights meanwhile, where the tests run as root, who may do everything."""
+    """Drop all rights in the body of ``with`` if the tests run as root."""
     if os.geteuid() != 0:
         yield
         return
@@ -104,7 +104,7 @@ def as_nobody() -> Iterator[None]:
 
 
 def stored(folder, **shapes):
-    """A BF16 original and FP8 with a scale per row, of these shapes."""
+    """Write a BF16 original and FP8 with a scale per row, of these shapes."""
     random = torch.Generator().manual_seed(0)
     x = {f"{name}.weight": torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}
     y = {}

@@ -1,4 +1,4 @@
-"""How far two computations of one number may be apart, derived from their roundings."""
+"""Tolerances between two computations of one number, derived from their roundings."""
 
 # A square of a difference is rounded to float32 three times, by up to 2^-24 of itself each time. In a sum of many
 # the roundings average out.

@@ -56,32 +56,32 @@ def truncated(x):
 
 class TestCasts:
     @pytest.mark.parametrize(("original", "quantized"), list(product(DTYPES, DTYPES)))
-    def test_torch_casts_are_the_same(self, original, quantized):
+    def test_torch_casts_count_as_the_same(self, original, quantized):
         x = of_all_magnitudes(DTYPES[original])
 
         assert Copy.SAME == told(x, x.to(DTYPES[quantized]))
 
     @pytest.mark.parametrize(("original", "quantized"), PAIRS)
     @pytest.mark.parametrize("through", [torch.bfloat16, torch.float16], ids=str)
-    def test_casts_through_another_dtype_are_the_same(self, original, through, quantized):
+    def test_casts_through_another_dtype_count_as_the_same(self, original, through, quantized):
         x = of_all_magnitudes(DTYPES[original])
 
         assert Copy.SAME == told(x, x.to(through).to(DTYPES[quantized]))
 
     @pytest.mark.parametrize("quantized", [np.float16, ml_dtypes.bfloat16])
-    def test_numpy_casts_are_the_same(self, quantized):
+    def test_numpy_casts_count_as_the_same(self, quantized):
         x = of_all_magnitudes()
         y = torch.from_numpy(x.numpy().astype(quantized).astype(np.float32))
 
         assert Copy.SAME == told(x, y.to(torch.float16 if quantized is np.float16 else torch.bfloat16))
 
     @pytest.mark.parametrize(("original", "quantized"), [("BF16", "F32"), ("F16", "F32"), ("BF16", "F16")])
-    def test_casts_from_a_rounded_original_are_the_same(self, original, quantized):
+    def test_casts_from_a_rounded_original_count_as_the_same(self, original, quantized):
         y = of_all_magnitudes().to(DTYPES[quantized])
 
         assert Copy.SAME == told(y.to(DTYPES[original]), y)
 
-    def test_casts_with_ties_either_way_are_the_same(self):
+    def test_casts_with_ties_either_way_count_as_the_same(self):
         x = torch.tensor([[1 + 2.0**-8, 1 + 3 * 2.0**-8]])  # halfway between two BF16 numbers
         up = torch.tensor([[1 + 2.0**-7, 1 + 4 * 2.0**-8]]).bfloat16()
         down = torch.tensor([[1.0, 1 + 2.0**-7]]).bfloat16()

@@ -84,7 +84,7 @@ def test_cpu_vendor_is_read_from_the_system(vendor, is_amd, monkeypatch, tmp_pat
 
 
 class Windows:
-    """ReadFile of the Windows API, by its documentation, for a descriptor of this system."""
+    """Imitate ReadFile of the Windows API, as documented, for a descriptor of this system."""
 
     error = 0
 

@@ -1,4 +1,4 @@
-"""The report of a comparison: its data, what rules may name, and how readers see it."""
+"""The report of a comparison: its data, the metrics that rules may name, and its view."""
 
 SCHEMA = "quanterr.report"
 NORM = "original_norm"  # per tensor: identifies the original; equal on all devices within a tolerance

@@ -37,7 +37,7 @@ LLAMA_CPP_WHOLE = {"model.embed_tokens": "token_embd", "lm_head": "output"}
 
 
 class Words(NamedTuple):
-    """A list of layers as a program reads it: ``start``, a word for each layer with ``between`` them, ``end``.
+    """A list of layers as a program reads it: ``start``, a word for each layer with ``between`` them, and ``end``.
 
     In a word, ``{name}`` stands for a layer's name, ``{module}`` for it without ``.weight``, ``{pattern}`` for the name
     as a regular expression. The list has the layers to keep; if ``quantized`` is given, its layers that are not kept.

@@ -1,4 +1,4 @@
-"""What diffs compare in the items of each kind of document with candidates, and how they show it."""
+"""The comparison of the items of each kind of document with candidates, and its view in diffs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, log
@@ -31,7 +31,7 @@ ABOUT = (
 
 
 class Changes(NamedTuple):
-    """How two documents of a kind are compared, and how their changed items are shown."""
+    """The comparison of two documents of a kind, and the view of their changed items."""
 
     item: str  # kind of items: weight, layer, pair
     worse: str  # "12 layers …" above the items that are worse, and those that are better

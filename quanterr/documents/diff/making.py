@@ -41,7 +41,7 @@ def diff(old: Stored, new: Stored, force: bool = False) -> Diff | CandidateDiff:
 
     Raises:
         UsageError: the results are of different kinds, or not comparable without ``force``.
-        ReportError: a file is missing, damaged or no such result.
+        ReportError: a file is missing, damaged or not such a result.
     """
     kinds, names = (_find_kind(old), _find_kind(new)), (_pick_name(old), _pick_name(new))
     if kinds[0] != kinds[1]:

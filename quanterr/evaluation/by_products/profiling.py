@@ -29,8 +29,8 @@ MEASURED = (
     "rounding of inputs, keys and values comes on top."
 )
 NOTES = {
-    KLD: "KLD is about the sum of alpha * NMSE over the weights: a ranking first. As a prediction it holds up to about "
-    f"0.1 nat, and is too low beyond. {MEASURED}",
+    KLD: "KLD is about the sum of alpha * NMSE over the weights: mainly a ranking. As a prediction it holds up to "
+    f"about 0.1 nat, and is too low beyond. {MEASURED}",
     OUTPUT_ERROR: "The output error of the calls, the mean of |y - x|^2 / |x|^2, is about the sum of alpha * NMSE over "
     f"the weights, for small errors that do not depend on each other. {MEASURED}",
 }

@@ -1,6 +1,6 @@
 """The folder with a model's config.json and tokenizer: the original's, copied from a store, or made from a GGUF file.
 
-Nothing else reads what describes a model, so whatever gives these files can be an original.
+Nothing else reads the description of a model, so any source of these files can be an original.
 """
 
 import json
@@ -35,11 +35,11 @@ LARGEST = 256 << 20  # bytes
 
 
 class ModelFolder(NamedTuple):
-    """The folder of a model: where the files are on this machine, and the path that the user gave."""
+    """The folder of a model: the path of its files on this machine, and the path that the user gave."""
 
     path: Path
     address: str
-    lacks: Mapping[str, str] = {}  # file → why it is missing, and what to give; messages add another way
+    lacks: Mapping[str, str] = {}  # file → why it is missing, and a remedy; messages append another remedy
     is_made: bool = False  # made from the metadata of a GGUF file
 
     def named(self, name: str) -> str:

@@ -93,7 +93,7 @@ class Facts:
         return _shortest(value) if isinstance(value, float) else value
 
     def each(self, key: str) -> tuple[Scalar, ...]:
-        """Return the values of a key with several; none without it."""
+        """Return all values of a key; none if the file lacks it."""
         self._read.add(key)
         value = self._values.get(key, ())
         return value if isinstance(value, tuple) else (value,)
@@ -124,12 +124,12 @@ class Facts:
         """Check that the tensors belong to as many blocks as the metadata states, before a model is built.
 
         Raises:
-            CheckpointError: they are not.
+            CheckpointError: their numbers differ.
         """
         stated = self.count("block_count")
         blocks = len({name.split(".")[1] for name in self.shapes if name.startswith("blk.")})
         if stated != blocks:
-            raise self.refusal(f"{self._start}block_count is {stated:,}, and tensors are of {count(blocks, 'block')}")
+            raise self.refusal(f"{self._start}block_count is {stated:,}, but tensors are in {count(blocks, 'block')}")
 
     def numbers(self, name: str) -> list[float] | None:
         """Return the elements of a small tensor of floats; None if the file lacks it."""
@@ -143,7 +143,7 @@ class Facts:
         return [_shortest(value) for value in values]
 
     def check_all_read(self) -> None:
-        """Check that nothing is left that may change what the model computes.
+        """Check that every key that may change the model's outputs was read.
 
         Raises:
             CheckpointError: a key is not understood.
@@ -337,10 +337,10 @@ def _rope(facts: Facts, partial: bool = False) -> JsonObject:
     size, rotated = _heads(facts)["head_dim"], facts.get("rope.dimension_count")
     if partial:
         if isinstance(rotated, int) and (rotated % 2 or not 0 < rotated <= size):
-            raise facts.refusal(f"{facts.architecture}.rope.dimension_count is {rotated}, of heads of {size} elements")
+            raise facts.refusal(f"{facts.architecture}.rope.dimension_count is {rotated}, but heads are {size} long")
         found["partial_rotary_factor"] = (rotated or size) / size
     elif rotated not in (None, size):
-        raise facts.refusal(f"{facts.architecture}.rope.dimension_count is {rotated}, and heads have {size} elements")
+        raise facts.refusal(f"{facts.architecture}.rope.dimension_count is {rotated}, but heads are {size} long")
     kind, factor = facts.get("rope.scaling.type"), facts.get("rope.scaling.factor") or 1.0
     facts.get("rope.scaling.original_context_length")  # changes nothing without a scaling that uses it
     factors = facts.numbers(FACTORS)
@@ -393,7 +393,7 @@ def _rows(facts: Facts, name: str) -> int:
 
 
 def _shortest(value: float) -> float:
-    """Return the shortest decimal of a float32: what the converter read in config.json."""
+    """Return the shortest decimal of a float32, which the converter read in config.json."""
     for digits in range(1, 9):
         short = float(f"{value:.{digits}g}")
         try:

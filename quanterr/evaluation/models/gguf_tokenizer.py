@@ -55,7 +55,7 @@ SPACE = "▁"  # stands for a space in vocabularies of SentencePiece
 
 
 class Pre(NamedTuple):
-    """How a byte-level tokenizer divides a text into words before it joins their bytes."""
+    """The division of a text into words, whose bytes a byte-level tokenizer then joins."""
 
     words: JsonObject  # a pre-tokenizer of tokenizer.json
     tokenizer: str  # class in transformers of the published tokenizers
@@ -121,7 +121,7 @@ class _Vocabulary:
         """Return the pairs that are joined, the most urgent first."""
         pairs = [merge.split(" ") for merge in self._texts("merges")]
         if odd := next((pair for pair in pairs if len(pair) != 2), None):
-            raise ValueError(f"{START}ggml.merges has {display(' '.join(odd))}, which is no pair")
+            raise ValueError(f"{START}ggml.merges has {display(' '.join(odd))}, which is not a pair")
         return pairs
 
     def special(self, id_key: str) -> str | None:
@@ -169,7 +169,7 @@ def tokenizer_files(values: Mapping[str, Value]) -> dict[str, JsonObject]:
     elif kind == "bert":
         name, parts, adds_bos = _word_piece(vocabulary)
     else:
-        raise ValueError(f"{START}ggml.model is {display(str(kind))}, and gpt2, llama or bert are known")
+        raise ValueError(f"{START}ggml.model is {display(str(kind))}, but only gpt2, llama and bert are known")
     parts = {"version": "1.0", "truncation": None, "padding": None, "post_processor": None, **parts}
     config: JsonObject = {"tokenizer_class": name, "clean_up_tokenization_spaces": False}
     config |= {field: text for field, key in SPECIAL.items() if (text := vocabulary.special(key)) is not None}

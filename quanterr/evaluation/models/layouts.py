@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows that make up each parameter, from top to bottom, and what belongs to no parameter."""
+    """The rows that make up each parameter, from top to bottom, and rows that belong to no parameter."""
 
     parameters: Mapping[str, tuple[Rows, ...]]  # by names of the model
     ignored: frozenset[str] = frozenset()  # stored tensors of other parts of a pipeline, or that the converter drops

@@ -197,7 +197,7 @@ def _pairs(tensors: Mapping[str, Tensor], where: str, scale: float | None) -> di
         stem = name.removesuffix(pair[0])
         up, alpha = tensors.get(stem + pair[1]), tensors.get(stem + ALPHA)
         if up is None:
-            raise UsageError(f"{where}: {display(name)} has no {display(stem + pair[1])} beside it")
+            raise UsageError(f"{where}: {display(name)} has no {display(stem + pair[1])} with it")
         own = float(alpha) / len(down) if alpha is not None else 1.0 if scale is None else scale
         for prefix in AROUND:
             stem = stem.removeprefix(prefix)

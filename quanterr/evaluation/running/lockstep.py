@@ -70,7 +70,7 @@ class Outcome:
 
 
 class RunSettings(NamedTuple):
-    """Settings of a run: chunks per micro-batch, progress callback, stop event, by-products to keep.
+    """Settings of a run: chunks per micro-batch, progress callback, stop event and by-products to keep.
 
     Process ``rank`` of ``world`` takes its share of the micro-batches. ``with_hidden`` keeps the inputs of the head,
     from which a reference is made. For ``swap_blocks`` and ``swap``, see swaps.py.
@@ -132,7 +132,7 @@ class Running:
         }
 
     def add(self, found: FoundSide) -> None:
-        """Add what was measured on other micro-batches."""
+        """Add measurements on other micro-batches."""
         self.measures.add(found["measures"])
         for name, parts in found["blocks"].items():
             self.blocks.setdefault(name, HiddenError()).add_plain(parts)
@@ -180,7 +180,7 @@ class Running:
 
 
 class Draft(NamedTuple):
-    """A draft: its model, its weights as a candidate of its own, and the number of tokens that both heads have."""
+    """A draft: its model, its weights in the form of a candidate, and the number of tokens that both heads have."""
 
     architecture: Architecture
     candidate: Candidate
@@ -486,7 +486,7 @@ class Lockstep:
         watching: OutputErrors,
         modes: Sequence[RoundingMode],
     ) -> bool:
-        """Run the head, which is loaded, for some positions at a time; return False if all are to be run at once."""
+        """Run the loaded head for some positions at a time; return False if all positions must run at once."""
         assert isinstance(self._architecture, Architecture)  # noqa: S101 - denoisers have no head
         own, vocabulary = self._batches[batch], self._architecture.config.get_text_config().vocab_size
         rows = CAUSAL.count_rows(own.raw, own.scored)
@@ -526,7 +526,7 @@ class Lockstep:
         """Check that the kept inputs of the head give the same logits again.
 
         Raises:
-            UsageError: they do not: the model computes something else between its blocks and its logits.
+            UsageError: the logits differ, as the model computes something else between its blocks and its logits.
         """
         assert isinstance(self._architecture, Architecture)  # noqa: S101 - denoisers have no head
         again = Head(self._architecture, self.head)(self.hidden[self._batches[0].number], self._inputs[0])
@@ -574,7 +574,7 @@ class Lockstep:
         return {stored: self._merge(names) for stored, names in self._by_stored_name().items()}
 
     def weights(self) -> Iterator[tuple[str, Tensor, Product]]:
-        """Yield each weight that had inputs, read again: stored name, values, product."""
+        """Read each weight that had inputs again; yield its stored name, values and product."""
         names, get = self._original.names, self._original.get
         for stored, parts in self._by_stored_name().items():
             values = names.tensors(parts, get)[parts[0]] if len(parts) == 1 else get(stored)
@@ -600,7 +600,7 @@ class Lockstep:
         }
 
     def add(self, found: Found) -> None:
-        """Add what another process measured on its share of the micro-batches."""
+        """Add another process's measurements on its share of the micro-batches."""
         self._unit_of |= found["unit_of"]
         for name, fields in found["products"].items():
             product = Product(**fields)
@@ -727,7 +727,7 @@ class BesideReference:
         give_back_memory()
 
     def _run_in_pieces(self, batch: int, units: Sequence[Unit], modes: Sequence[RoundingMode]) -> bool:
-        """Run the heads, which are loaded, as :class:`Lockstep` does; return False if all is to be run at once."""
+        """Run the loaded heads as :class:`Lockstep` does; return False if all positions must run at once."""
         own, streams = self._batches[batch], [side.stream for side in self._running]
         vocabulary = self._architecture.config.get_text_config().vocab_size
         spans = spans_of_logits(len(own.raw), CAUSAL.count_rows(own.raw, own.scored), vocabulary)

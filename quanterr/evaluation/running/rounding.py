@@ -127,7 +127,7 @@ def list_caches(kv: Iterable[str]) -> list[str]:
 
 
 class Rounding:
-    """Everything that a candidate's runtime rounds, by the original's names of weights."""
+    """All roundings of a candidate's runtime, by the original's names of weights."""
 
     def __init__(
         self, plan: Pairing, entries: Mapping[str, Entry], activations: str, kv: str, device: torch.device
@@ -411,7 +411,7 @@ def _tensors(args: Iterable[object]) -> Iterator[Tensor]:
 
 
 def of_rounding(rounding: Rounding) -> Iterator[Finding]:
-    """Yield findings about what is not emulated, and about inputs that a runtime clamps for lack of a stored scale."""
+    """Yield findings about roundings that are not emulated, and about inputs that a runtime clamps without a scale."""
     for why in rounding.list_unrounded():
         remedy = "evaluate with --activations none --kv none, or in the runtime"
         yield make_finding("not_emulated", "warning", None, why, remedy)

@@ -1,1 +1,1 @@
-"""What a language model reads: texts, conversations and tasks as tokens."""
+"""The inputs of a language model: texts, conversations and tasks as tokens."""

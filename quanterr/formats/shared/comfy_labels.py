@@ -88,13 +88,11 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
     if other or (first.format in FP8_LABELS and parts.codes.dtype in FP8 and labelled != stored_e5m2):
         warnings.append(f"{first}, but the codes are {stored}: read as stored")
     if labels[0].rotated and not rotates:
-        raise FormatMismatch(
-            f"{labels[0].source} says the codes are rotated (convrot), but they are {parts.codes.dtype}"
-        )
+        raise FormatMismatch(f"{labels[0].source} declares rotated codes (convrot), but they are {parts.codes.dtype}")
     disagreeing = next((label for label in labels[1:] if _disagree(labels[0], label)), None)
     if disagreeing is not None:
         warning = (
-            f"labels disagree: the {labels[0].source} says {_describe_label(labels[0])}, the {disagreeing.source} says "
+            f"labels disagree: {labels[0].source} declares {_describe_label(labels[0])}, {disagreeing.source} declares "
             f"{_describe_label(disagreeing)}; the {labels[0].source} and the scale's shape were used"
         )
         warnings.append(warning + (", but ComfyUI follows the header" if disagreeing.source == HEADER else ""))

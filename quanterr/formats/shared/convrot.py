@@ -45,7 +45,7 @@ def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
     size = (label and label.number("convrot_groupsize")) or DEFAULT_GROUP
     if size & (size - 1) or size < 2 or cols % size:
         source_says = (
-            f"{label.source} says its columns are rotated" if label else "its columns are rotated, without a label,"
+            f"{label.source} declares its columns rotated" if label else "its columns are rotated, without a label,"
         )
         raise FormatMismatch(
             f"{source_says} in groups of {size}, which is not a power of two that divides {cols} columns"

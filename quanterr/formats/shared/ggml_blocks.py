@@ -37,7 +37,7 @@ UnpackRows = Callable[[Tensor, Tensor | None, Tensor, Workspace], None]
 
 
 class StoredRows(NamedTuple):
-    """How a type stores rows that have heads or are interleaved."""
+    """The storage of rows that have heads or are interleaved."""
 
     unpack: UnpackRows
     codes: tuple[int, int] = (0, 0)  # range of the bytes of interleaved blocks that hold codes

@@ -47,7 +47,7 @@ class Field(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where a type stores its numbers; several fields of one number are added."""
+    """The places where a type stores its numbers; several fields of one number are added."""
 
     codes: tuple[Field, ...]
     scales: tuple[Field, ...] = ()
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What the numbers of a type stand for.
+    """The meaning of a type's numbers.
 
     A part of ``part`` elements has the scale d · (``factor`` · s + ``offset``). An element is this scale times its
     level, less d_minima · m. Each operation rounds to float32; if d is float16, all but the last are exact.

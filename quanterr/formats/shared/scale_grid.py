@@ -168,7 +168,7 @@ def to_float(entry: Entry, stored: Tensor) -> Tensor:
 
 
 def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
-    """Yield all scales as float32, a piece at a time, for statistics."""
+    """Yield all scales as float32, some at a time, for statistics."""
     if entry.n <= FEW:  # usually in the workspace already
         yield to_float(entry, workspace.read_whole("scale", entry)).view(-1)
         return

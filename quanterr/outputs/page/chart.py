@@ -1,4 +1,4 @@
-"""Charts of pages: the places of the parts of an SVG, which needs no script."""
+"""Charts of pages: the places of lines and texts in an SVG, which needs no script."""
 
 from math import floor, log10
 from typing import NamedTuple
@@ -15,7 +15,7 @@ NARROW = 0.05  # minimum decades of an axis
 
 
 class Line(NamedTuple):
-    """A curve: its line style and path, and its name with the place of the name."""
+    """A curve: its line style, its path, its name and the name's place."""
 
     style: int
     path: str

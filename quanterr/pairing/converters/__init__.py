@@ -1,4 +1,4 @@
-"""What converters do to a model's tensors, as data: names, joins, orders of rows and columns, changed numbers.
+"""Converters' changes to a model's tensors, as data: names, joins, orders of rows and columns, changed numbers.
 
     gguf_names     llama.cpp's names of tensors, by architecture
     llama_cpp      what llama.cpp's converter does to their values, by architecture

@@ -1,4 +1,4 @@
-"""How transformers' models arrange fused weights on disk, by ``model_type`` of config.json.
+"""The arrangement of fused weights in transformers' files, by ``model_type`` of config.json.
 
 Reference: huggingface/transformers@5.24.0 integrations/moe.py use_experts_implementation (is_concatenated,
 is_transposed), models/llama4/modeling_llama4.py Llama4TextExperts, conversion_mapping.py qwen3_vl_moe, pytorch_utils.py

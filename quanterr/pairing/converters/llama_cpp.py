@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to tensors besides renaming them, by architecture of the GGUF file.
+"""Changes of llama.cpp's converter to tensors besides their names, by architecture of the GGUF file.
 
     PIECES       tensors of a GGUF file that hold several of the original, from top to bottom
     STACKS       tensors that hold one matrix or vector of the original for each number in its name
@@ -6,7 +6,7 @@
     NUMBERS      changed numbers
     DERIVED      tensors that the converter computes from the configuration
 
-llama.cpp computes with what the architecture prescribes, whatever a file holds: a tensor that lacks such a change is
+llama.cpp computes as the architecture prescribes, whatever a file holds: a tensor that lacks such a change is
 wrong. Changes of shape need no table: ones that are dropped or added, vectors that are cut into rows.
 
 Reference: ggml-org/llama.cpp conversion/*.py (in llama-cpp-python 0.3.36), modify_tensors and filter_tensors of each
@@ -42,7 +42,7 @@ STACKS = re.compile(r".*_exps|altup_proj|altup_unembd_proj")
 HEAD_NORMS = frozenset({"attn_q_norm", "attn_k_norm"})  # stacked if they have a row for each head (StableLM)
 # Architectures whose embedding has only the rows of the tokenizer's tokens.
 CROPPED = frozenset({"gemma3", "gemma-embedding"})
-POSITIONS = "position_embd"  # without the first rows, if the original has some for no position (RoBERTa)
+POSITIONS = "position_embd"  # lacks the original's first rows if these belong to no position (RoBERTa)
 DERIVED = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 
 # Tensors that gguf's own tables of names lack: path in the original → name, with the number of the block as {bid}. The
@@ -177,7 +177,7 @@ NEGATED = TILED | frozenset(
 
 
 class Model(NamedTuple):
-    """A block of the model as a GGUF file describes it."""
+    """A block of the model that a GGUF file describes."""
 
     metadata: GgufMetadata
     block: int
@@ -198,7 +198,7 @@ class Model(NamedTuple):
 
 
 class Ordered(NamedTuple):
-    """An order that some architectures' converter gives to the rows or columns of some tensors."""
+    """An order of rows or columns that the converter gives some tensors of some architectures."""
 
     architectures: frozenset[str]
     tensors: str  # pattern of a tensor's last word

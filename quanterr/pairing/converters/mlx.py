@@ -1,4 +1,4 @@
-"""What mlx-lm does to tensors besides renaming them, by ``model_type`` of config.json.
+"""Changes of mlx-lm to tensors besides their names, by ``model_type`` of config.json.
 
 Norms of some models have one added to them: mlx-lm multiplies by what is stored, where transformers multiplies by one
 plus that. Gemma's norms stay as they are: mlx-lm adds the one when it computes. Convolutions are [out, width, in].

@@ -111,7 +111,7 @@ def check_consumer(consumer: str | None) -> None:
     """Refuse an unknown program before anything is computed.
 
     Raises:
-        UsageError: ``consumer`` is none of :data:`CONSUMERS`.
+        UsageError: :data:`CONSUMERS` lacks ``consumer``.
     """
     if consumer is not None and consumer not in CONSUMERS:
         raise UsageError(f"--export {display(consumer)}: choose one of {', '.join(CONSUMERS)}")

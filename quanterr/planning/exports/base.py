@@ -1,4 +1,4 @@
-"""What all exports of plans share."""
+"""The base of all exports of plans."""
 
 import json
 import re

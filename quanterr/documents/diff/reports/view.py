@@ -27,7 +27,7 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed, size
 
 MINOR_DB = 10 * log10(1.01)  # a change of the squared error by 1 %
-MOST = 3  # layers of each kind in the summary
+MOST = 3  # most layers of each kind in the summary
 SHOWN_DB = 0.5  # smaller changes of the avoidable loss are rounding
 TOTALS: Sequence[CellColumn[Totals]] = (
     (Column("verdict", 1, right=False), lambda totals: totals.verdict),
@@ -139,7 +139,7 @@ def _changes(title: str, items: Sequence[Change], top: int) -> Table:
 
 
 def _row(layer: Both) -> Row:
-    """Return a layer of the map; if it became identical to the original, the change has a sign but no number."""
+    """Return a layer of the map; if it has become identical to the original, its change is a word, not a number."""
     same = layer.old_snr_db == layer.new_snr_db == inf
     change = layer.change_db
     by = SAME if change == inf else None if change is None or change == -inf else round(change, DB_PLACES)
