@@ -91,7 +91,7 @@ def schema(
         typer.Argument(help="The kind of document."),
     ] = "report",
 ) -> None:
-    """Print the JSON Schema of a report, a ranking, an evaluation or a plan."""
+    """Print the JSON Schema of a kind of document."""
     from quanterr.documents.kinds import KINDS
 
     print(json.dumps(KINDS[f"quanterr.{kind}"].model.json_schema(), indent=2))

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from math import inf
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from support.reports import finding, made, row
 from support.stored import pair
 
 import quanterr
+from quanterr.cli.formats import schema
 from quanterr.documents.diff.base import SAME_DB, Difference, format_sizes
 from quanterr.documents.diff.changes import CHANGES
 from quanterr.documents.diff.making import diff_reports as diff
@@ -291,5 +293,8 @@ def test_negligible_size_change_has_no_minus_sign():
     assert "100.00 KiB -> 75.00 KiB (-25.00 %)" == format_sizes(102_400, 76_800)
 
 
-def test_every_document_but_reports_has_a_row_of_changes():
-    assert {kind.name.lower() for kind in KINDS.values()} == {"report", *CHANGES}
+def test_every_kind_of_document_has_a_schema_and_a_row_of_changes():
+    kinds = {kind.name.lower() for kind in KINDS.values()}
+
+    assert kinds == {"report", *CHANGES}
+    assert kinds == set(get_args(get_args(get_type_hints(schema, include_extras=True)["kind"])[0]))

@@ -88,7 +88,8 @@ def _title(found: CandidateChange) -> str:
         verdict = f"{found.old_verdict} -> {found.new_verdict}"
     new = found.new_bytes
     stored = "" if new is None else size(new) if found.old_bytes is None else format_sizes(found.old_bytes, new)
-    return f"{display(found.name)}{was}: {', '.join(filter(None, (verdict, stored)))}"
+    more = ", ".join(filter(None, (verdict, stored)))
+    return f"{display(found.name)}{was}{f': {more}' if more else ''}"
 
 
 def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
