@@ -426,7 +426,7 @@ class TestHub:
                 ends.append(subprocess.run(command, env=os.environ | environment, capture_output=True, text=True))
 
         assert [Status.OK, Status.INCONCLUSIVE] == [done.returncode for done in ends], ends
-        assert "SHA-256 for 1 file" in ends[0].stdout
+        assert "SHA-256 of 1 file" in ends[0].stdout
         actual = sha256((folder / "fp8.safetensors").read_bytes()).hexdigest()
         assert f"its SHA-256 is {actual}, and the hub states {'0' * 64}" in " ".join(ends[1].stdout.split())
 

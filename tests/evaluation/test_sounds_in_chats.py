@@ -21,7 +21,8 @@ from quanterr.evaluation.texts import conversations
 transformers = pytest.importorskip(
     "transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")'
 )
-pytest.importorskip("soundfile", reason="soundfile is not installed")
+for _package in ("soundfile", "soxr"):
+    pytest.importorskip(_package, reason=f"{_package} is not installed")
 if "backend" not in inspect.signature(transformers.audio_utils.load_audio).parameters:
     pytest.skip("this version of transformers reads sounds by librosa", allow_module_level=True)
 RATE, FRAMES, BANDS = 16000, 100, 8  # samples per second; the encoder's frames and bands of one second
