@@ -245,9 +245,9 @@ class TestInterrupted:
         started = time.monotonic()
         subprocess.run([*words, "whole"], cwd=tmp_path, check=True)
         took = time.monotonic() - started
-        for n in range(20):
+        for n in range(8):
             process = subprocess.Popen([*words, "out"], cwd=tmp_path)
-            time.sleep(took * (0.4 + 0.03 * n))
+            time.sleep(took * (0.4 + 0.075 * n))
             process.send_signal(signal.SIGKILL)
             process.wait()
         subprocess.run([*words, "out"], cwd=tmp_path) if not (tmp_path / "out").exists() else None

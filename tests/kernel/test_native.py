@@ -1216,7 +1216,7 @@ def words(declaration):
 @needs_kernel
 @pytest.mark.slow
 def test_file_truncated_during_reading_is_an_error_and_never_a_signal(tmp_path):
-    """A thousand cuts come at random moments: each comparison ends with all sums or with an error."""
+    """Files are cut at random moments: each comparison ends with all sums or with an error."""
     x = normal(512, 1024)
     paths = (
         store(tmp_path / "x.safetensors", {"a.weight": x}),
@@ -1239,7 +1239,7 @@ def test_file_truncated_during_reading_is_an_error_and_never_a_signal(tmp_path):
     started = time.perf_counter()
     whole, errors = compare(), 0
     usual = time.perf_counter() - started
-    for _ in range(1000):
+    for _ in range(300):
         side = chance.randrange(2)
         length = chance.randrange(len(contents[side]))
         cut = threading.Timer(chance.random() * usual, os.truncate, [paths[side], length])
