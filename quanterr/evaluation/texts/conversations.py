@@ -121,7 +121,7 @@ class _Reader:
         extract, known = self._processor.feature_extractor, set(self._tokenizer.all_special_ids)
         heard = extract(sound["audio"], sampling_rate=extract.sampling_rate, return_tensors="pt")
         ids = list(self._tokenizer(said["text"])["input_ids"])
-        first = next((n for n, one in enumerate(ids) if one not in known), len(ids))
+        first = next((n for n, one in enumerate(ids) if one not in known), len(ids) - 1)  # of silence, the end
         return _Conversation(ids, [n >= first for n in range(len(ids))], dict(heard))
 
     def _open(self, messages: Sequence[JsonObject], where: str) -> list[JsonObject]:
