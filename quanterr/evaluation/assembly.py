@@ -36,8 +36,8 @@ from quanterr.evaluation.texts.tokens import fingerprint, spans_of, tokenizer_fi
 from quanterr.findings import make_finding
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import report_notes
+from quanterr.findings.headers import group_omissions
 from quanterr.options import EvaluateOptions
-from quanterr.pairing.model import Bucket
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device
 from quanterr.util.text import count, display, listed
@@ -216,11 +216,10 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
 
 def _report_parts(candidate: Candidate) -> Iterator[Finding]:
     """Report parts of the model that a converter leaves to another file: a tower, or the language model next to it."""
-    left = [one for one in candidate.plan.leftovers if one.side == "original" and one.bucket is Bucket.FILTERED_OUT]
-    for reason in sorted({one.reason for one in left}):
-        names = [one.name for one in left if one.reason == reason]
-        message = f"{count(len(names), 'tensor')} run as the original has them: {reason}: {listed(names, 3)}"
-        yield make_finding("omitted_parts", "info", None, message, "evaluate the other file as well", tensors=names)
+    for (side, reason), names in group_omissions(candidate.plan.leftovers).items():
+        if side == "original":
+            message = f"{count(len(names), 'tensor')} run as the original has them: {reason}: {listed(names, 3)}"
+            yield make_finding("omitted_parts", "info", None, message, "evaluate the other file as well", tensors=names)
 
 
 def _report_another_model(outcome: Outcome) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from quanterr.evaluation.models.folder import ModelFolder, model_folder
 from quanterr.evaluation.models.lora import read_lora
 from quanterr.evaluation.running.lockstep import RunSettings
 from quanterr.evaluation.running.rounding import list_caches
-from quanterr.evaluation.running.workload import CAUSAL, ENCODER, TRANSCRIPTION, Workload, workload_of
+from quanterr.evaluation.running.workload import CAUSAL, ENCODER, TRANSCRIPTION
 from quanterr.evaluation.texts.conversations import read_conversations
 from quanterr.evaluation.texts.tasks import Asked, read_task
 from quanterr.evaluation.texts.tokens import (
@@ -124,28 +124,30 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
         if chosen.rollout:
             raise UsageError("--rollout: for denoisers, with recorded calls: give them with --inputs")
         vocabulary = config.get_text_config().vocab_size
-        workload = workload_of(config)
-        _check_texts(chosen, workload, config.model_type)
-        texts = _texts(chosen, folder, vocabulary, workload is TRANSCRIPTION)
+        architecture = building.Architecture(config, dtype, device)
+        _check_texts(chosen, architecture)
+        texts = _texts(chosen, folder, vocabulary, architecture.workload is TRANSCRIPTION)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)
-    architecture = building.Architecture(config, dtype, device)
     if chosen.save_reference is not None:
         check_place(Path(chosen.save_reference))
     return Prepared(architecture, texts, None, tasks, vocabulary, tokenizer, decode)
 
 
-def _check_texts(chosen: EvaluateOptions, workload: Workload, name: str) -> None:
-    """Raise UsageError if a model, called ``name``, does not read the texts, or cannot do what options ask for."""
+def _check_texts(chosen: EvaluateOptions, architecture: building.Architecture) -> None:
+    """Raise UsageError if a model does not read the texts, or cannot do what options ask for."""
+    workload, name = architecture.workload, architecture.config.model_type
+    if workload.kind == CAUSAL.kind:
+        return
     if workload is ENCODER:
         _refuse_cache(chosen, name)
-    only_causal = _of_texts(chosen) | {"--sensitivity": chosen.sensitivity}
+    refused = _of_texts(chosen) | {"--sensitivity": chosen.sensitivity}
     if workload is TRANSCRIPTION:
-        only_causal |= {"--chat": None, "--text": chosen.text, "--tokens": chosen.tokens}
-        if not chosen.chat:
+        if not refused.pop("--chat"):
             raise UsageError(f"{display(name)} hears sounds: give these and their transcripts with --chat FILE")
-    for option, value in only_causal.items():
-        if value and workload.kind != CAUSAL.kind:
+        refused |= {"--text": chosen.text, "--tokens": chosen.tokens}
+    for option, value in refused.items():
+        if value:
             raise UsageError(f"{option}: for models that continue a text; {display(name)} does not")
 
 

@@ -56,7 +56,13 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
                 f"{listed(computed, 3)}; the stored values equal the computed ones"
             )
             yield make_finding("computed_buffer", "info", None, message, tensors=computed)
-    yield from _report_omissions(plan.leftovers)
+    for (side, reason), names in group_omissions(plan.leftovers).items():
+        message = (
+            f"{count(len(names), 'tensor')} of the {side} checkpoint are not a part of this comparison: {reason}: "
+            f"{listed(names, 3)}"
+        )
+        remedy = "compare the other file as well, if there is one"
+        yield make_finding("omitted_parts", "info", None, message, remedy, tensors=names)
     casts = [pair.name for pair in plan.pairs if pair.quantized.encoding == "cast"]
     if casts:
         message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
@@ -77,19 +83,13 @@ def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
         yield make_finding("ambiguous_layout", "warning", layer, f"{whose}: {reason}", tensors=names)
 
 
-def _report_omissions(leftovers: Iterable[Leftover]) -> Iterator[Finding]:
-    """Report tensors that a converter leaves to another file by its rules, in one finding for each reason."""
+def group_omissions(leftovers: Iterable[Leftover]) -> dict[tuple[str, str], list[str]]:
+    """Return the names of tensors that a converter leaves to another file by its rules, by side and reason."""
     omitted: dict[tuple[str, str], list[str]] = {}
     for one in leftovers:
         if one.bucket is Bucket.FILTERED_OUT and one.reason != NOT_SELECTED:
             omitted.setdefault((one.side, one.reason), []).append(one.name)
-    for (side, reason), names in omitted.items():
-        message = (
-            f"{count(len(names), 'tensor')} of the {side} checkpoint are not a part of this comparison: {reason}: "
-            f"{listed(names, 3)}"
-        )
-        remedy = "compare the other file as well, if there is one"
-        yield make_finding("omitted_parts", "info", None, message, remedy, tensors=names)
+    return omitted
 
 
 def report_contradictions(pairs: Iterable[Pair]) -> Iterator[Finding]:

@@ -23,12 +23,11 @@ def _judge(report: Report) -> Iterator[str]:
     """Yield what a few layers cost and would gain, or that no layer stands out."""
     if not report.layers or report.verdict == "inconclusive":
         return
-    if is_faultless(report):
-        yield "Nothing needs to be done: no format has more error than usual, and keeping layers would gain little"
-        return
     kept, total = propose_kept(report)
     if not kept:
-        if len(report.layers) > 1:
+        if _is_sound(report):
+            yield "Nothing needs to be done: no format has more error than usual, and keeping layers would gain little"
+        elif len(report.layers) > 1:
             yield "Keeping a few layers unquantized would gain little for their size"
         return
     left = max(1 - fsum(layer.error for layer in kept) / total, 0.0)
@@ -49,6 +48,11 @@ def _judge(report: Report) -> Iterator[str]:
 
 def is_faultless(report: Report) -> bool:
     """Return True if nothing needs to be done: nothing is doubtful or low, and no layer is worth keeping."""
+    return _is_sound(report) and not propose_kept(report)[0]
+
+
+def _is_sound(report: Report) -> bool:
+    """Return True if a complete report passes, without a warning or a format that has more error than usual."""
     for name, found in report.groups.get("format", {}).items():
         usual = report.formats[name].usual_snr_db if name in report.formats else None
         if usual and found.overall_snr_db is not None and found.overall_snr_db < usual[0]:
@@ -56,7 +60,7 @@ def is_faultless(report: Report) -> bool:
         if (found.excess_db or 0) >= EXCESS:
             return False
     sound = report.verdict == "pass" and report.complete and bool(report.layers)
-    return sound and all(one.severity == "info" for one in report.findings) and not propose_kept(report)[0]
+    return sound and all(one.severity == "info" for one in report.findings)
 
 
 def propose_kept(report: Report) -> tuple[list[KeptLayer], float]:

@@ -179,35 +179,18 @@ class SequenceToSequence:
         return _score(to.scores, first, zip(base.logits, other.logits, strict=True), chunks, chunks.shape[1] // 2)
 
 
-class Transcription:
+class Transcription(Causal):
     """An encoder-decoder that writes down what its encoder hears; predictions of the transcript are scored."""
 
     kind: Kind = "transcription"
-    loader = "AutoModelForSpeechSeq2Seq"
 
-    def inputs(self, model: nn.Module, config: "PretrainedConfig", chunks: Any, scored: Tensor | None = None) -> Inputs:
-        """Return a sound for the encoder; for the decoder its start token and the transcript up to the last token."""
+    def inputs(self, model: nn.Module, config: Any, chunks: Any, scored: Tensor | None = None) -> Inputs:
+        """Return a sound for the encoder, and for the decoder the transcript after its start token."""
         given: WithMedia = chunks
         ids, start = given.ids, config.decoder_start_token_id
         if start is not None and int(ids[0, 0]) != start:
             ids = torch.cat([torch.full((1, 1), start), ids], 1)
-        return _in_dtype_of(model, given.media) | {"decoder_input_ids": ids[:, :-1], "use_cache": False}
-
-    def measure(
-        self,
-        base: "ModelOutput",
-        other: "ModelOutput",
-        chunks: Tensor,
-        first: int,
-        to: Measures,
-        scored: Tensor | None = None,
-    ) -> bool:
-        """Score the tokens that ``scored`` marks, (1, tokens), all at the end."""
-        assert scored is not None  # noqa: S101 - transcripts are conversations
-        begin = _before_first(scored) + 1
-        rows = chunks.shape[1] - begin
-        pairs = ((x[-rows:], y[-rows:]) for x, y in zip(base.logits, other.logits, strict=True))
-        return _score(to.scores, first, pairs, chunks, begin)
+        return _in_dtype_of(model, given.media) | {"decoder_input_ids": ids, "use_cache": False}
 
 
 class Encoder:
@@ -252,9 +235,8 @@ class Recorded:
         return to.outputs.add(first, chunks, output_of(base), output_of(other))
 
 
-CAUSAL, SEQUENCE, TRANSCRIPTION, ENCODER, CALLS = (
-    Causal(), SequenceToSequence(), Transcription(), Encoder(), Recorded(),
-)  # fmt: skip
+CAUSAL, SEQUENCE, ENCODER, CALLS = Causal(), SequenceToSequence(), Encoder(), Recorded()
+TRANSCRIPTION = Transcription("AutoModelForSpeechSeq2Seq")
 WITH_IMAGES, WITH_SOUNDS = Causal("AutoModelForImageTextToText"), Causal("AutoModelForSeq2SeqLM")
 
 

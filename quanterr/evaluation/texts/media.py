@@ -44,11 +44,8 @@ _MEDIA = {
 
 def is_part(part: object) -> bool:
     """Return whether a part of a message is a text, or the file of an image or a sound."""
-    if not isinstance(part, dict):
-        return False
-    return isinstance(part.get("text" if part.get("type") == "text" else "path"), str) and (
-        part.get("type") in ("text", *_MEDIA)
-    )
+    fields = {"text": "text", **dict.fromkeys(_MEDIA, "path")}
+    return isinstance(part, dict) and isinstance(part.get(fields.get(str(part.get("type")), "")), str)
 
 
 def list_parts(message: JsonObject) -> list[JsonObject]:
@@ -74,7 +71,9 @@ def open_media(part: JsonObject, folder: Path, processor: Any, where: str) -> Js
     except ImportError as error:
         raise UsageError(f"{where}: {display(str(path))}: to read it, pip install {medium.needs}") from error
     except (OSError, ValueError, RuntimeError) as error:  # those of Pillow and soundfile are among these
-        raise UsageError(f"{where}: {display(str(path))}: no {kind} that can be read: {error}") from error
+        raise UsageError(
+            f"{where}: {display(str(path))}: no {kind} that can be read: {display(str(error), 300)}"
+        ) from error
 
 
 def make_processor(folder: ModelFolder, where: str) -> Any:
