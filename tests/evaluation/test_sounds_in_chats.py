@@ -36,11 +36,11 @@ TURN = '[{{"role": "user", "content": [{}]}}, {{"role": "assistant", "content": 
 SOUND = '{"type": "audio", "path": "tone.wav"}'
 
 
-def tone(path: Path, rate: int = RATE) -> None:
+def tone(path: Path, n_samples: int = RATE // 2) -> None:
     """Write half a second of 440 Hz in 16 bits."""
-    samples = array("h", (int(9000 * math.sin(2 * math.pi * 440 * n / rate)) for n in range(rate // 2)))
+    samples = array("h", (int(9000 * math.sin(2 * math.pi * 440 * n / RATE)) for n in range(n_samples)))
     with wave.open(str(path), "wb") as file:
-        file.setnchannels(1), file.setsampwidth(2), file.setframerate(rate)
+        file.setnchannels(1), file.setsampwidth(2), file.setframerate(RATE)
         file.writeframes(samples.tobytes())
 
 
@@ -178,6 +178,10 @@ class TestRefusals:
         ("line", "says"),
         [
             (TURN.format(SOUND.replace("tone", "none"), "a"), "none.wav: no audio that can be read: no such file"),
+            (
+                TURN.format(SOUND.replace("tone", "empty"), "a"),
+                "empty.wav: no audio that can be read: it has no samples",
+            ),
             (TURN.format(SOUND.replace("tone.wav", "chat.jsonl"), "a"), "chat.jsonl: no audio that can be read"),
             (TURN.format(SOUND.replace("audio", "image"), "a"), "tone.wav: the model takes no image"),
             (TURN.format(f"{SOUND}, {SOUND}", "a"), "line 1: for a model that transcribes"),
@@ -188,6 +192,7 @@ class TestRefusals:
     def test_line_without_one_sound_and_one_transcript_is_named(self, line, says, tmp_path):
         original, quantized, _ = whisper(tmp_path)
         tone(tmp_path / "tone.wav")
+        tone(tmp_path / "empty.wav", 0)
         (tmp_path / "chat.jsonl").write_text(line)
         with pytest.raises(UsageError, match=says):
             quanterr.evaluate(original, [quantized], chat=tmp_path / "chat.jsonl", context=32)

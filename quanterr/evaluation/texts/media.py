@@ -25,7 +25,10 @@ def _read_sound(path: Path, processor: Any) -> Any:
 
     if not path.is_file():
         raise FileNotFoundError("no such file")  # load_audio would take its path for the sound itself
-    return load_audio(str(path), sampling_rate=processor.feature_extractor.sampling_rate)
+    found = load_audio(str(path), sampling_rate=processor.feature_extractor.sampling_rate)
+    if not len(found):
+        raise ValueError("it has no samples")  # an extractor would make silence of it
+    return found
 
 
 class _Medium(NamedTuple):
