@@ -241,7 +241,9 @@ class Scaling(NamedTuple):
 def derive_scaling(levels: Levels, low: Tensor, high: Tensor) -> Scaling:
     """Derive factor and offset from the dequantized values of the two known codes, (r, c) each."""
     first, second = levels.known
-    unit = (high - low).div_(second - first)
+    span = second - first
+    unit = (high - low).div_(span)
+    torch.where(unit.isinf(), high / span - low / span, unit, out=unit)  # where only the difference overflows
     return Scaling(unit, low - unit * first)
 
 

@@ -17,6 +17,7 @@ from quanterr.kernel.levels import (
     OF_DTYPE,
     TERNARY,
     Scaling,
+    derive_scaling,
     nibbles,
     signed_bytes,
     uniform,
@@ -211,6 +212,12 @@ def test_zero_scale_keeps_the_stored_value_and_is_out_of_range():
 
     assert found.values.tolist() == [[0.0, 0.0]]
     assert found.outside.tolist() == [[True, False]]
+
+
+def test_scale_is_finite_where_the_span_of_its_values_overflows():
+    high = torch.full((1, 32), 6 * 2.0**125)  # E2M1's largest code, as MXFP4 scales it by its exponent 252
+
+    assert torch.full((1, 32), 2.0**125).equal(derive_scaling(E2M1, -high, high).unit)
 
 
 def test_code_that_no_quantizer_writes_is_a_step_beyond_the_last():
