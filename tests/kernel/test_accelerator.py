@@ -13,9 +13,10 @@ from support.stored import stored, write
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.comparison import scheduler
+from quanterr.comparison import compare_each, scheduler
 from quanterr.errors import ResourceError
 from quanterr.kernel import library
+from quanterr.options import CompareOptions
 from quanterr.tensors.devices import CPU, describe_device, own_stream, pick_device
 from quanterr.tensors.workspace import Workspace
 
@@ -26,6 +27,10 @@ FEW = {
     min(of_format, key=lambda case: case.stat().st_size) for _, of_format in groupby(CASES, lambda case: case.parent)
 }
 FEW |= {case for case in CASES if "double_quant" in case.stem}
+
+
+def name_of(case):
+    return f"{case.parent.name}/{case.stem}"
 
 
 @pytest.fixture(autouse=True)
@@ -65,19 +70,22 @@ def blurred(case, folder):
     return write(folder / "original.safetensors", values)
 
 
-def cases():
-    """Yield every golden file; those outside :data:`FEW` are marked as slow."""
-    for case in CASES:
-        marks = () if case in FEW else pytest.mark.slow
-        yield pytest.param(case, id=f"{case.parent.name}/{case.stem}", marks=marks)
-
-
-@pytest.mark.parametrize("case", [*cases()])
+@pytest.mark.parametrize("case", sorted(FEW), ids=name_of)
 def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
     # Exact to the bit: the same torch operations, one after the other, on the same chunks.
     original = blurred(case, tmp_path)
     here, there = both(lambda name: quanterr.compare(original, case, device=name))
+
+    assert here == there
+
+
+@pytest.mark.slow  # what samples add depends on the format, not on the file
+@pytest.mark.parametrize("case", sorted({*CASES} - FEW), ids=name_of)
+def test_numbers_of_other_files_equal_the_cpu(case, tmp_path, monkeypatch):
+    check_tables(monkeypatch, "quanterr.formats")
+    original = blurred(case, tmp_path)
+    here, there = both(lambda name: compare_each(original, [case], CompareOptions(device=name), samples=False)[0])
 
     assert here == there
 

@@ -1,8 +1,8 @@
 """The command in a process of its own, without the seconds that torch takes to be imported, within limits.
 
-``python tests/support/forked.py`` imports everything once and then forks children: a line of JSON on standard input
-lists what each is to be, a line with their exit statuses answers when all have ended. A child has a limit of memory
-and of time.
+``python tests/support/forked.py`` imports what commands need once and then forks children: a line of JSON on standard
+input lists what each is to be, a line with their exit statuses answers when all have ended. A child has a limit of
+memory and of time. A second server has what an evaluation needs, too: the larger a process, the slower its fork.
 """
 
 import atexit
@@ -29,28 +29,31 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import typer
+
 MEMORY = 1 << 30  # bytes more than what is there when the child begins
 SECONDS = 30
 OUTPUTS = ((1, "stdout"), (2, "stderr"))
 TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
 PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
-# What typer imports while it parses, and an evaluation while it runs: two seconds in each child.
-LOADED_LATE = (
+# With what is imported while a command is parsed, or runs.
+USED = (
+    "tomllib",
     "typer._adapters",
+    "quanterr.cli",
+    "quanterr.comparison",
+    "quanterr.gates.github",
+    "quanterr.gates.explanation",
+    "quanterr.cli.progress",
+    "quanterr.documents.comparison.view",
+    "quanterr.outputs.terminal",
+    "quanterr.documents.reading",
+)
+EVALUATING = (
+    "quanterr.evaluation.run",
     "transformers.conversion_mapping",
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
-)
-USED = (
-    "cli",
-    "comparison",
-    "gates.github",
-    "gates.explanation",
-    "cli.progress",
-    "documents.comparison.view",
-    "outputs.terminal",
-    "documents.reading",
-    "evaluation.run",
 )
 
 
@@ -101,11 +104,11 @@ def in_terminal(*words: Any, columns: int = 100) -> str:
     """Run ``quanterr`` in a terminal and return what it shows."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    _send(_request(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower)))
+    server = _send(_request(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower)))
     out = b""
-    while select.select([leader, _server().stdout], [], [])[0] != [_server().stdout]:
+    while select.select([leader, server.stdout], [], [])[0] != [server.stdout]:
         out += os.read(leader, 1 << 16)
-    [status] = _statuses()
+    [status] = _statuses(server)
     os.close(follower)
     with contextlib.suppress(OSError):  # all of it is read
         while piece := os.read(leader, 1 << 16):
@@ -154,28 +157,33 @@ def _forked(requests: list[dict[str, Any]], encoding: str = "utf-8") -> list[Don
         folders = [Path(folder, str(number)) for number in range(len(requests))]
         for own in folders:
             own.mkdir()
-        _send(*(each | {"folder": str(own)} for each, own in zip(requests, folders, strict=True)))
+        server = _send(*(each | {"folder": str(own)} for each, own in zip(requests, folders, strict=True)))
         texts = [[own / name for name in ("stdout", "stderr")] for own in folders]
         return [
             Done(status, *(path.read_text(encoding=encoding) for path in paths))
-            for status, paths in zip(_statuses(), texts, strict=True)
+            for status, paths in zip(_statuses(server), texts, strict=True)
         ]
 
 
-def _send(*requests: dict[str, Any]) -> None:
-    _server().stdin.write(json.dumps(requests) + "\n")
-    _server().stdin.flush()
+def _send(*requests: dict[str, Any]) -> subprocess.Popen[str]:
+    """Send requests to a server, and return it. Scripts are sent to the one for evaluations, as some evaluate."""
+    evaluating = any("program" in each or each["words"][:1] == ["evaluate"] for each in requests)
+    server = _server(*(USED + EVALUATING if evaluating else USED))
+    server.stdin.write(json.dumps(requests) + "\n")
+    server.stdin.flush()
+    return server
 
 
-def _statuses() -> list[int]:
+def _statuses(server: subprocess.Popen[str]) -> list[int]:
     """Wait for all children of a request."""
-    return json.loads(_server().stdout.readline())
+    return json.loads(server.stdout.readline())
 
 
 @cache
-def _server() -> subprocess.Popen[str]:
+def _server(*modules: str) -> subprocess.Popen[str]:
+    """Start a server that imports these modules, once for each test process."""
     process = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="ascii"
+        [sys.executable, __file__, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="ascii"
     )
     atexit.register(_end, process)
     return process
@@ -187,16 +195,24 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-def _serve() -> None:
-    for name in USED:
-        import_module(f"quanterr.{name}")
-    for name in LOADED_LATE:
+def _serve(modules: Iterable[str]) -> None:
+    for name in modules:
         if find_spec(name.partition(".")[0]) and find_spec(name):
             import_module(name)
+    _prepare_commands()
     gc.freeze()  # or a child would copy what its collector looks at
     for line in sys.stdin:
         children = [_fork(request) for request in json.loads(line)]
         print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], flush=True)
+
+
+def _prepare_commands() -> None:
+    """Let typer derive the commands from their signatures once, with what checks the value of each option."""
+    typer.main.get_command = cache(typer.main.get_command)
+    group = typer.main.get_command(import_module("quanterr.cli").app)
+    for each in group.commands.values():
+        for parameter in each.params:
+            getattr(parameter, "get_runtime_param", int)()  # earlier versions of typer have no such checks
 
 
 def _fork(request: dict[str, Any]) -> int:
@@ -268,4 +284,4 @@ def _limit(what: int, value: int) -> None:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # where `support` is
-    _serve()
+    _serve(sys.argv[1:])
