@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -35,9 +36,10 @@ class TestMemory:
     def test_too_little_memory_is_an_environment_error(self, large, mib):
         done = command("compare", *large, "--device", "cpu", "-q", memory=mib * MIB)
 
-        assert done.status in (Status.ENVIRONMENT, Status.OK), done.stderr  # the necessary amount depends on the cores
-        assert done.status == Status.OK or "quanterr: out of memory" in done.stderr
-        assert done.status == Status.ENVIRONMENT or mib > 20
+        # The necessary amount depends on the cores. Libraries in Rust end the process where even 4 KiB are lacking.
+        assert done.status in (Status.ENVIRONMENT, Status.OK, -signal.SIGABRT), done.stderr
+        assert done.status == Status.OK or re.search("quanterr: out of memory|^memory allocation of", done.stderr)
+        assert done.status != Status.OK or mib > 20
         assert "Traceback" not in done.stderr
 
     def test_memory_may_be_smaller_than_the_files(self, tmp_path):
