@@ -13,6 +13,7 @@ All earlier steps work from headers alone.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from math import isfinite
 
 from msgspec.structs import replace
@@ -45,15 +46,14 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
 def _choose_reading(pair: Pair, workspaces: Workspaces) -> Pair:
     """Return the pair in the prescribed reading, or in the nearest one if nothing prescribes a reading."""
     x, y = pair.original, pair.quantized
-    others = [*((x, other) for other in y.alternatives), *((other, y) for other in x.alternatives)]
+    others = chain(((x, other) for other in y.alternatives), ((other, y) for other in x.alternatives))
     bar = CLOSE_READING if y.close_alternatives or x.close_alternatives else ORDER
     choice = choose_nearest((x, y), others, bar, workspaces)
     if choice.number is None:
         y.alternatives = ()  # no longer needed: they are as large as the weight
         return pair
-    best_x, best_y = others[choice.number]
-    side = 0 if best_y is y else 1
-    first, best = ((x, best_x), (y, best_y))[side]
+    of_x = choice.number - len(y.alternatives)
+    first, best = (y, y.alternatives[choice.number]) if of_x < 0 else (x, x.alternatives[of_x])
     if first.prescribed:
         found = Contradiction(first.evidence[0], best.evidence[0], choice.first, choice.least)
         y.alternatives = ()
@@ -67,7 +67,7 @@ def _choose_reading(pair: Pair, workspaces: Workspaces) -> Pair:
         chosen = replace(best, alternatives=(), evidence=(*best.evidence, description))
     else:
         chosen = replace(best, alternatives=(), warnings=(*first.warnings, description))
-    return replace(pair, original=chosen) if side == 0 else replace(pair, quantized=chosen)
+    return replace(pair, quantized=chosen) if of_x < 0 else replace(pair, original=chosen)
 
 
 def _choose_alternative(pair: Pair, workspaces: Workspaces) -> Pair | Sequence[Leftover]:
