@@ -214,6 +214,10 @@ def test_zero_scale_keeps_the_stored_value_and_is_out_of_range():
     assert found.outside.tolist() == [[True, False]]
 
 
+def test_values_are_out_of_range_half_a_step_beyond_the_last_of_a_table():
+    assert (-1.5, 5.0) == nibbles([0.0, 4.0, -1.0, 2.0]).ends
+
+
 def test_scale_is_finite_where_the_span_of_its_values_overflows():
     high = torch.full((1, 32), 6 * 2.0**125)  # E2M1's largest code, as MXFP4 scales it by its exponent 252
 

@@ -13,7 +13,7 @@ from support.making import summed, summed_by_chunk
 from quanterr.documents.comparison.layer import Layer
 from quanterr.metrics import Measurement
 from quanterr.metrics.scores import compute_scores
-from quanterr.metrics.sums import ADDED, KEPT_ROWS, ONE, Sums, as_float, exact, worst_rows
+from quanterr.metrics.sums import ADDED, KEPT_ROWS, ONE, RowSums, Sums, as_float, exact, worst_rows
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 ODD = [0.0, -0.0, 1.0, -1.5, 0.1, 448.0, 1e30, -1e30, 1e-30, 1e-40, math.nan, math.inf, -math.inf]
@@ -136,6 +136,11 @@ class TestFields:
 
 def unit(value):
     return Fraction(value) * ONE
+
+
+@pytest.mark.parametrize(("x_sq", "zeroed", "dead"), [(ONE, True, True), (ONE, False, False), (0, True, False)])
+def test_row_is_dead_if_only_its_quantized_values_are_zero(x_sq, zeroed, dead):
+    assert dead is RowSums(x_sq, x_sq, 1.0, True, zeroed).dead
 
 
 class TestExact:

@@ -24,6 +24,7 @@ from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.documents.plan.view import conclusion
 from quanterr.documents.reading import read_stored
 from quanterr.errors import Interrupted, ReportError, UsageError
+from quanterr.findings.codes import make_finding
 from quanterr.gates.plan_check import check_against_plan
 from quanterr.planning.exports import CONSUMERS, consumers_of, export_command, export_plan, list_writable, write
 from quanterr.planning.run import plan
@@ -517,6 +518,16 @@ class TestCompare:
         assert [left] == changed(left, weight.flip(0).bfloat16())
         assert [left] == changed(left, (weight * 1.01).half())
         assert [norm] == changed(norm, (tensors[norm].float() * 1.04).half())
+
+    @pytest.mark.parametrize(("code", "unplanned"), [("folded_scales", []), ("excess_error", ["model.norm.weight"])])
+    def test_layer_that_absorbed_scales_may_change(self, original, made, tmp_path, code, unplanned):
+        tensors, norm = load_file(original.path), "model.norm.weight"
+        changed = store(tmp_path / "y.safetensors", tensors | {norm: (tensors[norm].float() * 1.04).half()})
+        report = quanterr.compare(original, changed, device="cpu")
+        found = replace(report, findings=[make_finding(code, "info", norm, "it was changed")])
+        gate = check_against_plan(found, made[0]).gates[0]
+
+        assert unplanned == [one.layer for one in gate.violations if "not in the plan" in one.reason]
 
     @pytest.mark.parametrize(("shift", "verdict"), [(1e-4, "pass"), (1.0, "fail")])
     def test_biases_for_quantized_weights_may_only_be_corrected(self, tmp_path, shift, verdict):
