@@ -1,7 +1,6 @@
 """Error beyond what a weight's stored scales allow, and error from values that the scales clip."""
 
 from collections.abc import Iterator
-from functools import cache
 from math import ceil, inf, isfinite, log2, log10, sqrt
 
 from quanterr.documents.base import Finding
@@ -241,7 +240,7 @@ def _is_rounded_afterwards(pair: Pair, part: BadRegion) -> bool:
 
 def _is_limited_by_least_scale(pair: Pair, found: Attainable, part: BadRegion) -> bool:
     """Return True if half of the smallest scale that can be stored explains the error of a part."""
-    least, levels = least_scale(pair.quantized.format), pair.quantized.levels
+    least, levels = least_scale(pair), pair.quantized.levels
     if not least or levels is None:
         return False
     squared_error = 10 ** (part.louder_db / 10) * found.e_sq / max(found.n, 1)
@@ -374,15 +373,14 @@ def _report_clipping(pair: Pair, found: Attainable) -> Finding:
     )
 
 
-@cache
-def least_scale(name: str) -> float:
-    """Return the smallest scale that the format of that name can store; 0 if unknown."""
-    return min((row.least_scale for row in find_rows(name)), default=0.0)
+def least_scale(pair: Pair) -> float:
+    """Return the smallest scale that the format can store; 0 if unknown."""
+    return min((row.least_scale for row in find_rows(pair.quantized.format)), default=0.0)
 
 
 def underflows(pair: Pair, sums: Sums) -> bool:
     """Return True if the original's values are too small for the format's scales, which are float16 in GGUF."""
-    least, levels = least_scale(pair.quantized.format), pair.quantized.levels
+    least, levels = least_scale(pair), pair.quantized.levels
     if not least or not sums.n or not sums.x_sq:
         return False
     return sqrt(as_float(sums.x_sq) / sums.n) < least * (levels.highest - levels.lowest if levels else 1)

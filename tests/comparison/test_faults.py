@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -34,12 +33,13 @@ def large(tmp_path_factory):
 class TestMemory:
     @pytest.mark.parametrize("mib", [0, 1, 3, 6, 12, 24, 30, 48])
     def test_too_little_memory_is_an_environment_error(self, large, mib):
-        done = command("compare", *large, "--device", "cpu", "-q", memory=mib * MIB)
+        # The command line is parsed within the limit, as in a new process.
+        parse = "import typer.main; typer.main.get_command.cache_clear()"
+        done = command("compare", *large, "--device", "cpu", "-q", memory=mib * MIB, before=parse)
 
-        # The necessary amount depends on the cores. Libraries in Rust end the process where even 4 KiB are lacking.
-        assert done.status in (Status.ENVIRONMENT, Status.OK, -signal.SIGABRT), done.stderr
-        assert done.status == Status.OK or re.search("quanterr: out of memory|^memory allocation of", done.stderr)
-        assert done.status != Status.OK or mib > 20
+        assert done.status in (Status.ENVIRONMENT, Status.OK), done.stderr  # the necessary amount depends on the cores
+        assert done.status == Status.OK or "quanterr: out of memory" in done.stderr
+        assert done.status == Status.ENVIRONMENT or mib > 20
         assert "Traceback" not in done.stderr
 
     def test_memory_may_be_smaller_than_the_files(self, tmp_path):

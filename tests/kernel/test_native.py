@@ -796,7 +796,7 @@ class TestSamples:
 
         first, *others = map(layers, HERE)
 
-        assert sum(one is not None for one in taken) >= (WEIGHTS - 1) * len(HERE)  # torch looks at a few rows of one
+        assert sum(one is not None for one in taken) >= 2 * len(HERE)  # of 3: torch looks at a few rows
         assert all(other == first for other in others)
         monkeypatch.setattr(SampleMeasurer, "_finish_plain", lambda *_: None)
         close = 2 * (cols + 8) * 2**-24 * 10 / log(10)  # dB: two float32 sums of ``cols`` products, each rounded thrice

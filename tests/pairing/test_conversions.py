@@ -87,8 +87,8 @@ TRANSFORMED = (
 )  # fmt: skip
 
 
-def find_transformed(name):
-    """Return stored tensors that are not a plain copy, by their converter, names without numbers, and operation."""
+def group_transformed_tensors(name):
+    """Return the stored tensors that are not plain copies, by converter, name without numbers, and operation."""
     conversion, found = read_conversion(name), {}
     originals = random_originals(conversion, 0)
     for stored, tensor in conversion.tensors.items():
@@ -108,7 +108,7 @@ def find_transformed(name):
 )
 def test_omitted_transform_is_an_error(name, tmp_path):
     conversion = read_conversion(name)
-    for number, names in enumerate(find_transformed(name).values()):
+    for number, names in enumerate(group_transformed_tensors(name).values()):
         _, _, report = made(name, tmp_path / str(number), left_out=frozenset(names))
         sources = {source for each in names for source, *_ in conversion.tensors[each]["source"]}
         wrong = {
@@ -123,9 +123,9 @@ def test_omitted_transform_is_an_error(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_transform_is_omitted_once():
+def test_no_transform_is_left_untested():
     every, omitted = (
-        {transform for name in names for transform in find_transformed(name)} for names in (NAMES, TRANSFORMED)
+        {transform for name in names for transform in group_transformed_tensors(name)} for names in (NAMES, TRANSFORMED)
     )
 
     assert every == omitted

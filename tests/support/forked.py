@@ -29,14 +29,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import typer
-
 MEMORY = 1 << 30  # bytes more than what is there when the child begins
 SECONDS = 30
 OUTPUTS = ((1, "stdout"), (2, "stderr"))
 TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
 PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
-# With what is imported while a command is parsed, or runs.
+# Also what is imported while a command is parsed, or runs.
 USED = (
     "tomllib",
     "typer._adapters",
@@ -197,7 +195,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _serve(modules: Iterable[str]) -> None:
     for name in modules:
-        if find_spec(name.partition(".")[0]) and find_spec(name):
+        package = name.partition(".")[0]
+        if package == "quanterr" or (find_spec(package) and find_spec(name)):  # other versions lack some of theirs
             import_module(name)
     _prepare_commands()
     gc.freeze()  # or a child would copy what its collector looks at
@@ -208,8 +207,12 @@ def _serve(modules: Iterable[str]) -> None:
 
 def _prepare_commands() -> None:
     """Let typer derive the commands from their signatures once, with what checks the value of each option."""
+    import typer.main
+
+    from quanterr.cli import app
+
     typer.main.get_command = cache(typer.main.get_command)
-    group = typer.main.get_command(import_module("quanterr.cli").app)
+    group = typer.main.get_command(app)
     for each in group.commands.values():
         for parameter in each.params:
             getattr(parameter, "get_runtime_param", int)()  # earlier versions of typer have no such checks

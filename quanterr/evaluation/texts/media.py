@@ -47,8 +47,10 @@ _MEDIA = {
 
 def is_part(part: object) -> bool:
     """Return whether a part of a message is a text, or the file of an image or a sound."""
-    fields = {"text": "text", **dict.fromkeys(_MEDIA, "path")}
-    return isinstance(part, dict) and isinstance(part.get(fields.get(str(part.get("type")), "")), str)
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    return kind in ("text", *_MEDIA) and isinstance(part.get("text" if kind == "text" else "path"), str)
 
 
 def list_parts(message: JsonObject) -> list[JsonObject]:
