@@ -38,7 +38,7 @@ from quanterr.checkpoints.base import (
     refuse,
 )
 from quanterr.errors import CheckpointError, is_out_of_memory
-from quanterr.util.platform import give_back_memory
+from quanterr.util.platform import give_back_memory, require_memory
 from quanterr.util.strict_json import DuplicateKey, InvalidJson, loads
 from quanterr.util.text import count, display
 from quanterr.version import __version__
@@ -73,9 +73,15 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
         refuse(f"{description}others refuse. Save the file again", lenient, odd)
     is_here = file.descriptor >= 0
     if is_here and not odd and not any(entry.unknown for entry in entries):  # the library refuses both
+        require_memory(LIBRARY_MEMORY * data_start)
         _check_with_library(file)
-        give_back_memory()  # the library uses about 0.5 kB per tensor for the header
+        if data_start > LARGE_HEADER:
+            give_back_memory()
     return entries, metadata, odd + notes
+
+
+LIBRARY_MEMORY = 16  # times the bytes of a header: up to 1 kB for a tensor
+LARGE_HEADER = 100_000  # bytes, of about 1,000 tensors
 
 
 class _Fields(msgspec.Struct, gc=False):

@@ -33,10 +33,11 @@ from quanterr.cli import (
 from quanterr.cli.options import Command, ProgramGroup, wrap_help
 from quanterr.cli.process import is_other_rank
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
-from quanterr.util.platform import is_closed_pipe
+from quanterr.util.platform import is_closed_pipe, require_memory
 from quanterr.util.text import escape_text
 from quanterr.version import __version__
 
+PARSER_MEMORY = 4 << 20  # bytes
 # The exception that typer raises for a wrong command line: from click, or from typer's own copy of click.
 USAGE_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -162,6 +163,7 @@ def main() -> None:
 def _run_app() -> int:
     """Run the app and return the exit status; the one place that turns errors into statuses."""
     try:
+        require_memory(PARSER_MEMORY)
         status = app(prog_name="quanterr", standalone_mode=False)
         return status if isinstance(status, int) else Status.OK
     except USAGE_ERROR as error:

@@ -42,6 +42,18 @@ class TestMemory:
         assert done.status == Status.ENVIRONMENT or mib > 20
         assert "Traceback" not in done.stderr
 
+    @pytest.mark.parametrize("mib", [8, 13, 18, 25])
+    def test_too_little_memory_for_a_header_is_an_environment_error(self, tmp_path, mib):
+        """The safetensors library would abort the process."""
+        names = [f"layers.{n}.weight" for n in range(20_000)]
+        header = {name: {"dtype": "U8", "shape": [1], "data_offsets": [n, n + 1]} for n, name in enumerate(names)}
+        path = raw_header(tmp_path / "x.safetensors", json.dumps(header).encode(), bytes(len(names)))
+
+        done = command("inspect", path, memory=mib * MIB)
+
+        assert Status.ENVIRONMENT == done.status, done.stderr
+        assert "quanterr: out of memory" in done.stderr
+
     def test_memory_may_be_smaller_than_the_files(self, tmp_path):
         """Neither the run nor the library that checks the header needs room for a file."""
         header = {"w": {"dtype": "BF16", "shape": [1, 1 << 30], "data_offsets": [0, 2 << 30]}}
