@@ -45,7 +45,7 @@ TESTS ?= -m 'not slow'
 tests: install ## pytest, without tests marked slow
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
-test-fast: install ## the tests of the inner loop (45 s)
+test-fast: install ## the tests of the inner loop (a minute)
 	$(MAKE) --no-print-directory tests TESTS="-m 'not slow and not session'"
 
 test-slow: install ## tests marked slow: whole processes, many inputs

@@ -585,6 +585,7 @@ def outcome(raw):
             return None
 
 
+@pytest.mark.session
 @any_file
 @given(st.integers(0, len(WHOLE)), st.integers(0, 9), st.binary(max_size=9))
 def test_file_with_any_damage_is_read_or_refused(at, taken, put):

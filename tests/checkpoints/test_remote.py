@@ -309,6 +309,7 @@ class TestEvaluate:
 
 
 class TestCredentials:
+    @pytest.mark.session
     def test_credentials_are_sent_and_never_shown(self, server, folder, tmp_path):
         server.token = "c2VjcmV0OnRva2Vu"
         url = server.url.replace("://", "://secret:token@") + "/fp8.safetensors?X-Signature=sssh"
@@ -341,6 +342,7 @@ class TestCredentials:
 class TestWaits:
     """A server asks to wait; patches apply in the child process that runs the command."""
 
+    @pytest.mark.session
     @pytest.mark.parametrize("quiet", [False, True])
     def test_waits_are_reported_unless_quiet(self, server, folder, quiet):
         refused = iter([True])

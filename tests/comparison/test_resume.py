@@ -99,6 +99,7 @@ class TestReport:
             assert sorted(lines) == sorted(part.read_bytes().splitlines(keepends=True))
         assert 0 == report.run.read_bytes
 
+    @pytest.mark.session
     def test_torn_or_damaged_record_and_all_after_it_are_forgotten(self, pair, tmp_path):
         expected = plain(quanterr.compare(*pair, device="cpu"))
         whole = tmp_path / "whole"

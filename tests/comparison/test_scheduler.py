@@ -92,6 +92,7 @@ class TestMemory:
         assert kept < 4400  # bytes per weight
         assert most < 8200
 
+    @pytest.mark.session
     @pytest.mark.parametrize("candidates", [1, 3])
     @pytest.mark.parametrize("shape", [(64, 4096), (2048, 4096), (2, 1 << 21)])
     def test_reads_and_buffers_do_not_grow_with_a_weight(self, tmp_path, monkeypatch, shape, candidates):

@@ -201,6 +201,7 @@ def test_every_output_can_be_imported():
     assert all(callable(output.write) for output in OUTPUTS)
 
 
+@pytest.mark.session
 def test_too_many_blocks_are_not_grouped(tmp_path):
     x = {f"layers.{n}.weight": torch.ones(2, 2) for n in range(600)}
     y = {name: weight / 2 for name, weight in x.items()}

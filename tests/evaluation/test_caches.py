@@ -149,6 +149,7 @@ def test_original_alone_gets_a_row_for_each_cache(original):
     assert all(one.positions for one in found.candidates)
 
 
+@pytest.mark.session
 def test_command_takes_several_caches(original, tmp_path):
     tokens = original.parent / "ids.safetensors"
     done = call(

@@ -14,6 +14,8 @@ diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed 
 from support.denoisers import FAMILIES  # noqa: E402 - it imports diffusers
 from support.float32 import OF_OUTPUT  # noqa: E402
 
+pytestmark = pytest.mark.session
+
 NODE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "comfyui" / "__init__.py"))
 SIGMAS = [1.0, 0.75, 0.5]
 

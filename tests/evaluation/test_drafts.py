@@ -13,6 +13,8 @@ from support.small_models import auto_of, ids, saved, stored, with_words
 import quanterr
 from quanterr.errors import UsageError
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 16
 FLOAT64 = 1e-9  # both sides compute in float64

@@ -26,6 +26,8 @@ from quanterr.evaluation.running.workload import CAUSAL
 from quanterr.gates import judge
 from quanterr.pairing.importance import read_importance
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 32
 STATM = Path("/proc/self/statm")

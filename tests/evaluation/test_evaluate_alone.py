@@ -29,6 +29,8 @@ from quanterr.evaluation.models.sides import Sides
 from quanterr.evaluation.run import study
 from quanterr.evaluation.texts.tokens import tokenizer_of
 
+pytestmark = pytest.mark.session
+
 transformers = pytest.importorskip(
     "transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")'
 )

@@ -14,6 +14,8 @@ import quanterr
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.outputs.card import format_numbers
 
+pytestmark = pytest.mark.session
+
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
 MODELS = {

@@ -22,6 +22,8 @@ import quanterr
 from quanterr.documents.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 from quanterr.errors import ReportError, Status, UsageError
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 SUFFIXES = ("json", "jsonl", "csv", "html", "md", "xml")
 

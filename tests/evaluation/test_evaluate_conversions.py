@@ -13,6 +13,8 @@ from test_evaluate import CONTEXT, EXACTLY, expected
 
 import quanterr
 
+pytestmark = pytest.mark.session
+
 transformers = pytest.importorskip("transformers", reason='not installed (pip install "quanterr[evaluate]")')
 
 # Numbers that a converter changed are changed back in float32, to 2^-24 of themselves; Q8_0 rounds a weight by some

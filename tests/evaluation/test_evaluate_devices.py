@@ -16,6 +16,8 @@ from test_evaluate import CONTEXT, candidate
 import quanterr
 from quanterr.errors import ResourceError
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 MODELS = ["llama", "llama tied", "mixtral", "gemma3", "gpt2", "mamba", "t5", "bert"]

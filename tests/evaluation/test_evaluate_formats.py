@@ -21,6 +21,8 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError
 from quanterr.evaluation.models import sides
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 GOLDEN = Path(__file__).parents[1] / "golden"

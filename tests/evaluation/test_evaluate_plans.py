@@ -12,6 +12,8 @@ from quanterr.documents.plan.view import conclusion
 from quanterr.documents.sensitivity import KLD, Sensitivity, read_sensitivity
 from quanterr.errors import UsageError
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 16
 

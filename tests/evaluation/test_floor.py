@@ -16,6 +16,8 @@ from quanterr.evaluation.measures import floor
 from quanterr.evaluation.models.units import Unit
 from quanterr.outputs.card import format_numbers
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 

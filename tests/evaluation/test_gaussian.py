@@ -8,7 +8,7 @@ from quanterr.errors import UsageError
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
+pytestmark = [pytest.mark.session, pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")]
 
 import torch  # noqa: E402
 from support.denoisers import FAMILIES  # noqa: E402 - it imports diffusers

@@ -16,6 +16,8 @@ import quanterr
 from quanterr.errors import UsageError
 from quanterr.evaluation.texts import conversations
 
+pytestmark = pytest.mark.session
+
 transformers = pytest.importorskip(
     "transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")'
 )

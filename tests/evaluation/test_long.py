@@ -15,6 +15,8 @@ import quanterr
 from quanterr.evaluation.run import study
 from quanterr.evaluation.running import attention, tail
 
+pytestmark = pytest.mark.session
+
 FLOAT64 = 1e-9  # sums in another order
 CONTEXT = 48
 OPTIONS = {"context": CONTEXT, "dtype": "float64", "batch": 2}

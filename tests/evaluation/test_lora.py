@@ -14,6 +14,8 @@ diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed 
 
 from support.denoisers import call, converter, made, nested, write_calls  # noqa: E402 - it imports diffusers
 
+pytestmark = pytest.mark.session
+
 RANK, ALPHA = 4, 2.0
 KINDS = {"peft": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
 

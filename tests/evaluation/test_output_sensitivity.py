@@ -15,6 +15,8 @@ diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed 
 
 from support.denoisers import call, made, nested, write_calls  # noqa: E402 - it imports diffusers
 
+pytestmark = pytest.mark.session
+
 N_CALLS = 4
 # Both compute in float64, in the same order but for sums: about n roundings of 2^-53, n below 1e5 terms.
 FLOAT64 = 1e-9

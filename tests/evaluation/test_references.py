@@ -18,6 +18,8 @@ from quanterr.errors import CheckpointError, UsageError
 from quanterr.evaluation.by_products import references
 from quanterr.evaluation.run import study
 
+pytestmark = pytest.mark.session
+
 transformers = pytest.importorskip(
     "transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")'
 )

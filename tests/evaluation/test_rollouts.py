@@ -17,6 +17,8 @@ diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed 
 
 from support.denoisers import call, made, nested  # noqa: E402 - it imports diffusers
 
+pytestmark = pytest.mark.session
+
 SIGMAS = [1.0, 0.7, 0.4]
 SCALE = 3.0
 

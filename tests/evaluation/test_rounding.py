@@ -29,6 +29,8 @@ from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 CONTEXT = 32
 E4M3 = torch.float8_e4m3fn

@@ -8,6 +8,8 @@ from test_evaluate import CONTEXT, EXACTLY, candidate
 
 import quanterr
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 

@@ -23,6 +23,8 @@ from quanterr.evaluation.running.stepping import Stream
 from quanterr.pairing.importance import read_importance
 from quanterr.tensors.devices import CPU
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 

@@ -10,6 +10,8 @@ import quanterr
 from quanterr.errors import UsageError
 from quanterr.evaluation.run import study
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 

@@ -108,6 +108,7 @@ class TestSeveralTexts:
         with pytest.raises(UsageError, match="two texts are called prose; name them"):
             quanterr.evaluate(original, [quantized], text=[folder / "prose.txt", f"prose={folder / 'code.txt'}"])
 
+    @pytest.mark.session
     def test_command_shows_a_row_per_text_and_a_macro_average(self, made):
         folder, original, quantized, _ = made
         done = call(

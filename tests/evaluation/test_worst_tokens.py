@@ -20,6 +20,8 @@ from quanterr.outputs.card import format_numbers
 from quanterr.outputs.sections import Chart
 from quanterr.outputs.terminal import console, show
 
+pytestmark = pytest.mark.session
+
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 

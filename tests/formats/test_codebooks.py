@@ -597,6 +597,7 @@ class TestWorkspaces:
 
                     assert same_bits(expected[row : row + 1], weight.dequantize(chunk, workspace).weight), weight.format
 
+    @pytest.mark.session
     def test_workspaces_share_large_tensors_and_release_them(self, tmp_path):
         path = store(tmp_path / "a.safetensors", {"a": torch.ones(3), "b": torch.ones(3)})
         made = []

@@ -35,6 +35,7 @@ def apart(tmp_path):
 
 
 class TestStack:
+    @pytest.mark.session
     @pytest.mark.parametrize("wide", [False, True], ids=["fast", "exact"])
     @pytest.mark.parametrize("size", [16, 64, 1000, 48 * 64, 5000, 1 << 19])
     def test_expert_energies_equal_float64(self, size, wide):

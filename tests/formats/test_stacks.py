@@ -73,6 +73,7 @@ class TestTransposedStacks:
         assert len(plan.layers) == 4
         assert 0 < planned == pytest.approx(file, rel=1e-3)  # a few codes at ties
 
+    @pytest.mark.session
     def test_every_stack_has_a_sensitivity_and_is_planned_by_it(self, name, tmp_path):
         original = saved(name, tmp_path / "original")
         made = quanterr.evaluate(

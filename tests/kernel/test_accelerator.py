@@ -70,6 +70,7 @@ def blurred(case, folder):
     return write(folder / "original.safetensors", values)
 
 
+@pytest.mark.session
 @pytest.mark.parametrize("case", sorted(FEW), ids=name_of)
 def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
@@ -251,6 +252,7 @@ class TestRoom:
 
         assert 5 == raised.value.status
 
+    @pytest.mark.session
     def test_device_memory_is_released_at_the_end(self, files):
         with simulated() as there:
             quanterr.compare(*files, device=NAME)

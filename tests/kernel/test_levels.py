@@ -133,6 +133,7 @@ def test_levels_equal_the_producer_values(case):
         assert not far.any()
 
 
+@pytest.mark.session
 def test_other_formats_have_no_nearest_code():
     found = {True: set(), False: set()}
     for case in NUMBERS:

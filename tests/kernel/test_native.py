@@ -378,6 +378,7 @@ class TestValues:
         with planned(x, x) as plan:
             assert same_bits(codes.float(), decoded(plan.pairs[0].original, kernel))
 
+    @pytest.mark.session
     @every_kernel
     @pytest.mark.parametrize("name", [name for name in BLOCKS if name in ElementType.__members__])
     def test_any_ggml_block_equals_the_format(self, tmp_path, kernel, name):
@@ -741,6 +742,7 @@ class TestSamples:
         x = {f"{n}.weight": normal(rows, 640, seed=n) * torch.linspace(1, 4, 640) for n in range(WEIGHTS)}
         self.check_recipe(tmp_path, monkeypatch, recipe, x, x)
 
+    @pytest.mark.session
     @pytest.mark.parametrize(
         "recipe", ["int4_g32", "int8_g32", "int4_g32:asym", "mlx_q4_g64", "nvfp4", "fp8_row", "nf4", "nf4:double"]
     )
@@ -751,6 +753,7 @@ class TestSamples:
         moved = {name: x[name] + 0.3 * steps * normal(rows, 640, seed=n + 20) for n, name in enumerate(x)}
         self.check_recipe(tmp_path, monkeypatch, recipe, x, moved)
 
+    @pytest.mark.session
     @pytest.mark.parametrize("error", [0, 0.3])
     @pytest.mark.parametrize("order", ["by importance", "plain"])
     def test_samples_around_a_single_zero_point_are_measured_as_by_torch(

@@ -28,6 +28,7 @@ def test_every_rank_equals_the_sorted_value(numbers):
     assert values(numbers) == read(Histogram.of(torch.tensor(numbers)), len(numbers))
 
 
+@pytest.mark.session
 @given(st.lists(magnitudes, min_size=1, max_size=5), st.randoms())
 @settings(deadline=None)
 def test_merging_in_any_order_gives_the_whole_histogram(lists, random):

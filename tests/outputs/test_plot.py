@@ -24,6 +24,7 @@ def texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
+@pytest.mark.session
 def test_report_plot_has_a_block_map_and_a_histogram_over_all_layers():
     report = report_of(small())
     figure = report.plot()

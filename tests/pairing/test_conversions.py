@@ -64,6 +64,7 @@ def overall(report):
     return snr_db(signal, sum(one.error_norm**2 for one in differ))
 
 
+@pytest.mark.session
 @pytest.mark.parametrize("name", CASES)
 def test_correct_files_are_compared_completely(name, tmp_path):
     conversion, files, report = made(name, tmp_path)
@@ -99,6 +100,7 @@ def group_transformed_tensors(name):
     return found
 
 
+@pytest.mark.session
 @pytest.mark.parametrize(
     "name",
     [

@@ -60,6 +60,7 @@ def with_prefix(tensors):
     return {name if name.startswith(COMFY) else COMFY + name: tensor for name, tensor in tensors.items()}
 
 
+@pytest.mark.session
 def test_quantized_file_in_author_names_compares_with_a_diffusers_folder(model, tmp_path):
     _, folder, tensors, convert = model
     written, values = scaled_fp8(tensors)
@@ -69,6 +70,7 @@ def test_quantized_file_in_author_names_compares_with_a_diffusers_folder(model, 
     check(report, snr(convert(tensors), convert(values)))
 
 
+@pytest.mark.session
 def test_quantized_file_in_diffusers_names_compares_with_the_author_file(model, tmp_path):
     family, _, tensors, convert = model
     written, values = scaled_fp8(convert(tensors))

@@ -481,6 +481,7 @@ class TestInterleavedGateAndUp:
         assert 3 == len(report.lossless)
         assert told != any("alternating" in found.message for found in report.findings)
 
+    @pytest.mark.session
     def test_interleaved_gate_and_up_give_the_same_in_any_cut(self, tmp_path):
         with_config(tmp_path, {"model_type": "gpt_oss"})
         original, stored = self.checkpoints(apart=False)

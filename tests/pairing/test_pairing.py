@@ -632,6 +632,7 @@ def checkpoint_of(chosen, prefix, marker):
 
 
 class TestAnyTwoCheckpoints:
+    @pytest.mark.session
     @given(
         variants,
         variants,
@@ -662,6 +663,7 @@ class TestAnyTwoCheckpoints:
         assert bool(left_out) == bool(report.not_compared)
         assert json.loads(report.to_json(), parse_constant=_no_constant)["verdict"] == report.verdict
 
+    @pytest.mark.session
     @given(variants)
     @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_same_checkpoint_twice_has_no_different_layer(self, tmp_path, chosen):

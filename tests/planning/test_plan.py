@@ -387,6 +387,7 @@ class TestExports:
 
         assert export_plan(found, consumer)
 
+    @pytest.mark.session
     def test_command_plans_with_the_recipes_the_program_writes(self, original):
         done = call("plan", original.path, "--bits", "9", "--export", "bitsandbytes")
 
@@ -412,6 +413,7 @@ class TestExports:
         assert [f"{tmp_path / command[0]}", *command[1:]] == called.splitlines()
         assert not row.file or export_plan(found, program) == (tmp_path / row.file).read_text()
 
+    @pytest.mark.session
     def test_script_goes_to_its_file_and_the_plan_survives_a_refusal(self, original, tmp_path):
         arguments = (
             "plan",

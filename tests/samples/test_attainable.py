@@ -426,6 +426,7 @@ def test_rest_under_scales_too_small_for_float16_needs_no_warning(tmp_path, name
 class TestKernelMeasuresSamples:
     """The kernel measures sound samples, and torch all others; both must find the same."""
 
+    @pytest.mark.session
     @pytest.mark.parametrize(("along", "cols"), [("rows", 128), ("columns", 128), ("columns", 300)])
     def test_kernel_finds_the_same_as_torch(self, tmp_path, monkeypatch, along, cols):
         """Each row or each column has a scale; some of 300 rows are sampled."""
@@ -461,6 +462,7 @@ class TestKernelMeasuresSamples:
             self.check_equal(by_kernel, by_torch, cols)
             assert [one.code for one in by_kernel.findings] == [one.code for one in by_torch.findings]
 
+    @pytest.mark.session
     @pytest.mark.parametrize("rows", [64, 300], ids=["whole", "sampled"])
     @pytest.mark.parametrize(
         "recipe",
@@ -518,6 +520,7 @@ class TestKernelMeasuresSamples:
         assert ["scale_loss"] == [code for code, *_ in told[0]]
         assert told[1:] == told[:1] * 2
 
+    @pytest.mark.session
     @pytest.mark.parametrize("size", [64, 256])
     def test_kernel_rotates_columns_first(self, tmp_path, monkeypatch, size):
         x, y = {}, {}

@@ -275,6 +275,15 @@ class TestGroups:
 
         assert bool((found.stored_sq <= found.good_sq.amax(0) * (1 + 1e-6)).all())
 
+    def test_usual_error_of_floats_is_their_error(self):
+        """Of values x between powers of two, the mean squared error is s²/12 at steps of s, s²/48 to s²/12 of x²."""
+        x = numbers(64, 256, seed=6).float()
+        unit = x.abs().amax(1, keepdim=True) / 440  # no rounding makes it too small
+        found = measure_losses(E4M3, x, None, Scaling(unit), ScaleGroups(1, 256))
+        cast = (x / unit).to(torch.float8_e4m3fn).float() * unit
+
+        assert 0.5 < float(found.stored_sq.sum() / (cast - x).double().square().sum()) < 2
+
     def test_signed_one_bit_codes_may_have_power_of_two_scales(self):
         x = -numbers(8, 32, seed=6).float().abs()
         found = measure_losses(Levels(0, 1, -1.0, 0.0), x, None, Scaling(torch.ones(8, 1)), ScaleGroups(1, 32))
