@@ -176,7 +176,8 @@ def _report_weight(
     steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is at most one step off"
     if rounded is not None:
         steps = f"each code is one of the two next to its value{rounded}"
-    message = f"{display(pair.name)}: {snr:.1f} dB, where its stored scales allow {found.snr_db:.1f} dB: {steps}"
+    allowed = _describe_limit(found.snr_db)
+    message = f"{display(pair.name)}: {snr:.1f} dB, where its stored scales allow {allowed}: {steps}"
     remedy = "compare codes, scales and their order with what the quantizer wrote"
     if severity != "error":
         remedy = "check how values were rounded: truncation costs 6 dB"
@@ -257,8 +258,12 @@ def _describe_part(part: BadRegion) -> str:
     how = ""
     if isfinite(part.factor) and abs(part.factor - 1) > ALIKE:
         how = ", all zero" if abs(part.factor) < TINY else f", {part.factor:.3g} times the original's"
-    allowed = f"their scales allow {part.attainable_db:.1f} dB"
-    return f"{_name_part(part)}: {part.snr_db:.1f} dB at worst{how}; {allowed}"
+    allowed = _describe_limit(part.attainable_db)
+    return f"{_name_part(part)}: {part.snr_db:.1f} dB at worst{how}; their scales allow {allowed}"
+
+
+def _describe_limit(snr_db: float) -> str:
+    return "exact values" if snr_db == inf else f"{snr_db:.1f} dB"
 
 
 def _evidence(part: BadRegion | None) -> dict[str, object]:

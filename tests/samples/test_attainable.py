@@ -195,6 +195,14 @@ class TestParts:
         assert "1 sampled row (9)" in found.message
         assert "1.28 times the original's" in found.message
 
+    def test_scales_that_fit_each_value_allow_exact_values(self, tmp_path, x):
+        codes, unit = by_row(x)
+        exact = codes * unit
+        codes[9] = codes[9].flip(0)
+        found = told(report_of(tmp_path, exact, codes, unit))["excess_rows"]
+
+        assert "their scales allow exact values" in found.message
+
     def test_damaged_block_in_a_row_is_named(self, tmp_path, x):
         codes, unit = by_row(x)
         codes[20, 64:128] += 1
