@@ -94,7 +94,7 @@ def main() -> None:
         sys.exit(f"quantize.py: {error}")
     before, after = (path.stat().st_size / 2**20 for path in (given.source, given.target))
     print(f"{given.target}: {given.to}, {len(done)} quantized, {before:.1f} MiB -> {after:.1f} MiB")
-    if config := parse_recipe(given.to).scheme.config:
+    if config := parse_recipe(given.to).encoder.config:
         print(
             'note: put beside it a config.json with {"quantization_config": ' + json.dumps(dict(config)) + "}",
             file=sys.stderr,

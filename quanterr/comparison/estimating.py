@@ -168,7 +168,7 @@ def _quantize(
     """Return the original quantized by each recipe, on the fly; only recipes with non-local scales measure all rows."""
     found: dict[str, Checkpoint] = {}
     for is_local in (True, False):
-        own = [recipe for recipe in recipes if recipe.scheme.is_local == is_local]
+        own = [recipe for recipe in recipes if recipe.encoder.is_local == is_local]
         made = quantize_by(own, original, selection, importance)
         found |= {recipe.name: one for recipe, one in zip(own, made, strict=True)}
     return [found[recipe.name] for recipe in recipes]
@@ -177,7 +177,7 @@ def _quantize(
 def _count_read_bytes(matrix: Matrix, recipes: Sequence[Recipe], estimates: Sequence[Estimate | None]) -> int:
     """Return the bytes read from a weight: each sample once, and all rows if scales depend on all rows."""
     rows = {one.runs: one.runs.read for one in estimates if one is not None}
-    is_whole = any(one and not recipe.scheme.is_local for one, recipe in zip(estimates, recipes, strict=True))
+    is_whole = any(one and not recipe.encoder.is_local for one, recipe in zip(estimates, recipes, strict=True))
     return matrix.nbytes // matrix.shape[0] * (sum(rows.values()) + is_whole * matrix.shape[0])
 
 

@@ -21,7 +21,7 @@ sampling.py        recipes on a sample of rows, with an error margin
 synthetic.py       recipes on synthetic weights
 """
 
-from quanterr.recipes.base import Recipe, Scheme, Source
+from quanterr.recipes.base import Encoder, Recipe, Source
 from quanterr.recipes.names import PRESETS, list_recipes, parse_recipe, parse_recipes
 
-__all__ = ["PRESETS", "Recipe", "Scheme", "Source", "list_recipes", "parse_recipe", "parse_recipes"]
+__all__ = ["PRESETS", "Encoder", "Recipe", "Source", "list_recipes", "parse_recipe", "parse_recipes"]

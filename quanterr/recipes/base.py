@@ -60,7 +60,7 @@ def explain_partial_groups(source: Source, group: int) -> str | None:
     return f"its {source.cols} columns are not a multiple of {group}" if source.cols % group else None
 
 
-class Scheme(Protocol):
+class Encoder(Protocol):
     """A way to store weights; one object serves all weights."""
 
     def explain_refusal(self, source: Source) -> str | None:
@@ -117,14 +117,14 @@ class Scheme(Protocol):
 
 
 class Recipe(NamedTuple):
-    """A named scheme."""
+    """A name, and the encoder that it stands for."""
 
     name: str
-    scheme: Scheme
+    encoder: Encoder
 
     def for_columns(self, cols: int) -> "Recipe":
         """Return the recipe that really stores a weight of ``cols`` columns: this one, or its fallback."""
-        return self.scheme.fallback(cols) or self
+        return self.encoder.fallback(cols) or self
 
 
 def find_extremes(groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ from quanterr.kernel.rounding import (
     make_truncated_integers,
 )
 from quanterr.kernel.structs import Packing
-from quanterr.recipes.base import Piece, Recipe, Scheme, Source, StoredTensor, explain_partial_groups, view_bytes
+from quanterr.recipes.base import Encoder, Piece, Recipe, Source, StoredTensor, explain_partial_groups, view_bytes
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
 from quanterr.tensors.packing import pack_codes, pack_halves
 
@@ -43,7 +43,7 @@ Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of that shape â
 
 
 @dataclass(frozen=True)
-class BlockScheme(Scheme):
+class BlockEncoder(Encoder):
     """A type of ggml whose blocks are independent."""
 
     dtype: str
@@ -56,7 +56,7 @@ class BlockScheme(Scheme):
         found = self.fallback(source.cols)
         if found is None:
             return explain_partial_groups(source, BLOCKS[self.dtype][0])
-        return found.scheme.explain_refusal(source)
+        return found.encoder.explain_refusal(source)
 
     def fallback(self, cols: int) -> Recipe | None:
         """Return the recipe of a type with smaller blocks if rows do not fill the blocks of this type."""

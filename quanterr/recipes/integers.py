@@ -25,8 +25,8 @@ from quanterr.kernel.rounding import Codes, find_codes, make_integers
 from quanterr.kernel.structs import Packing
 from quanterr.recipes.base import (
     FLOATS,
+    Encoder,
     Piece,
-    Scheme,
     Source,
     StoredTensor,
     explain_partial_groups,
@@ -37,8 +37,8 @@ from quanterr.tensors.packing import WORD, pack_words
 
 
 @dataclass(frozen=True)
-class IntegerScheme(Scheme):
-    """A scheme in which ``group`` columns share a scale; 0 means a whole row."""
+class IntegerEncoder(Encoder):
+    """An encoder in which ``group`` columns share a scale; 0 means a whole row."""
 
     bits: int
     group: int

@@ -28,7 +28,7 @@ from quanterr.formats.shared.element_types import decode_e4m3_scales
 from quanterr.kernel.levels import E2M1, make_float_codes
 from quanterr.kernel.rounding import Codes, find_codes
 from quanterr.kernel.structs import Packing
-from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor, explain_partial_groups
+from quanterr.recipes.base import Encoder, Piece, Source, StoredTensor, explain_partial_groups
 from quanterr.recipes.lookup import Lookup, next_below
 from quanterr.recipes.scaled import FP8
 
@@ -42,8 +42,8 @@ LEAST_SCALE = 0x20  # code of the E4M3 scale that replaces zero, 0.125
 
 
 @dataclass(frozen=True)
-class MicroscaledScheme(Scheme):
-    """A scheme with 4-bit (E2M1) or 8-bit (E4M3) codes; ``nv``: E4M3 and global scales, otherwise powers of two."""
+class MicroscaledEncoder(Encoder):
+    """An encoder with 4-bit (E2M1) or 8-bit (E4M3) codes; ``nv``: E4M3 and global scales, otherwise powers of two."""
 
     bits: int
     nv: bool = False

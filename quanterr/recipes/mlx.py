@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from quanterr.kernel.rounding import find_codes, make_integers
-from quanterr.recipes.base import FLOATS, Piece, Scheme, Source, StoredTensor, explain_partial_groups, find_extremes
+from quanterr.recipes.base import FLOATS, Encoder, Piece, Source, StoredTensor, explain_partial_groups, find_extremes
 from quanterr.tensors.packing import WORD, pack_words
 
 LEAST = 1e-7  # smallest scale
 
 
 @dataclass(frozen=True)
-class AffineScheme(Scheme):
-    """A scheme in which ``group`` columns share a scale and a bias."""
+class AffineEncoder(Encoder):
+    """An encoder in which ``group`` columns share a scale and a bias."""
 
     bits: int
     group: int

@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from quanterr.errors import UsageError
-from quanterr.recipes.base import Recipe, Scheme
-from quanterr.recipes.blocks import FALLBACKS, LEGACY, BlockScheme
+from quanterr.recipes.base import Encoder, Recipe
+from quanterr.recipes.blocks import FALLBACKS, LEGACY, BlockEncoder
 from quanterr.recipes.calibration import ABSMAX, Calibrator, parse_calibrator
-from quanterr.recipes.integers import IntegerScheme
-from quanterr.recipes.microscaled import MicroscaledScheme
-from quanterr.recipes.mlx import AffineScheme
-from quanterr.recipes.scaled import FP8, INT8, ScaledScheme
+from quanterr.recipes.integers import IntegerEncoder
+from quanterr.recipes.microscaled import MicroscaledEncoder
+from quanterr.recipes.mlx import AffineEncoder
+from quanterr.recipes.scaled import FP8, INT8, ScaledEncoder
 from quanterr.recipes.superblocks import K_TYPES
-from quanterr.recipes.tables import TableScheme
+from quanterr.recipes.tables import TableEncoder
 from quanterr.util.text import display
 
 NUMBER = re.compile(r"\d+")
@@ -114,56 +114,56 @@ def parse_recipe(name: str) -> Recipe:
     flags = {option for option in options if "=" not in option}
     values = dict(option.split("=", 1) for option in options if "=" in option)
     calibrator = parse_calibrator(values.pop("scales", "absmax"))
-    scheme = _parse_scheme(base, flags, calibrator)
-    if scheme is None:
+    encoder = _parse_encoder(base, flags, calibrator)
+    if encoder is None:
         near = get_close_matches(base, LISTING, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else "quanterr formats --recipes lists them"
         raise UsageError(f"{display(name)} is not a recipe; {hint}")
     if values:
         raise UsageError(f"{display(name)}: unknown option {display(next(iter(values)))}; there is scales=")
-    return Recipe(name.lower(), scheme)
+    return Recipe(name.lower(), encoder)
 
 
-def _parse_scheme(base: str, flags: set[str], calibrator: Calibrator) -> Scheme | None:
-    """Return the scheme of a name and its options; None if the name is unknown.
+def _parse_encoder(base: str, flags: set[str], calibrator: Calibrator) -> Encoder | None:
+    """Return the encoder of a name and its options; None if the name is unknown.
 
     Raises:
-        UsageError: the scheme does not have that option.
+        UsageError: the encoder does not have that option.
     """
     allowed: set[str] = set()
-    scheme: Scheme | None = None
+    encoder: Encoder | None = None
     calibrates = calibrator == ABSMAX
     if found := SCALED.fullmatch(base):
         high = int(found["high"] or BLOCK)
         edges = EDGES.get(found["per"], (high, int(found["wide"] or high)))
-        scheme = ScaledScheme(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator)
+        encoder = ScaledEncoder(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator)
         calibrates = not calibrator.averages or edges == (0, 0)
     elif found := INTEGER.fullmatch(base):
         allowed = {"asym"}
-        scheme = IntegerScheme(int(found["bits"]), int(found["group"] or 0), "asym" not in flags, calibrator)
+        encoder = IntegerEncoder(int(found["bits"]), int(found["group"] or 0), "asym" not in flags, calibrator)
         calibrates = not calibrator.averages
     elif found := MLX.fullmatch(base):
-        scheme = AffineScheme(int(found["bits"]), int(found["group"]))
+        encoder = AffineEncoder(int(found["bits"]), int(found["group"]))
     elif found := TABLE.fullmatch(base):
         allowed = {"double"}
-        scheme = TableScheme(found["kind"], int(found["block"] or TABLE_BLOCK), "double" in flags)
+        encoder = TableEncoder(found["kind"], int(found["block"] or TABLE_BLOCK), "double" in flags)
     elif base in ("mxfp8", "mxfp4", "nvfp4"):
-        scheme = MicroscaledScheme(8 if base == "mxfp8" else 4, nv=base == "nvfp4")
+        encoder = MicroscaledEncoder(8 if base == "mxfp8" else 4, nv=base == "nvfp4")
     elif (dtype := base.removeprefix("gguf_").upper()) in GGML and base.startswith("gguf_"):
         allowed = {"strict"} if dtype in FALLBACKS else set()
-        scheme = _make_blocks(dtype, falls_back="strict" not in flags)
-    if scheme is None:
+        encoder = _make_blocks(dtype, falls_back="strict" not in flags)
+    if encoder is None:
         return None
     if flags - allowed:
         known = f"there is :{', :'.join(sorted(allowed))}" if allowed else "it has none"
         raise UsageError(f"{base}: unknown option :{display(min(flags - allowed))}; {known}")
     if not calibrates:
         raise UsageError(f"{base} has no scales={calibrator.name}: its scales follow from the largest magnitudes")
-    return scheme
+    return encoder
 
 
-def _make_blocks(dtype: str, falls_back: bool = False) -> BlockScheme:
-    """Return the scheme of a type of ggml, with a fallback for rows that do not fill its blocks if asked."""
+def _make_blocks(dtype: str, falls_back: bool = False) -> BlockEncoder:
+    """Return the encoder of a type of ggml, with a fallback for rows that do not fill its blocks if asked."""
     other = FALLBACKS.get(dtype) if falls_back else None
     recipe = None if other is None else Recipe(f"gguf_{other.lower()}", _make_blocks(other))
-    return BlockScheme(dtype, GGML[dtype], dtype not in UNWEIGHED, recipe)
+    return BlockEncoder(dtype, GGML[dtype], dtype not in UNWEIGHED, recipe)

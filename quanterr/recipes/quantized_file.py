@@ -63,13 +63,13 @@ class QuantizedFile(CheckpointFile):
         recipe = recipe.for_columns(source.cols)
         self.path = Path(recipe.name)
         self.weight, self.recipe, self.source, self.rows, self._kept = weight, recipe, source, rows, kept
-        self.entries = list(self._make_entries(recipe.scheme.list_tensors(source)))
+        self.entries = list(self._make_entries(recipe.encoder.list_tensors(source)))
         self.size = self.entries[-1].offset + self.entries[-1].nbytes
         self._known = {
-            self._expand_name(name): tensor for name, tensor in recipe.scheme.constant_tensors(source).items()
+            self._expand_name(name): tensor for name, tensor in recipe.encoder.constant_tensors(source).items()
         }
         self._made = [entry.name for entry in self.entries[1:] if entry.name not in self._known]
-        together = min(recipe.scheme.joint_rows(source), source.rows)
+        together = min(recipe.encoder.joint_rows(source), source.rows)
         self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes of joint rows
         self._step = max(PIECE // max(source.cols, 1) // together, 1) * together
         self._keeps_codes = source.rows * source.cols <= SMALL
@@ -150,7 +150,7 @@ class QuantizedFile(CheckpointFile):
         return codes
 
     def _encode_rows(self, row: int, stop: int, settled: tuple[Tensor, ...], out: Tensor) -> None:
-        self.recipe.scheme.encode(self.rows(row, stop), row, settled, out, self.importance)
+        self.recipe.encoder.encode(self.rows(row, stop), row, settled, out, self.importance)
 
     def pieces(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the spans of rows that are measured or encoded at once."""
@@ -264,7 +264,7 @@ def mix_recipes(
             continue
         matrices = matrices_of(own, original.entries)
         source = Source(*matrices[0].shape, entry.dtype)
-        why = recipe.scheme.explain_refusal(source)
+        why = recipe.encoder.explain_refusal(source)
         if why:
             left.append(SkippedWeight(own, f"{recipe.name}: {why}"))
             entries[own] = entry
@@ -273,7 +273,8 @@ def mix_recipes(
             columns = None if importance is None else importance(each.name, each.shape)
             for part in QuantizedFile(each.name, recipe, source, each.read, kept, importance=columns).entries:
                 entries[part.name] = part
-    configs = {str(recipe.scheme.config): recipe.scheme.config for recipe in recipes.values() if recipe.scheme.config}
+    needed = [recipe.encoder.config for recipe in recipes.values() if recipe.encoder.config]
+    configs = {str(config): config for config in needed}
     config = dict(original.config)
     if len(configs) == 1:
         own_config = config.get("config.json")

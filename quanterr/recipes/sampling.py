@@ -179,7 +179,7 @@ def estimate_matrix(matrix: Matrix, share: float, files: Sequence[QuantizedFile 
     Raises:
         CheckpointError: the matrix holds NaN or infinity, or the file cannot be read.
     """
-    heights = [0 if file is None else file.recipe.scheme.joint_rows(file.source) for file in files]
+    heights = [0 if file is None else file.recipe.encoder.joint_rows(file.source) for file in files]
     runs = {height: draw_runs(matrix, share, height) for height in sorted(set(heights) - {0})}
     found = [Estimate(runs[height]) if height else None for height in heights]
     for own in runs.values():
@@ -210,7 +210,7 @@ def _measure_runs(
 
 def _quantize_rows(file: QuantizedFile, x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
     """Return the rows as the recipe stores them, float32."""
-    if file.recipe.scheme.is_local:
+    if file.recipe.encoder.is_local:
         return apply_recipe(x, file.recipe, importance=file.importance)
     weight, workspace = read_weight(file), Workspace(torch.device("cpu"))
     chunks = [Chunk(first, stop, 0, x.shape[1]) for first, stop in spans]

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from quanterr.kernel.levels import E4M3, make_float_codes
 from quanterr.kernel.rounding import Codes, find_codes, make_integers
-from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor
+from quanterr.recipes.base import Encoder, Piece, Source, StoredTensor
 from quanterr.recipes.calibration import Calibrator
 
 
@@ -46,8 +46,8 @@ INT8 = CodeType(torch.int8, "I8", 127.0, make_integers(-127, 127))
 
 
 @dataclass(frozen=True)
-class ScaledScheme(Scheme):
-    """A scheme with a scale for each block of ``edges`` (rows, columns); 0 means all rows or columns."""
+class ScaledEncoder(Encoder):
+    """An encoder with a scale for each block of ``edges`` (rows, columns); 0 means all rows or columns."""
 
     codes: CodeType
     edges: tuple[int, int]

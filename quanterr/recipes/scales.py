@@ -105,7 +105,7 @@ class _WeightScales:
     def _measure(self, number: int) -> None:
         piece = Piece(self._rows(*self._pieces[number]))
         for file in self._files:
-            self._found[file].add(number, file.recipe.scheme.measure(piece, file.importance))
+            self._found[file].add(number, file.recipe.encoder.measure(piece, file.importance))
         with self._lock:
             self._missing -= 1
             if not self._missing:
@@ -121,7 +121,7 @@ class _WeightScales:
             )
         if file.stretch != 1:
             measured = measured * file.stretch
-        return file.recipe.scheme.settle(measured, file.source)
+        return file.recipe.encoder.settle(measured, file.source)
 
 
 class CodeCache:

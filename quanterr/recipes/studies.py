@@ -15,7 +15,7 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.documents.ranking.model import Changed, Study
 from quanterr.errors import Interrupted
 from quanterr.recipes.base import FLOATS, Recipe
-from quanterr.recipes.blocks import BlockScheme
+from quanterr.recipes.blocks import BlockEncoder
 from quanterr.recipes.matrices import Matrix, matrices_of
 from quanterr.recipes.quantized_file import ImportanceOf, choose_weights
 from quanterr.recipes.tensors import apply_recipe, explain_refusal
@@ -96,7 +96,7 @@ def _measure_noises(x: Tensor, lesser: Sequence[Tensor], recipe: Recipe) -> Iter
 
 def _has_separate_scales(recipe: Recipe) -> bool:
     """Return whether scales are stored apart from codes; ggml's types keep scales inside blocks."""
-    return not isinstance(recipe.scheme, BlockScheme)
+    return not isinstance(recipe.encoder, BlockEncoder)
 
 
 def _measure_noise(x: Tensor, recipe: Recipe, stretch: float = 1.0) -> float:

@@ -28,7 +28,7 @@ from torch import Tensor
 from quanterr.formats.bnb_4bit import TABLES
 from quanterr.kernel.rounding import Codes, find_codes, make_counts, make_table
 from quanterr.kernel.structs import Packing
-from quanterr.recipes.base import Piece, Scheme, Source, StoredTensor
+from quanterr.recipes.base import Encoder, Piece, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
 from quanterr.tensors.packing import pack_pairs
 
@@ -38,8 +38,8 @@ LEAST = 1e-38  # replaces a magnitude of zero
 
 
 @dataclass(frozen=True)
-class TableScheme(Scheme):
-    """A scheme with the table ``kind``, nf4 or fp4; ``block`` elements share a scale."""
+class TableEncoder(Encoder):
+    """An encoder with the table ``kind``, nf4 or fp4; ``block`` elements share a scale."""
 
     kind: str
     block: int

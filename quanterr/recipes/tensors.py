@@ -128,7 +128,7 @@ class _StraightThrough(torch.autograd.Function):
 
 def explain_refusal(tensor: Tensor, recipe: Recipe) -> str | None:
     """Explain why a matrix of floats cannot be stored by a recipe; None if it can."""
-    return recipe.scheme.explain_refusal(_describe_source(tensor))
+    return recipe.encoder.explain_refusal(_describe_source(tensor))
 
 
 def _parse_exact(tensor: Tensor, name: str) -> Recipe:
@@ -138,7 +138,7 @@ def _parse_exact(tensor: Tensor, name: str) -> Recipe:
         UsageError: the recipe is unknown, or falls back to another for these columns.
     """
     recipe = parse_recipe(name)
-    if tensor.dim() == 2 and (other := recipe.scheme.fallback(tensor.shape[1])) is not None:
+    if tensor.dim() == 2 and (other := recipe.encoder.fallback(tensor.shape[1])) is not None:
         raise UsageError(f"{recipe.name}: {tensor.shape[1]} columns do not fill its blocks; {other.name} stores them")
     return recipe
 
@@ -164,7 +164,7 @@ def _make_file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0, importance:
 
 def read_weight(file: QuantizedFile) -> Weight:
     """Return the weight that a reader makes of a recipe's stored tensors."""
-    config = file.recipe.scheme.config
+    config = file.recipe.encoder.config
     edges: Any = config.get("weight_block_size")
     blocks = (((edges[0], edges[1]), file.recipe.name),) if edges else ()
     hints = Hints(blocks=blocks, shape=(file.source.rows, file.source.cols), config=config)

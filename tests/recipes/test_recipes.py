@@ -18,7 +18,7 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.recipes import Source, list_recipes, parse_recipe, parse_recipes
 from quanterr.recipes.base import Piece
-from quanterr.recipes.blocks import BlockScheme
+from quanterr.recipes.blocks import BlockEncoder
 from quanterr.recipes.matrices import open_rows
 from quanterr.recipes.quantized_file import PIECE, _count_bytes, choose_weights, mix_recipes
 from quanterr.recipes.tensors import (
@@ -115,8 +115,8 @@ def test_small_weight_is_encoded_once(tmp_path, monkeypatch, rows, times):
     with open_checkpoint(store(tmp_path / "x.safetensors", {"a.weight": numbers(rows, 256)})) as checkpoint:
         virtual, _ = mix_recipes(checkpoint, {"a.weight": parse_recipe("gguf_q8_0")}, "gguf_q8_0")
         entry = virtual.entries["a.weight"]
-        made, encode = [], BlockScheme.encode
-        monkeypatch.setattr(BlockScheme, "encode", lambda *words: made.append(1) or encode(*words))
+        made, encode = [], BlockEncoder.encode
+        monkeypatch.setattr(BlockEncoder, "encode", lambda *words: made.append(1) or encode(*words))
         piece, row = entry.nbytes // rows * (PIECE // 256), entry.nbytes // rows
         whole = [bytes(entry.file.read(entry.offset + n * piece, piece)) for n in range(2)]
         some = {bytes(entry.file.read(entry.offset + piece + 7 * row, 3 * row)) for _ in range(2)}
@@ -130,10 +130,10 @@ def test_most_values_equal_the_real_writer_with_importance(kind):
     """The golden file holds a weight's first rows by llama-quantize --imatrix; its compiler may fuse operations."""
     golden = load(lzma.decompress((GOLDEN / "with_importance.safetensors.xz").read_bytes()))
     x, theirs, own = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
-    scheme = parse_recipe(f"gguf_{kind}").scheme
-    [codes] = scheme.list_tensors(Source(*x.shape, "F32"))
+    encoder = parse_recipe(f"gguf_{kind}").encoder
+    [codes] = encoder.list_tensors(Source(*x.shape, "F32"))
     raw = torch.empty(_count_bytes(codes.dtype, codes.shape), dtype=torch.uint8)
-    scheme.encode(x, 0, (), raw, golden["importance"])
+    encoder.encode(x, 0, (), raw, golden["importance"])
     ours = torch.from_numpy(gguf.quants.dequantize(raw.view(len(x), -1).numpy(), own)).view(x.shape)
 
     assert (ours == theirs).float().mean() > 0.95
@@ -144,9 +144,9 @@ def test_most_values_equal_the_real_writer_with_importance(kind):
 def test_rows_are_measured_and_encoded_unchanged(name):
     """Other recipes share the same rows."""
     x = torch.randn(128, 256, generator=torch.Generator().manual_seed(1))
-    rows, scheme, source = x.clone(), parse_recipe(name).scheme, Source(128, 256, "F32")
-    settled = scheme.settle(scheme.measure(Piece(rows), torch.ones(256)), source)
-    scheme.encode(rows, 0, settled, torch.empty(_count_bytes(*scheme.list_tensors(source)[0][1:]), dtype=torch.uint8))
+    rows, encoder, source = x.clone(), parse_recipe(name).encoder, Source(128, 256, "F32")
+    settled = encoder.settle(encoder.measure(Piece(rows), torch.ones(256)), source)
+    encoder.encode(rows, 0, settled, torch.empty(_count_bytes(*encoder.list_tensors(source)[0][1:]), dtype=torch.uint8))
 
     assert torch.equal(x, rows)
 
@@ -226,7 +226,7 @@ class TestCandidate:
             written |= {key.removesuffix("weight") + part: tensor.clone() for part, tensor in parts.items()}
         save_file(written, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(
-            json.dumps({"quantization_config": dict(parse_recipe(name).scheme.config)})
+            json.dumps({"quantization_config": dict(parse_recipe(name).encoder.config)})
         )
         assert plain(report) == plain(quanterr.compare(checkpoint, tmp_path, device="cpu"))
 

@@ -55,7 +55,7 @@ def store(
 
 def config_of(recipe: str) -> dict[str, Any]:
     """Return the configuration of a checkpoint that the recipe makes."""
-    declared = parse_recipe(recipe).scheme.config
+    declared = parse_recipe(recipe).encoder.config
     return {"quantization_config": dict(declared)} if declared else {}
 
 
