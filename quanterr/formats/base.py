@@ -308,7 +308,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
             return None
         workspace.fill((scale,), 1)
         units = self._find_units(chunk, workspace)
-        if units is None and self.levels is not None and self.levels.centred:  # stacked experts: units are unknown
+        if units is None and self.levels is not None and self.levels.centred:  # decoded without a table of units
             values = self.dequantize(chunk, workspace).weight
             return values.abs().amax().view(1, 1) / self.levels.highest  # the largest code occurs in nearly every group
         return units

@@ -54,7 +54,7 @@ class SampleMeasurer:
         conspicuous = self._find_conspicuous(found)
         if not any(conspicuous):
             return found
-        of_scales = ScaleSampler(weight, None) if spans_rows(weight) else self._make_scale_sampler()
+        of_scales = self._make_block_sampler() if spans_rows(weight) else self._make_scale_sampler()
         of_scales.one_zero = plain.one_zero
         parts, beside = self._inspect(found, conspicuous, of_scales)
         return of_scales.result(found._replace(parts=parts), beside)
@@ -71,7 +71,7 @@ class SampleMeasurer:
             return found
         found, of_scales = self._find_nearest(chunks, whole)
         if spans_rows(weight):
-            of_scales = ScaleSampler(self._weight, None)
+            of_scales = self._make_block_sampler()
             for chunk in _list_sampled_blocks(self._weight):
                 self._add_blocks(chunk, of_scales)
         if found.n == self._sums.n or self._weight.rotated or weight.matrix[1] > WIDEST:
@@ -164,6 +164,10 @@ class SampleMeasurer:
         weight, is_rotated = self._weight.unrotated, self._weight.rotated
         largest, runs = (None, None) if is_rotated else (self._sums.x_max, find_run_maxima(weight, self._sums))
         return ScaleSampler(weight, largest, partial(self._find_least_units, weight), runs)
+
+    def _make_block_sampler(self) -> ScaleSampler:
+        """Make the sampler of scales of blocks of rows, which are read apart from the sampled rows."""
+        return ScaleSampler(self._weight, None, partial(self._find_least_units, self._weight))
 
     def _find_least_units(self, weight: Weight, row: int) -> Tensor | None:
         """Return the factors of a row's codes with the least scale, (1, c); None if unknown."""

@@ -215,7 +215,7 @@ class ScaleSampler:
     ) -> None:
         """Add parts of groups of float codes whose scales are far too large, where parts with small values lose."""
         levels, cols = self._weight.levels, x.shape[1]
-        if not self.has_floats or scales.shift is not None or not levels or cols % PART:
+        if not self.has_floats or scales.shift is not None or not levels or groups.cols % PART:
             return
         if bool((found.needed < 1 / WIDE).any()):
             parts = measure_part_losses(levels, x, scales.unit, found, groups, PART)

@@ -232,6 +232,24 @@ class TestUnderflow:
         assert ("underflow", severity) == (found.code, found.severity)
         assert "too small for the scales of nvfp4" in found.message
 
+    @pytest.mark.parametrize(("rows", "severity"), [(1, "info"), (40, "warning")])
+    def test_underflow_in_experts_with_columns_of_scales_is_reported(self, tmp_path, rows, severity):
+        w = weights(256, 128)
+        w[5 : 5 + rows] *= 1e-6
+        codes, scales, scale = as_nvfp4(w).values()
+        codes, scales = (part.view(torch.uint8).T.contiguous()[None] for part in (codes, scales))
+        scales = scales.view(torch.float8_e4m3fn)
+        name = "model.layers.0.mlp.experts.down_proj"
+        stored = {
+            name: codes,
+            f"{name}_weight_scale": scales.view(torch.float8_e4m3fn),
+            f"{name}_weight_scale_2": scale,
+        }
+        report = compared(tmp_path, {name: torch.from_numpy(w.T[None].copy()).bfloat16()}, stored)
+        (found,) = report.findings
+
+        assert ("nvfp4_experts", "underflow", severity) == (report.layers[0].format, found.code, found.severity)
+
     def test_underflow_does_not_excuse_zero_scales(self, tmp_path):
         """The row has zeros although a scale could have been stored."""
         w = weights(128, 256)
