@@ -288,7 +288,7 @@ def _read_header(file: CheckpointFile, lenient: bool) -> tuple[list[Entry], dict
 def _check_split(files: list[CheckpointFile], found: list[GgufMetadata], n_tensors: int) -> None:
     """Check that the shards of a split GGUF are complete and in order, by their split.* keys."""
     if len(found) < len(files):
-        raise CheckpointError(f"{files[0]}: of {len(files)} shards {len(found)} are GGUF files, the others not")
+        raise CheckpointError(f"{files[0]}: only {len(found)} of {len(files)} shards are GGUF files")
     for number, (file, metadata) in enumerate(zip(files, found, strict=True)):
         total, own = metadata.get_int("split.count") or 1, metadata.get_int("split.no") or 0
         if total != len(files) or own != number:
@@ -317,7 +317,7 @@ def _check_size(total: object, entries: dict[str, Entry], given: str) -> list[st
     stored = sum(entry.nbytes for entry in entries.values())
     if not isinstance(total, int | float) or not total or total == stored:
         return []
-    return [f"{given}: index states {total:,} bytes (total_size), its tensors have {stored:,}: of another checkpoint?"]
+    return [f"{given}: index states {total:,} bytes (total_size), its tensors have {stored:,}: is it outdated?"]
 
 
 def _find_unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
@@ -346,7 +346,7 @@ def _note_twins(names: Iterable[str], given: str) -> list[str]:
 def _read_configs(folder: Place, names: Iterable[str]) -> tuple[JsonObject, list[str]]:
     """Read the config files in the folder of the weights, one key per file; return them and notes on unreadable ones.
 
-    Configs are only hints: the tensors decide their format, and where they leave it open, nothing is guessed.
+    Configs are hints: whatever they declare, a weight is read only by a format that fits its stored tensors.
     """
     found: JsonObject = {}
     notes = []

@@ -62,7 +62,7 @@ def _retype(entry: Entry, name: str, kind: object, declared: str) -> Entry:
     known = OF_NAME.get(kind) if isinstance(kind, str) else None
     if known is None or known.head or known.tail or known.rows > 1:  # no producer stores other types in safetensors
         raise CheckpointError(
-            f"{entry.file}: {display(entry.name)}: the configuration declares {declared}: not a type of ggml"
+            f"{entry.file}: {display(entry.name)}: quanterr cannot read {declared}, which the configuration declares"
         )
     elements, n_bytes = known.elements, known.n_bytes
     row = prod(entry.shape[1:])

@@ -127,7 +127,7 @@ _BITNET = "microsoft/BitNet's fork of llama.cpp"  # its ggml/include/ggml.h has 
 _IK = "ik_llama.cpp"
 _REMOVED = "which llama.cpp has removed; convert the model again"
 _INPUTS = "which is only for activations"
-# Ids that quanterr reads no weight of → (name, reason).
+# Ids of types that quanterr refuses to read → (name, reason).
 REFUSED = {
     **{number: (name, _REMOVED) for number, name in {4: "Q4_2", 5: "Q4_3"}.items()},
     **{number: (name, _REMOVED) for number, name in {31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}.items()},
@@ -151,7 +151,7 @@ REFUSED = {
 IN_FORKS = {
     36: (
         "I2_S or IQ4_NL_4_4",
-        f"I2_S in {_BITNET}, whose bytes would be others, IQ4_NL_4_4 in old files of llama.cpp, {_REMOVED}",
+        f"I2_S in {_BITNET}, which the stored bytes do not fit, or IQ4_NL_4_4 in old files of llama.cpp, {_REMOVED}",
     ),
     39: ("TL2", f"as {_BITNET} may have it: too few bytes are stored for MXFP4, which has this id in llama.cpp"),
 }

@@ -34,7 +34,7 @@ def compare(original: Side, quantized: Side, **options: Unpack[CompareKeywords])
 
     Raises:
         UsageError: a pattern matches nothing, no layer is left, the device is unknown, or a rule is invalid.
-        UnjudgedError: the rules cannot judge the report, which the error has as its ``document``.
+        UnjudgedError: the rules cannot judge the report. The error keeps the report as its ``document``.
         CheckpointError: an input is missing, damaged, or changes while it is read.
         ResourceError: the device is not available, or memory runs out.
     """

@@ -38,7 +38,7 @@ def rank(
     whose report is inconclusive is not ranked, and makes the ranking's verdict ``inconclusive``.
 
     Raises:
-        UsageError: there are fewer than two candidates, one is given twice, or as :func:`compare`.
+        UsageError: there are fewer than two candidates, a candidate is given twice, or :func:`compare` raises it.
         CheckpointError, ResourceError: as :func:`compare`.
     """
     chosen = RankOptions(**options)
@@ -65,8 +65,8 @@ def sweep(original: Side, to: Iterable[str] = (), **options: Unpack[SweepKeyword
     the other fields of :class:`quanterr.options.SweepOptions`, by name.
 
     Raises:
-        UsageError: a recipe is unknown, there is nothing to quantize, or as :func:`compare`.
-        CheckpointError: a weight contains NaN or infinity, or as :func:`compare`.
+        UsageError: a recipe is unknown, there is nothing to quantize, or :func:`compare` raises it.
+        CheckpointError: a weight contains NaN or infinity, or :func:`compare` raises it.
         ResourceError: as :func:`compare`.
     """
     chosen = SweepOptions(to=to, **options)

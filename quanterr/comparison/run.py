@@ -43,7 +43,7 @@ STORED = (str, os.PathLike, Checkpoint)  # types of candidates that are not reci
 
 
 class _Inputs(NamedTuple):
-    """The checkpoints to compare, the selected layers, and what weights their errors."""
+    """The checkpoints to compare, the selected layers, and the importance and sensitivities, if given."""
 
     original: Checkpoint
     candidates: list[Checkpoint]
@@ -157,7 +157,7 @@ def _pair(inputs: _Inputs) -> list[Pairing]:
 
 
 def _make_builders(pairings: Sequence[Pairing], inputs: _Inputs) -> list[ReportBuilder]:
-    """Make the builder of each candidate's report, and free what pairing has used for its tables of names."""
+    """Make a report builder for each candidate, and free the memory that pairing used for its tables of names."""
     sensitivity, builders = inputs.sensitivity, []
     for pairing, candidate in zip(pairings, inputs.candidates, strict=True):
         if sensitivity is None:

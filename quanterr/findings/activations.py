@@ -24,7 +24,7 @@ MAY_BE_ZERO = "activation_scale"  # zero where Gemma's quantizer does not round 
 OF_INPUTS = "input_scale", "activation_scale", "act_scale"
 MOST_SCALE = 1e12  # scales of activations and tables of factors stay below it; scales stay above its inverse
 NOT_ROTATED = float(torch.tensor(1e30))  # in rope_freqs: llama.cpp rotates these dimensions by nothing (Gemma 4)
-# What is missing of a KV cache → what vLLM does (see find_cache_scales).
+# What is missing of a KV cache → what vLLM or other runtimes do (see find_cache_scales).
 WITHOUT_SCALES = {
     "keys": "vLLM refuses the file",
     "values": "vLLM uses those of keys",
@@ -71,7 +71,7 @@ def report_absent_scales(weights: Mapping[str, str], is_calibrated: bool) -> Ite
         )
         if not is_calibrated:
             message += "; as no weight has one, a runtime does not quantize the inputs (W4A16 for W4A4), or refuses"
-        remedy = "recalibrate, or declare dynamic activations: runtimes refuse the file or use a scale of 1"
+        remedy = "recalibrate, or declare dynamic activations; otherwise runtimes refuse the file or use a scale of 1"
         yield make_finding("missing_input_scale", "warning", None, message, remedy, layers=names)
 
 

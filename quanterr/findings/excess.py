@@ -371,7 +371,7 @@ def _report_clipping(pair: Pair, found: Attainable) -> Finding:
         pair.name,
         f"{display(pair.name)}: {share:.2g} % of the original's values are beyond the range of their scales: "
         f"{found.snr_db:.1f} dB at best, {without:.1f} dB without clipping",
-        "use larger scales, or finer ones; scales of zero lose all values",
+        "use larger scales, or smaller groups; scales of zero lose all values",
         clipped_pct=share,
         attainable_snr_db=found.snr_db,
         without_clipping_db=without,

@@ -11,7 +11,7 @@ from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import Pair
 
 MOST_DB = 29.0  # SNR that any correct weight reaches if bits suffice: floats of 8 bits do
-OUTLIERS_DB = 4.0  # a usual loss to outliers; only narrower ranges of usual levels apply to single weights
+OUTLIERS_DB = 4.0  # a usual loss to outliers; ranges of usual levels apply to single weights only if they are narrower
 CAST_BF16 = 2.0**-8  # relative error of a cast to BF16
 EXACT_DB = 400.0  # stands for no error at all
 

@@ -1,10 +1,10 @@
 """Contradictions between a GGUF file's weights and the type in general.file_type or in its name.
 
 llama-quantize chooses the type of each tensor by rules (src/llama-quant.cpp, ``llama_tensor_get_type_impl`` at
-007dbbf3fd17): a mixture has more bits for some weights, and embeddings and the output follow rules of their own. The
-type that it is named after remains that of a third of the other weights at least, where the MLP has no gate, and
-elsewhere of most. Where columns do not fill blocks, another type takes its place (``tensor_type_fallback``): in models
-with odd sizes, of all weights.
+007dbbf3fd17): a mixture has more bits for some weights, and embeddings and the output follow rules of their own. Of
+the other weights, at least a third keep the type in the name if the MLP has no gate; otherwise most of them do. Where
+columns do not fill blocks, another type takes its place (``tensor_type_fallback``): in models with odd sizes, that
+concerns all weights.
 """
 
 import re
@@ -27,7 +27,7 @@ FILE_TYPES: Mapping[int, str] = {
     22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
     30: "IQ4_XS", 31: "IQ1_M", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
 }  # fmt: skip
-# Name → the types of the weights that are not given more bits, where they are not the name without its last letter
+# Name → the types of weights that get no extra bits. A missing name means the type that it starts with: Q4_K of Q4_K_M
 # (llama_ftype_get_default_type; in IQ3_XS, most of the MLP has IQ3_XXS).
 MAIN_TYPES: Mapping[str, tuple[str, ...]] = {
     "IQ3_XS": ("IQ3_S", "IQ3_XXS"), "IQ3_M": ("IQ3_S",), "IQ2_S": ("IQ2_XS",), "IQ2_M": ("IQ2_S",),

@@ -63,7 +63,7 @@ def report_sibling_inputs(scales: Mapping[str, StaticScale]) -> Iterator[Finding
     names = [one for _, one in groups]
     used = (
         f"the scale that a runtime takes clips the inputs of {display(name)} at 1/{largest:.3g} of its range"
-        if scales[name].is_divisor
+        if scales[name].multiplies
         else f"the range of {display(name)} is the smaller one, which clips the inputs that its siblings saw"
     )
     message = (

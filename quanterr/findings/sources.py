@@ -84,8 +84,8 @@ def check_sources(seen: Sequence[WeightSummary], declared: Method) -> Iterator[F
 
     Args:
         seen: the weights that differ.
-        declared: the method that config.json names: codes beyond any rounding prove nothing if it does not round to the
-            nearest.
+        declared: the method that config.json names: if this method does not round to the nearest, codes beyond any
+            rounding prove nothing.
     """
     off = [one for one in seen if _is_off(one)]
     worst = sorted(off, key=lambda one: -(one.excess_db or 0.0))[:MOST_READ]
@@ -101,9 +101,9 @@ def check_sources(seen: Sequence[WeightSummary], declared: Method) -> Iterator[F
 
 
 def _is_off(one: WeightSummary) -> bool:
-    """Return True for a weight with excess error that is large enough, with enough levels, to be judged.
+    """Return True for a weight with excess error, known levels, and a size that allows a judgement.
 
-    A branch that is rounded after the codes moves the values of which these were made: SDNQ loses 3 dB by it.
+    Weights with a low-rank branch are left out: rounding the branch after the codes costs 3 dB in SDNQ.
     """
     weight = one.pair.quantized.unrotated
     levels = weight.levels

@@ -27,7 +27,8 @@ from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.util.text import count, display
 
 BIASED = 0.3  # share of the squared error that comes from the mean error; rounding causes 1 / n
-WEAK = 4  # correct scales may lose a row whose energy is this many times less than the mean
+# Correct scales may lose a row whose energy is this many times less than the mean, and saturate this many codes each.
+WEAK = 4
 
 
 def check_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
@@ -171,7 +172,7 @@ def _check_saturation(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     sums, scales = done.sums, done.scales
     if not scales or sums.n < ENOUGH or sums.saturated <= FEW * sums.n + WEAK * scales.number:
         return
-    if _is_fine(sums):  # all ternary values are at an end of the range
+    if _is_fine(sums):  # all nonzero ternary values are at an end of the range
         return
     share = 100 * sums.saturated / sums.n
     yield make_finding(
@@ -179,7 +180,7 @@ def _check_saturation(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
         "warning",
         pair.name,
         f"{display(pair.name)}: {share:.3g} % of the codes are at the end of their range: larger values were clipped",
-        "use a larger scale, or finer ones",
+        "use larger scales, or smaller groups",
         saturated_pct=share,
     )
 
@@ -206,7 +207,7 @@ def _check_bias(pair: Pair, sums: Sums) -> Iterator[Finding]:
 
 
 def _is_fine(sums: Sums) -> bool:
-    """Return True if the SNR is so high that nothing is reported."""
+    """Return True if the SNR is so high that neither saturated codes nor a bias matter."""
     return level(as_float(sums.x_sq), as_float(sums.e_sq)) > FINE_DB
 
 

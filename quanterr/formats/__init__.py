@@ -1,7 +1,7 @@
 """Every format that quanterr reads, one row each; the first that fits is taken.
 
-To add a format: write its module (start from int8_scaled.py), put a golden file made by its producer into
-tests/golden/, and add the module to MODULES. Nothing else knows its name.
+To add a format: write its module (start from a close one, such as ct_nvfp4.py), put a golden file made by its producer
+into tests/golden/, and add the module to MODULES. Nothing else knows its name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -168,8 +168,8 @@ FORMATS: tuple[Format, ...] = tuple(
     row.with_specification(module.__doc__ or "") for module in MODULES for row in module.FORMATS
 )
 
-# Endings of the names of tensors that accompany quantized weights and never change them: scales of activations and of
-# the KV cache.
+# Endings of the names of tensors that accompany quantized weights and never change them: scales and zero points of
+# activations and of the KV cache, and a marker.
 AUXILIARY = (
     "input_scale",
     "input_scale_2",
@@ -211,7 +211,7 @@ def is_auxiliary(name: str) -> bool:
 def anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
     """Return the weight whose elements ``entry`` holds under another name (X.qweight holds X.weight).
 
-    None if it holds no such weight, or if a part that every matching format needs is missing.
+    None if it holds no such weight, or if each matching format lacks a part that it needs.
     """
     if not entry.name.endswith(_find_anchors()):
         return None
@@ -256,7 +256,7 @@ class StoredParts:
     """The tensors of a checkpoint, in which the parts of a weight are found by name."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
-        """Note how the names end, as most endings that formats know do not occur in a checkpoint."""
+        """Collect the last words of all names, so that ``find`` skips templates that no stored name can match."""
         self.entries = entries
         self._words = {name.rpartition(".")[2] for name in entries}
         self._templates: dict[tuple[str, str], list[str]] = {}  # the parts' templates, by the codes' template and dtype
@@ -312,7 +312,7 @@ def recognize(
     """Return the weight ``name``, read by the first format that fits the stored tensors exactly.
 
     ``codes`` holds the elements; ``stored`` is the whole checkpoint; ``siblings`` are the tensors that belong to this
-    weight only: a sibling that no format uses is an error, never ignored.
+    weight only: a sibling that may change it and that no format uses is an error, never ignored.
 
     Raises:
         FormatMismatch: no format fits. The message names what was found, and what the nearest format lacks or leaves
@@ -337,7 +337,7 @@ def recognize(
     )
     if explained:
         raise FormatMismatch(explained)
-    beside = f"; stored with it: {listed([entry.name for entry in siblings])})" if siblings else ""
+    beside = f"; stored with it: {listed([entry.name for entry in siblings])}" if siblings else ""
     raise FormatMismatch(f"{codes} is in a layout that this version does not support; see `quanterr formats`{beside}")
 
 

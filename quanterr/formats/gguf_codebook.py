@@ -114,7 +114,7 @@ def _look_up_entries(raw: Tensor, at: int, run: int, table: tuple[int, ...], wor
 
 @cache
 def _make_pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the table entries of two codes in two bytes, indexed by the bytes as one number: int16 (15 · 257 + 1,)."""
+    """Return the table entries of two codes in two bytes, by the number that both bytes form: int16 (15 · 257 + 1,)."""
     entries = torch.tensor(table, dtype=torch.int8)
     number = torch.arange(15 * 257 + 1)
     return pack_integers(torch.stack([entries[number & 15], entries[number >> 8 & 15]], 1)).to(device)
@@ -143,7 +143,7 @@ def fit_nvfp4(parts: Parts) -> Weight:
         return weight
     shape = parts.codes.shape
     if scale.n != 1 and not (len(shape) == 3 and scale.n == shape[0]):
-        raise FormatMismatch(f"scale {scale} is neither one nor one for each expert of a weight of shape {list(shape)}")
+        raise FormatMismatch(f"scale {scale} should be one number or one per expert of a weight of shape {list(shape)}")
     decoder = Decoder(parts.codes, parts.matrix[1], ElementType.NVFP4, scale=partial(read_scales, parts, scale))
     foreign = scale.name.endswith(".weight.scale")
     warning = "its scale is called X.weight.scale: llama.cpp looks for X.scale, and refuses or ignores this one"

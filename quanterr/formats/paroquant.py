@@ -107,7 +107,7 @@ def _dequantize_blocks(parts: Parts, coded: Dequantize, chunk: Chunk, workspace:
 class Turns(NamedTuple):
     """The rotations from the last to the first: the places of each pair's columns at that point, and the angles.
 
-    A rotation leaves the first columns of a block's pairs before the second; ``home`` is where each column is at last.
+    Each rotation writes the first columns of all pairs of a block, then the second; ``home`` finds each column again.
     """
 
     places: list[tuple[Tensor, Tensor]]  # (blocks, pairs of a block) each

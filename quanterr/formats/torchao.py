@@ -19,7 +19,7 @@
 
 All may have experts as a leading axis. If is_swizzled_scales is true, the scales are in the tiles of
 shared/swizzled_scales.py; the scales of stacked experts form one matrix. act_pre_scale (cols,) multiplies the layer's
-input, and so the columns of the weight: rounded. Scales of activations change no weight.
+input, and so the columns of the weight, whose values are rounded again. Scales of activations change no weight.
 
 Reference: pytorch/ao@36027d82 torchao/prototype/safetensors/safetensors_support.py; torchao/quantization/quantize_/
 workflows; torchao/prototype/mx_formats.
@@ -136,9 +136,10 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     number = 1 if one else codes.n // group
     for part in (scale, parts.get("zero_point")):
         if part and part.n != number:
-            raise FormatMismatch(f"{part} should have {count(number, 'number')}: one per {group} columns of {codes}")
+            each = "one for the whole tensor" if one else f"one per {group} columns of {codes}"
+            raise FormatMismatch(f"{part} should have {count(number, 'number')}: {each}")
     if scale.dtype not in FLOATS:
-        raise FormatMismatch(f"its scale {scale} should be floating")
+        raise FormatMismatch(f"its scale {scale} should have a floating dtype")
     target = declared.get("target_dtype")
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
     code_bits = parse_digits(named.removeprefix("int")) or 8
@@ -167,7 +168,7 @@ class IntegerTensor:
 
     @property
     def native(self) -> Dequantize:
-        """:meth:`dequantize`, with a decoder, unless columns have scales of their own."""
+        """:meth:`dequantize`, with a decoder for the compiled kernel unless ``pre_scale`` multiplies the columns."""
         if self.pre_scale:
             return self.dequantize
         _, ends = element_types.ELEMENTS["I8"]
@@ -276,7 +277,7 @@ def _fit_microscaled(parts: Parts, declared: Description, element: SmallFloat, b
     if shape[-1] % block or scale.n != stored:
         way = "in tiles" if tiled else "in rows"
         raise FormatMismatch(
-            f"its scale {scale} should have {count(stored, 'number')}, {way}: one per {block} columns of {codes}"
+            f"its scale {scale} should have {count(stored, 'number')}, {way}: one per {block} columns of {list(shape)}"
         )
     scales = BlockScales(scale, rows, blocks, 1, tiled)
     return parts.weight(

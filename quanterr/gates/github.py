@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from quanterr.documents.gate_results import HasGates, drop_gate_messages
-from quanterr.outputs.formatting import LONG, describe_violation, is_said_in_numbers, sentence
+from quanterr.outputs.formatting import LONG, describe_violation, has_only_numbers, sentence
 from quanterr.outputs.markdown import format_code
 from quanterr.util.text import escape_commands, format_decisive, format_exact
 
@@ -98,7 +98,7 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |\n"
     for gate in judged.gates:
         layers = [violation for violation in gate.violations if violation.layer is not None]
-        if gate.status == "fail" and not is_said_in_numbers(gate):
+        if gate.status == "fail" and not has_only_numbers(gate):
             yield f"\n{_code(gate.message)}{', because: ' + _code(gate.reason) if gate.reason else ''}\n\n"
             if len(layers) > 1:  # the message names a single one
                 yield from (f"- {_code(describe_violation(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])

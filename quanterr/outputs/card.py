@@ -1,6 +1,6 @@
 """Documents as a section of a model card, between two comments that mark it for replacement.
 
-A card has the conclusion, its first table and all faults; the summary of a job has all tables. Names may be
+A card has the conclusion, the first table, warnings and errors; the summary of a CI job has all parts. Names may be
 hostile: see markdown.py.
 """
 
@@ -25,7 +25,7 @@ def write(document: Result, file: IO[str]) -> None:
 
 
 def section(document: Result) -> str:
-    """Return the section of a model card with its comments: one table and all faults; for a diff, all tables."""
+    """Return the section of a model card with its comments: one table, warnings and errors; for a diff, all parts."""
     view = document.view(TOP)
     parts = [part for section in view.sections if CARD in section.media for part in section.parts]
     tables = [part for part in parts if isinstance(part, Table) or (isinstance(part, FigureGroup) and part.shown)]

@@ -41,11 +41,11 @@ def format_change(value: float) -> str:
 
 
 def format_cosine(value: float | None) -> str:
-    """Format with eight decimals, or as "1 - 1.2e-12" where these would round to 1."""
+    """Format with eight decimals, or as "1 - 1.2e-12" where these would show 1."""
     if value is None:
         return UNDEFINED
     text = f"{value:.8f}"
-    return f"1 - {1 - value:.1e}" if abs(float(text)) == 1 and value < 1 else text
+    return f"1 - {1 - value:.1e}" if float(text) == 1 and value < 1 else text
 
 
 def format_in_units(score: "Score", value: float, error: float | None = None, digits: int = 5, sign: str = "") -> str:
@@ -110,7 +110,7 @@ def describe_gate(gate: Gate) -> tuple[str, str]:
     return ("does not hold", "fail") if gate.severity == "error" else ("does not hold, a warning", "warning")
 
 
-def is_said_in_numbers(gate: Gate) -> bool:
+def has_only_numbers(gate: Gate) -> bool:
     """Return True if a gate's observed value and margin are its whole result, without layers or a reason."""
     return gate.observed is not None and not gate.reason and all(one.layer is None for one in gate.violations)
 
@@ -132,7 +132,7 @@ def sentence(text: str) -> str:
 
 
 def say_once(reasons: Sequence[str]) -> list[str]:
-    """Return the reasons of a verdict; "as above" replaces a reason at the end of a later one, such as a gate's."""
+    """Return the reasons of a verdict. Where a reason ends with an earlier one, "as above" replaces that ending."""
     return [
         next((f"{reason.removesuffix(one)}as above" for one in reasons[:n] if reason.endswith(f" {one}")), reason)
         for n, reason in enumerate(reasons)

@@ -145,7 +145,7 @@ class Shares(NamedTuple):
 
 
 class FactList(NamedTuple):
-    """Facts, each a title with one or several texts."""
+    """Facts, each a title with a text."""
 
     shown: Sequence[tuple[str, str]]
 
@@ -288,7 +288,7 @@ class View(NamedTuple):
     verdict: str | None  # pass, fail, inconclusive; None: not judged
     conclusion: str  # the result in a sentence
     reasons: Sequence[str]  # reasons for the verdict
-    facts: Facts  # the compared files
+    facts: Facts  # the files, and what is known of them as a whole
     sections: Sequence[Section]
     about: str  # explains what the numbers mean and leave out
     made_by: str  # program and version

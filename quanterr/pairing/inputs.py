@@ -98,7 +98,7 @@ class StaticScale(NamedTuple):
     """A stored scale of a weight's inputs."""
 
     number: float
-    is_divisor: bool  # inputs are multiplied by it, so a larger scale means a smaller range
+    multiplies: bool  # inputs are multiplied by it, so a larger scale means a smaller range
 
 
 def read_static_scales(declared: Mapping[str, Inputs]) -> dict[str, StaticScale]:
@@ -134,7 +134,7 @@ def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
     if weight.branch is not None:
         return own._replace(branch=weight.branch, divisors=weight.branch.smooth)
     if any(role.rpartition(".")[2] in BRANCHES for role in weight.parts):
-        return Inputs(why_not="the order of its low-rank branch is not the model's")
+        return Inputs(why_not="its low-rank branch is not stored in the model's order, which is not emulated")
     return own
 
 

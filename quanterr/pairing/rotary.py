@@ -53,11 +53,11 @@ def unify_side(pair: Pair, side: int, configs: Iterable[JsonFields]) -> Pair:
         return pair
     heads = _find_head_count(paired[1], configs)
     names = pair.original.codes.name, pair.quantized.codes.name
-    both = f"{display(names[0])} and {display(names[1])} have the rows of each head in another order"
+    both = f"{display(names[0])} and {display(names[1])} order the rows of each head differently"
     if not heads:
         raise FormatMismatch(f"{both}, and neither config.json nor params.json gives the number of heads")
     if stored.shape[0] % (2 * heads):
-        raise FormatMismatch(f"{both}, and {heads} heads of pairs do not fit its {stored.shape[0]} rows")
+        raise FormatMismatch(f"{both}, and {stored.shape[0]} rows do not divide into pairs of rows for {heads} heads")
     halves = reorder(stored, grid(2, stored.shape[0] // heads // 2))
     evidence = f"rows of {heads} heads in pairs, as its name implies"
     halves = replace(halves, evidence=(evidence, *halves.evidence), prescribed=True)

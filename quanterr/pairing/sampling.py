@@ -39,7 +39,7 @@ class ReadingThreshold(NamedTuple):
     tried_above: float  # others are tried only if the first has a larger error
     times_better: float = inf  # factor by which the other's error must be smaller
     apart: bool = False  # also accept if the other is below RELATED and the first above UNRELATED
-    unless_same: bool = False  # instead, accept if the other is not a copy: only its own error counts
+    unless_same: bool = False  # instead, accept if the other's own error is above SAME, so that it is not a copy
 
     def is_met(self, first: float, other: float) -> bool:
         """Return whether the other reading wins."""
@@ -70,7 +70,7 @@ def choose_nearest(
     bar: ReadingThreshold,
     workspaces: "Workspaces",
 ) -> ChosenReading:
-    """Choose among (original, quantized) pairs by their errors on a few rows; try others only if the first is bad."""
+    """Choose among (original, quantized) pairs by their errors on a few rows; ``bar`` decides if others are tried."""
     if bar.tried_above >= SUSPICIOUS and 0 < (error := _error_of_first_rows(*first, workspaces)) <= SUSPICIOUS:
         return ChosenReading(None, error, error)  # no other reading can also be right in these rows
     error = relative_error(*first, workspaces)

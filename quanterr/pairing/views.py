@@ -29,7 +29,7 @@ def is_view(weight: Weight) -> bool:
 
 
 def take_rows(weight: Weight, first: int, shape: tuple[int, ...]) -> Weight:
-    """Return the rows of a weight's matrix from ``first`` on as a weight of this shape; if it is 1-D, its elements."""
+    """Return rows of a weight's matrix, from ``first`` on, as a weight of this shape; of a 1-D weight, elements."""
     if first == 0 and prod(shape) == prod(weight.shape):
         return reshape_weight(weight, shape)
     share = prod(shape) / max(prod(weight.shape), 1)
@@ -172,7 +172,7 @@ def reorder(weight: Weight, order: Order) -> Weight:
     )
 
 
-GAP = 8  # most rows between wanted ones that are read with them
+GAP = 8  # largest distance of wanted rows that are read together
 
 
 def _dequantize_reordered(

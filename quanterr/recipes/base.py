@@ -1,7 +1,7 @@
 """The interface of a recipe: how a weight is measured, and how it is stored.
 
 A weight is quantized in two passes over its rows: ``measure`` collects the numbers that scales are derived from, piece
-by piece and in any order; ``settle`` derives all scales; ``encode`` returns the codes of any rows. So no weight is ever
+by piece and in any order; ``settle`` derives all scales; ``encode`` writes the codes of any rows. So no weight is ever
 in memory as a whole.
 """
 

@@ -1,4 +1,4 @@
-"""Types in which runtimes keep keys and values, by name: what attention reads after they were stored, in float32.
+"""Types in which runtimes store keys and values: for each name, the values that attention reads back.
 
     f16, bf16       the float
     q8_0            ggml's: for 32 numbers of a head d = amax / 127; code = round(x · 127 / amax)
@@ -12,7 +12,7 @@
     int8_token      s = max(amax / 127, 1e-6); code = round(x · (1 / s)), away from zero at a tie
     int4            s = (max - min) / 15; code = round((x - min) / s): keys for 32 tokens of a channel, values for
                     32 numbers of a token. Keys of a last group that is not full stay as they are
-    nvfp4           for 16 numbers E4M3 of amax / 6 / s, with s as for fp8; E2M1 of x / that / s
+    nvfp4           for 16 numbers c = E4M3 of amax / 6 / s, with s as for fp8; code = E2M1 of x / c / s
     mxfp4           a power of two for 32 numbers: floor(log2(amax)) - 2; E2M1
 
 ggml's d and m are stored as float16. Codes are computed with 1 / d of the unrounded d, as in ggml.
@@ -121,7 +121,7 @@ def _kept(text: str, name: str | None, of: str) -> Kept | None:
     if found is None or (name.endswith(UNROTATED) and not found.rotates):
         what = f"{display(name.removesuffix(UNROTATED))} is not rotated" if found else f"{display(name)} is unknown"
         known = ", ".join(CACHE_TYPES)
-        raise UsageError(f"--kv {display(text)}: {what}; choose declared, none, or among {known}")
+        raise UsageError(f"--kv {display(text)}: {what}; choose declared, none or one of {known}")
     return Kept(name, of, found, found.rotates and not name.endswith(UNROTATED))
 
 

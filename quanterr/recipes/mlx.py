@@ -6,7 +6,7 @@
 
     edge = the end of the group's range, min x or max x, that is farther from zero
     scale = (max x - min x) / (2^b - 1), at least 1e-7, negative where edge is max x
-    scale = edge / round(edge / scale), bias = edge, unless that is 0 / 0: then bias = 0
+    steps = round(edge / scale): scale = edge / steps, bias = edge; but if steps = 0, scale stays and bias = 0
     code = round((x - bias) / scale) in [0, 2^b - 1]
 
 So zero and the edge are exact before scales are rounded.

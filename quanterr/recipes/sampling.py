@@ -8,8 +8,8 @@ Errors of rows have long tails: a few rows with outliers may make up most of a w
 them. So the worst run counts twice, and margins are 50 % wider. Then 95 of 100 estimates are within the margin for
 MiniLM's weights, which have such rows, and 99 for models without.
 
-Rows have the values that they have in the whole weight. If scales depend on all rows (a scale of the tensor, or scales
-that are quantized again), all rows are read for the scales.
+A sampled row is quantized as it would be in the whole weight. If scales depend on all rows (a scale of the tensor, or
+scales that are quantized again), all rows are read for the scales.
 """
 
 import json
@@ -95,7 +95,7 @@ def draw_runs(matrix: Matrix, share: float, together: int) -> Runs:
 
 @dataclass
 class Estimate:
-    """A weight's estimate by a recipe: Σe² and Σx² of each run that was read."""
+    """The estimated error of a recipe on a weight, from Σe² and Σx² of each run that was read."""
 
     runs: Runs
     noises: list[float] = field(default_factory=list)
@@ -174,7 +174,7 @@ def find_margin(estimates: Sequence[Estimate]) -> float | None:
 
 @torch.inference_mode()
 def estimate_matrix(matrix: Matrix, share: float, files: Sequence[QuantizedFile | None]) -> list[Estimate | None]:
-    """Estimate a matrix by the recipes of ``files``; None for recipes that cannot store it.
+    """Estimate the errors of the recipes of ``files`` on a matrix; None for recipes that cannot store it.
 
     Raises:
         CheckpointError: the matrix holds NaN or infinity, or the file cannot be read.

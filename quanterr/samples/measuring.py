@@ -32,14 +32,14 @@ class SampleMeasurer:
     """Measures the sample of a pair whose ``sums`` are known."""
 
     def __init__(self, reader: PairReader, sums: Sums) -> None:
-        """Read the sample, and rows and cells beyond it, with ``reader``."""
+        """Use ``reader`` to read the sample, and rows and cells beyond it."""
         self._reader, self._sums, self._buffers = reader, sums, reader.buffers
         self._pair, self._weight = reader.pair, reader.pair.quantized
 
     def measure(self, plain: PlainSample | None) -> Attainable | None:
         """Return the error that the stored scales allow; None if the nearest codes cannot be found.
 
-        ``plain`` is the sample as the kernel measured it, if it did. Without a result, it is measured closely.
+        ``plain`` is the kernel's measurement of the sample, if any; without a result, the sample is measured closely.
         """
         found = self._finish_plain(plain) if plain else None
         return found or self._measure_closely(plain is not None)

@@ -67,7 +67,7 @@ LIMITS = LimitsStruct(
     group_db=GROUP_DB,
     clipped_db=CLIPPED_DB,
     wide=WIDE,
-    fits=0.6,  # more than 1 / WIDE: less of the range is in use, by half a step, than the originals need
+    fits=0.6,  # more than 1 / WIDE, as rounding may leave half a step of the needed range unused
     moved=MOVED,
     fixed=FIXED,
     floor=FLOOR,
@@ -101,7 +101,7 @@ class PlainSample(NamedTuple):
 
     @property
     def one_zero(self) -> bool:
-        """True if all groups share a zero point, as the kernel knows or has found."""
+        """True if no group has a zero point, or if the kernel found that all groups have the same one."""
         return bool(self.struct.kind != CodeKind.SHIFTED or self.struct.zeros == Zeros.ONE)
 
     def list_blocks(self) -> KeptBlocks | None:
@@ -188,7 +188,7 @@ class PlainSample(NamedTuple):
 def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
     """Return a sample of ``rows`` rows for the kernel; None if the kernel cannot measure the error that scales allow.
 
-    It can if a weight's codes are multiplied by a single scale, or by a scale for each row, block or group of columns;
+    Such a weight's codes are multiplied by a single scale, or by a scale for each row, block or group of columns;
     groups of columns may also have zero points or shifts.
     """
     levels, scale, decoder = weight.levels, weight.scale, decoder_of(weight.dequantize)
@@ -251,7 +251,7 @@ def prepare_values(weight: Weight, rows: int, scales: Scaling) -> tuple[PlainSam
 
 
 def _count_scales(weight: Weight, rows: int, unit: Tensor) -> int:
-    """Return how many rows of a weight, or of its groups, have scales of their own; 0 if that is unknown."""
+    """Return 1 if the weight has one scale, the number of its rows if rows or groups have their own, 0 if unknown."""
     if weight.block_size:
         return weight.matrix[0]
     if weight.scale is not None and weight.scale.n < weight.matrix[0]:

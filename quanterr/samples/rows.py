@@ -1,6 +1,6 @@
 """The choice of a sample's rows.
 
-Row numbers alone decide which rows are sampled, so the result is reproducible to the last digit.
+The shape and the size of blocks alone decide what is sampled, so the result is reproducible to the last digit.
 """
 
 from collections.abc import Sequence

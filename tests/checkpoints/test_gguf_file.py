@@ -307,7 +307,7 @@ class TestSplitFiles:
         paths = split(tmp_path, [[A], [B]])
         write(paths[1], {"c": torch.zeros(2)})
 
-        assert "of 2 shards 1 are GGUF files, the others not" in refused(paths[0])
+        assert "only 1 of 2 shards are GGUF files" in refused(paths[0])
 
     @pytest.mark.parametrize("name", ["m-00001-of-00001.gguf", "m-00001-of-00000.gguf", "m-00003-of-00002.gguf"])
     def test_split_file_may_have_a_single_shard(self, tmp_path, name):

@@ -91,7 +91,7 @@ def test_fp4_scales_cover_16_and_32_numbers():
 
 
 REFUSED = [
-    ("q9_0", "kv q9_0: q9_0 is unknown; choose declared, none, or among f16, bf16, q8_0"),
+    ("q9_0", "kv q9_0: q9_0 is unknown; choose declared, none or one of f16, bf16, q8_0"),
     ("k=q8_0,q4_0", "kv k=q8_0,q4_0: give one type, or one for keys and one for values"),
     ("k=q8_0,k=q4_0", "give one type, or one for keys"),
     ("fp8:unrotated", "kv fp8:unrotated: fp8 is not rotated"),

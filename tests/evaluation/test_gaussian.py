@@ -53,7 +53,7 @@ def test_gates_on_gaussian_calls_must_be_allowed(allowed, verdict, original, tmp
 def test_unknown_model_family_is_refused(original, tmp_path):
     (tmp_path / "config.json").write_text('{"_class_name": "DiTTransformer2DModel"}')
     save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
-    with pytest.raises(UsageError, match="gaussian:1: it is not known how DiTTransformer2DModel is called"):
+    with pytest.raises(UsageError, match="gaussian:1: quanterr cannot make up calls of DiTTransformer2DModel"):
         quanterr.evaluate(tmp_path, [tmp_path], inputs="gaussian:1")
 
 

@@ -204,6 +204,15 @@ UNKNOWN = {
 }  # fmt: skip
 
 
+def test_tensors_of_other_shapes_than_their_family_are_refused(tmp_path):
+    shapes = hunyuan_video(width=128, head=128) | {"img_in.proj.weight": (128, 4)}
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "a.safetensors")
+    save_file({"0/hidden_states": torch.ones(1)}, tmp_path / "calls.safetensors")
+
+    with pytest.raises(CheckpointError, match="but it lacks shapes that the family has"):
+        quanterr.evaluate(tmp_path / "a.safetensors", ["b"], inputs=tmp_path / "calls.safetensors")
+
+
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_unrecognized_model_is_refused(kind, tmp_path):
     name, says = UNKNOWN[kind]

@@ -348,6 +348,7 @@ class TestRefused:
         reason = refused(tmp_path, quantized)
 
         assert says in reason
+        assert reason.count("(") == reason.count(")")
 
     def test_header_for_packed_codes_is_refused(self, tmp_path):
         tensors = {"a.weight": int8_codes(4, 40), "a.weight_scale": ONE}

@@ -79,9 +79,17 @@ def test_modelopt_has_an_axis_for_the_block_bytes(tmp_path, kind, n_bytes):
             method(4, "q_k_m"),
             "blocks have 144 bytes: no row of 100",
         ),
-        ({f"{NAME}.qweight": torch.zeros(4, 144, dtype=torch.uint8)}, method(3, "q_k"), "not a type of ggml"),
+        (
+            {f"{NAME}.qweight": torch.zeros(4, 144, dtype=torch.uint8)},
+            method(3, "q_k"),
+            "cannot read bits 3 and format q_k",
+        ),
         ({f"{NAME}.weight": torch.zeros(4, 2, 60, dtype=torch.uint8)}, layer("IQ2_XS", 60), "blocks have 74 bytes"),
-        ({f"{NAME}.weight": torch.zeros(4, 2, 60, dtype=torch.uint8)}, layer("W9A9", 60), "not a type of ggml"),
+        (
+            {f"{NAME}.weight": torch.zeros(4, 2, 60, dtype=torch.uint8)},
+            layer("W9A9", 60),
+            "cannot read quant_algo W9A9",
+        ),
     ],
 )
 def test_misfitting_declaration_is_an_error(tmp_path, tensors, config, words):

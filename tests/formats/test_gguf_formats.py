@@ -137,7 +137,7 @@ def test_scale_must_be_single_or_one_per_expert(tmp_path, shape):
     found = reasons(tmp_path, Stored("a.weight", "NVFP4", (2, 64)), Stored("a.scale", "F32", shape))
 
     assert (
-        f"scale a.scale (F32 {list(shape)}) is neither one nor one for each expert of a weight of shape [2, 64]"
+        f"scale a.scale (F32 {list(shape)}) should be one number or one per expert of a weight of shape [2, 64]"
         in found
     )
 

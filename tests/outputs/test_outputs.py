@@ -24,6 +24,7 @@ from quanterr.documents.comparison.model import Report
 from quanterr.errors import UsageError
 from quanterr.outputs import OUTPUTS, card, markdown
 from quanterr.outputs import csv as as_csv
+from quanterr.outputs.formatting import format_cosine
 from quanterr.outputs.terminal import console, show
 from quanterr.util.text import display, format_decisive
 
@@ -209,6 +210,13 @@ class TestCsv:
     )
     def test_csv_text_is_never_a_formula(self, value, shown):
         assert shown == as_csv.format_cell(value)
+
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [(1.0, "1.00000000"), (1 - 2.5e-12, "1 - 2.5e-12"), (-1.0, "-1.00000000"), (None, "undefined")],
+    )
+    def test_cosine_shows_how_far_it_is_from_one(self, value, shown):
+        assert shown == format_cosine(value)
 
     def test_hostile_report_has_no_formula_in_a_cell(self, evil):
         cells = [cell for row in self.rows(evil) for cell in row.values()]

@@ -426,7 +426,8 @@ class TestMistral:
 
         assert {} == found
         assert (
-            "5 heads of pairs do not fit its 24 rows" in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
+            "24 rows do not divide into pairs of rows for 5 heads"
+            in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
         )
 
     def test_mistral_names_with_rows_in_transformers_order_are_an_error(self, tmp_path):

@@ -222,7 +222,7 @@ class Rollout(Model):
 
 
 def _find(parts: Iterable[object], metric: str) -> float | None:
-    """Return a number of the first part that has it."""
+    """Return the metric from the first part that has a field of this name; None if no part has one."""
     found: float | None = next((getattr(part, metric) for part in parts if hasattr(part, metric)), None)
     return found
 
@@ -237,7 +237,7 @@ def _find_error(value: Callable[[str], float | None], metric: str) -> float | No
 
 
 class Floor(Model):
-    """The original in the dtype that it is stored in, against float32: the rounding that a runtime makes anyway."""
+    """The error of the original if it runs in its stored dtype instead of float32: any runtime makes this error."""
 
     dtype: Annotated[str | None, doc("dtype that the original is stored in; null: not a 16-bit float")]
     outputs: Annotated[Outputs | None, doc("null for a model that reads tokens; see also `reason`")]
@@ -282,7 +282,8 @@ class BlockError(Model):
         Number, score("relative", "lower", "‖y - x‖ / ‖x‖ over all tokens; null: not finite", column=0)
     ]
     cosine: Annotated[
-        Number, score("cosine", "higher", "cosine between the hidden states of both sides, over all tokens", column=1)
+        Number,
+        score("cosine", "higher", "mean cosine between the hidden states of both sides, over all tokens", column=1),
     ]
     worst_token: Annotated[int, doc("index of the token with the largest error")]
     worst_token_error: Annotated[
@@ -325,7 +326,7 @@ class WeightError(Model):
         ),
     ] = None
     input_spread: Annotated[
-        Number, doc("largest ‖x‖ of an input over the geometric mean of all; null: its inputs are tokens")
+        Number, doc("largest ‖x‖ of an input over the geometric mean of nonzero ‖x‖; null: its inputs are tokens")
     ] = None
     predicted_output_error: Annotated[
         Number, doc("predicted output error of the calls from this weight's error alone")
@@ -472,7 +473,7 @@ class Evaluation(Document, kw_only=True):
     made_up_allowed: Annotated[bool, doc("true if gates may judge made-up calls")] = False
     lora: Annotated[str | None, doc("LoRA merged into both sides")] = None
     gated: Annotated[bool, doc("true if gates were set; without gates, pass means evaluated, not approved")] = False
-    floor: Annotated[Floor | None, doc("null beside a reference")] = None
+    floor: Annotated[Floor | None, doc("null if a saved reference replaced the original")] = None
     run: RunInfo
 
     @property
@@ -520,7 +521,7 @@ def _list_roundings(evaluation: Evaluation) -> set[str]:
     return of_cache.union(*(candidate.activations for candidate in evaluation.candidates))
 
 
-# Metrics that gates can use: scores and embeddings without counts, and the lowest over tasks.
+# Metrics that gates can use; counts are none.
 COUNTS = ("tokens", "chunks", "kld_chunks")
 METRICS = (
     *(name for kind in (Scores, Embeddings) for name in kind.__struct_fields__ if name not in COUNTS),

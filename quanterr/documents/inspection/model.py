@@ -11,11 +11,11 @@ from quanterr.metrics.scores import Score, doc
 SCORES = {
     "bytes": Score("bytes", "lower", "bytes of all tensors", "B"),
     "bits_per_weight": Score("bits/w", "lower", "bits per weight over all weights, scales included", "bit"),
-    "unread": Score("weights that are not read", "lower", "weights that no format claims"),
+    "unread": Score("weights that are not read", "lower", "weights that no format reads"),
 }
 
 
-NOT_READ = "not_read"  # the finding about a weight that no format claims
+NOT_READ = "not_read"  # the finding about a weight that no format reads
 
 
 class StoredWeight(Model):
@@ -77,7 +77,7 @@ class Inspection(Document, kw_only=True):
     architecture: Annotated[str | None, doc("model architecture declared by the GGUF file or config.json")]
     quant_method: Annotated[str | None, doc("quantization method declared by config.json or a similar file")]
     total: Tally
-    formats: Annotated[dict[str, Tally], doc("by format, the largest first; `unread` has weights of no known format")]
+    formats: Annotated[dict[str, Tally], doc("by format, the largest first; `unread` has weights that no format reads")]
     groups: Annotated[dict[str, dict[str, Tally]], doc("by role, then format")]
     activations: Annotated[dict[str, int], doc("number of weights by declared rounding scheme of inputs")] = {}
     kv: Annotated[str | None, doc("declared storage scheme of keys and values; null: none")] = None
@@ -95,11 +95,11 @@ class Inspection(Document, kw_only=True):
 
     @property
     def unread(self) -> int:
-        """The number of weights that no format claims."""
+        """The number of weights that no format reads."""
         return sum(weight.reason is not None for weight in self.weights)
 
     @property
     def problems(self) -> list[str]:
-        """Why no rule can hold: the weights that no format claims, and other errors."""
+        """The errors that make the inspection inconclusive: weights that are not read, and findings that are errors."""
         unread = [f"{weight.display_name}: {weight.reason}" for weight in self.weights if weight.reason is not None]
         return [*unread, *(one.message for one in self.findings if one.severity == "error" and one.code != NOT_READ)]

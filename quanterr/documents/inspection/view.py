@@ -106,7 +106,7 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
     roles = [(Name(f"{role}, {name}"), tally) for role, own in inspection.groups.items() for name, tally in own.items()]
     yield Section("roles", "By role and format", [Table("By role and format", "role", *fill(tallies, roles))])
     if inspection.decode is not None:
-        yield Section("decode", "Speed at most", [Lines([_describe_bound(inspection.decode)])])
+        yield Section("decode", "Upper bound on speed", [Lines([_describe_bound(inspection.decode)])])
     if inspection.findings:
         yield Section("findings", "Findings", [Findings([("", found) for found in inspection.findings])])
     weights = [(Name(weight.name), weight) for weight in inspection.weights]
@@ -118,7 +118,7 @@ def _describe_bound(decode: DecodeBound) -> str:
     experts = f" ({display(decode.experts)})" if decode.experts else ""
     return (
         f"{decode.hardware}, {decode.gigabytes_per_second:g} GB/s: at most {decode.tokens_per_second:,.0f} tokens/s "
-        f"for one sequence, {size(decode.active_bytes)} of weights for each{experts}. "
+        f"for one sequence, as each token reads {size(decode.active_bytes)} of weights{experts}. "
         "This is a bound by memory bandwidth alone."
     )
 
@@ -135,7 +135,7 @@ def _tally_columns(total: Tally) -> Sequence[CellColumn[Tally]]:
 
 
 def _format_group(block: list[int] | None) -> str:
-    """Return ``128`` for groups of columns, ``128 x 128`` for tiles that share a scale."""
+    """Return ``128`` for groups of 128 columns, ``128 x 128`` for blocks, and ``-`` if neither is known."""
     if block is None:
         return "-"
     return str(block[1]) if block[0] == 1 else f"{block[0]} x {block[1]}"

@@ -290,7 +290,7 @@ def _auraflow(t: Tensors) -> JsonObject:
 ZERO_TIMESTEP = "__index_timestep_zero__"  # ComfyUI's marker of Qwen-Image-Edit 2511 (comfy/model_detection.py)
 MARKERS = frozenset({ZERO_TIMESTEP})  # stored tensors that are not parameters
 
-# The first family whose probe is stored is taken; one whose probe other families also have comes after them.
+# The first family whose probe is stored wins, so a family comes after all others that also store its probe.
 FAMILIES = (
     Family("FLUX.2", "double_stream_modulation_img.lin.weight", "Flux2Transformer2DModel", _flux2),
     Family("Chroma", "distilled_guidance_layer.in_proj.weight", "ChromaTransformer2DModel", _chroma),
@@ -354,7 +354,8 @@ def recognize(shapes: Mapping[str, Shape], where: str) -> JsonObject:
     try:
         return {"_class_name": family.model} | family.config(tensors)
     except (KeyError, IndexError, ZeroDivisionError) as error:
+        lacks = display(str(error.args[0])) if isinstance(error, KeyError) else "shapes that the family has"
         raise CheckpointError(
-            f"{where}: {family.name} by its tensor {family.probe}, but it lacks {display(str(error.args[0]))}; give "
+            f"{where}: {family.name} by its tensor {family.probe}, but it lacks {lacks}; give "
             "the config of its diffusers folder with --config FOLDER"
         ) from error

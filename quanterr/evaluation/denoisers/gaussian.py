@@ -146,7 +146,7 @@ def is_made_up(inputs: str) -> bool:
 
 
 def make_calls(inputs: str, model: nn.Module) -> Calls:
-    """Draw calls for a model with descending sigmas; each is a group of its own.
+    """Draw calls for a model with descending sigmas; each call is a group of its own.
 
     Raises:
         UsageError: the model's family is unknown.
@@ -154,7 +154,7 @@ def make_calls(inputs: str, model: nn.Module) -> Calls:
     name, n = type(model).__name__, int(inputs.partition(":")[2])
     made = FAMILIES.get(name)
     if made is None:
-        raise UsageError(f"--inputs {inputs}: it is not known how {display(name)} is called; record calls of it")
+        raise UsageError(f"--inputs {inputs}: quanterr cannot make up calls of {display(name)}; record real calls")
     generator = torch.Generator().manual_seed(SEED)
 
     def draw(*shape: int) -> Tensor:

@@ -11,7 +11,7 @@ MOST_WAITING = 1 << 21  # elements of inputs that are kept to be multiplied toge
 
 
 class Gram:
-    """XᵀX without the blocks above the diagonal: it is symmetric, which halves products and memory."""
+    """XᵀX without the blocks above the diagonal: as it is symmetric, half of the products and memory suffice."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         """Start at zero."""

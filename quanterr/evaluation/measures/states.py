@@ -95,7 +95,7 @@ def hidden_of(output: object) -> Tensor | None:
 
 
 class Norms(NamedTuple):
-    """Norms ‖x‖ of inputs: the largest, and the Σ ln ‖x‖ and the number of nonzero ones."""
+    """Norms ‖x‖ of inputs: the largest, and over the nonzero norms Σ ln ‖x‖ and their number."""
 
     largest: float
     logs: float

@@ -1,4 +1,4 @@
-"""The folder with a model's config.json and tokenizer: the original's, copied from a store, or made from a GGUF file.
+"""The folder with a model's config.json and tokenizer: the original's, or made from a store, a GGUF file or memory.
 
 Nothing else reads the description of a model, so any source of these files can be an original.
 """

@@ -23,7 +23,7 @@ from quanterr.outputs.formatting import (
     describe_violation,
     format_doubts,
     format_observed,
-    is_said_in_numbers,
+    has_only_numbers,
     sentence,
 )
 from quanterr.outputs.page.chart import HEIGHT, LEFT, WIDTH, draw_chart
@@ -58,7 +58,7 @@ def environment() -> Environment:
     )
     filters = (cell, count, display, link_names, sentence, size)
     functions = (describe_gate, describe_violation, draw_chart, fold, format_doubts, format_exact, format_observed,
-                 is_said_in_numbers, kind_of, order_findings, title_of, zip)  # fmt: skip
+                 has_only_numbers, kind_of, order_findings, title_of, zip)  # fmt: skip
     made.filters |= {one.__name__: one for one in filters} | {"thousands": "{:,}".format}
     made.globals |= {one.__name__: one for one in functions} | {"CODES": CODES, "LONG": LONG} | CONSTANTS
     return made
@@ -94,7 +94,7 @@ def cell(text: str) -> str:
 
 
 class Folded(NamedTuple):
-    """A table as a page shows it: columns, each with whether it has numbers, and rows, of which some are folded."""
+    """A table as a page shows it: headings, which state whether a column has numbers, and shown and folded rows."""
 
     kind: str
     heads: list[tuple[str, bool]]
@@ -123,5 +123,5 @@ def order_findings(findings: Findings) -> list[tuple[str, Finding]]:
 
 
 def title_of(name: str, gate: Gate) -> str:
-    """Return the title of a gate: its candidate, if there are several, and its id unless this is the condition."""
+    """Return the title of a gate: the candidate's name, if given, and the id, if it differs from the condition."""
     return ": ".join(map(display, [name] * bool(name) + [gate.id] * (gate.id != gate.require)))

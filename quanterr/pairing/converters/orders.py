@@ -28,7 +28,7 @@ class Order(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Return whether some blocks keep their place, so that they are the same without the order."""
+        """Return whether some blocks keep their place, so that they read the same with and without the order."""
         return any(n == block for n, block in enumerate(self.blocks))
 
     @property
