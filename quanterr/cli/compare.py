@@ -43,7 +43,8 @@ def compare(
     planned: Annotated[
         str | None,
         Option(
-            "A plan.json of quanterr plan: each layer must match it in format, bits and SNR (within 0.5 dB).",
+            "A plan.json of quanterr plan: each layer must match it in format, bits and SNR (at most 0.5 dB less; 1 dB "
+            "for 8-bit integers).",
             GATES,
             "FILE",
             "--plan",

@@ -77,7 +77,8 @@ class Display(CheckedOptions):
         """Return the places to write to, checked before any work. An input may be None.
 
         Raises:
-            UsageError: an unknown suffix, a place given twice, a missing folder, or an output that is an input.
+            UsageError: an unknown suffix, standard output given twice, or an output that is or lies in an input.
+            ResourceError: a folder is missing or not writable, or a file exists despite ``no_clobber``.
         """
         from quanterr.outputs import OUTPUTS
         from quanterr.outputs.files import check_targets

@@ -9,6 +9,7 @@ from quanterr.cli.interrupt import Interrupt
 from quanterr.cli.notices import announce
 from quanterr.cli.options import Only, argument, with_options
 from quanterr.cli.verdicts import finish
+from quanterr.errors import UsageError
 from quanterr.options import EvaluateOptions, RankOptions
 from quanterr.util.text import display, named_path
 
@@ -76,6 +77,8 @@ def evaluate(
     alone = not (candidates or recipes.against or options.draft or keeps or options.reference)
     if alone:
         options.check_alone()
+        if to:
+            raise UsageError("-o: the original alone makes no report; give a candidate")
     with Interrupt(keeps=False) as interrupt:
         with open_run(paths, options, interrupt, show.quiet, Steps) as (checkpoints, asked):
             from quanterr.evaluation.beside_original import measure_alone

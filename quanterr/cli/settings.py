@@ -145,7 +145,7 @@ def _check_value(option: TyperOption, value: object, where: str) -> object:
 
 
 def _resolve_paths(path: Path, option: TyperOption, value: object) -> object:
-    """Make file names relative to the settings file; leave ``-``, addresses and names of presets as they are."""
+    """Make file names relative to the settings file; leave ``-``, addresses and names as they are."""
     metavar = option.metavar or ""
     if metavar.removeprefix(NAMED) not in FILES or path.parent == Path.cwd():
         return value
@@ -153,8 +153,8 @@ def _resolve_paths(path: Path, option: TyperOption, value: object) -> object:
         return [_resolve_paths(path, option, item) for item in value]
     given = str(value)  # a name may be a number
     name, named, file = given.partition("=") if metavar.startswith(NAMED) and "=" in given else ("", "", given)
-    is_preset = option.name == "thresholds" and not Path(given).suffix
-    return given if file == "-" or "://" in file or is_preset else f"{name}{named}{path.parent / file}"
+    is_name = file.startswith("gaussian:") or (option.name == "thresholds" and not Path(given).suffix)
+    return given if file == "-" or "://" in file or is_name else f"{name}{named}{path.parent / file}"
 
 
 def _read_environment(command: str, commands: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 from quanterr.cli.display import RESULT_OPTIONS, Display
 from quanterr.cli.options import Original, with_options
 from quanterr.cli.rank import run
-from quanterr.errors import UsageError
 from quanterr.options import SweepOptions
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ def sweep(original: Original, options: SweepOptions, show: Annotated[Display, RE
         bandwidth_of(options.hardware)  # raises before the run
     to = show.targets([original, options.baseline, options.importance, options.sensitivity])
     rules = prepare(options)
-    if options.sample is not None and rules.rules:
-        raise UsageError("--sample cannot be combined with rules, which need all rows; leave one of them out")
 
     def ranking(opened: "Opened", asked: SweepOptions) -> "Ranking":
         from quanterr.comparison.ranking import sweep_recipes

@@ -417,7 +417,7 @@ class ReportBuilder:
         errors = [f for f in findings if f.severity == "error"]
         for code in dict.fromkeys(f.code for f in errors):
             same = [f for f in errors if f.code == code]
-            more = f" (and {len(same) - 1} more layers)" if len(same) > 1 else ""
+            more = f" (and {count(len(same) - 1, 'more layer')})" if len(same) > 1 else ""
             reasons.append(same[0].message + more)
         if not self._pairing.pairs and not reasons:
             reasons.append("nothing was compared: no selected weight is on both sides")

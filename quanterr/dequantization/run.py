@@ -114,7 +114,7 @@ def dequantize(
     the same inputs and options goes on.
 
     Raises:
-        UsageError: the output exists, is an input or lies in one; or a GGUF file is given without ``like``.
+        UsageError: the output exists or is an input's folder; or a GGUF file is given without ``like``.
         CheckpointError: a tensor cannot be written as a float, or has no counterpart in ``like``.
         ResourceError: the disk is full, or what was written is not what was decoded (``verify``).
         Interrupted: the run was stopped.
@@ -160,7 +160,7 @@ def dequantize_checkpoint(
 
 
 def _check_output(output: Path, sources: Sequence[Checkpoint]) -> None:
-    """Raise UsageError if the output exists, or if it is or lies in an input's folder."""
+    """Raise UsageError if the output exists or is an input's folder, ResourceError if its own folder is missing."""
     if output.exists() and not (output.is_dir() and not is_file_name(output) and not any(output.iterdir())):
         raise UsageError(f"-o {display(str(output))}: exists; nothing is overwritten: give another name, or remove it")
     if not output.absolute().parent.is_dir():
@@ -178,7 +178,10 @@ def _write_all(
     Returns:
         The sums over all decoded values; none if some files are of an earlier run.
     """
-    folder = _begin(output, identify(sources, files))
+    try:
+        folder = _begin(output, identify(sources, files))
+    except OSError as error:
+        raise ResourceError(f"-o {display(str(output))}: {error.strerror}") from error
     left = [file for file in files if not (folder / file.name).exists()]
     needed, free = sum(file.size for file in left), shutil.disk_usage(folder).free
     if needed > free:

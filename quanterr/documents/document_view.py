@@ -69,11 +69,13 @@ def list_number_columns(
 
 
 def format_score(values: Model, declared: Score, otherwise: str = "-", digits: int = 4) -> str:
-    """Return a number of a document in its unit; "exact" if it is infinite, as an SNR without an error is."""
+    """Return a number of a document in its unit; "exact" for an infinite SNR, as one without an error is."""
     value: float | None = getattr(values, declared.name)
     if value is None:
         infinite = getattr(values, "nonfinite", {}).get(declared.name)
-        return otherwise if infinite is None else "exact" if infinite == "+inf" else UNDEFINED
+        if infinite == "+inf":  # without an error, only what is better if higher is infinite
+            return "exact" if declared.better == "higher" else "infinite"
+        return otherwise if infinite is None else UNDEFINED
     if declared.unit == "dB":
         return format_db(value)
     return format_percent(value) if declared.unit == "share" else f"{value:.{digits}g}"

@@ -73,7 +73,7 @@ def list_pages() -> str:
 def explain(name: str) -> str:
     """Explain a word of an output in Markdown: a finding, metric, heading, verdict, role, format, recipe and so on.
 
-    Case does not matter. "old SNR dB" is explained as "SNR", and "findings.error" also as "findings".
+    Case does not matter. "old SNR dB" is explained as "SNR", and "worst_rows.row", without an entry, as "worst_rows".
 
     Raises:
         UsageError: nothing has this name; the message suggests the nearest.

@@ -91,7 +91,7 @@ WORDS = {
     "pair": "Two images of the same name, by the original and the quantized model.",
     "image": "Column: the name of two images, without suffix.",
     "mean": "Column: the mean over pairs of images, ± its standard error.",
-    "95 % interval": "Column: the 95 % confidence interval of a mean. There is none from fewer than eight pairs.",
+    "95 % interval": "Column: the 95 % confidence interval of a mean. It needs at least eight pairs that differ.",
     # Diffs
     "old": "From the first document of a diff.",
     "new": "From the second document of a diff, or only in it.",

@@ -126,7 +126,7 @@ def add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> No
 
 
 def add_matrices(sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, rows: Tensor) -> None:
-    """Add the energies and the largest |e| of each matrix in a stack; ``rows`` is as in :func:`_add_rows`."""
+    """Add the energies and the largest |e| of each matrix in a stack; ``rows`` is as in :func:`add_rows`."""
     numbers = torch.cat([torch.arange(chunk.row, chunk.stop_row) for chunk in chunks]) // matrix_rows
     for number in sorted(set(numbers.tolist())):
         own = rows[:, numbers == number]

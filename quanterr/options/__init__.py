@@ -186,14 +186,19 @@ class GateOptions(CheckedOptions):
     baseline: Annotated[
         Path | None,
         Option(
-            "An older result of the same command (JSON) for delta, rel_delta and ratio. Without a rule that uses it, "
-            "'delta(snr_db) >= -0.5' must hold; for evaluate 'ratio(kld_mean) <= 1.1', for images "
-            "'delta(ssim) >= -0.01'.",
+            "An older result of the same command, for rank and sweep a report of compare (JSON), for delta, rel_delta "
+            "and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold; for evaluate "
+            "'ratio(kld_mean) <= 1.1', for images 'delta(ssim) >= -0.01'.",
             GATES,
             "FILE",
         ),
     ] = None
     strict_warnings: Annotated[bool, Option("Treat rules of severity warn as errors.", GATES, rare=True)] = False
+
+    @property
+    def has_rules(self) -> bool:
+        """True if some option sets rules."""
+        return bool(self.thresholds or self.require or self.fail_if or self.baseline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,6 +411,11 @@ class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
             rare=True,
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sample is not None and self.has_rules:
+            raise UsageError("--sample cannot be combined with rules, which need all rows; leave one of them out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -684,13 +694,15 @@ class EvaluateOptions(ReadOptions, GateOptions):
         """Check that some output needs no candidate, and that nothing asks for one.
 
         Raises:
-            UsageError: there is no such output, or weights of candidates should be swapped.
+            UsageError: there is no such output, weights of candidates should be swapped, or rules are given.
         """
         if not (self.with_moments or self.sensitivity is not None or self.save_reference is not None):
             raise UsageError(NOTHING_TO_DO)
         if self.swap or self.swap_blocks:
             option = "--swap" if self.swap else "--swap-blocks"
             raise UsageError(f"{option}: puts weights of candidates into the original; give a candidate")
+        if self.has_rules:
+            raise UsageError("--require, --fail-if, --thresholds and --baseline judge candidates; give a candidate")
 
 
 class ReadKeywords(TypedDict, total=False):

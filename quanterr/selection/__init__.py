@@ -33,7 +33,7 @@ class LayerSelection:
         """
         excluded = _split(exclude)
         if twice := [word for word in excluded if word.startswith("!")]:
-            raise UsageError(f'"{display(twice[0])}" in --exclude: leave out the !, or use --layers-to-compare')
+            raise UsageError(f'"{display(twice[0])}" in --exclude: leave out the !, which --exclude implies')
         self.patterns = (*_split(patterns), *(f"!{word}" for word in excluded))
         self._taken = [(word, _make_matcher(word)) for word in self.patterns if not word.startswith("!")]
         self._left = [(word, _make_matcher(word[1:])) for word in self.patterns if word.startswith("!")]

@@ -1,1 +1,1 @@
-"""Chunks of weights, reused buffers, levels of codes, and checks of casts and scales."""
+"""Chunks of weights, reused buffers, tensors in memory, devices, packing of codes, and checks of casts."""

@@ -9,7 +9,7 @@ import torch
 from quanterr.errors import ResourceError, UsageError
 from quanterr.options import DEVICE_CHOICES, KNOWN_DEVICES
 from quanterr.util.processes import this_process
-from quanterr.util.text import display
+from quanterr.util.text import count, display
 
 CPU = torch.device("cpu")
 # Sums are float64, and FP8 codes are decoded by torch's own cast.
@@ -37,7 +37,7 @@ def pick_device(name: str) -> torch.device:
         return device
     n = torch.accelerator.device_count() if device.type == kind else 0
     if (device.index or 0) >= n:
-        here = f"torch {torch.__version__} sees {n} {device.type.upper()} devices here"
+        here = f"torch {torch.__version__} sees {count(n, f'{device.type.upper()} device')} here"
         raise ResourceError(f"--device {name}: {here}; try --device cpu")
     missing = _find_missing(device)
     if missing and name == "auto":

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from quanterr.errors import UsageError
 from quanterr.util.text import display
 
-# NVIDIA, AMD and Apple data sheets; for each name the variant with the largest memory.
+# NVIDIA, AMD and Apple data sheets; for each name the variant with the largest memory (H100: SXM with 80 GB).
 BANDWIDTH = {
     "B200": 8000.0,
     "H200": 4800.0,

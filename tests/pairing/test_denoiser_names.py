@@ -262,6 +262,8 @@ def test_nunchaku_splits_the_author_tensors_differently(tmp_path):
 @pytest.mark.parametrize("family", ["LTX-2", "Cosmos-Predict2"])
 def test_listed_names_are_all_converted(family):
     ((name, config, make),) = MODELS[family]
+    if not hasattr(diffusers, name):
+        pytest.skip(f"this diffusers has no {name}")
     found = {piece.name for held in pieces_of(name, make(), config).values() for piece in held}
 
     assert getattr(diffusers, name)(**config).state_dict().keys() == found

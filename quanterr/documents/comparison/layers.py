@@ -84,7 +84,7 @@ def pick_worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -
         if key in seen:
             continue
         stands_for = ""
-        if layer.experts:
+        if len(layer.experts) > 1:
             worst = find_worst_expert(layer.experts)
             stands_for = f"{len(layer.experts)} experts, the worst {worst.expert}: {format_db(worst.snr_db, ' dB')}"
         elif key and n_experts[key] > 1:

@@ -131,13 +131,12 @@ def find_candidate(report: Report, evaluation: "Evaluation") -> "Evaluated":
         UsageError: there is none, or more than one.
     """
     sizes = report.original.bytes, report.quantized.bytes
-    found = [each for each in evaluation.candidates if (evaluation.original_bytes, each.bytes) == sizes]
-    if len(found) > 1:
-        found = [each for each in found if each.path == report.quantized.path]
+    alike = [each for each in evaluation.candidates if (evaluation.original_bytes, each.bytes) == sizes]
+    found = alike if len(alike) < 2 else [each for each in alike if each.path == report.quantized.path]
     if len(found) != 1:
+        why = "several candidates have their sizes, none their path" if alike else "the sizes of their tensors differ"
         raise UsageError(
-            f"--evaluation: not of {display(report.original.path)} and {display(report.quantized.path)}: "
-            "the sizes of their tensors differ"
+            f"--evaluation: not of {display(report.original.path)} and {display(report.quantized.path)}: {why}"
         )
     return found[0]
 
@@ -321,7 +320,7 @@ def _worst_layers(report: Report, top: int, sort_by: str) -> Iterator[Table]:
         return
     of = "of the other layers" if damaged else "layers"
     if len(layers) < len(others):
-        title = f"The {len(layers)} worst {of}" if len(layers) > 1 else f"The worst {of.removesuffix('s')}"
+        title = f"The {len(layers)} worst {of}" if len(layers) > 1 else f"The worst {of if damaged else 'layer'}"
     else:
         title = f"All {'other ' if damaged else ''}layers, the worst first"
     first, *others_shown = list_number_columns(Layer, lambda one: one.layer)

@@ -128,6 +128,7 @@ CHANGES: Mapping[str, Changes] = {
             (Column("change dB", 0), lambda one: format_if_known(one.change_db, "+.4g")),
         ),
         ends=lambda one: (one.old_snr_db, one.new_snr_db, one.change_db),
+        about="From two stored rankings. A positive change of SNR is better. Weight error is not task accuracy.",
     ),
     "plan": Changes(
         "layer",

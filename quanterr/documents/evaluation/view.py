@@ -327,7 +327,8 @@ def _worst(candidate: Evaluated, top: int) -> Part:
     weights = [weight for weight in candidate.weights if weight.output_error][:top]
     columns = [*WEIGHTS, *(OF_INPUTS if _has_rounded_inputs(candidate) else ())]
     filled = fill(columns, ((LayerName(weight.layer_name), weight) for weight in weights))
-    title = f"The {len(weights)} largest output errors of {count(len(candidate.weights), 'weight')}"
+    most = f"{len(weights)} largest output errors" if len(weights) != 1 else "largest output error"
+    title = f"The {most} of {count(len(candidate.weights), 'weight')}"
     return Table(f"{title}, {display(candidate.name)}", "weight", *filled)
 
 

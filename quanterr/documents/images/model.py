@@ -42,8 +42,8 @@ class Mean(Model):
 
     mean: float
     se: Annotated[Number, doc("standard error over pairs; null: a single pair")]
-    low: Annotated[Number, doc("lower end of the 95 % interval; null: fewer than eight pairs")]
-    high: Annotated[Number, doc("upper end of the 95 % interval; null: fewer than eight pairs")]
+    low: Annotated[Number, doc("lower end of the 95 % interval; null: fewer than eight pairs that differ")]
+    high: Annotated[Number, doc("upper end of the 95 % interval; null: fewer than eight pairs that differ")]
     pairs: int
 
 
@@ -64,7 +64,7 @@ class Images(Document, kw_only=True):
     schema_version: str = "1.0"
     verdict: Word
     reasons: list[str]
-    gated: Annotated[bool, doc("true if gates decided the verdict")]
+    gated: Annotated[bool, doc("true if gates were set; without gates, pass means compared, not approved")]
     original: Annotated[str, doc("path of the folder with the original model's images")]
     quantized: Annotated[str, doc("path of the folder with the quantized model's images")]
     psnr_db: Annotated[

@@ -61,8 +61,8 @@ class Measurement(Model):
 class Plan(Document, kw_only=True):
     """A recipe for each layer, with the least cost within a budget.
 
-    ``cost`` is a sum over layers in units of ``measure``; no plan with these recipes and groups costs less than
-    ``bound``.
+    ``cost`` is a sum over layers in units of ``measure``. No plan with these recipes and groups that is within the
+    budget costs less than ``bound``.
     """
 
     ITEMS: ClassVar[Mapping[str, str]] = {"layers": "layer"}
@@ -82,7 +82,7 @@ class Plan(Document, kw_only=True):
     bytes: Annotated[int, score("size", "lower", "bytes of all tensors, planned or not", "B")]
     bits_per_weight: Annotated[float, score("bits/w", "lower", "bits per weight of the planned layers", "bit")]
     cost: Annotated[float, score("cost", "lower", "sum over the layers, in units of `measure`")]
-    bound: Annotated[float, doc("lower bound on the cost of any plan")]
+    bound: Annotated[float, doc("lower bound on the cost within the budget; for a limit on the cost, the cost")]
     snr_db: Annotated[
         Number, score("predicted SNR", "higher", "SNR over the planned layers [dB]; null if nothing changes", "dB")
     ]

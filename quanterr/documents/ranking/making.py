@@ -134,6 +134,7 @@ def make_ranking(
         original=first.original.path,
         original_bytes=first.original.bytes,
         selection=first.selection,
+        gated=any(report.gated for report in reports),
         run=first.run,
         **compare_candidates(chosen, rest, keep, recipes),
     )

@@ -242,7 +242,7 @@ def brief(ranking: Ranking) -> str:
     description = []
     for name in ranking.front:
         candidate = next(candidate for candidate in ranking.candidates if candidate.name == name)
-        description.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_format_snr_of(candidate)} dB)")
+        description.append(f"{display(name)} ({size(candidate.bytes or 0)}, {_format_level(candidate)})")
     front = (
         f"Pareto-optimal in size and error: {', '.join(description)}" if description else "no candidate can be ranked"
     )
@@ -296,7 +296,8 @@ def _spread_table(ranking: Ranking, top: int) -> Table:
     columns = [Column("best", len(names), right=False)]
     columns += [Column(display(name), n) for n, name in enumerate(names)]  # the last, the worst, is dropped first
     rows = [[LayerName(one.layer_name), Name(one.best), *map(_format_snr_of, one.choices)] for one in layers]
-    title = f"SNR in dB of the {len(layers):,} layers that differ most, of {count(len(ranking.layers), 'layer')}"
+    these = f"{len(layers):,} layers that differ" if len(layers) > 1 else "layer that differs"
+    title = f"SNR in dB of the {these} most, of {count(len(ranking.layers), 'layer')}"
     most = _find_largest_error(ranking)
     minor = sum(_compute_spread(layer) < MINOR * most for layer in layers)
     return Table(title, "layer", columns, rows, minor=minor, minor_because=MINOR_BECAUSE)

@@ -1,7 +1,7 @@
 /* One pass over the codes of two weights: read, decode, add up. C11, no dependency, no Python.
  *
  * Called through ctypes, which releases the interpreter lock for a whole range of rows. exact_sums in
- * kernel/torch_sums.py specifies every sum, and a format's own dequantize specifies every value.
+ * kernel/specification.py specifies every sum, and a format's own dequantize specifies every value.
  *
  * Sums. A segment is SEGMENT columns of a row, starting at a multiple of SEGMENT. It is added up in 16 float32 lanes,
  * the same on every instruction set, and the lanes in float64. Segments are added in order, in float64, to a strip of
@@ -34,7 +34,6 @@ _Static_assert(FLT_EVAL_METHOD == 0, "sums would be rounded elsewhere than on ot
 _Static_assert(sizeof(void *) == 8, "addresses are not those of a 64-bit system");
 _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shifts no sign");
 
-#define VERSION 29
 #define SEGMENT 512
 #define RUN 8    /* elements of a lane added in float32 before float64 takes over */
 #define FLUSHED (RUN * LANES)
@@ -1408,7 +1407,7 @@ void quanterr_generate_tiles(const uint32_t *stored, int64_t rows, int64_t cols,
         }
 }
 
-/* Version, sizes and offsets of the fields, which quanterr/kernel/library.py must share. */
+/* The hash of kernel.h, which compute_hash of kernel/structs.py must equal. */
 uint64_t quanterr_header(void) { return HEADER; } /* of the command that compiles this */
 
 int quanterr_instructions(void) {

@@ -51,7 +51,7 @@ def _find_scores(document: str) -> dict[str, Score]:
 
 
 def conclusion(diff: CandidateDiff) -> str:
-    """Return the changes in a sentence, such as "fp8: KLD 0.0125 -> 0.01, better; 9 numbers better, 0 worse"."""
+    """Return the changes in a sentence, such as "fp8: KLD 0.0125 -> 0.01; 9 numbers better, 0 worse"."""
     document = find_document_kind(diff)
     scores = _find_scores(document)
     found = [f"{display(one.name)}: {_summarize(one, scores, CHANGES[document].item)}" for one in diff.candidates]

@@ -75,9 +75,9 @@ def _summarize(diff: Diff) -> Iterator[str]:
     """Yield the layers that lost and gained most, and those in only one report."""
     for word, items in (("worse", diff.worse), ("better", diff.better)):
         for item in items[:MOST]:
-            change = format_if_known(item.change_db, "+.4g", display(item.reason or "", 2000))
+            change = display(item.reason or "", 2000) if item.change_db is None else f"{item.change_db:+.4g} dB"
             levels = f"{format_if_known(item.old_snr_db)} -> {format_if_known(item.new_snr_db)} dB"
-            yield f"  {word}: {change} dB  {display(item.layer)}: {levels}"
+            yield f"  {word}: {change}  {display(item.layer)}: {levels}"
     for word, names in (("new", diff.added), ("gone", diff.gone), ("undefined in both", diff.undefined)):
         if names:
             yield f"  {word}: {listed(names, MOST)}"
