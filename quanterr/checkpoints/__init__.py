@@ -59,6 +59,7 @@ def open_checkpoint(
     Raises:
         CheckpointError: the checkpoint is missing, unreadable or damaged, or the path is not a checkpoint.
         UsageError: the folder holds several checkpoints, or the library that reads the address is not installed.
+        ResourceError: too many files are open, or the store does not answer.
     """
     given = os.fspath(path)
     where: Place = Path(given)
@@ -249,7 +250,8 @@ def _open_files(
             unnamed = _find_unnamed(paths, stored)
             if unnamed:
                 notes.append(
-                    f"{display(given)}: index does not name {listed(unnamed)}, which is in the same folder; ignored"
+                    f"{display(given)}: index does not name {listed(unnamed)}, which "
+                    f"{'is' if len(unnamed) == 1 else 'are'} in the same folder; ignored"
                 )
             notes += _check_size(index.total_size, entries, display(given))
         notes += _note_twins(entries, display(given))

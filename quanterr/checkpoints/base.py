@@ -130,9 +130,9 @@ class CheckpointFile:
         except OSError as error:  # a stale handle on a network file system
             raise make_open_error(self.path, error) from error
         if _identity(now) != self._identity:
+            differs = f" (size {self.size} → {now.st_size})" if now.st_size != self.size else ""
             raise CheckpointError(
-                f"{self}: changed while being read (size {self.size} → {now.st_size}); results discarded. "
-                "Compare again when nothing writes to it"
+                f"{self}: changed while being read{differs}; results discarded. Compare again when nothing writes to it"
             )
 
     @property

@@ -52,6 +52,7 @@ def compute_sha256(file: CheckpointFile) -> str:
 
     Raises:
         CheckpointError: the file cannot be read.
+        ResourceError: the store does not answer.
     """
     found, buffer = sha256(), memoryview(bytearray(min(PIECE, file.size)))
     for begin in range(0, file.size, PIECE):

@@ -37,7 +37,8 @@ def describe(start: bytes) -> str | None:
             return description
     text = start.lstrip()
     if text.startswith(b"version https://git-lfs"):
-        real = next((line.split()[-1].decode() for line in text.splitlines() if line.startswith(b"size ")), "unknown")
+        sizes = [line.split()[-1] for line in text.splitlines() if line.startswith(b"size ")]
+        real = sizes[0].decode(errors="replace") if sizes else "unknown"
         return f"is a Git LFS pointer, not the weights (real size {real} bytes); run `git lfs pull`"
     if text[:1] in (b"<", b"{", b"[") and all(byte >= 32 or byte in b"\t\r\n" for byte in start[:8]):
         kind = "HTML or XML" if text[:1] == b"<" else "a JSON document"

@@ -1,5 +1,6 @@
 """Stores read by fsspec: ``s3://``, ``gs://``, ``abfs://`` …"""
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from difflib import get_close_matches
@@ -97,7 +98,7 @@ class Filesystem:
             raise
         except Exception as error:  # each store raises its own errors
             text = display(str(error), 300)
-            if version is not None and ("PreconditionFailed" in text or "pre-conditions" in text or "412" in text):
+            if version is not None and re.search(r"PreconditionFailed|pre-conditions|\b412\b", text):
                 raise make_changed_error(where, version) from error
             if "NoCredentials" in type(error).__name__ or "credentials" in text.lower():
                 raise CheckpointError(f"{where}: {text}; are the credentials of {self._scheme} set?") from error

@@ -182,9 +182,9 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> GgufHeader:
     _check_version(cursor)
     n_tensors = _read_count(cursor, "tensors", MAX_TENSORS)
     n_keys = _read_count(cursor, "keys", MAX_KEYS)
-    for n, least, what in ((n_keys, LEAST_KEY, "keys"), (n_tensors, LEAST_TENSOR, "tensors")):
+    for n, least, what in ((n_keys, LEAST_KEY, "key"), (n_tensors, LEAST_TENSOR, "tensor")):
         if n * least > cursor.left:
-            raise CheckpointError(f"{file}: truncated in the header: {n} {what} do not fit in {file.size} bytes")
+            raise CheckpointError(f"{file}: truncated in the header: no room for {count(n, what)} in {file.size} bytes")
     metadata = GgufMetadata(_read_values(cursor, n_keys))
     alignment = _find_alignment(file, metadata)
     tensors = [_read_tensor(cursor, number) for number in range(n_tensors)]

@@ -1,6 +1,6 @@
 """Lookup of ``org/name`` in the local Hugging Face cache; nothing is ever downloaded into the cache.
 
-    $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub
+    $HF_HUB_CACHE, else $HF_HOME/hub, else $XDG_CACHE_HOME/huggingface/hub, else ~/.cache/huggingface/hub
         models--org--name/refs/<revision>           the commit
         models--org--name/snapshots/<commit>/…      links to ../../blobs/…
 

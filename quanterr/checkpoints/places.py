@@ -47,5 +47,7 @@ def read_small_file(place: Place, limit: int) -> bytes:
     Raises:
         OSError: the file is missing or unreadable.
         ValueError: the path is not a regular file, or the file has more than ``limit`` bytes.
+        CheckpointError: the store denies access.
+        ResourceError: the store does not answer.
     """
     return place.read_whole(limit) if isinstance(place, RemotePath) else read_small(place, limit)

@@ -5,7 +5,8 @@ and on disk with ``--cache`` (block_cache.py). Every request carries the file's 
 hub), so a file that changes while it is read is an error. If a server sends bytes other than the requested ones, the
 request is repeated or fails.
 
-Retried: 429, 5xx, timeouts, refused or broken connections, short answers. Never retried: 401, 403, 404, 412.
+Retried: 408, 425, 429, 500, 502, 503, 504, timeouts, refused or broken connections, short answers. Never retried: all
+other statuses, such as 401, 403, 404 and 412.
 """
 
 import threading

@@ -117,7 +117,7 @@ def _candidates(
     sides: Sides,
     chosen: EvaluateOptions,
 ) -> tuple[list[str], list[Candidate]]:
-    """Return the candidates and their names; with ``--split``, those with rounded inputs again as weights alone."""
+    """Return the candidates and their names; with ``--split``, those with any rounding again as weights alone."""
     counterparts = prepared.architecture.counterparts(sides, checkpoints)
     kv, alone = list(chosen.kv) or [DECLARED], []
     found: list[tuple[str, Candidate]] = []

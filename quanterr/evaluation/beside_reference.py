@@ -96,6 +96,8 @@ def _check_needs_no_original(against: str | Plan | Iterable[str | Plan], chosen:
     for option, value in given.items():
         if value:
             raise UsageError(f"{option}: needs the original, and {USE} has none of its weights; leave one of them out")
+    if chosen.split:
+        raise UsageError(f"--split: {USE} measures each candidate once; leave one of them out")
     with join_rank_group(threading.Event()) as group:
         if group is not None:
             raise UsageError(f"{USE}: one process reads a reference")

@@ -13,6 +13,7 @@ from quanterr.errors import UsageError
 from quanterr.evaluation.models.gguf_original import find_parts
 from quanterr.options import EvaluateOptions
 from quanterr.recipes import Recipe, parse_recipe, parse_recipes
+from quanterr.recipes.names import split_at_commas
 from quanterr.recipes.quantized_file import mix_recipes, quantize_by
 from quanterr.selection import LayerSelection
 from quanterr.util.text import display
@@ -72,10 +73,13 @@ def _plans_and_recipes(against: str | Plan | Iterable[str | Plan]) -> tuple[dict
         ReportError: a file is not a plan.
     """
     given = [against] if isinstance(against, str | Plan) else list(against)
-    plans = {f"{one.goal}{PLAN}": one for one in given if isinstance(one, Plan)}
+    plans: dict[str, Plan] = {}
+    for one in (one for one in given if isinstance(one, Plan)):
+        same = sum(other.goal == one.goal for other in plans.values())
+        plans[f"{one.goal} ({same + 1}){PLAN}" if same else f"{one.goal}{PLAN}"] = one
     words = [one for one in given if isinstance(one, str)]
     if any(PLAN in word for word in words):
-        words = [word for one in words for word in one.split(",")]
+        words = [word for one in words for word in split_at_commas(one)]
     plans |= {word: read_stored(word, Plan) for word in words if word.endswith(PLAN)}
     return plans, [word for word in words if not word.endswith(PLAN)]
 

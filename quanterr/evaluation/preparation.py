@@ -126,6 +126,8 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
         vocabulary = config.get_text_config().vocab_size
         architecture = building.Architecture(config, dtype, device)
         _check_texts(chosen, architecture)
+        if chosen.chat and not chosen.text and (chosen.sensitivity is not None or chosen.importance_out is not None):
+            raise UsageError("--sensitivity and --importance-out need a text; give one with --text or --tokens")
         texts = _texts(chosen, folder, vocabulary, architecture.workload is TRANSCRIPTION)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)

@@ -5,7 +5,7 @@ Small functions produce them, each from one kind of evidence:
 files       notes from opening the files, and contradictions between config.json and the codes
 configs     differences between the two models' configurations
 structure   contradictions between a configuration and the stored tensors: blocks, sizes, quantized layers
-headers     headers, labels, folded scales and importance matrices, before any weight is read
+headers     headers, labels, importance matrices, and what samples show when weights are paired: folded scales
 activations stored scales of activations; neighbours and ranges show which ones cannot be right
 sums        the scales and sums of one weight
 excess      a sample of one weight, compared with the nearest codes
@@ -94,7 +94,8 @@ from quanterr.findings.siblings import check_sibling_scales
 from quanterr.findings.sources import check_sources
 from quanterr.findings.sums import check_weight
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
-from quanterr.pairing.model import Bucket, ComparedWeight, Pair, Pairing
+from quanterr.pairing import SIDES
+from quanterr.pairing.model import COMPUTED, Bucket, ComparedWeight, Leftover, Pair, Pairing
 from quanterr.pairing.sampling import on_cpu
 from quanterr.tensors.in_memory import is_dequantized
 
@@ -221,10 +222,19 @@ class FindingCollector:
             coded = [p for p in self._same if p.original.n and p.quantized.has_codes and not p.original.has_codes]
             unread = sum(left.bucket in UNREAD and left.side == "original" for left in selected)
             unread += len(self._plan.pairs) - len(self._same)  # pairs whose codes were refused when they were read
-            found.append(report_lossless(coded) if coded else report_identical(self._same, not selected, unread))
+            whole = self._are_copies(selected)
+            found.append(report_lossless(coded) if coded else report_identical(self._same, whole, unread))
         found += find_outlier_columns(seen)
         found += find_rounded_originals([one.pair for one in seen if one.too_good], self._same if seen else ())
         return found, alike
+
+    def _are_copies(self, leftovers: Sequence[Leftover]) -> bool:
+        """Return True if both sides store the same, apart from buffers that follow from the configuration."""
+        stored = [
+            {entry.name for one in leftovers if one.side == side and one.reason != COMPUTED for entry in one.entries}
+            for side in SIDES
+        ]
+        return stored[0] == stored[1] and all(one.bucket == Bucket.CONSUMED for one in leftovers)
 
     def _confirm_common_factor(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """Return the finding of a factor that many weights share, and their numbers, if a sample confirms it."""

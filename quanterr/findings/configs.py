@@ -4,7 +4,7 @@ Only keys that change the model's outputs count, and only where both sides decla
 """
 
 from collections.abc import Iterator, Mapping
-from math import isclose
+from math import inf, isclose
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
@@ -174,10 +174,18 @@ def _are_equal(one: object, other: object) -> bool:
         return ALIKE.get(one, one) == ALIKE.get(other, other)
     numbers = (int, float)
     if isinstance(one, numbers) and isinstance(other, numbers):
-        return isclose(one, other, rel_tol=FLOAT32)
+        return one == other or isclose(_as_float(one), _as_float(other), rel_tol=FLOAT32)
     if isinstance(one, dict) and isinstance(other, dict):
         return all(_are_equal(one[key], other[key]) for key in one.keys() & other.keys()) and bool(one) == bool(other)
     return bool(one == other)
+
+
+def _as_float(number: float) -> float:
+    """Return a number as a float; infinity if it is too large."""
+    try:
+        return float(number)
+    except OverflowError:
+        return inf if number > 0 else -inf
 
 
 def _report_difference(there: ModelFields, here: ModelFields, key: str, value: object, own: object) -> Finding:
@@ -198,7 +206,7 @@ def _check_tied_head(there: ModelFields, here: ModelFields, quantized: Checkpoin
     """Report a stored output layer that runtimes would ignore, or a declared one that is missing."""
     value, own = there.values.get(TIED), here.values.get(TIED)
     stored = any(name.startswith(HEADS) for name in quantized.entries)
-    if {value, own} == {True, False} and not (own is False and stored):
+    if (value, own) in ((True, False), (False, True)) and not (own is False and stored):
         yield _report_difference(there, here, TIED, value, own)
 
 

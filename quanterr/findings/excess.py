@@ -178,6 +178,8 @@ def _report_weight(
         steps = f"each code is one of the two next to its value{rounded}"
     allowed = _describe_limit(found.snr_db)
     message = f"{display(pair.name)}: {snr:.1f} dB, where its stored scales allow {allowed}: {steps}"
+    if snr == -inf:
+        message = f"{display(pair.name)}: its values are not zero, but the original's are: {steps}"
     remedy = "compare codes, scales and their order with what the quantizer wrote"
     if severity != "error":
         remedy = "check how values were rounded: truncation costs 6 dB"
@@ -255,6 +257,8 @@ def _lost_db(part: BadRegion) -> float:
 
 def _describe_part(part: BadRegion) -> str:
     """Describe a part: its place, its SNR and what its scales allow."""
+    if part.snr_db == -inf:
+        return f"{_name_part(part)}: values that are not zero, where the original has only zeros"
     how = ""
     if isfinite(part.factor) and abs(part.factor - 1) > ALIKE:
         how = ", all zero" if abs(part.factor) < TINY else f", {part.factor:.3g} times the original's"
@@ -370,7 +374,7 @@ def _report_clipping(pair: Pair, found: Attainable) -> Finding:
         "warning",
         pair.name,
         f"{display(pair.name)}: {share:.2g} % of the original's values are beyond the range of their scales: "
-        f"{found.snr_db:.1f} dB at best, {without:.1f} dB without clipping",
+        f"{found.snr_db:.1f} dB at best, {_describe_limit(without)} without clipping",
         "use larger scales, or smaller groups; scales of zero lose all values",
         clipped_pct=share,
         attainable_snr_db=found.snr_db,

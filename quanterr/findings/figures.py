@@ -94,7 +94,7 @@ def ratio_db(signal: int, noise: int) -> float:
 
 
 def compute_figures(pair: Pair, sums: Sums) -> Figures | None:
-    """Return the figures of a weight; None if one side is zero, or a sum is too large for a float64."""
+    """Return the figures of a weight; None if one side or the error is zero, or a sum is too large for a float64."""
     if not sums.x_sq or not sums.y_sq or not sums.e_sq or not isfinite(as_float(max(sums.x_sq, sums.y_sq, sums.e_sq))):
         return None
     bits, both = bits_of(pair), sums.x_sq * sums.y_sq

@@ -45,11 +45,12 @@ def _report_fallbacks(checkpoint: Checkpoint) -> Iterator[Finding]:
     for file in (file for file in files if isinstance(file, QuantizedFile) and file.fell_back):
         fallen.setdefault((file.wanted.name, file.recipe.name), []).append(file)
     for (wanted, stored), own in fallen.items():
-        names, columns = listed([file.weight for file in own], 3), own[0].source.cols
+        names = listed([file.weight for file in own], 3)
+        columns = " or ".join(f"{n:,}" for n in sorted({file.source.cols for file in own}))
         verb = "is" if len(own) == 1 else "are"
         message = (
             f"{wanted}: {count(len(own), 'weight')} {verb} stored as {stored}, as llama-quantize does: {names} "
-            f"({columns:,} columns do not fill its blocks)"
+            f"({columns} columns do not fill blocks of {wanted})"
         )
         yield make_finding(FALLBACK, "info", None, message)
 

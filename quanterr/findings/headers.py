@@ -36,7 +36,7 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
         coded = any(pair.quantized.has_codes for pair in plan.pairs)
         all_paired = all(one.bucket is Bucket.CONSUMED for one in plan.leftovers)
         if side == "quantized" and labels.method and plan.pairs and not coded and all_paired:
-            message = f"config.json declares quant_method {display(labels.method)}, but no weight is stored quantized"
+            message = f"the configuration declares {display(labels.method)}, but no weight is stored quantized"
             yield make_finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
     coded_originals = sum(pair.original.has_codes and pair.original.n > 0 for pair in plan.pairs)
     if coded_originals and not any(pair.quantized.has_codes for pair in plan.pairs):

@@ -100,6 +100,6 @@ def _check_rotation(metadata: GgufMetadata) -> Iterator[Finding]:
     if not heads or not rotated or rotated == heads.key_size:
         return
     if rotated > heads.key_size or metadata.architecture in WHOLE:
-        does = "llama.cpp refuses the file" if metadata.architecture in REFUSING else "rotates other elements"
+        does = "llama.cpp " + ("refuses the file" if metadata.architecture in REFUSING else "rotates other elements")
         message = f"{GGUF} declares rope.dimension_count {rotated}, but heads have {heads.key_size} elements: {does}"
         yield make_finding("config_mismatch", "warning", None, message, REMEDY, key="rope.dimension_count")

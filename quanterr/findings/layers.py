@@ -11,7 +11,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.explanations import NEAR, UNDERFLOWS
 from quanterr.findings.factors import explain_factor
-from quanterr.findings.figures import Figures
+from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.limits import ALIGNED, ALIKE, BIT_DB, DEVIATIONS, FINE_DB, PEERS
 from quanterr.formats import find_rows
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
@@ -71,9 +71,10 @@ def find_common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], se
     scales = alike[0].scales if len({one.scales for one in alike}) == 1 else None
     factors = [abs(one.figures.factor) for one in gaining if one.figures]
     explained = explain_factor(factor, scales, factors, all(one.pair.quantized.encoding == "cast" for one in alike))
+    gained = "all are exact" if after == EXACT_DB else f"the worst has {after:.1f} dB"
     message = (
         f"{count(len(names), 'weight')} are the original times {factor:.4g}: {listed(names, 3)}; "
-        f"without that factor the worst has {after:.1f} dB instead of {before:.1f}{explained}"
+        f"without that factor {gained} instead of {before:.1f}{explained}"
     )
     remedy = "check how the scales are applied: omitted, applied twice, or inverted"
     found = make_finding(

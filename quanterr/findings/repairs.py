@@ -232,6 +232,8 @@ def describe_order(own: Sequence[int], there: Sequence[int], n: int) -> str:
 
     if most(lambda i, j: j == i ^ 1):
         return "neighbours are swapped, as with nibbles in the wrong order"
+    if most(lambda i, j: i == j):
+        return "a few are in other places"
     by = (pairs[0][0] - pairs[0][1]) % n
     if most(lambda i, j: (i - j) % n == by):
         return f"shifted by {by if by <= n // 2 else by - n}"

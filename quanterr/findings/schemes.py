@@ -122,8 +122,9 @@ def _check_format(config: JsonFields, groups: Sequence[JsonFields], coded: Seque
 
     A group's own format takes precedence, so that a checkpoint may have weights of other formats than that of all.
     """
-    of_all = config.get("format")
-    of_groups = {group.get("format") or of_all for group in groups}
+    declared = config.get("format"), *(group.get("format") for group in groups)
+    of_all, *of_each = (one if isinstance(one, str) else None for one in declared)
+    of_groups = {one or of_all for one in of_each}
     for formats, least in ((of_groups, 1), ({of_all}, len(coded))):
         named = {name for name in formats if isinstance(name, str) and name in COMPRESSED}
         stored = set().union(*(COMPRESSED[name] for name in named))
@@ -181,7 +182,7 @@ def _is_target(target: str, weight: str) -> bool:
 
 
 def _check_block_size(config: JsonFields, coded: Sequence[Pair]) -> Iterator[Finding]:
-    """Report FP8 in blocks whose size is not declared.
+    """Report FP8 in blocks whose size is not declared, and declared blocks where whole tensors have a scale.
 
     Reference: vllm-project/vllm model_executor/layers/quantization/fp8.py Fp8LinearMethod.create_weights;
     huggingface/transformers@5.24.0 utils/quantization_config.py FineGrainedFP8Config.
@@ -251,7 +252,7 @@ def matches(entry: str, weight: str) -> bool:
     if entry.startswith("re:"):
         try:
             return re.match(entry.removeprefix("re:"), module) is not None
-        except re.error:
+        except (re.error, OverflowError, RecursionError):
             return False
     if "*" in entry:
         return re.fullmatch(re.escape(entry).replace(r"\*", ".*"), module) is not None

@@ -22,8 +22,6 @@ from quanterr.util.text import count, display, listed
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 DIVISOR = "weight_global_scale"  # compressed-tensors divides by it; ModelOpt's weight_scale_2 multiplies
-# Loss of a fused weight above which one scale does not suit all; ranges of random weights alone cost up to 5. Programs
-# that write for such runtimes (ModelOpt, llm-compressor) give fused weights one scale.
 
 
 def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iterator[Finding]:
@@ -43,6 +41,8 @@ def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iter
         f"worst by a factor of {largest:.3g}: {display(name)} has {stored:.1f} dB as stored and {fused:.1f} dB as fused"
     )
     remedy = "quantize fused weights (q, k and v; gate and up; w1 and w3) with one shared global scale"
+    # One scale does not suit a fused weight that loses more. Ranges of random weights alone cost up to 5 dB. Programs
+    # that write for such runtimes (ModelOpt, llm-compressor) give fused weights one scale.
     severity = "warning" if stored - fused > BIT_DB else "info"
     yield make_finding(
         "sibling_scales", severity, None, message, remedy, ratio=largest, as_fused_db=fused, layers=names

@@ -135,7 +135,7 @@ def _check_recipe(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding
     few = 0 < 4 * len(left) < len(linear)
     if method and (few or _are_quantized_elsewhere(left, config, linear)):
         yield _report_mismatch(
-            f"config.json declares quant_method {display(str(method))} and does not exclude {listed(left, 3)}, "
+            f"the configuration declares {display(str(method))} and does not exclude {listed(left, 3)}, "
             f"which {'is' if len(left) == 1 else 'are'} stored unquantized",
             left,
         )

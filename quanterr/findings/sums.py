@@ -22,7 +22,7 @@ from quanterr.findings.limits import (
 )
 from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
-from quanterr.metrics.sums import RowSums, Sums, as_float
+from quanterr.metrics.sums import KEPT_ROWS, RowSums, Sums, as_float
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.util.text import count, display
 
@@ -238,10 +238,11 @@ def _check_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
         )
     if bad:
         worst_db = ratio_db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
+        least = "at least " if len(bad) == KEPT_ROWS else ""
         message = (
             f"{display(pair.name)}: {worst_db:.1f} dB in row {bad[0]}, {ratio_db(sums.x_sq, sums.e_sq):.1f} dB "
             "overall: "
-            f"{count(len(bad), 'row')} with far more error than the rest ({', '.join(map(str, bad))})"
+            f"{least}{count(len(bad), 'row')} with far more error than the rest ({', '.join(map(str, bad))})"
         )
         yield make_finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst_db)
 

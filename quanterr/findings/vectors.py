@@ -192,9 +192,11 @@ def _report_corrected(shifts: Mapping[str, _BiasShift]) -> Finding:
     """Report corrected biases and how much the correction may matter."""
     names = sorted(shifts, key=lambda name: -shifts[name].share)
     worst, most = shifts[names[0]].share, max(shift.rows for shift in shifts.values())
+    error = "the error that the weight causes on typical inputs"
+    shift = f"by {worst:.2g} times {error}" if isfinite(worst) else "although the weights cause no error"
     message = (
         f"{count(len(names), 'bias', 'biases')} of quantized weights changed, as corrections do: {listed(names, 3)}; "
-        f"outputs shift by {worst:.2g} times the error that the weight causes on typical inputs"
+        f"outputs shift {shift}"
     )
     little = worst <= 1
     remedy = None if little else "check the model's outputs: a correction is no larger than the error of its weight"

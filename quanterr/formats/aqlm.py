@@ -17,6 +17,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.formats.shared.padding import crop
+from quanterr.util.text import count
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 CODE_BITS = {"I8": 8, "I16": 16, "I32": 32}
@@ -49,7 +50,7 @@ def fit(parts: Parts) -> Weight:
     return parts.weight(
         (codes.shape[0] * out, codes.shape[1] * into),
         partial(dequantize, parts),
-        evidence=(f"AQLM, {n} codebooks of {bits} bits for groups of {out} × {into}",),
+        evidence=(f"AQLM, {count(n, 'codebook')} of {bits} bits for groups of {out} × {into}",),
         warnings=(*check_quant_method(parts, "aqlm"), *warnings),
     )
 

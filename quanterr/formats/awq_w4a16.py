@@ -7,9 +7,9 @@
     weight[r, c] = float32(code[r, c] - 8) * float32(weight_scale[c // group, r])        rounded
                    + float32(weight_zero[c // group, r])                                 rounded
 
-The group follows from the shapes; a label's group_size must agree. A modulation layer taken over from Nunchaku may have
-interleaved rows (shared/adanorm_rows.py). The file does not show it: interleaving is tried if the plain reading is
-wrong.
+The group follows from the shapes; a label with another group_size causes a warning. A modulation layer taken over from
+Nunchaku may have interleaved rows (shared/adanorm_rows.py). The file does not show it: interleaving is tried if the
+plain reading is wrong.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/awq_w4a16.py; Comfy-Org/comfy-quants@55f0a26
 formats/awq_w4a16.py.

@@ -11,7 +11,6 @@ Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/nn/modules
 """
 
 from functools import partial
-from math import prod
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
@@ -30,7 +29,7 @@ NEEDS = {
 def fit(parts: Parts) -> Weight:
     """Return the weight if its rows are stored in order."""
     codes, absmax = parts.codes, parts["absmax"]
-    if absmax.n != prod(codes.shape[:-1]) or len(codes.shape) < 2:
+    if absmax.n != parts.matrix[0] or len(codes.shape) < 2:
         raise FormatMismatch(f"its SCB {absmax} should have one number for each row of {codes}")
     tiles = parts.get("format")
     if tiles and tiles.read() != b"\0" * tiles.nbytes:

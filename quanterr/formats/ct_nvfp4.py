@@ -39,7 +39,8 @@ def fit(parts: Parts) -> Weight:
         expected = [*stored[:-1], -(-stored[-1] // BLOCK)]
         raise FormatMismatch(f"its scale {scale} does not fit {codes}: expected one per 16 columns, {expected}")
     if global_scale.n not in (1, experts):
-        raise FormatMismatch(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
+        of_experts = f", or one for each of {experts} experts" if experts > 1 else ""
+        raise FormatMismatch(f"its global scale {global_scale} should be one{of_experts}")
     padded = fit_unpadded(parts, stored, BLOCK)
     return parts.weight(
         padded.shape,

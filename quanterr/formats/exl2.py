@@ -26,6 +26,7 @@ from torch import Tensor
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
+from quanterr.util.text import count
 
 BITS = frozenset({2, 3, 4, 5, 6, 8})
 WORD = 32
@@ -67,7 +68,7 @@ def fit(parts: Parts) -> Weight:
         (rows, cols),
         partial(dequantize, parts, groups),
         code_bits=bits[0] if len(bits) == 1 else None,
-        evidence=(f"EXL2, {len(groups)} groups of {', '.join(map(str, bits))} bits",),
+        evidence=(f"EXL2, {count(len(groups), 'group')} of {', '.join(map(str, bits))} bits",),
         warnings=check_quant_method(parts, "exl2"),
     )
 

@@ -96,7 +96,9 @@ def _codebook_name(parts: Parts) -> str:
     if len(markers) > 1:
         raise FormatMismatch(f"two codebooks are named: {' and '.join(map(str, markers.values()))}")
     for name, entry in markers.items():
-        stored = read_integers(entry)[0] & 0xFFFFFFFF if entry.n == 1 else -1
+        if entry.n != 1:
+            raise FormatMismatch(f"{entry} should be one number: the multiplier of the codebook")
+        stored = read_integers(entry)[0] & 0xFFFFFFFF
         if stored != MULTIPLIERS[name]:
             raise FormatMismatch(f"{entry} should hold {MULTIPLIERS[name]:#x}, not {stored:#x}: an unknown codebook")
         return name

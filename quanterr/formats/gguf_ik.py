@@ -27,7 +27,7 @@ The places of all bits are LAYOUTS below, in the notation of shared/ggml_fields.
 scales are NUMBERS. IQ6_K: ((code * 0.0011972 - 0.11218) * code + 6.2568) * code - 127, each operation rounded to
 float32; kernels that multiply matrices round it to an integer. A code of IQ2_KL stands for two elements.
 
-IQ4_KSS: 128 words of 16 bits. The lowest bits of 8 words are the scale byte that IQ4_KS has for these 32 elements, and
+IQ4_KSS: 64 words of 16 bits. The lowest bits of 8 words are the scale byte that IQ4_KS has for these 32 elements, and
 what is left of a word, w ^ w >> 1, is two bytes of its codes.
 
 Each operation rounds to float32: for a float16 d the last one alone.
@@ -182,7 +182,7 @@ FORMATS = block_formats(
         ),
         BlockType(
             "IQ4_KSS",
-            "4-bit codes for a table, 31 bits for 8, a scale for 32 and the row",
+            "4-bit codes for a table, 15 bits for 4, a scale for 32 and the row",
             None,
             32,
             4,

@@ -10,11 +10,13 @@
     gptq       zero points are stored minus one: 1 is subtracted from each code of a word, so that a zero point of
                0 borrows from the next code; with 3, 5, 6 and 7 bits from each code separately, modulo 2^b
     gptq_v2    zero points are stored unchanged
-    gptq_p     as gptq_v2, in planes: shared/bit_packing.py; used for 5, 6 and 7 bits, except by AutoRound
+    gptq_p     in planes: shared/bit_packing.py; used for 5, 6 and 7 bits, except by AutoRound; zero points are
+               unchanged, or minus one as in gptq
 
-config.json declares the variant (checkpoint_format; AutoRound's packing_format), often wrongly. If all zero points
-of the first and last block are equal, they decide: 2^(b-1) means unchanged, 2^(b-1) - 1 means minus one. Otherwise
-the configuration is used and the other variants are tried on the original, as a wrong variant is a whole step off.
+config.json declares the variant (checkpoint_format; AutoRound's packing_format), often wrongly. If it declares none, or
+sym, and all zero points of the first and last block are equal, they decide: 2^(b-1) means unchanged, 2^(b-1) - 1 means
+minus one. Otherwise the configuration is used and, unless such zero points confirm it, the other variants are tried on
+the original, as a wrong variant is a whole step off.
 Columns may be padded, to a multiple of 32 or of the block.
 
 If config.json declares desc_act false, vLLM gives its kernels no g_idx (vllm/model_executor/layers/quantization/
@@ -216,9 +218,11 @@ def _find_variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[s
         prescribed = declared != UNDECLARED and parts.hints.config.get("sym") is not True  # kernels for sym ignore them
         if (prescribed and variant != configured) or _find_common_zero_point(parts, variant.packing) != middle:
             continue
+        same = variant.packing == configured.packing
+        harm = "one step off" if same else "wrong, as codes are packed in another way"
         warning = (
             f"{declared}, but all its zero points are {middle}, as {variant.name} stores them: "
-            "a program that follows the configuration reads every weight one step off"
+            f"a program that follows the configuration reads every weight {harm}"
         )
         return [variant], f"all are {middle}", (warning,) if declared != UNDECLARED and variant != configured else ()
     ignored = "config.json declares sym, but its zero points are not all in the middle: kernels for sym ignore them"

@@ -25,7 +25,7 @@ from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, read_as_rotat
 def fit(parts: Parts) -> Weight | None:
     """Return the weight if its label declares a rotation, with the unrotated reading as an alternative."""
     labels = parts.hints.labels
-    if not labels or not labels[0].rotated:
+    if not labels or not labels[0].rotated or not parts.codes.shape:
         return None
     size, warning = group_size(labels[0], parts.codes.shape[-1])
     plain = fit_scaled(parts, "int8", INT8_LABELS, dequantize, uniform_bits=8, rotates=True)

@@ -88,7 +88,7 @@ def fit_sparse(parts: Parts) -> Weight:
     """Return a weight with codes for two of every four columns."""
     codes, scale, meta = parts.codes, parts["scale"], parts["meta"]
     shapes = [entry.shape for entry in (codes, scale, meta)]
-    rows, width = scale.shape[-1], codes.shape[-1]
+    rows, width = (scale.shape or (0,))[-1], (codes.shape or (0,))[-1]
     tiles = SPARSE.get(2 * width // rows) if rows and rows % ROWS == 0 == 2 * width % rows else None
     if tiles is None or any(len(shape) != 2 for shape in shapes) or meta.shape != (codes.shape[0], 2 * rows):
         raise FormatMismatch(

@@ -198,6 +198,8 @@ def fit_dual(parts: Parts) -> Weight | None:
     codes, scale, dual = parts.codes, parts["scale"], parts.get("dual_scale")
     if dual is None:
         return None
+    if len(codes.shape) != 2:
+        raise FormatMismatch(f"MXFP4 codes are (rows, cols / 2), not {codes}")
     rows, cols = codes.shape[0], 2 * codes.shape[-1]
     across = -(-cols // DUAL)
     if len(codes.shape) != 2 or scale.shape != (rows, cols // MX) or cols % MX:
@@ -268,7 +270,7 @@ def _check_deq_scale(parts: Parts, rows: int) -> None:
     if deq.shape != (rows,) or inputs is None or inputs.n != 1 or (scale and scale.shape != (rows, 1)):
         raise FormatMismatch(
             f"a layer with static inputs has one input_scale, and a deq_scale and a weight_scale for each of {rows} "
-            f"rows, but found {deq}, {inputs} and {scale or 'no weight_scale'}"
+            f"rows, but found {deq}, {inputs or 'no input_scale'} and {scale or 'no weight_scale'}"
         )
     product = _to_floats(deq, _read(deq))
     if scale is None:

@@ -48,7 +48,8 @@ def fit(parts: Parts) -> Weight | None:
     block, layouts = _fit_layouts(parts, stored, experts)
     if parts["global_scale"].n not in (1, experts):
         raise FormatMismatch(
-            f"its global scale {parts['global_scale']} should be one, or one for each of {experts} experts"
+            f"its global scale {parts['global_scale']} should be one"
+            + (f", or one for each of {experts} experts" if experts > 1 else "")
         )
     padded = fit_padded(parts, stored, block, MULTIPLE)
     scale_of = multiply_scales(parts["global_scale"], padded.stored_rows)

@@ -57,7 +57,7 @@ def fit(parts: Parts) -> Weight:
     (cols, width), (blocks, rows) = codes.shape, scale.shape
     if not blocks or cols % (2 * blocks) or parts["zero_point"].shape != (blocks, width):
         raise FormatMismatch(f"{scale} and {parts['zero_point']} should have a row for each block of {cols} columns")
-    rotations = theta.shape[0]
+    rotations = theta.shape[0] if len(theta.shape) == 2 else 0
     for entry, n in (
         (theta, rotations * cols // 2),
         (parts["pairs"], rotations * cols),
@@ -65,6 +65,8 @@ def fit(parts: Parts) -> Weight:
     ):
         if entry.n != n:
             raise FormatMismatch(f"{entry} does not fit {cols} columns and {theta}")
+    if not rotations:
+        raise FormatMismatch(f"{theta} should have a row for each rotation")
     size = cols // blocks
     _check_pairs(parts["pairs"], size)
     coded = attach_gemm_decoder(parts, cols, ColumnBlocks(blocks, size), PACKING)

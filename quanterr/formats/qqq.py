@@ -45,11 +45,11 @@ def fit(parts: Parts) -> Weight:
         FormatMismatch: codes and scales do not have shapes of one weight.
     """
     codes, channel, group = parts.codes, parts["channel"], parts.get("group")
-    rows, cols = channel.n, COLS * codes.shape[0]
+    rows, cols = channel.n, COLS * (codes.shape or (0,))[0]
     if len(codes.shape) != 2 or codes.shape[1] != 2 * rows or rows % ROWS:
         raise FormatMismatch(f"{codes} should have two words for each of {channel}, in tiles of {ROWS} rows")
     grouped = group is not None and group.n > 0
-    n = group.shape[0] if group is not None and grouped else 1
+    n = (group.shape or (1,))[0] if group is not None and grouped else 1
     if cols % n or (group is not None and grouped and group.shape != (n, rows)):
         raise FormatMismatch(f"{group} should have groups of one size of {cols} columns, and {rows} numbers for each")
     blocks = ColumnBlocks(n, cols // n)

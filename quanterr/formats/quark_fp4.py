@@ -6,8 +6,8 @@
 
     weight[r, c] = e2m1(code[r, c]) * (e5m3(scale[r, block of c]) * weight_scale_2)    the product of scales is rounded
 
-A byte holds two codes, the first in the low bits. With 32 columns only the configuration (scale_format, fp8_e5m3) or
-the original distinguishes this from MXFP4; with weight_scale_2, from NVFP4.
+A byte holds two codes, the first in the low bits. With 32 columns only the configuration (scale_format, fp8_e5m3)
+distinguishes this from MXFP4; with weight_scale_2, only it distinguishes this from NVFP4.
 
 Reference: amd-quark 0.13, quark/torch/quantization/config/config.py AmdFP4Spec, quark/torch/kernel/float8_e5m3/
 lookup.py, quark/torch/utils/pack.py Pack_fp4.

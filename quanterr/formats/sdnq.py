@@ -253,6 +253,8 @@ def _fit_layout(parts: Parts, bits: int | None) -> SdnqLayout:
         FormatMismatch: the shapes contradict each other or leave the layout open.
     """
     codes, scale = parts.codes, parts["scale"]
+    if not codes.shape:
+        raise FormatMismatch(f"{codes} should have rows and columns")
     if len(codes.shape) == len(scale.shape) == 2 and scale.shape == (1, codes.shape[1]) and scale.n > 1:
         shape = codes.shape[1], codes.shape[0]
         if parts.hints.shape in (None, shape):
@@ -262,7 +264,7 @@ def _fit_layout(parts: Parts, bits: int | None) -> SdnqLayout:
     if (
         codes.dtype != "U8"
         or len(codes.shape) == 3
-        or (len(codes.shape) == 2 and (codes.shape == original if original else codes.shape[0] == scale.shape[0]))
+        or (len(codes.shape) == 2 and (codes.shape == original if original else codes.shape[:1] == scale.shape[:1]))
     ):  # a byte for each code, in rows as long as the original's or in groups
         shape = codes.shape[0], prod(codes.shape[1:])
         bits = 8

@@ -139,7 +139,7 @@ def _check_numbers(parts: Parts, name: str, groups: int) -> None:
     if not fits:
         found = [entry for entry in (plain, codes, step, least) if entry]
         raise FormatMismatch(
-            f"{', '.join(map(str, found)) or f'no {name}'} should be one {name} for each of {groups} groups"
+            f"there should be one {name} for each of {groups} groups, not {', '.join(map(str, found)) or 'none'}"
         )
 
 

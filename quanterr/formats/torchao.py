@@ -215,7 +215,7 @@ def _fit_float8(parts: Parts, declared: Description) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     if codes.dtype not in ("F8_E4M3", "F8_E5M2") or scale.dtype not in FLOATS:
         raise FormatMismatch(f"codes of {parts.format} are FP8 and its scale floating, not {codes} and {scale}")
-    *_, rows, cols = (1, *read_block_size(parts, declared))
+    *_, rows, cols = (1, 1, *read_block_size(parts, declared))
     grid = fit_grid(scale, codes.shape, [((rows, cols), "the header")])
     return parts.weight(
         codes.shape,
@@ -258,8 +258,9 @@ def _fit_nvfp4(parts: Parts, declared: Description) -> Weight:
     codes, per_tensor = parts.codes, parts.get("per_tensor_scale")
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     if per_tensor and per_tensor.n not in (1, experts):
-        raise FormatMismatch(f"{per_tensor} should be one number, or one for each of {experts} experts")
-    scale_of = multiply_scales(per_tensor, codes.shape[-2]) if per_tensor else decode_e4m3
+        of_experts = f", or one for each of {experts} experts" if experts > 1 else ""
+        raise FormatMismatch(f"{per_tensor} should be one number{of_experts}")
+    scale_of = multiply_scales(per_tensor, (1, 1, *codes.shape)[-2]) if per_tensor else decode_e4m3
     return _fit_microscaled(parts, declared, "e2m1", 16, scale_of)
 
 

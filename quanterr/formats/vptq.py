@@ -45,6 +45,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
 from quanterr.util.strict_json import JsonFields
+from quanterr.util.text import count
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 SHORTS = frozenset({"I16", "U16"})
@@ -108,7 +109,8 @@ def fit(parts: Parts) -> Weight:
     for one, other in (("outlier_indices", "outlier_centroids"), ("scale", "bias")):
         if (parts.get(one) is None) != (parts.get(other) is None):
             raise FormatMismatch(
-                f"{parts.get(one) or parts.get(other)} is stored without {other if parts.get(one) else one}"
+                f"{parts.get(one) or parts.get(other)} is stored without "
+                + NEEDS[other if parts.get(one) else one].names[0].removeprefix("{module}.")
             )
     for role in ("order", "scale", "bias"):
         if (entry := parts.get(role)) and entry.shape != (cols,):
@@ -121,7 +123,7 @@ def fit(parts: Parts) -> Weight:
         (rows, cols),
         partial(dequantize, parts, layer),
         evidence=(
-            f"VPTQ, {' and '.join(books)} of {layer.main.rows} rows in each of {layer.main.entry.shape[0]} groups",
+            f"VPTQ, {' and '.join(books)} of {layer.main.rows} rows, {count(layer.main.entry.shape[0], 'group')}",
         ),
         warnings=check_quant_method(parts, "vptq"),
     )

@@ -102,7 +102,7 @@ def judge(
     fail_if: Iterable[str] = (),
     baseline: "DocumentT | None" = None,
 ) -> "DocumentT":
-    """Return a report, ranking or evaluation with new ``gates``, ``verdict`` and ``reasons``.
+    """Return a report, ranking, evaluation or comparison of images with new ``gates``, ``verdict`` and ``reasons``.
 
     Args:
         document: from :func:`quanterr.compare`, :func:`quanterr.rank` or :func:`quanterr.evaluate`, or read from a
@@ -111,12 +111,13 @@ def judge(
         require: conditions that must hold, such as ``snr_db >= 30`` or ``upper(kld_mean) <= 0.01``.
         fail_if: conditions that must not hold; undefined values fail these too.
         baseline: an older document of the same kind, for rules with ``delta``, ``rel_delta`` or ``ratio``. Without such
-            a rule it adds ``delta(snr_db) >= -0.5`` for a report, ``ratio(kld_mean) <= 1.1`` for an evaluation.
+            a rule it adds ``delta(snr_db) >= -0.5`` for a report, ``ratio(kld_mean) <= 1.1`` for an evaluation,
+            ``delta(ssim) >= -0.01`` for images.
 
     Raises:
         UsageError: there is no rule; a rule cannot be parsed; a pattern matches nothing; the baseline is unreliable,
-            unused or missing, or has another original, selection or text; the document is a plan, which has no
-            verdict.
+            unused or missing, or has another original, selection or text; the document is a plan or an inspection,
+            which has no verdict.
     """
     vocabulary = _values(document).VOCABULARY
     rules = read_rules(thresholds, require, fail_if, baseline=baseline is not None, vocabulary=vocabulary)
@@ -142,7 +143,7 @@ def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: 
         UsageError: the document stores no verdicts, such as a plan.
     """
     if not hasattr(document, "verdict"):
-        raise UsageError(f"a {document.noun} stores no verdict")
+        raise UsageError(f"{'an' if document.noun[0] in 'aeiou' else 'a'} {document.noun} stores no verdict")
     whole = verdict_on_whole(subjects, verdicts)
     update = {"verdict": whole.verdict, "reasons": whole.reasons, "gated": bool(whole.gates)}
     candidates = getattr(document, "candidates", None)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from quanterr.documents.gate_results import BECAUSE, Gate
 from quanterr.outputs.formatting import describe_gate, describe_violation, sentence
 from quanterr.util.colors import paint
-from quanterr.util.text import MAX_LINE, count, display
+from quanterr.util.text import MAX_LINE, display
 
 MAX_VIOLATIONS = 5  # lines per gate
 MARKS = {"pass": "pass", "fail": "FAIL", "warning": "warn"}
@@ -46,5 +46,5 @@ def _format_details(gate: Gate, said: set[str]) -> list[str]:
         )
         said |= {violation.reason or ""} - {""}
     if len(of_layers) > MAX_VIOLATIONS:
-        lines.append(f"      and {count(len(of_layers) - MAX_VIOLATIONS, 'more layer')}")
+        lines.append(f"      and {len(of_layers) - MAX_VIOLATIONS:,} more")
     return lines

@@ -211,7 +211,7 @@ class _Parser:
         """Explain why a function does not find a metric."""
         known, shown = self._known, display(metric)
         if function in OF_INTERVAL and metric in (*known.whole, *known.items, *known.model):
-            of = ", ".join(known.errors) or f"no metric of a {known.document}"
+            of = ", ".join(known.errors) or f"no metric of this {known.document}"
             return f"{shown} has no standard error; write it without {function}(), which takes {of}"
         if function == "global" and metric in known.whole:
             return f"{shown} is a metric of the {known.document}; write it without global()"

@@ -70,10 +70,11 @@ def check_against_plan(report: Report, plan: Plan) -> Report:
     found.sort(key=lambda violation: violation.margin if violation.margin is not None else float("-inf"))
     gate = _make_gate(found, len(plan.layers))
     if report.verdict == "inconclusive":
-        return replace(report, gates=[*report.gates, gate])
+        return replace(report, gates=[*report.gates, gate], gated=True)
     failed = [one.message for one in (*report.gates, gate) if one.status == "fail" and one.severity == "error"]
     reasons = failed or [f"everything selected was compared; {gate.message}"]
-    return replace(report, gates=[*report.gates, gate], verdict="fail" if failed else "pass", reasons=reasons)
+    verdict = "fail" if failed else "pass"
+    return replace(report, gates=[*report.gates, gate], gated=True, verdict=verdict, reasons=reasons)
 
 
 def _find_unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:
@@ -116,7 +117,7 @@ def _find_violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None
         return
     bits = actual.bits_per_weight
     if bits is not None and abs(bits - planned.bits_per_weight) > BITS * planned.bits_per_weight:
-        yield Violation(name, bits, None, f"has {bits:.4g} bits per weight, planned {planned.bits_per_weight:.4g}")
+        yield Violation(name, None, None, f"has {bits:.4g} bits per weight, planned {planned.bits_per_weight:.4g}")
         return
     snr = getattr(actual, "snr_db", None)
     if planned.snr_db is None or snr is None:
@@ -124,14 +125,14 @@ def _find_violations(planned: PlannedLayer, actual: Layer | LosslessLayer | None
     is_int8 = planned.bits_per_weight >= 8 and any(planned.format in formats for formats in (*INTEGERS, OF_8_BITS))
     margin = snr - (planned.snr_db - (TOLERANCE_OF_INT8 if is_int8 else TOLERANCE))
     if margin < 0:
-        yield Violation(name, snr, margin, f"has {snr:.2f} dB, planned {planned.snr_db:.2f}")
+        yield Violation(name, None, margin, f"has {snr:.2f} dB, planned {planned.snr_db:.2f}")
 
 
 def _make_gate(violations: list[Violation], n: int) -> Gate:
     worst = violations[0] if violations else Violation(None, None, None, None)
     result = f"holds: {count(n, 'layer')}"
     if violations:
-        where = f"{len(violations):,} of {count(n, 'layer')}, the worst {display(worst.layer or '')}"
+        where = f"{count(len(violations), 'layer')} (planned: {n:,}), the worst {display(worst.layer or '')}"
         result = f"does not hold: {where}: {worst.reason}"
     return Gate(
         id="plan",

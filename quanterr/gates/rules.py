@@ -83,7 +83,8 @@ def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) ->
     if comparing and not given:
         raise UsageError(f"{display(comparing[0])} compares with an older report: give --baseline REPORT")
     if given and not comparing and not updated:
-        raise UsageError("no rule compares with the baseline; add --require 'delta(snr_db) >= -0.5'")
+        takes = "only reports, evaluations and comparisons of images take one"
+        raise UsageError(f"no rule compares with the baseline; {takes}")
 
 
 def _read_tables(thresholds: str | os.PathLike[str]) -> list[RuleTable]:

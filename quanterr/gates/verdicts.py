@@ -48,7 +48,8 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
     reasons = doubts + errors
     if not reasons:
         warned = f"; failed with a warning: {count(len(failed), 'gate')}" if failed else ""
-        hold = "the gate holds" if len(gates) - len(failed) == 1 else f"{len(gates) - len(failed)} gates hold"
+        held = len(gates) - len(failed)
+        hold = "the gate holds" if held == len(gates) == 1 else f"{held} gate{' holds' if held == 1 else 's hold'}"
         reasons = [f"{subject.vocabulary.done}; {hold}{warned}"]
     return Verdict("inconclusive" if doubts else "fail" if errors else "pass", reasons, gates)
 

@@ -10,6 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, Entry, enter_checkpoint
+from quanterr.checkpoints.checksums import find_stated_sha256
 from quanterr.documents.base import Finding, RunInfo, Tool
 from quanterr.documents.comparison.model import StoredFile
 from quanterr.documents.inspection.model import NOT_READ, DecodeBound, Inspection, StoredWeight, Tally
@@ -37,6 +38,7 @@ from quanterr.tensors.clock import Clock
 from quanterr.tensors.in_memory import Side, hold
 from quanterr.util.hardware import bandwidth_of
 from quanterr.util.platform import usable_cores
+from quanterr.util.strict_json import as_object
 from quanterr.util.text import count, display, escape_surrogates, listed
 from quanterr.version import __version__
 
@@ -145,7 +147,8 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
 
 
 def _describe_run(clock: Clock, checkpoint: Checkpoint, asked: _Asked) -> RunInfo:
-    read = asked.values * checkpoint.nbytes + asked.verify * sum(file.size for file in checkpoint.files)
+    hashed = [file for file in checkpoint.files if asked.verify and find_stated_sha256(file) is not None]
+    read = asked.values * checkpoint.nbytes + sum(file.size for file in hashed)
     return clock.describe_run(asked.command, "cpu", usable_cores() if read else 1, read)
 
 
@@ -178,8 +181,8 @@ def _is_expert(name: str) -> bool:
 
 def _active_experts(checkpoint: Checkpoint) -> tuple[float, str]:
     """Return the share of the experts that one token uses, and the explanation for the report."""
-    config = checkpoint.config.get("config.json")
-    fields = config.get("text_config", config) if isinstance(config, dict) else {}
+    config = as_object(checkpoint.config.get("config.json"))
+    fields = as_object(config.get("text_config")) or config
     used = next((fields[key] for key in USED if isinstance(fields.get(key), int)), None)
     total = next((fields[key] for key in EXPERTS if isinstance(fields.get(key), int)), None)
     if checkpoint.gguf:
@@ -258,7 +261,7 @@ def _find_in_checkpoint(side: CheckpointSide, weights: list[StoredWeight]) -> It
         message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
         yield make_finding("fp8_without_scale", "info", None, message)
     if labels.method and all(weight.format in PLAIN for weight in weights):
-        message = f"config.json declares quant_method {display(labels.method)}, but no weight is stored quantized"
+        message = f"the configuration declares {display(labels.method)}, but no weight is stored quantized"
         yield make_finding("config_without_codes", "warning", None, message)
     bare = [w.name for w in weights if w.format == "verbatim" and w.dtype in CODE_DTYPES]
     if bare:

@@ -171,7 +171,7 @@ def _read_codes(weight: Weight, buffers: _Buffers) -> CodeValues:
 
 
 def _find_span(weight: Weight, buffers: _Buffers) -> tuple[int, int, int] | None:
-    """Return the lowest and the highest code in a few samples, and the number of codes; None if they are unknown."""
+    """Return the least and the largest sampled code, and the number of codes; None if unknown or if both are equal."""
     levels = weight.levels
     if levels is None or weight.matrix[1] > CPU_CHUNK:
         return None

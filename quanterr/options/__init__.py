@@ -495,7 +495,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
             recipes/inputs.py.
         kv: roundings of keys and values, each of which gives every candidate a row: ``declared``, ``none``, a type of
             recipes/caches.py, or different types as ``k=q8_0,v=q4_0``.
-        split: for candidates with rounded inputs, evaluate the weights alone as well.
+        split: for candidates with any rounding, evaluate the weights alone as well.
         dtype: compute dtype of both sides: float32, bfloat16 or float64.
         batch: number of chunks that run through a unit together.
         on_progress: called with (units done, units, micro-batches done, micro-batches).

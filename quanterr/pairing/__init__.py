@@ -405,7 +405,7 @@ def _crop_padding(x: Weight, y: Weight) -> Weight:
     if x.shape == y.shape:
         return y
     extra = y.matrix[0] - x.matrix[0]
-    padded = len(x.shape) == len(y.shape) == 2 and x.shape[1] == y.shape[1] and 0 < extra < MOST_PADDING
+    padded = len(x.shape) == len(y.shape) == 2 and x.shape[1] == y.shape[1] and 0 < extra <= MOST_PADDING
     if not padded or role_of(x.name) not in ("embedding", "head"):
         return y
     cropped = take_rows(y, 0, x.shape)

@@ -1,4 +1,4 @@
-"""Choice among readings of a weight by comparison with the original: the only step before the run that reads values.
+"""Choice among readings of a weight by comparison with the original: on a sample of values before the run.
 
     a weight's alternatives    other readings of its tensors, where label and shapes allow several; tried only if the
                                first has a larger error than any correct reading
@@ -9,7 +9,7 @@ If there is a convention, it decides: label, configuration, program and architec
 so the first reading stays. If another one fits much better, the file contradicts its convention: an error that reports
 both numbers. If nothing prescribes a reading, the values choose it.
 
-All earlier steps work from headers alone.
+Earlier steps work from headers, except small tensors, whose values tell what they are, and reversed matrices.
 """
 
 from collections.abc import Sequence

@@ -318,7 +318,7 @@ class GgufConversion(Conversion):
         return weight
 
     def crop_vocabulary(self, name: str, x: Weight) -> Weight:
-        """Return the original's embedding without its last rows, if the converter drops rows that have no token."""
+        """Return the original's embedding without the rows that the converter drops, of no token or position."""
         path = self._translate(*canonicalize(name))
         stored = self._stored.get(f"{path}.weight")
         is_vocabulary = self._architecture in llama_cpp.CROPPED and role_of(name) == "embedding"

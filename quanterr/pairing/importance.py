@@ -191,7 +191,7 @@ def _find_importance(
     if name is None:
         return None
     means, counts = found[name]
-    if means.numel() % cols:
+    if means.numel() % cols or len(counts) not in (1, means.numel() // cols):
         return None
     means, counts = (
         means.view(-1, cols),

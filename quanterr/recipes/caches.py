@@ -121,7 +121,8 @@ def _kept(text: str, name: str | None, of: str) -> Kept | None:
     if found is None or (name.endswith(UNROTATED) and not found.rotates):
         what = f"{display(name.removesuffix(UNROTATED))} is not rotated" if found else f"{display(name)} is unknown"
         known = ", ".join(CACHE_TYPES)
-        raise UsageError(f"--kv {display(text)}: {what}; choose declared, none or one of {known}")
+        whole = "" if "=" in text else "declared, none or "
+        raise UsageError(f"--kv {display(text)}: {what}; choose {whole}one of {known}")
     return Kept(name, of, found, found.rotates and not name.endswith(UNROTATED))
 
 

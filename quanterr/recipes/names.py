@@ -1,4 +1,4 @@
-"""Recipe names and their parser: ``format[_gGROUP][:asym][:double][:scales=CALIBRATOR]``.
+"""Recipe names and their parser: ``format[_gGROUP][:asym][:double][:strict][:scales=CALIBRATOR]``.
 
 fp8_tensor  fp8_row  fp8_column  fp8_block128  fp8_block1x128  int8_tensor  int8_row  int8_column  int8_block128
 int2_g32 … int8_g128  int4_channel  int4_g64:asym  mlx_q4_g64
@@ -78,16 +78,21 @@ def find_listed_recipe(name: str) -> str | None:
     return base if base in LISTING else max(near, key=len, default=None)
 
 
+def split_at_commas(text: str) -> list[str]:
+    """Split names at commas that are not in braces."""
+    return [piece.strip() for piece in re.split(r",(?![^{]*\})", text)]
+
+
 def parse_recipes(given: Iterable[str], scales: str | None = None) -> list[Recipe]:
     """Parse comma-separated recipe names with braces, such as ``int4_g{32,64}``; combine each with all ``scales``.
 
     Raises:
         UsageError: a name is unknown or given twice, or there is none.
     """
-    pieces = [piece.strip() for text in given for piece in re.split(r",(?![^{]*\})", text)]  # commas in braces stay
+    pieces = [piece for text in given for piece in split_at_commas(text)]
     names = [name for piece in pieces if piece for name in _expand_braces(piece)]
     if scales is not None:
-        names = [f"{name}:scales={calibrator}" for name in names for calibrator in scales.split(",")]
+        names = [f"{name}:scales={calibrator}" for name in names for calibrator in split_at_commas(scales)]
     found = [parse_recipe(name) for name in names]
     twice = [recipe.name for n, recipe in enumerate(found) if recipe.name in {one.name for one in found[:n]}]
     if twice:
@@ -158,7 +163,10 @@ def _parse_encoder(base: str, flags: set[str], calibrator: Calibrator) -> Encode
         known = f"there is :{', :'.join(sorted(allowed))}" if allowed else "it has none"
         raise UsageError(f"{base}: unknown option :{display(min(flags - allowed))}; {known}")
     if not calibrates:
-        raise UsageError(f"{base} has no scales={calibrator.name}: its scales follow from the largest magnitudes")
+        why = (
+            "ema is for the scale of a whole tensor" if calibrator.averages else "its format derives its scales"
+        )
+        raise UsageError(f"{base} has no scales={calibrator.name}: {why}")
     return encoder
 
 

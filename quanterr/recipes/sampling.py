@@ -168,7 +168,7 @@ def find_margin(estimates: Sequence[Estimate]) -> float | None:
         return None
     variance = sum(one.variance(noise / signal) for one in estimates)
     freedom = sum(len(one.noises) - 1 for one in estimates)
-    quantile = 1.96 + 2.4 / max(freedom, 1)  # the 97.5 % quantile of Student's t, to 2 % from 7 degrees of freedom on
+    quantile = 1.96 + 2.4 / max(freedom, 1)  # the 97.5 % quantile of Student's t, to 3 % from 7 degrees of freedom on
     return WIDER * DB * quantile * sqrt(variance) / noise
 
 

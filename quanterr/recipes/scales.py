@@ -88,7 +88,7 @@ class _WeightScales:
             raise
         self._ended.wait()
         if self._error is not None:
-            raise CheckpointError(str(self._error)) from self._error
+            raise self._error
         with self._settling:
             if file not in self._settled:
                 self._settled[file] = self._settle(file)
@@ -116,8 +116,7 @@ class _WeightScales:
         low, high = torch.aminmax(measured)  # either is NaN if any number is
         if not isfinite(float(low)) or not isfinite(float(high)):
             raise CheckpointError(
-                f"{display(file.weight)}: holds NaN or infinity, which no recipe quantizes; -l '!{file.weight}' "
-                "leaves it out"
+                f"{display(file.weight)}: holds NaN or infinity, which no recipe quantizes; leave its tensor out"
             )
         if file.stretch != 1:
             measured = measured * file.stretch

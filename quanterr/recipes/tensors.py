@@ -154,7 +154,8 @@ def _make_file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0, importance:
         UsageError: the recipe cannot store it.
     """
     if tensor.dim() != 2 or not tensor.numel() or tensor.dtype not in NAMES:
-        raise UsageError(f"{recipe.name}: takes a matrix of float32, bfloat16 or float16, not {list(tensor.shape)}")
+        given = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise UsageError(f"{recipe.name}: takes a matrix of float32, bfloat16 or float16, not {given}")
     plain = tensor.detach().cpu()
     if why := explain_refusal(plain, recipe):
         raise UsageError(f"{recipe.name}: {why}")

@@ -210,7 +210,7 @@ class SampleMeasurer:
 
 
 def find_near_scales(weight: Weight, sums: Sums, rows: Sequence[int]) -> Tensor | None:
-    """Return the factor by which the scale of each group may differ from a good one, (r, groups across) float32.
+    """Return by how much the scale of each group may differ from a good one, (r, groups across) float32.
 
     None if scales are not multiples of a step, or the step is unknown.
     """

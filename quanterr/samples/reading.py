@@ -96,7 +96,7 @@ class PairReader:
         return x
 
     def _read_sample(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
-        """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32."""
+        """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32 or float64."""
         kept = self._kept
         if kept is not None and chunks[0] in kept.first_rows:
             first = kept.first_rows[chunks[0]]

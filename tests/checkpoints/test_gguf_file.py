@@ -419,8 +419,8 @@ BAD = [
     Bad("2^64 - 1 tensors", header(2**64 - 1), "18446744073709551615 tensors exceed the limit"),
     Bad("too many keys", header(0, 2**17 + 1), "131073 keys exceed the limit of 131072"),
     Bad("2^64 - 1 keys", header(0, 2**64 - 1), "18446744073709551615 keys exceed the limit"),
-    Bad("more tensors than fit", header(1_000) + bytes(100), "1000 tensors do not fit in 124 bytes"),
-    Bad("more keys than fit", header(0, 1_000) + bytes(100), "1000 keys do not fit in 124 bytes"),
+    Bad("more tensors than fit", header(1_000) + bytes(100), "no room for 1,000 tensors in 124 bytes"),
+    Bad("more keys than fit", header(0, 1_000) + bytes(100), "no room for 1,000 keys in 124 bytes"),
     # keys
     Bad("a long key", gguf([], [key("k" * 70_000, U8, 1)]), "key number 0 has 70000 bytes; the limit is 65535"),
     Bad("a key of 2^63 bytes", header(0, 1) + struct.pack("<Q", 2**63) + bytes(20), f"has {2**63} bytes; the limit"),

@@ -249,12 +249,12 @@ REFUSED = {
     "vptq: a scale without bias": (
         "vptq/handmade",
         changed("a.weight_scale", lambda _: torch.ones(40)),
-        "a.weight_scale (F32 [40]) is stored without bias",
+        "a.weight_scale (F32 [40]) is stored without weight_bias",
     ),
     "vptq: outliers without codebook": (
         "vptq/handmade",
         changed("a.outlier_indices", lambda _: torch.zeros(1, 6, 2, dtype=torch.int16)),
-        "a.outlier_indices (I16 [1, 6, 2]) is stored without outlier_centroids",
+        "a.outlier_indices (I16 [1, 6, 2]) is stored without outlier_centroids.weight",
     ),
     "vptq: residual indices with packed ones": (
         "vptq/handmade",

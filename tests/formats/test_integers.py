@@ -806,7 +806,7 @@ REFUSED = {
     ),
     "an order of fewer columns": (
         CT | {"a.weight_g_idx": np.zeros(95, np.int32)},
-        "a.weight_g_idx (I32 [95]) should have one for each column",
+        "a.weight_g_idx (I32 [95]) should have one number for each column",
     ),
     "int8 zero points that differ from its scales": (
         INT | {"a.weight_zero_point": np.zeros((40, 1), np.int8)},
@@ -892,11 +892,11 @@ class TestContradictions:
             ({"bits": 8}, "config.json declares 8 bits, the shape of a.qweight (I32 [12, 40]) 4"),
             (
                 {"group_size": 64},
-                "config.json declares group_size 64, a.scales (F16 [3, 40]) has 3 blocks of 96 columns",
+                "config.json declares group_size 64, a.scales (F16 [3, 40]) has 3 blocks in 96 columns",
             ),
             (
                 {"group_size": -1},
-                "config.json declares group_size -1, a.scales (F16 [3, 40]) has 3 blocks of 96 columns",
+                "config.json declares group_size -1, a.scales (F16 [3, 40]) has 3 blocks in 96 columns",
             ),
         ],
     )

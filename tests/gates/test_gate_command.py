@@ -197,7 +197,7 @@ class TestMessages:
 
         assert "      because: prompts drift" in lines
         assert 5 == sum(line.startswith("      - ") for line in lines)
-        assert "      and 4 more layers" in lines
+        assert "      and 4 more" in lines
 
     def test_warning_does_not_change_the_status(self, stored, tmp_path):
         path = tmp_path / "thresholds.toml"

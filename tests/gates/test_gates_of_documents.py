@@ -149,7 +149,7 @@ class TestEvaluations:
 
 class TestReports:
     def test_reports_have_no_intervals(self):
-        with pytest.raises(UsageError, match=r"snr_db has no standard error; .* no metric of a report"):
+        with pytest.raises(UsageError, match=r"snr_db has no standard error; .* no metric of this report"):
             parse("upper(snr_db) >= 30")
 
     def test_report_metrics_compare_with_a_baseline(self):

@@ -270,8 +270,9 @@ def write_reference(
         for name in copied:
             copyfile(files.path / name, folder / name)
         save_file(tensors, folder / TENSORS)
-    except OSError as error:
-        raise ResourceError(f"{SAVE} {display(str(folder))}: {error.strerror}") from error
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) else display(str(error), 200)
+        raise ResourceError(f"{SAVE} {display(str(folder))}: {why}") from error
     document = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,

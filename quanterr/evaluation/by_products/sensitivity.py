@@ -91,7 +91,7 @@ class Curvature:
         return sum(self.costs) / scored
 
     def alpha_se(self, scored: int) -> float:
-        """Return the standard error of alpha over chunks or calls; NaN for fewer than two."""
+        """Return the standard error of alpha over chunks or calls; NaN for fewer than two, or if all cost nothing."""
         if len(self.costs) < 2 or not any(self.costs):
             return float("nan")
         return sqrt(len(self.costs)) * stdev(self.costs) / scored

@@ -165,7 +165,7 @@ def _nest(flat: Mapping[str, object], where: str) -> dict[str, object]:
         if argument in found:
             raise UsageError(f"{where}: {display(argument)} is given both whole and in items")
         if all(item.isdecimal() for item in own):
-            if {int(item) for item in own} != set(range(len(own))):
+            if own.keys() != {str(n) for n in range(len(own))}:
                 raise UsageError(
                     f"{where}: items of {display(argument)} are not numbered from 0 on: {listed(list(own))}"
                 )

@@ -75,9 +75,9 @@ def roll_out(
     """
     groups = steps_of(calls)
     starts = [_latents(steps[0].calls[0])[1] for steps in groups]
-    dtype = architecture.dtype
+    dtype, device = architecture.dtype, architecture.device
     followers = [
-        _Follower(own, stored, get, rounding, [[part.to(dtype) for part in start] for start in starts])
+        _Follower(own, stored, get, rounding, [[part.to(device, dtype) for part in start] for start in starts])
         for own, stored, get, rounding in (
             (sides, list(sides.weights), sides.get, None),
             *((each.sides, each.names, each.get, each.rounding) for each in candidates),

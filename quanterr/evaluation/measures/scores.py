@@ -63,7 +63,7 @@ class Scores:
         for begin in range(0, len(targets), step):
             rows = slice(begin, begin + step)
             x, y, target = base[rows], other[rows], targets[rows, None].to(base.device)
-            finite = finite and are_finite(y)
+            finite = finite and are_finite(x) and are_finite(y)
             log_p, log_q = (each.log_softmax(-1, dtype=torch.float64) for each in (x, y))
             p, q = log_p.exp(), log_q.exp()
             nll, nll_q = -log_p.gather(1, target)[:, 0], -log_q.gather(1, target)[:, 0]

@@ -80,7 +80,7 @@ class Facts:
         """Return the value of a key; None if the file lacks it.
 
         Raises:
-            CheckpointError: it has a value for each block, and these differ.
+            CheckpointError: it has a value for each block, and these differ; or it is larger than any model has.
         """
         self._read.add(key)
         value = self._values.get(key)

@@ -190,6 +190,9 @@ def _pairs(tensors: Mapping[str, Tensor], where: str, scale: float | None) -> di
         UsageError: a matrix is missing.
     """
     found = {}
+    for name, (first, second) in ((name, pair) for name in tensors for pair in PAIRS if name.endswith(pair[1])):
+        if (lacking := name.removesuffix(second) + first) not in tensors:
+            raise UsageError(f"{where}: {display(name)} has no {display(lacking)} with it")
     for name, down in tensors.items():
         pair = next((pair for pair in PAIRS if name.endswith(pair[0])), None)
         if pair is None:

@@ -3,6 +3,7 @@
 This is fake quantization: products take the values of the codes, computed in float32. Everything else stays.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -44,6 +45,8 @@ Turn = Callable[[Tensor], Tensor]
 
 NONE, DECLARED = "none", "declared"
 DECLARED_CACHE = "fp8"
+# Units without a cache of keys and values: towers for images and sounds, and the encoder of an encoder-decoder model.
+TOWER = re.compile(r"(.*\.)?(visual|vision\w*|audio\w*)\..*|(model\.)?encoder\..*")
 LATENT = "kv_b_proj"  # expands what runtimes keep in place of keys and values
 
 
@@ -238,7 +241,8 @@ class Rounding:
         """
         watched = {storage_of(slot.tensor): found for slot in unit.slots if (found := self._watched(slot, names))}
         scales = [self._scale(unit.name, endings) for endings in (KEY_SCALES, VALUE_SCALES)]
-        return RoundingMode(watched, scales if self.cache else None, self, measures)
+        caches = self.cache is not None and not TOWER.fullmatch(unit.name)
+        return RoundingMode(watched, scales if caches else None, self, measures)
 
     def _watched(self, slot: Slot, names: Names) -> Watched | None:
         sources = names.sources(slot.name)

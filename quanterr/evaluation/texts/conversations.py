@@ -52,7 +52,7 @@ def read_conversations(
     """
     where = f"{OPTION} {display(path)}"
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -75,7 +75,9 @@ def open_media(part: JsonObject, folder: Path, processor: Any, where: str) -> Js
         return {"type": kind, kind: medium.read(path, processor)}
     except ImportError as error:
         raise UsageError(f"{where}: {display(str(path))}: to read it, pip install {medium.needs}") from error
-    except (OSError, ValueError, RuntimeError) as error:  # those of Pillow and soundfile are among these
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise many kinds on damaged bytes
         raise UsageError(
             f"{where}: {display(str(path))}: no {kind} that can be read: {display(str(error), 300)}"
         ) from error

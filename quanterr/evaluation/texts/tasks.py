@@ -74,7 +74,7 @@ def read_task(path: str, folder: ModelFolder) -> Asked:
     """
     where = f"--task {display(path)}"
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -103,8 +103,14 @@ def _question(line: str, where: str) -> Question:
 
 
 def sequence(tokenizer: "PreTrainedTokenizerBase", context: str, continuation: str) -> Scored:
-    """Return the tokens of a context and its continuation together; the continuation's are scored."""
+    """Return the tokens of a context and its continuation together; the continuation's are scored.
+
+    Raises:
+        UsageError: they are a single token.
+    """
     whole = tokenizer(context + continuation)["input_ids"]
+    if len(whole) < 2:
+        raise UsageError(f'"{display(context + continuation)}": a single token has nothing before it that predicts it')
     behind = len(tokenizer(context)["input_ids"])
     scored = max(len(whole) - max(behind, 1), 1)
     return Scored(tuple(whole), scored)
@@ -222,5 +228,5 @@ def _compared(task: Asked, base: Sequence[int], own: Sequence[int]) -> Task:
 def mcnemar(lost: int, won: int) -> float:
     """Return the exact two-sided p-value of McNemar's test on questions that only one side answers right."""
     n, least = lost + won, min(lost, won)
-    tail: float = 2 * sum(comb(n, k) for k in range(least + 1)) / 2.0**n
+    tail: float = 2 * sum(comb(n, k) for k in range(least + 1)) / 2**n
     return min(1.0, tail)

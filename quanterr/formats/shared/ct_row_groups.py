@@ -8,6 +8,7 @@ from quanterr.formats.base import Parts
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.flat_blocks import read_of_rows
+from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -26,7 +27,8 @@ def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> ColumnBlocks:
     if zero_point is not None and zero_point.shape != scale.shape:
         raise FormatMismatch(f"{zero_point} should have the shape of {scale}")
     if order is not None and order.shape != shape[1:]:
-        raise FormatMismatch(f"{order} should have one for each column of a weight of shape {list(shape)}")
+        raise FormatMismatch(f"{order} should have one number for each column of a weight of shape {list(shape)}")
+    fit_unpadded(parts, shape, 1)  # refuses experts that could be the kernels of a convolution
     return fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], read_setting(parts, "group_size"), order)
 
 

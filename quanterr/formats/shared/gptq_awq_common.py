@@ -14,6 +14,7 @@ from quanterr.formats.shared.bit_packing import Packing
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields
+from quanterr.util.text import count
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 WORDS = frozenset({"I32"})
@@ -48,7 +49,7 @@ def find_contradictions(parts: Parts, bits: int, n_blocks: int, cols: int) -> tu
     size = declared_group_size(parts)
     if size and (1 if size < 0 else -(-cols // size)) != n_blocks:
         warnings.append(
-            f"config.json declares group_size {size}, {parts['scale']} has {n_blocks} blocks of {cols} columns"
+            f"config.json declares group_size {size}, {parts['scale']} has {count(n_blocks, 'block')} in {cols} columns"
         )
     return tuple(warnings)
 

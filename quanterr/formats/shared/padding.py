@@ -79,6 +79,8 @@ def fit_unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
 
 
 def _check_width(parts: Parts, shape: tuple[int, ...]) -> None:
+    if len(shape) < 2:
+        raise FormatMismatch(f"{parts.codes} should have rows and columns")
     if as_matrix(shape)[1] != shape[-1]:
         raise FormatMismatch(f"{parts.codes}: experts with fewer than {KERNEL_WIDTH} columns are not supported")
 
