@@ -159,6 +159,10 @@ class TestRefused:
             quanterr.dequantize(model / "fp8", model / place)
         assert before == contents(model / "fp8")
 
+    def test_name_that_the_file_system_refuses_is_an_environment_error(self, model):
+        with pytest.raises(ResourceError, match=r"-o .*: File name too long"):
+            quanterr.dequantize(model / "fp8", model / ("o" * 245))
+
     def test_values_beyond_the_dtype_are_refused(self, tmp_path):
         codes, _ = quantized_int8(numbers(8, 64))
         save_file({"a.weight": codes, "a.weight_scale": torch.tensor(1000.0)}, tmp_path / "x.safetensors")

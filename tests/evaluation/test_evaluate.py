@@ -602,7 +602,9 @@ class TestTasks:
 
         assert ["pass", "fail"] == [gate.status for gate in found.candidates[0].gates]
 
-    @pytest.mark.parametrize(("lost", "won", "p"), [(0, 0, 1), (5, 5, 1), (0, 5, 0.0625), (1, 9, 0.021484375)])
+    @pytest.mark.parametrize(
+        ("lost", "won", "p"), [(0, 0, 1), (5, 5, 1), (0, 5, 0.0625), (1, 9, 0.021484375), (600, 600, 1)]
+    )
     def test_mcnemar_p_is_exact(self, lost, won, p):
         from quanterr.evaluation.texts.tasks import mcnemar
 

@@ -255,6 +255,17 @@ def projector(original: Path, path: Path) -> dict[str, Tensor]:
     return values
 
 
+def test_only_the_language_model_has_a_cache(square, tmp_path, monkeypatch):
+    original, *_ = make("llava", tmp_path)
+    monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor("llava"))
+
+    [one] = quanterr.evaluate(original, kv="fp8_tensor", chat=square / "chat.jsonl", context=64).candidates
+
+    errors = {block.name: block.relative_error for block in one.blocks if ".layers." in block.name}
+    assert 4 == len(errors)
+    assert all(("vision" in name) == (error == 0) for name, error in errors.items())
+
+
 def test_projector_of_llama_cpp_is_the_tower_of_the_original(square, tmp_path, monkeypatch):
     original, _, plain = make("llava", tmp_path)
     monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor("llava"))

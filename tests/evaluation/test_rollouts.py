@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.float32 import of_squared_error
+from support.simulated_device import NAME, UNKNOWN, simulated
 
 import quanterr
 from quanterr.errors import UsageError
@@ -97,6 +98,26 @@ def test_both_sides_follow_the_path_from_diffusers_scheduler(family, guided, tmp
         assert own == pytest.approx(step.output_error, rel=of_squared_error(own) * n)
     assert abs(errors[0][-1] - errors[1][-1]) / 2 == pytest.approx(rollout.rollout_error_se, abs=mean * relative)
     assert [(0, 2), (1, 2), (2, 2)] == [(step.step, step.calls) for step in rollout.steps]
+
+
+@UNKNOWN
+def test_rollout_on_a_device_agrees_with_the_cpu(tmp_path):
+    model, _ = made("SD3", tmp_path / "original")
+    inputs = write("SD3", tmp_path / "calls.safetensors", [path_of(model, "SD3", 0, True)[1]], True)
+    stored = load_file(next((tmp_path / "original").glob("*.safetensors")))
+    save_file({key: value.bfloat16() for key, value in stored.items()}, tmp_path / "bf16.safetensors")
+
+    def errors(device):
+        sides = tmp_path / "original", [tmp_path / "bf16.safetensors"]
+        [one] = quanterr.evaluate(*sides, inputs=inputs, rollout=True, device=device).candidates
+        return [step.output_error for step in one.rollout.steps]
+
+    here = errors("cpu")
+    with simulated():
+        there = errors(NAME)
+
+    for n, (x, y) in enumerate(zip(here, there, strict=True), 1):
+        assert x == pytest.approx(y, rel=2 * n * of_squared_error(x))
 
 
 def test_page_shows_the_rollout_and_rules_may_name_it(tmp_path):

@@ -107,6 +107,11 @@ def test_other_models_are_refused(tmp_path):
         measured(tmp_path, "bert", swap_blocks=True)
 
 
+def test_original_alone_has_nothing_to_judge(tmp_path):
+    with pytest.raises(UsageError, match="--baseline judge candidates; give a candidate"):
+        study(tmp_path, sensitivity=tmp_path / "s.json", require=["kld_mean <= 1"])
+
+
 def test_original_alone_has_nothing_to_swap(tmp_path):
     with pytest.raises(UsageError, match="--swap-blocks: puts weights of candidates into the original"):
         study(tmp_path, sensitivity=tmp_path / "s.json", swap_blocks=True)

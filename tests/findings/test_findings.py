@@ -1,6 +1,7 @@
 """Findings: each from a checkpoint with just that fault, and none from valid checkpoints."""
 
 import ast
+import json
 import math
 from pathlib import Path
 
@@ -325,6 +326,7 @@ class TestOrder:
             (lambda i: i ^ 16, "halves of runs of 32 are swapped, as with nibbles in the wrong order"),
             (lambda i: i % 8 * 8 + i // 8, "interleaved"),
             (lambda i: i * 5 % 64, "irregular order"),
+            (lambda i: {3: 9, 9: 3}.get(i, i), "a few are in other places"),
         ],
     )
     def test_order_is_described_in_words(self, there, words):
@@ -740,6 +742,14 @@ class TestAllWeights:
         x = model()
 
         assert [("identical", "warning")] == [(f.code, f.severity) for f in compared(tmp_path, x, x).findings]
+
+    def test_copy_with_consumed_labels_passes_no_gate(self, tmp_path):
+        label = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
+        x = {"a.weight": numbers(32, 64).to(torch.float8_e4m3fn), "a.weight_scale": torch.tensor(1.0)}
+        report = compared(tmp_path, x | {"a.comfy_quant": label}, x | {"a.comfy_quant": label.clone()})
+
+        assert "warning" == told(report)["identical"].severity
+        assert "pass" != quanterr.judge(report, require=["snr_db >= 30"]).verdict
 
     def test_swapped_sides_are_a_warning(self, tmp_path):
         x = model(2)

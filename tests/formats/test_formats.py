@@ -252,6 +252,7 @@ def refused(folder, quantized, metadata=None, config=None, shape=None):
 CODES, INT8 = fp8_codes(4, 40), int8_codes(4, 40)
 ONE = torch.tensor(0.01)
 
+NARROW = torch.ones(2, 3, 16, dtype=torch.int8)
 REFUSED = {
     "a missing scale of int8": (
         {"a.weight": INT8},
@@ -332,6 +333,14 @@ REFUSED = {
     "a label of FP8 on bytes": (
         {"a.weight": torch.zeros(4, 40, dtype=torch.uint8), "a.comfy_quant": label(format="nvfp4")},
         "comfy_quant tensor declares nvfp4",
+    ),
+    "narrow experts with zero points": (
+        {"a.weight": NARROW, "a.weight_scale": torch.ones(2, 3, 1), "a.weight_zero_point": NARROW[..., :1]},
+        "a.weight (I8 [2, 3, 16]): experts with fewer than 32 columns are not supported",
+    ),
+    "narrow experts of bitsandbytes": (
+        {"a.weight": NARROW, "a.SCB": torch.ones(2, 3)},
+        "its SCB a.SCB (F32 [2, 3]) should have one number for each row of a.weight (I8 [2, 3, 16])",
     ),
     "an unsupported layout": (
         {"a.weight": torch.zeros(4, 40, dtype=torch.float8_e4m3fnuz), "a.weight_scale": ONE},

@@ -2,11 +2,14 @@
 
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.forked import call
 from support.stored import pair
 
+from quanterr.cli import settings
 from quanterr.errors import Status
 from quanterr.guide import read_page
 
@@ -78,6 +81,12 @@ class TestFile:
         below.mkdir()
 
         assert f"{folder / name}: no such file" in compare(checkpoints, cwd=below).stderr
+
+    @pytest.mark.parametrize(("given", "found"), [("gaussian:8", "gaussian:8"), ("calls.st", "/project/calls.st")])
+    def test_made_up_calls_are_not_taken_for_a_file(self, given, found):
+        inputs = SimpleNamespace(name="inputs", metavar="FILE")
+
+        assert found == settings._resolve_paths(Path("/project/quanterr.toml"), inputs, given)
 
     def test_preset_is_not_taken_for_a_file(self, checkpoints, project):
         folder = project('[compare]\nthresholds = "fp8"\n')

@@ -13,15 +13,19 @@ from xml.etree import ElementTree
 import make_snapshots
 import msgspec
 import pytest
+import torch
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from support import sample_documents
 from support.sample_reports import HOSTILE, hostile, report_of, tiny
 
+import quanterr
 from quanterr.documents.base import Finding, dumps, dumps_each
 from quanterr.documents.comparison import items
 from quanterr.documents.comparison.model import Report
+from quanterr.documents.document_view import format_score
 from quanterr.errors import UsageError
+from quanterr.metrics.scores import Score
 from quanterr.outputs import OUTPUTS, card, markdown
 from quanterr.outputs import csv as as_csv
 from quanterr.outputs.formatting import format_cosine
@@ -217,6 +221,12 @@ class TestCsv:
     )
     def test_cosine_shows_how_far_it_is_from_one(self, value, shown):
         assert shown == format_cosine(value)
+
+    def test_infinite_error_is_not_shown_as_exact(self):
+        [layer] = quanterr.compare({"a.weight": torch.zeros(4, 4)}, {"a.weight": torch.eye(4)}, device="cpu").layers
+
+        assert "+inf" == layer.nonfinite["relative_error"]
+        assert "infinite" == format_score(layer, Score("relative", "lower", "", name="relative_error"))
 
     def test_hostile_report_has_no_formula_in_a_cell(self, evil):
         cells = [cell for row in self.rows(evil) for cell in row.values()]

@@ -463,7 +463,7 @@ class TestCompare:
         produced, _ = mix_recipes(original, recipes, "produced")
         report = check_against_plan(quanterr.compare(original, produced, device="cpu"), found)
 
-        assert ("pass", "pass") == (report.verdict, report.gates[0].status), report.reasons
+        assert ("pass", "pass", True) == (report.verdict, report.gates[0].status, report.gated), report.reasons
         assert 6 == report.gates[0].judged
 
     def test_another_recipe_or_a_lower_snr_is_named(self, original, made):

@@ -162,6 +162,11 @@ def test_command_shows_margins_and_calls_the_result_an_estimate(original, tmp_pa
     assert all(candidate["snr_db_margin"] > 0 for candidate in found["candidates"])
 
 
+def test_rules_are_refused_in_the_library_too(original):
+    with pytest.raises(UsageError, match="sample cannot be combined with rules"):
+        quanterr.sweep(original, ["int8_row"], sample="20%", require=["snr_db >= 1000"])
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
