@@ -476,7 +476,7 @@ GGUF = [
     Row(37, "a huge size", gg(shape_of(2, 0, 2**41)), UNREADABLE, "a: dimension exceeds 2^40"),
     Row(38, "six dimensions", gg(shape_of(6, 1, 1, 1, 1, 1, 1)), UNREADABLE, "a: 6 dimensions; the limit is 5"),
     Row(39, "2^64 - 1 tensors", gg(counted(2**64 - 1)), UNREADABLE, "tensors exceed the limit of 1000000"),
-    Row(39, "more tensors than fit", gg(counted(10**6, 0, bytes(100))), UNREADABLE, "1000000 tensors do not fit in"),
+    Row(39, "more tensors than fit", gg(counted(10**6, 0, bytes(100))), UNREADABLE, "no room for 1,000,000 tensors in"),
     Row(39, "too many keys", gg(counted(0, 2**17 + 1)), UNREADABLE, "131073 keys exceed the limit of 131072"),
     Row(46, "a very long name", gg(gguf([A, B, Stored("n" * 5_000)]), "-l", "a,b"), UNREADABLE,
         "nnn: name of 5000 characters; the limit is 4096"),

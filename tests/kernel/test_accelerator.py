@@ -271,7 +271,7 @@ class TestChoice:
             monkeypatch.setenv(name, value)
         with simulated(count=2):
             assert torch.device(NAME, 1) == pick_device("auto")
-        with simulated(), pytest.raises(ResourceError, match="sees 1 SIM devices here; try --device cpu"):
+        with simulated(), pytest.raises(ResourceError, match="sees 1 SIM device here; try --device cpu"):
             pick_device("auto")
 
     @pytest.mark.parametrize("lacking", [torch.float64, torch.float8_e4m3fn], ids=str)
