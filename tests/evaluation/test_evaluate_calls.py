@@ -343,8 +343,9 @@ class TestFloor:
                 x = model.float()(**own, **plain).sample.double()
             expected.append(float((y - x).square().sum() / x.square().sum()))
 
-        mean = sum(expected) / 3  # the bfloat16 side is the same code with the same roundings
-        assert mean == pytest.approx(found.floor.outputs.output_error, rel=of_squared_error(mean))
+        # The bfloat16 side is the same code, but float32 sums in another order round 1 of 2^11 values to bfloat16 the
+        # other way, by a unit: 3 % of the noise, as often towards the exact value as away from it.
+        assert sum(expected) / 3 == pytest.approx(found.floor.outputs.output_error, rel=3e-2)
         assert ("bfloat16", None, 3) == (found.floor.dtype, found.floor.reason, found.floor.outputs.calls)
 
     def test_floor_is_in_every_table_and_names_candidates_below_it(self, tmp_path):
