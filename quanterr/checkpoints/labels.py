@@ -155,7 +155,7 @@ def _read_header_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, JsonObjec
         if HEADER_KEY not in metadata:
             continue
         try:
-            fields = strict_json.loads(metadata[HEADER_KEY].encode("utf-8", "surrogatepass"))
+            fields = strict_json.loads_text(metadata[HEADER_KEY])
         except strict_json.InvalidJson as error:
             raise CheckpointError(f"{file}: {HEADER_KEY} in the header {error}") from error
         layers = fields.get("layers") if isinstance(fields, dict) else None

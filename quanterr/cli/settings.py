@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from quanterr.errors import UsageError
+from quanterr.options import MADE_UP_CALLS
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display, listed
 from quanterr.util.toml_file import read_toml
@@ -153,7 +154,7 @@ def _resolve_paths(path: Path, option: TyperOption, value: object) -> object:
         return [_resolve_paths(path, option, item) for item in value]
     given = str(value)  # a name may be a number
     name, named, file = given.partition("=") if metavar.startswith(NAMED) and "=" in given else ("", "", given)
-    is_name = file.startswith("gaussian:") or (option.name == "thresholds" and not Path(given).suffix)
+    is_name = file.startswith(MADE_UP_CALLS) or (option.name == "thresholds" and not Path(given).suffix)
     return given if file == "-" or "://" in file or is_name else f"{name}{named}{path.parent / file}"
 
 

@@ -176,10 +176,10 @@ def _report_weight(
     steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is at most one step off"
     if rounded is not None:
         steps = f"each code is one of the two next to its value{rounded}"
-    allowed = _describe_limit(found.snr_db)
-    message = f"{display(pair.name)}: {snr:.1f} dB, where its stored scales allow {allowed}: {steps}"
+    what = f"{snr:.1f} dB, where its stored scales allow {_describe_limit(found.snr_db)}"
     if snr == -inf:
-        message = f"{display(pair.name)}: its values are not zero, but the original's are: {steps}"
+        what = "its values are not zero, but the original's are"
+    message = f"{display(pair.name)}: {what}: {steps}"
     remedy = "compare codes, scales and their order with what the quantizer wrote"
     if severity != "error":
         remedy = "check how values were rounded: truncation costs 6 dB"

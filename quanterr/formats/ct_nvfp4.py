@@ -14,7 +14,7 @@ Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/nvfp4/base.py.
 """
 
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
-from quanterr.formats.shared.microscaling import Microscaled, divide_scales
+from quanterr.formats.shared.microscaling import Microscaled, check_global_scale, divide_scales
 from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
 from quanterr.kernel.levels import E2M1
@@ -38,9 +38,7 @@ def fit(parts: Parts) -> Weight:
     if not layouts or layouts[0].tiled:
         expected = [*stored[:-1], -(-stored[-1] // BLOCK)]
         raise FormatMismatch(f"its scale {scale} does not fit {codes}: expected one per 16 columns, {expected}")
-    if global_scale.n not in (1, experts):
-        of_experts = f", or one for each of {experts} experts" if experts > 1 else ""
-        raise FormatMismatch(f"its global scale {global_scale} should be one{of_experts}")
+    check_global_scale(global_scale, experts)
     padded = fit_unpadded(parts, stored, BLOCK)
     return parts.weight(
         padded.shape,

@@ -45,7 +45,7 @@ from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.ct_row_groups import read_block_values
-from quanterr.formats.shared.padding import fit_unpadded
+from quanterr.formats.shared.padding import check_width
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
 from quanterr.util.strict_json import JsonFields
@@ -76,7 +76,7 @@ def fit(parts: Parts) -> Weight:
     order = parts.get("order")
     if order is not None and order.shape != shape[1:]:
         raise FormatMismatch(f"{order} should have one number for each column of a weight of shape {list(shape)}")
-    fit_unpadded(parts, shape, 1)  # refuses experts that could be the kernels of a convolution
+    check_width(parts, shape)
     blocks = fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], read_setting(parts, "group_size"), order)
     packings = _find_packings(parts, shape, blocks.n)
     declared = read_setting(parts, "num_bits")

@@ -64,10 +64,12 @@ def fit(parts: Parts) -> Weight | None:
     else:
         n_bits = next((n for n in (2 if declared == 2 else 4, 4, 2) if -(-shape[-1] * n // 8) == stored), None)
     if n_bits is None or len(shape) != 2 or shape[0] != rows or shape[1] % scale.shape[1]:
-        told_shape = f"for {list(shape)}" if parts.hints.shape else f"though config.json declares {declared} bits"
-        if not parts.hints.shape and declared is None:
-            told_shape = "and config.json does not declare the bits"
-        raise FormatMismatch(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {told_shape}")
+        known = "and config.json does not declare the bits"
+        if parts.hints.shape:
+            known = f"for {list(shape)}"
+        elif declared is not None:
+            known = f"though config.json declares {declared} bits"
+        raise FormatMismatch(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {known}")
     warning = f"config.json declares num_bits {declared}, but the codes have {n_bits}"
     return parts.weight(
         (rows, shape[1]),

@@ -17,7 +17,7 @@ from math import prod
 from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.flat_blocks import read_of_rows
-from quanterr.formats.shared.padding import fit_unpadded
+from quanterr.formats.shared.padding import check_width
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
 from quanterr.formats.shared.row_pairs import attach_row_pairs_decoder, read_row_pairs
 from quanterr.kernel.decoder import StoredScales
@@ -40,7 +40,7 @@ def fit(parts: Parts) -> Weight | None:
     shape = (*codes.shape[:-2], 2 * codes.shape[-2], codes.shape[-1])
     if scale.shape[:-1] != shape[:-1]:
         return None
-    fit_unpadded(parts, shape, 1)  # refuses experts that could be the kernels of a convolution
+    check_width(parts, shape)
     size = parts.hints.config.get("group_size")
     blocks = fit_blocks(scale.shape[-1], shape[-1], size if isinstance(size, int) else None)
     weight = parts.weight(

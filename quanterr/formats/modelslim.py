@@ -202,7 +202,7 @@ def fit_dual(parts: Parts) -> Weight | None:
         raise FormatMismatch(f"MXFP4 codes are (rows, cols / 2), not {codes}")
     rows, cols = codes.shape[0], 2 * codes.shape[-1]
     across = -(-cols // DUAL)
-    if len(codes.shape) != 2 or scale.shape != (rows, cols // MX) or cols % MX:
+    if scale.shape != (rows, cols // MX) or cols % MX:
         raise FormatMismatch(f"{scale} should have an exponent per {MX} columns of {codes}")
     if dual.shape != (rows, across, 1):
         raise FormatMismatch(f"{dual} should be {[rows, across, 1]}: a number per {DUAL} columns of {codes}")

@@ -175,7 +175,7 @@ def _find_doubts(codes: str, parts: Parts) -> Iterable[str]:
         yield f"{label}, but the codes are Nunchaku's: read as stored"
     configured = parts.hints.metadata.get("quantization_config")
     try:
-        config = strict_json.loads(configured.encode("utf-8", "surrogatepass")) if configured else None
+        config = strict_json.loads_text(configured) if configured else None
     except strict_json.InvalidJson:
         return
     weight = config.get("weight") if isinstance(config, dict) else None

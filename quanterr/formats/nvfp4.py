@@ -23,7 +23,7 @@ comfy/ops.py for pre_quant_scale.
 
 from quanterr.formats.base import Format, FormatMismatch, Parts, Weight
 from quanterr.formats.shared.comfy_labels import NVFP4_LABELS, check_labels
-from quanterr.formats.shared.microscaling import NVFP4_PARTS, Microscaled, multiply_scales
+from quanterr.formats.shared.microscaling import NVFP4_PARTS, Microscaled, check_global_scale, multiply_scales
 from quanterr.formats.shared.padding import fit_padded
 from quanterr.formats.shared.pre_quant_scale import apply_pre_quant_scale
 from quanterr.formats.shared.quark_config import has_e5m3_scales
@@ -46,11 +46,7 @@ def fit(parts: Parts) -> Weight | None:
     stored = (*codes.shape[:-1], codes.shape[-1] * (1 if codes.dtype == "F4" else 2))
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     block, layouts = _fit_layouts(parts, stored, experts)
-    if parts["global_scale"].n not in (1, experts):
-        raise FormatMismatch(
-            f"its global scale {parts['global_scale']} should be one"
-            + (f", or one for each of {experts} experts" if experts > 1 else "")
-        )
+    check_global_scale(parts["global_scale"], experts)
     padded = fit_padded(parts, stored, block, MULTIPLE)
     scale_of = multiply_scales(parts["global_scale"], padded.stored_rows)
     orders = [label.fields.get("nibble_order") for label in parts.hints.labels]

@@ -19,9 +19,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.microscaling import NVFP4_PARTS, read_global_scale
+from quanterr.formats.shared.microscaling import NVFP4_PARTS, check_global_scale, read_global_scale
 from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.kernel.levels import E2M1
 
@@ -36,8 +36,7 @@ def fit(parts: Parts) -> Weight | None:
     experts, pairs, cols = codes.shape
     if pairs % (BLOCK // 2) or scale.shape != (experts, 2 * pairs // BLOCK, cols):
         return None
-    if global_scale.n not in (1, experts):
-        raise FormatMismatch(f"its global scale {global_scale} should be one, or one for each of {experts} experts")
+    check_global_scale(global_scale, experts)
     padded = fit_unpadded(parts, (experts, 2 * pairs, cols), 1)
     return parts.weight(
         padded.shape,

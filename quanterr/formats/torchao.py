@@ -56,6 +56,7 @@ from quanterr.formats.shared.microscaling import (
     Microscaled,
     ScaleOf,
     SmallFloat,
+    check_global_scale,
     decode_e4m3,
     decode_exponents,
     multiply_scales,
@@ -257,9 +258,8 @@ def _fit_mx(parts: Parts, declared: Description) -> Weight:
 def _fit_nvfp4(parts: Parts, declared: Description) -> Weight:
     codes, per_tensor = parts.codes, parts.get("per_tensor_scale")
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
-    if per_tensor and per_tensor.n not in (1, experts):
-        of_experts = f", or one for each of {experts} experts" if experts > 1 else ""
-        raise FormatMismatch(f"{per_tensor} should be one number{of_experts}")
+    if per_tensor:
+        check_global_scale(per_tensor, experts)
     scale_of = multiply_scales(per_tensor, (1, 1, *codes.shape)[-2]) if per_tensor else decode_e4m3
     return _fit_microscaled(parts, declared, "e2m1", 16, scale_of)
 

@@ -49,9 +49,9 @@ def fit(parts: Parts) -> Weight | None:
     declared = parts.hints.config.get("quant_method") == METHOD
     if not declared and parts.hints.shape != shape:
         return None
-    expected = (*shape[:-1], shape[-1] // GROUP) if len(shape) in (2, 3) else ()
     if len(shape) not in (2, 3) or shape[-1] % GROUP:
         raise FormatMismatch(f"{codes} should hold a multiple of {GROUP} columns, two in each byte, in rows")
+    expected = (*shape[:-1], shape[-1] // GROUP)
     if scale.shape != expected:
         raise FormatMismatch(
             f"{scale} should be {list(expected)}: a number per {GROUP} columns of {codes}, whose bytes hold two codes"

@@ -32,7 +32,7 @@ from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
 from quanterr.gates.verdicts import judge_subject, needed_metrics
 from quanterr.options import GateOptions
-from quanterr.util.text import display
+from quanterr.util.text import display, with_article
 
 if TYPE_CHECKING:
     from quanterr.documents.document import Document
@@ -64,7 +64,7 @@ def prepare(
         ReportError: the baseline cannot be read.
     """
     given = options.baseline is not None
-    if not required and not given and options.thresholds is None and not (options.require or options.fail_if):
+    if not required and not options.has_rules:
         return PreparedRules([], [])
     rules = read_rules(
         options.thresholds, options.require, options.fail_if, options.strict_warnings, given, kind.values.VOCABULARY
@@ -143,7 +143,7 @@ def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: 
         UsageError: the document stores no verdicts, such as a plan.
     """
     if not hasattr(document, "verdict"):
-        raise UsageError(f"{'an' if document.noun[0] in 'aeiou' else 'a'} {document.noun} stores no verdict")
+        raise UsageError(f"{with_article(document.noun)} stores no verdict")
     whole = verdict_on_whole(subjects, verdicts)
     update = {"verdict": whole.verdict, "reasons": whole.reasons, "gated": bool(whole.gates)}
     candidates = getattr(document, "candidates", None)

@@ -19,7 +19,7 @@ from quanterr.gates.expression import FUNCTIONS
 from quanterr.guide.words import WORDS
 from quanterr.metrics.scores import Score, collect_scores
 from quanterr.selection.roles import ALIASES
-from quanterr.util.text import display
+from quanterr.util.text import display, with_article
 
 if TYPE_CHECKING:
     from quanterr.documents.kinds import DocumentKind
@@ -177,7 +177,7 @@ def list_fields() -> Sequence[GuideEntry]:
     known = {metric.name for metric in (*METRICS, *AGGREGATES)} | REPORT_METRICS.keys()
     for kind in KINDS.values():
         noun = kind.name.lower()
-        of = noun if noun.endswith("s") else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+        of = noun if noun.endswith("s") else with_article(noun)
         scores, described = _collect_scores(kind), _describe_fields(kind)
         for name in dict.fromkeys((*scores, *described)):
             if (name in known and name not in scores) or PERCENTILE.fullmatch(name):

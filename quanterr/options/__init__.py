@@ -23,6 +23,7 @@ INPUTS, SELECTION, METRICS, RECIPES = "Inputs", "Selection", "Metrics", "Recipes
 GATES, TEXT, GOAL, OUTPUT, PERFORMANCE = "Gates", "Text", "Goal (one of them)", "Output", "Performance"
 RUNTIME, WEIGHTS = "Runtime", "Weights"
 KNOWN_DEVICES = re.compile(r"auto|(cpu|cuda|xpu|mps)(:\d+)?")  # torch may have others; ROCm's are called cuda
+MADE_UP_CALLS = "gaussian:"  # before their number, in the place of a file
 # Help texts that several commands share.
 DEVICES = "auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu"
 DEVICE_CHOICES = f"choose {DEVICES}"
@@ -198,7 +199,7 @@ class GateOptions(CheckedOptions):
     @property
     def has_rules(self) -> bool:
         """True if some option sets rules."""
-        return bool(self.thresholds or self.require or self.fail_if or self.baseline)
+        return bool(self.require or self.fail_if) or self.thresholds is not None or self.baseline is not None
 
 
 @dataclass(frozen=True, kw_only=True)

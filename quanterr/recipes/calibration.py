@@ -1,8 +1,8 @@
 """Calibrators: the numbers of a block that its scale is derived from.
 
     absmax    the largest magnitude
-    pNN       the magnitude that NN % of the elements do not exceed; of a tensor or column that is read in pieces of
-              rows, the largest of those of the pieces
+    pNN       the magnitude that NN % of the elements do not exceed; each piece of rows
+              of a tensor or column has its own, of which the largest counts
     mse       the largest magnitude times the one of 20 ratios from 0.5 to 1 that leaves the least squared error;
               errors are weighted by the importance of their columns, if known
     ema       of a whole tensor: a moving average of the largest magnitudes of its pieces, as trainers keep it

@@ -197,7 +197,7 @@ def require_memory(n_bytes: int) -> None:
         MemoryError: they could not.
     """
     try:
-        mmap.mmap(-1, n_bytes).close()
+        allocate_pages(n_bytes).close()
     except OSError as error:
         raise MemoryError from error
 

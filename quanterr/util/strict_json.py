@@ -23,6 +23,15 @@ class DuplicateKey(InvalidJson):
         self.key = key
 
 
+def loads_text(text: str) -> Any:
+    """Parse JSON in a text that another file holds, as :func:`loads` does.
+
+    Raises:
+        InvalidJson: as in :func:`loads`; a lone surrogate is not UTF-8.
+    """
+    return loads(text.encode("utf-8", "surrogatepass"))
+
+
 def loads(raw: bytes, lenient: bool = False) -> Any:
     """Parse UTF-8 JSON.
 

@@ -86,6 +86,11 @@ def count(n: int, one: str, many: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
+def with_article(noun: str) -> str:
+    """Return a noun with "a" or "an" before it."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
 def format_decisive(value: float, limit: float | None = None) -> str:
     """Format a number with five digits, ``31.545``, or with as many as keep it on the same side of ``limit``."""
     for digits in range(5, 18):

@@ -173,7 +173,7 @@ def test_metadata_refused_by_transformers_is_an_error(tmp_path):
     _, path = converted("llama", tmp_path, **{"llama.attention.head_count": 3})
     with (
         open_checkpoint(path) as checkpoint,
-        pytest.raises(quanterr.CheckpointError, match=r"transformers refuses it|is not its model"),
+        pytest.raises(quanterr.CheckpointError, match="transformers refuses it"),
     ):
         as_original(checkpoint, None)
 

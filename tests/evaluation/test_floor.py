@@ -6,6 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
+from support.float32 import OF_BFLOAT16
 from support.small_models import ids, saved, stored, with_words
 from test_evaluate import CONTEXT, expected, plain
 from torch.nn import functional as F  # noqa: N812 - its usual name
@@ -44,10 +45,6 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "deepseek_v3", "t5"])
 def test_floor_equals_the_divergence_in_plain_bfloat16_transformers(name, tmp_path):
-    """Both add up in float32 in another order: 1 of 2^11 roundings to bfloat16 goes the other way, by a unit.
-
-    That is 3 % of the noise, as often towards the exact value as away from it: 1 % for some thousand roundings.
-    """
     tokens, found = evaluated(tmp_path, name, batch=3)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     x, y = (plain(name, tmp_path / "original", chunks, dtype) for dtype in (torch.float32, torch.bfloat16))
@@ -56,13 +53,13 @@ def test_floor_equals_the_divergence_in_plain_bfloat16_transformers(name, tmp_pa
     assert (base, ppl, kld) == (
         pytest.approx(found.floor.scores.ppl_original, rel=1e-4),
         pytest.approx(found.floor.scores.ppl, rel=1e-3),
-        pytest.approx(found.floor.scores.kld_mean, rel=3e-2),
+        pytest.approx(found.floor.scores.kld_mean, rel=OF_BFLOAT16),
     )
     assert ("bfloat16", None, [0, 1, 2]) == (found.floor.dtype, found.floor.reason, found.floor.chunks)
 
 
 def test_encoder_floor_covers_hidden_states_in_all_chunks(tmp_path):
-    """The error is a root, so 1 % of the noise's energy (see above) is half a per cent of it."""
+    """The error is a root: half of the tolerance of an energy."""
     tokens, found = evaluated(tmp_path, "bert", n=6 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     x, y = (plain("bert", tmp_path / "original", chunks, dtype).double() for dtype in (torch.float32, torch.bfloat16))
@@ -70,8 +67,8 @@ def test_encoder_floor_covers_hidden_states_in_all_chunks(tmp_path):
     cosines = torch.nn.functional.cosine_similarity(x.mean(1), y.mean(1), -1)
 
     assert 6 == floor.chunks
-    assert pytest.approx(float((y - x).norm() / x.norm()), rel=1.5e-2) == floor.relative_error
-    assert pytest.approx(float(1 - cosines.mean()), rel=3e-2) == 1 - floor.cosine_mean
+    assert pytest.approx(float((y - x).norm() / x.norm()), rel=OF_BFLOAT16 / 2) == floor.relative_error
+    assert pytest.approx(float(1 - cosines.mean()), rel=OF_BFLOAT16) == 1 - floor.cosine_mean
     errors = [candidate.embeddings.relative_error for candidate in found.candidates]
     assert [error <= floor.relative_error for error in errors] == [is_below_floor(found, c) for c in found.candidates]
     assert errors[0] < floor.relative_error < errors[1]

@@ -103,7 +103,7 @@ def test_both_sides_follow_the_path_from_diffusers_scheduler(family, guided, tmp
 @UNKNOWN
 def test_rollout_on_a_device_agrees_with_the_cpu(tmp_path):
     model, _ = made("SD3", tmp_path / "original")
-    inputs = write("SD3", tmp_path / "calls.safetensors", [path_of(model, "SD3", 0, True)[1]], True)
+    inputs = write("SD3", tmp_path / "calls.safetensors", [path_of(model, "SD3", 0, False)[1]], False)
     stored = load_file(next((tmp_path / "original").glob("*.safetensors")))
     save_file({key: value.bfloat16() for key, value in stored.items()}, tmp_path / "bf16.safetensors")
 
@@ -117,7 +117,7 @@ def test_rollout_on_a_device_agrees_with_the_cpu(tmp_path):
         there = errors(NAME)
 
     for n, (x, y) in enumerate(zip(here, there, strict=True), 1):
-        assert x == pytest.approx(y, rel=2 * n * of_squared_error(x))
+        assert x == pytest.approx(y, rel=n * of_squared_error(x))
 
 
 def test_page_shows_the_rollout_and_rules_may_name_it(tmp_path):

@@ -204,7 +204,7 @@ UNKNOWN = {
 }  # fmt: skip
 
 
-def test_tensors_of_other_shapes_than_their_family_are_refused(tmp_path):
+def test_family_with_tensors_of_other_shapes_is_refused(tmp_path):
     shapes = hunyuan_video(width=128, head=128) | {"img_in.proj.weight": (128, 4)}
     save_file({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "a.safetensors")
     save_file({"0/hidden_states": torch.ones(1)}, tmp_path / "calls.safetensors")

@@ -262,12 +262,12 @@ def _become(
     sys.stdout = sys.__stdout__ = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
     signal.alarm(seconds)
+    exec(before, {})
     if memory is not None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + memory)
     if files is not None:
         _limit(resource.RLIMIT_NOFILE, files)
-    exec(before, {})
     if program == "quanterr":
         quanterr.cli.main()
     sys.path.insert(0, os.path.dirname(program))

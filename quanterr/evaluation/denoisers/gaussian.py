@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from quanterr.errors import UsageError
 from quanterr.evaluation.denoisers.calls import Call, Calls
+from quanterr.options import MADE_UP_CALLS
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from diffusers.configuration_utils import FrozenDict
 
-PREFIX = "gaussian:"
-NAME = re.compile(PREFIX + r"[1-9]\d{0,3}")
+NAME = re.compile(MADE_UP_CALLS + r"[1-9]\d{0,3}")
 SIDE, TEXT = 16, 32  # latents: SIDE × SIDE tokens, or 2 SIDE × 2 SIDE pixels; tokens of a text
 SEED = 17
 
@@ -140,9 +140,9 @@ def is_made_up(inputs: str) -> bool:
     Raises:
         UsageError: the number of calls is missing or invalid.
     """
-    if inputs.startswith(PREFIX) and not NAME.fullmatch(inputs):
-        raise UsageError(f"--inputs {display(inputs)}: give a number of calls from 1 to 9999, such as {PREFIX}8")
-    return inputs.startswith(PREFIX)
+    if inputs.startswith(MADE_UP_CALLS) and not NAME.fullmatch(inputs):
+        raise UsageError(f"--inputs {display(inputs)}: give a number of calls from 1 to 9999, such as {MADE_UP_CALLS}8")
+    return inputs.startswith(MADE_UP_CALLS)
 
 
 def make_calls(inputs: str, model: nn.Module) -> Calls:

@@ -190,17 +190,14 @@ def _pairs(tensors: Mapping[str, Tensor], where: str, scale: float | None) -> di
         UsageError: a matrix is missing.
     """
     found = {}
-    for name, (first, second) in ((name, pair) for name in tensors for pair in PAIRS if name.endswith(pair[1])):
-        if (lacking := name.removesuffix(second) + first) not in tensors:
-            raise UsageError(f"{where}: {display(name)} has no {display(lacking)} with it")
-    for name, down in tensors.items():
-        pair = next((pair for pair in PAIRS if name.endswith(pair[0])), None)
+    for name in tensors:
+        pair = next((pair for pair in PAIRS if name.endswith(pair)), None)
         if pair is None:
             continue
-        stem = name.removesuffix(pair[0])
-        up, alpha = tensors.get(stem + pair[1]), tensors.get(stem + ALPHA)
-        if up is None:
-            raise UsageError(f"{where}: {display(name)} has no {display(stem + pair[1])} with it")
+        stem = name.removesuffix(pair[0]).removesuffix(pair[1])
+        if missing := next((stem + end for end in pair if stem + end not in tensors), None):
+            raise UsageError(f"{where}: {display(name)} has no {display(missing)} with it")
+        (down, up), alpha = (tensors[stem + end] for end in pair), tensors.get(stem + ALPHA)
         own = float(alpha) / len(down) if alpha is not None else 1.0 if scale is None else scale
         for prefix in AROUND:
             stem = stem.removeprefix(prefix)

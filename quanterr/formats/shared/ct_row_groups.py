@@ -8,7 +8,7 @@ from quanterr.formats.base import Parts
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.flat_blocks import read_of_rows
-from quanterr.formats.shared.padding import fit_unpadded
+from quanterr.formats.shared.padding import check_width
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -28,7 +28,7 @@ def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> ColumnBlocks:
         raise FormatMismatch(f"{zero_point} should have the shape of {scale}")
     if order is not None and order.shape != shape[1:]:
         raise FormatMismatch(f"{order} should have one number for each column of a weight of shape {list(shape)}")
-    fit_unpadded(parts, shape, 1)  # refuses experts that could be the kernels of a convolution
+    check_width(parts, shape)
     return fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], read_setting(parts, "group_size"), order)
 
 

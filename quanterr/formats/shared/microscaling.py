@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, PartSpec, Values
+from quanterr.formats.base import Decoder, Dequantize, ElementType, FormatMismatch, Native, PartSpec, Values
 from quanterr.formats.shared import bit_stream, element_types, pre_quant_scale
 from quanterr.formats.shared.element_types import DecodedCodes
 from quanterr.formats.shared.padding import Padded
@@ -173,6 +173,17 @@ def divide_scales(global_scale: Entry, rows: int) -> ScaleOf:
         return element_types.decode_e4m3_scales(stored).div_(read_global_scale(global_scale, rows, chunk, workspace))
 
     return scale_of
+
+
+def check_global_scale(global_scale: Entry, experts: int) -> None:
+    """Check that there is one global scale, or one for each expert.
+
+    Raises:
+        FormatMismatch: there is another number of scales.
+    """
+    if global_scale.n not in (1, experts):
+        of_experts = f", or one for each of {experts} experts" if experts > 1 else ""
+        raise FormatMismatch(f"its global scale {global_scale} should be one{of_experts}")
 
 
 def read_global_scale(global_scale: Entry, rows: int, chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -74,11 +74,16 @@ def fit_unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:
     Raises:
         FormatMismatch: experts are so narrow that they could be the kernels of a convolution.
     """
-    _check_width(parts, shape)
+    check_width(parts, shape)
     return Padded(shape, shape[-2], shape[-1], shape[-2], shape[-1], step)
 
 
-def _check_width(parts: Parts, shape: tuple[int, ...]) -> None:
+def check_width(parts: Parts, shape: tuple[int, ...]) -> None:
+    """Check that a weight of this shape has rows, which are not the kernels of a convolution.
+
+    Raises:
+        FormatMismatch: there are no rows, or experts are so narrow that they could be such kernels.
+    """
     if len(shape) < 2:
         raise FormatMismatch(f"{parts.codes} should have rows and columns")
     if as_matrix(shape)[1] != shape[-1]:
@@ -104,7 +109,7 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
         return as_stored
     if any(have not in (n, -(-n // multiple) * multiple) for n, have in zip(shape[-2:], stored[-2:], strict=True)):
         return as_stored
-    _check_width(parts, shape)
+    check_width(parts, shape)
     return Padded(shape, shape[-2], shape[-1], stored[-2], stored[-1], step)
 
 

@@ -29,7 +29,7 @@ def parse_description(text: str) -> tuple[str, Description, tuple[str, ...]]:
         FormatMismatch: the text is not JSON.
     """
     try:
-        declared = strict_json.loads(text.encode("utf-8", "surrogatepass"))
+        declared = strict_json.loads_text(text)
     except strict_json.InvalidJson as error:
         raise FormatMismatch(f"its description in the header {error}") from error
     declared = declared if isinstance(declared, dict) else {}
