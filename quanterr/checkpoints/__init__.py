@@ -32,7 +32,8 @@ SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffi
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION_CONFIGS = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 ASCEND_CONFIG = "quant_model_description.json"  # written by ModelSlim: the type of each tensor, by its name
-SINQ_CONFIG, SINQ_CODES = "model.safetensors.index.json.meta.json", ".W_q"  # settings of each layer that has such codes
+SINQ_CONFIG, QUANTO_MAP = "model.safetensors.index.json.meta.json", "quanto_qmap.json"  # settings of each layer
+OF_CODES = {SINQ_CONFIG: ".W_q", QUANTO_MAP: "._data"}  # files that are beside codes of such names only
 CONFIGS = ("config.json", MODELOPT_CONFIG, *QUANTIZATION_CONFIGS, ASCEND_CONFIG, "params.json")
 PIPELINE = "model_index.json"  # at the root of a pipeline of diffusers
 DENOISERS = ("transformer", "transformer_2", "unet")  # folders of a pipeline
@@ -352,8 +353,8 @@ def _read_configs(folder: Place, names: Iterable[str]) -> tuple[JsonObject, list
     """
     found: JsonObject = {}
     notes = []
-    limits = dict.fromkeys((ASCEND_CONFIG, SINQ_CONFIG), MAX_NAMES)
-    for name in (*CONFIGS, *([SINQ_CONFIG] if any(name.endswith(SINQ_CODES) for name in names) else [])):
+    limits, stored = dict.fromkeys((ASCEND_CONFIG, SINQ_CONFIG, QUANTO_MAP), MAX_NAMES), list(names)
+    for name in (*CONFIGS, *(file for file, ending in OF_CODES.items() if any(one.endswith(ending) for one in stored))):
         path = folder / name
         try:
             found[name] = strict_json.loads(read_small_file(path, limits.get(name, MAX_CONFIG)), lenient=True)

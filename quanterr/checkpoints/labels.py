@@ -15,7 +15,16 @@ _load_quantized_module; transformers and compressed-tensors for config.json.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from quanterr.checkpoints import ASCEND_CONFIG, MODELOPT_CONFIG, QUANTIZATION_CONFIGS, SINQ_CONFIG, Checkpoint, Entry
+from quanterr.checkpoints import (
+    ASCEND_CONFIG,
+    MODELOPT_CONFIG,
+    QUANTIZATION_CONFIGS,
+    QUANTO_MAP,
+    SINQ_CONFIG,
+    Checkpoint,
+    Entry,
+)
+from quanterr.declarations import Declarations
 from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
@@ -23,6 +32,7 @@ from quanterr.util.text import display, parse_digits
 
 COMFY_SUFFIX = ".comfy_quant"
 TENSOR, HEADER = "comfy_quant tensor", "header"  # sources of a label
+CONFIG = "config.json"
 MARKER = "scaled_fp8"
 MARKER_SIZE = 2  # a larger tensor is not a marker
 QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # of config.json and its sections
@@ -86,6 +96,7 @@ class Labels:
     method: str | None  # quant_method in config.json
     divides: bool  # config.json declares that scales are divisors
     config: JsonFields  # quantization_config, from any config file
+    declarations: Declarations  # the same, by module
     metadata: Mapping[str, str]  # __metadata__ of all files
     orphans: tuple[str, ...]  # layers labelled in the header that are not stored
 
@@ -117,7 +128,7 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
             orphans.append(layer)
         else:
             found.setdefault(module, []).append(_make_label(HEADER, fields))
-    config = _find_quantization_config(checkpoint.config)
+    config, place = _find_quantization_config(checkpoint.config)
     return Labels(
         {module: tuple(labels) for module, labels in found.items()},
         frozenset(consumed),
@@ -126,6 +137,7 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
         _as_text(config.get("quant_method")) or _as_text(config.get("quant_algo")),
         config.get("weight_scale_semantics") == "inverse",
         config,
+        Declarations(config, place),
         {key: text for metadata in checkpoint.metadata for key, text in metadata.items()},
         tuple(orphans),
     )
@@ -173,20 +185,22 @@ def _find_module(layer: str, entries: dict[str, Entry]) -> str | None:
     return next((module for module in candidates if module + ".weight" in entries), None)
 
 
-def _find_quantization_config(config: JsonObject) -> JsonObject:
+def _find_quantization_config(config: JsonObject) -> tuple[JsonObject, str]:
+    """Return the quantization_config of a checkpoint, and the file that holds it."""
     if found := as_object(config.get(ASCEND_CONFIG)):  # config.json then describes the original
-        return found
-    main = as_object(config.get("config.json"))
+        return found, ASCEND_CONFIG
+    main = as_object(config.get(CONFIG))
     beside = as_object(main.get("quip_params"))  # settings of QuIP#
     if layers := as_object(config.get(SINQ_CONFIG)):
         beside = beside | {SINQ_CONFIG: layers}
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
         for key in QUANTIZATION_KEYS:
             if found := as_object(place.get(key)):
-                return beside | found
+                return beside | found, CONFIG
     if found := as_object(as_object(config.get(MODELOPT_CONFIG)).get("quantization")):
-        return found
-    return next((found for name in QUANTIZATION_CONFIGS if (found := as_object(config.get(name)))), beside)
+        return found, MODELOPT_CONFIG
+    others = ((as_object(config.get(name)), name) for name in (*QUANTIZATION_CONFIGS, QUANTO_MAP))
+    return next(((found, name) for found, name in others if found), (beside, CONFIG))
 
 
 def _find_block_size(config: JsonObject) -> tuple[int, int] | None:

@@ -33,14 +33,12 @@ from quanterr.findings import (
 )
 from quanterr.findings.activations import (
     report_absent_scales,
-    report_cache_scales,
-    report_lone_rotations,
     report_missing_input_scales,
 )
 from quanterr.findings.configs import compare_configs
-from quanterr.findings.file_types import check_file_type
-from quanterr.findings.files import check_declared_bits, report_notes, report_unread
-from quanterr.findings.runtimes import check_runtimes
+from quanterr.findings.declared import Stored
+from quanterr.findings.files import report_notes, report_unread
+from quanterr.findings.schemes import check_schemes
 from quanterr.findings.siblings import report_sibling_inputs
 from quanterr.findings.structure import check_structure
 from quanterr.formats import CODE_DTYPES, FORMATS
@@ -53,13 +51,11 @@ from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import (
     find_absent_scales,
-    find_cache_scales,
     find_clamped_inputs,
     find_declared_inputs,
     read_static_scales,
 )
 from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
-from quanterr.pairing.transforms import find_lone_transforms
 from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
@@ -295,30 +291,21 @@ class ReportBuilder:
         """Make the report from all weights that were added."""
         self._end_batch()
         not_compared = [_make_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
-        inputs = find_declared_inputs(self._pairing, quantized.entries)
+        inputs, labels = find_declared_inputs(self._pairing, quantized.entries), self._pairing.labels
         scales = read_static_scales(inputs)
         findings = [
             *report_notes(original),
             *report_notes(quantized),
             *report_unread(original, quantized),
             *report_unread(quantized, original),
-            *check_declared_bits(
-                self._pairing.labels["original"].config, (pair.original.code_bits for pair in self._pairing.pairs)
-            ),
-            *check_declared_bits(
-                self._pairing.labels["quantized"].config, (pair.quantized.code_bits for pair in self._pairing.pairs)
-            ),
-            *check_file_type(quantized),
-            *check_runtimes(quantized.entries, self._pairing.labels["quantized"].method),
             *compare_configs(original, quantized),
-            *check_structure(quantized, self._pairing),
+            *check_schemes(labels["original"].declarations, _list_stored(self._pairing.pairs, 0)),
+            *check_structure(quantized, labels["quantized"], _list_stored(self._pairing.pairs, 1)),
             *check_plan(self._pairing),
             *check_activation_scales(self._pairing),
             *report_missing_input_scales(find_clamped_inputs(self._pairing, quantized.entries)),
             *report_sibling_inputs(scales),
-            *report_lone_rotations(find_lone_transforms(self._pairing.labels["quantized"].config, quantized.entries)),
             *report_absent_scales(find_absent_scales(inputs), bool(scales)),
-            *report_cache_scales(find_cache_scales(self._pairing.labels["quantized"].config, quantized.entries)),
             *report_folding(self._pairing.folded),
             *check_importance(self._pairing),
             *check_sensitivity(
@@ -535,6 +522,11 @@ def _compute_compared_fraction(sizes: dict[str, BucketSize]) -> float | None:
     """Return compared bytes / selected bytes; None if nothing was selected."""
     selected = sum(size.bytes for bucket, size in sizes.items() if bucket != Bucket.FILTERED_OUT)
     return sum(sizes[b].bytes for b in COVERED if b in sizes) / selected if selected else None
+
+
+def _list_stored(pairs: Sequence[Pair], side: int) -> list[Stored]:
+    """Return the weights of one side, 0 for the original, by the original's names."""
+    return [Stored(pair.name, (pair.original, pair.quantized)[side], pair.consumed[side]) for pair in pairs]
 
 
 def _make_side(checkpoint: Checkpoint, prefix: str) -> Side:

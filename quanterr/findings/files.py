@@ -1,25 +1,19 @@
-"""Findings about files: notes from opening them, unread files, and codes that contradict config.json."""
+"""Findings about files: notes from opening them, and unread files."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.base import RECIPE
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"
 LEFT = "left_unquantized"
 UNREAD, FALLBACK = "unread_weights", "fallback_recipe"
 MAX_NOTES = 20
-
-BITS = ("bits", "w_bit", "num_bits")  # keys of a quantization_config, or of the weights of one of its groups
-METHODS = {"fp8": 8, "fbgemm_fp8": 8}  # quant_method → bits of a code
-OF_BYTES = ("int-quantized", "naive-quantized")  # formats of compressed-tensors with a byte per code, whatever the bits
-LOADED = {"load_in_4bit": 4, "load_in_8bit": 8}
 
 
 def report_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -80,33 +74,3 @@ def report_unread(checkpoint: Checkpoint, other: Checkpoint | None = None) -> It
 def _resolve(place: object) -> str:
     """Return one name for a file, whichever links lead to it; for a file in a store its address."""
     return os.path.realpath(place) if isinstance(place, Path) else str(place)
-
-
-def check_declared_bits(config: JsonFields, code_bits: Iterable[int | None]) -> Iterator[Finding]:
-    """Report declared bit widths that no stored weight has."""
-    declared = _declared_bits(config)
-    stored = {bits for bits in code_bits if bits}
-    if declared and stored and not declared & stored:
-        message = (
-            f"config.json declares codes of {_format_bits(declared)}, but the tensors hold codes of "
-            f"{_format_bits(stored)}: read as stored"
-        )
-        remedy = "check that config.json belongs to this model; loaders that follow it will misread the weights"
-        yield make_finding("config_mismatch", "warning", None, message, remedy)
-
-
-def _declared_bits(config: JsonFields) -> set[int]:
-    """Return the bits per code that a quantization_config declares."""
-    groups = config.get("config_groups")
-    places = [config, *(groups.values() if isinstance(groups, dict) else ())]
-    places += [place.get("weights") for place in places if isinstance(place, dict)]
-    declared = [place.get(key) for place in places if isinstance(place, dict) for key in BITS]
-    declared += [METHODS.get(str(config.get("quant_method")))]
-    declared += [8 for place in places if isinstance(place, dict) and place.get("format") in OF_BYTES]
-    declared += [bits for key, bits in LOADED.items() if config.get(key) is True]
-    return {bits for bits in declared if isinstance(bits, int) and not isinstance(bits, bool)}
-
-
-def _format_bits(found: set[int]) -> str:
-    """Format bit widths for a message: ``4 or 8 bits``."""
-    return f"{' or '.join(map(str, sorted(found)))} bits"

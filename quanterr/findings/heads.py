@@ -15,7 +15,7 @@ from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, EXPLAINING, GGUF, config_of
-from quanterr.pairing.model import Pair
+from quanterr.findings.declared import Stored
 from quanterr.util.strict_json import JsonFields
 
 OF_BLOCK = r"(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\."  # the beginning of a weight's name
@@ -50,28 +50,28 @@ class Heads(NamedTuple):
         return f"{self.queries} query heads and {self.keys} key heads, {sizes}"
 
 
-def check_heads(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
+def check_heads(checkpoint: Checkpoint, stored: Sequence[Stored]) -> Iterator[Finding]:
     """Report declared heads that no layer has, and rotations of a part of a head."""
-    metadata = quantized.gguf
-    layers = _gather_projections(pairs)
-    read = [_read_gguf(metadata, n) if metadata else _read_config(config_of(quantized)) for n in layers]
+    metadata = checkpoint.gguf
+    layers = _gather_projections(stored)
+    read = [_read_gguf(metadata, n) if metadata else _read_config(config_of(checkpoint)) for n in layers]
     declared = [(heads, shapes) for heads, shapes in zip(read, layers.values(), strict=True) if heads]
     if declared and not any(heads.fit(shapes) for heads, shapes in declared):
         heads, shapes = declared[0]
-        stored = ", ".join(f"{name} {list(shapes[name])}" for name in "qkvo")
-        message = f"{GGUF if metadata else CONFIG} declares {heads}, but the projections are of other sizes: {stored}"
+        sizes = ", ".join(f"{name} {list(shapes[name])}" for name in "qkvo")
+        message = f"{GGUF if metadata else CONFIG} declares {heads}, but the projections are of other sizes: {sizes}"
         yield make_finding("config_mismatch", "warning", None, message, REMEDY, key="head_dim")
     if metadata:
         yield from _check_rotation(metadata)
 
 
-def _gather_projections(pairs: Sequence[Pair]) -> dict[int, dict[str, tuple[int, ...]]]:
+def _gather_projections(stored: Sequence[Stored]) -> dict[int, dict[str, tuple[int, ...]]]:
     """Return the shapes of q, k, v and o of each layer that has them all as matrices."""
     found: dict[int, dict[str, tuple[int, ...]]] = {}
-    for pair in pairs:
-        if (match := PROJECTION.fullmatch(pair.name)) and len(pair.original.shape) == 2:
+    for one in stored:
+        if (match := PROJECTION.fullmatch(one.name)) and len(one.weight.shape) == 2:
             kind = match[2] or match[3][0]  # output: o
-            found.setdefault(int(match[1]), {})[kind] = pair.original.shape
+            found.setdefault(int(match[1]), {})[kind] = one.weight.shape
     return {n: shapes for n, shapes in found.items() if len(shapes) == len("qkvo")}
 
 

@@ -1,20 +1,29 @@
-"""Contradictions between what a checkpoint declares about its model and the tensors that it holds."""
+"""Contradictions between what a checkpoint declares about its model and the tensors that it holds.
+
+Nothing here needs an original: ``inspect`` and comparisons run the same checks.
+"""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
+from quanterr.checkpoints.base import RECIPE
+from quanterr.checkpoints.labels import Labels
 from quanterr.documents.base import Finding
+from quanterr.findings.activations import report_cache_scales, report_lone_rotations
 from quanterr.findings.codes import make_finding
-from quanterr.findings.configs import CONFIG, config_of
+from quanterr.findings.completeness import check_completeness
+from quanterr.findings.configs import CONFIG, TIED, config_of
+from quanterr.findings.declared import Stored, check_declared
+from quanterr.findings.file_types import check_file_type
 from quanterr.findings.heads import OF_BLOCK, check_heads
 from quanterr.findings.loading import check_loading
-from quanterr.findings.schemes import LINEAR, check_scheme, keep_strings, matches
+from quanterr.findings.runtimes import check_runtimes
+from quanterr.findings.schemes import check_schemes, compare_declarations
 from quanterr.formats import FORMATS, find_rows
-from quanterr.pairing.inputs import find_torchao_config
-from quanterr.pairing.model import Pair, Pairing
-from quanterr.selection.roles import role_of, without_numbers
-from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.pairing.inputs import find_cache_scales
+from quanterr.pairing.transforms import find_lone_transforms
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
 BLOCK = re.compile(OF_BLOCK)
@@ -24,25 +33,29 @@ HEADS = {
     "num_attention_heads": ("q_proj.weight", "attn_q.weight"),
     "num_key_value_heads": ("k_proj.weight", "attn_k.weight"),
 }
-IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
-BY_LAYER = ("dynamic", "extra_config", "layer_quant_config", "quantized_layers", "quant_config", "modules_dtype_dict")
-# Weights that quantizers skip without declaring it: routers, T5's embedding of relative positions.
-LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight")
 REMEDY = "check that the configuration belongs to this checkpoint; loaders that follow it fail or build another model"
 
 
-def check_structure(quantized: Checkpoint, plan: Pairing) -> Iterator[Finding]:
-    """Check what the quantized checkpoint declares about its model against its tensors."""
-    declared, where = _read_declared(quantized)
-    yield from _check_blocks(declared, where, quantized.entries)
-    yield from _check_sizes(declared, where, plan.pairs)
-    yield from check_heads(quantized, plan.pairs)
-    yield from _check_tied_head(quantized, plan.pairs)
-    labels = plan.labels.get("quantized")
-    if labels:
-        yield from check_loading(quantized, labels, [pair.quantized for pair in plan.pairs])
-        yield from _check_recipe(labels.config, plan.pairs)
-        yield from check_scheme(quantized, labels.config, plan.pairs)
+def check_structure(checkpoint: Checkpoint, labels: Labels, stored: Sequence[Stored]) -> Iterator[Finding]:
+    """Check what a checkpoint declares about its model against its tensors; ``stored`` are its weights."""
+    declared, where = _read_declared(checkpoint)
+    yield from _check_blocks(declared, where, checkpoint.entries)
+    yield from _check_sizes(declared, where, stored)
+    yield from check_heads(checkpoint, stored)
+    yield from _check_tied_head(checkpoint, stored)
+    yield from check_completeness(checkpoint)
+    yield from check_loading(checkpoint, labels, [one.weight for one in stored])
+    yield from _check_layouts(labels.config, stored)
+    yield from check_file_type(checkpoint)
+    yield from check_runtimes(checkpoint.entries, labels.method)
+    yield from report_lone_rotations(find_lone_transforms(labels.config, checkpoint.entries))
+    yield from report_cache_scales(find_cache_scales(labels.config, checkpoint.entries))
+    twice = list(compare_declarations(checkpoint.config))
+    yield from twice
+    if twice or checkpoint.kind == RECIPE:  # a recipe's notes name what it leaves unquantized
+        return
+    yield from check_declared(labels.declarations, stored, checkpoint.entries)
+    yield from check_schemes(labels.declarations, stored)
 
 
 def _read_declared(checkpoint: Checkpoint) -> tuple[Mapping[str, int], str]:
@@ -82,16 +95,20 @@ def _check_blocks(declared: Mapping[str, int], where: str, names: Collection[str
         yield _report_mismatch(f"{where} declares {count(said, 'block')}, but the tensors belong to {stored}")
 
 
-def _check_sizes(declared: Mapping[str, int], where: str, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Check the width of the embedding, and that the number of heads divides the rows of q and k."""
-    width = declared.get("hidden_size")
-    for pair in pairs:
-        shape = pair.original.shape
-        if width and len(shape) == 2 and pair.name.endswith(EMBEDDINGS) and shape[1] != width:
-            yield _report_mismatch(f"{where} declares a width of {width}, but {display(pair.name)} has {shape[1]}")
+def _check_sizes(declared: Mapping[str, int], where: str, stored: Sequence[Stored]) -> Iterator[Finding]:
+    """Check the sizes of the embedding, and that the number of heads divides the rows of q and k."""
+    width, rows = declared.get("hidden_size"), declared.get("vocab_size")
+    for one in stored:
+        shape, name = one.weight.shape, display(one.name)
+        if len(shape) != 2 or not one.name.endswith(EMBEDDINGS):
+            continue
+        if width and shape[1] != width:
+            yield _report_mismatch(f"{where} declares a width of {width}, but {name} has {shape[1]}")
+        if rows and shape[0] != rows:
+            yield _report_mismatch(f"{where} declares vocab_size {rows}, but {name} has {count(shape[0], 'row')}")
     for key, endings in HEADS.items():
         heads = declared.get(key)
-        odd = [p.name for p in pairs if p.name.endswith(endings) and heads and p.original.shape[0] % heads]
+        odd = [one.name for one in stored if one.name.endswith(endings) and heads and one.weight.shape[0] % heads]
         if odd:
             yield _report_mismatch(
                 f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide the rows of "
@@ -100,76 +117,31 @@ def _check_sizes(declared: Mapping[str, int], where: str, pairs: Sequence[Pair])
             )
 
 
-def _check_tied_head(quantized: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Report an output layer that is quantized separately although the embedding is declared to replace it."""
-    main = quantized.config.get("config.json")
-    if not isinstance(main, dict) or main.get("tie_word_embeddings") is not True:
+def _check_tied_head(checkpoint: Checkpoint, stored: Sequence[Stored]) -> Iterator[Finding]:
+    """Report an output layer that is stored in another way than the embedding that is declared to replace it."""
+    if config_of(checkpoint).get(TIED) is not True:
         return
-    coded = (p for p in pairs if p.quantized.has_codes and p.quantized.codes.name.startswith(HEAD))
-    for name in (p.name for p in coded if not any(row.takes_tied_head for row in find_rows(p.quantized.format))):
+    heads = [one for one in stored if one.weight.has_codes and one.weight.codes.name.startswith(HEAD)]
+    for name in (one.name for one in heads if not any(row.takes_tied_head for row in find_rows(one.weight.format))):
         yield _report_mismatch(
-            f"config.json declares tie_word_embeddings, but {display(name)} is quantized separately: "
+            f"config.json declares {TIED}, but {display(name)} is quantized separately: "
             "loaders use the embedding instead",
             [name],
         )
 
 
-def _check_recipe(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Check which layers are quantized, and in which format."""
-    if not config:
-        return
-    excluded = {pair.name for pair in pairs if _is_excluded(pair.name, config)}
-    taken = [p.name for p in pairs if p.quantized.has_codes and p.name in excluded]
-    if taken:
-        yield _report_mismatch(
-            f"config.json excludes {count(len(taken), 'layer')} from quantization, but codes are stored: "
-            f"{listed(taken, 3)}",
-            taken,
-        )
-    yield from _check_layouts(config, pairs)
-    linear = [
-        p for p in pairs if len(p.original.shape) == 2 and role_of(p.name) in LINEAR and not LEFT.fullmatch(p.name)
-    ]
-    left = [p.name for p in linear if p.quantized.encoding == "floats" and p.name not in excluded]
-    method = config.get("quant_method") or config.get("quant_algo")
-    few = 0 < 4 * len(left) < len(linear)
-    if method and (few or _are_quantized_elsewhere(left, config, linear)):
-        yield _report_mismatch(
-            f"the configuration declares {display(str(method))} and does not exclude {listed(left, 3)}, "
-            f"which {'is' if len(left) == 1 else 'are'} stored unquantized",
-            left,
-        )
-
-
-def _are_quantized_elsewhere(left: Sequence[str], config: JsonFields, linear: Sequence[Pair]) -> bool:
-    """Return True if some of these modules are quantized in other blocks, and config.json treats all layers alike."""
-    targets = [as_object(group).get("targets") for group in as_object(config.get("config_groups")).values()]
-    if any(config.get(key) for key in BY_LAYER) or any(target != ["Linear"] for target in targets):
-        return False
-    coded = {without_numbers(pair.name) for pair in linear if pair.quantized.has_codes}
-    return any(without_numbers(name) in coded for name in left)
-
-
-def _check_layouts(config: JsonFields, pairs: Sequence[Pair]) -> Iterator[Finding]:
+def _check_layouts(config: JsonFields, stored: Sequence[Stored]) -> Iterator[Finding]:
     """Report weights stored in another format than config.json names, within a family of formats."""
     families: dict[str, dict[str, str]] = {}  # key → value → format
     for key, value, name in ((*row.declared, row.name) for row in FORMATS if row.declared):
         families.setdefault(key, {})[value] = name
     for key, formats in families.items():
         declared = formats.get(str(config.get(key)).lower())
-        stored = [(p.name, p.quantized.format) for p in pairs if declared]
-        other = [name for name, format_name in stored if format_name in formats.values() and format_name != declared]
+        found = [(one.name, one.weight.format) for one in stored if declared]
+        other = [name for name, format_name in found if format_name in formats.values() and format_name != declared]
         if other:
             yield _report_mismatch(
                 f"config.json declares {declared}, but another format is stored for {count(len(other), 'weight')}: "
                 f"{listed(other, 3)}",
                 other,
             )
-
-
-def _is_excluded(weight: str, config: JsonFields) -> bool:
-    """Return True if a quantization_config leaves a weight unquantized by name."""
-    if any(matches(entry, weight) for key in IGNORED for entry in keep_strings(config.get(key))):
-        return True
-    of_torchao = as_object(config.get("quant_type"))
-    return bool(of_torchao) and not find_torchao_config(weight.removesuffix(".weight"), of_torchao)

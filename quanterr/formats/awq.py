@@ -59,7 +59,6 @@ from quanterr.formats.shared.gptq_awq_common import (
     WORDS,
     declared_bits,
     declared_group_size,
-    find_contradictions,
     find_gemm_bits,
     is_gemv,
     read_transposed_scale,
@@ -160,7 +159,6 @@ def _make_weight(
         evidence=(f"{packing.bits}-bit codes {parts.codes}, scales {stored}, blocks of {blocks.size} columns",),
         warnings=(
             *blocks.warnings,
-            *find_contradictions(parts, packing.bits, blocks.n, shape[1]),
             *_find_denied_zero_points(parts, packing.bits),
         ),
     )

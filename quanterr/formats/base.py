@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Label
+from quanterr.declarations import NOTHING, Declarations
 from quanterr.errors import FormatMismatch
 from quanterr.kernel.decoder import Decoder, ElementType, Native, Order, decoder_of
 from quanterr.kernel.levels import Levels, ScaleSteps, Scaling, derive_scaling
@@ -131,6 +132,7 @@ class Hints(Struct, frozen=True):
     expects_scale: str | None = None  # the source by which codes in this checkpoint have scales
     shape: tuple[int, ...] | None = None  # shape in the original, if known: stored codes may be padded or flattened
     config: JsonFields = field(default_factory=dict)  # quantization_config of config.json or an equivalent file
+    declarations: Declarations = NOTHING  # the same, by module
     metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the safetensors files
 
 

@@ -79,10 +79,6 @@ def fit(parts: Parts) -> Weight:
     check_width(parts, shape)
     blocks = fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], read_setting(parts, "group_size"), order)
     packings = _find_packings(parts, shape, blocks.n)
-    declared = read_setting(parts, "num_bits")
-    warnings = blocks.warnings
-    if declared is not None and packings[0].bits != declared:
-        warnings += (f"config.json declares num_bits {declared}, the width of {codes} gives {packings[0].bits}",)
     alternatives = [
         parts.weight(
             shape,
@@ -93,7 +89,7 @@ def fit(parts: Parts) -> Weight:
             levels=uniform(packing.bits),
             scale=scale,
             evidence=(f"{packing.bits}-bit codes, {packing.name}, in {codes}, scale {scale}",),
-            warnings=warnings,
+            warnings=blocks.warnings,
         )
         for packing in packings
     ]

@@ -58,7 +58,6 @@ from quanterr.formats.shared.gptq_awq_common import (
     SCALE,
     declared_bits,
     declared_group_size,
-    find_contradictions,
     find_gemm_bits,
     is_gemv,
     read_transposed_scale,
@@ -127,8 +126,9 @@ def fit(parts: Parts) -> Weight | None:
     variants, declared, warnings = _find_variants(parts, bits)
     if variants[0].name != parts.format:
         return None
-    warnings += stored.warnings + find_contradictions(parts, bits, stored.n, cols)
-    orders = _find_orders(stored, parts.hints.config)
+    warnings += stored.warnings
+    scheme = parts.hints.declarations.of(parts.name)
+    orders = _find_orders(stored, scheme.fields if scheme else parts.hints.config)
     if len(orders) > 1:
         warnings += (f"config.json declares desc_act false, but {parts['order']} orders columns: vLLM leaves it out",)
     alternatives = [
@@ -152,9 +152,9 @@ def fit(parts: Parts) -> Weight | None:
     return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def _find_orders(stored: ColumnBlocks, config: JsonFields) -> list[tuple[ColumnBlocks, str]]:
+def _find_orders(stored: ColumnBlocks, fields: JsonFields) -> list[tuple[ColumnBlocks, str]]:
     """Return the possible blocks of columns, those that loaders use first, each with the deciding fact in words."""
-    if stored.order is None or config.get("desc_act") is not False or config.get("dynamic"):
+    if stored.order is None or fields.get("desc_act") is not False:
         return [(stored, "")]
     return [
         (replace(stored, order=None), "; columns in order, as config.json declares desc_act false"),

@@ -31,7 +31,6 @@ sdnq/quant_utils.py build_hadamard.
 """
 
 import re
-from fnmatch import fnmatchcase
 from functools import cache, partial
 from math import prod
 from typing import NamedTuple
@@ -192,18 +191,10 @@ def _fit_codebook(parts: Parts, settings: JsonFields, declared: NumberType | Non
 
 def _read_settings(parts: Parts) -> JsonFields:
     """Return the settings of the layer in config.json; empty if another program wrote it."""
-    config = parts.hints.config
-    if config.get("quant_method") != METHOD:
+    if parts.hints.config.get("quant_method") != METHOD:
         return {}
-    own = config.get("modules_quant_config")
-    for pattern, value in own.items() if isinstance(own, dict) else ():
-        if isinstance(value, dict) and _matches(pattern, parts.name):
-            return {**config, **value}
-    return config
-
-
-def _matches(pattern: str, weight: str) -> bool:
-    return weight in (pattern, f"{pattern}.weight") or fnmatchcase(weight, pattern)
+    scheme = parts.hints.declarations.of(parts.name)
+    return scheme.fields if scheme and scheme.is_quantized else parts.hints.config
 
 
 def _refuse_settings(settings: JsonFields) -> None:
@@ -219,10 +210,6 @@ def _declared_number_type(parts: Parts, settings: JsonFields) -> NumberType | No
     if not settings:
         return None
     name = str(settings.get("weights_dtype"))
-    others = settings.get("modules_dtype_dict")
-    for other, patterns in others.items() if isinstance(others, dict) else ():
-        if isinstance(patterns, list) and any(_matches(str(pattern), parts.name) for pattern in patterns):
-            name = other
     if STORED.get(parts.codes.dtype) == STORED.get(name, name):
         return NumberType(name, 8, unsigned=False)
     coding = _parse_number_type(name)

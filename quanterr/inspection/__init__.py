@@ -16,23 +16,21 @@ from quanterr.documents.comparison.model import StoredFile
 from quanterr.documents.inspection.model import NOT_READ, DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
-from quanterr.findings.activations import report_absent_scales, report_cache_scales, report_lone_rotations
-from quanterr.findings.file_types import check_file_type
-from quanterr.findings.files import check_declared_bits, report_notes, report_unread
+from quanterr.findings.activations import report_absent_scales
+from quanterr.findings.completeness import report_lone_parts
+from quanterr.findings.declared import Stored
+from quanterr.findings.files import report_notes, report_unread
 from quanterr.findings.headers import report_layouts
-from quanterr.findings.loading import check_loading
-from quanterr.findings.runtimes import check_runtimes
+from quanterr.findings.structure import check_structure
 from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
 from quanterr.inspection.values import check_values
 from quanterr.inspection.verification import verify as verify_files
 from quanterr.pairing.inputs import (
     Inputs,
-    find_cache_scales,
     find_declared_cache,
     inputs_of,
 )
 from quanterr.pairing.side import CheckpointSide
-from quanterr.pairing.transforms import find_lone_transforms
 from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.in_memory import Side, hold
@@ -133,10 +131,9 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
             ),
             *report_layouts(warnings),
             *_find_in_checkpoint(side, weights),
-            *check_loading(checkpoint, side.labels, [weight for weight, _ in readable]),
-            *report_lone_rotations(find_lone_transforms(side.labels.config, checkpoint.entries)),
+            *check_structure(checkpoint, side.labels, [Stored(one.name, one, parts) for one, parts in readable]),
+            *report_lone_parts(side.codes),
             *report_absent_scales(absent, calibrated),
-            *report_cache_scales(find_cache_scales(side.labels.config, checkpoint.entries)),
             *(_check_values(checkpoint, readable) if asked.values else ()),
         ],
         weights=weights,
@@ -266,8 +263,5 @@ def _find_in_checkpoint(side: CheckpointSide, weights: list[StoredWeight]) -> It
     bare = [w.name for w in weights if w.format == "verbatim" and w.dtype in CODE_DTYPES]
     if bare:
         yield make_finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
-    yield from check_declared_bits(labels.config, (weight.code_bits for weight in weights))
-    yield from check_file_type(side.checkpoint)
-    yield from check_runtimes(side.checkpoint.entries, labels.method)
     yield from report_notes(side.checkpoint)
     yield from report_unread(side.checkpoint)

@@ -22,13 +22,12 @@ comfy/quant_ops.py; Comfy-Org/comfy-kitchen tensor/; pytorch/ao torchao/quantiza
 ggml/src/ggml-cpu/ggml-cpu.c (type_traits_cpu).
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry, ggml_types
 from quanterr.checkpoints.labels import Label, Labels
+from quanterr.declarations import Scheme, keep_texts
 from quanterr.formats import Weight
 from quanterr.formats.base import Branch, InputRotation
 from quanterr.formats.shared.ascend_types import NOT_EMULATED, TYPES
@@ -147,14 +146,9 @@ def rotation_of(weight: Weight) -> InputRotation | None:
 def _read_module(module: str, labels: Labels, entries: Stored) -> Declared:
     if comfy := labels.of(module + WEIGHT):
         return _read_comfy(module, comfy[0], entries)
-    config = labels.config
-    if not config:
-        return None
-    method = str(config.get("quant_method", "")).lower()
-    for is_it, read in READERS:
-        if is_it(method, config):
-            return read(module, config, entries)
-    return None
+    program, scheme = labels.declarations.program, labels.declarations.of(module)
+    read = READERS.get(program.name) if program else None
+    return read(module, scheme, entries) if read and scheme and scheme.is_quantized else None
 
 
 COMFY_DYNAMIC = {
@@ -190,14 +184,8 @@ def _read_comfy(module: str, label: Label, entries: Stored) -> Declared:
     return Inputs(why_not=f"how ComfyUI rounds the inputs of {display(form)} is not emulated")
 
 
-def _read_compressed_tensors(module: str, config: JsonFields, entries: Stored) -> Declared:
-    ignored = config.get("ignore")
-    if _matches(module, ignored if isinstance(ignored, list) else []):
-        return None
-    groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
-    fitting = [group for group in groups if _matches(module, _keep_texts(group.get("targets")))]
-    own = fitting or [group for group in groups if "Linear" in _keep_texts(group.get("targets"))]
-    args = as_object(own[0].get("input_activations")) if own else {}
+def _read_compressed_tensors(module: str, scheme: Scheme, entries: Stored) -> Declared:
+    args = as_object(scheme.fields.get("input_activations"))
     return _read_arguments(module, args, entries) if args else None
 
 
@@ -246,25 +234,29 @@ MODELOPT_DYNAMIC = {
 MODELOPT_NONE = ("W4A16", "W8A16", "NONE", "FP8_PB_WO", "FP8_PB_REAL", "INT4", "INT8_WO")
 
 
-def _read_modelopt(module: str, config: JsonFields, entries: Stored) -> Declared:
-    layers = as_object(config.get("quantized_layers"))
-    algorithm = str(as_object(layers.get(module)).get("quant_algo") if layers else config.get("quant_algo")).upper()
-    excluded = config.get("exclude_modules") or config.get("ignore")
-    if _matches(module, _keep_texts(excluded)) or not algorithm or algorithm.startswith(MODELOPT_NONE):
+def _read_modelopt(module: str, scheme: Scheme, entries: Stored) -> Declared:
+    if "quant_algo" not in scheme.fields:
+        return _read_compressed_tensors(module, scheme, entries)
+    algorithm = str(scheme.fields["quant_algo"]).upper()
+    if algorithm.startswith(MODELOPT_NONE):
         return None
     scale = entries.get(f"{module}.input_scale")
-    if scheme := MODELOPT_STATIC.get(algorithm):
-        return Inputs(scheme, scale) if scale else _make_missing("input_scale")
-    if scheme := MODELOPT_DYNAMIC.get(algorithm):
-        return Inputs(scheme)
+    if static := MODELOPT_STATIC.get(algorithm):
+        return Inputs(static, scale) if scale else _make_missing("input_scale")
+    if dynamic := MODELOPT_DYNAMIC.get(algorithm):
+        return Inputs(dynamic)
     if algorithm in ("NVFP4", "NVFP4_AWQ"):
         return Inputs("nvfp4", scale, is_divisor=True) if scale else _make_missing("input_scale")
     return Inputs(why_not=f"the activations of {display(algorithm)} are not emulated")
 
 
-def _read_fp8(module: str, config: JsonFields, entries: Stored) -> Declared:
-    if _matches(module, _keep_texts(config.get("modules_to_not_convert"))):
-        return None
+def _read_fp8(module: str, scheme: Scheme, entries: Stored) -> Declared:
+    config = scheme.fields
+    method = str(config.get("quant_method")).lower()
+    if method == "fbgemm_fp8":
+        return Inputs("fp8_token", bound=_number(config.get("activation_scale_ub")))
+    if method == "w4afp8" and entries[module + WEIGHT].dtype == "I8":
+        return Inputs(why_not="experts of W4AFP8 share one scale of activations, which is not emulated")
     if str(config.get("activation_scheme", "dynamic")) == "static":
         scale = entries.get(f"{module}.input_scale") or entries.get(f"{module}.activation_scale")
         return Inputs("fp8_static", scale) if scale else _make_missing("input_scale")
@@ -273,24 +265,8 @@ def _read_fp8(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs("fp8_token")
 
 
-def _read_w4afp8(module: str, config: JsonFields, entries: Stored) -> Declared:
-    if entries[module + WEIGHT].dtype == "I8":
-        return Inputs(why_not="experts of W4AFP8 share one scale of activations, which is not emulated")
-    return _read_fp8(module, config, entries)
-
-
-def _read_fbgemm(module: str, config: JsonFields, entries: Stored) -> Declared:
-    return Inputs("fp8_token", bound=_number(config.get("activation_scale_ub")))
-
-
-def _read_quark(module: str, config: JsonFields, entries: Stored) -> Declared:
-    if _matches(module, _keep_texts(config.get("exclude"))):
-        return None
-    layers = as_object(config.get("layer_quant_config"))
-    types = as_object(config.get("layer_type_quant_config"))
-    own = next((as_object(found) for pattern, found in layers.items() if fnmatchcase(module, pattern)), None)
-    linear = next((as_object(found) for name, found in types.items() if name.rstrip("'>").endswith("Linear")), None)
-    given = (own or linear or as_object(config.get("global_quant_config"))).get("input_tensors")
+def _read_quark(module: str, scheme: Scheme, entries: Stored) -> Declared:
+    given = scheme.fields.get("input_tensors")
     stages = [as_object(stage) for stage in (given if isinstance(given, list) else [given]) if stage]
     if not stages:
         return None
@@ -323,9 +299,9 @@ def _read_quark_stage(module: str, args: JsonFields, entries: Stored) -> Declare
     return None
 
 
-def _read_torchao(module: str, config: JsonFields, entries: Stored) -> Declared:
-    said = config.get("quant_type")
-    chosen = find_torchao_config(module, as_object(said))
+def _read_torchao(module: str, scheme: Scheme, entries: Stored) -> Declared:
+    chosen = scheme.fields
+    said = chosen.get("quant_type")  # older versions name the class alone
     kind = said if isinstance(said, str) else str(chosen.get("_type"))
     fields = as_object(chosen.get("_data"))
     if "DynamicActivation" not in kind and "StaticActivation" not in kind and "dynamic_activation" not in kind:
@@ -344,32 +320,14 @@ def _read_torchao(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs(why_not=f"the activations of torchao's {display(kind)} are not emulated")
 
 
-def find_torchao_config(module: str, found: JsonFields) -> JsonFields:
-    """Return the config that a torchao ``quant_type`` has for a module, by name or pattern if it is an FqnToConfig.
-
-    It is empty if the module is not quantized.
-    """
-    chosen = as_object(found.get("default", found))
-    fields = as_object(chosen.get("_data"))
-    by_name = as_object(fields.get("fqn_to_config") or fields.get("module_fqn_to_config"))
-    if not by_name:
-        return chosen
-    for name in (f"{module}{WEIGHT}", module):
-        if name in by_name:
-            return as_object(by_name[name])
-        for pattern, own in by_name.items():
-            if pattern.startswith("re:") and _fits(name, f"{pattern}$"):
-                return as_object(own)
-    return as_object(by_name.get("_default"))
-
-
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _read_sdnq(module: str, config: JsonFields, entries: Stored) -> Declared:
-    left_out = _keep_texts(config.get("modules_to_not_convert")) + _keep_texts(config.get("modules_to_not_use_matmul"))
-    if not config.get("use_quantized_matmul") or _matches(module, left_out) or module + WEIGHT in left_out:
+def _read_sdnq(module: str, scheme: Scheme, entries: Stored) -> Declared:
+    config = scheme.fields
+    left_out = keep_texts(config.get("modules_to_not_use_matmul"))
+    if not config.get("use_quantized_matmul") or any(module == one or module.endswith(f".{one}") for one in left_out):
         return None
     codes = str(config.get("weights_dtype"))
     integers = codes.startswith(("int", "uint"))
@@ -380,14 +338,14 @@ def _read_sdnq(module: str, config: JsonFields, entries: Stored) -> Declared:
     scale = entries.get(f"{module}.scale")
     if config.get("use_codebook") or scale is None or scale.n > max(scale.shape, default=1):
         return Inputs(why_not="SDNQ quantizes its weight once more, by rows, which is not emulated")
-    if scheme := {"int8": "int8_token", "float8_e4m3fn": "fp8_token", "fp8": "fp8_token"}.get(dtype):
-        return Inputs(scheme)
+    if known := {"int8": "int8_token", "float8_e4m3fn": "fp8_token", "fp8": "fp8_token"}.get(dtype):
+        return Inputs(known)
     return Inputs(why_not=f"products of SDNQ in {display(dtype)} are not emulated")
 
 
-def _read_ascend(module: str, config: JsonFields, entries: Stored) -> Declared:
+def _read_ascend(module: str, scheme: Scheme, entries: Stored) -> Declared:
     """Read the type that ModelSlim's description gives to a weight."""
-    declared = str(config.get(module + WEIGHT))
+    declared = scheme.entry
     known = TYPES.get(declared)
     if known is None or not known.inputs:
         return None
@@ -399,36 +357,15 @@ def _read_ascend(module: str, config: JsonFields, entries: Stored) -> Declared:
     return Inputs(known.inputs, scale, zero_point=offset) if scale else _make_missing("input_scale")
 
 
-IsIt = Callable[[str, JsonFields], bool]
-READERS: tuple[tuple[IsIt, Callable[[str, JsonFields, Stored], Declared]], ...] = (
-    (lambda method, config: "quant_algo" in config or "quantized_layers" in config, _read_modelopt),
-    (lambda method, config: method == "quark", _read_quark),
-    (lambda method, config: "config_groups" in config, _read_compressed_tensors),
-    (lambda method, config: method == "fbgemm_fp8", _read_fbgemm),
-    (lambda method, config: method == "fp8", _read_fp8),
-    (lambda method, config: method == "w4afp8", _read_w4afp8),
-    (lambda method, config: method == "torchao", _read_torchao),
-    (lambda method, config: method == "sdnq", _read_sdnq),
-    (lambda method, config: "model_quant_type" in config, _read_ascend),
-)
-
-
-def _keep_texts(value: object) -> list[str]:
-    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
-
-
-def _matches(module: str, patterns: list[str]) -> bool:
-    """Return whether any pattern matches a module: its name, the end of its name, a glob or a ``re:`` expression."""
-    return any(_fits(module, pattern) for pattern in patterns)
-
-
-def _fits(module: str, pattern: str) -> bool:
-    if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], module) is not None
-        except re.error:
-            return False
-    return module == pattern or module.endswith(f".{pattern}") or fnmatchcase(module, pattern)
+READERS: Mapping[str, Callable[[str, Scheme, Stored], Declared]] = {  # program → reader; others do not round inputs
+    "ModelOpt": _read_modelopt,
+    "Quark": _read_quark,
+    "compressed-tensors": _read_compressed_tensors,
+    "FP8": _read_fp8,
+    "torchao": _read_torchao,
+    "SDNQ": _read_sdnq,
+    "ModelSlim": _read_ascend,
+}
 
 
 KEY_SCALES = (".k_scale", "k_proj.output_scale")

@@ -139,7 +139,10 @@ class CheckpointSide:
         found = self.labels.of(weight)
         if not found and shape in self._hints:
             return self._hints[shape]
-        hints = Hints(found, self.blocks, self.expects_scale, shape, self.labels.config, self.labels.metadata)
+        labels = self.labels
+        hints = Hints(
+            found, self.blocks, self.expects_scale, shape, labels.config, labels.declarations, labels.metadata
+        )
         if not found:
             self._hints[shape] = hints
         return hints

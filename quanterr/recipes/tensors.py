@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quanterr.declarations import Declarations
 from quanterr.errors import UsageError
 from quanterr.formats import Hints, StoredParts, Weight, recognize
 from quanterr.recipes.base import FLOATS, Recipe, Rows, Source
@@ -168,7 +169,8 @@ def read_weight(file: QuantizedFile) -> Weight:
     config = file.recipe.encoder.config
     edges: Any = config.get("weight_block_size")
     blocks = (((edges[0], edges[1]), file.recipe.name),) if edges else ()
-    hints = Hints(blocks=blocks, shape=(file.source.rows, file.source.cols), config=config)
+    shape = file.source.rows, file.source.cols
+    hints = Hints(blocks=blocks, shape=shape, config=config, declarations=Declarations(config))
     codes, *others = file.entries
     return recognize(file.weight, codes, StoredParts({entry.name: entry for entry in file.entries}), others, hints)
 

@@ -87,12 +87,20 @@ def test_multi_token_prediction_blocks_may_follow(tmp_path):
     assert [] == mismatches(report_of(tmp_path, coded(model()), config))
 
 
-@pytest.mark.parametrize("entry", ["model.layers.1.mlp.up_proj", "re:.*layers.1.*up_proj", "up_proj", "*.up_proj"])
-def test_quantized_layer_that_config_excludes_is_reported(tmp_path, entry):
-    config = CONFIG | {"quantization_config": {"quant_method": "compressed-tensors", "ignore": [entry]}}
-    (found,) = mismatches(report_of(tmp_path, coded(model()), config))
+@pytest.mark.parametrize(
+    ("method", "key", "entry"),
+    [
+        ("compressed-tensors", "ignore", "model.layers.1.mlp.up_proj"),
+        ("compressed-tensors", "ignore", "re:.*layers.1.*up_proj"),
+        ("fp8", "modules_to_not_convert", "up_proj"),
+        ("modelopt", "exclude_modules", "*.up_proj"),
+    ],
+)
+def test_quantized_layer_that_config_excludes_is_reported(tmp_path, method, key, entry):
+    config = CONFIG | {"quantization_config": {"quant_method": method, key: [entry]}}
+    (found,) = [one for one in mismatches(report_of(tmp_path, coded(model()), config)) if "excludes" in one]
 
-    assert "from quantization, but codes are stored: " in found
+    assert f"from quantization ({key}: {entry}), but codes are stored: " in found
     assert "model.layers.1.mlp.up_proj.weight" in found
 
 

@@ -6,6 +6,7 @@ import torch
 from support import packing
 from support.making import chunk_of, compared, dequantized, planned, same_bits, store
 
+import quanterr
 from quanterr.errors import CheckpointError
 from quanterr.tensors.chunks import Chunk, Cut
 from quanterr.tensors.workspace import Workspace
@@ -447,9 +448,11 @@ class TestCtPack:
 
     def test_ct_pack_configuration_with_other_bits_is_reported(self, tmp_path):
         made = Made(40, 192, 32, 4)
-        weight, actual = read(tmp_path, made.values, ct_pack(made), ct_config(3, 32))
+        _, actual = read(tmp_path, made.values, ct_pack(made), ct_config(3, 32))
+        found = quanterr.inspect(tmp_path / "quantized").findings
 
-        assert ["num_bits 3" in doubt for doubt in weight.warnings] == [True]
+        says = "config.json declares codes of 3 bits, but codes of 4 bits are stored for 1 weight: a.weight"
+        assert [says] == [finding.message for finding in found]
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("zeros", [True, False])
@@ -889,21 +892,16 @@ class TestContradictions:
     @pytest.mark.parametrize(
         ("config", "says"),
         [
-            ({"bits": 8}, "config.json declares 8 bits, the shape of a.qweight (I32 [12, 40]) 4"),
-            (
-                {"group_size": 64},
-                "config.json declares group_size 64, a.scales (F16 [3, 40]) has 3 blocks in 96 columns",
-            ),
-            (
-                {"group_size": -1},
-                "config.json declares group_size -1, a.scales (F16 [3, 40]) has 3 blocks in 96 columns",
-            ),
+            ({"bits": 8}, "codes of 8 bits, but codes of 4 bits are stored for 1 weight: a.weight"),
+            ({"group_size": 64}, "group_size 64, but groups of 32 columns are stored for 1 weight: a.weight"),
+            ({"group_size": -1}, "group_size -1, but groups of 32 columns are stored for 1 weight: a.weight"),
         ],
     )
     def test_configuration_that_contradicts_the_tensors_is_reported(self, tmp_path, config, says):
-        weight, actual = read(tmp_path, MADE.values, GPTQ, GPTQ_V2 | config)
+        _, actual = read(tmp_path, MADE.values, GPTQ, GPTQ_V2 | config)
+        found = quanterr.inspect(tmp_path / "quantized").findings
 
-        assert (says,) == weight.warnings
+        assert [f"config.json declares {says}"] == [finding.message for finding in found]
         assert same_bits(MADE.values, actual)
 
     @pytest.mark.parametrize("key", ["dynamic", "extra_config"])
@@ -912,6 +910,7 @@ class TestContradictions:
         weight, _ = read(tmp_path, MADE.values, GPTQ, config)
 
         assert () == weight.warnings
+        assert [] == quanterr.inspect(tmp_path / "quantized").findings
 
     def test_ambiguous_block_size_is_reported(self, tmp_path):
         """100 columns in 4 blocks are 32 + 32 + 32 + 4 or 4 · 25."""

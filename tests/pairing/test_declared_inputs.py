@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,8 +10,9 @@ import quanterr
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS, INPUT_SCHEMES
 from quanterr.checkpoints.labels import Label
+from quanterr.declarations import Declarations
 from quanterr.findings.activations import report_cache_scales, report_lone_rotations
-from quanterr.pairing.inputs import _read_comfy, _read_torchao, find_cache_scales
+from quanterr.pairing.inputs import _read_comfy, _read_module, find_cache_scales
 from quanterr.pairing.transforms import find_lone_transforms, find_online_transforms
 
 FOLDER = Path(__file__).parents[1] / "golden_declared"  # make.py in that folder documents the files
@@ -186,7 +188,8 @@ def torchao(kind: str, **fields: object) -> dict[str, object]:
     ],
 )  # fmt: skip
 def test_torchao_configurations_are_read_field_by_field(quant_type, expected):
-    found = _read_torchao("a", {"quant_type": quant_type}, {})
+    declarations = Declarations({"quant_method": "torchao", "quant_type": quant_type})
+    found = _read_module("a", SimpleNamespace(of=lambda _weight: (), declarations=declarations), {})
 
     assert expected == (None if found is None else found.scheme)
 

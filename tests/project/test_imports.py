@@ -17,7 +17,7 @@ DOCUMENTS = "documents"  # may import outputs: views consist of its sections, an
 FLOORS = [
     {"version", "errors", "metrics"},
     {"util"},
-    {"selection"},
+    {"selection", "declarations"},
     {"options", "checkpoints", DOCUMENTS},
     {"gates", "tensors"},
     {"kernel"},
@@ -38,6 +38,7 @@ TORCH_FREE = {
     "util",
     "selection",
     "options",
+    "declarations",
     "checkpoints",
     DOCUMENTS,
     "gates",

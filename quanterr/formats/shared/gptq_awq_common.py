@@ -3,7 +3,6 @@
 qweight, qzeros, scales, g_idx    the parts of X.weight are X.qweight, X.qzeros …
 bits, w_bit                       config.json, quantize_config.json, quant_config.json
 group_size, q_group_size          -1: a whole row
-dynamic, extra_config             per-layer bits or sizes
 """
 
 from torch import Tensor
@@ -13,8 +12,6 @@ from quanterr.formats.base import Parts, PartSpec
 from quanterr.formats.shared.bit_packing import Packing
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
-from quanterr.util.strict_json import JsonFields
-from quanterr.util.text import count
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 WORDS = frozenset({"I32"})
@@ -23,35 +20,16 @@ SCALE = PartSpec(("{module}.scales",), FLOATS)
 ORDER = PartSpec(("{module}.g_idx",), WORDS, optional=True)
 
 
-def read_setting(config: JsonFields, *keys: str) -> int | None:
-    """Return the number that the configuration gives for all layers; None if layers differ or there is none."""
-    if config.get("dynamic") or config.get("extra_config"):
-        return None
-    values = (config.get(key) for key in keys)
-    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
-
-
 def declared_bits(parts: Parts) -> int | None:
-    """Return the bits of a code that the configuration declares."""
-    return read_setting(parts.hints.config, "bits", "w_bit")
+    """Return the bits of a code that the configuration declares for the weight."""
+    scheme = parts.hints.declarations.of(parts.name)
+    return scheme.bits if scheme else None
 
 
 def declared_group_size(parts: Parts) -> int | None:
-    """Return the number of columns in a block that the configuration declares; -1 means a whole row."""
-    return read_setting(parts.hints.config, "group_size", "q_group_size")
-
-
-def find_contradictions(parts: Parts, bits: int, n_blocks: int, cols: int) -> tuple[str, ...]:
-    """Return warnings where the configuration contradicts the tensors; the tensors win."""
-    warnings = []
-    if (declared := declared_bits(parts)) and declared != bits:
-        warnings.append(f"config.json declares {declared} bits, the shape of {parts.codes} {bits}")
-    size = declared_group_size(parts)
-    if size and (1 if size < 0 else -(-cols // size)) != n_blocks:
-        warnings.append(
-            f"config.json declares group_size {size}, {parts['scale']} has {count(n_blocks, 'block')} in {cols} columns"
-        )
-    return tuple(warnings)
+    """Return the number of columns in a block that the configuration declares for the weight; -1 means a whole row."""
+    scheme = parts.hints.declarations.of(parts.name)
+    return scheme.group_size if scheme else None
 
 
 def find_gemm_bits(codes: Entry, scale: Entry) -> list[int]:

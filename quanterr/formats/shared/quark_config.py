@@ -1,28 +1,18 @@
 """Settings of AMD Quark for one weight.
 
-    quantization_config    global_quant_config.weight            one specification, or several applied in turn
-                           layer_quant_config[pattern].weight    for layers whose name matches the pattern
-
 A specification has dtype (int4, uint4, fp4, fp6_e2m3, fp8_e4m3, fp8_e5m3 …), group_size, scale_format (e8m0, e5m3 …).
 
 Reference: amd-quark 0.13, quark/torch/quantization/config/config.py QTensorConfig.
 """
 
-from fnmatch import fnmatchcase
-
-from quanterr.formats.base import WEIGHT_SUFFIX, Parts
+from quanterr.formats.base import Parts
 from quanterr.util.strict_json import JsonFields
 
 
 def find_specifications(parts: Parts) -> list[JsonFields]:
     """Return the weight's specifications in the order of quantization; empty if the configuration has none."""
-    config, module = parts.hints.config, parts.name.removesuffix(WEIGHT_SUFFIX)
-    layers = config.get("layer_quant_config")
-    own = (
-        [value for pattern, value in layers.items() if fnmatchcase(module, pattern)] if isinstance(layers, dict) else []
-    )
-    place = own[0] if own else config.get("global_quant_config")
-    weight = place.get("weight") if isinstance(place, dict) else None
+    scheme = parts.hints.declarations.of(parts.name)
+    weight = scheme.fields.get("weight") if scheme else None
     return [one for one in (weight if isinstance(weight, list) else [weight]) if isinstance(one, dict)]
 
 

@@ -1,0 +1,621 @@
+"""What each quantizing program declares for modules: its keys, and how it matches them.
+
+    compressed-tensors   config_groups.*.targets, ignore
+    GPTQ, GPTQModel      bits, group_size, sym, dynamic ("-:" excludes, "+:" or no sign overrides), lm_head,
+                         modules_in_block_to_quantize
+    AWQ                  bits, group_size, zero_point, modules_to_not_convert
+    AutoRound            bits, group_size, sym, extra_config (16 bits: left unquantized), block_name_to_quantize
+    Quark                global_quant_config, layer_quant_config, layer_type_quant_config, exclude
+    ModelOpt             quant_algo, group_size, quantized_layers, exclude_modules or ignore
+    FP8                  modules_to_not_convert or ignored_layers
+    bitsandbytes         load_in_4bit, load_in_8bit, llm_int8_skip_modules
+    torchao              quant_type, with FqnToConfig by name or expression; modules_to_not_convert
+    HQQ                  quant_config (of all or by the end of a name), skip_modules
+    quanto               weights, modules_to_not_convert
+    SDNQ                 weights_dtype, modules_dtype_dict, modules_quant_config, modules_to_not_convert
+    MLX                  bits, group_size, mode; false or the same keys for a path
+
+Reference: vllm-project/compressed-tensors utils/match.py; ModelCloud/GPTQModel quantization/config.py dynamic_get;
+casper-hansen/AutoAWQ utils/module.py exclude_layers_to_not_quantize; vllm-project/vllm
+model_executor/layers/quantization/ inc.py get_layer_config, modelopt.py is_layer_excluded, quark/quark.py, fp8.py;
+huggingface/transformers quantizers/quantizers_utils.py should_convert_module; pytorch/ao quantization/quant_api.py
+FqnToConfig; Disty0/sdnq quantizer.py; ml-explore/mlx-lm utils.py load_model.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from quanterr.declarations.names import Entries, Matching
+from quanterr.declarations.schemes import Scheme
+from quanterr.util.strict_json import JsonFields, as_object
+
+UNQUANTIZED_BITS = 16  # AutoRound declares a module with as many bits as left unquantized
+LINEAR, COMPRESSED_TENSORS = "Linear", "compressed-tensors"
+OF_CLASS = re.compile(r"[A-Z]\w*")  # a target that is the name of a class of layers
+OF_LINEAR = re.compile(r"Linear|Expert|MoE|MLP|Conv1D")  # in such a name: it may have matrices of weights
+IN_BLOCKS = re.compile(r"(?:.*\.)?(?:layers|h|blocks|decoder)\.\d+\.")
+OF_TOWER = re.compile(r"(?:.*\.)?(?:visual|vision\w*|audio\w*|speech\w*|mtp|multi_modal_projector|\w*_tower)\.")
+
+
+def is_in_blocks(module: str) -> bool:
+    """Return whether a module is in a block of the language model, all that GPTQ, AWQ and AutoRound quantize."""
+    return IN_BLOCKS.match(module) is not None and OF_TOWER.match(module) is None
+
+
+Find = Callable[[str], Scheme | None]
+
+
+class Rules(NamedTuple):
+    """A configuration as its program reads it."""
+
+    find: Find  # module → what is declared for it
+    choosing: Sequence[tuple[str, Entries]] = ()  # keys that choose modules to quantize, or other schemes for modules
+    excluding: Sequence[tuple[str, Entries]] = ()  # keys that leave modules unquantized
+    targets: Sequence[str] = ()  # where only named modules are quantized: all names and patterns
+    rivals: Callable[[str], list[str]] | None = None  # module → all groups that claim it, where the first one wins
+
+
+class Program(NamedTuple):
+    """A program that writes a quantization_config."""
+
+    name: str
+    is_writer_of: Callable[[str, JsonFields], bool]  # (quant_method in lower case, configuration)
+    read: Callable[[JsonFields], Rules]
+    keys: frozenset[str]  # keys that choose modules; others do not concern modules
+    lists_exclusions: bool = False  # each linear module that it leaves unquantized is listed by name or pattern
+    leaves_head: bool = True  # the output layer stays unquantized without being listed
+    is_for_blocks: bool = False  # it quantizes only modules in blocks of the language model
+    is_described_by_paths: bool = False  # its keys are paths of modules
+    follows_tensors: bool = False  # a module that no entry names is quantized if its scales are stored
+
+
+def keep_texts(value: object) -> list[str]:
+    """Return the strings of a list, or a string as a list of one; empty for any other value."""
+    given = value if isinstance(value, list) else [value]
+    return [item for item in given if isinstance(item, str)]
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _bool(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _collect(config: JsonFields, keys: Sequence[str], matching: Matching) -> list[tuple[str, Entries]]:
+    """Return the entries of each list of these keys that is not empty."""
+    lists = ((key, keep_texts(config.get(key))) for key in keys)
+    return [(key, Entries(texts, matching)) for key, texts in lists if texts]
+
+
+def _find_excluded(excluding: Sequence[tuple[str, Entries]], module: str) -> Scheme | None:
+    for key, entries in excluding:
+        if (entry := entries.find(module)) is not None:
+            return Scheme(key, entry, is_quantized=False)
+    return None
+
+
+def _by_lists(
+    keys: Sequence[str], matching: Matching, usual: Callable[[JsonFields], Scheme]
+) -> Callable[[JsonFields], Rules]:
+    """Return the reader of a program that quantizes all modules alike, except those in lists."""
+
+    def read(config: JsonFields) -> Rules:
+        excluding, scheme = _collect(config, keys, matching), usual(config)
+        return Rules(lambda module: _find_excluded(excluding, module) or scheme, excluding=excluding)
+
+    return read
+
+
+# compressed-tensors
+
+
+def _read_group(key: str, entry: str, group: JsonFields) -> Scheme:
+    weights = as_object(group.get("weights"))
+    size = _int(weights.get("group_size")) if weights.get("strategy") in (None, "group", "tensor_group") else None
+    number, bits = weights.get("type"), _int(weights.get("num_bits"))
+    symmetric = _bool(weights.get("symmetric")) if weights else None
+    return Scheme(key, entry, True, bits, number if number in ("int", "float") else "", size, symmetric, group)
+
+
+def _read_compressed_tensors(config: JsonFields) -> Rules:
+    excluding = _collect(config, ("ignore",), Matching.EXACT)
+    groups = {name: as_object(group) for name, group in as_object(config.get("config_groups")).items()}
+    targets = {name: keep_texts(group.get("targets")) for name, group in groups.items()}
+    named = [
+        (f"config_groups.{name}", Entries([text for text in texts if not OF_CLASS.fullmatch(text)], Matching.EXACT))
+        for name, texts in targets.items()
+    ]
+    classes = {
+        f"config_groups.{name}": next(
+            (text for text in texts if OF_CLASS.fullmatch(text) and OF_LINEAR.search(text)), ""
+        )
+        for name, texts in targets.items()
+    }
+    of_key = {f"config_groups.{name}": group for name, group in groups.items()}
+
+    def rival(module: str) -> list[str]:
+        return [key for key, entries in named if entries.find(module)] or [
+            key for key, found in classes.items() if found
+        ]
+
+    def find(module: str) -> Scheme | None:
+        if excluded := _find_excluded(excluding, module):
+            return excluded
+        for key, entries in named:  # names take precedence over classes
+            if (entry := entries.find(module)) is not None:
+                return _read_group(key, entry, of_key[key])
+        first = next((key for key, found in classes.items() if found), None)
+        return _read_group(first, "", of_key[first]) if first else None
+
+    choosing = [(f"{key}.targets", entries) for key, entries in named]
+    return Rules(find, choosing, excluding, [text for texts in targets.values() for text in texts], rival)
+
+
+# GPTQ, AWQ and AutoRound
+
+
+def _read_words(config: JsonFields, key: str = "", entry: str = "", usual: Scheme | None = None) -> Scheme:
+    """Read the keys that these programs share; those that are absent are as in ``usual``."""
+    bits, size = (
+        next((found for name in names if (found := _int(config.get(name))) is not None), None)
+        for names in (("bits", "w_bit"), ("group_size", "q_group_size"))
+    )
+    symmetric = _bool(config.get("sym"))
+    if symmetric is None and (zero := _bool(config.get("zero_point"))) is not None:
+        symmetric = not zero
+    if usual is None:
+        return Scheme(key or "bits", entry, True, bits, "int", size, symmetric, config)
+    return Scheme(
+        key,
+        entry,
+        True,
+        usual.bits if bits is None else bits,
+        "int",
+        usual.group_size if size is None else size,
+        usual.is_symmetric if symmetric is None else symmetric,
+        usual.fields | config,  # type: ignore[operator]
+    )
+
+
+def _read_gptq(config: JsonFields) -> Rules:
+    usual, own = _read_words(config), as_object(config.get("dynamic"))
+    patterns = {key.removeprefix("-:").removeprefix("+:"): (key, as_object(fields)) for key, fields in own.items()}
+    dynamic = Entries(patterns, Matching.START)
+    excluding = _collect(config, ("modules_to_not_convert",), Matching.PATH)
+    inside = config.get("modules_in_block_to_quantize")
+    flat = [text for one in inside for text in keep_texts(one)] if isinstance(inside, list) else []
+    chosen = Entries(flat, Matching.PATH)
+
+    def find(module: str) -> Scheme | None:
+        if excluded := _find_excluded(excluding, module):
+            return excluded
+        if (pattern := dynamic.find(module)) is not None:
+            key, fields = patterns[pattern]
+            if key.startswith("-:"):
+                return Scheme("dynamic", key, is_quantized=False)
+            return _read_words(fields, "dynamic", key, usual)
+        if flat and chosen.find(module) is None and is_in_blocks(module):
+            return Scheme("modules_in_block_to_quantize", is_quantized=False)
+        return usual
+
+    return Rules(find, [("dynamic", dynamic), ("modules_in_block_to_quantize", chosen)], excluding)
+
+
+def _read_awq(config: JsonFields) -> Rules:
+    usual, excluding = _read_words(config), _collect(config, ("modules_to_not_convert",), Matching.TEXT)
+    return Rules(lambda module: _find_excluded(excluding, module) or usual, excluding=excluding)
+
+
+def _read_auto_round(config: JsonFields) -> Rules:
+    usual, own = _read_words(config), as_object(config.get("extra_config"))
+    number = str(config.get("data_type") or "int")
+    usual = usual._replace(number="int" if number.startswith(("int", "uint")) else "float")
+    extra = Entries(own, Matching.SEARCH)
+    excluding = _collect(config, ("modules_to_not_convert",), Matching.TEXT)
+
+    def find(module: str) -> Scheme | None:
+        if excluded := _find_excluded(excluding, module):
+            return excluded
+        if (entry := extra.find(module)) is not None:
+            scheme = _read_words(as_object(own[entry]), "extra_config", entry, usual)
+            of_floats = str(scheme.fields.get("data_type") or "int").startswith("fp") and "nv" not in number
+            if (scheme.bits or 0) >= UNQUANTIZED_BITS:
+                return Scheme("extra_config", entry, is_quantized=False, fields=scheme.fields)
+            return scheme._replace(number="float" if of_floats else usual.number)
+        return usual
+
+    return Rules(find, [("extra_config", extra)], excluding)
+
+
+# Quark
+
+QUARK_TYPE = re.compile(r"(?:mx_?)?(u?int|fp|bfp|float)(\d+)")
+
+
+def _read_quark_place(place: JsonFields, key: str, entry: str = "") -> Scheme:
+    weight = place.get("weight")
+    stages = [as_object(one) for one in (weight if isinstance(weight, list) else [weight]) if isinstance(one, dict)]
+    if not stages:
+        return Scheme(key, entry, is_quantized=False, fields=place)
+    first = stages[0]
+    match = QUARK_TYPE.match(str(first.get("dtype")))
+    size = _int(first.get("group_size")) if first.get("qscheme") == "per_group" else None
+    number = "" if match is None else "int" if match[1].endswith("int") else "float"
+    return Scheme(
+        key, entry, True, int(match[2]) if match else None, number, size, _bool(first.get("symmetric")), place
+    )
+
+
+def _read_quark(config: JsonFields) -> Rules:
+    excluding = _collect(config, ("exclude",), Matching.GLOB)
+    layers = as_object(config.get("layer_quant_config"))
+    types = as_object(config.get("layer_type_quant_config"))
+    by_layer = Entries(layers, Matching.GLOB)
+    linear = next((as_object(found) for name, found in types.items() if name.rstrip("'>").endswith(LINEAR)), None)
+    usual = (
+        _read_quark_place(linear, "layer_type_quant_config")
+        if linear
+        else _read_quark_place(as_object(config.get("global_quant_config")), "global_quant_config")
+    )
+
+    def find(module: str) -> Scheme | None:
+        if excluded := _find_excluded(excluding, module):
+            return excluded
+        if (entry := by_layer.find(module)) is not None:
+            return _read_quark_place(as_object(layers[entry]), "layer_quant_config", entry)
+        return usual
+
+    return Rules(find, [("layer_quant_config", by_layer)], excluding)
+
+
+# ModelOpt
+
+# Beginning of quant_algo, in order → (type of the codes, their bits).
+ALGORITHMS = (
+    ("W4A8_NVFP4", ("float", 4)),
+    ("W4A8_MXFP4", ("float", 4)),
+    ("W4A16_NVFP4", ("float", 4)),
+    ("NVFP4", ("float", 4)),
+    ("MXFP4", ("float", 4)),
+    ("MXFP8", ("float", 8)),
+    ("FP8", ("float", 8)),
+    ("W4A", ("int", 4)),
+    ("INT4", ("int", 4)),
+    ("W8A", ("int", 8)),
+    ("INT8", ("int", 8)),
+)
+
+
+def _read_algorithm(place: JsonFields, key: str, entry: str = "") -> Scheme:
+    algorithm = str(place.get("quant_algo") or "").upper()
+    number, bits = next((found for begin, found in ALGORITHMS if algorithm.startswith(begin)), ("", None))
+    is_quantized = "quant_algo" not in place or algorithm not in ("", "NONE")
+    return Scheme(key, entry, is_quantized, bits, number, _int(place.get("group_size")), None, place)
+
+
+def _read_modelopt(config: JsonFields) -> Rules:
+    given = config
+    config = as_object(config.get("quantization")) | config  # type: ignore[operator] # a section that vLLM reads, too
+    excluding = _collect(config, ("exclude_modules", "ignore"), Matching.TEXT)
+    layers = as_object(config.get("quantized_layers"))
+    by_layer = Entries(layers, Matching.GLOB)
+    groups = _read_compressed_tensors(config) if as_object(config.get("config_groups")) else None
+    algorithm = str(config.get("quant_algo") or "").upper()
+
+    def find(module: str) -> Scheme | None:
+        if excluded := _find_excluded(excluding, module):
+            return excluded
+        if (entry := by_layer.find(module)) is not None:
+            return _read_algorithm(as_object(layers[entry]), "quantized_layers", entry)
+        if layers:
+            return None
+        if not algorithm and groups:
+            return groups.find(module)
+        return _read_algorithm(config, "quant_algo")._replace(fields=given)
+
+    return Rules(find, [("quantized_layers", by_layer)], excluding, by_layer.all or (groups.targets if groups else ()))
+
+
+# Loaders of transformers
+
+
+def _read_float8(config: JsonFields) -> Scheme:
+    if config.get("quant_method") == "w4afp8":  # 4 bits for experts
+        return Scheme("quant_method", fields=config)
+    return Scheme("quant_method", "", True, 8, "float", fields=config)
+
+
+def _read_bitsandbytes(config: JsonFields) -> Scheme:
+    bits = 4 if config.get("load_in_4bit") is True else 8 if config.get("load_in_8bit") is True else None
+    return Scheme("load_in_4bit" if bits == 4 else "load_in_8bit", "", True, bits, fields=config)
+
+
+def _read_plain(config: JsonFields) -> Scheme:
+    return Scheme("quant_method", fields=config)
+
+
+QUANTO = {"int8": ("int", 8), "int4": ("int", 4), "int2": ("int", 2), "float8": ("float", 8)}
+
+
+def _read_quanto(config: JsonFields) -> Scheme:
+    number, bits = QUANTO.get(str(config.get("weights")), ("", None))
+    return Scheme("weights", "", True, bits, number, fields=config)
+
+
+def _read_quanto_map(config: JsonFields) -> Rules:
+    """Read quanto_qmap.json, which names each quantized module."""
+    entries = Entries(config, Matching.EXACT)
+
+    def find(module: str) -> Scheme | None:
+        if (entry := entries.find(module)) is None:
+            return None
+        fields = as_object(config[entry])
+        number, bits = QUANTO.get(str(fields.get("weights")).removeprefix("q").partition("_")[0], ("", None))
+        return Scheme("", entry, True, bits, number, fields=fields)
+
+    return Rules(find, [("", entries)], targets=entries.all)
+
+
+def _is_quanto_map(_method: str, config: JsonFields) -> bool:
+    return bool(config) and all({"weights", "activations"} <= as_object(value).keys() for value in config.values())
+
+
+def _read_hqq(config: JsonFields) -> Rules:
+    own = as_object(config.get("quant_config"))
+    excluding = _collect(config, ("skip_modules",), Matching.PATH)
+    by_tag = {} if "weight_quant_params" in own else own  # self_attn.q_proj: the same in all blocks
+    tags = Entries(by_tag, Matching.PATH)
+
+    def find(module: str) -> Scheme | None:
+        if excluded := _find_excluded(excluding, module):
+            return excluded
+        entry = tags.find(module)
+        if by_tag and entry is None:
+            return Scheme("quant_config", is_quantized=False)
+        fields = as_object(by_tag[entry]) if entry is not None else own
+        params = as_object(fields.get("weight_quant_params"))
+        return Scheme(
+            "quant_config",
+            entry or "",
+            True,
+            _int(params.get("nbits")),
+            "int",
+            _int(params.get("group_size")),
+            None,
+            fields,
+        )
+
+    return Rules(find, [("quant_config", tags)], excluding)
+
+
+# torchao
+
+WEIGHT = ".weight"
+TORCHAO_TYPE = re.compile(r"(int|float)(\d)_?weight", re.IGNORECASE)  # in the name of a configuration's class
+TORCHAO_DTYPE = re.compile(r"(u?int|float)(\d)")  # of the codes
+
+
+def _read_torchao_config(chosen: JsonFields, key: str, entry: str = "") -> Scheme:
+    if not chosen:
+        return Scheme(key, entry, is_quantized=False)
+    said, fields = chosen.get("quant_type"), as_object(chosen.get("_data"))  # older versions name the class alone
+    dtype = as_object(fields.get("weight_dtype")).get("_data")
+    match = TORCHAO_DTYPE.match(str(dtype)) or TORCHAO_TYPE.search(
+        said if isinstance(said, str) else str(chosen.get("_type"))
+    )
+    number = "" if match is None else "float" if match[1].lower().endswith("float") else "int"
+    return Scheme(key, entry, True, int(match[2]) if match else None, number, fields=chosen)
+
+
+def _read_torchao(config: JsonFields) -> Rules:
+    said = config.get("quant_type")
+    chosen = as_object(said)
+    chosen = as_object(chosen.get("default", chosen))
+    fields = as_object(chosen.get("_data"))
+    by_name = as_object(fields.get("fqn_to_config") or fields.get("module_fqn_to_config"))
+    excluding = _collect(config, ("modules_to_not_convert",), Matching.PATH)
+    names = Entries([name for name in by_name if not name.startswith("re:")], Matching.EXACT)
+    patterns = Entries([f"{name}$" for name in by_name if name.startswith("re:")], Matching.EXACT)
+
+    def find(module: str) -> Scheme | None:
+        if excluded := _find_excluded(excluding, module):
+            return excluded
+        if not by_name:
+            return _read_torchao_config(chosen if isinstance(said, dict) else config, "quant_type")
+        for name in (module + WEIGHT, module):
+            for entries in (names, patterns):
+                if (entry := entries.find(name)) is not None:
+                    entry = entry if entries is names else entry[:-1]
+                    return _read_torchao_config(as_object(by_name[entry]), "quant_type", entry)
+        return _read_torchao_config(as_object(by_name.get("_default")), "quant_type")
+
+    return Rules(find, [], excluding)
+
+
+# SDNQ
+
+SDNQ_TYPE = re.compile(r"(u?int|float)(\d+)")
+
+
+def _read_sdnq(config: JsonFields) -> Rules:
+    excluding = _collect(config, ("modules_to_not_convert",), Matching.PARAMETER)
+    by_type = as_object(config.get("modules_dtype_dict"))
+    types = [(dtype, Entries(keep_texts(names), Matching.PARAMETER)) for dtype, names in by_type.items()]
+    own = as_object(config.get("modules_quant_config"))
+    settings = Entries(own, Matching.PARAMETER)
+
+    def find(module: str) -> Scheme | None:
+        parameter = module + WEIGHT
+        if excluded := _find_excluded(excluding, parameter):
+            return excluded
+        key, entry, fields = "weights_dtype", "", dict(config)
+        if (found := settings.find(parameter)) is not None:
+            key, entry, fields = "modules_quant_config", found, fields | as_object(own[found])
+        for dtype, entries in types:
+            if SDNQ_TYPE.match(dtype) and (found := entries.find(parameter)) is not None:  # not "minimum_6bit"
+                key, entry, fields = "modules_dtype_dict", found, fields | {"weights_dtype": dtype}
+        match = SDNQ_TYPE.match(str(fields.get("weights_dtype")))
+        number = "" if match is None else "float" if match[1] == "float" else "int"
+        return Scheme(key, entry, True, int(match[2]) if match else None, number, fields=fields)
+
+    choosing = [("modules_quant_config", settings), *(("modules_dtype_dict", entries) for _, entries in types)]
+    return Rules(find, choosing, excluding)
+
+
+# ModelSlim: a description that names the type of each weight
+
+
+def _read_modelslim(config: JsonFields) -> Rules:
+    def find(module: str) -> Scheme | None:
+        declared = config.get(module + WEIGHT)
+        return Scheme("", declared, declared != "FLOAT") if isinstance(declared, str) else None
+
+    return Rules(find)
+
+
+# MLX: a module has codes if its scales are stored, except where its path is false
+
+MODES = {"affine": "int", "mxfp4": "float", "mxfp8": "float", "nvfp4": "float"}
+
+
+def _read_mlx(config: JsonFields) -> Rules:
+    paths = {key: value for key, value in config.items() if isinstance(value, dict) or value is False}
+    entries = Entries(paths, Matching.EXACT)
+
+    def find(module: str) -> Scheme | None:
+        entry = entries.find(module)
+        own = paths[entry] if entry is not None else config
+        if own is False:
+            return Scheme("quantization", entry or "", is_quantized=False)
+        fields = {"mode": config.get("mode"), **as_object(own)}
+        number = MODES.get(str(fields.get("mode") or "affine"), "")
+        bits, size = _int(fields.get("bits")), _int(fields.get("group_size"))
+        return Scheme("quantization", entry or "", True, bits, number, size, None, fields)
+
+    return Rules(find, [("quantization", entries)])
+
+
+OF_MODELOPT = ("quant_algo", "quantized_layers")
+LISTS = (
+    "modules_to_not_convert",
+    "ignored_layers",
+    "llm_int8_skip_modules",
+    "skip_modules",
+    "ignore",
+    "exclude_modules",
+)
+
+
+def _keys(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OF_WORDS = _keys("gptq gptq_v2 gptq_marlin gptqmodel marlin gptq_bitblas bitblas")
+PROGRAMS: Mapping[str, Program] = {
+    program.name: program
+    for program in (
+        Program(
+            "ModelOpt",
+            lambda method, config: method.startswith("modelopt") or not config.keys().isdisjoint(OF_MODELOPT),
+            _read_modelopt,
+            _keys("quantized_layers exclude_modules ignore config_groups"),
+            lists_exclusions=True,
+            leaves_head=False,
+        ),
+        Program(
+            "Quark",
+            lambda method, _: method == "quark",
+            _read_quark,
+            _keys("global_quant_config layer_quant_config layer_type_quant_config exclude"),
+            lists_exclusions=True,
+            leaves_head=False,
+        ),
+        Program(
+            "compressed-tensors",
+            lambda method, config: method == COMPRESSED_TENSORS or "config_groups" in config,
+            _read_compressed_tensors,
+            _keys("config_groups ignore"),
+            lists_exclusions=True,
+            leaves_head=False,
+        ),
+        Program(
+            "AutoRound",
+            lambda method, config: (
+                method in ("auto-round", "auto_round", "intel/auto-round", "inc") or "extra_config" in config
+            ),
+            _read_auto_round,
+            _keys("extra_config block_name_to_quantize to_quant_block_names modules_to_not_convert"),
+            is_for_blocks=True,
+        ),
+        Program(
+            "GPTQ",
+            lambda method, config: method in OF_WORDS or not config.keys().isdisjoint(("dynamic", "desc_act")),
+            _read_gptq,
+            _keys("dynamic lm_head modules_in_block_to_quantize modules_to_not_convert"),
+            is_for_blocks=True,
+        ),
+        Program(
+            "AWQ",
+            lambda method, config: method.startswith("awq") or "w_bit" in config,
+            _read_awq,
+            _keys("modules_to_not_convert"),
+            is_for_blocks=True,
+        ),
+        Program(
+            "bitsandbytes",
+            lambda method, config: (
+                method.startswith("bitsandbytes") or "load_in_4bit" in config or "load_in_8bit" in config
+            ),
+            _by_lists(("llm_int8_skip_modules", "modules_to_not_convert"), Matching.PATH, _read_bitsandbytes),
+            _keys("llm_int8_skip_modules modules_to_not_convert"),
+            lists_exclusions=True,
+        ),
+        Program(
+            "torchao", lambda method, _: method == "torchao", _read_torchao, _keys("quant_type modules_to_not_convert")
+        ),
+        Program("HQQ", lambda method, _: method == "hqq", _read_hqq, _keys("quant_config skip_modules")),
+        Program(
+            "quanto",
+            lambda method, _: method == "quanto",
+            _by_lists(("modules_to_not_convert",), Matching.PATH, _read_quanto),
+            _keys("modules_to_not_convert"),
+        ),
+        Program("quanto's map", _is_quanto_map, _read_quanto_map, frozenset(), is_described_by_paths=True),
+        Program(
+            "SDNQ",
+            lambda method, _: method == "sdnq",
+            _read_sdnq,
+            _keys("modules_dtype_dict modules_quant_config modules_to_not_convert"),
+        ),
+        Program(
+            "FP8",
+            lambda method, _: method in ("fp8", "fbgemm_fp8", "finegrained_fp8", "w4afp8"),
+            _by_lists(("modules_to_not_convert", "ignored_layers"), Matching.PATH, _read_float8),
+            _keys("modules_to_not_convert ignored_layers"),
+        ),
+        Program(
+            "MLX",
+            lambda method, config: not method and {"bits", "group_size"} <= config.keys(),
+            _read_mlx,
+            frozenset(),
+            is_described_by_paths=True,
+            follows_tensors=True,
+        ),
+        Program(
+            "ModelSlim",
+            lambda _, config: "model_quant_type" in config,
+            _read_modelslim,
+            frozenset(),
+            is_described_by_paths=True,
+        ),
+        Program(
+            "another program",
+            lambda method, config: bool(config),
+            _by_lists(LISTS, Matching.PATH, _read_plain),
+            frozenset(LISTS),
+        ),
+    )
+}

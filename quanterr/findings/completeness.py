@@ -1,0 +1,131 @@
+"""Tensors that a checkpoint must hold and does not: by its own configuration, and by what its other blocks hold."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.documents.base import Finding
+from quanterr.findings.codes import make_finding
+from quanterr.findings.configs import CONFIG, TIED, config_of
+from quanterr.selection.roles import place_of
+from quanterr.util.strict_json import JsonFields
+from quanterr.util.text import count, display, listed
+
+EMBEDDING = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?embed_tokens\.\w+")
+HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "embed_out.", "output.")
+# Keys of config.json that promise layers which predict several tokens; the parts of names of their tensors.
+PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+OF_PREDICTION = re.compile(r"(?:^|\.)(?:mtp\w*|nextn\w*|eh_proj|enorm|hnorm)\.")
+# Matrices without which no block of attention or of a dense MLP works.
+NEEDED = re.compile(
+    r"(?:.*\.)?(?:[qkvo]_proj|(?:gate|up|down)_proj|qkv|out_proj|fc[12]|attn_(?:q|k|v|qkv|output|out)|ffn_(?:gate|up|down))"
+)
+# Ends of the names of parts that are useless without the codes.
+PARTS = re.compile(r"(.+)\.(qzeros|scales|g_idx|weight_(?:scale(?:_inv|_2)?|zero_point|shape|g_idx|global_scale))")
+# Keys of config.json with which blocks differ from each other.
+UNLIKE = ("num_kv_shared_layers", "cla_share_factor", "block_configs", "hybrid_override_pattern", "layers_block_type")
+
+
+def check_completeness(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report a checkpoint without tensors, and parts of its model that it lacks."""
+    names = checkpoint.entries
+    if not names:
+        message = f"{display(checkpoint.path)} holds no tensors"
+        yield make_finding(
+            "incomplete", "warning", None, message, "write the file again: it has a header and nothing else"
+        )
+        return
+    config = {} if checkpoint.gguf else config_of(checkpoint)
+    yield from _check_head(config, names)
+    yield from _check_prediction(config, names)
+    yield from _check_tower(checkpoint)
+    if not any(config.get(key) for key in UNLIKE):
+        yield from _check_blocks(names)
+
+
+def _check_head(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
+    """Report an absent output layer that nothing replaces."""
+    classes = config.get("architectures")
+    predicts = not isinstance(classes, list) or any("ForCausalLM" in str(name) for name in classes)
+    if config.get(TIED) is not False or not predicts or any(name.startswith(HEADS) for name in names):
+        return
+    if any(EMBEDDING.fullmatch(name) for name in names):
+        message = f"{CONFIG} declares {TIED} false, but no lm_head is stored: loaders fill it with random numbers"
+        remedy = f"store the output layer, or declare {TIED} true if the model uses its embedding"
+        yield make_finding("incomplete", "warning", None, message, remedy)
+
+
+def _check_prediction(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
+    """Report layers of multi-token prediction that the configuration promises and that are not stored."""
+    key = next((key for key in PREDICTING if config.get(key)), None)
+    blocks = config.get("num_hidden_layers")
+    if key is None or any(OF_PREDICTION.search(name) for name in names):
+        return
+    following = f"layers.{blocks}."  # DeepSeek's names: a block after the last
+    if not any(f".{following}" in f".{name}" for name in names):
+        message = (
+            f"{CONFIG} declares {key} {config[key]}, but no layer of multi-token prediction (MTP) is stored: runtimes "
+            "that predict several tokens fail, others work"
+        )
+        yield make_finding("incomplete", "warning", None, message, "keep the MTP layers, or declare none")
+
+
+def _check_tower(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report blocks of an image or audio tower that GGUF metadata promise and that are not stored."""
+    if checkpoint.gguf is None:
+        return
+    for kind, letter in (("vision", "v"), ("audio", "a")):
+        promised = checkpoint.gguf.get_int(f"clip.{kind}.block_count") or 0
+        own = re.compile(rf"{letter}\.blk\.(\d+)\.")
+        stored = {int(match[1]) for name in checkpoint.entries if (match := own.match(name))}
+        lacking = [n for n in range(min(promised, 10_000)) if n not in stored]
+        if lacking:
+            message = (
+                f"the GGUF metadata (clip.{kind}.block_count) declare {count(promised, 'block')}, but no tensor is "
+                f"stored for {listed([f'{letter}.blk.{n}' for n in lacking], 3)}"
+            )
+            yield make_finding(
+                "incomplete", "warning", None, message, "convert the model again: llama.cpp refuses the file"
+            )
+
+
+def _check_blocks(names: Iterable[str]) -> Iterator[Finding]:
+    """Report matrices that a block, or few, lack although all others of their stack have them."""
+    having: dict[str, dict[str, set[int]]] = {}  # stack → module → blocks
+    for name in names:
+        if (place := place_of(name)) and not name.endswith(".bias"):
+            module = place.module if name.endswith(".weight") else place.module.rpartition(".")[0]
+            having.setdefault(place.stack, {}).setdefault(module, set()).add(place.block)
+    for stack, modules in having.items():
+        blocks = set[int]().union(*modules.values())
+        for module, found in modules.items():
+            lacking = blocks - found
+            # A block that has what no other has is of another kind.
+            if (
+                NEEDED.fullmatch(module)
+                and 0 < 3 * len(lacking) <= len(found)
+                and not any(other <= lacking for other in modules.values())
+            ):
+                yield _report_gap(stack, module, sorted(lacking), len(found))
+
+
+def _report_gap(stack: str, module: str, lacking: list[int], having: int) -> Finding:
+    shown = listed([f"{stack}.{n}" for n in lacking], 3)
+    message = (
+        f"{shown} {'lacks' if len(lacking) == 1 else 'lack'} {display(module)}, which the other "
+        f"{count(having, 'block')} of {display(stack)} have"
+    )
+    remedy = "quantize or convert again: loaders refuse the checkpoint, or fill the weight with random numbers"
+    return make_finding("incomplete", "warning", None, message, remedy)
+
+
+def report_lone_parts(names: Iterable[str]) -> Iterator[Finding]:
+    """Report scales and zero points whose codes are not stored; ``names`` are tensors that belong to no weight."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if match := PARTS.fullmatch(name):
+            found.setdefault(match[1], []).append(match[2])
+    for module, parts in found.items():
+        message = f"{display(module)} has {' and '.join(sorted(parts))}, but no codes: its weight is missing"
+        remedy = "quantize this layer again, or download the file again"
+        yield make_finding("missing_codes", "error", f"{module}.weight", message, remedy, parts=parts)
