@@ -165,7 +165,7 @@ class _Pairer:
         there, y = self.there.get(shared), None
         try:
             x = self.conversion.crop_vocabulary(own, self.original.recognize(own))
-            found = self._find_elsewhere(own, x) if there is None else self._find_by_name(there, x)
+            found = self._find_elsewhere(shared, own, x) if there is None else self._find_by_name(there, x)
             if found is None:
                 self._leave(self.original, own, own, *self._explain_absent(shared))
                 return
@@ -190,7 +190,7 @@ class _Pairer:
                 problem = problem or mismatch
         raise problem or AssertionError
 
-    def _find_elsewhere(self, own: str, x: Weight) -> _Counterpart | None:
+    def _find_elsewhere(self, shared: str, own: str, x: Weight) -> _Counterpart | None:
         """Find the weight under other names in the quantized checkpoint, or the weight that it is tied to."""
         if held := self.holders.find(own, x.shape):
             holders = listed(list(held.holders), 3)
@@ -201,7 +201,7 @@ class _Pairer:
             return None
         alternative = None
         if twin.copy is not None:  # valid only if the weight equals the other weight of the original
-            left = self._make_leftover(self.original, own, own, *self._explain_absent(own))
+            left = self._make_leftover(self.original, own, own, *self._explain_absent(shared))
             alternative = Alternative(x, self.original.recognize(twin.copy), NO_COPY, leftovers=(left,))
         return _Counterpart(self._recognize_tied(x, own, twin.there), alternative)
 

@@ -64,6 +64,15 @@ def with_prefix(prefix, tensors):
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
+def test_missing_embedding_is_named_beside_a_head_and_another_prefix(tmp_path):
+    original = with_prefix("model.", WEIGHTS) | {"model.embed_tokens.weight": numbers(16, 8)}
+    head = {"lm_head.weight": numbers(16, 8, seed=1)}
+    pairs, left, extra, _ = plan_of(tmp_path, original | head, with_prefix("transformer.", WEIGHTS) | head)
+
+    assert {*with_prefix("model.", WEIGHTS), "lm_head.weight", "model.embed_tokens.weight"} == {*pairs, *left}
+    assert {} == extra
+
+
 class TestPrefixes:
     @pytest.mark.parametrize("prefix", PREFIXES)
     def test_prefix_on_the_quantized_side_is_removed(self, tmp_path, prefix):
