@@ -1,5 +1,7 @@
 """Generate quanterr/pairing/converters/denoisers.json by running diffusers' single-file converters on labels.
 
+VAEs are in the file, too: a pipeline's folder has one next to its denoiser.
+
 python tests/make_denoiser_names.py        tests/pairing/test_denoiser_names.py checks the file against diffusers
 
 Every row of a small file in the authors' names gets a label of its own, one integer. Where the labels end up shows
@@ -15,7 +17,20 @@ from typing import NamedTuple
 import diffusers
 import torch
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
-from support.denoisers import FAMILIES, SDXL, UNET, converter, renamed, unet_names, wan, z_image
+from support.denoisers import (
+    FAMILIES,
+    SDXL,
+    UNET,
+    VAE,
+    WAN_VAE,
+    converter,
+    renamed,
+    unet_names,
+    vae_names,
+    wan,
+    wan_vae_names,
+    z_image,
+)
 
 FILE = Path(__file__).resolve().parent.parent / "quanterr" / "pairing" / "converters" / "denoisers.json"
 SOURCE = (
@@ -103,6 +118,10 @@ MODELS = {
     "Cosmos-Predict2": [
         ("CosmosTransformer3DModel", COSMOS2, lambda: renamed("CosmosTransformer3DModel", COSMOS2, OF_COSMOS2))
     ],
+    # The number of a block in the decoder depends on how many there are.
+    **{f"VAE with {levels} levels": [("AutoencoderKL", VAE[levels], lambda levels=levels: vae_names(VAE[levels]))]
+       for levels in VAE},
+    "VAE of Wan": [("AutoencoderKLWan", WAN_VAE, lambda: wan_vae_names(WAN_VAE))],
 }  # fmt: skip
 
 
@@ -146,6 +165,14 @@ def pieces_of(family, shapes, config):
         assert [piece.first for piece in pieces] == [0, *ends][: len(pieces)], name
         assert not pieces or ends[-1] == bare[name][0], name
     return found
+
+
+def flat_names(family, shapes, config):
+    """Return the convolutions with a kernel of 1 × 1 that the converter of a VAE turns into matrices."""
+    stored = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    held = pieces_of(family, shapes, config)
+    found = SINGLE_FILE_LOADABLE_CLASSES[family]["checkpoint_mapping_fn"](checkpoint=dict(stored), config=config)
+    return {name for name, pieces in held.items() if any(found[p.name].ndim < stored[name].ndim for p in pieces)}
 
 
 def widened(shapes, block):
@@ -207,7 +234,7 @@ def document():
     """Return the content of the generated file, a stored tensor per line."""
     families = []
     for title, models in MODELS.items():
-        rows, parts = {}, set()
+        rows, parts, flat = {}, set(), set()
         for family, config, make in models:
             config = config or FAMILIES[family][1]
             block = UNET_BLOCK if title == "Stable Diffusion" else BLOCK
@@ -215,13 +242,18 @@ def document():
             assert all(rows.get(name, pieces) == pieces for name, pieces in found.items()), family
             rows |= found
             parts |= unequal
+            if family.startswith("Autoencoder"):
+                flat |= flat_names(family, make(), dict(config))
         # Sizes of unequal parts follow from the other checkpoint's shapes.
-        stems = sorted({re.sub(r"\.(weight|bias)$", "", name) for name in parts})
-        families.append(
-            f'{json.dumps(title)}: {{"unequal": {json.dumps(stems)}, "tensors": {_object(without_kinds(rows))}}}'
-        )
+        named = f'"unequal": {json.dumps(_stems(parts))}'
+        named += f', "flat": {json.dumps(_stems(flat))}' if flat else ""
+        families.append(f'{json.dumps(title)}: {{{named}, "tensors": {_object(without_kinds(rows))}}}')
     source = json.dumps(SOURCE.format(diffusers.__version__))
     return f'{{\n"source": {source},\n"families": {{\n' + ",\n".join(families) + "\n}\n}\n"
+
+
+def _stems(names):
+    return sorted({re.sub(r"\.(weight|bias)$", "", name) for name in names})
 
 
 def _object(rows):

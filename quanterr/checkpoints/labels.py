@@ -50,6 +50,8 @@ PREFIXES = (
     "model.",
     "unet.",
     "net.",
+    "first_stage_model.",
+    "vae.",
 )
 
 

@@ -60,6 +60,15 @@ RULES = (
         method="compressed-tensors",
     ),
     Rule(
+        "vLLM (at 0045689bdb23)",
+        "vllm/model_executor/layers/quantization/modelopt.py: ModelOptFp8LinearMethod.create_weights; the names are in "
+        "NVIDIA/TensorRT-LLM docs/source/architecture/checkpoint.md",
+        "scales as weight_scale, not under TensorRT-LLM's name weights_scaling_factor",
+        "does not find them; TensorRT-LLM reads them",
+        re.compile(r"\.weights_scaling_factor$"),
+        beside={".weight": FLOAT8},
+    ),
+    Rule(
         "ComfyUI (at 617048a59f17) and diffusers 0.42.1",
         "comfy/ldm/lumina/model.py: NextDiT.__init__; models/transformers/transformer_z_image.py: "
         "ZImageTransformer2DModel.__init__; both load with equal shapes only",

@@ -7,13 +7,14 @@
 
 The scale multiplies under each of its names: weight_scale (compressed-tensors, vLLM, ModelOpt, FBGEMM, ComfyUI),
 scale_weight (old ComfyUI files), weight_scale_inv (DeepSeek, transformers: the inverse of the quantization factor),
-.scale (DeepSeek-V4), qscale_weight (Mistral), X_scale and X_scale_inv for a stacked X without .weight.
+.scale (DeepSeek-V4), qscale_weight (Mistral), weights_scaling_factor (TensorRT-LLM), X_scale and X_scale_inv for a
+stacked X without .weight.
 shared/scale_grid.py assigns scales to elements. Runtimes round weight and scale to their compute dtype first; that
 is not part of the format and not done here.
 
 Reference: comfyanonymous/ComfyUI@6db4fa2f comfy/ops.py, Comfy-Org/comfy-kitchen@7d86acf tensor/fp8.py;
 deepseek-ai/DeepSeek-V3@9b4e9788 inference/kernel.py; vllm-project/compressed-tensors@ac8e2ba8
-compressors/naive_quantized/base.py.
+compressors/naive_quantized/base.py; NVIDIA/TensorRT-LLM@01c4ece docs/source/architecture/checkpoint.md.
 """
 
 from quanterr.checkpoints import Entry
@@ -30,6 +31,7 @@ NAMES = (
     "{module}.scale_weight",
     "{module}.scale",
     "{module}.qscale_weight",
+    "{module}.weights_scaling_factor",
     "{weight}.scale",
 )
 NEEDS = {"codes": PartSpec(("{weight}",), FP8), "scale": PartSpec(NAMES, FLOATS | EXPONENTS)}

@@ -75,6 +75,10 @@ class Conversion:
         """Look for names of denoisers' authors among the weights that have no partner of the same name."""
         self._denoisers = naming_between(original, quantized)
 
+    def is_flat(self, atom: str) -> bool:
+        """Return whether one side has this atom as a convolution of 1 × 1, and the other as a matrix."""
+        return self._denoisers is not None and self._denoisers.is_flat(atom)
+
     def find_other_arrangements(self, name: str) -> Iterable[Atoms]:
         """Return ways to split a weight of the original other than along its rows."""
         plain = self.atoms(0, name, ()).names if self._denoisers else ()

@@ -163,6 +163,8 @@ class Holders:
         whole = self._quantized.recognize(holder, self._infer_shape(holder, held, wanted, shape, transpose))
         if FUSED in whole.parts:
             whole = self._apply_factors(held, whole)
+        if self._conversion.is_flat(atoms[0]) and whole.n == prod(shape):
+            return reshape_weight(whole, shape)
         if list(held.names) == atoms:
             return whole
         if self._conversion.alternates and has_equal_parts(holder):
@@ -202,6 +204,8 @@ class Holders:
     def _infer_shape(self, holder: str, held: Atoms, wanted: Atoms, shape: Shape, transpose: bool) -> Shape | None:
         """Return the shape that a quantized weight should have; None if the original does not determine it."""
         stored = self._quantized.codes[holder].shape
+        if self._conversion.is_flat(wanted.names[0]):
+            return (*shape[:2], 1, 1)[: len(stored)]
         if held.names == wanted.names and (len(stored) < 3 or len(stored) == len(shape)):
             return shape
         sizes = [self._sizes.get(atom) for atom in held.names]

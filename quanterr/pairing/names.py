@@ -35,6 +35,8 @@ WRAPPERS = frozenset(
         "diffusion_model",
         "unet",
         "net",
+        "first_stage_model",
+        "vae",
     }
 )
 

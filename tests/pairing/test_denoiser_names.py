@@ -16,12 +16,13 @@ diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed 
 # diffusers' Chroma imports a class of FLUX from its old place.
 pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
 
+from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES  # noqa: E402
 from make_denoiser_names import FILE, MODELS, document, pieces_of  # noqa: E402
 from support.denoisers import FAMILIES, converter, made, scaled_fp8  # noqa: E402 - they import diffusers
 
 COMFY = "model.diffusion_model."
 ROUNDED = 20 / log(10) * 2**-24  # dB: each difference is rounded to float32 once
-OF_TABLE = {family: row for row in families() for family, _, _ in MODELS[row.name]}
+OF_TABLE = {family: row for row in families() for family, _, _ in MODELS.get(row.name, ())}
 OF_TABLE |= {"SDXL": OF_TABLE["SD 1.5"], "Wan image to video": OF_TABLE["Wan"]}
 
 
@@ -259,7 +260,10 @@ def test_nunchaku_splits_the_author_tensors_differently(tmp_path):
     assert original.keys() == {layer.layer_name for layer in report.lossless}
 
 
-@pytest.mark.parametrize("family", ["LTX-2", "Cosmos-Predict2"])
+VAES = [name for name in MODELS if name.startswith("VAE")]
+
+
+@pytest.mark.parametrize("family", ["LTX-2", "Cosmos-Predict2", *VAES])
 def test_listed_names_are_all_converted(family):
     ((name, config, make),) = MODELS[family]
     if not hasattr(diffusers, name):
@@ -267,3 +271,36 @@ def test_listed_names_are_all_converted(family):
     found = {piece.name for held in pieces_of(name, make(), config).values() for piece in held}
 
     assert getattr(diffusers, name)(**config).state_dict().keys() == found
+
+
+def vae_pair(family):
+    """Return random tensors of a VAE in its authors' names, and the same as diffusers' converter names them."""
+    ((name, config, make),) = MODELS[family]
+    authors = {key: numbers(*shape, seed=n) for n, (key, shape) in enumerate(make().items())}
+    convert = SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
+    return authors, {key: value.contiguous() for key, value in convert(checkpoint=dict(authors), config=config).items()}
+
+
+@pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
+@pytest.mark.parametrize("family", VAES)
+def test_vae_in_author_names_equals_its_diffusers_model(family, prefix, tmp_path):
+    authors, converted = vae_pair(family)
+    save_file({prefix + name: value for name, value in authors.items()}, tmp_path / "authors.safetensors")
+    save_file(converted, tmp_path / "diffusers.safetensors")
+
+    for pair in (("authors", "diffusers"), ("diffusers", "authors")):
+        with planned(*(tmp_path / f"{side}.safetensors" for side in pair)) as plan:
+            assert [] == plan.leftovers
+            assert len(authors) == len(plan.pairs)
+            assert all(torch.equal(dequantized(one.original), dequantized(one.quantized)) for one in plan.pairs)
+
+
+def test_blocks_of_a_vae_in_the_wrong_order_are_noticed(tmp_path):
+    authors, converted = vae_pair("VAE with 4 levels")
+    first, last = "decoder.up_blocks.1.resnets.1.conv1.weight", "decoder.up_blocks.1.resnets.2.conv1.weight"
+    report = compared(tmp_path, authors, converted | {first: converted[last], last: converted[first]})
+
+    assert {"decoder.up.2.block.1.conv1.weight", "decoder.up.2.block.2.conv1.weight"} == {
+        layer.layer_name for layer in report.layers
+    }
+    assert "inconclusive" == report.verdict

@@ -418,6 +418,57 @@ def unet_names(config):
     return found
 
 
+# Number of levels → a VAE of that many.
+VAE = {
+    levels: {"block_out_channels": (8, 16, 24, 32, 40)[:levels], "norm_num_groups": 8, "layers_per_block": 2,
+             "down_block_types": ("DownEncoderBlock2D",) * levels, "up_block_types": ("UpDecoderBlock2D",) * levels}
+    for levels in (4, 3, 5)
+}  # fmt: skip
+WAN_VAE = {"base_dim": 8, "z_dim": 4}
+
+
+def vae_names(config):
+    """Return the names and shapes of a VAE in the files of CompVis, Stability AI and Black Forest Labs."""
+    last, found = len(config["block_out_channels"]) - 1, {}
+    heads = [
+        ("mid_block.resnets.0", "mid.block_1"), ("mid_block.resnets.1", "mid.block_2"),
+        ("mid_block.attentions.0", "mid.attn_1"), ("conv_norm_out", "norm_out"), ("conv_shortcut", "nin_shortcut"),
+        ("group_norm", "norm"), ("to_out.0", "proj_out"), *((f"to_{one}", one) for one in "qkv"),
+    ]  # fmt: skip
+    for level in range(last + 1):
+        heads += [
+            (f"down_blocks.{level}.resnets", f"down.{level}.block"),
+            (f"down_blocks.{level}.downsamplers.0", f"down.{level}.downsample"),
+            (f"up_blocks.{level}.resnets", f"up.{last - level}.block"),
+            (f"up_blocks.{level}.upsamplers.0", f"up.{last - level}.upsample"),
+        ]
+    for key, tensor in diffusers.AutoencoderKL(**config).state_dict().items():
+        is_kernel = "attentions" in key and tensor.dim() == 2
+        for own, original in heads:
+            key = key.replace(own, original)
+        found[key] = (*tensor.shape, 1, 1) if is_kernel else tuple(tensor.shape)
+    return found
+
+
+def wan_vae_names(config):
+    """Return the names of Wan's own VAE (Wan-Video/Wan2.1 wan/modules/vae.py), which counts all blocks in a row."""
+    heads = [
+        ("post_quant_conv", "conv2"), ("quant_conv", "conv1"), ("norm_out", "head.0"), ("conv_out", "head.2"),
+        ("conv_in", "conv1"), ("down_blocks", "downsamples"), ("mid_block.attentions.0", "middle.1"),
+        ("mid_block.resnets.0", "middle.0"), ("mid_block.resnets.1", "middle.2"), ("conv_shortcut", "shortcut"),
+        *((f"up_blocks.{level}.resnets.{n}.", f"upsamples.{4 * level + n}.") for level in range(4) for n in range(3)),
+        *((f"up_blocks.{level}.upsamplers.0.", f"upsamples.{4 * level + 3}.") for level in range(3)),
+    ]  # fmt: skip
+    inside = [("norm1", "residual.0"), ("conv1", "residual.2"), ("norm2", "residual.3"), ("conv2", "residual.6")]
+    found = {}
+    for key, tensor in diffusers.AutoencoderKLWan(**config).state_dict().items():
+        of_block = any(word in key for word in ("resnets", "down_blocks"))
+        for own, original in (*(inside if of_block else ()), *heads):
+            key = key.replace(own, original)
+        found[key] = tuple(tensor.shape)
+    return found
+
+
 # Family: class, config, tensors of its single file, constants of diffusers' converter that do not fit small sizes,
 # arguments of a call.
 FAMILIES = {

@@ -11,6 +11,10 @@ from quanterr.checkpoints import Entry
 from quanterr.util.strict_json import JsonFields
 
 SETTINGS = ("quant_method", "quant_algo", "checkpoint_format", "format")  # keys of config.json that name a layout
+OF_TENSORRT_LLM = (
+    "its codes are packed and ordered for TensorRT-LLM; let ModelOpt export the model in Hugging Face's layout "
+    "(export_hf_checkpoint), and compare that"
+)
 DEQUANTIZE = "let its own library write the dequantized model, and compare that"
 
 
@@ -29,6 +33,9 @@ def _make_row(name: str, stored: str, called: str, reason: str, nonzero: str | N
 
 
 REFUSALS = (
+    _make_row("TensorRT-LLM's own checkpoint", "weight weights_scaling_factor", "", OF_TENSORRT_LLM),
+    _make_row("TensorRT-LLM's own checkpoint", "weight weights_block_scaling_factor", "", OF_TENSORRT_LLM),
+    _make_row("TensorRT-LLM's own checkpoint", "weight per_channel_scale", "", OF_TENSORRT_LLM),
     _make_row(
         "HIGGS",
         "weight scales tables tables2",

@@ -5,6 +5,7 @@
     mlx            what mlx-lm does to the values, by model_type
     hugging_face   how transformers' models arrange fused weights, by model_type
     denoisers      names and joins of denoisers' authors, and what diffusers has for them, by family
+    authors        the same for other models, and what transformers has for them
     orders         orders of rows and columns
     numbers        changes of numbers
 

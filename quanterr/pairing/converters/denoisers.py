@@ -1,7 +1,8 @@
-"""Pairing of denoisers in diffusers' names with those in the names of their authors, which ComfyUI keeps.
+"""Pairing of denoisers and VAEs in diffusers' names with those in the names of their authors, which ComfyUI keeps.
 
 denoisers.json in this folder holds a row for each tensor of the authors: the parameters of diffusers that its rows
 make up, from top to bottom. tests/make_denoiser_names.py makes it by running diffusers' own converters on labels.
+authors.py has such rows of other models.
 
     "double_blocks.*.img_attn.qkv": ["transformer_blocks.*.attn.to_q", "….to_k", "….to_v"]
     "final_layer.adaLN_modulation.1": ["norm_out.linear:1", "norm_out.linear:0"]
@@ -10,6 +11,7 @@ make up, from top to bottom. tests/make_denoiser_names.py makes it by running di
     :0, :1   equal parts of a parameter: here, diffusers stores the scale above the shift, the authors below it
     []       a tensor that diffusers' model does not have
     unequal  names whose parts differ in their number of rows
+    flat     convolutions with a kernel of 1 × 1, [out, in, 1, 1], which diffusers' model has as a matrix, [out, in]
 
 The rows hold for .weight and .bias alike, and leave out tensors that have the same name in both.
 
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quanterr.checkpoints.labels import PREFIXES
+from quanterr.pairing.converters.authors import AUTHORS
 from quanterr.pairing.names import Atoms, atoms_of
 from quanterr.selection.roles import MAX_DIGITS, unify_numbers
 
@@ -33,11 +36,12 @@ NUMBER, LAST = "*", "$"
 
 
 class Family(NamedTuple):
-    """A family of denoisers: its table, and the names in it whose parts have different numbers of rows."""
+    """A family of models: its table, and the names in it that are unequal or flat (see above)."""
 
     name: str
     tensors: Mapping[str, tuple[str, ...]]
     unequal: frozenset[str]
+    flat: frozenset[str] = frozenset()
 
 
 class Held(NamedTuple):
@@ -45,6 +49,7 @@ class Held(NamedTuple):
 
     pieces: tuple[str, ...]  # full names, each with the number of its part, if any: norm_out.linear.weight:1
     equal: bool  # whether they have equally many rows
+    flat: bool = False  # whether the authors have a convolution, and diffusers a matrix
 
 
 class DenoiserNaming:
@@ -54,18 +59,25 @@ class DenoiserNaming:
         """Keep what the names of the authors' side hold: 0 is the original, 1 the quantized."""
         self._side, self._held = side, held
         pieces = {piece.partition(":") for row in held.values() for piece in row.pieces}
-        self._parts = Counter(_atom(name) for name, _, part in pieces if part)  # parameter → number of its parts
+        parts = (_list_atoms(name) for name, _, part in pieces if part)
+        self._parts = Counter(chain.from_iterable(parts))  # parameter → number of its parts
+        self._flat = frozenset(atom for row in held.values() if row.flat for atom in _list_atoms(row.pieces[0]))
 
     def atoms(self, side: int, name: str, shape: tuple[int, ...]) -> Atoms:
         """Return the atoms of a weight on a side."""
         if side == self._side and name in self._held:
             held = self._held[name]
-            return Atoms(tuple(_atom(*piece.split(":")) for piece in held.pieces), held.equal)
+            atoms = (_list_atoms(*piece.split(":")) for piece in held.pieces)
+            return Atoms(tuple(chain.from_iterable(atoms)), held.equal)
         found = atoms_of(name, shape)
         if side == self._side or self._parts.keys().isdisjoint(found.names):
             return found
-        parts = ([_atom(atom, str(n)) for n in range(self._parts[atom])] or [atom] for atom in found.names)
+        parts = ([_add_part(atom, str(n)) for n in range(self._parts[atom])] or [atom] for atom in found.names)
         return found._replace(names=tuple(chain.from_iterable(parts)))
+
+    def is_flat(self, atom: str) -> bool:
+        """Return whether one side has this atom as a convolution of 1 × 1, and the other as a matrix."""
+        return atom in self._flat
 
     def is_dropped(self, name: str) -> bool:
         """Return whether diffusers' model lacks this tensor of the authors."""
@@ -84,8 +96,10 @@ def naming_between(original: Collection[str], quantized: Collection[str]) -> Den
         others = {atom for name in sides[1 - side] for atom in atoms_of(name, ()).names} if families else set()
         for family in families:
             held = find_held(family, names)
-            pieces = ([_atom(piece.partition(":")[0]) for piece in row.pieces] for row in held.values())
-            n = sum(bool(atoms) and others.issuperset(atoms) for atoms in pieces)
+            pieces = (
+                {atom for piece in row.pieces for atom in _list_atoms(piece.partition(":")[0])} for row in held.values()
+            )
+            n = sum(bool(atoms) and others >= atoms for atoms in pieces)
             if n > most:
                 best, most = DenoiserNaming(side, held), n
     return best
@@ -112,11 +126,16 @@ def _by_pattern() -> Mapping[str, Mapping[str, Family]]:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Return all families of denoisers.json."""
+    """Return all families of denoisers.json and of authors.py."""
     document = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
     return tuple(
-        Family(name, {key: tuple(pieces) for key, pieces in row["tensors"].items()}, frozenset(row["unequal"]))
-        for name, row in document["families"].items()
+        Family(
+            name,
+            {key: tuple(pieces) for key, pieces in row["tensors"].items()},
+            frozenset(row["unequal"]),
+            frozenset(row.get("flat", ())),
+        )
+        for name, row in (document["families"] | AUTHORS).items()
     )
 
 
@@ -134,7 +153,11 @@ def _look_up(family: Family, name: str, last: Mapping[str, int]) -> Held | None:
     for key, number in _list_patterns(stem, last):
         if key in family.tensors:
             pieces = (piece.replace(NUMBER, number).partition(":") for piece in family.tensors[key])
-            return Held(tuple(f"{path}{kind}{colon}{part}" for path, colon, part in pieces), key not in family.unequal)
+            return Held(
+                tuple(f"{path}{kind}{colon}{part}" for path, colon, part in pieces),
+                key not in family.unequal,
+                key in family.flat and kind == ".weight",
+            )
     return None
 
 
@@ -165,9 +188,12 @@ def _is_number(word: str) -> bool:
     return word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS
 
 
-def _atom(name: str, part: str = "") -> str:
-    """Return the atom of a parameter of diffusers, or of one of its parts."""
-    (atom,) = atoms_of(name, ()).names
+def _list_atoms(name: str, part: str = "") -> list[str]:
+    """Return the atoms of a parameter of diffusers, or of one of its parts."""
+    return [_add_part(atom, part) for atom in atoms_of(name, ()).names]
+
+
+def _add_part(atom: str, part: str) -> str:
     stem, kind = _without_kind(atom)
     return f"{stem}:{part}{kind}" if part else atom
 
