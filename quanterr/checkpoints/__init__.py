@@ -8,10 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, ollama_store, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, CheckpointFile, Entry, Unread, close_all, make_open_error
 from quanterr.checkpoints.ggml_blocks import type_blocks
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
+from quanterr.checkpoints.modules import WHOLE, find_modules
 from quanterr.checkpoints.places import Place, find_missing, is_folder, list_names, open_file, read_small_file
 from quanterr.checkpoints.stores import remote_path
 from quanterr.checkpoints.unread import WEIGHTS, find_unread
@@ -37,7 +40,6 @@ OF_CODES = {SINQ_CONFIG: ".W_q", QUANTO_MAP: "._data"}  # files that are beside 
 CONFIGS = ("config.json", MODELOPT_CONFIG, *QUANTIZATION_CONFIGS, ASCEND_CONFIG, "params.json")
 PIPELINE = "model_index.json"  # at the root of a pipeline of diffusers
 DENOISERS = ("transformer", "transformer_2", "unet")  # folders of a pipeline
-WHOLE = "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index in the same folder
 MAX_INDEX = 256 * 2**20
 MAX_CONFIG, MAX_NAMES = 16 * 2**20, 64 * 2**20  # bytes; the second for a file that names each tensor
 
@@ -241,11 +243,7 @@ def _open_files(
                 header = {}
             metadata.append(header)
             notes += odd
-            for entry in found:
-                if entry.name in entries:
-                    first = entries[entry.name].file
-                    raise CheckpointError(f"{listed([entry.name])} is in {first} and in {entry.file}")
-                entries[entry.name] = entry
+            _add(entries, found)
         if index is not None:
             notes += _check_index(index.shards, entries, display(given))
             unnamed = _find_unnamed(paths, stored)
@@ -255,10 +253,19 @@ def _open_files(
                     f"{'is' if len(unnamed) == 1 else 'are'} in the same folder; ignored"
                 )
             notes += _check_size(index.total_size, entries, display(given))
-        notes += _note_twins(entries, display(given))
-        unread: tuple[Unread, ...] = ()
+        modules: list[str] = []
+        unread: list[Unread] = []
         if kind == "folder":  # a user who names a file or an index means nothing else
-            unread = tuple(find_unread(folder, stored, [*(path.name for path in paths), *unnamed], entries))
+            unread += find_unread(folder, stored, [*(path.name for path in paths), *unnamed], entries)
+            if not ggufs:
+                modules = find_modules(folder)
+        for module in modules:
+            files.append(open_file(folder / module / WHOLE))
+            found, header, odd = safetensors_file.read_header(files[-1], lenient)
+            metadata.append(header)
+            notes += odd
+            _add(entries, [replace(entry, name=f"{module}.{entry.name}") for entry in found])
+        notes += _note_twins(entries, display(given))
         config: JsonObject = {}
         if ggufs:  # a GGUF file describes itself: config files in its folder belong to another checkpoint
             _check_split(files, ggufs, len(entries))
@@ -271,8 +278,28 @@ def _open_files(
         raise
     gguf = ggufs[0] if ggufs else None
     return Checkpoint(
-        given, kind, tuple(files), entries, tuple(metadata), config, revision, tuple(notes), gguf, folder, unread
+        given,
+        kind,
+        tuple(files),
+        entries,
+        tuple(metadata),
+        config,
+        revision,
+        tuple(notes),
+        gguf,
+        folder,
+        tuple(unread),
+        modules=tuple(modules),
     )
+
+
+def _add(entries: dict[str, Entry], found: Iterable[Entry]) -> None:
+    """Add the entries of a file; raise CheckpointError if another file has one of the same name."""
+    for entry in found:
+        if entry.name in entries:
+            first = entries[entry.name].file
+            raise CheckpointError(f"{listed([entry.name])} is in {first} and in {entry.file}")
+        entries[entry.name] = entry
 
 
 def _read_header(file: CheckpointFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:

@@ -274,7 +274,7 @@ class Checkpoint:
     to their content: hints, which are checked against the tensors. ``gguf`` is the metadata of a GGUF file. ``folder``
     is the folder of the files; None for a checkpoint made on the fly. ``unread`` lists files of weights in the folder
     that do not belong to the checkpoint. ``source`` is the checkpoint from which this one reads its entries under other
-    names.
+    names. ``modules`` are folders whose tensors have the folder in front of their names (modules.py).
     """
 
     path: str
@@ -289,6 +289,7 @@ class Checkpoint:
     folder: Path | RemotePath | None = None
     unread: tuple[Unread, ...] = ()
     source: "Checkpoint | None" = None
+    modules: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:

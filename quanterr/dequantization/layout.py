@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import MODELOPT_CONFIG, QUANTIZATION_CONFIGS, Checkpoint
 from quanterr.checkpoints.labels import QUANTIZATION_KEYS
+from quanterr.checkpoints.modules import list_folders, list_module
 from quanterr.checkpoints.places import list_names, read_small_file
 from quanterr.dequantization.tensors import WrittenTensor
 from quanterr.errors import CheckpointError
@@ -33,13 +34,27 @@ class OutputFile(NamedTuple):
         return len(self.header) + sum(one.nbytes for one in self.tensors)
 
 
-def lay_out(tensors: Sequence[WrittenTensor], name: str | None, most: int) -> list[OutputFile]:
+def lay_out(
+    tensors: Sequence[WrittenTensor], name: str | None, most: int, modules: Sequence[str] = ()
+) -> list[OutputFile]:
     """Divide tensors into files of at most ``most`` bytes, in their order, or put all into the file ``name``.
 
-    A tensor larger than that has a file of its own.
+    A tensor larger than that has a file of its own, and so has each of the folders ``modules``, for the tensors whose
+    names begin with it.
     """
     if name is not None:
         return [_make_file(name, tensors)]
+    files = []
+    for module in modules:
+        start = f"{module}."
+        own = [one._replace(name=one.name.removeprefix(start)) for one in tensors if one.name.startswith(start)]
+        tensors = [one for one in tensors if not one.name.startswith(start)]
+        files += [_make_file(f"{module}/{WHOLE}", own)] if own else []
+    return [*_divide(tensors, most), *files]
+
+
+def _divide(tensors: Sequence[WrittenTensor], most: int) -> list[OutputFile]:
+    """Return the files of the model itself."""
     shards: list[list[WrittenTensor]] = [[]]
     room = most
     for one in tensors:
@@ -65,12 +80,15 @@ def _make_file(name: str, tensors: Sequence[WrittenTensor]) -> OutputFile:
     return OutputFile(name, len(text).to_bytes(8, "little") + text, tensors)
 
 
-def make_index(files: Sequence[OutputFile]) -> bytes:
-    """Return the index of shards, as the Hugging Face Hub defines it."""
-    total = sum(one.nbytes for file in files for one in file.tensors)
-    places = {one.name: file.name for file in files for one in file.tensors}
+def make_index(files: Sequence[OutputFile]) -> dict[str, bytes]:
+    """Return the index of shards by its name, as the Hugging Face Hub defines it; none for a model in one file."""
+    shards = [file for file in files if "/" not in file.name]  # modules are not part of it
+    if len(shards) == 1:
+        return {}
+    total = sum(one.nbytes for file in shards for one in file.tensors)
+    places = {one.name: file.name for file in shards for one in file.tensors}
     index = {"metadata": {"total_size": total}, "weight_map": places}
-    return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+    return {INDEX: (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()}
 
 
 def identify(checkpoints: Iterable[Checkpoint], files: Iterable[OutputFile]) -> str:
@@ -93,7 +111,8 @@ def list_other_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     if folder is None or checkpoint.kind == "file":
         return {}
     found = {}
-    for name in list_names(folder):
+    modules = [f"{module}/{name}" for module in list_folders(folder) for name in list_module(folder, module)]
+    for name in [*list_names(folder), *modules]:
         if not name.endswith(KEPT) or name in (MODELOPT_CONFIG, *QUANTIZATION_CONFIGS) or name.endswith(".index.json"):
             continue
         try:

@@ -19,7 +19,6 @@ from torch import Tensor
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison.scheduler import Progress
 from quanterr.dequantization.layout import (
-    INDEX,
     OutputFile,
     identify,
     is_file_name,
@@ -143,6 +142,7 @@ def dequantize_checkpoint(
             tensors,
             output.name if is_file_name(output) else None,
             int(parse_bytes("--max-shard", chosen.max_shard, "5GB")),
+            (like or checkpoint).modules,
         )
         others = {} if is_file_name(output) else list_other_files(like or checkpoint)
         rounding = _write_all(output, files, sources, chosen)
@@ -192,6 +192,7 @@ def _write_all(
     try:
         for file in left:
             unfinished = folder / f"{file.name}.unfinished"
+            unfinished.parent.mkdir(exist_ok=True)  # of a module
             with unfinished.open("wb") as to:
                 to.write(file.header)
                 for piece in _decode_all(pool, own, file, chosen, progress):
@@ -328,8 +329,8 @@ def _finish(output: Path, files: Sequence[OutputFile], others: Mapping[str, byte
             os.replace(folder / output.name, output)
             shutil.rmtree(folder)
         else:
-            index = {INDEX: make_index(files)} if len(files) > 1 else {}
-            for name, content in {**others, **index}.items():
+            for name, content in {**others, **make_index(files)}.items():
+                (folder / name).parent.mkdir(exist_ok=True)
                 with replace_atomically(folder / name, DEFAULT_MODE) as file:
                     file.write(content)
             (folder / IDENTITY).unlink()

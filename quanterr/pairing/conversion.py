@@ -92,11 +92,18 @@ class Conversion:
 
     def explain_omission(self, name: str) -> str | None:
         """Return why a checkpoint lacks a tensor of the other one, if its converter leaves it to another file."""
+        if self._is_in_module(name):
+            return "of a further module of sentence-transformers, which has a file of its own"
         if not any(self._is_mlx):
             return None
         if mlx.LEFT_OUT.fullmatch(name):
             return "left out by mlx-lm, which computes with the language model alone"
         return PREDICTING if self._predicts(name, self._config.get("num_hidden_layers")) else None
+
+    def _is_in_module(self, name: str) -> bool:
+        """Return whether a tensor belongs to a further module of one side, and the other side is one file of it."""
+        modules = tuple(f"{module}." for side in self._sides for module in side.modules)
+        return any(side.kind == "file" for side in self._sides) and name.startswith(modules)
 
     def _predicts(self, name: str, n_blocks: object) -> bool:
         """Return whether a tensor belongs to a layer beyond the blocks, which predicts further tokens."""

@@ -66,6 +66,8 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "layers.{bid}.router.scale": ("blk.{bid}.ffn_gate_inp.scale",),
         "layers.{bid}.router.per_expert_scale": ("blk.{bid}.ffn_down_exps.scale",),
     },
+    # Modules of sentence-transformers, which the converter takes along with --sentence-transformers-dense-modules.
+    "gemma-embedding": {"2_Dense.linear": ("dense_2",), "3_Dense.linear": ("dense_3",)},
     "clip": {
         "vision_tower.vision_model.encoder.layers.{bid}.attn.qkv": ("v.blk.{bid}.attn_qkv",),
         "audio_tower.conv1": ("a.conv1d.1",),
