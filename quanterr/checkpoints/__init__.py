@@ -17,7 +17,7 @@ from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.checkpoints.modules import WHOLE, find_modules
 from quanterr.checkpoints.places import Place, find_missing, is_folder, list_names, open_file, read_small_file
 from quanterr.checkpoints.stores import remote_path
-from quanterr.checkpoints.unread import WEIGHTS, find_unread
+from quanterr.checkpoints.unread import ADAPTER, WEIGHTS, find_unread
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
 from quanterr.util.addresses import is_address, strip_credentials
@@ -154,6 +154,8 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
     if any(not name.startswith("consolidated") for name in found):
         # Mistral ships the same weights twice; the other files use the usual tensor names.
         found = [name for name in found if not name.startswith("consolidated")]
+    if not all(map(ADAPTER.match, found)):
+        found = [name for name in found if not ADAPTER.match(name)]
     if not found:
         seen = f"it holds {listed(names)}" if names else "it is empty"
         kinds = f"*{INDEX_SUFFIX}, *.safetensors, *.sft and *.gguf"

@@ -1,6 +1,7 @@
 """Files of weights in a checkpoint's folder that do not belong to it: copies for other runtimes, leftovers.
 
-Files that loaders use only on request do not count: adapters, and variants (``model.fp16.safetensors``).
+Files that loaders use only on request do not count: variants (``model.fp16.safetensors``), and adapters without
+adapter_config.json. With that file, transformers adds the adapter to the model.
 """
 
 import re
@@ -13,7 +14,8 @@ from quanterr.checkpoints.safetensors_file import read_header
 from quanterr.errors import QuanterrError
 
 WEIGHTS = (".safetensors", ".sft")
-ADAPTER = re.compile(r"adapters?[._].*")
+ADAPTER = re.compile(r"(?:adapters?|pytorch_lora_weights)[._].*")
+ADAPTER_CONFIG = "adapter_config.json"
 SHARD = re.compile(r"-\d{5}-of-\d{5}")
 
 
@@ -23,7 +25,9 @@ def find_unread(
     """Yield the files of weights among ``stored`` that are not in ``read``; no header is fetched from a store."""
     variants = tuple(f"{_stem(name)}." for name in read)
     for name in stored:
-        if name in read or not name.endswith(WEIGHTS) or ADAPTER.match(name) or _stem(name).startswith(variants):
+        if name in read or not name.endswith(WEIGHTS) or _stem(name).startswith(variants):
+            continue
+        if ADAPTER.match(name) and ADAPTER_CONFIG not in stored:
             continue
         yield Unread(name, _find_differing(folder / name, entries) if isinstance(folder, Path) else ())
 

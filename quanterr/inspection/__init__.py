@@ -17,6 +17,7 @@ from quanterr.documents.inspection.model import NOT_READ, DecodeBound, Inspectio
 from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
 from quanterr.findings.activations import report_absent_scales
+from quanterr.findings.adapters import check_adapter
 from quanterr.findings.completeness import report_lone_parts
 from quanterr.findings.declared import Stored
 from quanterr.findings.files import report_notes, report_unread
@@ -130,6 +131,7 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
                 if one.reason
             ),
             *report_layouts(warnings),
+            *check_adapter(checkpoint),
             *_find_in_checkpoint(side, weights),
             *check_structure(checkpoint, side.labels, [Stored(one.name, one, parts) for one, parts in readable]),
             *report_lone_parts(side.codes),

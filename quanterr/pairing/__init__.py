@@ -17,6 +17,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints.adapters import ADVICE, describe_adapter
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, is_auxiliary
@@ -52,12 +53,20 @@ def pair(
     ``recognized`` caches the weights of the original for further calls with the same original.
 
     Raises:
-        CheckpointError: a label is damaged, or a selected tensor has an unknown dtype.
+        CheckpointError: a label is damaged, a selected tensor has an unknown dtype, or one side is only an adapter.
         UsageError: a pattern of the selection matches no weight.
     """
+    _refuse_adapters(original, quantized)
     return _Pairer(
         CheckpointSide("original", original, recognized), CheckpointSide("quantized", quantized), selection
     ).pair_all()
+
+
+def _refuse_adapters(original: Checkpoint, quantized: Checkpoint) -> None:
+    """Raise CheckpointError if just one of the checkpoints is an adapter; two of them can be compared."""
+    found = [describe_adapter(side) for side in (original, quantized)]
+    if None in found and (description := found[0] or found[1]):
+        raise CheckpointError(f"{description}; {ADVICE}")
 
 
 class _Counterpart(NamedTuple):

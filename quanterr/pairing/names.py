@@ -28,6 +28,8 @@ WRAPPERS = frozenset(
         "module",
         "_orig_mod",
         "_fsdp_wrapped_module",
+        "_checkpoint_wrapped_module",
+        "_forward_module",
         "base_model",
         "backbone",
         "transformer",

@@ -94,6 +94,10 @@ def test_dequantized_modules_have_their_folders_again(tmp_path):
     for name, weight in DENSE.items():
         made = load_file(tmp_path / "out" / name / "model.safetensors")
         assert ["linear.weight"] == list(made)
-        assert torch.allclose(made["linear.weight"].float(), weight.float(), rtol=2**-3, atol=2**-8)
+        # Half a step of E4M3 and of BF16, or of the smallest E4M3 numbers.
+        near = torch.isclose(
+            made["linear.weight"].float(), weight.float(), rtol=2**-4 + 2**-8, atol=float(scale) * 2**-9
+        )
+        assert near.all()
     assert (tmp_path / "out" / "1_Pooling" / "config.json").exists()
     assert not (tmp_path / "out" / "model.safetensors.index.json").exists()

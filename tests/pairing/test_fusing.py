@@ -226,6 +226,8 @@ class TestNames:
         [
             ("model.layers.0.mlp.up_proj.weight", "language_model.model.layers.0.mlp.up_proj.weight"),
             ("model.language_model.layers.0.x.weight", "module._orig_mod.layers.0.x.weight"),
+            ("model.layers.0.x.weight", "_fsdp_wrapped_module.model.layers.0._checkpoint_wrapped_module.x.weight"),
+            ("model.layers.0.x.weight", "_forward_module.model.layers.0.x.weight"),
             ("transformer_blocks.3.out_proj.weight", "transformer.transformer_blocks.3.attn.to_out.0.weight"),
             ("layers.0.x.base_layer.weight", "layers.0.x.weight"),
             ("transformer_blocks.0.mlp_fc1.bias", "transformer_blocks.0.ff.net.0.proj.bias"),
