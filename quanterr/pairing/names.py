@@ -68,6 +68,7 @@ CONVENTIONS = (
         renames=(
             (r"(.*)\.block_sparse_moe\.(.*)", r"\1.mlp.\2"),
             (r"(.*)\.switch_mlp\.(.*)", r"\1.experts.\2"),
+            (r"(layers\.\d+)\.ffn\.(experts\..*)", r"\1.mlp.\2"),
             (r"(.*\.experts(?:\.\d+)?)\.w1", r"\1.gate_proj"),
             (r"(.*\.experts(?:\.\d+)?)\.w3", r"\1.up_proj"),
             (r"(.*\.experts(?:\.\d+)?)\.w2(?:_weight)?", r"\1.down_proj"),

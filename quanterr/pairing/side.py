@@ -11,7 +11,7 @@ from quanterr.pairing.transforms import Transforms
 from quanterr.util.text import display
 
 NEVER_CODES = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # dtypes that no format uses for codes
-
+ALONE = ("weight", "bias", "e_score_correction_bias")  # last words of names that are never parts of another weight
 
 WeightCache = dict[Hashable, Weight]
 
@@ -151,7 +151,7 @@ class CheckpointSide:
 def _find_owner(name: str, weights: Collection[str]) -> str | None:
     """Return the weight that a tensor of this name is a part of; None if it stands alone."""
     module, _, last = name.rpartition(".")
-    if last in ("weight", "bias"):
+    if last in ALONE:
         return None
     words = last.split("_")
     prefix = module + "." if module else ""

@@ -1,9 +1,12 @@
 """Models in their authors' names are paired with Hugging Face's names for them."""
 
+import pytest
 import torch
 from support.making import compared, numbers, planned, quantized_fp8, store
 
 import quanterr
+from quanterr.pairing.converters.authors import AUTHORS
+from quanterr.pairing.names import canonicalize
 
 BLOCK = "encoder.block.1.layer."
 WAN_TO_HUGGING_FACE = {
@@ -98,3 +101,52 @@ def test_other_layers_named_dense_stay_as_they_are(tmp_path):
         assert {pair.name: pair.quantized.name for pair in plan.pairs} == {
             name: name.removeprefix("gpt_neox.") for name in names
         }
+
+
+# Family → key of transformers' table of conversions, and the path in front of its authors' names.
+OF_TRANSFORMERS = {
+    "DeepSeek-V4": ("deepseek_v4", ""),
+    "GLM-5": ("glm5_next", "model."),
+    "HY-V4": ("hy_v4", "model."),
+    "EXAONE": ("exaone", "transformer."),
+    "PhiMoE": ("phimoe", "model."),
+    "Granite": ("granitemoe", "model."),
+    "OLMo Hybrid": ("olmo_hybrid", "model."),
+    "Nomic": ("nomic_bert", ""),
+    "GPT-NeoX": ("GPTNeoXForCausalLM", ""),
+}
+
+
+@pytest.mark.session  # imports transformers
+@pytest.mark.parametrize("family", OF_TRANSFORMERS)
+def test_rows_agree_with_the_renames_of_transformers(family):
+    conversions = pytest.importorskip("transformers.conversion_mapping")
+    core = pytest.importorskip("transformers.core_model_loading")
+    key, before = OF_TRANSFORMERS[family]
+    rows = conversions.get_checkpoint_conversion_mapping(key)
+    if rows is None:
+        pytest.skip(f"this transformers has no {key}")
+    renames = [row for row in rows if isinstance(row, core.WeightRenaming)]
+    for own, pieces in AUTHORS[family]["tensors"].items():
+        found = set()
+        for name in (own, f"{own}.weight"):
+            name = before + name.replace("*", "3")
+            for row in renames:
+                name, _ = row.rename_source_key(name)
+            found.add(canonicalize(name)[0])
+        assert len(pieces) > 1 or canonicalize(pieces[0].replace("*", "3"))[0] in found, own
+
+
+def test_hyper_connections_of_transformers_have_their_names_in_deepseek_v4(tmp_path):
+    names = {
+        "layers.0.hc_attn_fn": "model.layers.0.attn_hc.fn",
+        "layers.0.ffn.gate.weight": "model.layers.0.mlp.gate.weight",
+        "layers.0.ffn.gate.bias": "model.layers.0.mlp.gate.e_score_correction_bias",
+        "layers.0.ffn.experts.1.w2.weight": "model.layers.0.mlp.experts.1.down_proj.weight",
+        "layers.0.attn.q_norm.weight": "model.layers.0.self_attn.q_a_norm.weight",
+    }
+    original = {name: numbers(*(8,) * (2 - name.endswith("bias")), seed=n) for n, name in enumerate(names)}
+    report = compared(tmp_path, original, {names[name]: value for name, value in original.items()})
+
+    assert ([], []) == (report.not_compared, report.layers)
+    assert names.keys() == {layer.layer_name for layer in report.lossless}

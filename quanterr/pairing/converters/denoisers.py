@@ -42,6 +42,7 @@ class Family(NamedTuple):
     tensors: Mapping[str, tuple[str, ...]]
     unequal: frozenset[str]
     flat: frozenset[str] = frozenset()
+    biases: Mapping[str, str] = {}  # name whose bias is another parameter → that parameter (authors.py)
 
 
 class Held(NamedTuple):
@@ -134,6 +135,7 @@ def families() -> tuple[Family, ...]:
             {key: tuple(pieces) for key, pieces in row["tensors"].items()},
             frozenset(row["unequal"]),
             frozenset(row.get("flat", ())),
+            row.get("biases", {}),
         )
         for name, row in (document["families"] | AUTHORS).items()
     )
@@ -151,6 +153,8 @@ def _look_up(family: Family, name: str, last: Mapping[str, int]) -> Held | None:
     """Return what the table has for a name without prefix."""
     stem, kind = _without_kind(name)
     for key, number in _list_patterns(stem, last):
+        if kind == ".bias" and key in family.biases:
+            return Held((family.biases[key].replace(NUMBER, number),), equal=True)
         if key in family.tensors:
             pieces = (piece.replace(NUMBER, number).partition(":") for piece in family.tensors[key])
             return Held(
