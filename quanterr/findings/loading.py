@@ -67,7 +67,7 @@ def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
 
 def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:
     """Report weights without a label for ComfyUI in a file whose other weights have one, or in a file of ComfyUI's."""
-    of_comfy = [weight for weight in weights if weight.format in OF_COMFY]
+    of_comfy = [weight for weight in weights if weight.format in OF_COMFY and weight.codes.name == weight.name]
     names = [weight.name for weight in of_comfy if not _is_of_comfy(weight, labels)]
     if not names or labels.marker or labels.config:
         return

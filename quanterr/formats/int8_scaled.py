@@ -1,28 +1,30 @@
 """INT8 codes with a scale: one for the tensor, one per row, or one per block.
 
-    weight    i8                (rows, cols), or (experts, rows, cols)
+    weight    i8                (rows, cols), or (experts, rows, cols); TurboDiffusion calls it int8_weight
     scale     f32, bf16, f16
     pre_quant_scale             (cols,), if the layer multiplies its input by it (ModelOpt): see
                                 shared/pre_quant_scale.py; optional
 
     weight[r, c] = float32(code[r, c]) * float32(scale of r, c)                        one rounding
 
-The scale is called weight_scale, scale_weight (old convert_to_quant files, which have no label at all) or
+The scale is called weight_scale, scale_weight (old convert_to_quant files, which have no label at all), scale or
 weight_scale_inv. shared/scale_grid.py assigns scales to elements.
 
 Reference: comfyanonymous/ComfyUI@6db4fa2f comfy/ops.py, Comfy-Org/comfy-kitchen@7d86acf tensor/int8.py;
-silveroxides/convert_to_quant@1.3.4 comfy/quant_ops.py; vllm-project/compressed-tensors@ac8e2ba8
-compressors/naive_quantized/base.py.
+silveroxides/convert_to_quant@1.3.4 comfy/quant_ops.py; thu-ml/TurboDiffusion@0a24c7e1 turbodiffusion/ops/core.py
+Int8Linear; vllm-project/compressed-tensors@ac8e2ba8 compressors/naive_quantized/base.py.
 """
 
 from functools import partial
 
-from quanterr.formats.base import Parts, Readings, Weight
-from quanterr.formats.shared.comfy_labels import INT8_LABELS
+from quanterr.formats.base import Parts, PartSpec, Readings, Weight
+from quanterr.formats.shared.comfy_labels import INT8, INT8_LABELS
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
 from quanterr.formats.shared.scale_grid import fit_scaled, scaled_formats
 from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, read_as_rotated
 
+OF_TURBO = ".int8_weight"  # end of the name of TurboDiffusion's codes
+CODES = PartSpec(("{weight}", "{module}" + OF_TURBO), INT8)
 ROTATIONS = (256, 64, 16, 1024)  # group sizes that writers for ComfyUI use
 
 
@@ -36,7 +38,8 @@ def fit(parts: Parts) -> Weight | None:
     if parts.hints.config.get("quant_method") == "w4afp8":  # its bytes hold two codes
         return None
     weight = _fit_plain(parts)
-    if len(weight.shape) != 2 or parts.hints.config or parts.get("pre_quant_scale"):
+    is_plain = parts.hints.config or parts.get("pre_quant_scale") or parts.codes.name.endswith(OF_TURBO)
+    if len(weight.shape) != 2 or is_plain:
         return apply_pre_quant_scale(parts, weight)
     sizes = [size for size in ROTATIONS if weight.shape[1] % size == 0]
     rotated = Readings(partial(_make_rotated, parts), sizes)
@@ -54,5 +57,8 @@ def _make_rotated(parts: Parts, size: int) -> Weight:
 
 
 FORMATS = scaled_formats(
-    "int8", {**NEEDS, "pre_quant_scale": PART}, fit, {"tensor": (19, 38), "row": (32, 41), "block": (32, 41)}
+    "int8",
+    {**NEEDS, "codes": CODES, "pre_quant_scale": PART},
+    fit,
+    {"tensor": (19, 38), "row": (32, 41), "block": (32, 41)},
 )

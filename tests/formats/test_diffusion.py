@@ -591,3 +591,22 @@ class TestBundles:
 
         assert ("To leave them out" in reason) == bool(options)
         assert reason.endswith(options)
+
+
+def test_turbodiffusion_codes_are_int8_weight_in_wrapped_blocks(tmp_path):
+    weight = numbers(320, 256)
+    blocks = torch.nn.functional.pad(weight.float(), (0, 0, 0, 64)).view(3, 128, 2, 128)
+    scale = blocks.abs().amax((1, 3)) / 127
+    codes = (blocks / scale[:, None, :, None]).round().to(torch.int8)
+    module = "blocks.0._checkpoint_wrapped_module.self_attn.q"
+    stored = {f"{module}.int8_weight": codes.view(384, 256)[:320].clone(), f"{module}.scale": scale}
+    x = store(tmp_path / "x.safetensors", {"blocks.0.self_attn.q.weight": weight})
+    y = store(tmp_path / "y.safetensors", stored)
+    with planned(x, y) as plan:
+        assert [] == plan.leftovers
+        (pair,) = plan.pairs
+        values = dequantized(pair.quantized)
+
+    assert "int8_block" == pair.quantized.format
+    assert torch.equal(values, (codes * scale[:, None, :, None]).view(384, 256)[:320])
+    assert [] == quanterr.inspect(y).findings
