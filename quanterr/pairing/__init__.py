@@ -321,9 +321,10 @@ class _Pairer:
 
     def _explain_absent(self, shared: str) -> tuple[Bucket, str]:
         """Return the bucket and the reason for a weight that is not stored, or only in parts of an unknown format."""
-        module, side = shared.removesuffix(".weight"), self.quantized
-        parts = [own for place in (module, shared) for own in side.by_module.get(place, ())]
-        stored = {own.removeprefix(f"{module}."): side.entries[own] for own in parts}
+        side, module = self.quantized, shared.removesuffix(".weight")
+        places = dict.fromkeys(prefix + name for prefix in ("", self.prefixes[1]) for name in (module, shared))
+        parts = [own for place in places for own in side.by_module.get(place, ())]
+        stored = {own.removeprefix(self.prefixes[1]).removeprefix(f"{module}."): side.entries[own] for own in parts}
         if not parts and is_computed(self.original.codes[self.names[shared]]):
             return Bucket.CONSUMED, COMPUTED
         if parts and (reason := explain_unsupported(stored, side.labels.config)):

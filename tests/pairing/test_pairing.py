@@ -152,6 +152,48 @@ class TestPrefixes:
         assert with_prefix(prefix, quantized).keys() - {f"{prefix}head.weight"} == consumed | extra.keys()
 
 
+EMBEDDING = {"model.embed_tokens.weight": numbers(16, 32, seed=7)}
+HEAD = {"lm_head.weight": numbers(16, 32, seed=8)}
+BLOCKS = {f"model.layers.{n}.mlp.up_proj.weight": numbers(8, 32, seed=n) for n in range(3)}
+
+
+class TestEmbeddingAndHeadUnderOtherPrefixes:
+    @pytest.mark.parametrize(("x", "y"), [("", "language_model."), ("model.", ""), ("language_model.", ""), ("", "")])
+    @pytest.mark.parametrize(("kept", "absent"), [(HEAD, EMBEDDING), (EMBEDDING, HEAD)], ids=["head", "embedding"])
+    def test_absent_one_is_only_in_the_original(self, tmp_path, x, y, kept, absent):
+        original, quantized = with_prefix(x, BLOCKS | HEAD | EMBEDDING), with_prefix(y, BLOCKS | kept)
+        report = compared(tmp_path, original, quantized)
+
+        (name,) = with_prefix(x, absent)
+        assert [(name, "only_in_original")] == [(left.layer_name, left.bucket) for left in report.not_compared]
+        assert len(BLOCKS) + 1 == len(report.lossless)
+
+    @pytest.mark.parametrize(("x", "y"), [("", "language_model."), ("language_model.", "")])
+    @pytest.mark.parametrize("tied", [EMBEDDING, {"lm_head.weight": EMBEDDING["model.embed_tokens.weight"]}])
+    def test_one_of_two_equal_ones_stands_for_both(self, tmp_path, x, y, tied):
+        both = EMBEDDING | {"lm_head.weight": EMBEDDING["model.embed_tokens.weight"]}
+        report = compared(tmp_path, with_prefix(x, BLOCKS | both), with_prefix(y, BLOCKS | tied))
+
+        assert [] == report.not_compared
+        assert len(BLOCKS) + 2 == len(report.lossless)
+
+    @pytest.mark.parametrize(("x", "y"), [("", "language_model."), ("language_model.", "")])
+    def test_head_that_only_the_quantized_side_has_is_compared_with_the_embedding(self, tmp_path, x, y):
+        original, quantized = with_prefix(x, BLOCKS | EMBEDDING), with_prefix(y, BLOCKS | EMBEDDING | HEAD)
+        report = compared(tmp_path, original, quantized)
+
+        assert [] == report.not_compared
+        assert len(BLOCKS) + 1 == len(report.lossless)
+
+    def test_embedding_in_codes_without_a_layout_is_explained_under_the_prefix(self, tmp_path):
+        parts = {"model.embed_tokens.codes7": torch.ones(4, 32, dtype=torch.int32), "model.embed_tokens.steps": ONE}
+        quantized = with_prefix("language_model.", BLOCKS | HEAD | parts)
+        _, left, _, _ = plan_of(tmp_path, BLOCKS | HEAD | EMBEDDING, quantized)
+
+        assert {"model.embed_tokens.weight": Bucket.UNSUPPORTED} == _buckets(left)
+        assert "codes7" in left["model.embed_tokens.weight"][1]
+
+
 class TestOneSide:
     def test_tensors_on_one_side_only_are_listed(self, tmp_path):
         pairs, left, extra, _ = plan_of(
