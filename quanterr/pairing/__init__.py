@@ -25,6 +25,7 @@ from quanterr.formats.verbatim import verbatim
 from quanterr.pairing.buffers import is_computed
 from quanterr.pairing.conversion import find_conversion
 from quanterr.pairing.fusing import HeldWeight, Holders, swap_last_axes
+from quanterr.pairing.kernels import Kernels
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Alternative, Bucket, Contradiction, Leftover, Pair, Pairing
 from quanterr.pairing.names import may_be_transposed
 from quanterr.pairing.reversal import describe_reversal
@@ -87,6 +88,7 @@ class _Pairer:
         names = [_map_shared_names(side.codes, prefix) for side, prefix in self._with_prefixes()]
         both = names[0].keys() & names[1].keys()
         self.conversion = find_conversion(original.checkpoint, quantized.checkpoint)
+        self.kernels = Kernels(self.conversion.mlx_side)
         for number, (side, shared) in enumerate(zip((original, quantized), names, strict=True)):
             there = self.conversion.find_counterparts(names[1 - number].values())
             side.attach_siblings({*(shared[name] for name in both), *there})
@@ -235,7 +237,7 @@ class _Pairer:
                 self._leave(self.quantized, own, own, Bucket.UNSUPPORTED, str(mismatch))
                 continue
             if x.shape == held.weight.shape:
-                self.pairs.append(self._make_pair(own, x, held.weight, embedding, (own,), None))
+                self.pairs.append(self._make_pair(own, x, held.weight, embedding, (own,)))
             else:
                 reason = f"shape {list(x.shape)} of {embedding} in the original, {list(held.weight.shape)} of {own}"
                 self._leave(self.quantized, own, own, Bucket.SHAPE_MISMATCH, f"{reason} in the quantized")
@@ -243,7 +245,7 @@ class _Pairer:
 
     def _add(self, own: str, x: Weight, held: HeldWeight, there: str | None, alternative: Alternative | None) -> None:
         """Add a pair with both weights in one orientation, or record both as leftovers with the reason."""
-        x, y = _orient(x, held.weight, self.original)
+        x, y, readings = self.kernels.unify(*_orient(x, held.weight, self.original))
         if self.quantized.checkpoint.gguf is not None:
             y = _restore_shape(y, x.shape)
         elif self.original.checkpoint.gguf is not None:
@@ -261,10 +263,17 @@ class _Pairer:
             reason = f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_describe_mismatch(x, y)}"
             self._leave_both(own, there, Bucket.SHAPE_MISMATCH, reason, held)
         else:
-            self.pairs.append(self._make_pair(own, x, y, own, held.holders, alternative))
+            offered = (*readings, *(() if alternative is None else (alternative,)))
+            self.pairs.append(self._make_pair(own, x, y, own, held.holders, offered))
 
     def _make_pair(
-        self, name: str, x: Weight, y: Weight, own: str, holders: tuple[str, ...], alternative: Alternative | None
+        self,
+        name: str,
+        x: Weight,
+        y: Weight,
+        own: str,
+        holders: tuple[str, ...],
+        offered: tuple[Alternative, ...] = (),
     ) -> Pair:
         """Make a pair with all entries that it uses."""
         sides = (self.original, (own,)), (self.quantized, holders)
@@ -272,15 +281,14 @@ class _Pairer:
         consumed, other_consumed = [
             tuple([entry for name in names for entry in side.siblings.get(name, ())]) for side, names in sides
         ]
-        offered = () if alternative is None else (alternative,)
         return Pair(name, x, y, codes, other_codes, consumed, other_consumed, offered)
 
     def _adapt(self) -> None:
-        """Bring both weights of each pair into the same row order and the same form of values."""
+        """Bring both weights of each pair into the same order of axes and rows, and the same form of values."""
         pairs, self.pairs = self.pairs, []
         for pair in pairs:
             try:
-                self.pairs.append(self.conversion.adapt(pair))
+                self.pairs.append(self.conversion.adapt(self.kernels.settle(pair)))
             except FormatMismatch as mismatch:
                 self.leftovers += pair.leave(Bucket.UNSUPPORTED, str(mismatch))
 
@@ -293,7 +301,7 @@ class _Pairer:
         if any(side.transforms.applies_to(name, side.codes[name].shape) for side, name in named):
             return False  # a model also uses the transform, not only these bytes
         x, y = (verbatim(own, entry, reason) for entry in entries)
-        self.pairs.append(self._make_pair(own, x, y, own, (there,), None))
+        self.pairs.append(self._make_pair(own, x, y, own, (there,)))
         return True
 
     def _explain_extra(self, shared: str, entry: Entry) -> tuple[Bucket, str]:

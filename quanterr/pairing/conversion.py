@@ -9,6 +9,7 @@ another reading better, loaders will read it wrongly: the pair keeps the prescri
 reported with its error.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 
@@ -59,6 +60,11 @@ class Conversion:
         self._denoisers: DenoiserNaming | None = None
 
     @property
+    def mlx_side(self) -> int | None:
+        """The side (0 or 1) that is MLX's if the other one is not."""
+        return self._is_mlx.index(True) if self._is_mlx[0] != self._is_mlx[1] else None
+
+    @property
     def _all_kinds(self) -> frozenset[str]:
         return self._kinds[0] | self._kinds[1]
 
@@ -69,7 +75,12 @@ class Conversion:
 
     def atoms(self, side: int, name: str, shape: Shape) -> Atoms:
         """Return the atoms of a weight on a side (0 or 1)."""
-        return self._denoisers.atoms(side, name, shape) if self._denoisers else atoms_of(name, shape)
+        if self._denoisers:
+            return self._denoisers.atoms(side, name, shape)
+        if self.mlx_side is not None:
+            path, kind = canonicalize(name)
+            name = mlx.rename(path) + (kind or ".weight")
+        return atoms_of(name, shape)
 
     def name_denoisers(self, original: Collection[str], quantized: Collection[str]) -> None:
         """Look for names of denoisers' authors among the weights that have no partner of the same name."""
@@ -96,7 +107,7 @@ class Conversion:
             return "of a further module of sentence-transformers, which has a file of its own"
         if not any(self._is_mlx):
             return None
-        if mlx.LEFT_OUT.fullmatch(name):
+        if any(pattern.fullmatch(name) for pattern in self._left_out):
             return "left out by mlx-lm, which computes with the language model alone"
         return PREDICTING if self._predicts(name, self._config.get("num_hidden_layers")) else None
 
@@ -104,6 +115,12 @@ class Conversion:
         """Return whether a tensor belongs to a further module of one side, and the other side is one file of it."""
         modules = tuple(f"{module}." for side in self._sides for module in side.modules)
         return any(side.kind == "file" for side in self._sides) and name.startswith(modules)
+
+    @cached_property
+    def _left_out(self) -> list[re.Pattern[str]]:
+        """Patterns of names of which a checkpoint of MLX has none."""
+        stored = [side.entries for side, is_mlx in zip(self._sides, self._is_mlx, strict=True) if is_mlx]
+        return [of for of in mlx.LEFT_OUT if not all(any(map(of.fullmatch, names)) for names in stored)]
 
     def _predicts(self, name: str, n_blocks: object) -> bool:
         """Return whether a tensor belongs to a layer beyond the blocks, which predicts further tokens."""
@@ -142,12 +159,13 @@ class Conversion:
         """
         pair = unify_row_order(pair, self._configs)
         path, kind = canonicalize(pair.name)
-        if self._is_mlx[0] == self._is_mlx[1] or kind:
+        side = self.mlx_side
+        if side is None or kind:
             return pair
-        side = self._is_mlx.index(True)
         kinds = self._kinds[side] or self._all_kinds
-        change = mlx.find_change(kinds, path, self._config)
-        if change is None and (len(pair.original.shape) != 1 or not path.endswith("norm")):
+        is_norm = len(pair.original.shape) == 1 and "norm" in path.rpartition(".")[2]
+        change = mlx.find_change(kinds, path, self._config, self._sides[1 - side].entries)
+        if not is_norm and (change is None or isinstance(change, Added)):
             return pair
         changes, mistaken = ((), ADD_ONE) if change is None else ((change,), ())
         return _change_numbers(pair, 1 - side, changes, mistaken, MLX, bool(kinds))

@@ -120,6 +120,8 @@ class Holders:
                 weight = replace(reorder(weight, wanted.order), evidence=evidence)
             apart = has_equal_parts(name) and set(holders[::2]).isdisjoint(holders[1::2])
             return self._offer_alternating_rows(weight, wanted.are_biases) if apart else weight
+        if len(wanted.names) == 1 and len(shape) > 2 and self._atoms[holders[0]].names == wanted.names:
+            return self._quantized.recognize(holders[0])  # perhaps a kernel in another order of axes
         raise problem or AssertionError
 
     def _offer_alternating_rows(self, weight: Weight, are_biases: bool) -> Weight:

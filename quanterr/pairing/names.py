@@ -149,8 +149,13 @@ CONVENTIONS = (
             (r"h\.(\d+\.mlp\.dense_(?:h_to_4h|4h_to_h))", r"layers.\1"),
         ),
         by_head={"kv_b_proj": ("k_b_proj", "v_b_proj")},
-        # Convolutions are stored as [out, width, in / groups].
-        transposed=frozenset({"conv1d", "conv", "q_conv1d", "k_conv1d", "v_conv1d"}),
+    ),
+    Convention(
+        "torch's normalized weights",  # parametrizations.weight_norm and, until torch 2.0, weight_norm
+        renames=(
+            (r"(.*)\.parametrizations\.weight\.original0", r"\1.weight_g"),
+            (r"(.*)\.parametrizations\.weight\.original1", r"\1.weight_v"),
+        ),
     ),
     Convention("QuIP#", fused={"upgate_proj": ("up_proj", "gate_proj")}, equal_parts=frozenset({"upgate_proj"})),
 )
@@ -238,7 +243,7 @@ def may_be_transposed(name: str, shape: tuple[int, ...]) -> bool:
     """Return whether a weight may be stored with inputs and outputs swapped."""
     path, _ = canonicalize(name)
     head, _, last = path.rpartition(".")
-    stacked = len(shape) == 3 and (head.endswith(EXPERTS) or "conv" in last)
+    stacked = len(shape) == 3 and head.endswith(EXPERTS)
     return last in _TRANSPOSED and (last.startswith("c_") or stacked)
 
 

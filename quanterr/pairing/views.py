@@ -249,6 +249,39 @@ def _dequantize_transposed_stack(weight: Weight, rows: int, cols: int, chunk: Ch
     return Values(out)
 
 
+def move_inputs(weight: Weight, shape: tuple[int, ...]) -> Weight:
+    """Return a kernel stored [out, …, in] as [out, in, …], which is ``shape``."""
+    return _view_readings(weight, lambda one: _make_view(one, shape, partial(_dequantize_kernels, one, shape)))
+
+
+def _dequantize_kernels(weight: Weight, shape: tuple[int, ...], chunk: Chunk, workspace: Workspace) -> Values:
+    """Read the kernels of all outputs in the chunk, and swap inputs and positions of each."""
+    outputs, inputs = shape[:2]
+    rows, cols = as_matrix(shape)[0] // outputs, as_matrix(shape)[1]
+    first, last = chunk.row // rows, (chunk.stop_row - 1) // rows + 1
+    height, width = weight.matrix[0] // outputs, weight.matrix[1]
+    stored = weight.dequantize(Chunk(first * height, last * height, 0, width), workspace).weight
+    turned = stored.reshape(last - first, -1, inputs).transpose(1, 2).reshape(-1, cols)
+    return Values(turned[chunk.row - first * rows : chunk.stop_row - first * rows, chunk.col : chunk.stop_col])
+
+
+def move_outputs(weight: Weight, shape: tuple[int, ...]) -> Weight:
+    """Return the kernel of a transposed convolution, stored [out, …, in], as [in, out, …], which is ``shape``."""
+    return _view_readings(weight, lambda one: _make_view(one, shape, partial(_dequantize_upsampling, one, shape)))
+
+
+def _dequantize_upsampling(weight: Weight, shape: tuple[int, ...], chunk: Chunk, workspace: Workspace) -> Values:
+    """Read the whole kernel, as each output holds elements of all rows of the chunk."""
+    inputs, outputs = shape[:2]
+    rows, cols = as_matrix(shape)
+    stored = weight.dequantize(Chunk(0, weight.matrix[0], 0, weight.matrix[1]), workspace).weight
+    turned = stored.reshape(outputs, -1, inputs).permute(2, 0, 1)
+    first, last = chunk.row // (rows // inputs), (chunk.stop_row - 1) // (rows // inputs) + 1
+    wanted = turned[first:last].reshape(-1, cols)
+    row = first * (rows // inputs)
+    return Values(wanted[chunk.row - row : chunk.stop_row - row, chunk.col : chunk.stop_col])
+
+
 def map_elements(weight: Weight, change: ElementChange) -> Weight:
     """Return the weight with a converter's change of each element, in float32."""
     return _view_readings(

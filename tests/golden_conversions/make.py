@@ -5,6 +5,8 @@ llama.cpp:
     PYTHONPATH=tests python tests/golden_conversions/make.py llama.cpp llama_cpp_python-0.3.36/vendor/llama.cpp [NAME …]
 mlx-lm, where mlx-lm, torch and transformers are installed:
     PYTHONPATH=tests python tests/golden_conversions/make.py mlx [NAME …]
+mlx-vlm, where mlx-vlm, torch and transformers are installed:
+    PYTHONPATH=tests python tests/golden_conversions/make.py mlx_vlm [NAME …]
 
 Each original is converted with all weights 1, then 2, then 0: what becomes of these is the arithmetic of an element.
 Then with a different value for each element: the places of the values are the map. Last with random values: map and
@@ -21,10 +23,10 @@ from typing import Any
 
 import numpy as np
 from llama_cpp_runs import LlamaCpp
-from mlx_runs import Mlx
+from mlx_runs import Mlx, MlxVlm
 from originals import ORIGINALS, Original, write_original
 from safetensors.numpy import save_file
-from support.conversions import applied, elements_of, gather, read_golden, write_golden
+from support.conversions import GOLDEN, applied, elements_of, gather, read_golden, write_golden
 
 LABEL_BITS = 21  # labels are 1 + k·2^-21: they stay distinct, and sums with small numbers exact, in float32
 FUNCTIONS = ("exp", "negexp", "softplus")
@@ -33,9 +35,10 @@ ROUNDINGS = 2 * 2.0**-23  # for exponentials in different libraries and products
 
 def main(kind: str, *arguments: str) -> None:
     """Write the golden conversions of a converter for all originals, or for the named ones."""
-    converter = LlamaCpp(Path(arguments[0])) if kind == "llama.cpp" else Mlx()
+    makers = {"llama.cpp": lambda: LlamaCpp(Path(arguments[0])), "mlx": Mlx, "mlx_vlm": MlxVlm}
+    converter = makers[kind]()
     wanted = arguments[1:] if kind == "llama.cpp" else arguments
-    documents = dict(read_golden(kind))
+    documents = dict(read_golden(kind)) if (GOLDEN / f"{kind}.json.xz").exists() else {}
     for name, original in ORIGINALS.items():
         for variant, options in original.variants_for(kind).items():
             full = f"{name}-{variant}" if variant else name

@@ -1,4 +1,4 @@
-"""Runs of mlx-lm's converter on a folder, without its tokenizer."""
+"""Runs of mlx-lm's and mlx-vlm's converters on a folder, without its tokenizer and its processor of images."""
 
 import importlib
 import json
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from llama_cpp_runs import Run
+from originals import merged
 
 
 class Mlx:
@@ -55,3 +56,35 @@ class Mlx:
             return None
         own = quantization.get(module)
         return {"bits": own["bits"], "group_size": own["group_size"]} if isinstance(own, dict) else "affine"
+
+
+class _NoProcessor:
+    """What processes images, which the converter copies."""
+
+    def save_pretrained(self, _path: Path) -> None:
+        """Save nothing."""
+
+
+class MlxVlm(Mlx):
+    """The installed mlx-vlm."""
+
+    def __init__(self) -> None:
+        self.version = f"mlx-vlm {version('mlx-vlm')}"
+        self.utils = importlib.import_module("mlx_vlm.utils")
+        self.convert: Any = importlib.import_module("mlx_vlm.convert")
+        self.convert.fetch_from_hub = self.fetch
+        self.load_config, self.utils.load_config = self.utils.load_config, self.read_config
+        self.published: dict[str, Any] = {}
+
+    def run(self, folder: Path, quantized: bool, options: dict[str, Any]) -> Run:
+        """Convert a folder whose config.json has the fields ``config`` of the options, as published ones have."""
+        self.published = options.get("config", {})
+        return super().run(folder, quantized, {})
+
+    def read_config(self, path: Path, **_: Any) -> dict[str, Any]:
+        """Read config.json as mlx_vlm.utils.load_config does, and add the published fields."""
+        return merged(self.load_config(path), self.published)
+
+    def fetch(self, path: Path, **_: Any) -> Any:
+        """Load a model as mlx_vlm.utils.fetch_from_hub does."""
+        return self.utils.load_model(path, lazy=True), self.read_config(path), _NoProcessor()

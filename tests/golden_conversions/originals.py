@@ -24,8 +24,8 @@ class Original:
 
     ``architecture`` is a class of transformers, or the code in the model's own repository with ``own`` names and
     shapes. ``published`` turns names and shapes that transformers saves into those of published checkpoints.
-    ``llama_cpp`` and ``mlx`` map variants to options of the converter. ``written`` has fields that are only in
-    config.json, ``files`` further files that the converter reads.
+    ``llama_cpp``, ``mlx`` and ``mlx_vlm`` map variants to options of the converter. ``written`` has fields that are
+    only in config.json, ``files`` further files that the converter reads.
     """
 
     architecture: str
@@ -34,12 +34,13 @@ class Original:
     published: Callable[[dict[str, Any], Shapes], Shapes] | None = None
     llama_cpp: dict[str, dict[str, Any]] = field(default_factory=lambda: BOTH)
     mlx: dict[str, dict[str, Any]] = field(default_factory=dict)
+    mlx_vlm: dict[str, dict[str, Any]] = field(default_factory=dict)
     written: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
 
     def variants_for(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return a converter's variants of this original."""
-        return self.llama_cpp if kind == "llama.cpp" else self.mlx
+        return {"llama.cpp": self.llama_cpp, "mlx": self.mlx, "mlx_vlm": self.mlx_vlm}[kind]
 
     def origin(self, options: dict[str, Any]) -> dict[str, str]:
         """Return how the original was made."""
@@ -153,6 +154,17 @@ MAMBA = {
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 MLX = {"mlx": BOTH}
+MLX_VLM = {"mlx_vlm": BOTH}
+INTERLEAVED_MROPE = {  # fields that published configurations of Qwen3.5 have
+    "text_config": {
+        "rope_parameters": {
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [1, 1, 0],
+            "type": "default",
+        }
+    }
+}
 WITH_MMPROJ: dict[str, dict[str, Any]] = {"": {}, "mmproj": {"mmproj": True}}
 MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [4, 2, 2]}
 # As many layers as a projector has modules: the converter numbers both with the same numbers.
@@ -404,6 +416,7 @@ ORIGINALS = {
         {"text_config": HYBRID | {"mtp_num_hidden_layers": 1}, "vision_config": VISION, "tie_word_embeddings": False},
         published=with_mtp,
         **MLX,
+        mlx_vlm={"": {"config": INTERLEAVED_MROPE}},
     ),
     "qwen3_5_moe": Original(
         "Qwen3_5MoeForConditionalGeneration",
@@ -415,6 +428,7 @@ ORIGINALS = {
         published=joined_experts,
         llama_cpp={"": {}, "fuse_gate_up": {"fuse_gate_up_exps": True}},
         **MLX,
+        mlx_vlm={"": {"config": INTERLEAVED_MROPE}},
     ),
     "qwen3_next": Original(
         "Qwen3NextForCausalLM",
@@ -567,6 +581,7 @@ ORIGINALS = {
             },
         },
         **MLX,
+        mlx_vlm={"": {"config": {"vision_config": {"vision_feature_layer": -1}}}},
     ),
     "mistral": Original("MistralForCausalLM", LLAMA, **MLX),
     "ministral3": Original(
@@ -577,6 +592,7 @@ ORIGINALS = {
             "tie_word_embeddings": False,
         },
         **MLX,
+        **MLX_VLM,
     ),
     "mixtral": Original("MixtralForCausalLM", LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}, **MLX),
     "nemotron": Original("NemotronForCausalLM", LLAMA, **MLX),
@@ -739,6 +755,7 @@ ORIGINALS = {
         },
         llama_cpp=WITH_MMPROJ,
         files=IMAGES,
+        mlx_vlm={"": {"config": {"vision_config": {"model_type": "qwen3_vl"}}}},
     ),
     "gemma3": Original(  # its embeddings have rows for which there is no token
         "Gemma3ForConditionalGeneration",
@@ -762,6 +779,7 @@ ORIGINALS = {
         {"text_config": LLAMA | {"model_type": "llama"}, "vision_config": SIGLIP},
         llama_cpp={"mmproj": {"mmproj": True}},
         files=IMAGES,
+        **MLX_VLM,
     ),
     "gemma4_towers": Original(
         "Gemma4ForConditionalGeneration",
@@ -832,6 +850,7 @@ ORIGINALS = {
         own=internvl_shapes,
         llama_cpp=WITH_MMPROJ,
         files=IMAGES,
+        mlx_vlm={"": {"config": {"llm_config": {"rms_norm_eps": 1e-6}}}},
     ),
     "qwen3": Original("Qwen3ForCausalLM", WIDE, **MLX),
     "qwen2_moe": Original(

@@ -1,26 +1,66 @@
-"""Changes of mlx-lm to tensors besides their names, by ``model_type`` of config.json.
+"""Changes of mlx-lm, mlx-vlm and mlx-audio to tensors besides their names, by ``model_type`` of config.json.
 
-Norms of some models have one added to them: mlx-lm multiplies by what is stored, where transformers multiplies by one
-plus that. Gemma's norms stay as they are: mlx-lm adds the one when it computes. Convolutions are [out, width, in].
+Norms of some models have one added to them: MLX multiplies by what is stored, where transformers multiplies by one plus
+that. Gemma's norms stay as they are: mlx-lm adds the one when it computes.
 
-Reference: ml-explore/mlx-lm 0.32.2 mlx_lm/models/*.py, sanitize of each model; MLX configurations have the key
-``quantization`` if the model is quantized.
+Reference: ml-explore/mlx-lm 0.32.2 mlx_lm/models/*.py, Blaizzy/mlx-vlm 0.7.10 mlx_vlm/models/*/*.py and
+mlx_vlm/speculative/drafters/qwen3_5_mtp, Blaizzy/mlx-audio 0.6.2 mlx_audio/*/models/*/*.py, sanitize of each model; MLX
+configurations have the key ``quantization`` if the model is quantized.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from quanterr.pairing.converters.numbers import Added, Change, multiply, multiply_mamba_inputs
 from quanterr.util.strict_json import JsonFields
 
-# Norms of these models that have one added, by their path in transformers.
-PLUS_ONE = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"})
-SHIFTED = re.compile(r"(.*\.)?(input_layernorm|post_attention_layernorm|norm|[qk]_norm)")
-NOT_SHIFTED = re.compile(r".*linear_attn\.norm")
-# step3p5 is left out: its names do not show whether its norms were shifted (mlx_lm/models/step3p5.py).
 
-# mlx-lm computes with the language model alone and leaves out towers, and layers that predict further tokens.
-LEFT_OUT = re.compile(r"(.*\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|mtp)\..*")
+class Shifted(NamedTuple):
+    """Norms that have one added."""
+
+    kinds: frozenset[str]  # model_types
+    norms: re.Pattern[str]  # their paths in transformers
+    originals: re.Pattern[str] = re.compile(".*")  # a name that only originals have whose norms are not shifted yet
+
+
+SHIFTED = (
+    Shifted(
+        frozenset(
+            ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_mtp", "qwen3_next", "minicpmv4_6")
+        ),
+        re.compile(
+            r"(mtp\.)?(layers\.\d+\.(input_layernorm|post_attention_layernorm|self_attn\.[qk]_norm)|norm"
+            r"|pre_fc_norm_(embedding|hidden))"
+        ),
+    ),
+    Shifted(
+        frozenset(("step3p5", "step3p7")),
+        re.compile(r"layers\.\d+\.(.*\.)?\w*norm|norm"),
+        re.compile(r".*\.moe\.((gate|up|down)_proj|gate|router_bias)\b.*|.*(?<!\.mlp)\.share_expert\..*"),
+    ),
+)
+
+# What mlx-lm, which computes with the language model alone, leaves out as a whole: towers, and layers that predict
+# further tokens.
+LEFT_OUT = tuple(
+    re.compile(rf"(.*\.)?({words})\..*")
+    for words in ("visual|vision_tower|vision_model|audio_tower|multi_modal_projector", "mtp")
+)
+# Paths that MLX's programs rename, here and in the originals: pattern and replacement, applied in this order.
+RENAMED = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(?:visual|vpm|vision_model|vision_tower\.vision_model)\.(.*)", r"vision_tower.\1"),
+        (r"apm\.(.*)", r"audio_tower.\1"),
+        (r"(?:llm|text_model)\.(layers\.\d+\..*|norm|embed_tokens)", r"\1"),
+        (r"(.*in_proj)_weight", r"\1"),
+        (r"(layers\.\d+)\.moe\.((?:gate|up|down)_proj)", r"\1.mlp.experts.\2"),
+        (r"(layers\.\d+)\.moe\.gate", r"\1.mlp.gate.gate"),
+        (r"(layers\.\d+)\.moe\.router", r"\1.mlp.gate.router"),  # its bias
+        (r"(layers\.\d+)\.(share_expert\..*)", r"\1.mlp.\2"),
+    )
+)
 FALCON_H1 = frozenset({"falcon_h1"})
 # Weights that are multiplied by numbers of the configuration: the last word of the path → the change.
 MULTIPLIED = {
@@ -36,10 +76,44 @@ MULTIPLIED = {
 }
 
 
-def find_change(kinds: Collection[str], path: str, config: JsonFields) -> Change | None:
-    """Return what mlx-lm does to the numbers of a weight, by its path without wrappers and ``.weight``."""
+class Kernel(NamedTuple):
+    """The axes of a convolution's kernel in MLX, for a kernel of torch whose positions are its last axes."""
+
+    text: str
+    is_transposed: bool = False  # torch has [in, out, …]; of other convolutions, [out, in, …]
+
+    def store(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape in MLX of a kernel of torch."""
+        first, second, *positions = shape
+        return (second, *positions, first) if self.is_transposed else (first, *positions, second)
+
+
+KERNELS = (
+    Kernel("stored [out, …, in], as MLX's convolutions"),
+    Kernel("stored [out, …, in], as MLX's transposed convolutions", is_transposed=True),
+)
+# Last words of kernels' paths in language models, for files that do not say that MLX wrote them.
+KERNEL_NAMES = frozenset({"conv1d", "conv", "q_conv1d", "k_conv1d", "v_conv1d"})
+NORMALIZED = ".weight_v"  # end of a kernel's path that weight_g scales
+
+
+def rename(path: str) -> str:
+    """Return the path that a weight has in MLX, by its path without wrappers and ``.weight``."""
+    for pattern, replacement in RENAMED:
+        if pattern.fullmatch(path):
+            path = pattern.sub(replacement, path)
+    return path
+
+
+def find_change(kinds: Collection[str], path: str, config: JsonFields, original: Iterable[str]) -> Change | None:
+    """Return what mlx-lm does to the numbers of a weight, by its path without wrappers and ``.weight``.
+
+    ``original``: names of the checkpoint that MLX's was made from.
+    """
     if not FALCON_H1.isdisjoint(kinds):
         find = MULTIPLIED.get(path.rpartition(".")[2])
         return None if find is None else find(config)
-    is_shifted = SHIFTED.fullmatch(path) is not None and NOT_SHIFTED.fullmatch(path) is None
-    return Added(1.0) if is_shifted and not PLUS_ONE.isdisjoint(kinds) else None
+    for row in SHIFTED:
+        if not row.kinds.isdisjoint(kinds) and row.norms.fullmatch(path):
+            return Added(1.0) if any(map(row.originals.fullmatch, original)) else None
+    return None

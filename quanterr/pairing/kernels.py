@@ -1,0 +1,100 @@
+"""The order of axes in the kernels of convolutions, which MLX stores with the inputs last (converters/mlx.py).
+
+Shapes show the order, unless one axis is as long as another: then it is the order of the file's other kernels, and a
+sample of the values confirms it.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from msgspec.structs import replace
+
+from quanterr.formats import Weight
+from quanterr.pairing.converters import mlx
+from quanterr.pairing.model import Alternative, Contradiction, Pair
+from quanterr.pairing.names import EXPERTS, canonicalize
+from quanterr.pairing.sampling import ORDER
+from quanterr.pairing.views import move_inputs, move_outputs, reshape_weight
+
+Shape = tuple[int, ...]
+AS_IN_TORCH = "in torch's order of axes"
+
+
+class Kernels:
+    """The kernels of two checkpoints, of which one may be in MLX's order."""
+
+    def __init__(self, side: int | None) -> None:
+        """Expect MLX's order on a side (0 or 1); None: no side is known to be MLX's."""
+        self._side = side
+        self._has_unmoved = False  # whether a kernel whose shape shows its order has torch's all the same
+
+    def unify(self, x: Weight, y: Weight) -> tuple[Weight, Weight, tuple[Alternative, ...]]:
+        """Bring two weights of one name into torch's order if their shapes show MLX's; also return other readings."""
+        name, weights = x.name, (x, y)
+        if x.shape == y.shape:
+            is_kernel = self._side is not None and _is_kernel(name, x.shape) and not _is_plain(x.shape)
+            if is_kernel and not _find_readings(y, x.shape):
+                self._has_unmoved = True
+            return x, y, ()
+        known = _has_kernel_name(name) and len(x.shape) == 3
+        for side in (self._side,) if self._side is not None else (1, 0) if known else ():
+            readings = _find_readings(weights[side], weights[1 - side].shape)
+            if readings:
+                first, others = readings[0], tuple(_offer(side, other, x) for other in readings[1:])
+                return (first, y, others) if side == 0 else (x, first, others)
+        return x, y, ()
+
+    def settle(self, pair: Pair) -> Pair:
+        """Return a pair whose shapes are the same in both orders, with the order that the other kernels have."""
+        side, shape = self._side, pair.original.shape
+        if side is None or not pair.original.codes.shape == shape == pair.quantized.codes.shape:
+            return pair
+        stored = (pair.original, pair.quantized)[side]
+        readings = () if stored.encoding == "bits" or _is_plain(shape) else _find_readings(stored, shape)
+        if not readings:
+            return pair
+        if not _is_kernel(pair.name, shape) or self._has_unmoved:
+            offered = tuple(_offer(side, other, pair.original) for other in readings)
+            return replace(pair, alternatives=(*pair.alternatives, *offered))
+        contradiction = Contradiction(f"{readings[0].evidence[0]}, as MLX expects", AS_IN_TORCH)
+        offered = tuple(_offer(side, other, pair.original) for other in readings[1:])
+        as_stored = replace(_offer(side, stored, pair.original), contradiction=contradiction)
+        first = replace(pair, original=readings[0]) if side == 0 else replace(pair, quantized=readings[0])
+        return replace(first, alternatives=(*pair.alternatives, *offered, as_stored))
+
+
+def _offer(side: int, reading: Weight, original: Weight) -> Alternative:
+    return Alternative(reading, None, ORDER) if side == 0 else Alternative(original, reading, ORDER)
+
+
+def _find_readings(weight: Weight, shape: Shape) -> Sequence[Weight]:
+    """Return a weight of MLX as kernels of this shape in torch, the likeliest reading first; () if none fits."""
+    fits = len(shape) > 2 and weight.n == prod(shape) > 0
+    is_stack = EXPERTS in canonicalize(weight.name)[0].split(".")
+    return tuple(_read(weight, shape)) if fits and not is_stack else ()
+
+
+def _read(weight: Weight, shape: Shape) -> Iterator[Weight]:
+    for kernel in mlx.KERNELS:
+        stored = kernel.store(shape)
+        if weight.shape in (stored, (stored[0], prod(stored[1:]))):
+            moved = (move_outputs if kernel.is_transposed else move_inputs)(weight, shape)
+            yield replace(moved, evidence=(kernel.text, *moved.evidence))
+    if weight.shape == (shape[0], prod(shape[1:])):
+        yield reshape_weight(weight, shape)
+
+
+def _has_kernel_name(name: str) -> bool:
+    return canonicalize(name)[0].rpartition(".")[2] in mlx.KERNEL_NAMES
+
+
+def _is_kernel(name: str, shape: Shape) -> bool:
+    """Return whether a weight is the kernel of a convolution, by its name and its number of axes."""
+    path, kind = canonicalize(name)
+    is_named = not kind and (name.endswith(".weight") or path.endswith(mlx.NORMALIZED))
+    return is_named and (len(shape) > 3 or (len(shape) == 3 and "conv" in path))
+
+
+def _is_plain(shape: Shape) -> bool:
+    """Return whether kernels have one input or one position, so that their elements have the same order in MLX."""
+    return len(shape) < 3 or shape[1] == 1 or prod(shape[2:]) == 1
