@@ -3,7 +3,7 @@
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -69,8 +69,9 @@ def open_checkpoint(
     revision = None
     try:
         if given.startswith(ollama_store.PREFIX) and not os.path.lexists(given):
-            where = ollama_store.find_blob(given)
-        elif is_address(given) and not given.startswith("hf://"):  # hf:// may be in the local cache
+            model = ollama_store.find_model(given, DENOISERS)
+            return _open_files(given, "file", model.files, None, None, lenient, model.configs)
+        if is_address(given) and not given.startswith("hf://"):  # hf:// may be in the local cache
             where, revision = remote_path(given, cache)
         elif given.startswith("hf://") or (hub_cache.is_model_id(given) and not os.path.lexists(given)):
             where, revision = _find_on_hub(given, cache)
@@ -226,10 +227,13 @@ def _open_files(
     index: _Index | None,
     revision: str | None,
     lenient: bool,
+    configs: Mapping[str, Place] | None = None,
 ) -> Checkpoint:
+    """Open files; ``configs`` are the config files by their names, if these are not their names in the folder."""
     files: list[CheckpointFile] = []
     entries: dict[str, Entry] = {}
     metadata: list[dict[str, str]] = []
+    stated: list[tuple[dict[str, str], list[str]]] = []  # metadata and names of tensors of each file
     ggufs: list[GgufMetadata] = []
     notes: list[str] = []
     folder = paths[0].parent
@@ -244,6 +248,7 @@ def _open_files(
                 ggufs.append(header)
                 header = {}
             metadata.append(header)
+            stated.append((header, [entry.name for entry in found]))
             notes += odd
             _add(entries, found)
         if index is not None:
@@ -272,8 +277,10 @@ def _open_files(
         if ggufs:  # a GGUF file describes itself: config files in its folder belong to another checkpoint
             _check_split(files, ggufs, len(entries))
         else:
-            config, odd = _read_configs(folder, entries)
+            config, odd = _read_configs(folder, entries, configs)
             notes += odd
+            if declared := ollama_store.find_declared(stated):
+                config = ollama_store.declare(config, declared, (MODELOPT_CONFIG, *QUANTIZATION_CONFIGS))
             entries = type_blocks(entries, config)
     except BaseException:
         close_all(files)
@@ -375,7 +382,9 @@ def _note_twins(names: Iterable[str], given: str) -> list[str]:
     return [f"{given}: names that differ only by case or in how accents are stored: {listed(found)}"] if found else []
 
 
-def _read_configs(folder: Place, names: Iterable[str]) -> tuple[JsonObject, list[str]]:
+def _read_configs(
+    folder: Place, names: Iterable[str], configs: Mapping[str, Place] | None
+) -> tuple[JsonObject, list[str]]:
     """Read the config files in the folder of the weights, one key per file; return them and notes on unreadable ones.
 
     Configs are hints: whatever they declare, a weight is read only by a format that fits its stored tensors.
@@ -384,7 +393,9 @@ def _read_configs(folder: Place, names: Iterable[str]) -> tuple[JsonObject, list
     notes = []
     limits, stored = dict.fromkeys((ASCEND_CONFIG, SINQ_CONFIG, QUANTO_MAP), MAX_NAMES), list(names)
     for name in (*CONFIGS, *(file for file, ending in OF_CODES.items() if any(one.endswith(ending) for one in stored))):
-        path = folder / name
+        path = folder / name if configs is None else configs.get(name)
+        if path is None:
+            continue
         try:
             found[name] = strict_json.loads(read_small_file(path, limits.get(name, MAX_CONFIG)), lenient=True)
         except FileNotFoundError:

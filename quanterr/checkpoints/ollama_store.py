@@ -1,30 +1,61 @@
 """Lookup of ``ollama:NAME`` in the local store of Ollama; nothing is downloaded.
 
     $OLLAMA_MODELS, else ~/.ollama/models, else /usr/share/ollama/.ollama/models (the service on Linux)
-        manifests/<host>/<namespace>/<model>/<tag>    JSON: layers with mediaType and digest
-        blobs/sha256-<digest>                         the GGUF file of the layer that is the model
+        manifests/<host>/<namespace>/<model>/<tag>    JSON: layers with mediaType, digest and perhaps name
+        blobs/sha256-<digest>                         the content of a layer
 
-Reference: ollama/ollama, types/model/name.go and server/manifest.go.
+Models have one of two layouts:
+
+    …image.model     a layer that is a GGUF file
+    …image.tensor    for Ollama's MLX engine: a layer for each tensor, or for the experts of a block, that is a small
+                     safetensors file of codes X.weight, X.weight.scale, X.weight.bias and X.weight.global_scale, whose
+                     metadata states quant_type and group_size, or X.weight.quant_type and X.weight.group_size;
+                     names of image models start with a component, as transformer/
+    …image.json      beside those: a JSON file of the original, by its name
+
+Reference: ollama/ollama@fb307609 types/model/name.go, server/manifest.go, x/imagegen/manifest/manifest.go,
+x/create/writer.go, x/create/quantize.go, x/create/prequant.go, x/quant/quant.go.
 """
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
 from quanterr.util.small_file import read_small
-from quanterr.util.text import display, listed
+from quanterr.util.strict_json import JsonObject, as_object
+from quanterr.util.text import display, listed, parse_digits
 
 PREFIX = "ollama:"
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
-MODEL = "application/vnd.ollama.image.model"
-MOST = 1 << 20  # bytes of a manifest
+GGUF, TENSOR, JSON = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "tensor", "json"))
+MAX_MANIFEST = 1 << 24  # bytes
 PART = re.compile(r"[\w][\w.-]*")
+MODES: dict[str, JsonObject] = {  # quant_type → how MLX names it
+    "int4": {"bits": 4, "mode": "affine"},
+    "int8": {"bits": 8, "mode": "affine"},
+    "nvfp4": {"bits": 4, "mode": "nvfp4"},
+    "mxfp4": {"bits": 4, "mode": "mxfp4"},
+    "mxfp8": {"bits": 8, "mode": "mxfp8"},
+}
+ALIASES = {"fp4": "int4", "q4": "int4", "fp8": "int8", "q8": "int8"}
+QUANT_TYPE, GROUP_SIZE, SCALE = "quant_type", "group_size", ".scale"
 
 
-def find_blob(given: str) -> Path:
-    """Return the file with the weights of ``ollama:NAME``; a name is ``[[host/]namespace/]model[:tag]``.
+class Model(NamedTuple):
+    """The files of a model in the store."""
+
+    files: list[Path]  # a GGUF file, or the tensors
+    configs: dict[str, Path] | None  # JSON files by their names; None for GGUF, which describes itself
+
+
+def find_model(given: str, components: Iterable[str]) -> Model:
+    """Return the files of ``ollama:NAME``; a name is ``[[host/]namespace/]model[:tag]``.
+
+    Of a model of several components, the first of ``components`` that it has is returned.
 
     Raises:
         CheckpointError: the name is invalid, or the store has no such model; the message lists its models.
@@ -36,17 +67,64 @@ def find_blob(given: str) -> Path:
     for store in _list_stores():
         manifest = store.joinpath("manifests", *parts, tag or TAG)
         try:
-            layers = strict_json.as_object(strict_json.loads(read_small(manifest, MOST))).get("layers")
+            layers = strict_json.as_object(strict_json.loads(read_small(manifest, MAX_MANIFEST))).get("layers")
         except (OSError, ValueError, strict_json.InvalidJson):
             continue
-        for layer in layers if isinstance(layers, list) else ():
-            if isinstance(layer, dict) and layer.get("mediaType") == MODEL:
-                return store / "blobs" / str(layer.get("digest")).replace(":", "-").replace("/", "-")
+        known = [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+        if found := _gather(store, known, components):
+            return found
     there = sorted({name for store in _list_stores() for name in _list_models(store)})
     models = f"it has {listed(there)}" if there else "it has none"
     raise CheckpointError(
         f"{display(given)}: not in the store of Ollama: {models}; get it with `ollama pull {display(name)}`"
     )
+
+
+def _gather(store: Path, layers: list[JsonObject], components: Iterable[str]) -> Model | None:
+    """Return the files of the layers of a manifest; None if no layer has weights."""
+    for layer in layers:
+        if layer.get("mediaType") == GGUF:
+            return Model([_place(store, layer)], None)
+    named = [(str(layer.get("name")), layer) for layer in layers]
+    for prefix in ("", *(f"{component}/" for component in components)):
+        own = [(name.removeprefix(prefix), layer) for name, layer in named if name.startswith(prefix)]
+        own = [(name, layer) for name, layer in own if "/" not in name]
+        if tensors := [_place(store, layer) for _, layer in own if layer.get("mediaType") == TENSOR]:
+            return Model(tensors, {name: _place(store, layer) for name, layer in own if layer.get("mediaType") == JSON})
+    return None
+
+
+def _place(store: Path, layer: JsonObject) -> Path:
+    return store / "blobs" / str(layer.get("digest")).replace(":", "-").replace("/", "-")
+
+
+def find_declared(files: Iterable[tuple[Mapping[str, str], Iterable[str]]]) -> JsonObject:
+    """Return what the metadata of blobs states of their codes, by module, as MLX declares it.
+
+    ``files``: the metadata and the names of the tensors of each file.
+    """
+    found: JsonObject = {}
+    for metadata, names in files:
+        for name in names if any(QUANT_TYPE in key for key in metadata) else ():
+            weight = name.removesuffix(SCALE)
+            stated, group = (metadata.get(f"{weight}.{key}", metadata.get(key)) for key in (QUANT_TYPE, GROUP_SIZE))
+            if weight != name and stated is not None:
+                kind, size = stated.strip().lower(), parse_digits(group or "")
+                mode = MODES.get(ALIASES.get(kind, kind), {})
+                found[weight.removesuffix(".weight")] = mode | ({"group_size": size} if size else {})
+    return found
+
+
+def declare(configs: JsonObject, declared: JsonObject, superseded: Iterable[str]) -> JsonObject:
+    """Return config files that declare the codes of blobs, and not the quantization that the original may have had.
+
+    ``superseded``: names of config files that declare only a quantization.
+    """
+    main = as_object(configs.get("config.json"))
+    kept = {key: value for key, value in main.items() if key not in ("quantization_config", "compression_config")}
+    quantization = as_object(main.get("quantization")) | declared
+    others = {name: config for name, config in configs.items() if name not in superseded}
+    return others | {"config.json": kept | {"quantization": quantization}}
 
 
 def _list_stores() -> list[Path]:

@@ -4,6 +4,9 @@
                                               of b bits follow each other in a stream: see bit_stream.py
     scales    bf16, f16, f32; u8              (rows, cols / group), with the same leading axes
     biases    bf16, f16, f32                  shaped as scales, if codes are integers; transformers: qbiases
+    weight.scale, weight.bias, weight.global_scale
+                                              the same in Ollama's store, and an f32 for the tensor or for each expert,
+                                              if NVFP4 was not quantized by MLX; it multiplies the scales
 
     mlx_affine    1 2 3 4 5 6 8 bits, group 32, 64, 128     weight = code * scale           rounded
                                                                      + bias                 rounded
@@ -17,7 +20,7 @@ all layers, unless the shapes leave only one possibility.
 
 Reference: ml-explore/mlx@846d1762 mlx/ops.cpp quantize and dequantize, mlx/backend/cpu/quantized.cpp;
 ml-explore/mlx-lm@d78bf58e mlx_lm/utils.py; huggingface/transformers@5.23.0 integrations/metal_quantization.py
-(qbiases).
+(qbiases); ollama/ollama@fb307609 x/create/prequant.go, x/mlxrunner/model/linear.go.
 """
 
 from collections.abc import Iterator
@@ -47,8 +50,10 @@ from quanterr.formats.shared.microscaling import (
     Microscaled,
     ScaleOf,
     SmallFloat,
+    check_global_scale,
     decode_e4m3,
     decode_exponents,
+    multiply_scales,
 )
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales
@@ -61,12 +66,14 @@ GROUPS = (32, 64, 128)
 DEFAULTS = (("bits", 4), ("group_size", 64))  # settings for integers if config.json has null
 FLOATS = frozenset({"F32", "BF16", "F16"})
 CODES = PartSpec(("{weight}",), frozenset({"U32"}))
+SCALES = "{module}.scales", "{weight}.scale"
 AFFINE = {
     "codes": CODES,
-    "scale": PartSpec(("{module}.scales",), FLOATS),
-    "bias": PartSpec(("{module}.biases", "{module}.qbiases"), FLOATS),
+    "scale": PartSpec(SCALES, FLOATS),
+    "bias": PartSpec(("{module}.biases", "{module}.qbiases", "{weight}.bias"), FLOATS),
 }
-FLOAT = {"codes": CODES, "scale": PartSpec(("{module}.scales",), frozenset({"U8"}))}
+FLOAT = {"codes": CODES, "scale": PartSpec(SCALES, frozenset({"U8"}))}
+GLOBAL = {"global_scale": PartSpec(("{weight}.global_scale",), frozenset({"F32"}), optional=True)}
 
 
 def fit_affine(parts: Parts) -> Weight:
@@ -192,6 +199,9 @@ def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) 
     if ratio != CODE_BITS[element] * group:
         return None
     shape = (*codes.shape[:-1], scale.shape[-1] * group)
+    if (global_scale := parts.get("global_scale")) is not None:
+        check_global_scale(global_scale, shape[0] if len(shape) == 3 else 1)
+        scale_of = multiply_scales(global_scale, shape[-2], scale_of)
     scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
     return parts.weight(
         shape,
@@ -220,7 +230,7 @@ FORMATS = (
     ),
     Format(
         "mlx_nvfp4",
-        FLOAT,
+        FLOAT | GLOBAL,
         partial(fit_float, "e2m1", 16, decode_e4m3),
         summary="MLX: E2M1 codes, an E4M3 scale per 16 columns",
         usual_db=(19, 21),

@@ -36,8 +36,7 @@ class Kernels:
             if is_kernel and not _find_readings(y, x.shape):
                 self._has_unmoved = True
             return x, y, ()
-        known = _has_kernel_name(name) and len(x.shape) == 3
-        for side in (self._side,) if self._side is not None else (1, 0) if known else ():
+        for side in (self._side,) if self._side is not None else (1, 0) if _has_kernel_name(name, x.shape) else ():
             readings = _find_readings(weights[side], weights[1 - side].shape)
             if readings:
                 first, others = readings[0], tuple(_offer(side, other, x) for other in readings[1:])
@@ -46,14 +45,15 @@ class Kernels:
 
     def settle(self, pair: Pair) -> Pair:
         """Return a pair whose shapes are the same in both orders, with the order that the other kernels have."""
-        side, shape = self._side, pair.original.shape
+        shape, is_known = pair.original.shape, self._side is not None
+        side = 1 if not is_known and _has_kernel_name(pair.name, shape) else self._side
         if side is None or not pair.original.codes.shape == shape == pair.quantized.codes.shape:
             return pair
         stored = (pair.original, pair.quantized)[side]
         readings = () if stored.encoding == "bits" or _is_plain(shape) else _find_readings(stored, shape)
         if not readings:
             return pair
-        if not _is_kernel(pair.name, shape) or self._has_unmoved:
+        if not is_known or self._has_unmoved or not _is_kernel(pair.name, shape):
             offered = tuple(_offer(side, other, pair.original) for other in readings)
             return replace(pair, alternatives=(*pair.alternatives, *offered))
         contradiction = Contradiction(f"{readings[0].evidence[0]}, as MLX expects", AS_IN_TORCH)
@@ -84,8 +84,9 @@ def _read(weight: Weight, shape: Shape) -> Iterator[Weight]:
         yield reshape_weight(weight, shape)
 
 
-def _has_kernel_name(name: str) -> bool:
-    return canonicalize(name)[0].rpartition(".")[2] in mlx.KERNEL_NAMES
+def _has_kernel_name(name: str, shape: Shape) -> bool:
+    """Return whether a weight is a kernel of a language model, by its name alone."""
+    return len(shape) == 3 and canonicalize(name)[0].rpartition(".")[2] in mlx.KERNEL_NAMES
 
 
 def _is_kernel(name: str, shape: Shape) -> bool:

@@ -375,7 +375,7 @@ REFUSED = {
     "mlx whose biases are missing": (
         {"a.weight": words(4, 8), "a.scales": torch.ones(4, 1)},
         None,
-        "its bias is missing: U32 codes, but none of a.biases, a.qbiases is stored",
+        "its bias is missing: U32 codes, but none of a.biases, a.qbiases, a.weight.bias is stored",
     ),
     "mlx with biases of another shape": (
         mlx(4, 64) | {"a.biases": torch.ones(4, 2)},
