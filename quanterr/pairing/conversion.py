@@ -107,9 +107,11 @@ class Conversion:
             return "of a further module of sentence-transformers, which has a file of its own"
         if not any(self._is_mlx):
             return None
-        if any(pattern.fullmatch(name) for pattern in self._left_out):
-            return "left out by mlx-lm, which computes with the language model alone"
-        return PREDICTING if self._predicts(name, self._config.get("num_hidden_layers")) else None
+        if reason := next((reason for pattern, reason in self._left_out if pattern.fullmatch(name)), None):
+            return reason
+        if self._keeps_predicting or not self._predicts(name, self._config.get("num_hidden_layers")):
+            return None
+        return PREDICTING
 
     def _is_in_module(self, name: str) -> bool:
         """Return whether a tensor belongs to a further module of one side, and the other side is one file of it."""
@@ -117,16 +119,23 @@ class Conversion:
         return any(side.kind == "file" for side in self._sides) and name.startswith(modules)
 
     @cached_property
-    def _left_out(self) -> list[re.Pattern[str]]:
-        """Patterns of names of which a checkpoint of MLX has none."""
+    def _keeps_predicting(self) -> bool:
+        """Whether each checkpoint of MLX has layers that predict further tokens."""
+        n_blocks = self._config.get("num_hidden_layers")
         stored = [side.entries for side, is_mlx in zip(self._sides, self._is_mlx, strict=True) if is_mlx]
-        return [of for of in mlx.LEFT_OUT if not all(any(map(of.fullmatch, names)) for names in stored)]
+        return all(any(self._predicts(name, n_blocks) for name in names) for names in stored)
+
+    @cached_property
+    def _left_out(self) -> list[tuple[re.Pattern[str], str]]:
+        """Patterns of names of which a checkpoint of MLX has none, and why."""
+        stored = [side.entries for side, is_mlx in zip(self._sides, self._is_mlx, strict=True) if is_mlx]
+        return [row for row in mlx.LEFT_OUT if not all(any(map(row[0].fullmatch, names)) for names in stored)]
 
     def _predicts(self, name: str, n_blocks: object) -> bool:
         """Return whether a tensor belongs to a layer beyond the blocks, which predicts further tokens."""
         stack, _, number = (block_of(name) or "").rpartition(".")
         is_beyond = stack == "layers" and isinstance(n_blocks, int) and int(number) >= n_blocks
-        return is_beyond or name.startswith(("mtp.", "model.mtp."))
+        return is_beyond or "mtp" in name.split(".")
 
     def find_counterparts(self, names: Iterable[str]) -> set[str]:
         """Return the names under which a GGUF file has these tensors."""

@@ -5,8 +5,9 @@ llama.cpp:
     PYTHONPATH=tests python tests/golden_conversions/make.py llama.cpp llama_cpp_python-0.3.36/vendor/llama.cpp [NAME …]
 mlx-lm, where mlx-lm, torch and transformers are installed:
     PYTHONPATH=tests python tests/golden_conversions/make.py mlx [NAME …]
-mlx-vlm, where mlx-vlm, torch and transformers are installed:
+mlx-vlm and mlx-audio, where these, torch and transformers are installed:
     PYTHONPATH=tests python tests/golden_conversions/make.py mlx_vlm [NAME …]
+    PYTHONPATH=tests python tests/golden_conversions/make.py mlx_audio [NAME …]
 
 Each original is converted with all weights 1, then 2, then 0: what becomes of these is the arithmetic of an element.
 Then with a different value for each element: the places of the values are the map. Last with random values: map and
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from llama_cpp_runs import LlamaCpp
-from mlx_runs import Mlx, MlxVlm
+from mlx_runs import Mlx, MlxAudio, MlxVlm
 from originals import ORIGINALS, Original, write_original
 from safetensors.numpy import save_file
 from support.conversions import GOLDEN, applied, elements_of, gather, read_golden, write_golden
@@ -35,7 +36,7 @@ ROUNDINGS = 2 * 2.0**-23  # for exponentials in different libraries and products
 
 def main(kind: str, *arguments: str) -> None:
     """Write the golden conversions of a converter for all originals, or for the named ones."""
-    makers = {"llama.cpp": lambda: LlamaCpp(Path(arguments[0])), "mlx": Mlx, "mlx_vlm": MlxVlm}
+    makers = {"llama.cpp": lambda: LlamaCpp(Path(arguments[0])), "mlx": Mlx, "mlx_vlm": MlxVlm, "mlx_audio": MlxAudio}
     converter = makers[kind]()
     wanted = arguments[1:] if kind == "llama.cpp" else arguments
     documents = dict(read_golden(kind)) if (GOLDEN / f"{kind}.json.xz").exists() else {}

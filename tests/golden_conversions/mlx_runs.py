@@ -1,4 +1,4 @@
-"""Runs of mlx-lm's and mlx-vlm's converters on a folder, without its tokenizer and its processor of images."""
+"""Runs of the converters of mlx-lm, mlx-vlm and mlx-audio on a folder, without its tokenizer and image processor."""
 
 import importlib
 import json
@@ -88,3 +88,11 @@ class MlxVlm(Mlx):
     def fetch(self, path: Path, **_: Any) -> Any:
         """Load a model as mlx_vlm.utils.fetch_from_hub does."""
         return self.utils.load_model(path, lazy=True), self.read_config(path), _NoProcessor()
+
+
+class MlxAudio(Mlx):
+    """The installed mlx-audio."""
+
+    def __init__(self) -> None:
+        self.version = f"mlx-audio {version('mlx-audio')}"
+        self.convert: Any = importlib.import_module("mlx_audio.convert")

@@ -24,8 +24,8 @@ class Original:
 
     ``architecture`` is a class of transformers, or the code in the model's own repository with ``own`` names and
     shapes. ``published`` turns names and shapes that transformers saves into those of published checkpoints.
-    ``llama_cpp``, ``mlx`` and ``mlx_vlm`` map variants to options of the converter. ``written`` has fields that are
-    only in config.json, ``files`` further files that the converter reads.
+    ``llama_cpp``, ``mlx``, ``mlx_vlm`` and ``mlx_audio`` map variants to options of the converter. ``written`` has
+    fields that are only in config.json, ``files`` further files that the converter reads.
     """
 
     architecture: str
@@ -35,12 +35,14 @@ class Original:
     llama_cpp: dict[str, dict[str, Any]] = field(default_factory=lambda: BOTH)
     mlx: dict[str, dict[str, Any]] = field(default_factory=dict)
     mlx_vlm: dict[str, dict[str, Any]] = field(default_factory=dict)
+    mlx_audio: dict[str, dict[str, Any]] = field(default_factory=dict)
     written: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
 
     def variants_for(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return a converter's variants of this original."""
-        return {"llama.cpp": self.llama_cpp, "mlx": self.mlx, "mlx_vlm": self.mlx_vlm}[kind]
+        variants: dict[str, dict[str, Any]] = getattr(self, kind.replace(".", "_"))
+        return variants
 
     def origin(self, options: dict[str, Any]) -> dict[str, str]:
         """Return how the original was made."""
@@ -155,6 +157,7 @@ MAMBA = {
 }  # fmt: skip
 MLX = {"mlx": BOTH}
 MLX_VLM = {"mlx_vlm": BOTH}
+MLX_AUDIO: dict[str, Any] = {"mlx_audio": {"": {"model_domain": "stt"}}}
 INTERLEAVED_MROPE = {  # fields that published configurations of Qwen3.5 have
     "text_config": {
         "rope_parameters": {
@@ -811,6 +814,42 @@ ORIGINALS = {
         "Qwen2AudioForConditionalGeneration",
         {"text_config": BASE | HEADS | {"model_type": "qwen2"}, "audio_config": AUDIO_ENCODER},
         llama_cpp=WITH_MMPROJ,
+        **MLX_AUDIO,
+    ),
+    "wav2vec2": Original(
+        "Wav2Vec2ForCTC",
+        {
+            "vocab_size": 32,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 96,
+            "conv_dim": [32, 32],
+            "conv_stride": [5, 2],
+            "conv_kernel": [10, 3],
+            "num_conv_pos_embeddings": 8,
+            "num_conv_pos_embedding_groups": 4,
+            "mask_time_prob": 0.0,
+            "mask_feature_prob": 0.0,
+        },
+        llama_cpp={},
+        written={"model_type": "mms"},  # the name by which mlx-audio finds the model
+        **MLX_AUDIO,
+    ),
+    "moonshine": Original(
+        "MoonshineForConditionalGeneration",
+        {
+            "vocab_size": 96,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "encoder_num_hidden_layers": 2,
+            "decoder_num_hidden_layers": 2,
+            "encoder_num_attention_heads": 4,
+            "decoder_num_attention_heads": 4,
+            "pad_token_id": 0,
+        },
+        llama_cpp={},
+        **MLX_AUDIO,
     ),
     "voxtral": Original(
         "VoxtralForConditionalGeneration",

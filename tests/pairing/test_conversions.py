@@ -1,4 +1,4 @@
-"""Conversions by llama.cpp's, mlx-lm's and mlx-vlm's own converters, compared with the originals: complete and exact.
+"""Conversions by the code of llama.cpp and of MLX's programs, compared with the originals: complete and exact.
 
 Each golden conversion records the converter's effect on every element; files are made from it with random weights.
 """
@@ -31,6 +31,7 @@ TELLING = (
     "llama.cpp-kimi_linear", "llama.cpp-falcon_h1", "llama.cpp-nemotron_h_moe", "llama.cpp-stablelm",
     "llama.cpp-qwen3_vl-mmproj", "llama.cpp-gemma4_towers-mmproj", "mlx-qwen3_5", "mlx-deepseek_v3_plain",
     "mlx-kimi_linear", "mlx-gemma4_moe", "mlx-falcon_h1", "mlx_vlm-qwen3_5", "mlx_vlm-smolvlm",
+    "mlx_audio-wav2vec2",
 )  # fmt: skip
 # Right files with a finding that is right, too: what the converter declares, codes of 8 bits that are off by one step.
 REMARKED = {
@@ -85,7 +86,7 @@ TRANSFORMED = (
     "llama.cpp-gemma4_towers-mmproj", "llama.cpp-gpt2", "llama.cpp-gpt_oss", "llama.cpp-llama_biased",
     "llama.cpp-pixtral-mmproj", "llama.cpp-qwen3_5", "mlx-deepseek_v3_plain", "mlx-falcon_h1", "mlx-gpt2_published",
     "mlx-llama4", "mlx-qwen3_5", "mlx-qwen3_next", "mlx_vlm-internvl", "mlx_vlm-llama4", "mlx_vlm-ministral3",
-    "mlx_vlm-qwen3_5",
+    "mlx_vlm-qwen3_5", "mlx_audio-moonshine", "mlx_audio-qwen2_audio", "mlx_audio-wav2vec2",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from ml_dtypes import bfloat16
 from safetensors.numpy import save_file
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden_conversions"
-CONVERTERS = ("llama.cpp", "mlx", "mlx_vlm")
+CONVERTERS = ("llama.cpp", "mlx", "mlx_vlm", "mlx_audio")
 # Refused, as they are compared only in part: PLaMo 2 adds other numbers to its norms; MLX turns w2 of each expert.
 REFUSED = {"llama.cpp-plamo2", "mlx-dbrx"}
 AFFINE_BITS = {"affine-4": 4, "affine-8": 8}

@@ -41,11 +41,17 @@ SHIFTED = (
     ),
 )
 
-# What mlx-lm, which computes with the language model alone, leaves out as a whole: towers, and layers that predict
-# further tokens.
+# What MLX's programs leave out as a whole: patterns of names, and the reason.
 LEFT_OUT = tuple(
-    re.compile(rf"(.*\.)?({words})\..*")
-    for words in ("visual|vision_tower|vision_model|audio_tower|multi_modal_projector", "mtp")
+    (re.compile(rf"(.*\.)?({pattern})"), reason)
+    for pattern, reason in (
+        (
+            r"(visual|vision_tower|vision_model|audio_tower|multi_modal_projector)\..*",
+            "left out by mlx-lm, which computes with the language model alone",
+        ),
+        (r"(encoder|audio_tower)\.embed_positions\.weight", "left out by mlx-audio, which computes it"),
+        (r"masked_spec_embed|project_(hid|q)\..*|quantizer\..*", "left out by mlx-audio: only training needs it"),
+    )
 )
 # Paths that MLX's programs rename, here and in the originals: pattern and replacement, applied in this order.
 RENAMED = tuple(
@@ -54,11 +60,24 @@ RENAMED = tuple(
         (r"(?:visual|vpm|vision_model|vision_tower\.vision_model)\.(.*)", r"vision_tower.\1"),
         (r"apm\.(.*)", r"audio_tower.\1"),
         (r"(?:llm|text_model)\.(layers\.\d+\..*|norm|embed_tokens)", r"\1"),
+        (r"wav2vec2\.(.*)", r"\1"),
         (r"(.*in_proj)_weight", r"\1"),
         (r"(layers\.\d+)\.moe\.((?:gate|up|down)_proj)", r"\1.mlp.experts.\2"),
         (r"(layers\.\d+)\.moe\.gate", r"\1.mlp.gate.gate"),
         (r"(layers\.\d+)\.moe\.router", r"\1.mlp.gate.router"),  # its bias
         (r"(layers\.\d+)\.(share_expert\..*)", r"\1.mlp.\2"),
+        # Whisper, whose names in MLX are those of its authors:
+        (r"((?:en|de)coder)\.blocks\.(\d+\..*)", r"\1.layers.\2"),
+        (r"((?:en|de)coder\.layers\.\d+)\.attn(_ln|\..*)", r"\1.self_attn\2"),
+        (r"(decoder\.layers\.\d+)\.cross_attn(_ln|\..*)", r"\1.encoder_attn\2"),
+        (r"((?:en|de)coder\.layers\.\d+\.(?:self|encoder)_attn)_ln", r"\1_layer_norm"),
+        (r"((?:en|de)coder\.layers\.\d+)\.mlp_ln", r"\1.final_layer_norm"),
+        (r"((?:en|de)coder\.layers\.\d+)\.mlp([12])", r"\1.fc\2"),
+        (r"((?:en|de)coder\.layers\.\d+\.(?:self|encoder)_attn)\.out", r"\1.out_proj"),
+        (r"((?:en|de)coder\.layers\.\d+\.(?:self|encoder)_attn)\.(q|k|v)(?:uery|ey|alue)", r"\1.\2_proj"),
+        (r"((?:en|de)coder)\.ln(?:_post)?", r"\1.layer_norm"),
+        (r"decoder\.token_embedding", "decoder.embed_tokens"),
+        (r"decoder\.positional_embedding", "decoder.embed_positions"),
     )
 )
 FALCON_H1 = frozenset({"falcon_h1"})
