@@ -10,6 +10,7 @@ configurations have the key ``quantization`` if the model is quantized.
 
 import re
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from quanterr.pairing.converters.numbers import Added, Change, multiply, multiply_mamba_inputs
@@ -50,7 +51,10 @@ LEFT_OUT = tuple(
             "left out by mlx-lm, which computes with the language model alone",
         ),
         (r"(encoder|audio_tower)\.embed_positions\.weight", "left out by mlx-audio, which computes it"),
-        (r"masked_spec_embed|project_(hid|q)\..*|quantizer\..*", "left out by mlx-audio: only training needs it"),
+        (
+            r"masked_spec_embed|project_(hid|q)\..*|quantizer\.(codevectors|weight_proj\..*)",  # of wav2vec 2.0
+            "left out by mlx-audio: only training needs it",
+        ),
     )
 )
 # Paths that MLX's programs rename, here and in the originals: pattern and replacement, applied in this order.
@@ -116,6 +120,7 @@ KERNEL_NAMES = frozenset({"conv1d", "conv", "q_conv1d", "k_conv1d", "v_conv1d"})
 NORMALIZED = ".weight_v"  # end of a kernel's path that weight_g scales
 
 
+@lru_cache(maxsize=1 << 16)
 def rename(path: str) -> str:
     """Return the path that a weight has in MLX, by its path without wrappers and ``.weight``."""
     for pattern, replacement in RENAMED:
