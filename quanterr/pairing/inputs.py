@@ -240,7 +240,7 @@ def _read_modelopt(module: str, scheme: Scheme, entries: Stored) -> Declared:
     algorithm = str(scheme.fields["quant_algo"]).upper()
     if algorithm.startswith(MODELOPT_NONE):
         return None
-    scale = entries.get(f"{module}.input_scale")
+    scale = entries.get(f"{module}.input_scale") or entries.get(f"{module}.activation_scaling_factor")  # TensorRT-LLM
     if static := MODELOPT_STATIC.get(algorithm):
         return Inputs(static, scale) if scale else _make_missing("input_scale")
     if dynamic := MODELOPT_DYNAMIC.get(algorithm):

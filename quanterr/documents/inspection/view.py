@@ -47,6 +47,17 @@ CSV_WEIGHT = (
 )
 CSV_COLUMNS = ("list", *CSV_WEIGHT)
 MOST_FORMATS = 5  # in the summary
+# Findings about values → what was looked for.
+VALUES = {
+    "nonfinite_values": "NaN",
+    "constant_rows": "constant rows",
+    "constant_weight": "constant weights",
+    "repeated_weights": "repeated weights",
+    "values_unlike": "far larger rows",
+    "scale_nonfinite": "NaN in scales",
+    "scale_zero": "zero scales",
+    "unused_codes": "unused codes",
+}
 ABOUT = "From headers and labels alone: no value was read."
 VALUES_READ = "From headers and labels; every value was read once, without an original."
 
@@ -84,10 +95,24 @@ def _summarize(inspection: Inspection) -> Iterator[str]:
     found = [f"{title} {display(value)}" for title, value in declared if value] + runs
     if found:
         yield f"declared: {', '.join(found)}"
+    yield _describe_checks(inspection)
     if inspection.verified:
         yield f"verified: SHA-256 of {count(inspection.verified, 'file')}"
     if inspection.decode is not None:
         yield _describe_bound(inspection.decode)
+
+
+def _describe_checks(inspection: Inspection) -> str:
+    """Return what was checked, with the outcome, and what was not."""
+    found = {finding.code for finding in inspection.findings if finding.severity != "info"}
+    model = display(inspection.architecture) if inspection.architecture else "each other"
+    outcome = ": see the findings" if found - VALUES.keys() else f" agree with {model}"
+    headers = f"checked: names, shapes and labels of {count(inspection.tensors, 'tensor')}{outcome}"
+    if not inspection.values:
+        return f"{headers}; values not read (--values)"
+    absent = [what for code, what in VALUES.items() if code not in found]
+    nothing = " or ".join([", ".join(absent[:-1]), *absent[-1:]])
+    return f"{headers}; {count(inspection.total.weights, 'weight')} read: no {nothing}"
 
 
 def conclusion(inspection: Inspection) -> str:
