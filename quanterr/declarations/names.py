@@ -37,6 +37,7 @@ FUSED = {
 # Patterns come from the file: one with nested or many repetitions could take exponential time to match a long name.
 MAX_PATTERN, MAX_REPETITIONS, MAX_NAME = 512, 8, 256
 REGEX = "re:"
+LITERAL = re.compile(r"re:\^?((?:\w|\\\W)+)\$")  # an expression that one name matches: mixed precision lists hundreds
 
 
 class Matching(Enum):
@@ -69,7 +70,9 @@ class Entries:
     def _add(self, entry: str) -> None:
         expression = _find_expression(entry, self._matching)
         if expression is None:
-            self._names.setdefault(_unwrap(entry), entry)
+            literal = LITERAL.fullmatch(entry)
+            name = re.sub(r"\\(.)", r"\1", literal[1]) if literal else entry
+            self._names.setdefault(_unwrap(name), entry)
             if self._matching in (Matching.PATH, Matching.TEXT) and "." not in entry:
                 self._texts.append(entry)
         elif (found := _compile(expression)) is None:
@@ -115,7 +118,7 @@ def _find_expression(entry: str, matching: Matching) -> str | None:
     if matching is Matching.PARAMETER and (entry.startswith(".") or "*" in entry):
         return re.escape(entry[1:]) if entry.startswith(".") else re.escape(entry).replace(r"\*", ".*")
     if entry.startswith(REGEX) and matching in (Matching.EXACT, Matching.GLOB):
-        return entry.removeprefix(REGEX)
+        return None if LITERAL.fullmatch(entry) else entry.removeprefix(REGEX)
     if matching in (Matching.GLOB, Matching.TEXT) and any(sign in entry for sign in "*?["):
         return translate(entry)
     if matching in (Matching.PATH, Matching.SEARCH) and any(sign in entry for sign in "*+?^$()[]{}|\\"):

@@ -20,6 +20,7 @@ from support.making import numbers, store
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
+from quanterr.declarations import Declarations
 from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.documents.plan.view import conclusion
 from quanterr.documents.reading import read_stored
@@ -333,6 +334,29 @@ class TestExports:
         mlx = json.loads(export_plan(plan(original, bits=7, to=["mlx_q{4,8}_g64"], device="cpu"), "mlx"))
         assert modules == mlx.keys()
         assert {64} == {how["group_size"] for how in mlx.values() if how}
+
+    @pytest.mark.parametrize(
+        ("consumer", "to", "declare"),
+        [
+            (
+                "llmcompressor",
+                TO,
+                lambda written: written["quant_stage"]["quant_modifiers"]["QuantizationModifier"],
+            ),
+            ("torchao", TO, lambda written: {"quant_method": "torchao", "quant_type": {"default": written}}),
+            ("mlx", ["mlx_q{4,8}_g64"], lambda written: {"bits": 2, "group_size": 32} | written),
+            ("bitsandbytes", ["nf4"], lambda written: written),
+        ],
+    )
+    def test_export_declares_for_each_layer_what_was_planned(self, original, consumer, to, declare):
+        found = plan(original, bits=7, to=to, device="cpu")
+        declared = Declarations(declare(json.loads(export_plan(found, consumer))))
+
+        for layer in found.layers:
+            scheme = declared.of(layer.layer_name)
+            assert scheme.is_quantized == (layer.recipe != ORIGINAL)
+            bits = re.search(r"int(\d)|mlx_q(\d)|[nf]+[fp]?(4|8)", layer.recipe)
+            assert layer.recipe == ORIGINAL or scheme.bits == int(next(filter(None, bits.groups())))
 
     def test_modelopt_gets_a_quantizer_for_each_weight(self, original):
         to = ["fp8_tensor,fp8_row,fp8_block128,int8_row,int4_g32,int8_channel,nvfp4,mxfp4,mxfp8"]
