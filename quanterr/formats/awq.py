@@ -147,7 +147,7 @@ def _count_stored_blocks(cols: int, size: int) -> int:
 def _make_weight(
     parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, packing: Packing, dequantize: Dequantize
 ) -> Weight:
-    stored = parts["scale"]
+    stored, declared = parts["scale"], declared_group_size(parts)
     return parts.weight(
         shape,
         dequantize,
@@ -161,6 +161,7 @@ def _make_weight(
             *blocks.warnings,
             *_find_denied_zero_points(parts, packing.bits),
         ),
+        prescribed=blocks.n == 1 if declared == -1 else declared == blocks.size,
     )
 
 

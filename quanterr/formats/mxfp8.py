@@ -7,7 +7,8 @@
 
 ComfyUI stores scales in tiles and pads rows and columns to multiples of 32; only the original, or the label's
 orig_shape, gives the true shape. Others (compressed-tensors, ModelOpt, transformers) store them in rows. If both shapes
-coincide, a ComfyUI label means tiles, no label means rows. The weight_scalar of hybrid files is for machines without MX
+coincide, a ComfyUI label prescribes tiles, and a quantization_config that names one of the others prescribes rows; with
+neither, rows are tried first, and the original decides. The weight_scalar of hybrid files is for machines without MX
 units and not read.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/float_utils.py; silveroxides/convert_to_quant@1.3.4
@@ -16,6 +17,7 @@ formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors@ac8e2ba8 com
 
 from quanterr.formats.base import Format, Parts, PartSpec, Weight
 from quanterr.formats.shared.comfy_labels import FP8_LABELS, MXFP8_LABELS, check_labels
+from quanterr.formats.shared.config_checks import find_declared_method
 from quanterr.formats.shared.microscaling import Microscaled, decode_exponents
 from quanterr.formats.shared.padding import fit_padded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
@@ -23,6 +25,7 @@ from quanterr.kernel.levels import E4M3
 
 BLOCK = 32
 LABELS = FP8_LABELS | MXFP8_LABELS
+IN_ROWS = ("modelopt", "compressed-tensors", "fp8", "mxfp8", "quark")  # methods whose loaders read scales in rows
 NEEDS = {
     "codes": PartSpec(("{weight}",), frozenset({"F8_E4M3"})),
     "scale": PartSpec(("{weight}_scale", "{weight}_scale_inv"), frozenset({"U8", "F8_E8M0"})),
@@ -41,6 +44,7 @@ def fit(parts: Parts) -> Weight | None:
     comfy_format, warnings = check_labels(parts, LABELS)
     if comfy_format is not None:
         layouts = layouts[::-1]  # tiles first
+    declared = None if comfy_format else find_declared_method(parts.hints.config, *IN_ROWS)
     padded = fit_padded(parts, codes.shape, BLOCK)
     alternatives = [
         parts.weight(
@@ -49,10 +53,13 @@ def fit(parts: Parts) -> Weight | None:
             code_bits=8,
             levels=E4M3.scaled,
             block_size=(1, BLOCK),
-            evidence=(f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiled else 'rows'}",),
+            evidence=(
+                f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiled else 'rows'}"
+                + (f", as {declared} prescribes" if declared and not layout.tiled else ""),
+            ),
             warnings=warnings,
             comfy_format=comfy_format,
-            prescribed=comfy_format is not None,
+            prescribed=bool(comfy_format or declared),
         )
         for layout in layouts
     ]

@@ -13,16 +13,19 @@
 
 Four dialects share these names: ComfyUI (convert_to_quant, BFL) puts the first column into the high nibble and scales
 into tiles, and pads rows and columns to multiples of 16; its label may have nibble_order lo_first; ModelOpt puts the
-first column into the low nibble and scales into rows; its exports for diffusers use tiles. A label implies the dialect;
-if tensors and original contradict it, the alternatives are tried.
+first column into the low nibble and scales into rows, as do vLLM's and SGLang's loaders for it and for Quark; its
+exports for ComfyUI, which hold quantization_config in the header, may use tiles. A label, or else the method in
+config.json, prescribes the dialect, whatever the original says; if nothing does, the original chooses.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/nvfp4.py, backends/eager/quantization.py;
 NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/quantization/qtensor/nvfp4_tensor.py; comfyanonymous/ComfyUI@6db4fa2f
-comfy/ops.py for pre_quant_scale.
+comfy/ops.py for pre_quant_scale; NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/unified_export_hf.py
+_postprocess_safetensors for exports in tiles; vllm-project/vllm vllm/model_executor/layers/quantization/modelopt.py.
 """
 
 from quanterr.formats.base import Format, FormatMismatch, Parts, Weight
 from quanterr.formats.shared.comfy_labels import NVFP4_LABELS, check_labels
+from quanterr.formats.shared.config_checks import find_declared_method
 from quanterr.formats.shared.microscaling import NVFP4_PARTS, Microscaled, check_global_scale, multiply_scales
 from quanterr.formats.shared.padding import fit_padded
 from quanterr.formats.shared.pre_quant_scale import apply_pre_quant_scale
@@ -52,6 +55,8 @@ def fit(parts: Parts) -> Weight | None:
     orders = [label.fields.get("nibble_order") for label in parts.hints.labels]
     tiled_first = comfy_format is not None
     high_first = tiled_first and "lo_first" not in orders
+    declared = None if comfy_format else find_declared_method(parts.hints.config, "modelopt", "quark")
+    may_be_tiled = len(layouts) > 1 and "quantization_config" in parts.hints.metadata
     if block == WIDE_BLOCK and not parts.hints.config:
         warnings = (*warnings, _describe_wide_blocks(parts))
     alternatives = [
@@ -63,11 +68,12 @@ def fit(parts: Parts) -> Weight | None:
             block_size=(1, block),
             evidence=(
                 f"NVFP4, first column in the {'high' if high else 'low'} nibble, "
-                f"scales in {'tiles' if layout.tiled else 'rows'}",
+                f"scales in {'tiles' if layout.tiled else 'rows'}"
+                + (f", as {declared} prescribes" if declared and (layout.tiled, high) == (False, False) else ""),
             ),
             warnings=warnings,
             comfy_format=comfy_format,
-            prescribed=comfy_format is not None,
+            prescribed=comfy_format is not None or (declared is not None and not may_be_tiled),
         )
         for layout in sorted(layouts, key=lambda layout: layout.tiled != tiled_first)
         for high in (high_first, not high_first)

@@ -19,6 +19,7 @@ from quanterr.formats import FORMATS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 UINT32 = 4  # type of a GGUF key
 NAME = "model.layers.0.self_attn.q_proj.weight"
 OTHER = "model.layers.0.mlp.up_proj.weight"
@@ -239,6 +240,67 @@ class TestReadings:
         if denied:
             assert "columns in order, as config.json declares desc_act false" in found["wrong_convention"].message
             assert found["wrong_convention"].evidence["snr_db_other"] > 15
+
+
+class TestDialects:
+    """A method that config.json names prescribes how loaders read the codes, whatever the original says."""
+
+    def swapped(self, x):
+        stored = nvfp4(NAME, sound(named("NVFP4"), x))
+        return stored | {NAME: stored[NAME] >> 4 | stored[NAME] << 4}
+
+    @pytest.mark.parametrize(
+        "files",
+        [
+            {"config.json": {"quantization_config": MODELOPT}},
+            {"config.json": {"quantization_config": {"quant_method": "quark"}}},
+            {"hf_quant_config.json": {"quantization": {"quant_algo": "NVFP4"}}},
+            {"hf_quant_config.json": {"quantization": {"quantized_layers": {"x": {"quant_algo": "NVFP4"}}}}},
+        ],
+        ids=["modelopt", "quark", "hf_quant_config", "quantized_layers"],
+    )
+    def test_swapped_nibbles_count_as_the_declared_method_reads_them(self, tmp_path, files):
+        x = numbers(128, 256).float()
+        y = folder(tmp_path / "y", self.swapped(x))
+        for name, fields in files.items():
+            (y / name).write_text(json.dumps(MODEL | fields))
+        report = quanterr.compare(store(tmp_path / "x.safetensors", {NAME: x}), y, device="cpu")
+        (one,) = [found for found in report.findings if found.code == "wrong_convention"]
+
+        assert "first column in the low nibble, scales in rows, as quant" in one.evidence["prescribed"]
+        assert "first column in the high nibble" in one.evidence["other"]
+        assert report.layers[0].snr_db < 0 < 15 < one.evidence["snr_db_other"]
+
+    def test_nibbles_that_nothing_prescribes_are_read_as_the_original_says(self, tmp_path):
+        x = numbers(128, 256).float()
+        found = compared(tmp_path, {NAME: x}, self.swapped(x), {})
+
+        assert "read as NVFP4, first column in the high nibble" in found["ambiguous_layout"].message
+        assert "wrong_convention" not in found
+
+    @pytest.mark.parametrize("merged", [True, False])
+    def test_only_exports_for_comfyui_may_have_scales_in_tiles(self, tmp_path, merged):
+        x = numbers(128, 256).float() * torch.linspace(0.01, 30, 128)[:, None]
+        stored = nvfp4(NAME, sound(named("NVFP4"), x))
+        tiles = stored[f"{NAME}_scale"].view(torch.uint8).view(4, 32, 4, 4).permute(2, 1, 0, 3).reshape(128, 16)
+        stored[f"{NAME}_scale"] = tiles.contiguous().view(torch.float8_e4m3fn)
+        y = folder(tmp_path / "y", {}, MODEL | {"quantization_config": MODELOPT})
+        save_file(stored, y / "model.safetensors", {"quantization_config": json.dumps(MODELOPT)} if merged else {})
+        report = quanterr.compare(store(tmp_path / "x.safetensors", {NAME: x}), y, device="cpu")
+
+        assert merged == (report.layers[0].snr_db > 15)
+        assert merged == ("wrong_convention" not in {one.code for one in report.findings})
+
+    @pytest.mark.parametrize(("config", "is_error"), [({"quant_method": "modelopt"}, True), ({}, False)])
+    def test_declared_mxfp8_has_its_exponents_in_rows(self, tmp_path, config, is_error):
+        codes = torch.randint(0, 0x7E, (128, 128), dtype=torch.uint8).view(torch.float8_e4m3fn)
+        exponents = torch.arange(128, dtype=torch.uint8)[:, None].expand(128, 4) // 8 + 110
+        x = codes.float() * torch.exp2(exponents.repeat_interleave(32, 1).float() - 127)
+        tiles = exponents.reshape(4, 32, 4).permute(1, 0, 2).reshape(128, 4).contiguous()
+        found = compared(tmp_path, {NAME: x}, {NAME: codes, f"{NAME}_scale": tiles}, {"quantization_config": config})
+
+        assert is_error == ("wrong_convention" in found)
+        assert is_error != ("ambiguous_layout" in found)
 
 
 class TestRefused:

@@ -6,6 +6,7 @@ import struct
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 CODES = {"U8": "B", "I8": "b", "I16": "h", "U16": "H", "I32": "i", "U32": "I", "I64": "q", "U64": "Q"}
@@ -26,6 +27,22 @@ def check_quant_method(parts: Parts, *names: str) -> tuple[str, ...]:
     if not isinstance(method, str) or method.lower() in names:
         return ()
     return (f"config.json declares quant_method {display(method)}, but its tensors have the layout of {names[0]}",)
+
+
+def find_declared_method(config: JsonFields, *names: str) -> str | None:
+    """Return the setting by which a configuration names a quantizer whose loaders prescribe how codes are read.
+
+    ``names`` are beginnings of quant_method. Only ModelOpt writes quant_algo and quantized_layers. Return None if the
+    configuration names none of these quantizers.
+    """
+    method, algorithm = config.get("quant_method"), config.get("quant_algo")
+    if isinstance(method, str) and method.lower().startswith(names):
+        return f"quant_method {display(method)}"
+    if "modelopt" not in names or method is not None:
+        return None
+    if isinstance(algorithm, str):
+        return f"quant_algo {display(algorithm)}"
+    return "quantized_layers" if config.get("quantized_layers") else None
 
 
 def matches(pattern: str, module: str, from_start: bool = False) -> bool:
