@@ -2,8 +2,9 @@
 
 Loaders choose how they read a checkpoint by its config.json. Without quantization_config, transformers has no quantizer
 and builds plain layers, which take codes for weights or get random weights; it does the same if it does not know the
-quant_method. mlx-lm quantizes layers only if config.json has "quantization". ComfyUI reads a layer by its label; once
-one layer has a label, it casts the codes of a layer without one to the dtype of computation.
+quant_method. mlx-lm quantizes layers only if config.json has "quantization". ComfyUI reads a layer by its label, and
+refuses a label without a format; once one layer has a label, it casts the codes of a layer without one to the dtype of
+computation.
 
 Reference: huggingface/transformers@5.24.0 quantizers/auto.py get_hf_quantizer, AutoHfQuantizer.supports_quant_method;
 ml-explore/mlx-lm@003da2e9 mlx_lm/utils.py load_model; comfyanonymous/ComfyUI comfy/ops.py _load_quantized_module.
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from quanterr.checkpoints import ASCEND_CONFIG, Checkpoint
-from quanterr.checkpoints.labels import Labels
+from quanterr.checkpoints.labels import HEADER, HEADER_KEY, Labels
 from quanterr.checkpoints.places import list_names
 from quanterr.documents.base import Finding
 from quanterr.findings.ascend import check_description
@@ -66,7 +67,11 @@ def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
 
 
 def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report weights without a label for ComfyUI in a file whose other weights have one, or in a file of ComfyUI's."""
+    """Report weights without a label for ComfyUI in a file whose other weights have one, or in a file of ComfyUI's.
+
+    NVFP4 without labels is a warning: its bytes hold two codes each, which no other program takes from a single file.
+    """
+    yield from _check_label_formats(labels)
     of_comfy = [weight for weight in weights if weight.format in OF_COMFY and weight.codes.name == weight.name]
     names = [weight.name for weight in of_comfy if not _is_of_comfy(weight, labels)]
     if not names or labels.marker or labels.config:
@@ -74,9 +79,13 @@ def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
     few = 2 * len(names) <= len(of_comfy)  # a file of many programs' layouts is not ComfyUI's
     severity, lacks, but = "error" if few else "info", "but no comfy_quant label as others have", ""
     if len(names) == len(of_comfy):
-        if checkpoint.config or not all(map(OF_DENOISER.match, names)) or _is_declared_elsewhere(checkpoint, labels):
+        of_denoiser = sum(OF_DENOISER.match(name) is not None for name in names)
+        if checkpoint.config or 2 * of_denoiser <= len(names) or _is_declared_elsewhere(checkpoint, labels):
             return
-        severity, lacks, but = "info", "and no comfy_quant label", "; other programs may know the format"
+        lacks = f"and no label for ComfyUI (comfy_quant, {HEADER_KEY})"
+        severity, but = "info", "; other programs may know the format"
+        if any(weight.format == "nvfp4" for weight in of_comfy):
+            severity, but = "warning", ""
     has = "has" if len(names) == 1 else "have"
     message = (
         f"{count(len(names), 'weight')} {has} codes and scales, {lacks}: {listed(names, 3)}: ComfyUI takes the codes "
@@ -84,6 +93,23 @@ def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
     )
     remedy = "write the file again with a label for each quantized layer"
     yield make_finding("undeclared_codes", severity, None, message, remedy, layers=names)
+
+
+def _check_label_formats(labels: Labels) -> Iterator[Finding]:
+    """Report labels that name no format, of those that ComfyUI follows: the header's, if there is one."""
+    names = []
+    for module, own in labels.by_module.items():
+        followed = next((label for label in own if label.source == HEADER), own[0])
+        if followed.format is None:
+            names.append(module)
+    if names:
+        lacking = "label lacks" if len(names) == 1 else "labels lack"
+        message = (
+            f'{count(len(names), "layer")}, whose {lacking} "format": '
+            f"{listed(names, 3)}: ComfyUI refuses the file; other programs may know what the codes are"
+        )
+        remedy = 'write "format" into each label, such as "int8_tensorwise" for INT8 codes with one scale per row'
+        yield make_finding("undeclared_codes", "warning", None, message, remedy, layers=names)
 
 
 @cache

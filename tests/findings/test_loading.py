@@ -145,6 +145,36 @@ class TestLabels:
 
         assert severities == [one.severity for one in found]
 
+    @pytest.mark.parametrize("in_header", [True, False])
+    def test_label_without_a_format_is_a_warning(self, tmp_path, in_header):
+        tensors = self.tensors((0, 1, 2))
+        bare = {"convrot": False}
+        text = torch.frombuffer(bytearray(json.dumps(bare).encode()), dtype=torch.uint8)
+        header = {"_quantization_metadata": json.dumps({"layers": {"blocks.1.attn": bare}})}
+        tensors |= {} if in_header else {"blocks.1.attn.comfy_quant": text}
+        save_file(tensors, tmp_path / "y.safetensors", header if in_header else {})
+        (one,) = told(tmp_path / "y.safetensors")
+
+        assert ("warning", ["blocks.1.attn"]) == (one.severity, one.evidence["layers"])
+        assert '1 layer, whose label lacks "format": blocks.1.attn: ComfyUI refuses the file' in one.message
+
+    @pytest.mark.parametrize(
+        ("names", "severities"),
+        [
+            (("double_blocks.0.a.weight", "blocks.1.a.weight", "cap_embedder.1.weight"), ["warning"]),
+            (("visual.blocks.0.a.weight", "model.layers.0.a.weight", "model.layers.1.a.weight"), []),
+        ],
+        ids=["denoiser", "language model"],
+    )
+    def test_nvfp4_of_a_denoiser_without_labels_is_a_warning(self, tmp_path, names, severities):
+        stored = {}
+        for name in names:
+            stored |= nvfp4(name, sound(named("NVFP4"), numbers(64, 64).float()))
+        found = told(store(tmp_path / "y.safetensors", stored))
+
+        assert severities == [one.severity for one in found]
+        assert all("no label for ComfyUI (comfy_quant, _quantization_metadata)" in one.message for one in found)
+
     def test_blocks_labelled_tensorwise_are_doubted(self, tmp_path):
         coded = sound(named("INT8 128 × 128"), numbers(256, 256).float())
         stored = labelled_int8("a.weight", coded, "int8_tensorwise")
