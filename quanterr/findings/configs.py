@@ -1,15 +1,18 @@
 """Differences between the configurations (config.json or GGUF metadata) of both checkpoints.
 
-Only keys that change the model's outputs count, and only where both sides declare them: programs omit defaults.
+Only keys that change the model's outputs count. Programs omit defaults: where a side lacks a key, and what loaders then
+assume is known (defaults.py), that counts; else the key is not compared.
 """
 
 from collections.abc import Iterator, Mapping
 from math import inf, isclose
+from types import MappingProxyType
 from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
+from quanterr.findings.defaults import GATES, assume_for_gguf, assume_for_transformers, list_keys
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display
 
@@ -67,9 +70,13 @@ OF_GGUF = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+OF_ROPE = ("rope_theta", "partial_rotary_factor")  # keys that transformers 5 moved into rope_parameters
 NAMES = {"type": "rope_type"}  # keys of rope_scaling: former name → present name
 ALIKE = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
 ROTATED = "rope_freqs.weight"  # in a GGUF file: the factors of llama3's rope_scaling
+SHORT = "rope_factors_short.weight"  # in a GGUF file: the factors of longrope
+FACTORS = ("rope.scaling.factor", "rope.scale_linear")  # keys of a GGUF file for the factor of a scaling
+LONGROPE, SCALED = ("longrope", "su"), ("linear", "yarn")  # kinds of rope_scaling
 TIED = "tie_word_embeddings"
 # Keys that explain why llama.cpp's converter writes other sizes.
 EXPLAINING = (
@@ -83,10 +90,23 @@ HEADS = ("lm_head.", "output.", "embed_out.")
 
 
 class ModelFields(NamedTuple):
-    """Values that a configuration declares, by the keys of KEYS, and the place that declares them."""
+    """Values that a configuration declares, by the keys of KEYS, and the place that declares them.
+
+    ``assumed`` are the values that loaders take for keys which it lacks; ``facts`` says so in words.
+    """
 
     values: JsonFields
     where: str
+    assumed: JsonFields = MappingProxyType({})
+    facts: Mapping[str, str] = MappingProxyType({})
+
+    def find(self, key: str) -> object:
+        """Return the value that counts for a key; None if it is unknown."""
+        return self.values.get(key, self.assumed.get(key))
+
+    def describe(self, key: str) -> str:
+        """Return what the configuration says about a key."""
+        return f"declares {key} {_show(self.values[key])}" if key in self.values else self.facts[key]
 
 
 def compare_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Finding]:
@@ -97,10 +117,12 @@ def compare_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Fin
     unlike = (
         _keys_of_other_meaning(there.values) if GGUF in (there.where, here.where) and there.where != here.where else ()
     )
-    for key, value in there.values.items():
-        own = here.values.get(key)
+    if GGUF not in (there.where, here.where):  # the same program assumes the same for both
+        there, here = (ModelFields(side.values, side.where) for side in (there, here))
+    for key in {**there.values, **there.assumed}:
+        value, own = there.find(key), here.find(key)
         if own is not None and key not in unlike and key != TIED and not _are_equal(value, own):
-            yield _report_difference(there, here, key, value, own)
+            yield _report_difference(there, here, key)
     yield from _check_tied_head(there, here, quantized)
     yield from _check_rope_scaling(there, here, quantized)
 
@@ -108,19 +130,20 @@ def compare_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Fin
 def _read_fields(checkpoint: Checkpoint) -> ModelFields:
     """Return the declared values of a checkpoint under the keys of KEYS."""
     if checkpoint.gguf is not None:
-        return ModelFields(_read_gguf_fields(checkpoint.gguf), GGUF)
+        values = _read_gguf_fields(checkpoint.gguf)
+        return ModelFields(values, GGUF, *assume_for_gguf(checkpoint.gguf, values))
     config = config_of(checkpoint)
     rope = as_object(config.get("rope_parameters"))
     found = {key: config[name] for key, names in KEYS.items() for name in reversed((key, *names)) if name in config}
-    if "rope_theta" not in found and "rope_theta" in rope:
-        found["rope_theta"] = rope["rope_theta"]
+    found |= {key: rope[key] for key in OF_ROPE if key not in found and key in rope}
     if "use_sliding_window" in config and not config["use_sliding_window"]:
         found.pop("sliding_window", None)
     for key in (TIED, *EXPLAINING):
         if key in config:
             found[key] = config[key]
     found["rope_scaling"] = _normalize_rope_scaling(as_object(config.get("rope_scaling")) or rope) if found else None
-    return ModelFields({key: value for key, value in found.items() if value is not None}, CONFIG)
+    values = {key: value for key, value in found.items() if value is not None}
+    return ModelFields(values, CONFIG, *assume_for_transformers(config))
 
 
 def config_of(checkpoint: Checkpoint) -> JsonObject:
@@ -130,14 +153,22 @@ def config_of(checkpoint: Checkpoint) -> JsonObject:
 
 
 def _read_gguf_fields(metadata: GgufMetadata) -> JsonObject:
-    """Return the numbers that GGUF metadata declares, by the keys of KEYS."""
-    own = {key: metadata.values.get(f"{metadata.architecture}.{name}") for key, name in OF_GGUF.items()}
+    """Return the values that GGUF metadata declares, by the keys of KEYS."""
+    names = {**OF_GGUF, **list_keys(metadata.architecture)}
+    own = {key: metadata.values.get(f"{metadata.architecture}.{name}") for key, name in names.items()}
     epsilons = [metadata.values.get(f"{metadata.architecture}.{name}") for name in EPSILONS]
     own["rms_norm_eps"] = next((epsilon for epsilon in epsilons if epsilon is not None), None)
     layers, predicting = own["num_hidden_layers"], metadata.get_model_int("nextn_predict_layers") or 0
     if isinstance(layers, int):
         own["num_hidden_layers"] = layers - predicting  # these layers are counted as blocks
-    return {key: value for key, value in own.items() if isinstance(value, int | float) and value}
+    found: JsonObject = {
+        key: value
+        for key, value in own.items()
+        if isinstance(value, bool) or (isinstance(value, int | float) and value)
+    }
+    if "scoring_func" in found:
+        found["scoring_func"] = GATES.get(own["scoring_func"])
+    return found
 
 
 def _keys_of_other_meaning(config: JsonFields) -> set[str]:
@@ -150,6 +181,8 @@ def _keys_of_other_meaning(config: JsonFields) -> set[str]:
         unlike |= {"num_key_value_heads", "head_dim"}
     if config.keys() & {"global_head_dim", "per_layer_config"}:  # heads of layers with full attention are wider
         unlike |= {"head_dim"}
+    if "alpha" in as_object(config.get("rope_scaling")):  # Hunyuan: the converter computes another base from it
+        unlike |= {"rope_theta"}
     if config.get("num_nextn_predict_layers"):  # the converter counts these layers as blocks
         unlike |= {"num_hidden_layers"}
     return unlike
@@ -188,12 +221,11 @@ def _as_float(number: float) -> float:
         return inf if number > 0 else -inf
 
 
-def _report_difference(there: ModelFields, here: ModelFields, key: str, value: object, own: object) -> Finding:
+def _report_difference(there: ModelFields, here: ModelFields, key: str) -> Finding:
     """Return the finding that the two sides declare ``key`` differently."""
-    message = (
-        f"{here.where} of the quantized checkpoint declares {key} {_show(own)}, {there.where} of the original "
-        f"{_show(value)}"
-    )
+    value, own = there.find(key), here.find(key)
+    said = _show(value) if key in there.values and key in here.values else there.describe(key)
+    message = f"{here.where} of the quantized checkpoint {here.describe(key)}, {there.where} of the original {said}"
     return make_finding("config_mismatch", "warning", None, message, REMEDY, key=key, original=value, quantized=own)
 
 
@@ -207,7 +239,7 @@ def _check_tied_head(there: ModelFields, here: ModelFields, quantized: Checkpoin
     value, own = there.values.get(TIED), here.values.get(TIED)
     stored = any(name.startswith(HEADS) for name in quantized.entries)
     if (value, own) in ((True, False), (False, True)) and not (own is False and stored):
-        yield _report_difference(there, here, TIED, value, own)
+        yield _report_difference(there, here, TIED)
 
 
 def _check_rope_scaling(there: ModelFields, here: ModelFields, quantized: Checkpoint) -> Iterator[Finding]:
@@ -219,10 +251,25 @@ def _check_rope_scaling(there: ModelFields, here: ModelFields, quantized: Checkp
         message = f"config.json of the original declares no rope_scaling, but the quantized checkpoint stores {ROTATED}"
         remedy = "convert the model again: runtimes would rotate by other frequencies"
         yield make_finding("config_mismatch", "warning", None, message, remedy, key="rope_scaling")
-    if not stored and as_object(scaling).get("rope_type") == "llama3":
-        message = (
-            "config.json of the original declares rope_scaling llama3, but the quantized checkpoint stores no "
-            f"{ROTATED}"
-        )
-        remedy = "convert the model again: beyond a few thousand tokens runtimes would rotate by other frequencies"
+    rope = as_object(scaling)
+    kind = str(rope.get("rope_type"))
+    lacking = _find_lacking_factors(kind, rope.get("factor"), quantized)
+    if lacking:
+        message = f"config.json of the original declares rope_scaling {kind}, but the quantized checkpoint {lacking}"
+        when = "beyond a few thousand tokens " if kind == "llama3" else ""
+        remedy = f"convert the model again: {when}runtimes would rotate by other frequencies"
         yield make_finding("config_mismatch", "warning", None, message, remedy, key="rope_scaling")
+
+
+def _find_lacking_factors(kind: str, factor: object, quantized: Checkpoint) -> str | None:
+    """Return in words what a GGUF file lacks for a declared kind of rope_scaling; None if it lacks nothing."""
+    needed = {"llama3": ROTATED, **dict.fromkeys(LONGROPE, SHORT)}.get(kind)
+    if needed is not None:
+        return None if needed in quantized.entries else f"stores no {needed}"
+    if kind not in SCALED or factor in (None, 1, 1.0) or quantized.gguf is None:
+        return None
+    values, architecture = quantized.gguf.values, quantized.gguf.architecture
+    if not any(f"{architecture}.{key}" in values for key in FACTORS):
+        return f"lacks {architecture}.{FACTORS[0]}, so that llama.cpp scales nothing"
+    name = f"{architecture}.rope.scaling.type"
+    return None if kind == "linear" or name in values else f"lacks {name}, so that llama.cpp scales linearly"

@@ -154,6 +154,125 @@ class TestGguf:
         assert [] == found(of_config(latent), of_gguf(METADATA))
 
 
+class TestAbsentKeys:
+    """What llama.cpp and transformers assume for an absent key counts."""
+
+    def of_architecture(self, name, values=(), without=()):
+        model = {key.replace("llama.", f"{name}."): value for key, value in METADATA.items()}
+        model |= {"general.architecture": name} | {f"{name}.{key}": value for key, value in dict(values).items()}
+        return of_gguf({key: value for key, value in model.items() if key not in {f"{name}.{k}" for k in without}})
+
+    @pytest.mark.parametrize(
+        ("absent", "config", "key", "says"),
+        [
+            ("rope.freq_base", {}, "rope_theta", "lacks llama.rope.freq_base, so that llama.cpp takes 10000"),
+            ("attention.head_count_kv", {}, "num_key_value_heads", "llama.cpp takes 4 for num_key_value_heads"),
+            ("attention.key_length", {"head_dim": 32}, "head_dim", "llama.cpp takes 16 for head_dim"),
+            ("x", {"partial_rotary_factor": 0.5}, "partial_rotary_factor", "lacks llama.rope.dimension_count"),
+        ],
+    )
+    def test_default_of_any_architecture_is_compared(self, absent, config, key, says):
+        (one,) = found(
+            of_config(LLAMA | config), self.of_architecture("llama", without=[absent, "attention.key_length"])
+        )
+
+        assert ("config_mismatch", "warning", key) == (one.code, one.severity, one.evidence["key"])
+        assert says in one.message
+        assert f"config.json of the original declares {key}" in one.message
+
+    @pytest.mark.parametrize(
+        ("architecture", "key", "default", "other"),
+        [
+            ("gemma2", "sliding_window", 4096, 512),
+            ("gemma2", "attn_logit_softcapping", 50.0, 30.0),
+            ("gemma2", "final_logit_softcapping", 30.0, 50.0),
+            ("gemma3", "rope_local_base_freq", 10000.0, 20000.0),
+            ("granite", "residual_multiplier", 1.0, 0.22),
+            ("granitemoe", "embedding_multiplier", 1.0, 12.0),
+            ("granitehybrid", "attention_multiplier", 0.25, 0.0078125),
+            ("deepseek2", "routed_scaling_factor", 1.0, 2.5),
+            ("deepseek2", "norm_topk_prob", False, True),
+            ("deepseek2", "scoring_func", "softmax", "sigmoid"),
+            ("glm4moe", "routed_scaling_factor", 1, 2.5),
+        ],
+    )
+    def test_default_of_an_architecture_is_compared(self, architecture, key, default, other):
+        config = {name: value for name, value in LLAMA.items() if name != "sliding_window"}
+
+        assert [] == found(of_config(config | {key: default}), self.of_architecture(architecture))
+        (one,) = found(of_config(config | {key: other}), self.of_architecture(architecture))
+        assert key == one.evidence["key"]
+        assert [] == found(of_config(config | {key: other}), self.of_architecture("llama"))
+
+    @pytest.mark.parametrize(
+        ("name", "value", "config"),
+        [
+            ("expert_gating_func", 2, {"scoring_func": "sigmoid"}),
+            ("expert_weights_norm", True, {"norm_topk_prob": True}),
+            ("expert_weights_norm", False, {"norm_topk_prob": False}),
+            ("expert_weights_scale", 2.5, {"routed_scaling_factor": 2.5}),
+        ],
+    )
+    def test_declared_keys_of_experts_are_compared(self, name, value, config):
+        y = self.of_architecture("deepseek2", {name: value})
+        ((key, own),) = config.items()
+        other = {"sigmoid": "softmax", True: False, False: True, 2.5: 1.0}[own]
+
+        assert [] == found(of_config(LLAMA | config), y)
+        assert [key] == [one.evidence["key"] for one in found(of_config(LLAMA | {key: other}), y)]
+
+    def test_gemma3_without_a_window_attends_to_all_tokens(self):
+        (one,) = found(of_config(LLAMA | {"sliding_window": 512}), self.of_architecture("gemma3"))
+
+        assert "lacks gemma3.attention.sliding_window, so that llama.cpp takes none for sliding_window" in one.message
+
+    @pytest.mark.parametrize(("model", "keys"), [("llama", []), ("gemma3_text", ["rope_theta"]), ("unknown", [])])
+    def test_config_without_rope_theta_has_the_default_of_transformers(self, model, keys):
+        config = {key: value for key, value in LLAMA.items() if key != "rope_theta"} | {"model_type": model}
+        y = self.of_architecture("llama", without=["rope.freq_base"])
+
+        assert keys == [one.evidence["key"] for one in found(of_config(config), y)]
+        assert [] == found(of_config(config), of_config(LLAMA))
+
+    def test_two_gguf_files_may_declare_defaults_or_not(self):
+        declared = of_gguf(METADATA | {"llama.rope.freq_base": 10000.0})
+        absent = self.of_architecture("llama", without=["rope.freq_base"])
+
+        assert [] == found(declared, absent) + found(absent, declared) + found(absent, absent)
+        assert ["rope_theta"] == [one.evidence["key"] for one in found(of_gguf(METADATA), absent)]
+        assert ["rope_theta"] == [one.evidence["key"] for one in found(absent, of_gguf(METADATA))]
+
+    def test_projectors_and_denoisers_have_no_defaults(self):
+        y = {"general.architecture": "clip", "clip.vocab_size": 256, "clip.attention.head_count": 4}
+
+        assert [] == found(of_config(LLAMA), of_gguf(y | {"clip.embedding_length": 64}))
+
+    @pytest.mark.parametrize(
+        ("scaling", "values", "entries", "lacks"),
+        [
+            ({"type": "linear", "factor": 4.0}, {}, {}, "llama.rope.scaling.factor"),
+            ({"rope_type": "yarn", "factor": 4.0}, {}, {}, "llama.rope.scaling.factor"),
+            ({"rope_type": "yarn", "factor": 4.0}, {"rope.scaling.factor": 4.0}, {}, "llama.rope.scaling.type"),
+            ({"rope_type": "longrope", "short_factor": [1.0]}, {}, {}, "rope_factors_short.weight"),
+            ({"type": "linear", "factor": 4.0}, {"rope.scaling.factor": 4.0}, {}, None),
+            ({"type": "linear", "factor": 1.0}, {}, {}, None),
+            ({"type": "dynamic", "factor": 4.0}, {}, {}, None),
+            ({"type": "su"}, {}, {"rope_factors_short.weight": None}, None),
+        ],
+    )
+    def test_absent_scaling_of_rotations_is_reported(self, scaling, values, entries, lacks):
+        y = of_gguf(METADATA | {f"llama.{key}": value for key, value in values.items()}, entries)
+        said = [one.message for one in found(of_config(LLAMA | {"rope_scaling": scaling}), y)]
+
+        assert [lacks] * (lacks is not None) == [lacks for message in said if f" {lacks}" in message]
+        assert len(said) == (lacks is not None)
+
+    def test_base_computed_from_alpha_is_no_difference(self):
+        config = LLAMA | {"rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}
+
+        assert [] == found(of_config(config), of_gguf(METADATA, {}))
+
+
 def test_compare_reports_the_mismatch(tmp_path):
     x = {"model.layers.0.mlp.up_proj.weight": numbers(16, 64)}
     report = quanterr.compare(
