@@ -7,6 +7,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.limits import FEW
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, FoldedScales, Leftover, Pair, Pairing
+from quanterr.pairing.tied import DROPPED, TIED
 from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.selection.roles import role_of
 from quanterr.util.text import count, display, listed
@@ -56,6 +57,7 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
                 f"{listed(computed, 3)}; the stored values equal the computed ones"
             )
             yield make_finding("computed_buffer", "info", None, message, tensors=computed)
+    yield from _report_dropped_head(plan.leftovers)
     for (side, reason), names in group_omissions(plan.leftovers).items():
         message = (
             f"{count(len(names), 'tensor')} of the {side} checkpoint are not a part of this comparison: {reason}: "
@@ -70,6 +72,20 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
         yield make_finding("fp8_without_scale", "info", None, message, remedy)
     sides = ((pair.name, side) for pair in plan.pairs for side in (pair.original, pair.quantized))
     yield from report_layouts((name, warning) for name, side in sides for warning in side.warnings)
+
+
+def _report_dropped_head(leftovers: Iterable[Leftover]) -> Iterator[Finding]:
+    """Report a stored output layer that loaders drop, as config.json ties it to the embedding."""
+    tensors = [one.name for one in leftovers if (one.side, one.reason) == ("quantized", DROPPED)]
+    if not tensors:
+        return
+    head = tensors[0].rpartition(".")[0] + ".weight"  # the first tensor holds its elements
+    message = (
+        f"config.json declares {TIED}, but {display(head)} is {'quantized' if len(tensors) > 1 else 'stored'} "
+        "separately: loaders use the embedding instead, so that it is not compared"
+    )
+    remedy = f"leave it out of the file, or declare {TIED} false"
+    yield make_finding("config_mismatch", "warning", None, message, remedy, layers=[head], key=TIED)
 
 
 def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:

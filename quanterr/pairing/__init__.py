@@ -20,7 +20,7 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.adapters import ADVICE, describe_adapter
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import CheckpointError, FormatMismatch
-from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, is_auxiliary
+from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, find_rows, is_auxiliary
 from quanterr.formats.verbatim import verbatim
 from quanterr.pairing.buffers import is_computed
 from quanterr.pairing.conversion import find_conversion
@@ -31,12 +31,13 @@ from quanterr.pairing.names import may_be_transposed
 from quanterr.pairing.reversal import describe_reversal
 from quanterr.pairing.sampling import NO_COPY, TRANSPOSITION
 from quanterr.pairing.side import CheckpointSide, WeightCache
-from quanterr.pairing.tied import Ties
+from quanterr.pairing.tied import DROPPED, TiedHead, Ties, find_tied_head
 from quanterr.pairing.views import reshape_weight, take_rows, transpose_weight
 from quanterr.selection import LayerSelection
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import as_matrix
 from quanterr.tensors.workspace import TORCH_DTYPES
+from quanterr.util.strict_json import as_object
 from quanterr.util.text import display, listed
 
 SIDES = ("original", "quantized")
@@ -93,6 +94,10 @@ class _Pairer:
             there = self.conversion.find_counterparts(names[1 - number].values())
             side.attach_siblings({*(shared[name] for name in both), *there})
             side.undo_order = partial(self.conversion.undo_order, number)
+        if dropped := _find_dropped_head(quantized):
+            quantized.drop(dropped.head, DROPPED)
+            if tied := _find_tied_head(original):
+                original.drop(tied.head, DROPPED)
         # Shared name → own name of each weight, in the original and in the quantized checkpoint.
         self.names, self.there = (
             {shared: own for shared, own in given.items() if own in side.codes}
@@ -411,6 +416,23 @@ def _orient(x: Weight, y: Weight, original: CheckpointSide) -> tuple[Weight, Wei
     return original.memoize(("transposed", x.name), lambda: transpose_weight(x)), replace(
         y, evidence=(*y.evidence, evidence)
     )
+
+
+def _find_tied_head(side: CheckpointSide) -> TiedHead | None:
+    return find_tied_head(as_object(side.checkpoint.config.get("config.json")), side.codes)
+
+
+def _find_dropped_head(side: CheckpointSide) -> TiedHead | None:
+    """Return the output layer that loaders drop and that may differ from the embedding, as one of both is quantized."""
+    tied = _find_tied_head(side)
+    if tied is None:
+        return None
+    try:
+        head, embedding = (side.recognize(name) for name in tied)
+    except FormatMismatch:  # pairing reports why
+        return None
+    takes_head = any(row.takes_tied_head for row in find_rows(head.format))
+    return tied if (head.has_codes or embedding.has_codes) and not takes_head else None
 
 
 def _is_square(pair: Pair) -> bool:

@@ -102,6 +102,11 @@ class CheckpointSide:
             for entry in siblings:
                 self.codes.pop(entry.name, None)
 
+    def drop(self, weight: str, reason: str) -> None:
+        """Count the tensors of a weight as consumed, for a reason: no program uses them."""
+        for entry in (self.codes.pop(weight), *self.siblings.pop(weight, ())):
+            self.consumed[entry.name] = reason
+
     def recognize(self, weight: str, shape: tuple[int, ...] | None = None) -> Weight:
         """Return the weight of this name; ``shape`` is the original's shape, if known.
 

@@ -2,16 +2,20 @@
 
 Names give the candidates; the original's values show whether they are tied: then two of its tensors are equal.
 
-Reference: huggingface/transformers@5.23.0 _tied_weights_keys of OPT, T5, BART, BERT, RoBERTa, GPT-NeoX and others.
+If config.json ties the output layer to the embedding, loaders drop a stored output layer and use the embedding.
+
+Reference: huggingface/transformers@5.23.0 _tied_weights_keys of OPT, T5, BART, BERT, RoBERTa, GPT-NeoX and others, and
+modeling_utils.py tie_weights; ml-explore/mlx-lm@003da2e9 mlx_lm/models/llama.py sanitize, which removes it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.pairing.names import EMBEDDINGS, HEADS, canonicalize
 from quanterr.selection.roles import block_of
+from quanterr.util.strict_json import JsonFields, as_object
 
 # Paths outside blocks with one row, or one element of a bias, per token.
 _WEIGHTS = re.compile(
@@ -19,6 +23,17 @@ _WEIGHTS = re.compile(
     r"|tok_embeddings|(lm_head|predictions)\.decoder|vocab_projector)"
 )
 _BIASES = re.compile(r"(.*\.)?(lm_head|predictions)(\.decoder)?")
+
+
+TIED = "tie_word_embeddings"
+DROPPED = f"config.json declares {TIED}: loaders use the embedding instead"  # the reason given for a consumed leftover
+
+
+class TiedHead(NamedTuple):
+    """The output layer that a checkpoint stores although its config.json ties it to the embedding."""
+
+    head: str
+    embedding: str
 
 
 class Twin(NamedTuple):
@@ -67,6 +82,21 @@ class Ties:
         weights = [name for name in names if _classify(name) == "weight"]
         found = [name for name in weights if canonicalize(name)[0] in EMBEDDINGS] or weights
         return found[0] if len(found) == 1 else None
+
+
+def find_tied_head(main: JsonFields, names: Iterable[str]) -> TiedHead | None:
+    """Return the output layer that loaders drop by ``main``, which is config.json; None if they drop none.
+
+    ``names`` are the weights of the checkpoint.
+    """
+    declared = main.get(TIED, as_object(main.get("text_config")).get(TIED))
+    if declared is not True:
+        return None
+    weights = [name for name in names if _classify(name) == "weight"]
+    heads, embeddings = (
+        [name for name in weights if canonicalize(name)[0] in known] for known in ({"lm_head"}, EMBEDDINGS)
+    )
+    return TiedHead(heads[0], embeddings[0]) if len(heads) == len(embeddings) == 1 else None
 
 
 def _classify(name: str) -> str | None:

@@ -18,6 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 UINT32 = 4  # type of a GGUF key
 NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
 CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+TIED = CONFIG | {"tie_word_embeddings": True}
 
 
 def model():
@@ -128,6 +129,43 @@ def test_quantized_head_with_a_tied_embedding_is_reported(tmp_path, tied, n):
     found = mismatches(report_of(tmp_path, coded(x), CONFIG | {"tie_word_embeddings": tied}, x))
 
     assert n == sum("tie_word_embeddings, but lm_head.weight is quantized separately" in one for one in found)
+
+
+class TestTiedHead:
+    """An output layer that loaders drop, since config.json ties it to the embedding."""
+
+    HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+    def compare(self, path, x, y):
+        path.mkdir(exist_ok=True)
+        return quanterr.compare(store(path / "x", x, config=TIED), store(path / "y", y, config=TIED), device="cpu")
+
+    def quantize(self, x, but=()):
+        weights = {name.replace("embed", "?"): weight for name, weight in x.items() if name not in but}
+        found = {name.replace("?", "embed"): tensor for name, tensor in coded(weights).items()}
+        return found | {name: x[name] for name in but}
+
+    @pytest.mark.parametrize(("but", "how"), [([], "quantized"), ([HEAD], "stored")])
+    @pytest.mark.parametrize("is_stored", [True, False], ids=["stored twice", "stored once"])
+    def test_head_that_loaders_drop_does_not_count(self, tmp_path, but, how, is_stored):
+        x = model()
+        head = {self.HEAD: x[self.EMBEDDING].clone()}
+        expected = self.compare(tmp_path / "without", x, self.quantize(x))
+        report = self.compare(tmp_path / "with", x | (head if is_stored else {}), self.quantize(x | head, but))
+        (message,) = [one for one in mismatches(report) if "tie_word_embeddings" in one]
+
+        assert f"lm_head.weight is {how} separately: loaders use the embedding instead" in message
+        assert [layer.layer_name for layer in expected.layers] == [layer.layer_name for layer in report.layers]
+        assert expected.aggregate == report.aggregate
+        assert expected.verdict == report.verdict
+
+    def test_copy_of_an_unquantized_embedding_is_compared(self, tmp_path):
+        x = model()
+        x[self.HEAD] = x[self.EMBEDDING].clone()
+        report = self.compare(tmp_path, x, self.quantize(x, [self.HEAD, self.EMBEDDING]))
+
+        assert self.HEAD in {one.layer_name for one in report.lossless}
+        assert [] == [one for one in mismatches(report) if "tie_word_embeddings" in one]
 
 
 def of_golden(folder, case, quantization_config):
