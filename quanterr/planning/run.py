@@ -202,6 +202,7 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
         uniform=sorted((_make_uniform(name, rows, fixed, limit, most) for name in reports), key=lambda one: one.bytes),
         curve=curve,
         knee=_find_knee(curve),
+        importance=first.settings.importance,
         run=first.run,
     )
 

@@ -225,6 +225,18 @@ class TestImportance:
         assert {"predicted KLD"} == {one.measure for one in found}
         assert quantized[0] != quantized[1]
 
+    @pytest.mark.parametrize("name", ["i.gguf", "a model's $(x).dat"])
+    def test_llama_quantize_gets_the_importance_matrix_of_the_plan(self, original, importance, name):
+        found = plan(original, bits=6, to=["gguf_q4_0"], importance=importance[1], device="cpu")
+        given = replace(found, importance=name)
+        command = export_plan(given, "llama-quantize").split("\n", 1)[1].replace("\\\n", "")
+        without = plan(original, bits=6, to=["gguf_q4_0"], device="cpu")
+
+        assert str(importance[1]) == found.importance
+        assert ["llama-quantize", "--imatrix", name] == shlex.split(command)[:3]
+        assert without.importance is None
+        assert "--imatrix" not in export_plan(without, "llama-quantize")
+
     def test_limit_on_the_squared_error_is_refused(self, original, importance):
         with pytest.raises(UsageError, match="min_snr limits the squared error"):
             plan(original, min_snr=30, to=TO, importance=importance[1], device="cpu")
@@ -272,6 +284,30 @@ class TestExports:
         assert 6 == len(given[2:])
         assert all(value.startswith(r"^blk\.") for _, value in given[2:])
         assert r"^blk\.0\.ffn_up\.weight$=" in found
+
+    def test_plan_with_searched_scales_is_refused(self, original):
+        """No program computes these scales, so the checkpoint would have other errors than planned."""
+        found = plan(original, bits=9, to=["int8_row"], scales="mse", device="cpu")
+        same = plan(original, bits=9, to=["int8_row"], scales="absmax", device="cpu")
+
+        assert [] == consumers_of(found)
+        assert "convert_to_quant" in consumers_of(same)
+        with pytest.raises(UsageError, match="convert_to_quant does not write int8_row:scales=mse; plan with recipes"):
+            export_plan(found, "convert_to_quant")
+        assert "int8_tensorwise" in export_plan(same, "convert_to_quant")
+
+    @pytest.mark.parametrize(("program", "recipe"), [("llmcompressor", "int8_channel"), ("bitsandbytes", "nf4")])
+    def test_head_is_left_out_unless_the_plan_quantizes_it(self, tmp_path, program, recipe):
+        names = ("lm_head.weight", "model.layers.0.mlp.up_proj.weight")
+        given = store(tmp_path / "x.safetensors", {name: numbers(64, 64).float() for name in names})
+        found = plan(given, bits=10, to=[recipe], layers=["*"], device="cpu")
+        kept = [replace(one, recipe=ORIGINAL) if one.layer_name == names[0] else one for one in found.layers]
+        others = [one for one in found.layers if one.layer_name != names[0]]
+
+        assert {recipe} == {one.recipe for one in found.layers}
+        assert '"lm_head"' not in export_plan(found, program)
+        assert 1 == export_plan(replace(found, layers=kept), program).count('"lm_head"')
+        assert 1 == export_plan(replace(found, layers=others), program).count('"lm_head"')
 
     def test_formats_that_no_runtime_loads_together_are_named(self, original):
         found = plan(original, bits=6, to=["nvfp4,gguf_q8_0"], device="cpu")

@@ -69,8 +69,8 @@ class Plan(Document, kw_only=True):
 
     schema_: str = "quanterr.plan"
     # 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured; 1.4 predicted output error;
-    # 1.5 what unquantized layers cost and gain
-    schema_version: str = "1.5"
+    # 1.5 what unquantized layers cost and gain; 1.6 importance
+    schema_version: str = "1.6"
     original: Annotated[str, doc("path of the original")]
     original_bytes: int
     architecture: Annotated[str, doc("architecture in llama.cpp's terms, which determines its tensor names")]
@@ -93,6 +93,7 @@ class Plan(Document, kw_only=True):
     curve: Annotated[list[Point], doc("least cost by size, the smallest first")]
     knee: Annotated[Point | None, doc("point from which further bytes gain less")]
     measured: Annotated[Measurement | None, doc("measured effect; null without --verify")] = None
+    importance: Annotated[str | None, doc("importance matrix that the plan assumes; null without --importance")] = None
     run: RunInfo
 
     @property

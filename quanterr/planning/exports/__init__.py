@@ -118,8 +118,8 @@ def check_consumer(consumer: str | None) -> None:
 
 
 def _base_recipe(layer: PlannedLayer) -> str:
-    """Return a layer's recipe without its choice of scales."""
-    return layer.recipe.partition(":scales")[0].removesuffix(":strict")
+    """Return a layer's recipe as programs know it: they scale by the largest element; other scales stay in its name."""
+    return layer.recipe.removesuffix(":strict").replace(":scales=absmax", "")
 
 
 def _unwritable_recipes(plan: Plan, consumer: str) -> list[str]:

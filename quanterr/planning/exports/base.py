@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from quanterr.documents.plan.model import Plan
+from quanterr.documents.plan.model import ORIGINAL, Plan
 
+HEAD = "lm_head"
 STACK = (1, 1, 1)  # stands for the shape of a stack of experts
 INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>\d+)|(?P<channel>channel))(?P<asym>:asym)?")
 
@@ -22,6 +23,13 @@ class Consumer(NamedTuple):
     python: str = ""  # Python code with {original} and {file}, for a library
     reads: str = ""  # suffix of the original; empty for a folder
     mixes: bool = True  # whether a checkpoint can have several recipes
+
+
+def list_kept_modules(modules: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the modules to leave unquantized: those of the plan, and the head, unless the plan quantizes it."""
+    kept = list(modules.get(ORIGINAL, ()))
+    planned = [name for names in modules.values() for name in names]
+    return kept if any(name.rpartition(".")[2] == HEAD for name in planned) else [HEAD, *kept]
 
 
 def format_json(found: object) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.errors import UsageError
-from quanterr.planning.exports.base import Consumer, format_json
+from quanterr.planning.exports.base import Consumer, format_json, list_kept_modules
 from quanterr.util.text import listed
 
 
@@ -19,7 +19,7 @@ def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
         "load_in_4bit": True,
         "bnb_4bit_quant_type": kind,
         "bnb_4bit_use_double_quant": double == "double",
-        "llm_int8_skip_modules": ["lm_head", *modules.get(ORIGINAL, ())],
+        "llm_int8_skip_modules": list_kept_modules(modules),
     }
     return format_json(fields)
 

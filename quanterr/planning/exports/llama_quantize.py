@@ -1,6 +1,7 @@
 """The command of llama-quantize, with ``--tensor-type NAME=TYPE`` for each tensor, for types of ggml."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -17,9 +18,10 @@ from quanterr.util.text import display
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     """Return the command of llama-quantize, after one that makes its input if the original is not a GGUF file.
 
-    An embedding or head that is not in the plan gets bf16, as the base type would quantize it. Which of two matching
-    patterns decides depends on the version of llama-quantize, so no tensor matches two. Gate and up of experts are two
-    stacks in GGUF files, even if they are one in the original.
+    It gets the importance matrix by which the plan chose scales. An embedding or head that is not in the plan gets
+    bf16, as the base type would quantize it. Which of two matching patterns decides depends on the version of
+    llama-quantize, so no tensor matches two. Gate and up of experts are two stacks in GGUF files, even if they are one
+    in the original.
     """
     lines: dict[str, str] = {}
     for recipe, names in modules.items():
@@ -32,7 +34,8 @@ def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
             if lines.setdefault(own, kind) != kind:
                 raise UsageError(f"--export llama-quantize: {display(own)} is one tensor there, but has two recipes")
     ends = {"--token-embedding-type": "token_embd", "--output-tensor-type": "output"}
-    words = [f"{option} {lines.pop(name, 'bf16')}" for option, name in ends.items()]
+    words = [] if plan.importance is None else [f"--imatrix {shlex.quote(plan.importance)}"]
+    words += [f"{option} {lines.pop(name, 'bf16')}" for option, name in ends.items()]
     words += [tensor_type(escape(name), kind) for name, kind in lines.items()]
     quantized = Counter(kind for kind in lines.values() if kind != "bf16")
     base = quantized.most_common(1)[0][0] if quantized else "bf16"

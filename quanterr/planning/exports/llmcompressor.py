@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from quanterr.documents.plan.model import ORIGINAL, Plan
-from quanterr.planning.exports.base import INTEGER, Consumer, format_json
+from quanterr.planning.exports.base import HEAD, INTEGER, Consumer, format_json, list_kept_modules
 from quanterr.util.strict_json import JsonObject
 
 
@@ -13,7 +13,7 @@ def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
         f"group_{n}": {"targets": [_match_exactly(name) for name in names], **_config_group(recipe)}
         for n, (recipe, names) in enumerate((r, names) for r, names in modules.items() if r != ORIGINAL)
     }
-    ignore = ["lm_head", *(_match_exactly(name) for name in modules.get(ORIGINAL, ()))]
+    ignore = [name if name == HEAD else _match_exactly(name) for name in list_kept_modules(modules)]
     modifier = {"QuantizationModifier": {"ignore": ignore, "config_groups": groups}}
     return format_json({"quant_stage": {"quant_modifiers": modifier}})
 
