@@ -33,6 +33,7 @@ from msgspec.structs import replace
 
 from quanterr.documents.base import Finding
 from quanterr.findings.activations import check_activation_scales
+from quanterr.findings.casts import check_casts
 from quanterr.findings.codes import make_finding
 from quanterr.findings.compensation import drop_compensated
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
@@ -198,6 +199,7 @@ class FindingCollector:
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
         copies = [replace(one, copy=classify_shifted_copy(one)) if one.offset else one for one in seen]
+        cast = check_casts(copies, self._plan.pairs)
         changed = check_unquantized(copies, self._same, self._explained, coded)
         broken = set().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
         apart = broken | self._undone  # factors were undone only as exactly as the codes show them
@@ -205,7 +207,7 @@ class FindingCollector:
         with on_cpu() as workspaces:
             siblings = list(check_sibling_scales(seen, workspaces[1]))
         both = [*self._constant.findings(), *self._repeated.findings()]
-        found = [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *siblings, *both]
+        found = [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *cast, *siblings, *both]
         kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found)), seen)
         return merge_bad_rows(merge_excess(kept), len(seen))
 

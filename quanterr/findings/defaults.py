@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from quanterr.checkpoints import GgufMetadata
-from quanterr.checkpoints.gguf_metadata import Value
 from quanterr.util.strict_json import JsonFields, JsonObject
 
 Computed = Callable[[JsonFields], float | None]  # from the other values, by the keys of config.json
@@ -75,7 +74,7 @@ OF_ARCHITECTURE: Mapping[str, Mapping[str, Default]] = {
     "deepseek2": {**EXPERTS, "scoring_func": Default("expert_gating_func", "softmax")},
     "glm4moe": EXPERTS,
 }
-GATES: Mapping[Value, str] = {1: "softmax", 2: "sigmoid"}  # numbers of expert_gating_func
+GATES: Mapping[object, str] = {1: "softmax", 2: "sigmoid"}  # numbers of expert_gating_func
 ROPE_THETA: Mapping[str, float] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3"), 10000.0),
     **dict.fromkeys(("gemma3", "gemma3_text"), 1_000_000.0),

@@ -18,6 +18,7 @@ from quanterr.findings.declared import Stored, check_declared
 from quanterr.findings.file_types import check_file_type
 from quanterr.findings.heads import OF_BLOCK, check_heads
 from quanterr.findings.loading import check_loading
+from quanterr.findings.parts import check_optional_parts
 from quanterr.findings.runtimes import check_runtimes
 from quanterr.findings.schemes import check_schemes, compare_declarations
 from quanterr.formats import FORMATS, find_rows
@@ -46,6 +47,7 @@ def check_structure(checkpoint: Checkpoint, labels: Labels, stored: Sequence[Sto
     yield from check_completeness(checkpoint)
     yield from check_loading(checkpoint, labels, [one.weight for one in stored])
     yield from _check_layouts(labels.config, stored)
+    yield from check_optional_parts(one.weight for one in stored)
     yield from check_file_type(checkpoint)
     yield from check_runtimes(checkpoint.entries, labels.method)
     yield from report_lone_rotations(find_lone_transforms(labels.config, checkpoint.entries))

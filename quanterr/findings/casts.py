@@ -1,0 +1,55 @@
+"""Tensors that the original keeps in F32 among 16-bit ones, and that the quantized checkpoint stores in fewer bits.
+
+Models compute some things in F32 on purpose: the routing of experts and its correction biases, the decay of recurrent
+layers (A_log, dt_bias, D), the mixing of hyper-connections. An original whose other weights have 16 bits says so by
+their dtype; a program that casts every unquantized tensor to one dtype loses that. Norms are left out: 16 bits suffice
+for them, and programs cast them when they load a model.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from quanterr.documents.base import Finding
+from quanterr.findings.codes import make_finding
+from quanterr.findings.layers import WeightSummary
+from quanterr.pairing.model import Pair
+from quanterr.selection.roles import role_of
+from quanterr.tensors.casts import Copy
+from quanterr.util.text import count, display, listed
+
+WIDE, HALF = "F32", frozenset({"BF16", "F16"})
+PLAIN = ("dense", "fp8_cast")  # formats of single numbers; GGUF files, whose converter chooses dtypes, have others
+
+
+def check_casts(seen: Sequence[WeightSummary], pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Report F32 tensors whose cast lost digits; ``seen`` are the weights that differ, among all ``pairs``."""
+    narrowed = [one for one in seen if _is_narrowed(one.pair) and one.copy != Copy.CHANGED]
+    if not narrowed or not _has_mostly_half_floats(pairs):
+        return
+    names = [one.pair.name for one in narrowed]
+    worst = min(narrowed, key=lambda one: one.figures.snr_db if one.figures else inf)
+    worst_db = worst.figures.snr_db if worst.figures else None
+    dtypes = " and ".join(sorted({one.pair.quantized.codes.dtype for one in narrowed}))
+    shown = f"; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB" if worst_db is not None else ""
+    message = (
+        f"{count(len(names), 'tensor')} that the original keeps in {WIDE} among 16-bit ones "
+        f"{'is' if len(names) == 1 else 'are'} stored as {dtypes}: {listed(names, 3)}{shown}"
+    )
+    remedy = f"keep them in {WIDE}, which the model computes with: they are small"
+    yield make_finding("cast_down", "warning", None, message, remedy, layers=names, snr_db=worst_db)
+
+
+def _is_narrowed(pair: Pair) -> bool:
+    x, y = pair.original, pair.quantized
+    is_plain = x.format == PLAIN[0] and y.format in PLAIN
+    return is_plain and x.codes.dtype == WIDE and y.codes.bits < x.codes.bits and role_of(pair.name) != "norm"
+
+
+def _has_mostly_half_floats(pairs: Sequence[Pair]) -> bool:
+    """Return whether the original stores more elements in 16 bits than in F32."""
+    sizes = {WIDE: 0, "half": 0}
+    for pair in pairs:
+        dtype = pair.original.codes.dtype
+        if dtype == WIDE or dtype in HALF:
+            sizes[WIDE if dtype == WIDE else "half"] += pair.original.n
+    return sizes["half"] > sizes[WIDE]

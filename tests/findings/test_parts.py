@@ -1,0 +1,116 @@
+"""Optional parts that some weights of a kind lack, and F32 tensors that were cast to fewer bits."""
+
+import pytest
+import torch
+from support.making import numbers, quantized_fp8, store
+
+import quanterr
+
+FP8 = torch.float8_e4m3fn
+
+
+def experts(lacking=(), part="pre_quant_scale", n=6):
+    """Return experts in INT8 with a factor for each input, which some lack."""
+    found = {}
+    for expert in range(n):
+        name = f"model.layers.0.mlp.experts.{expert}.up_proj"
+        found |= {f"{name}.weight": torch.ones(8, 32, dtype=torch.int8), f"{name}.weight_scale": torch.ones(8)}
+        if expert not in lacking:
+            found[f"{name}.{part}"] = torch.ones(32)
+    return found
+
+
+def told(findings, code):
+    return [one for one in findings if one.code == code]
+
+
+class TestMissingParts:
+    def test_experts_without_the_factors_of_the_others_are_named(self, tmp_path):
+        y = store(tmp_path / "y.safetensors", experts((2, 4)))
+        x = {name: tensor.float() for name, tensor in experts(range(6)).items() if name.endswith("weight")}
+        names = [f"model.layers.0.mlp.experts.{n}.up_proj.weight" for n in (2, 4)]
+        report = quanterr.compare(store(tmp_path / "x.safetensors", x), y, device="cpu")
+
+        for findings in (report.findings, quanterr.inspect(y).findings):
+            (one,) = told(findings, "missing_part")
+            assert ("warning", names) == (one.severity, one.evidence["layers"])
+            assert "2 weights of 6 lack pre_quant_scale, which the others of the same kind have" in one.message
+
+    def test_stacked_experts_are_named_one_by_one(self, tmp_path):
+        y = store(tmp_path / "y.safetensors", experts((3,)))
+        x = {"model.layers.0.mlp.experts.up_proj": torch.ones(6, 8, 32)}
+        report = quanterr.compare(store(tmp_path / "x.safetensors", x), y, device="cpu")
+        (one,) = told(report.findings, "missing_part")
+
+        assert ["model.layers.0.mlp.experts.3.up_proj.weight"] == one.evidence["layers"]
+
+    @pytest.mark.parametrize("lacking", [(), range(6), range(3), (1, 2, 3, 4, 5)])
+    def test_parts_that_all_or_half_of_the_weights_lack_are_silent(self, tmp_path, lacking):
+        y = store(tmp_path / "y.safetensors", experts(lacking))
+
+        assert [] == told(quanterr.inspect(y).findings, "missing_part")
+
+    def test_weights_of_another_kind_may_lack_the_part(self, tmp_path):
+        tensors = experts()
+        name = "model.layers.0.self_attn.o_proj.weight"
+        tensors |= {name: torch.ones(8, 32, dtype=torch.int8), f"{name}_scale": torch.ones(8)}
+
+        assert [] == told(quanterr.inspect(store(tmp_path / "y.safetensors", tensors)).findings, "missing_part")
+
+    def test_absent_zero_points_of_few_layers_are_reported(self, tmp_path):
+        tensors = {}
+        for n in range(4):
+            name = f"model.layers.{n}.mlp.up_proj.weight"
+            tensors |= {f"{name}_packed": torch.zeros(8, 8, dtype=torch.int32), f"{name}_scale": torch.ones(8, 2)}
+            tensors[f"{name}_shape"] = torch.tensor([8, 64])
+            if n:
+                tensors[f"{name}_zero_point"] = torch.zeros(1, 2, dtype=torch.int32)
+        (one,) = told(quanterr.inspect(store(tmp_path / "y.safetensors", tensors)).findings, "missing_part")
+
+        assert "1 weight of 4 lacks zero_point, which" in one.message
+
+
+class TestCasts:
+    WIDE = ("linear_attn.A_log", "linear_attn.dt_bias", "mlp.gate.e_score_correction_bias", "attn_hc.fn")
+
+    def original(self):
+        found = {f"model.layers.0.{name}": numbers(48, seed=n).float() / 3 for n, name in enumerate(self.WIDE)}
+        found["model.layers.0.mlp.up_proj.weight"] = numbers(64, 64).bfloat16()
+        return found
+
+    def compare(self, tmp_path, x, cast):
+        weight, scale = quantized_fp8(numbers(64, 64).float())
+        y = {name: tensor.to(cast) if tensor.dtype == torch.float32 else tensor for name, tensor in x.items()}
+        y["model.layers.0.mlp.up_proj.weight"] = weight
+        if cast != FP8:  # a file with scales must have one for each weight in FP8
+            y["model.layers.0.mlp.up_proj.weight_scale"] = scale
+        sides = store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y)
+        return told(quanterr.compare(*sides, device="cpu").findings, "cast_down")
+
+    @pytest.mark.parametrize(("cast", "dtype"), [(torch.bfloat16, "BF16"), (torch.float16, "F16"), (FP8, "F8_E4M3")])
+    def test_tensors_in_full_precision_that_were_cast_are_named(self, tmp_path, cast, dtype):
+        (one,) = self.compare(tmp_path, self.original(), cast)
+
+        assert {f"model.layers.0.{name}" for name in self.WIDE} == set(one.evidence["layers"])
+        assert f"4 tensors that the original keeps in F32 among 16-bit ones are stored as {dtype}: " in one.message
+        assert one.evidence["snr_db"] > 20  # half of a step of E4M3 is 2^-4 of a value
+        assert "warning" == one.severity
+
+    def test_cast_that_loses_nothing_is_silent(self, tmp_path):
+        x = {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in self.original().items()}
+
+        assert [] == self.compare(tmp_path, x, torch.bfloat16)
+
+    def test_original_in_full_precision_may_be_cast(self, tmp_path):
+        x = {name: tensor.float() for name, tensor in self.original().items()}
+
+        assert [] == self.compare(tmp_path, x, torch.bfloat16)
+
+    def test_norms_may_be_cast_to_16_bits(self, tmp_path):
+        x = {"model.layers.0.mlp.up_proj.weight": numbers(64, 64).bfloat16()}
+        x["model.layers.0.input_layernorm.weight"] = 1 + numbers(64).float() / 3
+
+        assert [] == self.compare(tmp_path, x, torch.bfloat16)
+
+    def test_kept_tensors_are_silent(self, tmp_path):
+        assert [] == self.compare(tmp_path, self.original(), torch.float32)
