@@ -13,7 +13,7 @@ from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.model import Bucket, Leftover, Pair
 from quanterr.pairing.side import CheckpointSide
-from quanterr.pairing.views import transpose_weight
+from quanterr.pairing.views import undo_views
 from quanterr.selection import LayerSelection
 from quanterr.util.text import count, display
 
@@ -100,17 +100,23 @@ def list_tensors_like(
         CheckpointError: a tensor of either checkpoint has no counterpart in the other, or a label is damaged.
         UsageError: a pattern of the selection matches no weight.
     """
-    pairing = choose_alternatives(pair(original, checkpoint, selection))
-    made = {one.name: _make_like(one, dtype) for one in pairing.pairs}
-    refused = [f"{display(name)}: its form in the original cannot be restored" for name, one in made.items() if not one]
+    # Factors that a quantizer moved between weights and norms stay where they are: the norms have them, too.
+    pairing = choose_alternatives(pair(original, checkpoint, selection), undo=False)
+    made: dict[str, WrittenTensor] = {}
+    refused = []
+    for one in pairing.pairs:
+        try:
+            made[one.name] = _make_like(one, dtype)
+        except FormatMismatch as mismatch:
+            refused.append(f"{display(one.name)}: {mismatch}")
     lost = (left for left in pairing.leftovers if left.bucket not in (Bucket.CONSUMED, Bucket.FILTERED_OUT))
     refused += [f"{display(left.name)}: {left.reason}" for left in lost]
     _refuse(checkpoint, refused)
     copied = {entry.name: entry for entry in _list_consumed(pairing.leftovers)}
     found = []
     for name, entry in original.entries.items():
-        if (one := made.get(name)) is not None:
-            found.append(one)
+        if name in made:
+            found.append(made[name])
         elif name in copied:
             found.append(WrittenTensor(name, entry.dtype, entry.shape, None, entry))
     return found
@@ -125,20 +131,25 @@ def _list_consumed(leftovers: Iterable[Leftover]) -> Iterable[Entry]:
     )
 
 
-def _make_like(one: Pair, dtype: str | None) -> WrittenTensor | None:
-    """Return a pair's tensor in the original's form; None if the pair was compared in another form."""
-    stored, weight = one.original_codes[0], one.quantized
-    if len(one.original_codes) > 1 or stored.name != one.name:
-        return None
-    if weight.shape != stored.shape and weight.shape[:-2] + weight.shape[:-3:-1] == stored.shape:
-        weight = transpose_weight(weight)  # the pair has the original transposed
-    if prod(weight.shape) != prod(stored.shape):
-        return None
+def _make_like(one: Pair, dtype: str | None) -> WrittenTensor:
+    """Return a pair's tensor in the original's form.
+
+    Raises:
+        FormatMismatch: the original has another form than can be restored or written.
+    """
+    stored, weight = one.original_codes[0], undo_views(one.original, one.quantized)
+    if stored.name != one.name:
+        held = f"the original has no floats of this name, but {stored}"
+        raise FormatMismatch(f"{held}: leave the tensor out (--exclude), or give an original in floats")
     if weight.encoding == "bits":
         return WrittenTensor(one.name, weight.codes.dtype, stored.shape, None, weight.codes)
+    if weight.n != stored.n:
+        raise FormatMismatch(f"the original stores codes, {stored}: give an original in floats")
     kept = stored.dtype if stored.dtype in FLOATS else None
     chosen = (dtype if weight.has_codes else None) or kept or dtype
-    return None if chosen is None else WrittenTensor(one.name, chosen, stored.shape, weight)
+    if chosen is None:
+        raise FormatMismatch(f"the original stores codes, {stored}: give the dtype to write (--dtype)")
+    return WrittenTensor(one.name, chosen, stored.shape, weight)
 
 
 def _refuse(checkpoint: Checkpoint, refused: Sequence[str]) -> None:

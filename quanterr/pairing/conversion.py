@@ -16,9 +16,10 @@ from functools import cache, cached_property
 import torch
 from msgspec.structs import replace
 
-from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.base import RECIPE
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
+from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight
 from quanterr.pairing.converters import hugging_face, llama_cpp, mlx
 from quanterr.pairing.converters.denoisers import DenoiserNaming, naming_between
@@ -34,11 +35,12 @@ from quanterr.pairing.views import (
     reshape_weight,
     scale_weight,
     take_rows,
-    transpose_stack,
+    transpose_weight,
 )
 from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.text import display
 
 Shape = tuple[int, ...]
 WITH_HEADS = ("config.json", "params.json")  # files that describe the model
@@ -279,7 +281,10 @@ class GgufConversion(Conversion):
         if split is not None and block is not None and self._side == 1:
             place, rows = f"blk.{block.rpartition('.')[2]}", self._sides[0].entries[name].shape[0]
             names = tuple(f"{place}.{piece}{kind}" for piece in split.pieces)
-            yield Atoms(names, equal=False, order=split.order(self._model(place), rows))
+            order = split.order(self._model(place), rows)
+            if order is None and names[0] in self._names:
+                raise FormatMismatch(_describe_misfit(f"{place}.{split.pieces[0]}", f"{rows} rows of {display(name)}"))
+            yield Atoms(names, equal=False, order=order)
         if path.endswith("patch_embed.proj") and not kind and llama_cpp.PATCHES[1] in self._stored:
             shape = self._sides[1 - self._side].entries[name].shape
             names = tuple(_split_name(patch)[0] for patch in llama_cpp.PATCHES)
@@ -336,15 +341,15 @@ class GgufConversion(Conversion):
             flat = weight.shape[0], weight.n // weight.shape[0]
             return reshape_weight(reorder(weight, llama_cpp.order_pixels(weight.shape)), flat)
         if side == self._side and self._architecture in llama_cpp.FLAT and len(weight.shape) == 3:
-            experts = transpose_stack(weight) if path.endswith("ffn_down_exps") else weight
+            experts = transpose_weight(weight) if path.endswith("ffn_down_exps") else weight
             return reshape_weight(experts, (experts.shape[0] * experts.shape[1], experts.shape[2]))
         prescribed, mistaken = llama_cpp.find_orders(self._kind, path.rpartition(".")[2])
         if side != self._side or not (prescribed or mistaken):
             return weight
         model = self._model(path)
         for row in (*prescribed, *mistaken):
-            order = row.find(model, weight)
-            if order is None:
+            order = row.find(model, weight.shape)
+            if order is None or order.changes_nothing:
                 continue
             expected = f", as {LLAMA_CPP} expects for {self._architecture}"
             ordered = reorder(weight, order)
@@ -385,6 +390,8 @@ class GgufConversion(Conversion):
             FormatMismatch: an order cannot be undone.
         """
         gguf = (pair.original, pair.quantized)[self._side]
+        for entry in pair.codes[self._side]:
+            self._check_order(entry)
         path, kind = _split_name(gguf.codes.name)
         word = path.rpartition(".")[2]
         block = self._model(path).block
@@ -403,6 +410,13 @@ class GgufConversion(Conversion):
         if prescribed and prescribed[0].is_usual and len(pair.original.shape) > 1:
             return pair  # a linear layer of a norm's name
         return _change_numbers(pair, 1 - self._side, changes, others, f"{LLAMA_CPP} expects for {self._architecture}")
+
+    def _check_order(self, entry: Entry) -> None:
+        """Raise FormatMismatch if the converter reorders a tensor and the metadata do not show how."""
+        path, _ = _split_name(entry.name)
+        prescribed, _ = llama_cpp.find_orders(self._kind, path.rpartition(".")[2])
+        if any(row.find(self._model(path), entry.shape) is None for row in prescribed):
+            raise FormatMismatch(_describe_misfit(path, str(entry)))
 
     def _unfold(self, pair: Pair, path: str) -> Pair:
         """Multiply each expert of the original by the factor that the converter folded into the expert's scale."""
@@ -515,6 +529,13 @@ def _map_names(architecture: str) -> dict[str, tuple[str, ...]]:
         found.setdefault(canonicalize(f"{original}.weight")[0], set()).add(name)
     unique = {path: tuple(names) for path, names in found.items() if len(names) == 1}
     return {**llama_cpp.EVERYWHERE, **unique, **llama_cpp.NAMES.get(architecture, {})}
+
+
+def _describe_misfit(path: str, stored: str) -> str:
+    return (
+        f"{LLAMA_CPP} reorders {display(path)}, and the numbers of heads in the file's metadata do not fit {stored}: "
+        "convert the original again"
+    )
 
 
 def _split_name(name: str) -> tuple[str, str]:

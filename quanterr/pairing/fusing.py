@@ -27,7 +27,7 @@ from quanterr.pairing.views import (
     scale_weight,
     stack_weights,
     take_rows,
-    transpose_stack,
+    transpose_weight,
 )
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display, listed
@@ -227,7 +227,7 @@ class Holders:
             raise FormatMismatch(shapes)
         if any(weight.matrix[1] != weight.shape[2] for weight in (first, rest)):  # recognized as a convolution
             raise FormatMismatch(f"{shapes}: heads with so few columns are not supported")
-        first = transpose_stack(first)
+        first = transpose_weight(first)
         n, rows, cols = first.shape
         more = rest.shape[1]
         if (n * (rows + more), cols) != shape or rest.shape[2] != cols:

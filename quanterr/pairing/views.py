@@ -2,9 +2,12 @@
 
 Each view is a Weight that cuts, stacks or transposes dequantized values chunk by chunk and stores nothing. Views can
 be nested, so fused, split and stacked projections need no further code.
+
+Where the original is compared through views, because a converter changed what the quantized checkpoint stores,
+``undo_views`` brings the quantized weight back into the original's form. The inverse of each view is in ``_INVERSES``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -13,12 +16,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from quanterr.checkpoints import Entry
+from quanterr.errors import FormatMismatch
 from quanterr.formats import SEVERAL, Values, Weight
-from quanterr.pairing.converters.numbers import ElementChange
+from quanterr.pairing.converters.numbers import ElementChange, Undone
 from quanterr.pairing.converters.orders import Order
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.tensors.workspace import Workspace
 
 Dequantize = Callable[[Chunk, Workspace], Values]
 
@@ -26,6 +29,12 @@ Dequantize = Callable[[Chunk, Workspace], Values]
 def is_view(weight: Weight) -> bool:
     """Return whether the values of a weight are read through a view that moves or changes them."""
     return isinstance(weight.dequantize, partial) and weight.dequantize.func.__module__ == __name__
+
+
+def is_plain(weight: Weight) -> bool:
+    """Return whether a weight's values are its stored floats, in order."""
+    is_changed = weight.computed or is_view(weight)
+    return weight.encoding == "floats" and weight.codes.shape == weight.shape and not is_changed
 
 
 def take_rows(weight: Weight, first: int, shape: tuple[int, ...]) -> Weight:
@@ -195,30 +204,34 @@ def _dequantize_reordered(
 
 
 def transpose_weight(weight: Weight) -> Weight:
-    """Transpose a dense weight [in, out] to [out, in], or [experts, in, out] to [experts, out, in].
-
-    The stored values of one expert at a time are held in memory, as columns cannot be read alone.
-    """
+    """Transpose a weight [in, out] to [out, in], or each matrix of a stack, [n, in, out] to [n, out, in]."""
     *stack, rows, cols = weight.shape
     shape = (*stack, cols, rows)
-    is_kernel = as_matrix(shape)[0] == stack[0] if stack else False
-    return _make_view(
-        weight,
-        shape,
-        partial(_dequantize_transposed_kernels if is_kernel else _dequantize_transposed, weight.codes, rows, cols),
-    )
+    n = prod(stack)
+    if weight.matrix != (n * rows, cols) or as_matrix(shape) != (n * cols, rows):
+        function = _dequantize_transposed_kernels
+    elif is_plain(weight):
+        function = _dequantize_transposed_floats
+    else:
+        function = _dequantize_transposed
+    return _view_readings(weight, lambda one: _make_view(one, shape, partial(function, one, rows, cols)))
 
 
-def _dequantize_transposed_kernels(entry: Entry, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Swap the inputs and kernel positions of each output of a convolution, which is one row of the matrix."""
-    n = chunk.shape[0]
-    stored = workspace.read("kernels", entry, chunk.row * rows * cols, (n, rows * cols))
-    turned = stored.view(n, rows, cols).transpose(1, 2).reshape(n, -1)[:, chunk.col : chunk.stop_col]
-    return Values(workspace.output(chunk.shape, _choose_float_dtype(entry)).copy_(turned))
+def _dequantize_transposed_kernels(weight: Weight, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """Swap the inputs and positions of each output of a convolution, of which whole rows of the matrix are read."""
+    n, shape = weight.shape[0], as_matrix((weight.shape[0], cols, rows))
+    height, stored_height = shape[0] // n, weight.matrix[0] // n
+    first, stop = chunk.row // height, -(-chunk.stop_row // height)
+    whole = Chunk(first * stored_height, stop * stored_height, 0, weight.matrix[1])
+    stored = weight.dequantize(whole, workspace).weight
+    turned = stored.reshape(-1, rows, cols).transpose(1, 2).reshape(-1, shape[1])
+    return Values(turned[chunk.row - first * height : chunk.stop_row - first * height, chunk.col : chunk.stop_col])
 
 
-def _dequantize_transposed(entry: Entry, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    values = workspace.output(chunk.shape, _choose_float_dtype(entry))
+def _dequantize_transposed_floats(weight: Weight, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """Transpose stored floats: each matrix is held in memory, as its columns cannot be read alone."""
+    entry = weight.codes
+    values = workspace.output(chunk.shape, torch.float64 if weight.needs_float64 else torch.float32)
     for expert in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
         top = expert * cols
         begin, end = max(chunk.row, top), min(chunk.stop_row, top + cols)
@@ -227,25 +240,14 @@ def _dequantize_transposed(entry: Entry, rows: int, cols: int, chunk: Chunk, wor
     return Values(values)
 
 
-def _choose_float_dtype(entry: Entry) -> torch.dtype:
-    return torch.float64 if TORCH_DTYPES[entry.dtype] is torch.float64 else torch.float32
-
-
-def transpose_stack(weight: Weight) -> Weight:
-    """Transpose each matrix of a stack, (n, rows, cols) to (n, cols, rows); each chunk dequantizes whole matrices."""
-    n, rows, cols = weight.shape
-    return _view_readings(
-        weight, lambda one: _make_view(one, (n, cols, rows), partial(_dequantize_transposed_stack, one, rows, cols))
-    )
-
-
-def _dequantize_transposed_stack(weight: Weight, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    out = workspace.buffer("flipped", chunk.shape, torch.float32)
+def _dequantize_transposed(weight: Weight, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+    """Dequantize the block of each matrix that becomes a part of the chunk."""
+    out = workspace.buffer("flipped", chunk.shape, torch.float64 if weight.needs_float64 else torch.float32)
     for number in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
-        top = number * cols
+        top, first = number * cols, number * rows
         begin, end = max(chunk.row, top), min(chunk.stop_row, top + cols)
-        matrix = weight.dequantize(Chunk(number * rows, (number + 1) * rows, 0, cols), workspace).weight
-        out[begin - chunk.row : end - chunk.row] = matrix[chunk.col : chunk.stop_col, begin - top : end - top].t()
+        block = Chunk(first + chunk.col, first + chunk.stop_col, begin - top, end - top)
+        out[begin - chunk.row : end - chunk.row] = weight.dequantize(block, workspace).weight.t()
     return Values(out)
 
 
@@ -282,6 +284,16 @@ def _dequantize_upsampling(weight: Weight, shape: tuple[int, ...], chunk: Chunk,
     return Values(wanted[chunk.row - row : chunk.stop_row - row, chunk.col : chunk.stop_col])
 
 
+def hold_values(weight: Weight, values: Tensor) -> Weight:
+    """Return the weight with values that are in memory already."""
+    return replace(_make_computed_view(weight, partial(_dequantize_held, values.view(weight.matrix))), levels=None)
+
+
+def _dequantize_held(values: Tensor, chunk: Chunk, workspace: Workspace) -> Values:
+    own = values[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
+    return Values(workspace.output(chunk.shape).copy_(own))  # views may change it in place
+
+
 def map_elements(weight: Weight, change: ElementChange) -> Weight:
     """Return the weight with a converter's change of each element, in float32."""
     return _view_readings(
@@ -302,6 +314,65 @@ def _dequantize_scaled(weight: Weight, factors: Tensor, axis: int, chunk: Chunk,
     values = weight.dequantize(chunk, workspace).weight
     own = factors[chunk.row : chunk.stop_row, None] if axis == 0 else factors[chunk.col : chunk.stop_col]
     return Values(values.mul_(own.to(values.device)))
+
+
+def undo_views(x: Weight, y: Weight) -> Weight:
+    """Return ``y``, which has the form of ``x``, in the form of the stored weight that is read through the views of x.
+
+    Raises:
+        FormatMismatch: a view of ``x`` cannot be undone.
+    """
+    while isinstance(x.dequantize, partial) and is_view(x):
+        undo, stored = _INVERSES.get(x.dequantize.func), x.dequantize.args[0]
+        if undo is None:
+            raise FormatMismatch("it was compared in a form from which the original's cannot be restored")
+        y = reshape_weight(undo(y, *x.dequantize.args), stored.shape)
+        x = stored
+    return y
+
+
+def _undo_rows(y: Weight, whole: Weight, first: int) -> Weight:
+    """Put rows back between the other rows of the whole, or elements between its other elements."""
+    axis = 1 if len(whole.shape) == 1 else 0
+    n, stop = whole.matrix[axis], first + y.matrix[axis]
+    others = [take_rows(whole, at, (to - at, *whole.shape[1:])) for at, to in ((0, first), (stop, n))]
+    return stack_weights([one for one in (others[0], y, others[1]) if one.n], whole.shape)
+
+
+def _undo_order(y: Weight, _whole: Weight, blocks: Tensor, unit: int, axis: int) -> Weight:
+    return reorder(y, Order(tuple(blocks.argsort().tolist()), unit, axis == 1))
+
+
+def _undo_transposition(y: Weight, whole: Weight, _rows: int, _cols: int) -> Weight:
+    return transpose_weight(reshape_weight(y, (*whole.shape[:-2], *whole.shape[:-3:-1])))
+
+
+def _undo_moved_inputs(y: Weight, _whole: Weight, shape: tuple[int, ...]) -> Weight:
+    return transpose_weight(reshape_weight(y, (*shape[:2], prod(shape[2:]))))
+
+
+def _undo_moved_outputs(y: Weight, _whole: Weight, shape: tuple[int, ...]) -> Weight:
+    return transpose_weight(reshape_weight(y, (shape[0], prod(shape[1:]))))
+
+
+def _undo_factors(y: Weight, _whole: Weight, factors: Tensor, axis: int) -> Weight:
+    if not bool((factors.isfinite() & (factors != 0)).all()):
+        raise FormatMismatch("the converter multiplied it by factors of which some are zero, so it cannot be restored")
+    return scale_weight(y, 1 / factors, axis)
+
+
+_INVERSES: Mapping[object, Callable[..., Weight]] = {
+    _dequantize_rows: _undo_rows,
+    _dequantize_flat: lambda y, _whole, _matrix: y,
+    _dequantize_reordered: _undo_order,
+    _dequantize_transposed: _undo_transposition,
+    _dequantize_transposed_floats: _undo_transposition,
+    _dequantize_transposed_kernels: _undo_transposition,
+    _dequantize_kernels: _undo_moved_inputs,
+    _dequantize_upsampling: _undo_moved_outputs,
+    _dequantize_changed: lambda y, _whole, change: map_elements(y, Undone(change)),
+    _dequantize_scaled: _undo_factors,
+}
 
 
 def _view_readings(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.conversions import (
     REFUSED,
+    TRANSFORMED,
     applied,
     gather,
     list_conversions,
@@ -78,16 +79,6 @@ def test_correct_files_are_compared_completely(name, tmp_path):
     # Norms in the report are float64; the original's side is computed in float32 where numbers are changed.
     assert math.isclose(expected, overall(report), rel_tol=0, abs_tol=1e-5)
     assert exit_status(report) == (Status.INCONCLUSIVE if report.not_compared else Status.OK)
-
-
-# Each transform of a converter is in one of these.
-TRANSFORMED = (
-    "llama.cpp-bloom", "llama.cpp-deepseek_v2", "llama.cpp-falcon_h1", "llama.cpp-gemma2", "llama.cpp-gemma3-mmproj",
-    "llama.cpp-gemma4_towers-mmproj", "llama.cpp-gpt2", "llama.cpp-gpt_oss", "llama.cpp-llama_biased",
-    "llama.cpp-pixtral-mmproj", "llama.cpp-qwen3_5", "mlx-deepseek_v3_plain", "mlx-falcon_h1", "mlx-gpt2_published",
-    "mlx-llama4", "mlx-qwen3_5", "mlx-qwen3_next", "mlx_vlm-internvl", "mlx_vlm-llama4", "mlx_vlm-ministral3",
-    "mlx_vlm-qwen3_5", "mlx_audio-moonshine", "mlx_audio-qwen2_audio", "mlx_audio-wav2vec2",
-)  # fmt: skip
 
 
 def group_transformed_tensors(name):

@@ -20,6 +20,14 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden_conversions"
 CONVERTERS = ("llama.cpp", "mlx", "mlx_vlm", "mlx_audio")
 # Refused, as they are compared only in part: PLaMo 2 adds other numbers to its norms; MLX turns w2 of each expert.
 REFUSED = {"llama.cpp-plamo2", "mlx-dbrx"}
+# Each transform of a converter is in one of these.
+TRANSFORMED = (
+    "llama.cpp-bloom", "llama.cpp-deepseek_v2", "llama.cpp-falcon_h1", "llama.cpp-gemma2", "llama.cpp-gemma3-mmproj",
+    "llama.cpp-gemma4_towers-mmproj", "llama.cpp-gpt2", "llama.cpp-gpt_oss", "llama.cpp-llama_biased",
+    "llama.cpp-pixtral-mmproj", "llama.cpp-qwen3_5", "mlx-deepseek_v3_plain", "mlx-falcon_h1", "mlx-gpt2_published",
+    "mlx-llama4", "mlx-qwen3_5", "mlx-qwen3_next", "mlx_vlm-internvl", "mlx_vlm-llama4", "mlx_vlm-ministral3",
+    "mlx_vlm-qwen3_5", "mlx_audio-moonshine", "mlx_audio-qwen2_audio", "mlx_audio-wav2vec2",
+)  # fmt: skip
 AFFINE_BITS = {"affine-4": 4, "affine-8": 8}
 SMALLEST_SCALE = np.float32(1e-7)  # the least scale of mlx.core.quantize
 

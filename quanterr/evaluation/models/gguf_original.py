@@ -15,18 +15,16 @@ import torch
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
-from quanterr.errors import CheckpointError
+from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.evaluation.models.building import Architecture, read_config
 from quanterr.evaluation.models.folder import is_language_model, model_folder
 from quanterr.evaluation.models.gguf_config import INSTEAD
 from quanterr.evaluation.models.layouts import Rows
 from quanterr.evaluation.models.names import find_twins
 from quanterr.evaluation.models.rows import RowsFile
-from quanterr.evaluation.models.sides import view_of
-from quanterr.formats import Weight
-from quanterr.pairing import pair, views
-from quanterr.pairing.converters.numbers import Undone
+from quanterr.pairing import pair
 from quanterr.pairing.model import Bucket, Pair
+from quanterr.pairing.views import undo_views
 from quanterr.selection import LayerSelection
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
@@ -144,14 +142,13 @@ def _entry(each: Pair, shape: Shape, where: str) -> Entry:
     Raises:
         CheckpointError: what the converter did to it cannot be undone.
     """
-    weight: Weight = replace(each.quantized, alternatives=())
-    function, args = view_of(each.original)
-    if function is views._dequantize_changed:
-        weight = views.map_elements(weight, Undone(args[1]))
-    elif function is not None or prod(weight.shape) != prod(shape):
+    try:
+        weight = undo_views(each.original, replace(each.quantized, alternatives=()))
+    except FormatMismatch as mismatch:
+        raise CheckpointError(f"{where}: {display(each.name)}: {mismatch}; {INSTEAD}") from mismatch
+    if weight.shape != shape or each.original.n != prod(shape):
         raise CheckpointError(
             f"{where}: {display(each.name)}: stored as {list(weight.shape)}, in another form than the model's "
             f"{list(shape)}; {INSTEAD}"
         )
-    weight = views.reshape_weight(weight, shape)
     return RowsFile(each.name, shape, [(weight, Rows(each.name, 0, shape[0] if shape else 1))]).entry

@@ -11,7 +11,7 @@ from quanterr.checkpoints import CheckpointFile, Entry
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.evaluation.models.layouts import Rows, Shape
 from quanterr.formats import Weight
-from quanterr.pairing.views import is_view
+from quanterr.pairing.views import is_plain
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
@@ -73,9 +73,9 @@ class RowsFile(CheckpointFile):
         self.whole = (
             alone if alone is not None and alone.shape == shape else None
         )  # the weight whose rows these all are
-        dtypes = {weight.codes.dtype if _is_plain(weight) else DEQUANTIZED for weight, _ in parts}
+        dtypes = {weight.codes.dtype if is_plain(weight) else DEQUANTIZED for weight, _ in parts}
         dtype = dtypes.pop() if len(dtypes) == 1 else DEQUANTIZED
-        is_stored = all(_is_plain(weight) and weight.codes.dtype == dtype for weight, _ in parts)
+        is_stored = all(is_plain(weight) and weight.codes.dtype == dtype for weight, _ in parts)
         self._parts: list[_Readable] = [
             _StoredRows(weight.codes, rows) if is_stored else _DequantizedRows(weight, rows) for weight, rows in parts
         ]
@@ -107,9 +107,3 @@ class RowsFile(CheckpointFile):
 
     def close(self) -> None:
         """Do nothing: the original's files are closed."""
-
-
-def _is_plain(weight: Weight) -> bool:
-    """Return whether a weight's values are its stored floats, in order."""
-    is_moved = weight.computed or is_view(weight)
-    return weight.encoding == "floats" and weight.codes.shape == weight.shape and not is_moved

@@ -1,16 +1,15 @@
 """The weights of both checkpoints, each as one tensor, in the names and shapes that the original stores.
 
 Pairing may change the original's side where the candidate stores a weight in another way: transposed, a norm plus one,
--exp, times a number of the configuration. The model needs its own convention, so the quantized weight is converted
-back. Rows of a vocabulary that the converter left out are the original's. Factors that a quantizer folded into norms
-stay where the file has them.
+-exp, times a number of the configuration. The model needs its own convention, so these views are undone in the
+quantized weight (pairing/views.py). Rows of a vocabulary that the converter left out are the original's. Factors that a
+quantizer folded into norms stay where the file has them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,20 +23,19 @@ from quanterr.evaluation.running.rounding import DECLARED, NONE, Rounding
 from quanterr.formats import Weight
 from quanterr.kernel.decoding import read_into
 from quanterr.kernel.library import choose_kernel
-from quanterr.pairing import pair, views
+from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.model import Bucket, Pair, Pairing
 from quanterr.pairing.sampling import on_cpu
 from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.smoothing import undo_smoothing
+from quanterr.pairing.views import hold_values, is_view, undo_views
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, Chunk, Cut
 from quanterr.tensors.devices import CPU
 from quanterr.tensors.memory import room_for_weight
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
-
-Restore = Callable[[Tensor], Tensor]  # converts a quantized weight to the original's convention and shape
 
 # Leftovers that a model does not need: tensors that it computes, or that the converter computed; scales and labels.
 NOT_NEEDED = (Bucket.CONSUMED, Bucket.FILTERED_OUT)
@@ -122,7 +120,9 @@ class Candidate:
         )
         self._activations = activations
         self.rounding = self._rounded(kv)
-        self.found = {each.name: (each.quantized, self._restorer(each)) for each in self.plan.pairs}
+        self.found = {each.name: each for each in self.plan.pairs}
+        for each in self.plan.pairs:
+            self._check_form(each)
         self.unfolded = self._unfold() if undo else {}
         left = [
             item
@@ -153,41 +153,44 @@ class Candidate:
         """Return a tensor by the original's name; the original's own where the candidate has none."""
         if name not in self.found:
             return self.sides.get(name)
-        weight, restore = self.found[name]
-        return restore(self.sides.whole(weight))
+        return self._read(self.found[name])
 
     def compared(self, name: str) -> Tensor:
         """Return the same tensor without factors that a quantizer folded elsewhere, to compare with the original's."""
         if name not in self.unfolded:
             return self.get(name)
-        weight, restore = self.unfolded[name]
-        return restore(self.sides.whole(weight))
+        return self._read(self.unfolded[name])
 
-    def _unfold(self) -> dict[str, tuple[Weight, Restore]]:
-        """Return the weights that change once all folded factors are undone."""
+    def _unfold(self) -> dict[str, Pair]:
+        """Return the pairs that change once all folded factors are undone."""
         with on_cpu() as workspaces:
             undone, _ = undo_smoothing(list(self.plan.pairs), workspaces)
         return {
-            after.name: (after.quantized, self._restorer(after))
+            after.name: after
             for before, after in zip(self.plan.pairs, undone, strict=True)
             if after.quantized is not before.quantized
         }
 
-    def _restorer(self, each: Pair) -> Restore:
-        """Return the function that brings the quantized weight of a pair into the original's convention and shape."""
-        stored = self.sides.weights.get(each.name)
+    def _read(self, each: Pair) -> Tensor:
+        """Return the quantized weight of a pair in the original's convention and shape."""
+        values, stored = self.sides.whole(each.quantized), self.sides.weights.get(each.name)
         if stored is None:  # a head that only this side stores
-            return lambda tensor: tensor
-        back = _inverse(each.original)
-        function, args = view_of(each.original)
-        if function is views._dequantize_rows:
-            first, n = args[1], each.original.shape[0]
-            return lambda tensor: _put_rows(self.sides.get(each.name), first, n, tensor)
-        if each.original.shape != stored.shape and each.original.shape != stored.shape[:-2] + stored.shape[:-3:-1]:
+            return values
+        if is_view(each.original):
+            values = self.sides.whole(undo_views(each.original, hold_values(each.quantized, values)))
+        return values.view(stored.shape)
+
+    def _check_form(self, each: Pair) -> None:
+        """Raise CheckpointError if the quantized weight of a pair cannot be brought into the original's form."""
+        stored = self.sides.weights.get(each.name)
+        try:
+            restored = undo_views(each.original, each.quantized)
+        except FormatMismatch as mismatch:
+            raise CheckpointError(f"{display(each.name)}: {mismatch}") from mismatch
+        if stored is not None and restored.n != stored.n:
             raise CheckpointError(
                 f"{display(each.name)}: paired as {list(each.original.shape)}, the original stores {list(stored.shape)}"
             )
-        return partial(_restore, shape=stored.shape, back=back)
 
 
 def _recognize(side: CheckpointSide, name: str) -> Weight:
@@ -198,32 +201,3 @@ def _recognize(side: CheckpointSide, name: str) -> Weight:
         return side.recognize(name)
     except FormatMismatch as error:
         raise CheckpointError(f"{display(side.checkpoint.path)}: {display(name)}: {error}") from error
-
-
-def _put_rows(whole: Tensor, first: int, n: int, rows: Tensor) -> Tensor:
-    """Return the original's tensor with ``n`` rows replaced: the candidate lacks rows of no token or position."""
-    whole[first : first + n] = rows
-    return whole
-
-
-def _restore(tensor: Tensor, shape: tuple[int, ...], back: Restore) -> Tensor:
-    return back(tensor).reshape(shape)
-
-
-def view_of(weight: Weight) -> tuple[object, tuple[Any, ...]]:
-    """Return the function of the outermost view (views.py) through which a weight is read, and its arguments."""
-    dequantize: object = weight.dequantize
-    return (dequantize.func, dequantize.args) if isinstance(dequantize, partial) else (None, ())
-
-
-def _inverse(original: Weight) -> Restore:
-    """Return the inverse of a view (views.py) through which pairing reads the original; the identity without one."""
-    function, args = view_of(original)
-    if function is views._dequantize_changed:
-        undo: Restore = args[1].undo
-        return undo
-    if function is views._dequantize_scaled:
-        return lambda tensor: (tensor.view(original.matrix) / args[1][:, None].to(tensor.device)).view(tensor.shape)
-    if function in (views._dequantize_transposed, views._dequantize_transposed_kernels):
-        return lambda tensor: tensor.transpose(-1, -2).contiguous()
-    return lambda tensor: tensor

@@ -18,6 +18,7 @@ INPUTS_FIRST = frozenset(
         "llama4_text",
         "qwen3_vl_moe",
         "qwen3_vl_moe_text",
+        "qwen3vlmoe",  # as GGUF files name the architecture
         "aria",
         "aria_text",
     ]

@@ -20,7 +20,6 @@ from math import gcd, prod
 from typing import NamedTuple, TypeVar
 
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
-from quanterr.formats import Weight
 from quanterr.pairing.converters.numbers import (
     Added,
     Change,
@@ -32,6 +31,7 @@ from quanterr.pairing.converters.numbers import (
     multiply_mamba_inputs,
 )
 from quanterr.pairing.converters.orders import Order, grid, join_orders, repeat_order
+from quanterr.tensors.chunks import as_matrix
 from quanterr.util.strict_json import JsonFields
 
 PIECES: Mapping[str, tuple[str, ...]] = {
@@ -204,16 +204,16 @@ class Ordered(NamedTuple):
 
     architectures: frozenset[str]
     tensors: str  # pattern of a tensor's last word
-    order: Callable[[Model, int], Order | None]  # from the number of rows or columns; None where nothing changes
+    order: Callable[[Model, int], Order | None]  # from the number of rows or columns; None if the metadata do not fit
     text: str  # the order in words
     otherwise: str  # the usual order in words
     is_usual: bool = False  # files of other architectures may have it by mistake
     columns: bool = False  # the order of columns, not of rows
 
-    def find(self, model: Model, weight: Weight) -> Order | None:
-        """Return the order of a stored weight's rows, columns, or elements of a vector; None if nothing changes."""
-        along_columns = self.columns or len(weight.shape) == 1
-        order = self.order(model, weight.matrix[1 if along_columns else 0])
+    def find(self, model: Model, shape: tuple[int, ...]) -> Order | None:
+        """Return the order of a stored weight's rows, columns, or elements; None if the metadata do not fit them."""
+        along_columns = self.columns or len(shape) == 1
+        order = self.order(model, as_matrix(shape)[1 if along_columns else 0])
         return order and order._replace(columns=self.columns)
 
 
@@ -253,7 +253,7 @@ def _pair_fused(model: Model, rows: int) -> Order | None:
 def _value_heads(model: Model) -> tuple[int, int, int] | None:
     """Return the numbers of key heads and of value heads for each, and the rows of a value head."""
     keys, values = model.number("ssm.group_count"), model.number("ssm.time_step_rank")
-    if not keys or not values or keys == values or values % keys or model.number("ssm.inner_size") % values:
+    if not keys or not values or values % keys or model.number("ssm.inner_size") % values:
         return None
     return keys, values // keys, model.number("ssm.inner_size") // values
 
@@ -313,7 +313,8 @@ class Split(NamedTuple):
     """A weight of the original whose rows are in several tensors of the file, in another order."""
 
     pieces: tuple[str, ...]  # last words of the tensors
-    order: Callable[[Model, int], Order | None]  # from the number of rows: the order of the pieces' rows, one by one
+    # From the number of rows: the order of the pieces' rows, one by one; None if the metadata do not fit.
+    order: Callable[[Model, int], Order | None]
 
 
 SPLIT: Mapping[str, Mapping[str, Split]] = {

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quanterr.errors import FormatMismatch
 from quanterr.util.strict_json import JsonFields
 
 
@@ -67,7 +68,7 @@ class SoftPlus(NamedTuple):
 
     def undo(self, x: Tensor) -> Tensor:
         """Return the original's elements."""
-        return x.expm1().log()
+        return x + (-(-x).expm1()).log()  # exp(x) overflows
 
 
 class Multiplied(NamedTuple):
@@ -111,29 +112,45 @@ def always(change: Change) -> Callable[[JsonFields], Change | None]:
 
 
 def multiply(*keys: tuple[str, int | None]) -> Callable[[JsonFields], Change | None]:
-    """Return a function that finds the product of numbers of a configuration, each as (key, index in a list)."""
+    """Return a function that finds the product of numbers of a configuration, each as (key, index in a list).
+
+    It raises FormatMismatch if there is no configuration, or if one of them is no number.
+    """
+    named = " and ".join(key for key, _ in keys)
 
     def find(config: JsonFields) -> Change | None:
         product = 1.0
         for key, index in keys:
             found = config.get(key, 1.0)
             found = found[index] if index is not None and isinstance(found, list) and index < len(found) else found
-            if not isinstance(found, int | float):
-                return None
+            if not config or not isinstance(found, int | float):
+                raise _make_mismatch(named)
             product *= found
-        return None if product == 1.0 else Multiplied(((None, product),), " and ".join(key for key, _ in keys))
+        return None if product == 1.0 else Multiplied(((None, product),), named)
 
     return find
 
 
-def multiply_mamba_inputs(config: JsonFields) -> Change | None:
-    """Return the factors of Falcon-H1's Mamba inputs: of the gate, x, B, C and the time steps, from top to bottom."""
+def multiply_mamba_inputs(config: JsonFields) -> Change:
+    """Return the factors of Falcon-H1's Mamba inputs: of the gate, x, B, C and the time steps, from top to bottom.
+
+    Raises:
+        FormatMismatch: the configuration does not have them.
+    """
+    source = "ssm_in_multiplier and ssm_multipliers"
     factors, overall = config.get("ssm_multipliers"), config.get("ssm_in_multiplier", 1.0)
     inner, groups, state = (config.get(key) for key in ("mamba_d_ssm", "mamba_n_groups", "mamba_d_state"))
     if not (isinstance(factors, list) and len(factors) == 5 and isinstance(overall, int | float)):
-        return None
+        raise _make_mismatch(source)
     if not (isinstance(inner, int) and isinstance(groups, int) and isinstance(state, int)):
-        return None
+        raise _make_mismatch("mamba_d_ssm, mamba_n_groups and mamba_d_state")
     rows = (inner, inner, groups * state, groups * state, None)
     products = (overall * factor for factor in factors)
-    return Multiplied(tuple(zip(rows, products, strict=True)), "ssm_in_multiplier and ssm_multipliers")
+    return Multiplied(tuple(zip(rows, products, strict=True)), source)
+
+
+def _make_mismatch(keys: str) -> FormatMismatch:
+    return FormatMismatch(
+        f"its converter multiplied it by {keys} of config.json, which no config.json gives as numbers: put the "
+        "original's config.json next to its weights"
+    )

@@ -32,6 +32,11 @@ class Order(NamedTuple):
         return any(n == block for n, block in enumerate(self.blocks))
 
     @property
+    def changes_nothing(self) -> bool:
+        """Return whether all blocks keep their place."""
+        return all(n == block for n, block in enumerate(self.blocks))
+
+    @property
     def inverse(self) -> "Order":
         """The order that undoes this one."""
         return self._replace(blocks=tuple(sorted(range(len(self.blocks)), key=self.blocks.__getitem__)))

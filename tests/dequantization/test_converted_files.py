@@ -1,0 +1,124 @@
+"""Files of llama.cpp's and mlx-lm's own converters are written back as their originals: names, orders and numbers.
+
+Each golden conversion records the converter's effect on every element, so what a stored tensor stands for is known.
+"""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.conversions import REFUSED, TRANSFORMED, list_conversions, materialize, put_back, read_conversion
+
+import quanterr
+from quanterr.errors import CheckpointError
+
+NAMES = [name for name in list_conversions() if name not in REFUSED]
+# The rows that the converter keeps of tensors whose other rows belong to no token or position.
+KEPT_ROWS = {
+    "llama.cpp-gemma3": ("language_model.model.embed_tokens.weight", slice(0, 96)),
+    "llama.cpp-xlm_roberta": ("embeddings.position_embeddings.weight", slice(2, 128)),
+}
+# Findings that are right: floats that were quantized are no cast of the original's; some codes of 8 bits of this
+# conversion are off by one step.
+RIGHT, REMARKED = {"unquantized_changed"}, {"mlx-granitemoe": "group_outlier"}
+# Factors of Falcon-H1 are numbers of its config.json, and nothing else gives them.
+NEEDS_CONFIG = "llama.cpp-falcon_h1"
+
+
+def convert(name, folder, with_config=True):
+    """Return a conversion, its files, and the path of what the converter wrote."""
+    conversion = read_conversion(name)
+    files = materialize(conversion, folder)
+    if not with_config:
+        (files.original / "config.json").unlink()
+    return conversion, files, files.quantized / "model.gguf" if conversion.is_gguf else files.quantized
+
+
+def write_back(conversion, files, stored, output):
+    """Write a converted file as its original, without the tensors that the converter dropped, and return it."""
+    quanterr.dequantize(stored, output, like=files.original, dtype="f32", exclude=conversion.dropped)
+    return load_file(output / "model.safetensors")
+
+
+def is_restored(made, wanted, is_changed):
+    """Return whether written values are those that stored tensors stand for, to the roundings of their dtype.
+
+    bfloat16 rounds by up to 2^-8 of a number. Numbers are changed back in float32, which rounds twice, and once more
+    where the result is near 0, as the logarithm of a number near 1 is.
+    """
+    relative = (2.0**-8 if made.dtype == torch.bfloat16 else 0.0) + (2.0**-23 if is_changed else 0.0)
+    bound = relative * np.abs(wanted) + (3 * 2.0**-24 if is_changed else 0.0)
+    return made.shape == wanted.shape and bool((np.abs(made.double().numpy() - wanted) <= bound).all())
+
+
+def list_changed(conversion):
+    """Return the original's tensors whose numbers the converter changes."""
+    changed = (tensor for tensor in conversion.tensors.values() if tensor["op"] != "identity")
+    return {source for tensor in changed for source, *_ in tensor["source"]}
+
+
+def list_wrong(conversion, files, made):
+    """Return the names of tensors whose written values are not what the stored tensors stand for."""
+    wanted = {key: x for key, x in put_back(conversion, files.read).items() if key not in conversion.dropped}
+    cut, rows = KEPT_ROWS.get(conversion.name, ("", slice(None)))
+    changed = list_changed(conversion)
+    assert wanted.keys() == made.keys()
+    return [
+        key
+        for key, x in wanted.items()
+        if not is_restored(*((made[key][rows], x[rows]) if key == cut else (made[key], x)), key in changed)
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_converted_file_is_written_as_its_original(name, tmp_path):
+    conversion, files, stored = convert(name, tmp_path)
+
+    assert [] == list_wrong(conversion, files, write_back(conversion, files, stored, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSFORMED if name != NEEDS_CONFIG])
+def test_converted_file_is_written_as_its_original_without_a_config(name, tmp_path):
+    conversion, files, stored = convert(name, tmp_path, with_config=False)
+
+    assert [] == list_wrong(conversion, files, write_back(conversion, files, stored, tmp_path / "out"))
+
+
+def test_factors_of_a_missing_config_are_asked_for(tmp_path):
+    conversion, files, stored = convert(NEEDS_CONFIG, tmp_path, with_config=False)
+
+    with pytest.raises(
+        CheckpointError, match=r"multiplied it by embedding_multiplier .* put the original's config\.json"
+    ):
+        write_back(conversion, files, stored, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", KEPT_ROWS)
+def test_rows_that_the_converter_leaves_out_are_the_originals(name, tmp_path):
+    conversion, files, stored = convert(name, tmp_path)
+    made = write_back(conversion, files, stored, tmp_path / "out")
+    key, rows = KEPT_ROWS[name]
+    whole = load_file(files.original / "model.safetensors")[key]
+    left_out = torch.ones(len(whole), dtype=bool)
+    left_out[rows] = False
+
+    assert torch.equal(whole[left_out].to(made[key].dtype), made[key][left_out])
+
+
+def measure(report, left_out):
+    """Return the SNR of each layer that is quantized: rounding of unquantized numbers is far above 100 dB."""
+    return {one.layer_name: one.snr_db for one in report.layers if one.snr_db < 100 and one.layer_name not in left_out}
+
+
+@pytest.mark.session
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in TRANSFORMED else pytest.mark.slow) for n in NAMES])
+def test_written_file_compares_as_the_converted_file_does(name, tmp_path):
+    conversion, files, stored = convert(name, tmp_path)
+    write_back(conversion, files, stored, tmp_path / "out")
+    converted, written = (quanterr.compare(files.original, path, device="cpu") for path in (stored, tmp_path / "out"))
+    # Their SNR is another one in the form that the converter stores; the tests above compare their values.
+    other = {*list_changed(conversion), *KEPT_ROWS.get(name, ())[:1]}
+
+    assert {found.code for found in written.findings if found.severity != "info"} <= {*RIGHT, REMARKED.get(name)}
+    assert {one.layer_name for one in written.not_compared} <= set(conversion.dropped)
+    assert pytest.approx(measure(converted, other)) == measure(written, other)
