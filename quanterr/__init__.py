@@ -66,7 +66,7 @@ _HOMES = {
     "theoretical_sqnr": "quanterr.metrics",
     "Report": "quanterr.documents.comparison.model",
     "FORMATS": "quanterr.formats",
-    "METRICS": "quanterr.metrics",
+    "METRICS": "quanterr.documents.comparison.layer",
     "CheckpointError": "quanterr.errors",
     "QuanterrError": "quanterr.errors",
     "UsageError": "quanterr.errors",

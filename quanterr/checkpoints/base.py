@@ -334,6 +334,14 @@ def refuse(message: str, lenient: bool, notes: list[str]) -> None:
     notes.append(message)
 
 
+def make_joined_error(file: CheckpointFile, begin: int, remedy: str) -> CheckpointError:
+    """Return the error for a file with another whole file behind its last tensor, from byte ``begin`` on."""
+    return CheckpointError(
+        f"{file}: another file begins at byte {begin:,}, after the last tensor: shards were joined, as cat joins them, "
+        f"and loaders would read only the first. {remedy}, or cut them apart: head -c {begin} and tail -c +{begin + 1}"
+    )
+
+
 def check_lengths(entries: Iterable[Entry], lenient: bool, notes: list[str]) -> None:
     """Refuse names of more than :data:`MAX_NAME` characters, unless ``lenient``."""
     for entry in entries:

@@ -36,6 +36,7 @@ from quanterr.checkpoints.base import (
     CheckpointFile,
     Entry,
     check_lengths,
+    make_joined_error,
     make_truncation_error,
     refuse,
 )
@@ -198,6 +199,9 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> GgufHeader:
     check_lengths(entries, lenient, notes)
     extra = file.size - _check_tiling(file, entries, data_start, alignment)
     if extra > 0:
+        begin = file.size - extra
+        if file.read(begin, min(extra, len(MAGIC))) == MAGIC:
+            raise make_joined_error(file, begin, "Get the separate shards, or join them with llama-gguf-split --merge")
         description = f"{file}: {count(extra, 'trailing byte')} after the last tensor. Save the file again"
         refuse(description, lenient, notes)
     return GgufHeader(entries, metadata, notes)

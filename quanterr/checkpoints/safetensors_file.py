@@ -33,6 +33,7 @@ from quanterr.checkpoints.base import (
     CheckpointFile,
     Entry,
     check_lengths,
+    make_joined_error,
     make_open_error,
     make_truncation_error,
     refuse,
@@ -67,6 +68,8 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
     check_lengths(entries, lenient, odd)
     end = _check_tiling(file, entries, data_start)
     if end < file.size:
+        if _begins_header(file, end):
+            raise make_joined_error(file, end, "Get the separate shards and their model.safetensors.index.json again")
         description = (
             f"{file}: {count(file.size - end, 'trailing byte')} after the last tensor; some loaders ignore them, "
         )
@@ -78,6 +81,14 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
         if data_start > LARGE_HEADER:
             give_back_memory()
     return entries, metadata, odd + notes
+
+
+def _begins_header(file: CheckpointFile, at: int) -> bool:
+    """Return whether the header of a safetensors file begins at a byte: its length, then a JSON object."""
+    if file.size - at <= 10:
+        return False
+    first = file.read(at, 9)
+    return first[8:] == b"{" and 2 <= int.from_bytes(first[:8], "little") <= min(file.size - at - 8, MAX_HEADER)
 
 
 LIBRARY_MEMORY = 16  # times the bytes of a header: up to 1 kB for a tensor

@@ -53,3 +53,5 @@ def dequantize(
     rounded = "" if made.rounding_db is None else f"; rounded to the dtype at {made.rounding_db:.2f} dB"
     print(f"wrote {display(made.path)}: {size(made.nbytes)} in {count(len(made.files), 'file')}")
     print(f"decoded {decoded}; copied {count(made.copied, 'tensor')}{rounded}")
+    for reason, n in made.left_out.items():
+        print(f"left out {count(n, 'tensor')} of the original: {reason}")

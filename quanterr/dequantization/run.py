@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, log10
 from pathlib import Path
@@ -63,6 +63,7 @@ class Dequantized:
         copied: number of tensors whose bytes were copied.
         rounding_db: Σx² over the squared error of rounding decoded values to the dtype, in dB; None: nothing was
             rounded, or an earlier run has written some of the files.
+        left_out: number of the original's tensors that the converter left out and that are not written, by reason.
     """
 
     path: str
@@ -71,6 +72,7 @@ class Dequantized:
     formats: dict[str, int]
     copied: int
     rounding_db: float | None
+    left_out: dict[str, int] = field(default_factory=dict)
 
 
 class _Task(NamedTuple):
@@ -132,10 +134,11 @@ def dequantize_checkpoint(
         _check_output(output, sources)
         selection = LayerSelection(chosen.layers, chosen.exclude)
         dtype = None if chosen.dtype is None else DTYPES[chosen.dtype]
+        left_out: dict[str, int] = {}
         if like is None:
             tensors = list_tensors(checkpoint, selection, dtype or "BF16")
         else:
-            tensors = list_tensors_like(like, checkpoint, selection, dtype)
+            tensors, left_out = list_tensors_like(like, checkpoint, selection, dtype)
         if not tensors:
             raise UsageError("no tensor is selected, so there is nothing to write")
         files = lay_out(
@@ -156,6 +159,7 @@ def dequantize_checkpoint(
         count_formats(tensors),
         sum(one.weight is None for one in tensors),
         None if not rounding.e_sq else 10 * log10(rounding.x_sq / rounding.e_sq),
+        left_out,
     )
 
 

@@ -11,7 +11,8 @@ from quanterr.errors import CheckpointError, FormatMismatch, UsageError
 from quanterr.formats import Weight, is_auxiliary
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
-from quanterr.pairing.model import Bucket, Leftover, Pair
+from quanterr.pairing.conversion import OwnForm
+from quanterr.pairing.model import NOT_SELECTED, Bucket, Leftover, Pair
 from quanterr.pairing.side import CheckpointSide
 from quanterr.pairing.views import undo_views
 from quanterr.selection import LayerSelection
@@ -42,7 +43,8 @@ def list_tensors(checkpoint: Checkpoint, selection: LayerSelection, dtype: str) 
     Scales of activations and caches are left out: without codes, nothing reads them.
 
     Raises:
-        CheckpointError: a selected tensor is in no readable format, or a label is damaged.
+        CheckpointError: a selected tensor is in no readable format, or its form in the model is not known; or a label
+            is damaged.
         UsageError: the checkpoint is a GGUF file, whose names are of another program.
     """
     if checkpoint.gguf is not None:
@@ -52,11 +54,12 @@ def list_tensors(checkpoint: Checkpoint, selection: LayerSelection, dtype: str) 
         )
     side = CheckpointSide("checkpoint", checkpoint)
     side.attach_siblings()
+    own_form = OwnForm(checkpoint)
     selection.check(side.codes)
     found, refused = [], []
     for name in filter(selection.takes, side.codes):
         try:
-            weight = side.recognize(name)
+            weight = own_form.restore(side.recognize(name))
         except FormatMismatch as mismatch:
             refused += [] if is_auxiliary(name) else [f"{display(name)}: {mismatch}"]
             continue
@@ -90,14 +93,18 @@ def _stores_shape(side: CheckpointSide, weight: Weight) -> bool:
 
 def list_tensors_like(
     original: Checkpoint, checkpoint: Checkpoint, selection: LayerSelection, dtype: str | None
-) -> list[WrittenTensor]:
+) -> tuple[list[WrittenTensor], dict[str, int]]:
     """Return the tensors of an original with the values of its quantized checkpoint.
 
-    Names, shapes and the order of rows are the original's; so is the dtype, unless one is given. What a converter
-    computed anew is copied from the original.
+    Names, shapes, the order of rows and the numbers are the original's form; so is the dtype, unless one is given. What
+    a converter computed anew is copied from the original, and so are rows that it drops, of no token or position.
+
+    Returns:
+        The tensors, and the number of tensors that the converter left to another file or left out, by reason.
 
     Raises:
-        CheckpointError: a tensor of either checkpoint has no counterpart in the other, or a label is damaged.
+        CheckpointError: a tensor of either checkpoint has no counterpart in the other or cannot be brought into the
+            original's form, or a label is damaged.
         UsageError: a pattern of the selection matches no weight.
     """
     # Factors that a quantizer moved between weights and norms stay where they are: the norms have them, too.
@@ -109,7 +116,9 @@ def list_tensors_like(
             made[one.name] = _make_like(one, dtype)
         except FormatMismatch as mismatch:
             refused.append(f"{display(one.name)}: {mismatch}")
-    lost = (left for left in pairing.leftovers if left.bucket not in (Bucket.CONSUMED, Bucket.FILTERED_OUT))
+    lost = [left for left in pairing.leftovers if left.bucket not in (Bucket.CONSUMED, Bucket.FILTERED_OUT)]
+    reasons = {left.reason for left in lost if left.side == "original"}
+    lost = [left for left in lost if left.side == "original" or left.reason not in reasons]
     refused += [f"{display(left.name)}: {left.reason}" for left in lost]
     _refuse(checkpoint, refused)
     copied = {entry.name: entry for entry in _list_consumed(pairing.leftovers)}
@@ -119,7 +128,8 @@ def list_tensors_like(
             found.append(made[name])
         elif name in copied:
             found.append(WrittenTensor(name, entry.dtype, entry.shape, None, entry))
-    return found
+    absent = (left for left in pairing.leftovers if left.side == "original" and left.bucket == Bucket.FILTERED_OUT)
+    return found, dict(Counter(left.reason for left in absent if left.reason != NOT_SELECTED))
 
 
 def _list_consumed(leftovers: Iterable[Leftover]) -> Iterable[Entry]:
@@ -137,6 +147,11 @@ def _make_like(one: Pair, dtype: str | None) -> WrittenTensor:
     Raises:
         FormatMismatch: the original has another form than can be restored or written.
     """
+    if one.contradiction is not None:
+        raise FormatMismatch(
+            f"{one.contradiction.prescribed}, and its values fit better as {one.contradiction.other}: its converter or "
+            "its original is another one; quanterr compare has both errors"
+        )
     stored, weight = one.original_codes[0], undo_views(one.original, one.quantized)
     if stored.name != one.name:
         held = f"the original has no floats of this name, but {stored}"

@@ -45,6 +45,7 @@ from quanterr.util.text import display
 Shape = tuple[int, ...]
 WITH_HEADS = ("config.json", "params.json")  # files that describe the model
 LLAMA_CPP, MLX = "llama.cpp", "MLX expects"
+OUTPUTS_FIRST = "gpt_oss_mxfp4"  # format of stacks that are [experts, out, in], also where their floats are not
 AS_ORIGINAL = "as in the original"
 PREDICTING = "of layers that predict further tokens, which this file leaves out"
 
@@ -152,12 +153,14 @@ class Conversion:
         return x
 
     def stores_inputs_first(self, pair: Pair) -> bool | None:
-        """Return whether the original is [in, out] and the quantized weight [out, in]; None if that is unknown."""
+        """Return whether one of both weights is [in, out] and the other [out, in]; None if that is unknown."""
         is_stack = len(pair.original.codes.shape) == 3
         own = hugging_face.is_of(self._kinds[0], hugging_face.INPUTS_FIRST if is_stack else hugging_face.CONV1D)
         weight, is_alone = pair.quantized, len(pair.quantized_codes) == 1
-        if self._is_mlx[1] or not is_alone or weight.format.startswith("mx"):
-            return own  # the quantized weight is [out, in]
+        if all(self._is_mlx):
+            return False
+        if any(self._is_mlx) or not is_alone or weight.format.startswith("mx"):
+            return own  # MLX's weights, and the quantized weight in the other cases, are [out, in]
         # A weight of the same name, stored as numbers, has the original's orientation.
         is_same = canonicalize(weight.name) == canonicalize(pair.original.name)
         return False if own is not None and is_same and weight.encoding in ("floats", "cast") else None
@@ -431,6 +434,49 @@ class GgufConversion(Conversion):
         factors = Workspace(torch.device("cpu")).read("factors", entry, 0, (experts,)).float()
         scaled = scale_weight(other, factors.repeat_interleave(other.matrix[0] // experts), 0)
         return _put(pair, 1 - self._side, replace(scaled, evidence=(*scaled.evidence, f"times {entry.name}")))
+
+
+class OwnForm:
+    """The form in which a model stores its weights, as far as a checkpoint without its original shows it."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Read what the checkpoint states about its program and its model."""
+        self._kinds, self._is_mlx = frozenset(_find_model_types(checkpoint)), _is_mlx(checkpoint)
+        self._config = next(_read_configs(checkpoint), {})
+
+    def restore(self, weight: Weight) -> Weight:
+        """Return a weight in the form of its model, which its name implies.
+
+        Raises:
+            FormatMismatch: only the original shows this form.
+        """
+        if self._is_mlx:
+            self._check_mlx(weight)
+        if weight.format != OUTPUTS_FIRST or not weight.codes.name.endswith("_blocks"):
+            return weight
+        is_turned = hugging_face.is_of(self._kinds, hugging_face.INPUTS_FIRST)
+        if is_turned is None:
+            raise FormatMismatch(
+                "its model decides whether floats of this name are [experts, in, out]; add the config.json that names "
+                "the model_type, or give the original (--like ORIGINAL)"
+            )
+        return transpose_weight(weight) if is_turned else weight
+
+    def _check_mlx(self, weight: Weight) -> None:
+        """Raise FormatMismatch if mlx-lm changed a weight and kept its name."""
+        path, kind = canonicalize(weight.name)
+        change = None if kind else mlx.find_change(self._kinds, path, self._config)
+        is_kernel = len(weight.shape) > 3 or (len(weight.shape) == 3 and "conv" in path)
+        may_be_changed = not self._kinds and len(weight.shape) == 1 and not kind and path.endswith("norm")
+        if change is not None:
+            text = f"mlx-lm stores it {change.text}"
+        elif is_kernel:
+            text = "MLX stores kernels as [out, …, in]"
+        elif may_be_changed:
+            text = "mlx-lm adds one to norms of some models, and no config.json names this one"
+        else:
+            return
+        raise FormatMismatch(f"{text}: give the model that it was made from (--like ORIGINAL)")
 
 
 def find_conversion(original: Checkpoint, quantized: Checkpoint) -> Conversion:

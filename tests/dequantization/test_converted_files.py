@@ -3,6 +3,8 @@
 Each golden conversion records the converter's effect on every element, so what a stored tensor stands for is known.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,76 @@ def test_rows_that_the_converter_leaves_out_are_the_originals(name, tmp_path):
     left_out[rows] = False
 
     assert torch.equal(whole[left_out].to(made[key].dtype), made[key][left_out])
+
+
+def test_file_that_lacks_a_change_of_its_converter_is_refused(tmp_path):
+    conversion = read_conversion("llama.cpp-gemma2")
+    files = materialize(conversion, tmp_path, left_out={"blk.0.attn_norm.weight"})
+    message = "values plus one, as llama.cpp expects for gemma2, and its values fit better as values as in the original"
+
+    with pytest.raises(CheckpointError, match=f"1 tensor cannot be written: .*input_layernorm.weight: {message}"):
+        write_back(conversion, files, files.quantized / "model.gguf", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("llama.cpp-llama", "llama.attention.head_count"),
+        ("llama.cpp-qwen3_5", "qwen35.ssm.group_count"),
+        ("llama.cpp-gpt_neox", "gptneox.attention.head_count"),
+        ("llama.cpp-internlm2", "internlm2.attention.head_count_kv"),
+    ],
+)
+def test_order_that_the_metadata_do_not_show_is_refused(name, key, tmp_path):
+    conversion = read_conversion(name)
+    files = materialize(replace(conversion, keys=conversion.keys | {key: 5}), tmp_path)
+    (files.original / "config.json").unlink()
+
+    with pytest.raises(CheckpointError, match="the numbers of heads in the file's metadata do not fit"):
+        write_back(conversion, files, files.quantized / "model.gguf", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["llama.cpp-gemma2", "llama.cpp-qwen3_5", "mlx-gpt2_published", "mlx-qwen3_5"])
+def test_original_is_written_in_the_form_of_its_conversion(name, tmp_path):
+    conversion = read_conversion(name)
+    files = materialize(conversion, tmp_path, quantization="F32" if conversion.is_gguf else "BF16")
+    stored = files.quantized / "model.gguf" if conversion.is_gguf else files.quantized
+    quanterr.dequantize(files.original, tmp_path / "out", like=stored, dtype="f32", exclude=conversion.dropped)
+    made = load_file(tmp_path / "out/model.safetensors")
+
+    assert [] == [key for key, x in files.read.items() if not is_restored(made[key], x.astype(float), is_changed=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mlx-qwen3_5", "input_layernorm.weight: mlx-lm stores it plus one: give the model that it was made from"),
+        ("mlx-falcon_h1", "embed_tokens.weight: mlx-lm stores it times embedding_multiplier: give the model"),
+        ("mlx-mamba", r"conv1d.weight: MLX stores kernels as \[out, …, in\]: give the model"),
+    ],
+)
+def test_changed_numbers_of_a_file_without_its_original_are_refused(name, message, tmp_path):
+    files = materialize(read_conversion(name), tmp_path)
+
+    with pytest.raises(CheckpointError, match=message):
+        quanterr.dequantize(files.quantized, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unchanged_file_of_mlx_needs_no_original(tmp_path):
+    files = materialize(read_conversion("mlx-gemma2"), tmp_path)
+    quanterr.dequantize(files.quantized, tmp_path / "out", dtype="f32")
+    made = load_file(tmp_path / "out/model.safetensors")
+
+    assert files.read.keys() == made.keys()
+    assert [] == [key for key, x in files.read.items() if not np.array_equal(made[key].float().numpy(), x)]
+
+
+def test_tensors_of_another_file_are_counted(tmp_path):
+    conversion, files, stored = convert("llama.cpp-qwen3_vl", tmp_path)
+    made = quanterr.dequantize(stored, tmp_path / "out", like=files.original)
+
+    assert {"in the file of the projector (mmproj)": len(conversion.dropped)} == made.left_out
 
 
 def measure(report, left_out):

@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support import smoothed
 from support.forked import call
 from support.golden_files import NUMBERS as CASES
 from support.golden_files import agree, values_of
@@ -49,6 +50,45 @@ def test_golden_values_without_an_original_are_written_or_refused(case, tmp_path
 
     assert [] == [name for name, x in wanted.items() if name in made and made[name].shape != x.shape]
     assert [] == [name for name, x in wanted.items() if name in made and not agree(case, x, made[name].to(x.dtype))]
+
+
+def test_scales_folded_into_a_norm_stay_in_the_norm_and_its_weights(tmp_path):
+    """Both together compute as the original does; the original's weights behind the divided norm would not."""
+    x, s = smoothed.model(), smoothed.factors(128)
+    norm = f"{smoothed.BLOCK}input_layernorm.weight"
+    y = x | {norm: x[norm] / s} | {name: smoothed.int4(x[name] * s) for name in smoothed.FED}
+    for name, of in (("original", x), ("folded", y)):
+        save_file(of, tmp_path / f"{name}.safetensors")
+    quanterr.dequantize(
+        tmp_path / "folded.safetensors", tmp_path / "out.safetensors", like=tmp_path / "original.safetensors"
+    )
+    made = load_file(tmp_path / "out.safetensors")
+
+    assert [] == [name for name, of in y.items() if not torch.equal(of.to(x[name].dtype), made[name])]
+
+
+class TestExpertsOfGptOss:
+    """Its MXFP4 codes are [experts, out, in], its floats [experts, in, out], both under one name."""
+
+    @staticmethod
+    def write(tmp_path, config):
+        case = next(case for case in ALONE if case.parent.name == "gpt_oss_mxfp4")
+        kept = {name: x for name, x in load_file(case).items() if name.startswith("model.layers")}
+        (tmp_path / "model").mkdir()
+        save_file(kept, tmp_path / "model/model.safetensors")
+        (tmp_path / "model/config.json").write_text(json.dumps(config))
+        quanterr.dequantize(tmp_path / "model", tmp_path / "out", dtype="f32")
+        [(name, wanted)] = [(name, x) for name, x in values_of(case).items() if name.startswith("model.layers")]
+        return wanted.float(), load_file(tmp_path / "out/model.safetensors")[name]
+
+    def test_experts_are_written_as_the_model_stores_floats(self, tmp_path):
+        wanted, made = self.write(tmp_path, {"model_type": "gpt_oss"})
+
+        assert torch.equal(wanted.transpose(1, 2), made)
+
+    def test_experts_of_an_unknown_model_are_refused(self, tmp_path):
+        with pytest.raises(CheckpointError, match=r"down_proj: its model decides .* names the model_type"):
+            self.write(tmp_path, {})
 
 
 def weights():

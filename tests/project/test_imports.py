@@ -205,3 +205,10 @@ def test_version_is_printed_without_the_report():
     )
 
     assert "quanterr.documents" not in done.stderr
+
+
+def test_every_public_name_can_be_imported():
+    names: dict[str, object] = {}
+    exec("from quanterr import *", names)
+
+    assert set(quanterr.__all__) <= names.keys()
