@@ -272,7 +272,7 @@ class DequantizeOptions(ReadOptions):
         layers: patterns of the tensors to write; all if empty.
         exclude: patterns of tensors to leave out.
         dtype: dtype of decoded weights; with ``like``, the original's by default, otherwise ``bf16``.
-        like: the original, whose names, shapes and order of rows the output has.
+        like: the original, whose names and form the output has: shapes, orders, and numbers that a converter changed.
         max_shard: maximum size of a shard, such as ``5GB``.
         verify: decode a second time, and compare the result with what was written.
         on_progress: called with the progress after each piece.
@@ -289,7 +289,7 @@ class DequantizeOptions(ReadOptions):
     ] = None
     like: Annotated[
         Path | None,
-        Option("The original: write its names, shapes, order of rows and dtypes. Needed for GGUF.", INPUTS, "ORIGINAL"),
+        Option("The original: write its names, shapes, orders and dtypes. Needed for GGUF.", INPUTS, "ORIGINAL"),
     ] = None
     max_shard: Annotated[str, Option("Maximum size of a shard, such as 5GB.", OUTPUT, "BYTES")] = "5GB"
     verify: Annotated[bool, Option("Read the output back and compare it with a second decoding.", OUTPUT)] = False

@@ -176,23 +176,34 @@ def reorder(weight: Weight, order: Order) -> Weight:
     """Return the weight with its stored rows, columns, or the elements of a vector, in the order."""
     axis = 1 if order.columns or len(weight.shape) == 1 else 0
     blocks = torch.tensor(order.blocks)
+    buffer = f"reordered {_count_views(weight)}"
     return _view_readings(
-        weight, lambda one: _make_view(one, one.shape, partial(_dequantize_reordered, one, blocks, order.unit, axis))
+        weight,
+        lambda one: _make_view(one, one.shape, partial(_dequantize_reordered, one, blocks, order.unit, axis, buffer)),
     )
+
+
+def _count_views(weight: Weight) -> int:
+    """Return how many views of a weight are nested: each needs a buffer of its own."""
+    if not isinstance(weight.dequantize, partial) or not is_view(weight):
+        return 0
+    first = weight.dequantize.args[0]
+    inner = first if isinstance(first, Sequence) else (first,)
+    return 1 + max((_count_views(one) for one in inner if isinstance(one, Weight)), default=0)
 
 
 GAP = 8  # largest distance of wanted rows that are read together
 
 
 def _dequantize_reordered(
-    weight: Weight, blocks: Tensor, unit: int, axis: int, chunk: Chunk, workspace: Workspace
+    weight: Weight, blocks: Tensor, unit: int, axis: int, buffer: str, chunk: Chunk, workspace: Workspace
 ) -> Values:
     """Read the rows of a chunk where they are stored, in as few pieces as their distances allow."""
     begin, end = (chunk.col, chunk.stop_col) if axis else (chunk.row, chunk.stop_row)
     wanted, run = torch.arange(begin, end), len(blocks) * unit
     stored, places = (wanted // run * run + blocks[wanted % run // unit] * unit + wanted % unit).sort()
     dtype = torch.float64 if weight.needs_float64 else torch.float32
-    out = workspace.buffer(f"reordered {run} {unit}", chunk.shape, dtype)  # orders may be nested
+    out = workspace.buffer(buffer, chunk.shape, dtype)
     ends = torch.nonzero(stored.diff() > GAP)[:, 0] + 1
     for first, last in pairwise([0, *ends.tolist(), len(stored)]):
         top = int(stored[first])
@@ -208,16 +219,20 @@ def transpose_weight(weight: Weight) -> Weight:
     *stack, rows, cols = weight.shape
     shape = (*stack, cols, rows)
     n = prod(stack)
+    function: Callable[..., Values]
     if weight.matrix != (n * rows, cols) or as_matrix(shape) != (n * cols, rows):
         function = _dequantize_transposed_kernels
     elif is_plain(weight):
         function = _dequantize_transposed_floats
     else:
         function = _dequantize_transposed
-    return _view_readings(weight, lambda one: _make_view(one, shape, partial(function, one, rows, cols)))
+    buffer = f"transposed {_count_views(weight)}"
+    return _view_readings(weight, lambda one: _make_view(one, shape, partial(function, one, rows, cols, buffer)))
 
 
-def _dequantize_transposed_kernels(weight: Weight, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+def _dequantize_transposed_kernels(
+    weight: Weight, rows: int, cols: int, _buffer: str, chunk: Chunk, workspace: Workspace
+) -> Values:
     """Swap the inputs and positions of each output of a convolution, of which whole rows of the matrix are read."""
     n, shape = weight.shape[0], as_matrix((weight.shape[0], cols, rows))
     height, stored_height = shape[0] // n, weight.matrix[0] // n
@@ -228,21 +243,25 @@ def _dequantize_transposed_kernels(weight: Weight, rows: int, cols: int, chunk: 
     return Values(turned[chunk.row - first * height : chunk.stop_row - first * height, chunk.col : chunk.stop_col])
 
 
-def _dequantize_transposed_floats(weight: Weight, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+def _dequantize_transposed_floats(
+    weight: Weight, rows: int, cols: int, buffer: str, chunk: Chunk, workspace: Workspace
+) -> Values:
     """Transpose stored floats: each matrix is held in memory, as its columns cannot be read alone."""
     entry = weight.codes
     values = workspace.output(chunk.shape, torch.float64 if weight.needs_float64 else torch.float32)
     for expert in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
         top = expert * cols
         begin, end = max(chunk.row, top), min(chunk.stop_row, top + cols)
-        stored = workspace.read_cached("transposed", entry, expert * rows * cols, (rows, cols))
+        stored = workspace.read_cached(buffer, entry, expert * rows * cols, (rows, cols))
         values[begin - chunk.row : end - chunk.row] = stored[chunk.col : chunk.stop_col, begin - top : end - top].t()
     return Values(values)
 
 
-def _dequantize_transposed(weight: Weight, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
+def _dequantize_transposed(
+    weight: Weight, rows: int, cols: int, buffer: str, chunk: Chunk, workspace: Workspace
+) -> Values:
     """Dequantize the block of each matrix that becomes a part of the chunk."""
-    out = workspace.buffer("flipped", chunk.shape, torch.float64 if weight.needs_float64 else torch.float32)
+    out = workspace.buffer(buffer, chunk.shape, torch.float64 if weight.needs_float64 else torch.float32)
     for number in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
         top, first = number * cols, number * rows
         begin, end = max(chunk.row, top), min(chunk.stop_row, top + cols)
@@ -339,11 +358,11 @@ def _undo_rows(y: Weight, whole: Weight, first: int) -> Weight:
     return stack_weights([one for one in (others[0], y, others[1]) if one.n], whole.shape)
 
 
-def _undo_order(y: Weight, _whole: Weight, blocks: Tensor, unit: int, axis: int) -> Weight:
+def _undo_order(y: Weight, _whole: Weight, blocks: Tensor, unit: int, axis: int, _buffer: str) -> Weight:
     return reorder(y, Order(tuple(blocks.argsort().tolist()), unit, axis == 1))
 
 
-def _undo_transposition(y: Weight, whole: Weight, _rows: int, _cols: int) -> Weight:
+def _undo_transposition(y: Weight, whole: Weight, _rows: int, _cols: int, _buffer: str) -> Weight:
     return transpose_weight(reshape_weight(y, (*whole.shape[:-2], *whole.shape[:-3:-1])))
 
 
