@@ -149,8 +149,8 @@ def _make_like(one: Pair, dtype: str | None) -> WrittenTensor:
     """
     if one.contradiction is not None:
         raise FormatMismatch(
-            f"{one.contradiction.prescribed}, and its values fit better as {one.contradiction.other}: its converter or "
-            "its original is another one; quanterr compare has both errors"
+            f"{one.contradiction.prescribed}, but its values fit the original better as {one.contradiction.other}: "
+            "they would be written wrongly; quanterr compare shows both errors"
         )
     stored, weight = one.original_codes[0], undo_views(one.original, one.quantized)
     if stored.name != one.name:

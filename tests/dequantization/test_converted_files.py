@@ -110,7 +110,7 @@ def test_rows_that_the_converter_leaves_out_are_the_originals(name, tmp_path):
 def test_file_that_lacks_a_change_of_its_converter_is_refused(tmp_path):
     conversion = read_conversion("llama.cpp-gemma2")
     files = materialize(conversion, tmp_path, left_out={"blk.0.attn_norm.weight"})
-    message = "values plus one, as llama.cpp expects for gemma2, and its values fit better as values as in the original"
+    message = "values plus one, as llama.cpp expects for gemma2, but its values fit the original better as values as in"
 
     with pytest.raises(CheckpointError, match=f"1 tensor cannot be written: .*input_layernorm.weight: {message}"):
         write_back(conversion, files, files.quantized / "model.gguf", tmp_path / "out")

@@ -67,6 +67,22 @@ def test_scales_folded_into_a_norm_stay_in_the_norm_and_its_weights(tmp_path):
     assert [] == [name for name, of in y.items() if not torch.equal(of.to(x[name].dtype), made[name])]
 
 
+def test_rows_of_heads_are_written_in_the_order_of_the_originals_name(tmp_path):
+    """Mistral's and Meta's names imply rows of each head in pairs, transformers' names in halves."""
+    halves = numbers(64, 32)
+    pairs = halves.view(4, 2, 8, 32).transpose(1, 2).reshape(64, 32)
+    for name, key, x in (
+        ("original", "layers.0.attention.wq.weight", pairs),
+        ("usual", "model.layers.0.self_attn.q_proj.weight", halves),
+    ):
+        (tmp_path / name).mkdir()
+        save_file({key: x.contiguous()}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
+    quanterr.dequantize(tmp_path / "usual", tmp_path / "out", like=tmp_path / "original")
+
+    assert torch.equal(pairs, load_file(tmp_path / "out/model.safetensors")["layers.0.attention.wq.weight"])
+
+
 class TestExpertsOfGptOss:
     """Its MXFP4 codes are [experts, out, in], its floats [experts, in, out], both under one name."""
 
