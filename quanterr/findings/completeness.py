@@ -1,4 +1,7 @@
-"""Tensors that a checkpoint must hold and does not: by its own configuration, and by what its other blocks hold."""
+"""Tensors that a checkpoint must hold and does not: by its own configuration, and by what its other blocks hold.
+
+Only an inspection asks for these: in a comparison, the original shows what is missing.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,14 +10,13 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, TIED, config_of
+from quanterr.pairing.conversion import is_mlx
 from quanterr.selection.roles import place_of
-from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
 EMBEDDING = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?embed_tokens\.\w+")
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "embed_out.", "output.")
-OF_TOWER = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|vision_encoder|audio_tower|audio_model)\.")
-OF_TEXT = ("_text", "_text_model")  # ends of model_type: the section of a multimodal model that is its language model
 # Keys of config.json that promise layers which predict several tokens; the parts of names of their tensors.
 PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 OF_PREDICTION = re.compile(r"(?:^|\.)(?:mtp\w*|nextn\w*|eh_proj|enorm|hnorm)\.")
@@ -39,8 +41,8 @@ def check_completeness(checkpoint: Checkpoint) -> Iterator[Finding]:
         return
     config = {} if checkpoint.gguf else config_of(checkpoint)
     yield from _check_head(config, names)
-    yield from _check_class(checkpoint)
-    yield from _check_prediction(config, names)
+    if not is_mlx(checkpoint):  # mlx-lm never predicts several tokens, and leaves these layers out
+        yield from _check_prediction(config, names)
     yield from _check_tower(checkpoint)
     if not any(config.get(key) for key in UNLIKE):
         yield from _check_blocks(names)
@@ -56,25 +58,6 @@ def _check_head(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
         message = f"{CONFIG} declares {TIED} false, but no lm_head is stored: loaders fill it with random numbers"
         remedy = f"store the output layer, or declare {TIED} true if the model uses its embedding"
         yield make_finding("incomplete", "warning", None, message, remedy)
-
-
-def _check_class(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Report a tower of images or sounds beside a configuration of a language model alone."""
-    main = as_object(checkpoint.config.get(CONFIG))
-    kind, sections = main.get("model_type"), [key for key, value in main.items() if isinstance(value, dict)]
-    tower = [name for name in checkpoint.entries if OF_TOWER.match(name)]
-    if (
-        isinstance(kind, str)
-        and kind.endswith(OF_TEXT)
-        and tower
-        and not any("vision" in key or "audio" in key for key in sections)
-    ):
-        message = (
-            f"{CONFIG} declares model_type {display(kind)}, a language model alone, but {count(len(tower), 'tensor')} "
-            f"belong to a tower: {listed(tower, 3)}: loaders of this type leave them out, or find no weight by its name"
-        )
-        remedy = f"put the original's {CONFIG} back, which has model_type, architectures and the tower's configuration"
-        yield make_finding("config_mismatch", "warning", None, message, remedy, key="model_type")
 
 
 def _check_prediction(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ from quanterr.checkpoints.labels import Labels
 from quanterr.documents.base import Finding
 from quanterr.findings.activations import report_cache_scales, report_lone_rotations
 from quanterr.findings.codes import make_finding
-from quanterr.findings.completeness import check_completeness
 from quanterr.findings.configs import CONFIG, TIED, config_of
 from quanterr.findings.declared import Stored, check_declared
 from quanterr.findings.file_types import check_file_type
@@ -24,12 +23,14 @@ from quanterr.findings.schemes import check_schemes, compare_declarations
 from quanterr.formats import FORMATS, find_rows
 from quanterr.pairing.inputs import find_cache_scales
 from quanterr.pairing.transforms import find_lone_transforms
-from quanterr.util.strict_json import JsonFields
+from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
 BLOCK = re.compile(OF_BLOCK)
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 HEAD = "lm_head."
+OF_TOWER = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|vision_encoder|audio_tower|audio_model)\.")
+OF_TEXT = ("_text", "_text_model")  # ends of model_type: the section of a multimodal model that is its language model
 HEADS = {
     "num_attention_heads": ("q_proj.weight", "attn_q.weight"),
     "num_key_value_heads": ("k_proj.weight", "attn_k.weight"),
@@ -44,7 +45,7 @@ def check_structure(checkpoint: Checkpoint, labels: Labels, stored: Sequence[Sto
     yield from _check_sizes(declared, where, stored)
     yield from check_heads(checkpoint, stored)
     yield from _check_tied_head(checkpoint, stored)
-    yield from check_completeness(checkpoint)
+    yield from _check_class(checkpoint)
     yield from check_loading(checkpoint, labels, [one.weight for one in stored])
     yield from _check_layouts(labels.config, stored)
     yield from check_optional_parts(one.weight for one in stored)
@@ -130,6 +131,25 @@ def _check_tied_head(checkpoint: Checkpoint, stored: Sequence[Stored]) -> Iterat
             "loaders use the embedding instead",
             [name],
         )
+
+
+def _check_class(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report a tower of images or sounds beside a configuration of a language model alone."""
+    main = as_object(checkpoint.config.get(CONFIG))
+    kind, sections = main.get("model_type"), [key for key, value in main.items() if isinstance(value, dict)]
+    tower = [name for name in checkpoint.entries if OF_TOWER.match(name)]
+    if (
+        isinstance(kind, str)
+        and kind.endswith(OF_TEXT)
+        and tower
+        and not any("vision" in key or "audio" in key for key in sections)
+    ):
+        message = (
+            f"{CONFIG} declares model_type {display(kind)}, a language model alone, but {count(len(tower), 'tensor')} "
+            f"belong to a tower: {listed(tower, 3)}: loaders of this type leave them out, or find no weight by its name"
+        )
+        remedy = f"put the original's {CONFIG} back, which has model_type, architectures and the tower's configuration"
+        yield make_finding("config_mismatch", "warning", None, message, remedy, key="model_type")
 
 
 def _check_layouts(config: JsonFields, stored: Sequence[Stored]) -> Iterator[Finding]:

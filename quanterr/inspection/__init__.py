@@ -18,7 +18,7 @@ from quanterr.errors import FormatMismatch
 from quanterr.findings import make_finding
 from quanterr.findings.activations import report_absent_scales
 from quanterr.findings.adapters import check_adapter
-from quanterr.findings.completeness import report_lone_parts
+from quanterr.findings.completeness import check_completeness, report_lone_parts
 from quanterr.findings.declared import Stored
 from quanterr.findings.files import report_notes, report_unread
 from quanterr.findings.headers import report_layouts
@@ -134,6 +134,7 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
             *check_adapter(checkpoint),
             *_find_in_checkpoint(side, weights),
             *check_structure(checkpoint, side.labels, [Stored(one.name, one, parts) for one, parts in readable]),
+            *check_completeness(checkpoint),
             *report_lone_parts(side.codes),
             *report_absent_scales(absent, calibrated),
             *(_check_values(checkpoint, readable) if asked.values else ()),

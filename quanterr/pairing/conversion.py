@@ -59,7 +59,7 @@ class Conversion:
         self._configs = list(_read_configs(original, quantized))
         self._config = self._configs[0] if self._configs else {}
         self._kinds = [frozenset(_find_model_types(side)) for side in self._sides]
-        self._is_mlx = [_is_mlx(side) for side in self._sides]
+        self._is_mlx = [is_mlx(side) for side in self._sides]
         self._denoisers: DenoiserNaming | None = None
 
     @property
@@ -441,7 +441,7 @@ class OwnForm:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Read what the checkpoint states about its program and its model."""
-        self._kinds, self._is_mlx = frozenset(_find_model_types(checkpoint)), _is_mlx(checkpoint)
+        self._kinds, self._is_mlx = frozenset(_find_model_types(checkpoint)), is_mlx(checkpoint)
         self._config = next(_read_configs(checkpoint), {})
 
     def restore(self, weight: Weight) -> Weight:
@@ -465,7 +465,7 @@ class OwnForm:
     def _check_mlx(self, weight: Weight) -> None:
         """Raise FormatMismatch if mlx-lm changed a weight and kept its name."""
         path, kind = canonicalize(weight.name)
-        change = None if kind else mlx.find_change(self._kinds, path, self._config)
+        change = None if kind else mlx.find_change(self._kinds, path, self._config, None)
         is_kernel = len(weight.shape) > 3 or (len(weight.shape) == 3 and "conv" in path)
         may_be_changed = not self._kinds and len(weight.shape) == 1 and not kind and path.endswith("norm")
         if change is not None:
@@ -615,7 +615,7 @@ def _find_model_types(checkpoint: Checkpoint) -> Iterator[str]:
             yield kind
 
 
-def _is_mlx(checkpoint: Checkpoint) -> bool:
+def is_mlx(checkpoint: Checkpoint) -> bool:
     """Return whether mlx-lm wrote a checkpoint: its metadata, or how its config.json declares the quantization."""
     quantization = as_object(as_object(checkpoint.config.get("config.json")).get("quantization"))
     return "group_size" in quantization or any(each.get("format") == "mlx" for each in checkpoint.metadata)

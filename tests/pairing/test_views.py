@@ -45,6 +45,8 @@ VIEWS = {
     "softplus": ("vector", lambda x: views.map_elements(x, SoftPlus())),
     "factors of rows": ("matrix", lambda x: views.scale_weight(x, torch.linspace(0.5, 2, 48), 0)),
     "factors of columns": ("matrix", lambda x: views.scale_weight(x, torch.linspace(0.5, 2, 64), 1)),
+    "inputs of kernels last": ("kernels", lambda x: views.move_inputs(x, (64, 5, 3))),
+    "outputs of kernels first": ("kernels", lambda x: views.move_outputs(x, (5, 64, 3))),
     "nested": (
         "stack",
         lambda x: views.map_elements(views.reorder(views.transpose_weight(x), grid(2, 16)), Added(1.0)),

@@ -129,15 +129,15 @@ def rename(path: str) -> str:
     return path
 
 
-def find_change(kinds: Collection[str], path: str, config: JsonFields, original: Iterable[str]) -> Change | None:
+def find_change(kinds: Collection[str], path: str, config: JsonFields, original: Iterable[str] | None) -> Change | None:
     """Return what mlx-lm does to the numbers of a weight, by its path without wrappers and ``.weight``.
 
-    ``original``: names of the checkpoint that MLX's was made from.
+    ``original``: names of the checkpoint that MLX's was made from; None if it is not known.
     """
     if not FALCON_H1.isdisjoint(kinds):
         find = MULTIPLIED.get(path.rpartition(".")[2])
         return None if find is None else find(config)
     for row in SHIFTED:
         if not row.kinds.isdisjoint(kinds) and row.norms.fullmatch(path):
-            return Added(1.0) if any(map(row.originals.fullmatch, original)) else None
+            return Added(1.0) if original is None or any(map(row.originals.fullmatch, original)) else None
     return None
