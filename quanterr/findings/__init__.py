@@ -25,7 +25,7 @@ A finding of severity error makes the result inconclusive, because the numbers t
 error needs proof: a repair that works, or a level that no correct weight has.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from operator import attrgetter
 
@@ -48,6 +48,7 @@ from quanterr.findings.excess import (
     underflows,
 )
 from quanterr.findings.explanations import (
+    CORRECTED_SCALES,
     FACTS,
     NEAR,
     ONE_WAY,
@@ -75,6 +76,7 @@ from quanterr.findings.layers import (
     find_constant_scales,
     find_corrected_biases,
     find_group_outliers,
+    report_common_factor,
     report_identical,
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
@@ -86,13 +88,13 @@ from quanterr.findings.samples import (
     diagnose,
     drop_harmless_zero_scales,
     find_rounded_originals,
-    one_factor_corrects,
+    measure_factor,
     report_lossless,
 )
 from quanterr.findings.scales import check_scales, has_good_scales
 from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.siblings import check_sibling_scales
-from quanterr.findings.sources import check_sources
+from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_sources
 from quanterr.findings.sums import check_weight
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
 from quanterr.pairing import SIDES
@@ -165,7 +167,7 @@ class FindingCollector:
                 done.scales,
                 detect_offset(pair, done.sums),
                 not done.sums.y_sq,
-                _share_facts(*(fact for fact in FACTS if facts[fact])),
+                _share_facts(*(fact for fact, is_true in facts.items() if is_true)),
                 is_better_than_rounding(pair, done),
                 done.attainable.snr_db if done.attainable and not nearest else None,
                 nearest or not is_repairable(pair, done) or too_small,
@@ -194,21 +196,25 @@ class FindingCollector:
         whole, alike = self._check_all(seen)
         below = list(find_group_outliers(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
-        others = [one for one in seen if one.number not in alike]
+        again = CodesReadAgain(self._declared, self._folded)
+        multiples = {one.pair.name for one in seen if one.number in alike}
+        apart = multiples | self._undone  # factors were undone only as exactly as the codes show them
+        faults = check_scale_faults([one for one in seen if one.pair.name not in apart], again)
+        corrected = multiples.union(*map(weights_of, faults))
+        others = [one for one in seen if one.pair.name not in corrected]
         repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs))
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
         copies = [replace(one, copy=classify_shifted_copy(one)) if one.offset else one for one in seen]
         cast = check_casts(copies, self._plan.pairs)
         changed = check_unquantized(copies, self._same, self._explained, coded)
-        broken = set().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
-        apart = broken | self._undone  # factors were undone only as exactly as the codes show them
-        sources = check_sources([one for one in seen if one.pair.name not in apart], self._declared)
+        broken = set[str]().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
+        sources = check_sources([one for one in others if one.pair.name not in broken | self._undone], again)
         with on_cpu() as workspaces:
             siblings = list(check_sibling_scales(seen, workspaces[1]))
         both = [*self._constant.findings(), *self._repeated.findings()]
-        found = [*whole, *single, *sources, *repairs, *vectors, *below, *changed, *cast, *siblings, *both]
-        kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found)), seen)
+        found = [*whole, *faults, *single, *sources, *repairs, *vectors, *below, *changed, *cast, *siblings, *both]
+        kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found, corrected)), seen)
         return merge_bad_rows(merge_excess(kept), len(seen))
 
     def _find_method(self, pair: Pair) -> Method:
@@ -216,7 +222,9 @@ class FindingCollector:
 
     def _check_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """Return the findings about all weights together, and the numbers of the weights that share one factor."""
-        common, alike = self._confirm_common_factor([one for one in seen if not one.nearest])
+        common, alike = self._confirm_common_factor(
+            [one for one in seen if not one.nearest or (one.figures and one.figures.is_scaled)]
+        )
         found = [*common, *find_constant_scales(seen), *check_norm_offsets(seen, self._plan.pairs)]
         found += report_contradictions(self._plan.pairs)
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
@@ -240,12 +248,11 @@ class FindingCollector:
 
     def _confirm_common_factor(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """Return the finding of a factor that many weights share, and their numbers, if a sample confirms it."""
-        found, numbers = find_common_factor(
-            [one for one in seen if one.pair.name.rpartition(".")[0] not in self._folded]
-        )
-        for one in [one for one in seen if one.number in numbers][:PROOFS]:
-            if one.figures and one_factor_corrects(one.pair, one.figures):
-                return found, numbers
+        unfolded = [one for one in seen if one.pair.name.rpartition(".")[0] not in self._folded]
+        alike = find_common_factor(unfolded)
+        for one in alike[:PROOFS]:
+            if one.figures and (measured := measure_factor(one.pair, one.figures, not one.nearest)):
+                return [report_common_factor(alike, unfolded, *measured)], {one.number for one in alike}
         return [], set()
 
 
@@ -254,8 +261,14 @@ def _share_facts(*facts: str) -> frozenset[str]:
     return frozenset(facts)
 
 
-def _gather_facts(seen: Iterable[WeightSummary], found: Sequence[Finding]) -> Facts:
-    """Map each fact to the names of the weights that have it, among the weights that the findings are about."""
-    names = set[str]().union(*map(weights_of, found))
+def _gather_facts(
+    seen: Iterable[WeightSummary], found: Sequence[Finding], corrected: Collection[str] = frozenset()
+) -> Facts:
+    """Map each fact to the names of the weights that have it, among the weights that the findings are about.
+
+    Those whose codes fit other scales (``corrected``) have no other fact: it would be about the scales as stored.
+    """
+    names = set[str]().union(*map(weights_of, found)).difference(corrected)
     about = [one for one in seen if one.pair.name in names]
-    return {fact: {one.pair.name for one in about if fact in one.facts} for fact in FACTS}
+    facts = {fact: {one.pair.name for one in about if fact in one.facts} for fact in FACTS}
+    return facts | {CORRECTED_SCALES: corrected}

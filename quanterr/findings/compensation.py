@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from quanterr.documents.base import Finding
+from quanterr.findings.code_samples import choose_runs, find_cells_of
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import ALIKE, APART, DOUBLE_DB, ENOUGH
-from quanterr.findings.sources import choose_runs, find_cells_of
 from quanterr.kernel.structs import TILE
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair

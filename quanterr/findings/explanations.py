@@ -17,7 +17,8 @@ NEAR = "near"  # about the nearest codes that the scales allow, and scales that 
 USUAL = "usual"  # codes as far from the nearest as the method leaves them, and good scales
 ONE_WAY = "one way"  # values truncated, or always rounded up or down
 SIGNED = "signed"  # codes that fit the signs of their scales
-FACTS = (UNDERFLOWS, NEAR, USUAL, ONE_WAY, SIGNED)
+CORRECTED_SCALES = "corrected scales"  # a fault of its scales was found, and explains the weight's error
+FACTS = (UNDERFLOWS, NEAR, USUAL, ONE_WAY, SIGNED, CORRECTED_SCALES)
 Facts = Mapping[str, Collection[str]]  # fact → names of weights
 
 REPAIRS = ("scale_factor", "transposed", "permuted", "zero_points", "swapped_weight")
@@ -44,6 +45,13 @@ EXPLANATIONS = (
         (*REPAIRS, *LEVELS, *SAMPLED, "saturated", "biased_error", "bad_rows", "norm_offset", "unquantized_changed"),
         "error",
         "it is compared as it will be loaded, and another reading fits much better",
+    ),
+    Explanation(
+        (CORRECTED_SCALES,),
+        "info",
+        (*LEVELS, *SAMPLED, "saturated", "biased_error", "bad_rows"),
+        "error",
+        "one finding says how the scales are wrong, and what is left once they are corrected",
     ),
     Explanation(
         (UNDERFLOWS,),
@@ -90,7 +98,7 @@ EXPLANATIONS = (
     Explanation(
         REPAIRS,
         "error",
-        (*SAMPLED, "implausible_error", "group_outlier"),
+        (*SAMPLED, *LEVELS),
         "error",
         "the repaired weight is as it should be",
     ),

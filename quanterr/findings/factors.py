@@ -31,7 +31,11 @@ POWERS = {
 
 
 def explain_factor(
-    factor: float, scales: ScaleStatistics | None, others: Iterable[float] = (), is_unscaled: bool = False
+    factor: float,
+    scales: ScaleStatistics | None,
+    others: Iterable[float] = (),
+    is_unscaled: bool = False,
+    doubt: float = ALIKE,
 ) -> str:
     """Return what y = factor · x suggests, as the end of a sentence; empty if nothing fits.
 
@@ -40,22 +44,23 @@ def explain_factor(
         scales: statistics of the stored scales.
         others: the factors of all weights that one factor corrects: an accident makes few of them powers of two.
         is_unscaled: whether the codes are those of a scaled format, but no scale is stored.
+        doubt: relative error of ``factor``: a number further away does not explain it.
     """
     if is_unscaled:
         return ": no scale is stored for it; the real scale was dropped"
     if factor < 0:
-        return ": the sign is inverted" if _near(-factor, 1) else ": the sign is inverted as well"
+        return ": the sign is inverted" if _near(-factor, 1, ALIKE) else ": the sign is inverted as well"
     one = scales.low if scales and scales.low == scales.high and isfinite(scales.low) and scales.low > 0 else None
     if one == 1:
         return ": the stored scale is 1; the real scale was dropped"
-    if one is not None and not _near(one, 1):
+    if one is not None and not _near(one, 1, ALIKE):
         for power, description in POWERS.items():
-            if _near(factor, one**power):
+            if _near(factor, one**power, doubt):
                 return f": {description}"
-    for number, description in LARGEST.items():
-        if _near(factor, number) or _near(factor, 1 / number):
-            return f": {number:g}, {description}, was omitted or applied twice"
-    if _is_power(factor) and all(map(_is_power, others)):
+    number = min(LARGEST, key=lambda number: abs(abs(log(factor)) - log(number)) if factor else 0.0)
+    if _near(factor, number, doubt) or _near(factor, 1 / number, doubt):
+        return f": {number:g}, {LARGEST[number]}, was omitted or applied twice"
+    if _is_power(factor, doubt) and all(_is_power(other, ALIKE) for other in others):
         return ": a power of two, as a wrong exponent produces"
     return ""
 
@@ -83,9 +88,9 @@ def explain_factors(factors: Tensor, stored: Tensor) -> str:
     return ""
 
 
-def _is_power(factor: float) -> bool:
-    """Return True for a power of two."""
-    return factor > 0 and abs(log2(factor) - round(log2(factor))) < ALIKE
+def _is_power(factor: float, doubt: float) -> bool:
+    """Return True for a power of two, other than 1."""
+    return factor > 0 and round(log2(factor)) != 0 and _near(factor, 2.0 ** round(log2(factor)), doubt)
 
 
 def _all_near(a: Tensor, b: Tensor) -> bool:
@@ -93,6 +98,6 @@ def _all_near(a: Tensor, b: Tensor) -> bool:
     return float((a - b).abs().median()) < ALIKE
 
 
-def _near(a: float, b: float) -> bool:
-    """Return True if two positive numbers are about equal."""
-    return a > 0 and b > 0 and abs(log(a) - log(b)) < ALIKE
+def _near(a: float, b: float, doubt: float) -> bool:
+    """Return True if two positive numbers are equal but for a relative error."""
+    return a > 0 and b > 0 and abs(log(a) - log(b)) < doubt

@@ -5,7 +5,7 @@ from math import inf, isfinite, log10, sqrt
 
 from msgspec import Struct
 
-from quanterr.findings.limits import BIT_DB, DOUBLE_DB, SMALL_DB, WORST_DB
+from quanterr.findings.limits import BIT_DB, DOUBLE_DB, SMALL_DB, TINY, WORST_DB
 from quanterr.formats import Weight, find_rows
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import Pair
@@ -41,6 +41,21 @@ class Figures(Struct, frozen=True, gc=False):
         noise = self.factor > 1 > self.factor * self.cosine**2
         gain = self.rescaled_db - self.snr_db
         return gain > gain_of(self.bits) and abs(self.factor - 1) > CAST_BF16 and not noise
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if y is longer or shorter than x by more than rounding explains, however little error that makes.
+
+        Rounding leaves y as long as x along x, or x as long as y along y, or anything between: the two regressions of
+        the one on the other are then on both sides of 1.
+        """
+        along_x = self.factor * self.cosine**2  # at most ``factor``, which is that along y
+        return self.factor > 0 and (along_x > 1 + CAST_BF16 or self.factor < 1 - CAST_BF16)
+
+    @property
+    def doubt(self) -> float:
+        """Relative distance between the two regressions of y on x and of x on y, between which the true factor is."""
+        return max(1 - self.cosine**2, TINY)
 
     @property
     def low(self) -> bool:

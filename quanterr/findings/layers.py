@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from math import exp, inf, log
+from math import inf, log
 from statistics import median
 
 from msgspec import Struct
@@ -53,31 +53,41 @@ def detect_offset(pair: Pair, sums: Sums) -> float | None:
     return round(mean) if abs(abs(mean) - 1) < ALIKE and square - mean * mean < ALIKE**2 else None
 
 
-def find_common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], set[int]]:
-    """Return the finding of a factor that many weights share, and the numbers of these weights."""
-    gaining = [one for one in seen if one.figures and one.figures.gains and abs(one.figures.cosine) > ALIGNED]
-    signs = {one.figures.factor > 0 for one in gaining if one.figures}
-    if len(gaining) < 2 or len(signs) > 1:
-        return [], set()
-    logs = {one.number: log(abs(one.figures.factor)) for one in gaining if one.figures}
+def find_common_factor(seen: Sequence[WeightSummary]) -> list[WeightSummary]:
+    """Return the weights that seem to be off by one factor, the same for all; empty if there is none."""
+    off = [one for one in seen if one.figures and _is_multiple(one.figures)]
+    if len(off) < 2 or len({one.figures.factor > 0 for one in off if one.figures}) > 1:
+        return []
+    logs = {one.number: log(abs(one.figures.factor)) for one in off if one.figures}
     middle = median(logs.values())
-    alike = [one for one in gaining if abs(logs[one.number] - middle) < ALIKE]
-    if len(alike) < max(2, len(gaining) / 2):
-        return [], set()
-    factor = exp(middle) * (1 if True in signs else -1)
+    near = ALIKE if any(one.figures and one.figures.gains for one in off) else min(ALIKE, abs(middle))
+    alike = [one for one in off if abs(logs[one.number] - middle) < near]
+    return alike if len(alike) >= max(2, len(off) / 2) else []
+
+
+def _is_multiple(figures: Figures) -> bool:
+    """Return True if a weight is like its original times a factor."""
+    return (figures.gains or figures.is_scaled) and abs(figures.cosine) > ALIGNED
+
+
+def report_common_factor(
+    alike: Sequence[WeightSummary], seen: Iterable[WeightSummary], factor: float, doubt: float
+) -> Finding:
+    """Report a factor that many weights share, and which is known but for a relative error of ``doubt``."""
     names = [one.pair.name for one in alike]
     after = min(one.figures.rescaled_db for one in alike if one.figures)
     before = min(one.figures.snr_db for one in alike if one.figures)
     scales = alike[0].scales if len({one.scales for one in alike}) == 1 else None
-    factors = [abs(one.figures.factor) for one in gaining if one.figures]
-    explained = explain_factor(factor, scales, factors, all(one.pair.quantized.encoding == "cast" for one in alike))
+    factors = [abs(one.figures.factor) for one in seen if one.figures and _is_multiple(one.figures)]
+    is_cast = all(one.pair.quantized.encoding == "cast" for one in alike)
+    explained = explain_factor(factor, scales, factors, is_cast, doubt)
     gained = "all are exact" if after == EXACT_DB else f"the worst has {after:.1f} dB"
     message = (
         f"{count(len(names), 'weight')} are the original times {factor:.4g}: {listed(names, 3)}; "
         f"without that factor {gained} instead of {before:.1f}{explained}"
     )
     remedy = "check how the scales are applied: omitted, applied twice, or inverted"
-    found = make_finding(
+    return make_finding(
         "scale_factor",
         rate_repair(before, after),
         None,
@@ -88,7 +98,6 @@ def find_common_factor(seen: Sequence[WeightSummary]) -> tuple[list[Finding], se
         snr_db=before,
         snr_db_repaired=after,
     )
-    return [found], {one.number for one in alike}
 
 
 def rate_repair(before_db: float, after_db: float) -> str:

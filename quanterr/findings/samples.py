@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from quanterr.documents.base import Finding
+from quanterr.findings.code_samples import read_code_sample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary, rate_repair
-from quanterr.findings.limits import ALIKE, ENOUGH, FINE_DB, LIKE
+from quanterr.findings.limits import ALIKE, ENOUGH, FINE_DB, LIKE, TINY
 from quanterr.findings.misplaced import find_misplaced
 from quanterr.findings.repairs import ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
+from quanterr.findings.scale_faults import find_factor
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pair
@@ -141,11 +143,20 @@ def _is_varied(pair: Pair, workspace: Workspace) -> bool:
     return len(torch.unique(_read_rows(pair.original, workspace, ENOUGH**2))) > ENOUGH
 
 
-def one_factor_corrects(pair: Pair, figures: Figures) -> bool:
-    """Return True if the rows of a sample agree on one factor that corrects them."""
+def measure_factor(pair: Pair, figures: Figures, is_doubtful: bool) -> tuple[float, float] | None:
+    """Return the f of y = f · x, and its relative error, if a sample shows that one factor corrects a weight.
+
+    Codes show the factor exactly if they are the nearest ones once it is undone. Otherwise, if the weight is worse than
+    its scales allow (``is_doubtful``) and the factor removes much of the error, most rows must agree on it.
+    """
     with on_cpu() as workspaces:
-        found = find_simplest_repair(read_sample(pair, workspaces), figures.bits)
-    return found is not None and found[0] is ONE_FACTOR
+        of_codes = read_code_sample(pair, workspaces)
+        if of_codes and (fault := find_factor(of_codes)):
+            return fault.low, TINY
+        found = (
+            find_simplest_repair(read_sample(pair, workspaces), figures.bits) if is_doubtful and figures.gains else None
+        )
+    return (figures.factor, figures.doubt) if found and found[0] is ONE_FACTOR else None
 
 
 def _is_repairable_shape(pair: Pair) -> bool:
@@ -167,9 +178,9 @@ def _diagnose_weight(
     if found is None:
         return _report_partial_factor(pair, figures)
     repair, corrected = found
-    description = repair.message.format(description=corrected.description)
+    description, doubt = repair.message.format(description=corrected.description), figures.doubt
     description += (
-        explain_factor(float(corrected.description), one.scales, factors, pair.quantized.encoding == "cast")
+        explain_factor(float(corrected.description), one.scales, factors, pair.quantized.encoding == "cast", doubt)
         if repair is ONE_FACTOR
         else _explain_scales(pair, corrected, workspaces[1])
     )

@@ -19,7 +19,7 @@ Limits were determined on a real model (all-MiniLM-L6-v2, 36 matrices of 384 to 
 and all recipes of this program.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import log10, pi, sqrt
 from typing import NamedTuple
 
@@ -27,23 +27,18 @@ import torch
 from torch import Tensor
 
 from quanterr.documents.base import Finding
+from quanterr.findings.code_samples import READ, CodeSample, read_code_sample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import AGREE, DEVIATIONS, ENOUGH, PEERS, SLIGHT_DB, SMALL_DB, TRACE
 from quanterr.findings.methods import Method, find_method
-from quanterr.formats import Weight
-from quanterr.formats.base import FilledWorkspaces
-from quanterr.kernel.levels import CodeCells, Scaling, find_cells
+from quanterr.findings.scale_faults import ScaleFault, find_scale_fault, report_scale_faults
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.devices import CPU
-from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, listed
 
 SPREAD_READ, MOST_READ = 8, 4  # most weights to read again: spread over all, and with the greatest losses
-RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
-READ, WIDTH = 1 << 20, 1024  # elements read of a weight, and columns that are examined
+WIDTH = 1024  # columns that are examined
 
 # Sign "rounding": codes that no method makes from the original.
 BEYOND = 1.05  # error over the distance of the two codes around a value; more than 1 only if scales were rounded later
@@ -79,25 +74,57 @@ MEANINGS = {
 }
 
 
-def check_sources(seen: Sequence[WeightSummary], declared: Method) -> Iterator[Finding]:
-    """Report weights that show a sign of another source; only a few weights with excess error are read.
+class CodesReadAgain:
+    """What samples of the few weights that are read again show; each is read once."""
 
-    Args:
-        seen: the weights that differ.
-        declared: the method that config.json names: if this method does not round to the nearest, codes beyond any
-            rounding prove nothing.
-    """
-    off = [one for one in seen if _is_off(one)]
-    worst = sorted(off, key=lambda one: -(one.excess_db or 0.0))[:MOST_READ]
-    chosen = {one.number for one in (*off[:: max(-(-len(off) // SPREAD_READ), 1)], *worst)}
-    read = [one for one in off if one.number in chosen]
+    def __init__(self, declared: Method, folded: Collection[str]) -> None:
+        """Start without weights.
+
+        Args:
+            declared: the method that config.json names: if this method does not round to the nearest, codes beyond any
+                rounding prove nothing.
+            folded: modules that absorbed scales of others: their own are known only as exactly as codes show them.
+        """
+        self._declared, self._folded = declared, folded
+        self._found: dict[int, tuple[ScaleFault | None, list[str]]] = {}
+
+    def find(self, one: WeightSummary, workspaces: Workspaces) -> tuple[ScaleFault | None, list[str]]:
+        """Return the fault of a weight's scales, or else the signs of another source."""
+        if one.number not in self._found:
+            sample = read_code_sample(one.pair, workspaces)
+            is_folded = one.pair.name.rpartition(".")[0] in self._folded
+            fault = find_scale_fault(one.pair, sample) if sample and not is_folded else None
+            signs = find_signs(one.pair, sample, self._declared) if sample and not fault else []
+            self._found[one.number] = fault, signs
+        return self._found[one.number]
+
+
+def check_scale_faults(seen: Sequence[WeightSummary], again: CodesReadAgain) -> list[Finding]:
+    """Report weights whose codes fit other scales; of those with excess error, only a few are read."""
+    off, read = _choose_weights(seen)
     with on_cpu() as workspaces:
-        signs = {one.pair.name: find_signs(one.pair, workspaces, declared) for one in read}
+        faults = [(one, fault) for one in read if (fault := again.find(one, workspaces)[0])]
+    return list(report_scale_faults(faults, off, len(read)))
+
+
+def check_sources(seen: Sequence[WeightSummary], again: CodesReadAgain) -> Iterator[Finding]:
+    """Report weights that show a sign of another source; only a few weights with excess error are read."""
+    off, read = _choose_weights(seen)
+    with on_cpu() as workspaces:
+        signs = {one.pair.name: again.find(one, workspaces)[1] for one in read}
     if 2 * sum("rounding" in found for found in signs.values()) < len(read):
         signs = {name: [sign for sign in found if sign != "rounding"] for name, found in signs.items()}
     losses = [one.excess_db for one in read if signs[one.pair.name] and one.excess_db is not None]
     if losses:
         yield _report_sources({name: found for name, found in signs.items() if found}, losses, len(read), len(off))
+
+
+def _choose_weights(seen: Sequence[WeightSummary]) -> tuple[list[WeightSummary], list[WeightSummary]]:
+    """Return the weights with excess error, and those of them to read again."""
+    off = [one for one in seen if _is_off(one)]
+    worst = sorted(off, key=lambda one: -(one.excess_db or 0.0))[:MOST_READ]
+    chosen = {one.number for one in (*off[:: max(-(-len(off) // SPREAD_READ), 1)], *worst)}
+    return off, [one for one in off if one.number in chosen]
 
 
 def _is_off(one: WeightSummary) -> bool:
@@ -129,9 +156,9 @@ class ErrorSample(NamedTuple):
     columns: Tensor  # (2, columns of the weight) float64: Σ error² of the stored and of the nearest codes
 
 
-def find_signs(pair: Pair, workspaces: Workspaces, declared: Method) -> list[str]:
-    """Return the signs that a weight shows, as keys of MEANINGS; for ``declared`` see :func:`check_sources`."""
-    sample = _read_sample(pair, workspaces)
+def find_signs(pair: Pair, of_codes: CodeSample, declared: Method) -> list[str]:
+    """Return the signs that a weight shows, as keys of MEANINGS; for ``declared`` see :class:`CodesReadAgain`."""
+    sample = _measure_errors(of_codes)
     if sample is None:
         return []
     method, levels = find_method(declared, pair.quantized.format, folded=False), pair.quantized.unrotated.levels
@@ -162,46 +189,15 @@ def _refit_both(pair: Pair, sample: ErrorSample) -> list[Tensor]:
     return [_refit_scales(of.view(shape), x, fine).view_as(of) for of in (sample.error, sample.least)]
 
 
-def _read_sample(pair: Pair, workspaces: Workspaces) -> ErrorSample | None:
-    """Read runs of rows spread over a weight; None if scales or levels are unknown, or nothing differs."""
-    weight, turn = pair.quantized.unrotated, pair.quantized.rotated
-    cols = weight.matrix[1]
-    pieces: list[tuple[Tensor, ...]] = []
-    ends = FilledWorkspace(CPU), FilledWorkspace(CPU)
-    columns = torch.zeros(2, cols, dtype=torch.float64)
-    for run in choose_runs(*weight.matrix):
-        chunk = Chunk(run.start, run.stop, 0, cols)
-        x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
-        x = turn.rotate(x.clone(), workspaces[0]) if turn else x
-        y = weight.dequantize(chunk, workspaces[1]).weight.float()
-        around = find_cells_of(weight, chunk, x, ends)
-        if around is None:
-            return None
-        fine = around.inside & x.isfinite() & y.isfinite() & around.nearest.isfinite() & (around.width > 0)
-        sides = [side.masked_fill(~fine, 0.0) for side in (x, y - x, around.nearest - x)]
-        columns += torch.stack([side.double().square().sum(0) for side in sides[1:]])
-        pieces.append(tuple(side[:, :WIDTH] for side in (*sides, around.width.masked_fill(~fine, 1.0), fine)))
-    x, error, least, width, fine = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-    found = ErrorSample(x, error, least, width, fine, columns)
+def _measure_errors(sample: CodeSample) -> ErrorSample | None:
+    """Return the errors of a sample; None if nothing differs."""
+    x, y, around = sample.x, sample.y, sample.find_cells()
+    fine = around.inside & x.isfinite() & y.isfinite() & around.nearest.isfinite() & (around.width > 0)
+    x, error, least = (side.masked_fill(~fine, 0.0) for side in (x, y - x, around.nearest - x))
+    columns = torch.stack([side.double().square().sum(0) for side in (error, least)])
+    width = around.width.masked_fill(~fine, 1.0)
+    found = ErrorSample(*(side[:, :WIDTH] for side in (x, error, least, width, fine)), columns)
     return found if bool(found.error.any()) and bool(found.least.any()) else None
-
-
-def find_cells_of(weight: Weight, chunk: Chunk, x: Tensor, ends: FilledWorkspaces) -> CodeCells | None:
-    """Return the codes around the numbers ``x`` of a chunk, (r, c) float32; None if levels or scales are unknown."""
-    scales = weight.scaling(chunk, ends)
-    if scales is None or weight.levels is None:
-        return None
-    unit, shift = (None if side is None else side.float().expand_as(x) for side in scales)
-    assert unit is not None  # noqa: S101
-    return find_cells(weight.levels, x, Scaling(unit, shift))
-
-
-def choose_runs(rows: int, cols: int) -> list[range]:
-    """Return runs of rows, spread over a matrix, that do not overlap."""
-    height = min(RUN, max(READ // cols // RUNS, 1), rows)
-    starts = sorted({number * (rows - height) // (RUNS - 1) for number in range(RUNS)})
-    after = [0, *(start + height for start in starts)]
-    return [range(max(start, end), start + height) for start, end in zip(starts, after, strict=False)]
 
 
 def _columns_per_scale(pair: Pair, cols: int) -> int:

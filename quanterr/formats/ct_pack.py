@@ -41,7 +41,7 @@ from quanterr.formats.base import (
 )
 from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unpack_columns, unpack_rows
-from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks, list_orders
 from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.ct_row_groups import read_block_values
@@ -78,20 +78,22 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(f"{order} should have one number for each column of a weight of shape {list(shape)}")
     check_width(parts, shape)
     blocks = fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], read_setting(parts, "group_size"), order)
-    packings = _find_packings(parts, shape, blocks.n)
+    packings, orders = _find_packings(parts, shape, blocks.n), list_orders(blocks)
     alternatives = [
         parts.weight(
             shape,
-            _attach_decoder(parts, packing, blocks),
-            block_size=blocks.edges,
+            _attach_decoder(parts, packing, order),
+            block_size=order.edges,
             code_bits=packing.bits,
             uniform_bits=packing.bits,
             levels=uniform(packing.bits),
             scale=scale,
-            evidence=(f"{packing.bits}-bit codes, {packing.name}, in {codes}, scale {scale}",),
+            evidence=(f"{packing.bits}-bit codes, {packing.name}, in {codes}, scale {scale}{described}",),
             warnings=blocks.warnings,
+            prescribed=len(orders) > 1,
         )
         for packing in packings
+        for order, described in orders
     ]
     return alternatives[0].with_alternatives(alternatives[1:])
 

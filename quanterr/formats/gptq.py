@@ -52,7 +52,7 @@ from quanterr.formats.base import (
 )
 from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unpack_columns, unpack_transposed
-from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks, list_orders
 from quanterr.formats.shared.gptq_awq_common import (
     ORDER,
     SCALE,
@@ -129,7 +129,7 @@ def fit(parts: Parts) -> Weight | None:
     warnings += stored.warnings
     scheme = parts.hints.declarations.of(parts.name)
     orders = _find_orders(stored, scheme.fields if scheme else parts.hints.config)
-    if len(orders) > 1:
+    if len(orders) > 1 and stored.named == stored.n:
         warnings += (f"config.json declares desc_act false, but {parts['order']} orders columns: vLLM leaves it out",)
     alternatives = [
         parts.weight(
@@ -155,7 +155,7 @@ def fit(parts: Parts) -> Weight | None:
 def _find_orders(stored: ColumnBlocks, fields: JsonFields) -> list[tuple[ColumnBlocks, str]]:
     """Return the possible blocks of columns, those that loaders use first, each with the deciding fact in words."""
     if stored.order is None or fields.get("desc_act") is not False:
-        return [(stored, "")]
+        return list_orders(stored)
     return [
         (replace(stored, order=None), "; columns in order, as config.json declares desc_act false"),
         (stored, "; columns in the order of g_idx"),

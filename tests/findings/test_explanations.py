@@ -117,6 +117,7 @@ def rows_in_another_order_than_the_name_says(folder):
 # First cause and first explained finding of each row → findings of files in which the row applies.
 CASES = {
     ("wrong_convention", "scale_factor"): rows_in_another_order_than_the_name_says,
+    ("corrected scales", "implausible_error"): lambda folder: damaged(folder, lambda codes, unit: (codes, 1.01 * unit)),
     ("underflows", "implausible_error"): lambda folder: (
         unusual.compared(unusual.KINDS["very tiny"](), folder, None, "Q8_0").findings
     ),

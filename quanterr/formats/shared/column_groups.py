@@ -8,7 +8,7 @@ two, a divisor of the number of columns.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -20,6 +20,7 @@ from quanterr.formats.shared.scale_grid import apply_by_block
 from quanterr.kernel.decoder import OfBlocks
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import count
 
 SIZES = tuple(1 << n for n in range(3, 15))
 
@@ -32,6 +33,7 @@ class ColumnBlocks:
     size: int
     order: Entry | None = None
     warning: str | None = None
+    named: int = 0  # blocks that the order names, if it is stored
 
     @property
     def edges(self) -> tuple[int, int] | None:
@@ -119,19 +121,40 @@ def _fit_order(entry: Entry, n: int, cols: int) -> ColumnBlocks | None:
     """Return the blocks that a stored order gives; None if the order is unused (all -1)."""
     if entry.shape != (cols,) or not cols:
         raise FormatMismatch(f"{entry} should have one number for each of {cols} columns")
-    low, high, size = _examine_order(entry.read())
+    low, high, size, named = _examine_order(entry.read())
     if low == high == -1:
         return None
     if low < 0 or high >= n:
         raise FormatMismatch(f"{entry} names block {low if low < 0 else high}, but blocks are 0 to {n - 1}")
-    return ColumnBlocks(n, size or -(-cols // n), None if size else entry)
+    in_order = size > 0 and -(-cols // size) == n
+    lost = f"{entry.name} names {named} of {count(n, 'block')} of columns: the order of columns was lost"
+    return ColumnBlocks(
+        n, size if in_order else -(-cols // n), None if in_order else entry, lost if named < n else None, named
+    )
+
+
+def list_orders(stored: ColumnBlocks) -> list[tuple[ColumnBlocks, str]]:
+    """Return the possible orders of columns, that of the file first, each in words.
+
+    If the stored order leaves blocks out, it was not written as it should be: columns may be in order.
+    """
+    if stored.order is None or stored.named == stored.n:
+        return [(stored, "")]
+    name = stored.order.name.rpartition(".")[2]
+    return [
+        (stored, f"; columns in the order of {name}, which names {stored.named} of {count(stored.n, 'block')}"),
+        (replace(stored, order=None), "; columns in order"),
+    ]
 
 
 @lru_cache(maxsize=8)  # weights of a model have the same order, unless it is by importance
-def _examine_order(stored: bytes) -> tuple[int, int, int]:
-    """Return the least and the greatest block of a stored order, and the size of blocks; 0 if columns are permuted."""
+def _examine_order(stored: bytes) -> tuple[int, int, int, int]:
+    """Return the least and the greatest block of a stored order, the size of blocks, and the number of blocks named.
+
+    The size is 0 if columns are permuted.
+    """
     order = torch.frombuffer(bytearray(stored), dtype=torch.int32)
     low, high = (int(bound) for bound in torch.aminmax(order))
     size = int((order == 0).sum())
     plain = size and torch.equal(order, torch.arange(len(order), dtype=torch.int32) // size)
-    return low, high, size if plain else 0
+    return low, high, size if plain else 0, len(order.unique())

@@ -1,0 +1,78 @@
+"""Rows spread over a weight, with their codes' scales, of the few weights that are read again."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.formats import Weight
+from quanterr.formats.base import FilledWorkspaces
+from quanterr.kernel.levels import CodeCells, Levels, Scaling, find_cells
+from quanterr.pairing.model import Pair
+from quanterr.pairing.sampling import Workspaces
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.devices import CPU
+from quanterr.tensors.workspace import FilledWorkspace
+
+RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
+READ = 1 << 20  # elements read of a weight
+
+
+class CodeSample(NamedTuple):
+    """Runs of rows of both sides, (r, c) float32 each; both are rotated if the codes are."""
+
+    x: Tensor
+    y: Tensor
+    unit: Tensor  # factor of the codes
+    shift: Tensor | None  # what is added to them
+    levels: Levels
+
+    def find_cells(self, factor: Tensor | float = 1.0) -> CodeCells:
+        """Return the codes around ``factor`` · x."""
+        return find_cells(self.levels, self.x * factor, Scaling(self.unit, self.shift))
+
+
+def read_code_sample(pair: Pair, workspaces: Workspaces) -> CodeSample | None:
+    """Read runs of rows spread over a weight; None if its levels or scales are unknown."""
+    weight, turn = pair.quantized.unrotated, pair.quantized.rotated
+    if weight.levels is None:
+        return None
+    ends = FilledWorkspace(CPU), FilledWorkspace(CPU)
+    sides: list[tuple[Tensor, Tensor]] = []
+    scales: list[tuple[Tensor, Tensor | None]] = []
+    for run in choose_runs(*weight.matrix):
+        chunk = Chunk(run.start, run.stop, 0, weight.matrix[1])
+        x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
+        x = turn.rotate(x.clone(), workspaces[0]) if turn else x.clone()
+        found = _find_scaling(weight, chunk, ends)
+        if found is None:
+            return None
+        sides.append((x, weight.dequantize(chunk, workspaces[1]).weight.float().clone()))
+        scales.append(found)
+    x, y = (torch.cat(side) for side in zip(*sides, strict=True))
+    units, shifts = zip(*scales, strict=True)
+    shift = None if shifts[0] is None else torch.cat(shifts)
+    return CodeSample(x, y, torch.cat(units), shift, weight.levels)
+
+
+def _find_scaling(weight: Weight, chunk: Chunk, ends: FilledWorkspaces) -> tuple[Tensor, Tensor | None] | None:
+    """Return the factor and the shift of each code of a chunk, (r, c) float32; None if they are unknown."""
+    found = weight.scaling(chunk, ends)
+    if found is None:
+        return None
+    unit, shift = (None if side is None else side.float().expand(chunk.shape).clone() for side in found)
+    return None if unit is None else (unit, shift)
+
+
+def choose_runs(rows: int, cols: int) -> list[range]:
+    """Return runs of rows, spread over a matrix, that do not overlap."""
+    height = min(RUN, max(READ // cols // RUNS, 1), rows)
+    starts = sorted({number * (rows - height) // (RUNS - 1) for number in range(RUNS)})
+    after = [0, *(start + height for start in starts)]
+    return [range(max(start, end), start + height) for start, end in zip(starts, after, strict=False)]
+
+
+def find_cells_of(weight: Weight, chunk: Chunk, x: Tensor, ends: FilledWorkspaces) -> CodeCells | None:
+    """Return the codes around the numbers ``x`` of a chunk, (r, c) float32; None if levels or scales are unknown."""
+    scales = _find_scaling(weight, chunk, ends)
+    return None if scales is None or weight.levels is None else find_cells(weight.levels, x, Scaling(*scales))

@@ -1,0 +1,248 @@
+"""Scales that are wrong although the codes are right: by one factor, by one for each row, or in another order.
+
+A program that loses or repeats a scale leaves the codes alone. Their errors then look as if other values had been
+quantized, but the codes are the nearest ones to the original once the fault is undone. That is tried on a sample:
+
+factor  y = f · x. A code is the nearest to f · x on the grid of the stored scales. The least squares of y on these
+        nearest values give f again, without the bias that rounding has on the least squares of y on x, and without any
+        error where all codes agree.
+rows    the same for each row.
+order   Each column has the scales of the group that fits it best. Two halves of the rows choose alike, and many columns
+        choose another group than their own: the order of columns (g_idx) was lost, or that of the groups.
+
+Values that are added to the codes' part and are not multiplied by its scales (minima, a low-rank branch) are taken
+away from both sides in a second attempt.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quanterr.documents.base import Finding
+from quanterr.findings.code_samples import CodeSample
+from quanterr.findings.codes import make_finding
+from quanterr.findings.figures import CAST_BF16
+from quanterr.findings.layers import WeightSummary, rate_repair
+from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, ENOUGH, MANY, SMALL_DB, TINY, TRACE
+from quanterr.metrics.attainable import level
+from quanterr.pairing.model import Pair
+from quanterr.util.text import count, display, listed
+
+ROUNDS = 8  # of the fit of a factor: each leaves less than a third of the deviation
+FEWER = 4  # times fewer codes than before must miss the nearest one
+CODE_OFF = 0.25  # distance from the nearest code, in steps, that another code has at least
+MOST_TRIED = 1 << 27  # products of codes and scales of groups that are tried
+FLOAT32_DIGITS = 7
+FOUR_LEVELS = 4  # codes of so few levels err by half of a value, so that they show no factor
+
+
+class ScaleFault(NamedTuple):
+    """What undoes the fault of a weight's scales, and the SNR of a sample before and after."""
+
+    kind: str  # "factor", "rows", "order", "groups"
+    low: float  # the factor, or the least of those of rows; 1 for orders
+    high: float
+    before_db: float
+    after_db: float
+
+
+def find_scale_fault(pair: Pair, sample: CodeSample) -> ScaleFault | None:
+    """Return the simplest fault of scales that explains a sample of a weight; None if none does."""
+    if sample.levels.number <= FOUR_LEVELS:
+        return None
+    sample = _drop_nonfinite(sample)
+    of_codes = None if sample.shift is None else _remove_shift(sample)
+    tried = [sample] if of_codes is None else [sample, of_codes]
+    for by_row in (False, True):
+        for one in tried:
+            if found := _try_factors(one, by_row):
+                return found
+    return _try_order(pair, sample)
+
+
+def find_factor(sample: CodeSample) -> ScaleFault | None:
+    """Return the factor that all scales of a weight are off by; None if its codes do not show it."""
+    return _try_factors(_drop_nonfinite(sample), by_row=False) if sample.levels.number > FOUR_LEVELS else None
+
+
+def _drop_nonfinite(sample: CodeSample) -> CodeSample:
+    """Return the sample with zeros in place of values that are not finite on one side."""
+    finite = sample.x.isfinite() & sample.y.isfinite()
+    return sample._replace(x=sample.x.where(finite, 0.0), y=sample.y.where(finite, 0.0))
+
+
+def _remove_shift(sample: CodeSample) -> CodeSample:
+    """Return the part of both sides that the scales multiply."""
+    assert sample.shift is not None  # noqa: S101
+    return sample._replace(x=sample.x - sample.shift, y=sample.y - sample.shift, shift=None)
+
+
+def _try_factors(sample: CodeSample, by_row: bool) -> ScaleFault | None:
+    """Try one factor for all elements, or one for each row."""
+    missed = _find_missed(sample, 1.0)
+    if missed < TRACE:
+        return None
+    factors = _fit_factors(sample, by_row)
+    if not bool((factors > 0).all()) or float((factors - 1).abs().median()) <= CAST_BF16:
+        return None
+    if FEWER * _find_missed(sample, factors) > missed:
+        return None
+    low, high = float(factors.min()), float(factors.max())
+    before_db, after_db = _measure(sample.x, sample.y - sample.x, sample.y / factors - sample.x)
+    if by_row and after_db - before_db < SMALL_DB:
+        return None  # factors of a fold that codes of few bits are too coarse to show
+    return ScaleFault("rows" if by_row else "factor", low, high, before_db, after_db)
+
+
+def _fit_factors(sample: CodeSample, by_row: bool) -> Tensor:
+    """Return the f of y = f · x, (1 or r, 1); 0 where it is undefined."""
+    dims = (1,) if by_row else (0, 1)
+    inside = sample._replace(x=sample.y).find_cells().inside  # clipped values would bias the factor
+
+    def improve(factors: Tensor) -> Tensor:
+        for _ in range(ROUNDS):
+            cells = sample.find_cells(factors)
+            nearest = cells.nearest.where(cells.inside & inside, 0.0)
+            products = (sample.y * nearest).sum(dims, keepdim=True)
+            factors = factors * _divide(products, nearest.square().sum(dims, keepdim=True))
+        return factors
+
+    first = _divide(sample.y.square().sum(dims, keepdim=True), (sample.x * sample.y).sum(dims, keepdim=True))
+    if by_row:
+        return improve(first)
+    # Codes agree with all factors of a small range, at whose ends these attempts stop: the roundest one is likely.
+    ends = [float(improve(first * beside)) for beside in (1 - ALIKE, 1 + ALIKE)]
+    return first.new_full((1, 1), _choose_round_number(min(ends) * (1 - TINY), max(ends) * (1 + TINY)))
+
+
+def _choose_round_number(low: float, high: float) -> float:
+    """Return the number of fewest digits in a range, or its middle if that is as short as a float32."""
+    middle = (low + high) / 2
+    rounded = (float(f"{middle:.{digits}g}") for digits in range(1, FLOAT32_DIGITS))
+    return next((number for number in rounded if low <= number <= high), middle)
+
+
+def _divide(a: Tensor, b: Tensor) -> Tensor:
+    return (a.double() / b.double()).nan_to_num(0.0, 0.0, 0.0).float()
+
+
+def _find_missed(sample: CodeSample, factor: Tensor | float) -> float:
+    """Return the share of codes that are not the nearest to ``factor`` · x, among elements in range; 0 for too few."""
+    cells = sample.find_cells(factor)
+    missed = (sample.y - cells.nearest).abs() > CODE_OFF * cells.width
+    found = missed[cells.inside & (sample.x != 0)]
+    return float(found.float().mean()) if len(found) >= ENOUGH else 0.0
+
+
+def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
+    """Try to give each column the scales of the group that fits it best."""
+    block, (rows, cols) = pair.quantized.unrotated.block_size, sample.x.shape
+    if block is None or block[0] != 1 or cols % block[1] or block[1] == 1 or rows < 2 * ENOUGH:
+        return None
+    groups = cols // block[1]
+    if groups < 2 or rows * cols * groups > MOST_TRIED or not _are_in_order(sample.unit.view(rows, groups, -1)):
+        return None
+    errors = torch.stack([_try_groups(sample, block[1], range(half, rows, 2)) for half in (0, 1)])
+    first, second = errors.argmin(1)  # the group of each column
+    own = torch.arange(cols) // block[1]
+    moved = (first == second) & (first != own)
+    if float((first == second).float().mean()) < AGREE or float(moved.float().mean()) < MANY:
+        return None
+    before, after = (float(errors[1].gather(0, chosen[None]).double().sum()) for chosen in (own, first))
+    if level(before, after) < SMALL_DB:
+        return None
+    signal = float(sample.x[1::2].double().square().sum())
+    by_group = first.view(groups, -1)
+    together = float((by_group == by_group.mode(1, keepdim=True).values).float().mean()) > ALIGNED
+    return ScaleFault("groups" if together else "order", 1.0, 1.0, level(signal, before), level(signal, after))
+
+
+def _are_in_order(unit: Tensor) -> bool:
+    """Return True if the columns of a group, (r, groups, columns), share a scale, and none is zero."""
+    return bool((unit != 0).all()) and torch.allclose(unit, unit[..., :1].expand_as(unit), TINY, 0.0)
+
+
+def _try_groups(sample: CodeSample, width: int, rows: range) -> Tensor:
+    """Return the squared error of each column, (groups, c), with the scales of each group."""
+    x, y, unit, shift = (None if side is None else side[rows] for side in sample[:4])
+    assert x is not None and y is not None and unit is not None  # noqa: S101, PT018
+    codes = (y if shift is None else y - shift) / unit
+    errors = []
+    for col in range(0, x.shape[1], width):
+        values = codes * unit[:, col : col + 1]
+        values = values if shift is None else values.add_(shift[:, col : col + 1])
+        errors.append(values.sub_(x).square_().sum(0))
+    return torch.stack(errors)
+
+
+def _measure(x: Tensor, before: Tensor, after: Tensor) -> tuple[float, float]:
+    """Return the SNR in dB of both errors."""
+    signal, *noise = (float(side.double().square().sum()) for side in (x, before, after))
+    return level(signal, noise[0]), level(signal, noise[1])
+
+
+# Kind → code, what is wrong with the weights, and what to do.
+REPORTED = {
+    "factor": (
+        "scale_factor",
+        "it is the original times {factors}, one factor for each weight: the scales are wrong",
+        "check how the scales are applied: omitted, applied twice, or inverted",
+    ),
+    "rows": (
+        "scale_factor",
+        "one factor for each row corrects it (rows are {factors} times the original's): the scales of rows are wrong or "
+        "were lost",
+        "look for scales of rows that were lost, or are in another order than the rows",
+    ),
+    "order": (
+        "permuted",
+        "columns have the scales of other groups: the order of columns (act-order, g_idx) was lost",
+        "write the order of columns (g_idx, weight_g_idx) again, or quantize without act-order",
+    ),
+    "groups": (
+        "permuted",
+        "groups of columns have each other's scales",
+        "find out where the scales were moved, and write them again",
+    ),
+}
+
+
+def report_scale_faults(
+    faults: Sequence[tuple[WeightSummary, ScaleFault]], off: Sequence[WeightSummary], read: int
+) -> Iterator[Finding]:
+    """Report the faults of scales that were found, one finding for each kind.
+
+    Args:
+        faults: the weights with a fault, and what it is.
+        off: all weights that lost more than rounding costs: if all that were read have one fault, these have it, too.
+        read: number of weights that were read.
+    """
+    for kind, (code, what, remedy) in REPORTED.items():
+        same = [(one, fault) for one, fault in faults if fault.kind == kind]
+        if not same:
+            continue
+        names = [one.pair.name for one in (off if len(same) == read > 1 else [one for one, _ in same])]
+        factors = [factor for _, fault in same for factor in (fault.low, fault.high)]
+        worst = min((fault for _, fault in same), key=lambda fault: fault.before_db)
+        again = f", of which {read} were read again" if len(names) > len(same) else ""
+        whose = f"{count(len(names), 'weight')}{again} ({listed(names, 3)})" if len(names) > 1 else display(names[0])
+        yield make_finding(
+            code,
+            rate_repair(worst.before_db, worst.after_db),
+            names[0] if len(names) == 1 else None,
+            f"{whose}: {what.format(factors=_format_range(factors))}; "
+            f"{worst.after_db:.1f} dB once corrected instead of {worst.before_db:.1f}, on a sample of the worst",
+            remedy,
+            layers=names,
+            factors=[min(factors), max(factors)],
+            snr_db=worst.before_db,
+            snr_db_repaired=worst.after_db,
+        )
+
+
+def _format_range(factors: Sequence[float]) -> str:
+    """Return ``0.8``, or ``0.8 to 0.9`` if the factors differ in the digits shown."""
+    low, high = f"{min(factors):.4g}", f"{max(factors):.4g}"
+    return low if low == high else f"{low} to {high}"
