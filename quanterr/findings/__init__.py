@@ -91,6 +91,7 @@ from quanterr.findings.samples import (
     measure_factor,
     report_lossless,
 )
+from quanterr.findings.scale_faults import FACTORS, ORDERS
 from quanterr.findings.scales import check_scales, has_good_scales
 from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.siblings import check_sibling_scales
@@ -196,11 +197,12 @@ class FindingCollector:
         whole, alike = self._check_all(seen)
         below = list(find_group_outliers(seen))
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
-        again = CodesReadAgain(self._declared, self._folded)
-        multiples = {one.pair.name for one in seen if one.number in alike}
-        apart = multiples | self._undone  # factors were undone only as exactly as the codes show them
-        faults = check_scale_faults([one for one in seen if one.pair.name not in apart], again)
-        corrected = multiples.union(*map(weights_of, faults))
+        again, alike_names = CodesReadAgain(self._declared, self._folded), _names_of(seen, alike)
+        exact = [one for one in seen if one.pair.name not in alike_names | self._undone]  # others are known roughly
+        damaged = {found.layer for found in single if found.severity == "error"}  # a repair may say more of these
+        faults = check_scale_faults(exact, again, ORDERS)
+        faults += check_scale_faults([one for one in exact if one.pair.name not in damaged], again, FACTORS)
+        corrected = alike_names.union(*map(weights_of, faults))
         others = [one for one in seen if one.pair.name not in corrected]
         repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs))
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs))
@@ -254,6 +256,10 @@ class FindingCollector:
             if one.figures and (measured := measure_factor(one.pair, one.figures, not one.nearest)):
                 return [report_common_factor(alike, unfolded, *measured)], {one.number for one in alike}
         return [], set()
+
+
+def _names_of(seen: Iterable[WeightSummary], numbers: Collection[int]) -> set[str]:
+    return {one.pair.name for one in seen if one.number in numbers}
 
 
 @cache  # one object for many weights

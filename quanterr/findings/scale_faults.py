@@ -38,10 +38,13 @@ FLOAT32_DIGITS = 7
 FOUR_LEVELS = 4  # codes of so few levels err by half of a value, so that they show no factor
 
 
+FACTORS, ORDERS = ("factor", "rows"), ("order", "groups")  # kinds of faults
+
+
 class ScaleFault(NamedTuple):
     """What undoes the fault of a weight's scales, and the SNR of a sample before and after."""
 
-    kind: str  # "factor", "rows", "order", "groups"
+    kind: str  # of FACTORS or ORDERS
     low: float  # the factor, or the least of those of rows; 1 for orders
     high: float
     before_db: float
@@ -192,8 +195,8 @@ REPORTED = {
     ),
     "rows": (
         "scale_factor",
-        "one factor for each row corrects it (rows are {factors} times the original's): the scales of rows are wrong or "
-        "were lost",
+        "one factor for each row corrects it (rows are {factors} times the original's): the scales of rows are "
+        "wrong or were lost",
         "look for scales of rows that were lost, or are in another order than the rows",
     ),
     "order": (

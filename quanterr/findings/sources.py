@@ -99,11 +99,11 @@ class CodesReadAgain:
         return self._found[one.number]
 
 
-def check_scale_faults(seen: Sequence[WeightSummary], again: CodesReadAgain) -> list[Finding]:
+def check_scale_faults(seen: Sequence[WeightSummary], again: CodesReadAgain, kinds: Collection[str]) -> list[Finding]:
     """Report weights whose codes fit other scales; of those with excess error, only a few are read."""
     off, read = _choose_weights(seen)
     with on_cpu() as workspaces:
-        faults = [(one, fault) for one in read if (fault := again.find(one, workspaces)[0])]
+        faults = [(one, fault) for one in read if (fault := again.find(one, workspaces)[0]) and fault.kind in kinds]
     return list(report_scale_faults(faults, off, len(read)))
 
 
@@ -196,7 +196,8 @@ def _measure_errors(sample: CodeSample) -> ErrorSample | None:
     x, error, least = (side.masked_fill(~fine, 0.0) for side in (x, y - x, around.nearest - x))
     columns = torch.stack([side.double().square().sum(0) for side in (error, least)])
     width = around.width.masked_fill(~fine, 1.0)
-    found = ErrorSample(*(side[:, :WIDTH] for side in (x, error, least, width, fine)), columns)
+    x, error, least, width, fine = (side[:, :WIDTH] for side in (x, error, least, width, fine))
+    found = ErrorSample(x, error, least, width, fine, columns)
     return found if bool(found.error.any()) and bool(found.least.any()) else None
 
 
