@@ -87,6 +87,7 @@ from quanterr.findings.repeats import RepeatedWeights
 from quanterr.findings.samples import (
     diagnose,
     drop_harmless_zero_scales,
+    find_cast_codes,
     find_rounded_originals,
     measure_factor,
     report_lossless,
@@ -203,19 +204,20 @@ class FindingCollector:
         faults = check_scale_faults(exact, again, ORDERS)
         faults += check_scale_faults([one for one in exact if one.pair.name not in damaged], again, FACTORS)
         corrected = alike_names.union(*map(weights_of, faults))
-        others = [one for one in seen if one.pair.name not in corrected]
+        casts = list(find_cast_codes(seen, doubtful))
+        others = [one for one in seen if one.pair.name not in corrected.union(*map(weights_of, casts))]
         repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs))
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
         copies = [replace(one, copy=classify_shifted_copy(one)) if one.offset else one for one in seen]
-        cast = check_casts(copies, self._plan.pairs)
+        lowered = check_casts(copies, self._plan.pairs)
         changed = check_unquantized(copies, self._same, self._explained, coded)
         broken = set[str]().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
         sources = check_sources([one for one in others if one.pair.name not in broken | self._undone], again)
         with on_cpu() as workspaces:
             siblings = list(check_sibling_scales(seen, workspaces[1]))
-        both = [*self._constant.findings(), *self._repeated.findings()]
-        found = [*whole, *faults, *single, *sources, *repairs, *vectors, *below, *changed, *cast, *siblings, *both]
+        found = [*whole, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *changed, *lowered, *siblings]
+        found += [*self._constant.findings(), *self._repeated.findings()]
         kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found, corrected)), seen)
         return merge_bad_rows(merge_excess(kept), len(seen))
 

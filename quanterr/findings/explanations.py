@@ -47,6 +47,13 @@ EXPLANATIONS = (
         "it is compared as it will be loaded, and another reading fits much better",
     ),
     Explanation(
+        ("codes_without_scale",),
+        "error",
+        (*LEVELS, *REPAIRS, "bad_rows", "unquantized_changed"),
+        "error",
+        "the values are codes, so that what their errors look like means nothing",
+    ),
+    Explanation(
         (CORRECTED_SCALES,),
         "info",
         (*LEVELS, *SAMPLED, "saturated", "biased_error", "bad_rows"),

@@ -20,6 +20,7 @@ from quanterr.findings.misplaced import find_misplaced
 from quanterr.findings.repairs import ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.findings.scale_faults import find_factor
 from quanterr.formats import Weight
+from quanterr.formats.shared.cast_codes import describe_codes
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
@@ -60,6 +61,27 @@ def diagnose(
             found = found or _diagnose_weight(one, figures, factors, workspaces)
             if found:
                 yield found
+
+
+def find_cast_codes(seen: Sequence[WeightSummary], doubtful: Collection[str | None]) -> Iterator[Finding]:
+    """Report doubtful weights whose plain numbers are codes that were cast without their scales."""
+    found: dict[str, list[WeightSummary]] = {}
+    with on_cpu() as workspaces:
+        for one in seen:
+            is_read_otherwise = one.pair.contradiction is not None
+            if one.pair.name in doubtful and one.pair.quantized.encoding == "floats" and not is_read_otherwise:
+                kind = describe_codes(_read_rows(one.pair.quantized, workspaces[1], ENOUGH**2))
+                if kind:
+                    found.setdefault(f"{kind} codes as {one.pair.quantized.codes.dtype}", []).append(one)
+    for what, same in found.items():
+        names = [one.pair.name for one in same]
+        worst = min((one.figures.snr_db for one in same if one.figures), default=-inf)
+        message = (
+            f"{count(len(names), 'weight')} ({listed(names, 3)}) hold {what} numbers, without their scales: the codes "
+            f"were cast, not dequantized; the worst has {worst:.1f} dB"
+        )
+        remedy = "multiply codes by their scales before the cast (quanterr dequantize), or keep codes and scales"
+        yield make_finding("codes_without_scale", "error", None, message, remedy, layers=names, snr_db=worst)
 
 
 def find_rounded_originals(better: Sequence[Pair], same: Sequence[Pair]) -> Iterator[Finding]:

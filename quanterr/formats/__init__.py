@@ -80,6 +80,8 @@ from quanterr.formats.base import (
     expand_templates,
     private_name,
 )
+from quanterr.formats.dense import CODES as CODES_OF_FLOATS
+from quanterr.formats.shared.cast_codes import read_beside_scale
 from quanterr.formats.shared.comfy_labels import refuse_by_name
 from quanterr.formats.shared.unsupported import explain_unsupported
 from quanterr.util.text import listed
@@ -350,9 +352,13 @@ def _fit(gathered: "_Gathered", stored: Parts, siblings: Sequence[Entry]) -> Wei
     """
     parts = {role: stored.entries[template] for role, template in gathered.templates.items()}
     weight = gathered.format.fit(Parts(stored.name, parts, stored.hints, stored.checkpoint, gathered.format.name))
-    if weight is not None:
-        _refuse_unused(weight, siblings)
-    return weight
+    if weight is None or not (unused := _find_unused(weight, siblings)):
+        return weight
+    if weight.encoding == "floats" and len(unused) == 1 and "scale" in unused[0].name:
+        found = read_beside_scale(weight.codes, unused[0], Parts(stored.name, parts, stored.hints, stored.checkpoint))
+        if found is not None:
+            return found
+    raise FormatMismatch(_explain_unused(weight, unused))
 
 
 def _explain_nearest(each: "Iterable[_Gathered]", stored: Parts, siblings: Sequence[Entry]) -> str:
@@ -373,6 +379,7 @@ def _explain_nearest(each: "Iterable[_Gathered]", stored: Parts, siblings: Seque
     return reason()
 
 
+BYTE = 8  # bits
 CODES = ""  # stands for the template of the codes' name
 
 
@@ -429,20 +436,30 @@ def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
     return _Gathered(format, found, named, problem)
 
 
-def _refuse_unused(weight: Weight, siblings: Sequence[Entry]) -> None:
+def _find_unused(weight: Weight, siblings: Sequence[Entry]) -> list[Entry]:
+    """Return the siblings of a weight that its format does not use, and that may change it."""
     if not siblings:
-        return
+        return []
     used = {entry.name for entry in weight.parts.values()}
     unused = [e for e in siblings if e.name not in used and not is_auxiliary(e.name)]
-    if unused and not (
-        weight.encoding == "floats" and all(entry.n == 1 and (entry.dtype, entry.read()) in ONES for entry in unused)
-    ):
-        names = listed([entry.name for entry in unused])
-        left = (
+    are_ones = all(entry.n == 1 and (entry.dtype, entry.read()) in ONES for entry in unused)
+    return [] if weight.encoding == "floats" and are_ones else unused
+
+
+def _explain_unused(weight: Weight, unused: Sequence[Entry]) -> str:
+    """Return why a weight is not read, and what may have left tensors beside it."""
+    reason = f"stored as {weight.format} ({weight.codes.dtype}), but unused: {listed([entry.name for entry in unused])}"
+    if weight.encoding != "floats":
+        return reason
+    codes = [entry for entry in unused if entry.dtype not in CODES_OF_FLOATS and BYTE * entry.nbytes >= weight.n]
+    if codes:
+        return (
+            f"{reason}; it is stored twice, as {weight.codes.dtype} and as the codes {codes[0]}, and programs differ "
+            "in which they load: save the checkpoint with one of them"
+        )
+    if any("scale" in entry.name for entry in unused):
+        reason += (
             "; its producer computed scales but left the weight unquantized, as llm-compressor does with layers of "
             "other classes than Linear: quantize it, or save the checkpoint without these tensors"
         )
-        raise FormatMismatch(
-            f"stored as {weight.format} ({weight.codes.dtype}), but unused: {names}"
-            + (left if weight.encoding == "floats" and any("scale" in entry.name for entry in unused) else "")
-        )
+    return reason

@@ -137,8 +137,9 @@ class Pairing(Struct, frozen=True):
 
     @property
     def names_with_unused_scale(self) -> list[str]:
-        """Names of weights that are stored as plain floats and nevertheless have a scale."""
-        return [pair.name for pair in self.pairs if pair.quantized.encoding == "floats" and pair.quantized_consumed]
+        """Names of weights that are stored as plain floats and nevertheless have a scale, which their format leaves."""
+        plain = [pair for pair in self.pairs if pair.quantized.encoding == "floats" and pair.quantized_consumed]
+        return [pair.name for pair in plain if "scale" not in pair.quantized.parts]
 
 
 class LargestError(NamedTuple):

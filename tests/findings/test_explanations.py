@@ -100,6 +100,11 @@ def one_scale_for_both(folder):
     return compared(folder, x, y | {f"{name}_scale": unit for name in names}).findings
 
 
+def codes_as_numbers(folder):
+    codes, _ = by_row(weight_of(64))
+    return compared(folder, {NAME: weight_of(64)}, {NAME: codes.bfloat16()}).findings
+
+
 def norm_in_another_order(folder):
     x = {NORM: 1 + numbers(128, seed=1)}
     return compared(folder, x, {NORM: x[NORM].flip(0)}).findings
@@ -117,6 +122,7 @@ def rows_in_another_order_than_the_name_says(folder):
 # First cause and first explained finding of each row → findings of files in which the row applies.
 CASES = {
     ("wrong_convention", "scale_factor"): rows_in_another_order_than_the_name_says,
+    ("codes_without_scale", "implausible_error"): codes_as_numbers,
     ("corrected scales", "implausible_error"): lambda folder: damaged(folder, lambda codes, unit: (codes, 1.01 * unit)),
     ("underflows", "implausible_error"): lambda folder: (
         unusual.compared(unusual.KINDS["very tiny"](), folder, None, "Q8_0").findings

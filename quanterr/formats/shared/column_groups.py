@@ -157,4 +157,4 @@ def _examine_order(stored: bytes) -> tuple[int, int, int, int]:
     low, high = (int(bound) for bound in torch.aminmax(order))
     size = int((order == 0).sum())
     plain = size and torch.equal(order, torch.arange(len(order), dtype=torch.int32) // size)
-    return low, high, size if plain else 0, len(order.unique())
+    return low, high, size if plain else 0, len(torch.unique(order))

@@ -1,0 +1,77 @@
+"""Codes that were cast to plain floats, with or without their scale.
+
+    weight[r, c] = number[r, c]                                 as programs load it, which know nothing of the scale
+    weight[r, c] = number[r, c] * float32(scale of r, c)        what was meant
+
+A program that casts every tensor of a quantized checkpoint to BF16 writes such numbers. Each is exactly an FP8 number,
+as one of 16 numbers in BF16 is by chance, or an integer of 8 bits.
+"""
+
+from functools import partial
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from quanterr.checkpoints import Entry
+from quanterr.errors import FormatMismatch
+from quanterr.formats.base import Chunk, Parts, Values, Weight, Workspace
+from quanterr.formats.shared.element_types import NONE, DecodedCodes, read_floats
+from quanterr.formats.shared.scale_grid import Grid, collect_hints, fit_grid
+from quanterr.tensors.workspace import TORCH_DTYPES
+
+SAMPLED = 1 << 12  # elements that are looked at
+FEWEST = 12  # distinct values of codes: fewer occur in ternary weights and in constants
+KINDS = {torch.float8_e4m3fn: "FP8 E4M3", torch.float8_e5m2: "FP8 E5M2"}
+LEAST_BYTE, LARGEST_BYTE = -128, 255  # of signed and of unsigned codes
+NIBBLE = 16  # codes of four bits
+
+
+def describe_codes(values: Tensor) -> str | None:
+    """Return what codes all ``values`` are, such as ``FP8 E4M3``; None if they are ordinary numbers."""
+    distinct = torch.unique(values[values.isfinite()].float())
+    if len(distinct) < FEWEST:
+        return None
+    if torch.equal(distinct, distinct.round()) and distinct[0] >= LEAST_BYTE and distinct[-1] <= LARGEST_BYTE:
+        return "INT4" if len(distinct) <= NIBBLE else "INT8"
+    return next((kind for dtype, kind in KINDS.items() if torch.equal(distinct.to(dtype).float(), distinct)), None)
+
+
+def read_beside_scale(codes: Entry, scale: Entry, parts: Parts) -> Weight | None:
+    """Return plain numbers that are codes, with the reading by their scale as an alternative; None if they are none."""
+    size = min(codes.n, SAMPLED) * codes.nbytes // max(codes.n, 1)
+    if len(codes.shape) < 2 or not size:
+        return None
+    stored = torch.frombuffer(bytearray(codes.file.read(codes.offset, size)), dtype=TORCH_DTYPES[codes.dtype])
+    kind = describe_codes(stored)
+    if kind is None:
+        return None
+    parts = replace(parts, entries={"codes": codes, "scale": scale})
+    try:
+        grid = fit_grid(scale, codes.shape, collect_hints(parts))
+    except FormatMismatch:
+        return None
+    cast = f"{kind} codes that were cast to {codes.dtype}"
+    doubt = f"{cast} stand beside their scale, which loaders do not expect: they take the codes for weights"
+    as_stored, scaled = (
+        parts.weight(
+            codes.shape,
+            dequantize,
+            encoding="floats",
+            evidence=(f"{cast}, {words}",),
+            warnings=(doubt,),
+            prescribed=True,
+            format="dense",
+        )
+        for dequantize, words in (
+            (partial(_dequantize, codes, None), "without their scale"),
+            (partial(_dequantize, codes, grid), "times their scale"),
+        )
+    )
+    return as_stored.with_alternatives([scaled])
+
+
+def _dequantize(codes: Entry, grid: Grid | None, chunk: Chunk, workspace: Workspace) -> Values:
+    """Return the stored numbers of a chunk, (r, c) float32, times their scales if there is a grid."""
+    values = read_floats(codes, chunk, workspace)
+    return Values(values) if grid is None else grid.multiply(DecodedCodes(values, 1.0, NONE, NONE), chunk, workspace)
