@@ -44,7 +44,7 @@ def read_code_sample(pair: Pair, workspaces: Workspaces) -> CodeSample | None:
         chunk = Chunk(run.start, run.stop, 0, weight.matrix[1])
         x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
         x = turn.rotate(x.clone(), workspaces[0]) if turn else x.clone()
-        found = _find_scaling(weight, chunk, ends)
+        found = find_scaling(weight, chunk, ends)
         if found is None:
             return None
         sides.append((x, weight.dequantize(chunk, workspaces[1]).weight.float().clone()))
@@ -55,7 +55,7 @@ def read_code_sample(pair: Pair, workspaces: Workspaces) -> CodeSample | None:
     return CodeSample(x, y, torch.cat(units), shift, weight.levels)
 
 
-def _find_scaling(weight: Weight, chunk: Chunk, ends: FilledWorkspaces) -> tuple[Tensor, Tensor | None] | None:
+def find_scaling(weight: Weight, chunk: Chunk, ends: FilledWorkspaces) -> tuple[Tensor, Tensor | None] | None:
     """Return the factor and the shift of each code of a chunk, (r, c) float32; None if they are unknown."""
     found = weight.scaling(chunk, ends)
     if found is None:
@@ -74,5 +74,5 @@ def choose_runs(rows: int, cols: int) -> list[range]:
 
 def find_cells_of(weight: Weight, chunk: Chunk, x: Tensor, ends: FilledWorkspaces) -> CodeCells | None:
     """Return the codes around the numbers ``x`` of a chunk, (r, c) float32; None if levels or scales are unknown."""
-    scales = _find_scaling(weight, chunk, ends)
+    scales = find_scaling(weight, chunk, ends)
     return None if scales is None or weight.levels is None else find_cells(weight.levels, x, Scaling(*scales))

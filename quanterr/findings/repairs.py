@@ -16,6 +16,7 @@ from quanterr.findings.figures import EXACT_DB, gain_of, level_of
 from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, LIKE, SEARCHED_DB, SLIGHT_DB, WORST_DB
 from quanterr.findings.methods import PLAIN
 
+MIN_TRANSPOSED = 4  # rows: fewer are like their transpose by chance
 MATCHED = 64  # most rows or columns to match
 # dB that a repair with more than one number must gain: factors of blocks alone gain 3.5 on codes as coarse as E5M2.
 BETTER_DB = PLAIN.most_db
@@ -28,6 +29,7 @@ class Sample(NamedTuple):
 
     x: Tensor
     y: Tensor
+    unit: Tensor | None = None  # factors of the codes of a square weight, whose transpose may have been stored
 
 
 class Correction(NamedTuple):
@@ -136,7 +138,7 @@ def _split_blocks(sample: Sample) -> Iterator[tuple[Sample, Sample]]:
     """Yield the halves of both sides as (r, blocks, n / 2), for each block size n that divides the columns."""
     for n in BLOCKS:
         if not sample.x.shape[1] % n:
-            yield split_halves(Sample(*(side.reshape(side.shape[0], -1, n) for side in sample)), 1)
+            yield split_halves(Sample(*(side.reshape(side.shape[0], -1, n) for side in sample[:2])), 1)
 
 
 def _try_block_factors(sample: Sample) -> Correction | None:
@@ -187,10 +189,17 @@ def _describe_shifts(shifts: Tensor) -> str:
 
 
 def _try_transpose(sample: Sample) -> Correction | None:
-    """Try the transpose of the largest square corner."""
+    """Try the transpose of the largest square corner; scales may have stayed in place."""
     n = min(sample.x.shape)
+    if n < MIN_TRANSPOSED:
+        return None
     corner = Sample(sample.x[:n, :n], sample.y[:n, :n])
-    return _measure_correction(corner, corner.y.t(), "") if n > 3 else None
+    tried = [_measure_correction(corner, corner.y.t(), "")]
+    if sample.unit is not None:
+        unit = sample.unit[:n, :n]
+        codes = (corner.y / unit).nan_to_num(0.0, 0.0, 0.0)
+        tried.append(_measure_correction(corner, codes.t() * unit, ", but its scales are not"))
+    return max(tried, key=lambda corrected: corrected.snr_db)
 
 
 def _try_row_order(sample: Sample) -> Correction | None:
@@ -262,7 +271,7 @@ REPAIRS = (
     ONE_FACTOR,
     Repair(
         "transposed",
-        "it is stored transposed",
+        "it is stored transposed{description}",
         "transpose it, or correct its metadata",
         _try_transpose,
     ),

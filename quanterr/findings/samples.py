@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quanterr.documents.base import Finding
-from quanterr.findings.code_samples import read_code_sample
+from quanterr.findings.code_samples import find_scaling, read_code_sample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.figures import EXACT_DB, Figures
@@ -25,6 +25,7 @@ from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.text import count, display, listed
 
@@ -280,7 +281,18 @@ def read_sample(pair: Pair, workspaces: Workspaces) -> Sample:
     """Return the first rows of a pair."""
     x, y = read_first_rows(pair.original, workspaces[0]), read_first_rows(pair.quantized, workspaces[1])
     finite = x.isfinite() & y.isfinite()
-    return Sample(x.where(finite, 0.0), y.where(finite, 0.0))
+    return Sample(x.where(finite, 0.0), y.where(finite, 0.0), _read_unit(pair.quantized, len(x)))
+
+
+def _read_unit(weight: Weight, rows: int) -> Tensor | None:
+    """Return the factors of the codes in the first rows of a square weight, float64; None for others, and if unknown.
+
+    Codes with a zero point are left out: what would stay in place is then not only a factor.
+    """
+    if weight.matrix[0] != weight.matrix[1] or weight.levels is None or weight.rotated:
+        return None
+    found = find_scaling(weight, Chunk(0, rows, 0, weight.matrix[1]), (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    return found[0].double() if found and found[1] is None else None
 
 
 def read_first_rows(weight: Weight, workspace: Workspace) -> Tensor:

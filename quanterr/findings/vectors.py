@@ -136,7 +136,7 @@ def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: 
         workspaces: one per side.
     """
     x, y = read_sample(weight, workspaces)
-    bias = Sample(*(side.flatten()[: len(x)] for side in sample))
+    bias = Sample(*(side.flatten()[: len(x)] for side in sample[:2]))
     changes = bias.y - bias.x
     if not len(changes):
         return _BiasShift(0.0, 0.0)
