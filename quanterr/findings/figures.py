@@ -54,8 +54,8 @@ class Figures(Struct, frozen=True, gc=False):
 
     @property
     def doubt(self) -> float:
-        """Relative distance between the two regressions of y on x and of x on y, between which the true factor is."""
-        return max(1 - self.cosine**2, TINY)
+        """Relative error of ``factor``: the true one is between the regressions of y on x and of x on y."""
+        return 1 - self.cosine**2 + TINY
 
     @property
     def low(self) -> bool:

@@ -6,12 +6,14 @@ any weight that it was fitted to.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf, isfinite, isqrt, log10
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quanterr.findings.factors import POWERS
 from quanterr.findings.figures import EXACT_DB, gain_of, level_of
 from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, LIKE, SEARCHED_DB, SLIGHT_DB, WORST_DB
 from quanterr.findings.methods import PLAIN
@@ -29,7 +31,7 @@ class Sample(NamedTuple):
 
     x: Tensor
     y: Tensor
-    unit: Tensor | None = None  # factors of the codes of a square weight, whose transpose may have been stored
+    unit: Tensor | None = None  # factors of the codes; None if they are unknown
 
 
 class Correction(NamedTuple):
@@ -185,6 +187,16 @@ def _describe_shifts(shifts: Tensor) -> str:
     return f"{float(shifts.mean()):.3g} on average"
 
 
+# Scales as a whole
+
+
+def _try_power(power: float, sample: Sample) -> Correction | None:
+    """Divide the values by a power of the stored scales."""
+    if sample.unit is None:
+        return None
+    return _measure_correction(sample, (sample.y * sample.unit.pow(-power)).nan_to_num(0.0, 0.0, 0.0), "")
+
+
 # Order
 
 
@@ -268,6 +280,15 @@ ONE_FACTOR = Repair(
 
 # Simpler repairs come first: a later one must be clearly better.
 REPAIRS = (
+    *(
+        Repair(
+            "scale_factor",
+            description,
+            "write the scales again as the runtime multiplies codes by them",
+            partial(_try_power, power),
+        )
+        for power, description in POWERS.items()
+    ),
     ONE_FACTOR,
     Repair(
         "transposed",

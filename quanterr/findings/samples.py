@@ -5,6 +5,7 @@ Valid weights are never read again; of a few doubtful weights, only the first ro
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,12 +57,43 @@ def diagnose(
     low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
     factors = [abs(figures.factor) for _, figures in wrong if figures.gains]
+    diagnoses: list[_Diagnosis] = []
     with on_cpu() as workspaces:
         for one, figures in sorted(chosen, key=lambda item: item[0].number):
-            found = find_misplaced(one.pair, workspaces) or _find_swapped(one.pair, figures, pairs, workspaces)
-            found = found or _diagnose_weight(one, figures, factors, workspaces)
+            elsewhere = find_misplaced(one.pair, workspaces) or _find_swapped(one.pair, figures, pairs, workspaces)
+            found = _Diagnosis(elsewhere) if elsewhere else _diagnose_weight(one, figures, factors, workspaces)
             if found:
-                yield found
+                diagnoses.append(found)
+    unread = [one.pair.name for one, _ in wrong[MOST_WRONG:]]
+    yield from _merge_diagnoses(diagnoses, unread if len(diagnoses) >= len(chosen) else ())
+
+
+class _Diagnosis(NamedTuple):
+    """A finding about one weight."""
+
+    finding: Finding
+    cause: tuple[str, ...] = ()  # the same for weights that have the same fault; empty if weights have their own
+
+
+def _merge_diagnoses(diagnoses: Sequence[_Diagnosis], unread: Sequence[str]) -> Iterator[Finding]:
+    """Merge findings that have one cause; ``unread`` are doubtful weights that have it, too, if all others have it."""
+    by_cause: dict[tuple[str, ...], list[Finding]] = {}
+    for one in diagnoses:
+        by_cause.setdefault((*one.cause, one.finding.severity) if one.cause else (str(one.finding.layer),), []).append(
+            one.finding
+        )
+    for same in by_cause.values():
+        names = [str(one.layer) for one in same]
+        if len(by_cause) == 1 and len(names) > 1:
+            names += unread
+        if len(names) == 1:
+            yield same[0]
+            continue
+        worst = min(same, key=lambda one: float(one.evidence["snr_db"]))
+        again = f", of which {len(same)} were read again" if len(names) > len(same) else ""
+        message = f"{count(len(names), 'weight')}{again}; the worst: {worst.message}"
+        evidence = {**worst.evidence, "layers": names, "worst": worst.layer}
+        yield make_finding(worst.code, worst.severity, None, message, worst.remedy, **evidence)
 
 
 def find_cast_codes(seen: Sequence[WeightSummary], doubtful: Collection[str | None]) -> Iterator[Finding]:
@@ -189,7 +221,7 @@ def _is_repairable_shape(pair: Pair) -> bool:
 
 def _diagnose_weight(
     one: WeightSummary, figures: Figures, factors: Sequence[float], workspaces: Workspaces
-) -> Finding | None:
+) -> _Diagnosis | None:
     """Report the simplest repair that corrects a sample of a weight; ``factors`` are those of all such weights."""
     pair, bits = one.pair, figures.bits
     if bits < 2:
@@ -199,16 +231,19 @@ def _diagnose_weight(
     has_zero = levels is None or not (levels.table or levels.mantissa)
     found = find_simplest_repair(sample, bits, -inf if one.attainable_db is None else one.attainable_db, has_zero)
     if found is None:
-        return _report_partial_factor(pair, figures)
+        partial_factor = _report_partial_factor(pair, figures)
+        return _Diagnosis(partial_factor) if partial_factor else None
     repair, corrected = found
-    description, doubt = repair.message.format(description=corrected.description), figures.doubt
-    description += (
-        explain_factor(float(corrected.description), one.scales, factors, pair.quantized.encoding == "cast", doubt)
+    explanation = (
+        explain_factor(
+            float(corrected.description), one.scales, factors, pair.quantized.encoding == "cast", figures.doubt
+        )
         if repair is ONE_FACTOR
         else _explain_scales(pair, corrected, workspaces[1])
     )
+    description = repair.message.format(description=corrected.description) + explanation
     before = measure_snr(sample.x, sample.y - sample.x)
-    return make_finding(
+    finding = make_finding(
         repair.code,
         rate_repair(before, corrected.snr_db),
         pair.name,
@@ -220,6 +255,7 @@ def _diagnose_weight(
         snr_db_repaired=corrected.snr_db,
         found=corrected.description,
     )
+    return _Diagnosis(finding, (repair.code, repair.message, explanation))
 
 
 def _explain_scales(pair: Pair, corrected: Correction, workspace: Workspace) -> str:
@@ -285,14 +321,12 @@ def read_sample(pair: Pair, workspaces: Workspaces) -> Sample:
 
 
 def _read_unit(weight: Weight, rows: int) -> Tensor | None:
-    """Return the factors of the codes in the first rows of a square weight, float64; None for others, and if unknown.
-
-    Codes with a zero point are left out: what would stay in place is then not only a factor.
-    """
-    if weight.matrix[0] != weight.matrix[1] or weight.levels is None or weight.rotated:
+    """Return the factors of the codes in the first rows of a weight, (r, c) float64; None if they are unknown."""
+    if weight.rotated or weight.levels is None or weight.matrix[1] > ELEMENTS:
         return None
-    found = find_scaling(weight, Chunk(0, rows, 0, weight.matrix[1]), (FilledWorkspace(CPU), FilledWorkspace(CPU)))
-    return found[0].double() if found and found[1] is None else None
+    chunk = Chunk(0, rows, 0, weight.matrix[1])
+    found = find_scaling(weight, chunk, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    return found[0].double() if found else None
 
 
 def read_first_rows(weight: Weight, workspace: Workspace) -> Tensor:

@@ -92,7 +92,7 @@ def classify_shifted_copy(one: WeightSummary) -> Copy | None:
     if not one.offset or one.copy is None:
         return one.copy
     with on_cpu() as workspaces:
-        x, y = (values.float() for values in read_sample(one.pair, workspaces))
+        x, y = (values.float() for values in read_sample(one.pair, workspaces)[:2])
     found = []
     for a, b in ((x + one.offset, y), (x, y - one.offset)):  # either side may have lost digits
         forth, back = (CastTest(*dtypes, computed=True) for dtypes in _dtypes(one.pair))
@@ -135,7 +135,7 @@ def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: 
         vectors: the vectors, among which the norm before the weight is looked up.
         workspaces: one per side.
     """
-    x, y = read_sample(weight, workspaces)
+    x, y = read_sample(weight, workspaces)[:2]
     bias = Sample(*(side.flatten()[: len(x)] for side in sample[:2]))
     changes = bias.y - bias.x
     if not len(changes):
@@ -157,7 +157,7 @@ def _contradict_correction(bias: Sample, errors: Tensor) -> str:
         bias: the bias on both sides, (n,).
         errors: ‖E_r‖, (n,).
     """
-    x, y = bias
+    x, y = bias[:2]
     changes = y - x
     if bool(((x.abs() > TINY_F16) & (y == 0)).any()):
         return "elements became zero"
@@ -215,7 +215,7 @@ def is_vector(pair: Pair) -> bool:
 
 def _changed_much(sample: Sample) -> bool:
     """Return True if values changed by more than a cast or a correction explains."""
-    x, y = sample
+    x, y = sample[:2]
     if x.numel() >= ENOUGH:
         return not measure_snr(x, y - x) >= CHANGED_DB
     kept = x != 0
@@ -233,7 +233,7 @@ def _report_implausible(pair: Pair, sample: Sample, description: str, **evidence
 
 def _check_lost(pair: Pair, sample: Sample) -> Finding | None:
     """Report a tensor more than half of whose nonzero values became zero."""
-    x, y = sample
+    x, y = sample[:2]
     lost = (x != 0) & (y == 0)
     n, of = int(lost.sum()), int((x != 0).sum())
     if 2 * n <= of or not _changed_much(sample) or (of < ENOUGH and n < of) or float(x[lost].abs().max()) < TINY_F16:
@@ -244,7 +244,7 @@ def _check_lost(pair: Pair, sample: Sample) -> Finding | None:
 
 def _check_order(pair: Pair, sample: Sample) -> Finding | None:
     """Report values that are the original's in another order."""
-    x, y = sample
+    x, y = sample[:2]
     if x.numel() < ENOUGH or x.numel() < pair.original.n or _correlate(x, y) > ALIGNED:
         return None
     x_sorted, y_sorted = x.flatten().sort().values, y.flatten().sort().values
@@ -258,7 +258,7 @@ def _check_order(pair: Pair, sample: Sample) -> Finding | None:
 
 def _check_one_factor(pair: Pair, sample: Sample) -> Finding | None:
     """Report values that are all multiplied by one number; ones are sound, as in a norm fused into the next layer."""
-    x, y = sample
+    x, y = sample[:2]
     both = float((x * y).sum())
     if not both or bool((y == 1).all()):
         return None
@@ -290,7 +290,7 @@ def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], workspace: 
 
 def _check_related(pair: Pair, sample: Sample) -> Finding | None:
     """Report values that are unrelated to the original's: positive factors do not explain them."""
-    x, y = sample
+    x, y = sample[:2]
     both, ratio = float(x.norm() * y.norm()), float(y.norm() / x.norm())
     if not isfinite(both * ratio):
         return _report_implausible(pair, sample, "its values are too large for their error to be measured")
