@@ -8,6 +8,7 @@ import msgspec
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.comparison.other_models import describe_other_model
 from quanterr.documents.base import Finding, RunInfo, Tool
 from quanterr.documents.comparison.aggregate import Aggregate
 from quanterr.documents.comparison.layer import Layer, LosslessLayer, WorstElement
@@ -390,11 +391,11 @@ class ReportBuilder:
             reasons.append(f"interrupted: {done} of {len(self._pairing.pairs)} weights were compared")
         known = [item for item in not_compared if item.bucket not in ONE_SIDED]  # found by name, and refused
         if not self._pairing.pairs and not known and original.entries.keys().isdisjoint(quantized.entries):
-            reasons.append(
-                f"nothing matches: the original has {_list_names(original)}; "
-                f"the quantized checkpoint {_list_names(quantized)}"
-                + (". Do the names differ by a prefix?" if original.entries and quantized.entries else "")
-            )
+            matched = f"the original has {_list_names(original)}; the quantized checkpoint {_list_names(quantized)}"
+            both = original.entries and quantized.entries
+            other = describe_other_model(original, quantized)
+            question = ". Do the names differ by a prefix?" if both else ""
+            reasons.append(f"{other}: {matched}" if other else f"nothing matches: {matched}{question}")
         for bucket in NOT_COMPARED:
             names = list(dict.fromkeys(item.layer_name for item in not_compared if item.bucket == bucket))
             if names:

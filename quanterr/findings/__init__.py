@@ -81,7 +81,7 @@ from quanterr.findings.layers import (
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
 from quanterr.findings.methods import Method, find_declared_method, find_method
-from quanterr.findings.originals import restate_for_quantized_originals
+from quanterr.findings.originals import restate_for_another_original, restate_for_quantized_originals
 from quanterr.findings.outliers import find_outlier_columns
 from quanterr.findings.repeats import RepeatedWeights
 from quanterr.findings.samples import (
@@ -219,7 +219,7 @@ class FindingCollector:
         found = [*whole, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *changed, *lowered, *siblings]
         found += [*self._constant.findings(), *self._repeated.findings()]
         kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found, corrected)), seen)
-        return merge_bad_rows(merge_excess(kept), len(seen))
+        return merge_bad_rows(merge_excess(restate_for_another_original(kept, seen)), len(seen))
 
     def _find_method(self, pair: Pair) -> Method:
         return find_method(self._declared, pair.quantized.format, pair.name in self._undone)

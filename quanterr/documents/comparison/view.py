@@ -82,6 +82,7 @@ BAR_DB = 60  # SNR at which a bar is empty
 LISTED = 200  # rows shown of tensors that were not compared
 MAX_FILES = 4
 NAMED = 2  # damaged layers in the conclusion
+OTHER_ORIGINAL = "unquantized_changed"  # the finding that, as an error, says that the original is another checkpoint
 NONE = "-"
 COUNTS: Sequence[CellColumn[Aggregate]] = (
     (Column("layers", 2), lambda a: f"{a.total_layers:,}"),
@@ -148,6 +149,11 @@ def conclusion(report: Report) -> str:
     if report.verdict == "fail":
         failed = sum(gate.status == "fail" and gate.severity == "error" for gate in report.gates)
         return f"{failed} of {count(len(report.gates), 'gate')} {'does' if failed == 1 else 'do'} not hold"
+    another = [found.message for found in report.findings if found.code == OTHER_ORIGINAL and found.severity == "error"]
+    if another:
+        return sentence(another[0])
+    if report.reasons and not (report.layers or report.lossless or report.other_changes):
+        return sentence(report.reasons[0])
     damaged, missing = sorted(_list_damaged(report)), len({row.layer_name for row in report.not_compared})
     parts = [f"{count(len(damaged), 'layer')} damaged ({listed(damaged, NAMED)})"] if damaged else []
     parts += [f"{missing:,} not compared"] if missing else []

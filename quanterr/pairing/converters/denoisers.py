@@ -141,6 +141,28 @@ def families() -> tuple[Family, ...]:
     )
 
 
+def name_family(names: Iterable[str]) -> str | None:
+    """Return the family that has most names of a checkpoint, as its authors or diffusers write them; None if none has.
+
+    One name may be of several families, so that the family with the most names wins.
+    """
+    patterns = {_without_kind(_without_prefix(unify_numbers(name)))[0] for name in names}
+    most, family = max((len(patterns & known), family) for family, known in _list_namings())
+    return family if 2 * most > len(patterns) else None
+
+
+@cache
+def _list_namings() -> tuple[tuple[str, frozenset[str]], ...]:
+    """Return each family with the names of its authors, and again with those of diffusers, all numbers the same."""
+    found = []
+    for family in families():
+        theirs = [piece.partition(":")[0] for pieces in family.tensors.values() for piece in pieces]
+        for side in (list(family.tensors), theirs):
+            patterns = (unify_numbers(name.replace(NUMBER, "0").replace(LAST, "0")) for name in side)
+            found.append((family.name, frozenset(_without_kind(pattern)[0] for pattern in patterns)))
+    return tuple(found)
+
+
 def find_held(family: Family, names: Iterable[str]) -> dict[str, Held]:
     """Return what the tensors of a checkpoint hold, by name; only names in the table of the family count."""
     bare = {name: _without_prefix(name) for name in names}

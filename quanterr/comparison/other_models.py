@@ -1,0 +1,55 @@
+"""Two checkpoints without a tensor of the same name: is one of another architecture, or do only the names differ?"""
+
+import re
+
+from quanterr.checkpoints import Checkpoint
+from quanterr.pairing.converters.denoisers import name_family
+from quanterr.util.text import count, display, listed
+
+LANGUAGE_MODEL = re.compile(r"(^|\.)(layers|h|blk)\.\d+\.(self_attn|attn|attention|attn_q|mlp|ffn_up)\.")
+FEWEST_VECTORS = 4  # norms and biases: fewer may have other lengths by chance
+BLOCK = re.compile(r"^(.*?\.)(\d+)\.")
+
+
+def describe_other_model(original: Checkpoint, quantized: Checkpoint) -> str | None:
+    """Return what tells two models apart, in words; None if they may be one model under other names."""
+    sides = original, quantized
+    for known in ([_find_kind(side) for side in sides], [_read_model_type(side) for side in sides]):
+        if known[0] and known[1] and known[0] != known[1]:
+            first, second = (_read_model_type(side) or str(kind) for side, kind in zip(sides, known, strict=True))
+            return f"different models: {display(first)} and {display(second)}"
+    widths = [{entry.n for entry in side.entries.values() if len(entry.shape) == 1} for side in sides]
+    if all(map(_has_vectors, sides)) and widths[0].isdisjoint(widths[1]):
+        lengths = [listed([str(length) for length in sorted(side)], 3) for side in widths]
+        blocks = [count(_count_blocks(side), "block") for side in sides]
+        return (
+            f"different models: norms and biases of the original have {lengths[0]} elements, in {blocks[0]}; those of "
+            f"the quantized checkpoint {lengths[1]}, in {blocks[1]}"
+        )
+    return None
+
+
+def _find_kind(checkpoint: Checkpoint) -> str | None:
+    """Return the kind of model that the names of its tensors show; None if it is unknown."""
+    found = name_family(checkpoint.entries)
+    return found or ("a language model like llama" if any(map(LANGUAGE_MODEL.search, checkpoint.entries)) else None)
+
+
+def _read_model_type(checkpoint: Checkpoint) -> str | None:
+    """Return the model_type of config.json; None if there is none."""
+    config = checkpoint.config.get("config.json")
+    declared = config.get("model_type") if isinstance(config, dict) else None
+    return declared if isinstance(declared, str) and declared else None
+
+
+def _has_vectors(checkpoint: Checkpoint) -> bool:
+    return sum(len(entry.shape) == 1 for entry in checkpoint.entries.values()) >= FEWEST_VECTORS
+
+
+def _count_blocks(checkpoint: Checkpoint) -> int:
+    """Return the number of blocks: of the numbers that follow the same words, the most."""
+    found: dict[str, set[str]] = {}
+    for name in checkpoint.entries:
+        if match := BLOCK.match(name):
+            found.setdefault(match[1], set()).add(match[2])
+    return max(map(len, found.values()), default=0)

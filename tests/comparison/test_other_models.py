@@ -1,0 +1,91 @@
+"""Checkpoints of other models, and originals that are another training step of the same model."""
+
+import pytest
+import torch
+from support.making import compared, numbers, quantized_fp8, store
+
+import quanterr
+
+HIDDEN, BLOCKS = 64, 4
+
+
+def llama(seed=0, width=HIDDEN):
+    """Return the tensors of a language model."""
+    found = {
+        "model.embed_tokens.weight": numbers(96, width, seed=seed),
+        "model.norm.weight": 1 + numbers(width, seed=seed),
+    }
+    for block in range(BLOCKS):
+        prefix, own = f"model.layers.{block}.", 100 * seed + 10 * block
+        found[f"{prefix}input_layernorm.weight"] = 1 + numbers(width, seed=own)
+        for n, name in enumerate(("self_attn.q_proj", "mlp.up_proj", "mlp.gate_proj")):
+            found[f"{prefix}{name}.weight"] = numbers(width, width, seed=own + n + 1)
+    return found
+
+
+def flux():
+    names = ["img_in", "txt_in", "vector_in.in_layer", "vector_in.out_layer", "time_in.in_layer", "time_in.out_layer"]
+    names += [f"double_blocks.{n}.{part}" for n in range(2) for part in ("img_attn.qkv", "img_attn.proj", "img_mlp.0")]
+    return {f"{name}.weight": numbers(48, 48, seed=n) for n, name in enumerate(names)}
+
+
+def in_fp8(x):
+    y = {}
+    for name, w in x.items():
+        if "_proj" in name:
+            y[name], y[f"{name}_scale"] = quantized_fp8(w)
+        else:
+            y[name] = w
+    return y
+
+
+def test_models_of_other_kinds_are_named(tmp_path):
+    report = compared(tmp_path, flux(), llama())
+
+    assert report.reasons[0].startswith("different models: FLUX.1, Chroma and a language model like llama")
+    assert "prefix" not in report.reasons[0]
+
+
+def test_declared_model_types_are_named(tmp_path):
+    sides = {"qwen2": llama(), "phi": {f"m.{name}": w for name, w in flux().items()}}
+    folders = [store(tmp_path / name, x, config={"model_type": name}) for name, x in sides.items()]
+    report = quanterr.compare(*folders, device="cpu")
+
+    assert report.reasons[0].startswith("different models: qwen2 and phi")
+
+
+def test_widths_tell_models_apart(tmp_path):
+    other = {f"own.stage_{number}": w for number, w in enumerate(llama(width=80).values())}
+    report = compared(tmp_path, llama(), other)
+
+    assert "norms and biases of the original have 64 elements, in 4 blocks; those of" in report.reasons[0]
+
+
+def test_other_names_of_the_same_widths_may_have_a_prefix(tmp_path):
+    report = compared(tmp_path, llama(), {name.replace("model.", "own.x_"): w for name, w in llama().items()})
+
+    assert "different models" not in " ".join(report.reasons)
+
+
+@pytest.mark.parametrize("share", [None, 0.35, 0.1])
+def test_another_original_is_the_only_error(tmp_path, share):
+    """The weights are unrelated (None), or those of a finetune at 9 or 20 dB."""
+    x, other = llama(), llama(seed=1)
+    if share is not None:
+        other = {name: w.float() + share * other[name].float().sub(other[name].float().mean()) for name, w in x.items()}
+    report = compared(tmp_path, x, in_fp8({name: w.bfloat16() for name, w in other.items()}))
+    found = [one for one in report.findings if one.severity != "info"]
+
+    assert [("unquantized_changed", "error")] == [(one.code, one.severity) for one in found]
+    assert found[0].message.startswith("another original? 6 of 6 tensors")
+    assert "12 of 12 quantized weights differ by more than rounding explains, too" in found[0].message
+    assert "another original?" in repr(report)
+
+
+def test_damaged_weights_of_the_right_original_are_not_another_original(tmp_path):
+    x = llama()
+    y = in_fp8(x)
+    y |= {name: w.view(torch.uint8).flip(1).view(w.dtype) for name, w in y.items() if name.endswith("_proj.weight")}
+    report = compared(tmp_path, x, y)
+
+    assert "another original" not in " ".join(found.message for found in report.findings)
