@@ -5,7 +5,7 @@ quantized weight, e = y - x, and n the number of elements that are finite on bot
 """
 
 from collections.abc import Callable
-from math import inf, nan, sqrt
+from math import inf, isnan, nan, sqrt
 from typing import Annotated
 
 from quanterr.documents.base import Model
@@ -101,6 +101,18 @@ class LosslessLayer(_Weight, kw_only=True):
 def of_sample(name: str) -> Callable[[Measurement], float | None]:
     """Return the formula of a number of :class:`Attainable`, which is None without a sample."""
     return lambda m: getattr(m.attainable, name) if m.attainable else None
+
+
+def attainable_snr(measured: Measurement) -> float | None:
+    """Return the SNR of a whole weight without the excess error of its sampled rows; None if either is unknown."""
+    sample, whole = measured.attainable, snr_db(measured)
+    return None if sample is None or isnan(whole) else whole + sample.excess_db
+
+
+def format_snr(measured: Measurement) -> float | None:
+    """Return the attainable SNR without the loss from scales; None if that is unknown."""
+    attainable, loss = attainable_snr(measured), of_sample("scale_loss_db")(measured)
+    return None if attainable is None or loss is None else attainable + loss
 
 
 class Layer(_Weight, kw_only=True):
@@ -333,10 +345,10 @@ class Layer(_Weight, kw_only=True):
         score(
             "attainable",
             "higher",
-            "10·log10(Σx² / Σe*²) over a sample of rows, e* the error of the nearest codes with the stored scales; "
-            "null if the nearest codes are unknown",
+            "snr_db + excess_db: the SNR of the nearest codes with the stored scales; null if the nearest codes are "
+            "unknown",
             "dB",
-            of=of_sample("snr_db"),
+            of=attainable_snr,
             equal=inf,
         ),
     ] = None
@@ -345,7 +357,8 @@ class Layer(_Weight, kw_only=True):
         score(
             "excess",
             "lower",
-            "attainable_snr_db - the actual SNR of the same rows; 0 for plain rounding",
+            "10·log10(Σe² / Σe*²) over a sample of rows, e* the error of the nearest codes with the stored scales; 0 "
+            "for plain rounding",
             "dB",
             of=of_sample("excess_db"),
             equal=0,
@@ -360,7 +373,7 @@ class Layer(_Weight, kw_only=True):
             "attainable_snr_db + scale_loss_db: the SNR of the nearest codes with good scales, which the format can "
             "reach; null if scales or groups are unknown",
             "dB",
-            of=of_sample("format_snr_db"),
+            of=format_snr,
             equal=inf,
         ),
     ] = None
