@@ -60,19 +60,19 @@ class Declarations:
         """All entries that choose modules to quantize; empty if the program chooses modules in another way."""
         return self._rules.targets
 
-    def find_idle(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Map keys that choose modules, or other schemes for some, to their entries that name none of ``names``.
+    def find_idle(self, names: Iterable[str]) -> list[tuple[str, list[str], bool]]:
+        """Return keys with entries that name no module, these entries, and whether they are all entries of the key.
 
-        ``names`` are those of all stored tensors.
+        ``names`` are those of all stored tensors. Keys that only exclude modules do not count.
         """
         if any(entries.all for _, entries in self._rules.choosing):
             for module in _list_modules(names):
                 self.of(module)
-        idle = {
-            key: [entry for entry in entries.all if entry not in entries.used and entry not in entries.refused]
+        return [
+            (key, entries.idle, len(entries.idle) == len(entries.all))
             for key, entries in self._rules.choosing
-        }
-        return {key: entries for key, entries in idle.items() if entries}
+            if entries.idle
+        ]
 
     @property
     def refused(self) -> list[tuple[str, str]]:

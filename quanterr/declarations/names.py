@@ -57,12 +57,15 @@ class Matching(Enum):
 class Entries:
     """The entries of a list or mapping that name modules, by the rule of the program that reads them."""
 
-    def __init__(self, entries: Iterable[str], matching: Matching) -> None:
-        """Compile the patterns; those that cannot be matched safely are in ``refused``, and match nothing."""
+    def __init__(self, entries: Iterable[str], matching: Matching, optional: Iterable[str] = ()) -> None:
+        """Compile the patterns; those that cannot be matched safely are in ``refused``, and match nothing.
+
+        ``optional`` are entries that lose nothing if they name no module, such as those that exclude modules.
+        """
         self._matching, self._names, self._texts = matching, dict[str, str](), list[str]()
         self._patterns: list[tuple[str, Callable[[str], object]]] = []
         self.refused: list[str] = []
-        self.used: set[str] = set()  # entries that matched a module
+        self._used = set(optional)
         self.all = list(entries)
         for entry in self.all:
             self._add(entry)
@@ -87,9 +90,14 @@ class Entries:
             return None
         for name in _spell(module):
             if (entry := self._find(name)) is not None:
-                self.used.add(entry)
+                self._used.add(entry)
                 return entry
         return None
+
+    @property
+    def idle(self) -> list[str]:
+        """Entries that have named no module so far."""
+        return [entry for entry in self.all if entry not in self._used and entry not in self.refused]
 
     def _find(self, module: str) -> str | None:
         name = _unwrap(module)

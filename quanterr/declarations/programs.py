@@ -183,7 +183,8 @@ def _read_words(config: JsonFields, key: str = "", entry: str = "", usual: Schem
 def _read_gptq(config: JsonFields) -> Rules:
     usual, own = _read_words(config), as_object(config.get("dynamic"))
     patterns = {key.removeprefix("-:").removeprefix("+:"): (key, as_object(fields)) for key, fields in own.items()}
-    dynamic = Entries(patterns, Matching.START)
+    optional = [pattern for pattern, (key, _) in patterns.items() if key.startswith("-:")]
+    dynamic = Entries(patterns, Matching.START, optional)
     excluding = _collect(config, ("modules_to_not_convert",), Matching.PATH)
     inside = config.get("modules_in_block_to_quantize")
     flat = [text for one in inside for text in keep_texts(one)] if isinstance(inside, list) else []
@@ -213,7 +214,8 @@ def _read_auto_round(config: JsonFields) -> Rules:
     usual, own = _read_words(config), as_object(config.get("extra_config"))
     number = str(config.get("data_type") or "int")
     usual = usual._replace(number="int" if number.startswith(("int", "uint")) else "float")
-    extra = Entries(own, Matching.SEARCH)
+    optional = [name for name, fields in own.items() if (_int(as_object(fields).get("bits")) or 0) >= UNQUANTIZED_BITS]
+    extra = Entries(own, Matching.SEARCH, optional)
     excluding = _collect(config, ("modules_to_not_convert",), Matching.TEXT)
 
     def find(module: str) -> Scheme | None:
@@ -483,7 +485,7 @@ MODES = {"affine": "int", "mxfp4": "float", "mxfp8": "float", "nvfp4": "float"}
 
 def _read_mlx(config: JsonFields) -> Rules:
     paths = {key: value for key, value in config.items() if isinstance(value, dict) or value is False}
-    entries = Entries(paths, Matching.EXACT)
+    entries = Entries(paths, Matching.EXACT, [path for path, value in paths.items() if value is False])
 
     def find(module: str) -> Scheme | None:
         entry = entries.find(module)

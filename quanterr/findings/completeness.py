@@ -26,6 +26,8 @@ NEEDED = re.compile(
 )
 # Ends of the names of parts that are useless without the codes.
 PARTS = re.compile(r"(.+)\.(qzeros|scales|g_idx|weight_(?:scale(?:_inv|_2)?|zero_point|shape|g_idx|global_scale))")
+STACK = re.compile(r"(?:.*\.)?(?:layers|blk|h)")  # of a transformer whose blocks are alike; a denoiser's last is not
+OF_BLOCKS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")  # GGUF: a number for each block
 # Keys of config.json with which blocks differ from each other.
 UNLIKE = ("num_kv_shared_layers", "cla_share_factor", "block_configs", "hybrid_override_pattern", "layers_block_type")
 
@@ -44,8 +46,17 @@ def check_completeness(checkpoint: Checkpoint) -> Iterator[Finding]:
     if not is_mlx(checkpoint):  # mlx-lm never predicts several tokens, and leaves these layers out
         yield from _check_prediction(config, names)
     yield from _check_tower(checkpoint)
-    if not any(config.get(key) for key in UNLIKE):
+    if not any(config.get(key) for key in UNLIKE) and not _have_sizes_of_their_own(checkpoint):
         yield from _check_blocks(names)
+
+
+def _have_sizes_of_their_own(checkpoint: Checkpoint) -> bool:
+    """Return whether GGUF metadata describe each block apart, or blocks that share keys and values."""
+    metadata = checkpoint.gguf
+    if metadata is None:
+        return False
+    sizes = (metadata.values.get(f"{metadata.architecture}.{key}") for key in OF_BLOCKS)
+    return any(isinstance(size, tuple) for size in sizes) or bool(metadata.get_model_int("attention.shared_kv_layers"))
 
 
 def _check_head(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
@@ -102,6 +113,8 @@ def _check_blocks(names: Iterable[str]) -> Iterator[Finding]:
             module = place.module if name.endswith(".weight") else place.module.rpartition(".")[0]
             having.setdefault(place.stack, {}).setdefault(module, set()).add(place.block)
     for stack, modules in having.items():
+        if not STACK.fullmatch(stack):
+            continue
         blocks = set[int]().union(*modules.values())
         for module, found in modules.items():
             lacking = blocks - found

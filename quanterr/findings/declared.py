@@ -112,7 +112,8 @@ def _check_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme |
     is_certain = declared.lists_exclusions or any(scheme.entry for _, scheme in planned)
     if not left or not (is_certain or few or _are_quantized_elsewhere(left, linear)):
         return
-    method = declared.config.get("quant_method") or declared.config.get("quant_algo") or "quantization"
+    program = declared.program.name if declared.program else ""
+    method = declared.config.get("quant_method") or declared.config.get("quant_algo") or program
     message = (
         f"the configuration declares {display(str(method))} and does not exclude {listed(left, 3)}, "
         f"which {'is' if len(left) == 1 else 'are'} stored unquantized"
@@ -154,9 +155,9 @@ def _check_rivals(declared: Declarations, coded: Sequence[Stored]) -> Iterator[F
 
 def _check_entries(declared: Declarations, names: Iterable[str]) -> Iterator[Finding]:
     """Report entries that name no module, expressions that cannot be matched, and keys that are not understood."""
-    for key, entries in declared.find_idle(names).items():
+    for key, entries, are_all in declared.find_idle(names):
         message = f"{declared.place}: {key} names modules that are not stored: {listed(entries, 3)}"
-        yield report_mismatch(message, key=key)
+        yield report_mismatch(message, severity="warning" if are_all else "info", key=key)
     for key, entry in declared.refused:
         message = f"{declared.place}: an expression in {key} is not understood, and taken to match nothing: "
         yield report_mismatch(message + display(entry, 80), severity="info", key=key)

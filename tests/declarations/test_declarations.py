@@ -122,9 +122,16 @@ class TestSchemes:
 
 class TestEntries:
     def test_entries_that_name_nothing_are_found(self):
-        declared = Declarations(compressed(a=group(["re:.*upp_proj", "re:.*q_proj"])))
+        declared = Declarations(compressed(a=group(["re:.*upp_proj", "re:.*q_proj"]), b=group(["re:.*k_proj"])))
+        names = [f"{Q}.weight", f"{UP}.weight"]
+        a, b = (f"config_groups.{name}.targets" for name in "ab")
 
-        assert {"config_groups.a.targets": ["re:.*upp_proj"]} == declared.find_idle([f"{Q}.weight", f"{UP}.weight"])
+        assert [(a, ["re:.*upp_proj"], False), (b, ["re:.*k_proj"], True)] == declared.find_idle(names)
+
+    def test_entry_that_excludes_nothing_is_not_idle(self):
+        config = GPTQ | {"dynamic": {"-:.*router": {}, "+:.*upp_proj": {"bits": 8}}}
+
+        assert [("dynamic", [".*upp_proj"], False)] == Declarations(config).find_idle([f"{UP}.weight"])
 
     @pytest.mark.parametrize("pattern", ["re:(a*)*b", "re:[", "re:" + 513 * "a", "re:" + 9 * ".*a"])
     def test_expression_that_cannot_be_matched_safely_is_named(self, pattern):
