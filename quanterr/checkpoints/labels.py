@@ -130,7 +130,7 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
             orphans.append(layer)
         else:
             found.setdefault(module, []).append(_make_label(HEADER, fields))
-    config, place = _find_quantization_config(checkpoint.config)
+    config, place = find_quantization_config(checkpoint.config)
     return Labels(
         {module: tuple(labels) for module, labels in found.items()},
         frozenset(consumed),
@@ -187,7 +187,7 @@ def _find_module(layer: str, entries: dict[str, Entry]) -> str | None:
     return next((module for module in candidates if module + ".weight" in entries), None)
 
 
-def _find_quantization_config(config: JsonObject) -> tuple[JsonObject, str]:
+def find_quantization_config(config: JsonObject) -> tuple[JsonObject, str]:
     """Return the quantization_config of a checkpoint, and the file that holds it."""
     if found := as_object(config.get(ASCEND_CONFIG)):  # config.json then describes the original
         return found, ASCEND_CONFIG

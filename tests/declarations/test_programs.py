@@ -1,0 +1,62 @@
+"""Configurations that programs wrote, resolved for each module, against what the same programs stored."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quanterr.checkpoints.labels import find_quantization_config
+from quanterr.declarations import Declarations
+
+FOLDER = Path(__file__).parents[1] / "golden_declarations"
+FILES = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+MIXED = [name for name, file in FILES.items() if file["other_bits"]]
+EXCLUDED, LEFT = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+
+
+def declared(name, kind):
+    return Declarations(*find_quantization_config(FILES[name]["declared"][kind]))
+
+
+def is_quantized(declarations, module):
+    """Return whether loaders look for codes of a module; None if they follow the tensors."""
+    scheme = declarations.of(module)
+    if scheme is not None and declarations.follows_tensors and not scheme.entry:
+        return None
+    return scheme is not None and scheme.is_quantized
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_declared_modules_are_those_that_the_program_quantized(name):
+    declarations, file = declared(name, "right"), FILES[name]
+    expected = {module: module not in file["left"] for module in file["modules"]}
+    found = {module: is_quantized(declarations, module) for module in file["modules"]}
+    if declarations.program.leaves_head:
+        del expected["lm_head"]
+
+    assert {} == {m: found[m] for m, wanted in expected.items() if found[m] not in (wanted, None)}
+    assert [] == [entries for _, entries, are_all in declarations.find_idle(f"{m}.weight" for m in found) if are_all]
+    assert [] == declarations.unknown
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_module_that_another_run_left_out_is_excluded(name):
+    assert is_quantized(declared(name, "excluded_but_quantized"), EXCLUDED) in (False, None)
+    assert is_quantized(declared(name, "right"), EXCLUDED)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_module_that_another_run_quantized_is_declared(name):
+    assert is_quantized(declared(name, "declared_but_not"), LEFT)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_other_bits_of_one_module_are_resolved(name):
+    (module,) = FILES[name]["other_bits"]
+    right, alike = (declared(name, kind) for kind in ("right", "other_bits_undeclared"))
+
+    own, others = (
+        [(scheme.number, scheme.bits) for scheme in map(one.of, (module, EXCLUDED))] for one in (right, alike)
+    )
+    assert own[0] != own[1]
+    assert others[0] == others[1]
