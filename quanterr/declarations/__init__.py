@@ -38,8 +38,12 @@ class Declarations:
         """Return what is declared for a weight or module; None if nothing is."""
         module = weight.removesuffix(WEIGHT)
         if module not in self._found:
-            self._found[module] = self._rules.find(module)
+            self._found[module] = self._find_excluded(module) or self._rules.find(module)
         return self._found[module]
+
+    def _find_excluded(self, module: str) -> Scheme | None:
+        named = ((key, entries.find(module)) for key, entries in self._rules.excluding)
+        return next((Scheme(key, entry, is_quantized=False) for key, entry in named if entry is not None), None)
 
     def find_rivals(self, weight: str) -> list[str]:
         """Return the keys of all groups that claim a weight with equal right, the one that loaders follow first."""

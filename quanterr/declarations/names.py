@@ -88,7 +88,7 @@ class Entries:
         """Return the entry that names a module; None if there is none."""
         if not self.all:
             return None
-        for name in _spell(module):
+        for name in [f"{module}.weight"] if self._matching is Matching.PARAMETER else _spell(module):
             if (entry := self._find(name)) is not None:
                 self._used.add(entry)
                 return entry

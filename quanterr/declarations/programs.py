@@ -90,13 +90,6 @@ def _collect(config: JsonFields, keys: Sequence[str], matching: Matching) -> lis
     return [(key, Entries(texts, matching)) for key, texts in lists if texts]
 
 
-def _find_excluded(excluding: Sequence[tuple[str, Entries]], module: str) -> Scheme | None:
-    for key, entries in excluding:
-        if (entry := entries.find(module)) is not None:
-            return Scheme(key, entry, is_quantized=False)
-    return None
-
-
 def _by_lists(
     keys: Sequence[str], matching: Matching, usual: Callable[[JsonFields], Scheme]
 ) -> Callable[[JsonFields], Rules]:
@@ -104,7 +97,7 @@ def _by_lists(
 
     def read(config: JsonFields) -> Rules:
         excluding, scheme = _collect(config, keys, matching), usual(config)
-        return Rules(lambda module: _find_excluded(excluding, module) or scheme, excluding=excluding)
+        return Rules(lambda _module: scheme, excluding=excluding)
 
     return read
 
@@ -121,62 +114,54 @@ def _read_group(key: str, entry: str, group: JsonFields) -> Scheme:
 
 
 def _read_compressed_tensors(config: JsonFields) -> Rules:
-    excluding = _collect(config, ("ignore",), Matching.EXACT)
-    groups = {name: as_object(group) for name, group in as_object(config.get("config_groups")).items()}
-    targets = {name: keep_texts(group.get("targets")) for name, group in groups.items()}
-    named = [
-        (f"config_groups.{name}", Entries([text for text in texts if not OF_CLASS.fullmatch(text)], Matching.EXACT))
-        for name, texts in targets.items()
-    ]
-    classes = {
-        f"config_groups.{name}": next(
-            (text for text in texts if OF_CLASS.fullmatch(text) and OF_LINEAR.search(text)), ""
-        )
-        for name, texts in targets.items()
+    groups = {f"config_groups.{name}": as_object(one) for name, one in as_object(config.get("config_groups")).items()}
+    targets = {key: keep_texts(group.get("targets")) for key, group in groups.items()}
+    named = {
+        key: Entries([one for one in texts if not OF_CLASS.fullmatch(one)], Matching.EXACT)
+        for key, texts in targets.items()
     }
-    of_key = {f"config_groups.{name}": group for name, group in groups.items()}
-
-    def rival(module: str) -> list[str]:
-        return [key for key, entries in named if entries.find(module)] or [
-            key for key, found in classes.items() if found
-        ]
+    of_linear = [
+        key for key, texts in targets.items() if any(OF_CLASS.fullmatch(one) and OF_LINEAR.search(one) for one in texts)
+    ]
 
     def find(module: str) -> Scheme | None:
-        if excluded := _find_excluded(excluding, module):
-            return excluded
-        for key, entries in named:  # names take precedence over classes
+        for key, entries in named.items():  # names take precedence over classes
             if (entry := entries.find(module)) is not None:
-                return _read_group(key, entry, of_key[key])
-        first = next((key for key, found in classes.items() if found), None)
-        return _read_group(first, "", of_key[first]) if first else None
+                return _read_group(key, entry, groups[key])
+        return _read_group(of_linear[0], "", groups[of_linear[0]]) if of_linear else None
 
-    choosing = [(f"{key}.targets", entries) for key, entries in named]
-    return Rules(find, choosing, excluding, [text for texts in targets.values() for text in texts], rival)
+    def find_rivals(module: str) -> list[str]:
+        return [key for key, entries in named.items() if entries.find(module)] or of_linear
+
+    return Rules(
+        find,
+        [(f"{key}.targets", entries) for key, entries in named.items()],
+        _collect(config, ("ignore",), Matching.EXACT),
+        [text for texts in targets.values() for text in texts],
+        find_rivals,
+    )
 
 
 # GPTQ, AWQ and AutoRound
 
 
-def _read_words(config: JsonFields, key: str = "", entry: str = "", usual: Scheme | None = None) -> Scheme:
+def _read_words(config: JsonFields, usual: Scheme | None = None, key: str = "", entry: str = "") -> Scheme:
     """Read the keys that these programs share; those that are absent are as in ``usual``."""
     bits, size = (
         next((found for name in names if (found := _int(config.get(name))) is not None), None)
         for names in (("bits", "w_bit"), ("group_size", "q_group_size"))
     )
     symmetric = _bool(config.get("sym"))
-    if symmetric is None and (zero := _bool(config.get("zero_point"))) is not None:
-        symmetric = not zero
-    if usual is None:
-        return Scheme(key or "bits", entry, True, bits, "int", size, symmetric, config)
-    return Scheme(
-        key,
-        entry,
-        True,
-        usual.bits if bits is None else bits,
-        "int",
-        usual.group_size if size is None else size,
-        usual.is_symmetric if symmetric is None else symmetric,
-        usual.fields | config,  # type: ignore[operator]
+    if symmetric is None and (zero_point := _bool(config.get("zero_point"))) is not None:
+        symmetric = not zero_point
+    usual = usual or Scheme("bits", number="int")
+    return usual._replace(
+        key=key or usual.key,
+        entry=entry,
+        bits=usual.bits if bits is None else bits,
+        group_size=usual.group_size if size is None else size,
+        is_symmetric=usual.is_symmetric if symmetric is None else symmetric,
+        fields={**usual.fields, **config},
     )
 
 
@@ -191,13 +176,11 @@ def _read_gptq(config: JsonFields) -> Rules:
     chosen = Entries(flat, Matching.PATH)
 
     def find(module: str) -> Scheme | None:
-        if excluded := _find_excluded(excluding, module):
-            return excluded
         if (pattern := dynamic.find(module)) is not None:
             key, fields = patterns[pattern]
             if key.startswith("-:"):
                 return Scheme("dynamic", key, is_quantized=False)
-            return _read_words(fields, "dynamic", key, usual)
+            return _read_words(fields, usual, "dynamic", key)
         if flat and chosen.find(module) is None and is_in_blocks(module):
             return Scheme("modules_in_block_to_quantize", is_quantized=False)
         return usual
@@ -207,27 +190,21 @@ def _read_gptq(config: JsonFields) -> Rules:
 
 def _read_awq(config: JsonFields) -> Rules:
     usual, excluding = _read_words(config), _collect(config, ("modules_to_not_convert",), Matching.TEXT)
-    return Rules(lambda module: _find_excluded(excluding, module) or usual, excluding=excluding)
+    return Rules(lambda _module: usual, excluding=excluding)
 
 
 def _read_auto_round(config: JsonFields) -> Rules:
     usual, own = _read_words(config), as_object(config.get("extra_config"))
-    number = str(config.get("data_type") or "int")
-    usual = usual._replace(number="int" if number.startswith(("int", "uint")) else "float")
     optional = [name for name, fields in own.items() if (_int(as_object(fields).get("bits")) or 0) >= UNQUANTIZED_BITS]
     extra = Entries(own, Matching.SEARCH, optional)
     excluding = _collect(config, ("modules_to_not_convert",), Matching.TEXT)
 
     def find(module: str) -> Scheme | None:
-        if excluded := _find_excluded(excluding, module):
-            return excluded
-        if (entry := extra.find(module)) is not None:
-            scheme = _read_words(as_object(own[entry]), "extra_config", entry, usual)
-            of_floats = str(scheme.fields.get("data_type") or "int").startswith("fp") and "nv" not in number
-            if (scheme.bits or 0) >= UNQUANTIZED_BITS:
-                return Scheme("extra_config", entry, is_quantized=False, fields=scheme.fields)
-            return scheme._replace(number="float" if of_floats else usual.number)
-        return usual
+        entry = extra.find(module)
+        scheme = usual if entry is None else _read_words(as_object(own[entry]), usual, "extra_config", entry)
+        is_int = str(scheme.fields.get("data_type") or "int").startswith(("int", "uint"))
+        is_quantized = (scheme.bits or 0) < UNQUANTIZED_BITS
+        return scheme._replace(number="int" if is_int else "float", is_quantized=is_quantized)
 
     return Rules(find, [("extra_config", extra)], excluding)
 
@@ -264,8 +241,6 @@ def _read_quark(config: JsonFields) -> Rules:
     )
 
     def find(module: str) -> Scheme | None:
-        if excluded := _find_excluded(excluding, module):
-            return excluded
         if (entry := by_layer.find(module)) is not None:
             return _read_quark_place(as_object(layers[entry]), "layer_quant_config", entry)
         return usual
@@ -308,8 +283,6 @@ def _read_modelopt(config: JsonFields) -> Rules:
     algorithm = str(config.get("quant_algo") or "").upper()
 
     def find(module: str) -> Scheme | None:
-        if excluded := _find_excluded(excluding, module):
-            return excluded
         if (entry := by_layer.find(module)) is not None:
             return _read_algorithm(as_object(layers[entry]), "quantized_layers", entry)
         if layers:
@@ -372,8 +345,6 @@ def _read_hqq(config: JsonFields) -> Rules:
     tags = Entries(by_tag, Matching.PATH)
 
     def find(module: str) -> Scheme | None:
-        if excluded := _find_excluded(excluding, module):
-            return excluded
         entry = tags.find(module)
         if by_tag and entry is None:
             return Scheme("quant_config", is_quantized=False)
@@ -423,8 +394,6 @@ def _read_torchao(config: JsonFields) -> Rules:
     patterns = Entries([f"{name}$" for name in by_name if name.startswith("re:")], Matching.EXACT)
 
     def find(module: str) -> Scheme | None:
-        if excluded := _find_excluded(excluding, module):
-            return excluded
         if not by_name:
             return _read_torchao_config(chosen if isinstance(said, dict) else config, "quant_type")
         for name in (module + WEIGHT, module):
@@ -450,14 +419,11 @@ def _read_sdnq(config: JsonFields) -> Rules:
     settings = Entries(own, Matching.PARAMETER)
 
     def find(module: str) -> Scheme | None:
-        parameter = module + WEIGHT
-        if excluded := _find_excluded(excluding, parameter):
-            return excluded
         key, entry, fields = "weights_dtype", "", dict(config)
-        if (found := settings.find(parameter)) is not None:
+        if (found := settings.find(module)) is not None:
             key, entry, fields = "modules_quant_config", found, fields | as_object(own[found])
         for dtype, entries in types:
-            if SDNQ_TYPE.match(dtype) and (found := entries.find(parameter)) is not None:  # not "minimum_6bit"
+            if SDNQ_TYPE.match(dtype) and (found := entries.find(module)) is not None:  # not "minimum_6bit"
                 key, entry, fields = "modules_dtype_dict", found, fields | {"weights_dtype": dtype}
         match = SDNQ_TYPE.match(str(fields.get("weights_dtype")))
         number = "" if match is None else "float" if match[1] == "float" else "int"
