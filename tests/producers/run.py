@@ -12,7 +12,15 @@ library dequantizes. Of each of them quanterr's values and its verdict are looke
     WRONG      a value differs
     not made   the producer itself cannot
 
-Exit status 1 if anything is WRONG. Writes the table of the guide (quanterr/guide/producers.md) if all producers ran.
+One model is also written with modules left out and, where the producer can, modules of other bits; and its weights with
+configurations of the same producer that are wrong about one module (DECLARATIONS of common.py):
+
+    silent     no warning and no error about the right file, and all values agree
+    named      a warning or an error names the module about which the configuration is wrong
+    ALARM      a warning or an error about the right file
+    SILENT     the module is not named
+
+Exit status 1 if anything is in capitals. Writes the tables of the guide (quanterr/guide/producers.md) if all ran.
 """
 
 import argparse
@@ -24,10 +32,11 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
+from common import DECLARATIONS, MIXED, ONE  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from support.making import dequantized, planned  # noqa: E402  # tests/support/making.py
 from torch import Tensor  # noqa: E402
@@ -48,6 +57,9 @@ PRODUCERS = {  # name of the script → what it needs
     "mlx": ("mlx[cpu]==0.32.4", "mlx-lm==0.32.2", HUB),
     "hqq": ("hqq==0.2.8.post1", HUB, "accelerate"),
     "bitsandbytes": ("bitsandbytes==0.50.2", HUB, "accelerate"),
+    "transformers": (HUB, "accelerate"),
+    "gptqmodel": ("gptqmodel==7.7.0",),
+    "autoawq": ("autoawq==0.2.9", "transformers==4.51.3", "accelerate==1.6.0", "datasets==3.6.0"),
 }
 MODELS = (HUB, "diffusers")
 CLOSE = 2e-6  # largest norm of the difference, relative to the values' norm
@@ -55,7 +67,17 @@ AS_NEAR = 1.1  # times the error
 OUTCOMES = ("right", "undone", "noted", "refused", "WRONG", "not made")
 UNDONE = "scales folded into"
 TABLE = HERE.parent.parent / "quanterr" / "guide" / "producers.md"
-MARK = "<!-- producers: made by tests/producers/run.py -->", "<!-- /producers -->"
+EXPLANATION = """\
+A small Llama is also written with `lm_head` and one other module left out, in each program's own way, and once more
+with one module of other bits, where the program can. Other configurations of the same program are then put beside the
+same weights:
+
+- one more excluded: a module that is quantized; `named` if a warning or an error names it
+- one less excluded: a module that is not quantized; `named` if a warning or an error names it
+- the bits of the others: given to the module that has other bits; `named` if a warning or an error names it
+
+The right configuration must be `silent`: no warning and no error. `ALARM` and `SILENT` are faults of quanterr."""
+KINDS_OF_CONFIGURATION = ("", ": one more", ": one less", ": bits of the others")  # after ONE and MIXED
 
 
 class Outcome(NamedTuple):
@@ -76,6 +98,21 @@ def environment(folder: Path, needs: tuple[str, ...]) -> Path:
             subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
         (folder / "made").touch()
     return python
+
+
+def judge_declaration(original: Path, quantized: Path, simulated: bool, about: str) -> tuple[str, str]:
+    """Return the outcome of a quantized model whose configuration is right, or wrong ``about`` a module."""
+    if not about:
+        kind, why = judged(original, quantized, simulated)
+        return {"right": "silent", "undone": "silent", "WRONG": "WRONG"}.get(kind, "ALARM"), why
+    try:
+        report = quanterr.compare(original, quantized, device="cpu")
+    except QuanterrError as error:
+        said = [str(error)]
+    else:
+        said = [f"{one.layer} {one.message}" for one in report.findings if one.severity != "info"] + report.reasons
+    short = ".".join(about.split(".")[-2:])  # some programs exclude by this name, in all blocks
+    return ("named", "") if any(short in text for text in said) else ("SILENT", f"{about} is not named")
 
 
 def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
@@ -126,13 +163,15 @@ def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]
     found = []
     for made in done["made"]:
         model, setting = made["model"], made["setting"]
-        kind, why = (
-            ("not made", made["error"])
-            if made["error"]
-            else judged(models / model, out / model / setting, done["simulated"])
-        )
+        sides = models / model, out / model / setting
+        if made["error"]:
+            kind, why = "not made", made["error"]
+        elif setting in DECLARATIONS:
+            kind, why = judge_declaration(*sides, done["simulated"], DECLARATIONS[setting].about)
+        else:
+            kind, why = judged(*sides, done["simulated"])
         found.append(Outcome(model, setting, kind, why))
-        if kind not in ("right", "not made"):
+        if kind not in ("right", "silent", "named", "not made"):
             print(f"{kind:8} {producer}, {model}, {setting}: {why[:200]}", flush=True)
     return f"{done['producer']} {done['version']}", found
 
@@ -146,7 +185,8 @@ def table(found: dict[str, list[Outcome]]) -> str:
     for producer, of_producer in found.items():
         by_setting = defaultdict(list)
         for one in of_producer:
-            by_setting[one.setting].append(one)
+            if one.setting not in DECLARATIONS:
+                by_setting[one.setting].append(one)
         for setting, ones in by_setting.items():
             counts = Counter(one.kind for one in ones)
             cells = [str(counts[kind] or "") for kind in OUTCOMES]
@@ -154,6 +194,29 @@ def table(found: dict[str, list[Outcome]]) -> str:
     lines = ["| producer | setting | " + " | ".join(OUTCOMES) + " | what |", "|---|---|" + "---|" * (len(OUTCOMES) + 1)]
     lines += [f"| {producer} | {'; '.join(settings)} | {cells} |" for (producer, cells), settings in rows.items()]
     return "\n".join(lines)
+
+
+def table_of_declarations(found: dict[str, list[Outcome]]) -> str:
+    """List what was said of each configuration, a row for each producer, and another if it mixes bits."""
+    lines = [EXPLANATION, ""]
+    lines.append("| producer | modules | right | one more excluded | one less excluded | the bits of the others |")
+    lines.append("|---|---|---|---|---|---|")
+    for producer, of_producer in found.items():
+        kinds = {one.setting: one.kind for one in of_producer}
+        for base in (ONE, MIXED):
+            if base in kinds:
+                cells = [kinds.get(f"{base}{kind}", "") for kind in KINDS_OF_CONFIGURATION]
+                lines.append(f"| {producer} | {base} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_tables(tables: dict[str, str]) -> None:
+    """Replace what stands between the marks of each table in the guide."""
+    text = TABLE.read_text()
+    for name, made in tables.items():
+        begin, end = f"<!-- {name}: made by tests/producers/run.py -->", f"<!-- /{name} -->"
+        text = f"{text.partition(begin)[0]}{begin}\n{made}\n{end}{text.partition(end)[2]}"
+    TABLE.write_text(text)
 
 
 def _why(ones: list[Outcome]) -> str:
@@ -182,17 +245,17 @@ def main() -> int:
             out.mkdir(parents=True, exist_ok=True)
             python = environment(folder / f"env-{producer}", PRODUCERS[producer])
             log = (out / "log.txt").open("w")
-            subprocess.run([python, HERE / f"with_{producer}.py", models, out], stdout=log, stderr=log, check=False)
+            # In its own folder, because HQQ makes another one of each word of a name with spaces.
+            command = [python, HERE / f"with_{producer}.py", models, out]
+            subprocess.run(command, stdout=log, stderr=log, cwd=out, check=False)
         if not (out / "results.json").exists():
             sys.exit(f"{producer}: its script failed, see {out / 'log.txt'}")
         version, made = outcomes(producer, models, out)
         found[version] = made
         print(version, dict(Counter(one.kind for one in made)), flush=True)
     if not arguments.producers:
-        begin, end = MARK
-        text = TABLE.read_text()
-        TABLE.write_text(f"{text.partition(begin)[0]}{begin}\n{table(found)}\n{end}{text.partition(end)[2]}")
-    return any(one.kind == "WRONG" for made in found.values() for one in made)
+        write_tables({"producers": table(found), "declarations": table_of_declarations(found)})
+    return any(one.kind in ("WRONG", "ALARM", "SILENT") for made in found.values() for one in made)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,24 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 SETTINGS = {
-    "W4A16 auto_round": ("W4A16", "auto_round"),
-    "W2A16 auto_round": ("W2A16", "auto_round"),
-    "W4A16 auto_gptq": ("W4A16", "auto_gptq"),
-    "W4A16 llm_compressor": ("W4A16", "llm_compressor"),
-    "NVFP4 llm_compressor": ("NVFP4", "llm_compressor"),
+    "W4A16 auto_round": ("W4A16", "auto_round", {}),
+    "W2A16 auto_round": ("W2A16", "auto_round", {}),
+    "W4A16 auto_gptq": ("W4A16", "auto_gptq", {}),
+    "W4A16 llm_compressor": ("W4A16", "llm_compressor", {}),
+    "NVFP4 llm_compressor": ("NVFP4", "llm_compressor", {}),
 }
 
 
-def quantize(model: Path, setting: tuple[str, str], folder: Path) -> dict[str, Tensor]:
+def quantize(model: Path, setting: tuple[str, str, dict], folder: Path) -> dict[str, Tensor]:
     """Quantize with a few steps on random sequences; return the weights that AutoRound simulates."""
-    scheme, form = setting
+    scheme, form, of_layers = setting
     made = loader(model).from_pretrained(model, dtype=torch.float32)
     words = [" ".join(f"w{n % 512}" for n in range(seed, seed + 64)) for seed in range(16)]
     rounding = AutoRound(
         made,
         AutoTokenizer.from_pretrained(model),
         scheme=scheme,
+        layer_config=dict(of_layers),
         iters=2,
         seqlen=32,
         nsamples=4,
@@ -40,5 +41,11 @@ def quantize(model: Path, setting: tuple[str, str], folder: Path) -> dict[str, T
     return values
 
 
+def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> tuple[str, str, dict]:
+    """Return the setting that leaves modules in 16 bits, and gives others 8 instead of 4."""
+    of_layers = {name: {"bits": 16} for name in exclude} | {name: {"bits": 8} for name in other_bits}
+    return "W4A16", "auto_round", of_layers
+
+
 if __name__ == "__main__":
-    run("auto-round", SETTINGS, quantize)
+    run("auto-round", SETTINGS, quantize, declare)

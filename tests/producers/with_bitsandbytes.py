@@ -42,5 +42,10 @@ def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     return values
 
 
+def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> dict:
+    """Return the setting that leaves modules out; all others have the same bits."""
+    return SETTINGS["nf4"] | {"llm_int8_skip_modules": [*exclude]}
+
+
 if __name__ == "__main__":
-    run("bitsandbytes", SETTINGS, quantize)
+    run("bitsandbytes", SETTINGS, quantize, declare)

@@ -1,5 +1,6 @@
 """llm-compressor: the preset schemes of compressed-tensors, GPTQ, AWQ and SmoothQuant."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -56,5 +57,16 @@ def quantize(model: Path, recipe: object, folder: Path) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if value.dim() > 1 and value.is_floating_point()}
 
 
+def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> Callable[[], list]:
+    """Return the setting with a group of all linear layers, one of those with 8 bits, and what to ignore."""
+
+    def group(targets: list[str], bits: int) -> dict:
+        weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+        return {"targets": targets, "weights": weights}
+
+    groups = {"group_0": group(["Linear"], 4)} | ({"group_1": group([*other_bits], 8)} if other_bits else {})
+    return lambda: [QuantizationModifier(config_groups=groups, ignore=[*exclude])]
+
+
 if __name__ == "__main__":
-    run("llmcompressor", SETTINGS, quantize)
+    run("llmcompressor", SETTINGS, quantize, declare)

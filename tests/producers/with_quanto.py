@@ -10,13 +10,14 @@ from optimum.quanto import quantize as quantize_modules
 from safetensors.torch import save_file
 from torch import Tensor
 
-SETTINGS = {kind.name: kind for kind in (qint8, qint4, qint2, qfloat8)}
+SETTINGS = {kind.name: ({"weights": kind},) for kind in (qint8, qint4, qint2, qfloat8)}
 
 
-def quantize(model: Path, kind: object, folder: Path) -> dict[str, Tensor]:
+def quantize(model: Path, passes: tuple[dict, ...], folder: Path) -> dict[str, Tensor]:
     """Quantize in float32; return the values that quanto's tensors dequantize."""
     made = loader(model).from_pretrained(model, dtype=torch.float32)
-    quantize_modules(made, weights=kind)
+    for of_pass in passes:
+        quantize_modules(made, **of_pass)
     freeze(made)
     folder.mkdir(parents=True)
     stored = {name: value.contiguous().clone() for name, value in made.state_dict().items()}
@@ -27,5 +28,11 @@ def quantize(model: Path, kind: object, folder: Path) -> dict[str, Tensor]:
     return {name: value.dequantize() for name, value in found.items() if value.dim() > 1 and type(value) is not Tensor}
 
 
+def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> tuple[dict, ...]:
+    """Return the setting with a pass over the modules of 8 bits, and one over the rest without those left out."""
+    first = ({"weights": qint8, "include": [*other_bits]},) if other_bits else ()
+    return *first, {"weights": qint4, "exclude": [*exclude, *other_bits]}
+
+
 if __name__ == "__main__":
-    run("optimum-quanto", SETTINGS, quantize)
+    run("optimum-quanto", SETTINGS, quantize, declare)

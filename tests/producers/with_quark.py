@@ -22,7 +22,7 @@ def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     """Quantize with the template of the architecture; return the values that Quark imports, in float32."""
     loaded = loader(model).from_pretrained(model, dtype=torch.float32)
     template = LLMTemplate.get(loaded.config.model_type)
-    quantizer = ModelQuantizer(template.get_config(exclude_layers=["lm_head"], **setting))
+    quantizer = ModelQuantizer(template.get_config(**{"exclude_layers": ["lm_head"], **setting}))
     made = quantizer.freeze(quantizer.quantize_model(loaded, TOKENS))
     export_safetensors(made, str(folder))
     fresh = loader(model).from_pretrained(model, dtype=torch.float32)
@@ -31,5 +31,10 @@ def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     return {name: module.weight_quantizer(module.weight) for name, module in found.items()}
 
 
+def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> dict:
+    """Return the setting that leaves modules out, and gives others a scheme of their own."""
+    return {"scheme": "mxfp4", "exclude_layers": [*exclude], "layer_config": dict.fromkeys(other_bits, "fp8")}
+
+
 if __name__ == "__main__":
-    run("amd-quark", SETTINGS, quantize)
+    run("amd-quark", SETTINGS, quantize, declare)

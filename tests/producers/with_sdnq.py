@@ -43,5 +43,18 @@ def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     return {name: value for name, value in dequantize_sdnq_module(made).state_dict().items() if value.dim() > 1}
 
 
+def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> dict:
+    """Return the setting that names weights to leave out, and weights for 8 bits instead of 4.
+
+    SDNQ compares with whole names of weights or single words of them, and ignores whole names of modules.
+    """
+    return {
+        "weights_dtype": "uint4",
+        "group_size": 32,
+        "modules_to_not_convert": [f"{name}.weight" for name in exclude],
+        "modules_dtype_dict": {"int8": [f"{name}.weight" for name in other_bits]},
+    }
+
+
 if __name__ == "__main__":
-    run("sdnq", SETTINGS, quantize)
+    run("sdnq", SETTINGS, quantize, declare)

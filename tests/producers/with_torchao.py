@@ -29,5 +29,12 @@ def quantize(model: Path, setting: object, folder: Path) -> dict[str, Tensor]:
     return {name: value.dequantize() for name, value in found.items() if type(value) is not Tensor}
 
 
+def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> object:
+    """Return the setting with a configuration for each module, which is none for those left out."""
+    four, eight = SETTINGS["intx 4 bits"](), SETTINGS["int8 weight-only"]()
+    of_each = {**dict.fromkeys(other_bits, eight), **dict.fromkeys(exclude), "_default": four}
+    return lambda: q.FqnToConfig(of_each)
+
+
 if __name__ == "__main__":
-    run("torchao", SETTINGS, quantize)
+    run("torchao", SETTINGS, quantize, declare)
