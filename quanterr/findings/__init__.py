@@ -50,8 +50,10 @@ from quanterr.findings.excess import (
 from quanterr.findings.explanations import (
     CORRECTED_SCALES,
     FACTS,
+    LOW,
     NEAR,
     ONE_WAY,
+    SAMPLED,
     SIGNED,
     UNDERFLOWS,
     USUAL,
@@ -77,6 +79,7 @@ from quanterr.findings.layers import (
     find_corrected_biases,
     find_group_outliers,
     report_common_factor,
+    report_group_outliers,
     report_identical,
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
@@ -96,7 +99,7 @@ from quanterr.findings.scale_faults import FACTORS, ORDERS
 from quanterr.findings.scales import check_scales, has_good_scales
 from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.siblings import check_sibling_scales
-from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_sources
+from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_sources, find_limited
 from quanterr.findings.sums import check_weight
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
 from quanterr.pairing import SIDES
@@ -196,7 +199,11 @@ class FindingCollector:
                 drop_compensated(single, compensated, self._declared.compensates, workspaces), seen
             )
         whole, alike = self._check_all(seen)
-        below = list(find_group_outliers(seen))
+        outliers = find_group_outliers(seen)
+        faulty = {found.layer for found in single if found.code in SAMPLED and found.severity != "info"}
+        limited = find_limited([one.weight for one in outliers if one.weight.pair.name not in faulty])
+        below = list(report_group_outliers(outliers, limited))
+        single = [one for one in single if one.layer not in limited or one.code not in LOW or one.severity == "error"]
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
         again, alike_names = CodesReadAgain(self._declared, self._folded), _names_of(seen, alike)
         exact = [one for one in seen if one.pair.name not in alike_names | self._undone]  # others are known roughly

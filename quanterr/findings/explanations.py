@@ -25,7 +25,8 @@ REPAIRS = ("scale_factor", "transposed", "permuted", "zero_points", "swapped_wei
 PARTS = ("excess_rows", "excess_columns", "excess_blocks")
 EXCESS = ("excess_error", *PARTS, "clipped")
 SAMPLED = (*EXCESS, "scale_loss")
-LEVELS = ("implausible_error", "below_usual", "group_outlier")  # findings about a low SNR
+LOW = ("implausible_error", "below_usual")
+LEVELS = (*LOW, "group_outlier")  # findings about a low SNR
 
 
 class Explanation(NamedTuple):
@@ -70,14 +71,14 @@ EXPLANATIONS = (
     Explanation(
         (NEAR,),
         "info",
-        (*LEVELS, "saturated", "biased_error", "bad_rows", *REPAIRS),
+        (*LOW, "saturated", "biased_error", "bad_rows", *REPAIRS),
         "error",
         "other codes would be no better with these scales, and other scales not much, however low the SNR is",
     ),
     Explanation(
         (USUAL,),
         "info",
-        (*LEVELS, "bad_rows"),
+        (*LOW, "bad_rows"),
         "error",
         "the weight is as good as its scales allow, except for the cost of its method, which is reported as excess",
     ),
@@ -129,6 +130,13 @@ EXPLANATIONS = (
         (*LEVELS, "clipped", "saturated", "bad_rows"),
         "warning",
         "its scales are too large or too small, which lowers the SNR and clips values",
+    ),
+    Explanation(
+        ("outlier_column",),
+        "info",
+        ("group_outlier",),
+        "info",
+        "it names the columns that lower the SNR",
     ),
     Explanation(
         ("shared_scale",),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf, log
 from statistics import median
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -105,30 +106,71 @@ def rate_repair(before_db: float, after_db: float) -> str:
     return "error" if after_db - before_db > BIT_DB else "warning"
 
 
-def find_group_outliers(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
-    """Report weights whose SNR is far below the median of their format and role."""
+class GroupOutlier(NamedTuple):
+    """A weight whose SNR is far below the median of its format and role."""
+
+    weight: WeightSummary
+    snr_db: float
+    median_db: float
+    peers: int  # weights of its format and role
+    role: str
+
+
+def find_group_outliers(seen: Iterable[WeightSummary]) -> list[GroupOutlier]:
+    """Return the weights whose SNR is far below the median of their format and role."""
     groups: dict[tuple[str, int, str], list[WeightSummary]] = {}
     for one in seen:
         if one.figures and len(one.pair.original.shape) > 1:
             key = one.pair.quantized.format, one.figures.bits, role_of(one.pair.name)
             groups.setdefault(key, []).append(one)
-    for (name, _, role), group in groups.items():
+    found = []
+    for (_, _, role), group in groups.items():
         levels = [one.figures.snr_db for one in group if one.figures]
         if len(group) <= PEERS:
             continue
         middle = median(levels)
         spread = median(abs(level - middle) for level in levels)
         limit = min(middle - max(BIT_DB, DEVIATIONS * spread), FINE_DB)
-        for one, level in zip(group, levels, strict=True):
-            if level < limit:
-                message = (
-                    f"{display(one.pair.name)}: {level:.1f} dB; the median of the {len(group)} weights of {name} in "
-                    f"{role} is {middle:.1f} dB"
-                )
-                remedy = "quantize it again, or leave it in higher precision"
-                yield make_finding(
-                    "group_outlier", "warning", one.pair.name, message, remedy, snr_db=level, median_snr_db=middle
-                )
+        below = [(one, level) for one, level in zip(group, levels, strict=True) if level < limit]
+        found += [GroupOutlier(one, level, middle, len(group), role) for one, level in below]
+    return found
+
+
+def report_group_outliers(outliers: Sequence[GroupOutlier], limited: Collection[str]) -> Iterator[Finding]:
+    """Report the weights far below the median of their format and role.
+
+    Args:
+        outliers: these weights.
+        limited: names of those whose codes are about the nearest, so that only another format would gain.
+    """
+    for one in outliers:
+        name = one.weight.pair.name
+        if name not in limited:
+            message = f"{display(name)}: {_describe_outlier(one)}"
+            remedy = "quantize it again, or leave it in higher precision"
+            levels = {"snr_db": one.snr_db, "median_snr_db": one.median_db}
+            yield make_finding("group_outlier", "warning", name, message, remedy, **levels)
+    same = [one for one in outliers if one.weight.pair.name in limited]
+    if same:
+        worst, names = min(same, key=lambda one: one.snr_db - one.median_db), [one.weight.pair.name for one in same]
+        message = (
+            f"{count(len(names), 'weight')} far below others of the same format and role, although codes are about the "
+            f"nearest that their scales allow: {listed(names, 3)}; the worst: {display(worst.weight.pair.name)}: "
+            f"{_describe_outlier(worst)}"
+        )
+        remedy = (
+            "use a finer format for them, with smaller groups or more bits, or leave them in higher precision: to "
+            "quantize them in the same way again would change nothing"
+        )
+        levels = {"snr_db": worst.snr_db, "median_snr_db": worst.median_db}
+        yield make_finding("group_outlier", "info", None, message, remedy, layers=names, **levels)
+
+
+def _describe_outlier(one: GroupOutlier) -> str:
+    return (
+        f"{one.snr_db:.1f} dB; the median of the {one.peers} weights of {one.weight.pair.quantized.format} in "
+        f"{one.role} is {one.median_db:.1f} dB"
+    )
 
 
 def find_constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:

@@ -29,14 +29,17 @@ from torch import Tensor
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import READ, CodeSample, read_code_sample
 from quanterr.findings.codes import make_finding
+from quanterr.findings.explanations import NEAR, USUAL
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.limits import AGREE, DEVIATIONS, ENOUGH, PEERS, SLIGHT_DB, SMALL_DB, TRACE
+from quanterr.findings.limits import AGREE, DEVIATIONS, ENOUGH, NEAR_DB, PEERS, SLIGHT_DB, SMALL_DB, TRACE
 from quanterr.findings.methods import Method, find_method
 from quanterr.findings.scale_faults import ScaleFault, find_scale_fault, report_scale_faults
+from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.util.text import count, listed
 
+MOST_OUTLIERS = 16  # weights far below their peers to read again, at most
 SPREAD_READ, MOST_READ = 8, 4  # most weights to read again: spread over all, and with the greatest losses
 WIDTH = 1024  # columns that are examined
 
@@ -97,6 +100,29 @@ class CodesReadAgain:
             signs = find_signs(one.pair, sample, self._declared) if sample and not fault else []
             self._found[one.number] = fault, signs
         return self._found[one.number]
+
+
+def find_limited(outliers: Sequence[WeightSummary]) -> set[str]:
+    """Return the names of weights whose codes are about the nearest, on the same rows, so that scales limit them.
+
+    The sample that is taken of every weight may leave out the rows that lower its SNR; these rows are more.
+    """
+    found = {one.pair.name for one in outliers if {NEAR, USUAL} & one.facts}
+    with on_cpu() as workspaces:
+        for one in [one for one in outliers if one.pair.name not in found][:MOST_OUTLIERS]:
+            sample = read_code_sample(one.pair, workspaces)
+            if sample and one.figures and _is_limited(sample, one.figures.snr_db):
+                found.add(one.pair.name)
+    return found
+
+
+def _is_limited(sample: CodeSample, snr_db: float) -> bool:
+    """Return True if rows are about as bad as the weight, and the nearest codes would hardly gain."""
+    x, error, least = (
+        side.double() for side in (sample.x, sample.y - sample.x, sample.find_cells().nearest - sample.x)
+    )
+    signal, noise, rest = (float(side.square().sum()) for side in (x, error, least))
+    return level(signal, noise) < snr_db + NEAR_DB and level(noise, rest) < NEAR_DB
 
 
 def check_scale_faults(seen: Sequence[WeightSummary], again: CodesReadAgain, kinds: Collection[str]) -> list[Finding]:

@@ -100,6 +100,14 @@ def one_scale_for_both(folder):
     return compared(folder, x, y | {f"{name}_scale": unit for name in names}).findings
 
 
+def outlier_in_one_of_five(folder):
+    x = {NAME.replace("0", str(n)): numbers(64, 256, seed=n).float() for n in range(5)}
+    x[NAME][:, 17] = 2.0
+    y = {name: by_row(w) for name, w in x.items()}
+    stored = {name: codes for name, (codes, _) in y.items()} | {f"{name}_scale": unit for name, (_, unit) in y.items()}
+    return compared(folder, x, stored).findings
+
+
 def codes_as_numbers(folder):
     codes, _ = by_row(weight_of(64))
     return compared(folder, {NAME: weight_of(64)}, {NAME: codes.bfloat16()}).findings
@@ -136,6 +144,7 @@ CASES = {
     ("one way", "zero_points"): rounded_down,
     ("implausible_error", "scale_loss"): larger_weight,
     ("shared_scale", "implausible_error"): one_scale_for_both,
+    ("outlier_column", "group_outlier"): outlier_in_one_of_five,
     ("scale_loss", "implausible_error"): lambda folder: damaged(folder, lambda *_: by_row(weight_of(64), 64)),
     ("excess_error", "implausible_error"): lambda folder: damaged(folder, zeros_in_a_row),
     ("excess_rows", "bad_rows"): lambda folder: damaged(folder, noise_in_rows, rows=1024),

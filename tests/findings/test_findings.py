@@ -17,6 +17,7 @@ from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.repairs import Sample, describe_order, find_simplest_repair
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.samples.measuring import SampleMeasurer
+from quanterr.samples.rows import list_rows, sample_chunks
 
 UP = "layers.{}.mlp.up_proj.weight"
 SHAPE = 64, 128
@@ -36,6 +37,11 @@ def stored(x, quantize=quantized_fp8):
 
 def by_row(weight):
     scale = weight.float().abs().amax(1, keepdim=True) / 127
+    return (weight.float() / scale).round().to(torch.int8), scale
+
+
+def by_row_of_few_bits(weight):
+    scale = weight.float().abs().amax(1, keepdim=True) / 7
     return (weight.float() / scale).round().to(torch.int8), scale
 
 
@@ -693,6 +699,21 @@ class TestAllWeights:
         found = told(compared(tmp_path, x, y))
 
         assert ("warning", name) == (found["group_outlier"].severity, found["group_outlier"].layer)
+
+    def test_weights_that_their_scales_limit_need_a_finer_format(self, tmp_path):
+        """Two weights have outliers in all rows, two in rows that the usual sample leaves out."""
+        x = model(10, (1024, 256))
+        left_out = sorted(set(range(1024)).difference(list_rows(sample_chunks((1024, 256)))))
+        for n, rows in ((1, list(range(1024))), (4, list(range(1024))), (7, left_out), (8, left_out)):
+            columns = torch.randint(256, (len(rows),), generator=torch.Generator().manual_seed(100 + n))
+            x[UP.format(n)][rows, columns] = 0.7
+        report = compared(tmp_path, x, stored(x, by_row_of_few_bits))
+        found = told(report)["group_outlier"]
+
+        assert ("info", [UP.format(n) for n in (1, 4, 7, 8)]) == (found.severity, found.evidence["layers"])
+        assert "use a finer format" in found.remedy
+        assert "warning" not in {one.severity for one in report.findings}
+        assert all(layer.attainable_snr_db >= layer.snr_db for layer in report.layers)
 
     def test_lossier_cast_for_small_values_is_not_a_group_outlier(self, tmp_path):
         """float16 rounds values below its normal numbers: 80 dB where the other weights are lossless."""
