@@ -160,10 +160,11 @@ def choose_few(ordered: Sequence[KeptLayer], error: float, nbytes: int) -> list[
 
 
 def list_keepable(layers: Iterable[Layer], findings: Iterable[Finding]) -> list[KeptLayer]:
-    """Return the layers with a finite error that can be kept alone."""
+    """Return the layers with a finite error that can be kept alone, and are not stored as in the original already."""
     bound, found = find_bound_layers(findings), []
     for layer in layers:
-        if layer.error_norm is not None and layer.layer_name not in bound:
+        is_kept = layer.quantized_dtype == layer.original_dtype and layer.original_dtype in DTYPES
+        if layer.error_norm is not None and layer.layer_name not in bound and not is_kept:
             stored = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
             added = original_bytes(layer.original_dtype, layer.tensor_elements) - stored
             found.append(KeptLayer(layer.layer_name, added, layer.error_norm**2))

@@ -27,7 +27,7 @@ def _judge(report: Report) -> Iterator[str]:
     if not kept:
         if _is_sound(report):
             yield "Nothing needs to be done: no format has more error than usual, and keeping layers would gain little"
-        elif len(report.layers) > 1:
+        elif len(report.layers) > 1 and list_keepable(report.layers, report.findings):
             yield "Keeping a few layers unquantized would gain little for their size"
         return
     left = max(1 - fsum(layer.error for layer in kept) / total, 0.0)

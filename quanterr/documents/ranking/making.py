@@ -48,6 +48,9 @@ FREE = 0.01  # share of a candidate's bytes within which all swaps are proposed;
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 
 
+PLAIN = "dense"  # the format of unquantized weights
+
+
 class StoredTensor(NamedTuple):
     """A tensor as stored by one candidate."""
 
@@ -304,7 +307,8 @@ def _propose_kept(candidate: Rankable, layers: Sequence[str], signal: float, kee
     """Return layers to leave unquantized: those within a budget, or the few that make most of the error."""
     stored = {name: candidate.tensors[name] for name in layers if name not in candidate.bound}
     added = {name: original_bytes(own.dtype, own.elements) - own.nbytes for name, own in stored.items()}
-    ordered = order_by_worth(KeptLayer(name, added[name], own.error) for name, own in stored.items())
+    changed = [name for name, own in stored.items() if added[name] or own.format != PLAIN]  # others are kept already
+    ordered = order_by_worth(KeptLayer(name, added[name], stored[name].error) for name in changed)
     error = candidate.error
     found = choose_within(ordered, keep, error) if keep else choose_few(ordered, error, candidate.nbytes)
     if keep and not keep.is_gain:

@@ -207,6 +207,8 @@ def _describe_best(ranking: Ranking) -> str:
     if best.snr_db is None or second.snr_db is None:
         gain = "identical to the original" if not best.squared_error else f"less error than {display(second.name)}"
         return f"{display(best.name)} is best by its weights: {gain}, {cost}"
+    if best.squared_error == second.squared_error:
+        return f"{display(best.name)} and {display(second.name)} are equally good by their weights, {cost}"
     gain = f"{best.snr_db - second.snr_db:.2f} dB more than {display(second.name)}"
     return f"{display(best.name)} is best by its weights: {gain} {cost}"
 
