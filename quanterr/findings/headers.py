@@ -1,5 +1,6 @@
 """Findings made before any weight is compared, about headers, labels, undone factors, importance and sensitivity."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log10
 
@@ -12,6 +13,7 @@ from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.selection.roles import role_of
 from quanterr.util.text import count, display, listed
 
+NUMBER = re.compile(r"\d+\.\d+(e[-+]?\d+)?|\d+e[-+]?\d+|(?<=\.)\d+(?=\.)")  # a fraction, or the number of a block
 NOT_COLLECTED = ("embedding", "head")  # roles that llama-imatrix skips by default
 SMALLEST_ERROR = 1e-10  # relative errors below this are shown as 200 dB
 
@@ -46,9 +48,11 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
             "are the arguments swapped?"
         )
         yield make_finding("swapped_sides", "warning", None, message, "pass the original first")
-    for name in plan.names_with_unused_scale:
-        message = f"{display(name)} is not quantized but has a scale of 1, which was ignored"
-        yield make_finding("dummy_scale", "warning", name, message)
+    if names := plan.names_with_unused_scale:
+        layer = names[0] if len(names) == 1 else None
+        whose = f"{display(names[0])} is" if layer else f"{count(len(names), 'weight')} ({listed(names, 3)}) are"
+        message = f"{whose} not quantized but {'has' if layer else 'have'} a scale of 1, which was ignored"
+        yield make_finding("dummy_scale", "warning", layer, message, layers=names)
     for side in plan.labels:
         computed = [one.name for one in plan.leftovers if one.side == side and one.reason == COMPUTED]
         if computed:
@@ -89,14 +93,19 @@ def _report_dropped_head(leftovers: Iterable[Leftover]) -> Iterator[Finding]:
 
 
 def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Report weights with more than one reading, given as (name, reason), in one finding for each reason."""
-    by_reason: dict[str, list[str]] = {}
+    """Report weights with more than one reading, given as (name, reason), in one finding for each kind of reason.
+
+    Reasons that differ only in the errors of readings, or in the number of a block, are of one kind.
+    """
+    by_kind: dict[str, dict[str, str]] = {}
     for name, reason in doubts:
-        by_reason.setdefault(reason, []).append(name)
-    for reason, names in by_reason.items():
+        by_kind.setdefault(NUMBER.sub("", reason), {}).setdefault(name, reason)
+    for reasons in by_kind.values():
+        names, reason = list(reasons), next(iter(reasons.values()))
         layer = names[0] if len(names) == 1 else None
         whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({listed(names, 3)})"
-        yield make_finding("ambiguous_layout", "warning", layer, f"{whose}: {reason}", tensors=names)
+        of_first = ", the first of them" if len(set(reasons.values())) > 1 else ""
+        yield make_finding("ambiguous_layout", "warning", layer, f"{whose}{of_first}: {reason}", tensors=names)
 
 
 def group_omissions(leftovers: Iterable[Leftover]) -> dict[tuple[str, str], list[str]]:

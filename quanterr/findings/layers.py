@@ -150,7 +150,9 @@ def report_group_outliers(outliers: Sequence[GroupOutlier], limited: Collection[
             remedy = "quantize it again, or leave it in higher precision"
             levels = {"snr_db": one.snr_db, "median_snr_db": one.median_db}
             yield make_finding("group_outlier", "warning", name, message, remedy, **levels)
-    same = [one for one in outliers if one.weight.pair.name in limited]
+    # The error of a rotated weight depends on the rotation that undoes it, whatever the format of its codes.
+    plain = [one for one in outliers if not one.weight.pair.quantized.rotated]
+    same = [one for one in plain if one.weight.pair.name in limited]
     if same:
         worst, names = min(same, key=lambda one: one.snr_db - one.median_db), [one.weight.pair.name for one in same]
         message = (

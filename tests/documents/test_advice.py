@@ -1,6 +1,5 @@
 """Advice that would change nothing is not given."""
 
-import torch
 from support.making import compared, numbers, quantized_int8, store
 
 import quanterr
@@ -40,7 +39,9 @@ def test_ranking_of_equal_files_names_no_best(tmp_path):
     y = {}
     for name, w in x.items():
         y[name], y[f"{name}_scale"] = quantized_int8(w)
-    original, *paths = [store(tmp_path / f"{name}.safetensors", tensors) for name, tensors in (("x", x), ("one", y), ("two", y))]
+    original, *paths = [
+        store(tmp_path / f"{name}.safetensors", tensors) for name, tensors in (("x", x), ("one", y), ("two", y))
+    ]
     ranking = quanterr.rank(original, paths, device="cpu")
 
     assert conclusion(ranking).startswith("one and two are equally good by their weights, in as many bytes")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.making import compared, numbers
 
+from quanterr.findings.headers import report_layouts
 from quanterr.formats.shared.cast_codes import describe_codes
 
 NAMES = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(3)]
@@ -77,3 +78,14 @@ def test_weight_that_is_stored_twice_is_named(tmp_path):
 )
 def test_ordinary_numbers_are_no_codes(values):
     assert describe_codes(values) is None
+
+
+def test_reasons_that_differ_in_their_numbers_are_one_finding():
+    reasons = [
+        (f"layers.{n}.w", f"read as codes: relative error 0.0{n} on a sample, scale layers.{n}.s") for n in (3, 4)
+    ]
+    first, second = report_layouts([*reasons, ("layers.3.w", "declares 4 bits")])
+
+    assert ["layers.3.w", "layers.4.w"] == first.evidence["tensors"]
+    assert "2 weights (layers.3.w, layers.4.w), the first of them: read as codes: relative error 0.03" in first.message
+    assert "layers.3.w" == second.layer
