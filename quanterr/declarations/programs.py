@@ -107,7 +107,7 @@ def _by_lists(
 
 def _read_group(key: str, entry: str, group: JsonFields) -> Scheme:
     weights = as_object(group.get("weights"))
-    size = _int(weights.get("group_size")) if weights.get("strategy") in (None, "group", "tensor_group") else None
+    size = _int(weights.get("group_size"))
     number, bits = weights.get("type"), _int(weights.get("num_bits"))
     symmetric = _bool(weights.get("symmetric")) if weights else None
     return Scheme(key, entry, True, bits, number if number in ("int", "float") else "", size, symmetric, group)

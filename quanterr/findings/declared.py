@@ -30,6 +30,7 @@ class Stored(NamedTuple):
     name: str  # as reports call it: in a comparison the original's name
     weight: Weight
     parts: Sequence[Entry]  # entries beside the codes
+    has_shape: bool = True  # False: its files do not show its shape, and no original does
 
     @property
     def is_left(self) -> bool:
@@ -48,7 +49,8 @@ def check_declared(declared: Declarations, stored: Sequence[Stored], names: Iter
     if coded:
         yield from _check_left(declared, schemes)
     yield from _check_rivals(declared, [one for one, scheme in coded if scheme and not scheme.entry])
-    yield from _check_entries(declared, names)
+    left_over = [one for one, scheme in schemes if scheme is None and _is_linear(declared, one)]
+    yield from _check_entries(declared, names, are_missed=bool(left_over))
 
 
 def report_mismatch(message: str, names: Iterable[str] = (), severity: str = "warning", **evidence: object) -> Finding:
@@ -103,9 +105,7 @@ def _check_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme |
     Where the program lists what it leaves out, each of them is reported. Elsewhere the layers of one kind must be
     quantized in other blocks, or few may be left.
     """
-    linear = [
-        (one, scheme) for one, scheme in schemes if len(one.weight.shape) == 2 and _is_linear(declared, one, scheme)
-    ]
+    linear = [(one, scheme) for one, scheme in schemes if _is_linear(declared, one)]
     planned = [(one.name, scheme) for one, scheme in linear if one.is_left and scheme and scheme.is_quantized]
     left = [name for name, scheme in planned if scheme.entry or not declared.follows_tensors]
     few = 0 < 4 * len(left) < len(linear)
@@ -121,10 +121,15 @@ def _check_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme |
     yield report_mismatch(message, left)
 
 
-def _is_linear(declared: Declarations, one: Stored, scheme: Scheme | None) -> bool:
-    """Return whether a matrix is one of a layer that the program would quantize."""
+def _is_linear(declared: Declarations, one: Stored) -> bool:
+    """Return whether a weight is the matrix of a layer that the program would quantize."""
     role = role_of(one.name)
-    if LEFT.fullmatch(one.name) or role in NOT_LINEAR or role_of(one.weight.name) in NOT_LINEAR:
+    if (
+        len(one.weight.shape) != 2
+        or LEFT.fullmatch(one.name)
+        or role in NOT_LINEAR
+        or role_of(one.weight.name) in NOT_LINEAR
+    ):
         return False
     if declared.program and declared.program.is_for_blocks:
         return role in LINEAR and is_in_blocks(one.weight.name)
@@ -153,11 +158,16 @@ def _check_rivals(declared: Declarations, coded: Sequence[Stored]) -> Iterator[F
         )
 
 
-def _check_entries(declared: Declarations, names: Iterable[str]) -> Iterator[Finding]:
-    """Report entries that name no module, expressions that cannot be matched, and keys that are not understood."""
-    for key, entries, are_all in declared.find_idle(names):
-        message = f"{declared.place}: {key} names modules that are not stored: {listed(entries, 3)}"
-        yield report_mismatch(message, severity="warning" if are_all else "info", key=key)
+def _check_entries(declared: Declarations, names: Iterable[str], are_missed: bool) -> Iterator[Finding]:
+    """Report entries that name no module, expressions that cannot be matched, and keys that are not understood.
+
+    ``are_missed``: no entry names some linear layers, for which one of the idle entries may have been meant.
+    """
+    if idle := declared.find_idle(names):
+        keys, entries = ([key for key, _, _ in idle], [entry for _, own, _ in idle for entry in own])
+        message = f"{declared.place}: {listed(keys, 3)} names modules that are not stored: {listed(entries, 3)}"
+        is_loud = are_missed and any(are_all for _, _, are_all in idle)
+        yield report_mismatch(message, severity="warning" if is_loud else "info", key=keys[0])
     for key, entry in declared.refused:
         message = f"{declared.place}: an expression in {key} is not understood, and taken to match nothing: "
         yield report_mismatch(message + display(entry, 80), severity="info", key=key)

@@ -69,7 +69,7 @@ def _gather_projections(stored: Sequence[Stored]) -> dict[int, dict[str, tuple[i
     """Return the shapes of q, k, v and o of each layer that has them all as matrices."""
     found: dict[int, dict[str, tuple[int, ...]]] = {}
     for one in stored:
-        if (match := PROJECTION.fullmatch(one.name)) and len(one.weight.shape) == 2:
+        if one.has_shape and len(one.weight.shape) == 2 and (match := PROJECTION.fullmatch(one.name)):
             kind = match[2] or match[3][0]  # output: o
             found.setdefault(int(match[1]), {})[kind] = one.weight.shape
     return {n: shapes for n, shapes in found.items() if len(shapes) == len("qkvo")}

@@ -103,7 +103,7 @@ def _check_sizes(declared: Mapping[str, int], where: str, stored: Sequence[Store
     width, rows = declared.get("hidden_size"), declared.get("vocab_size")
     for one in stored:
         shape, name = one.weight.shape, display(one.name)
-        if len(shape) != 2 or not one.name.endswith(EMBEDDINGS):
+        if len(shape) != 2 or not one.has_shape or not one.name.endswith(EMBEDDINGS):
             continue
         if width and shape[1] != width:
             yield _report_mismatch(f"{where} declares a width of {width}, but {name} has {shape[1]}")
@@ -111,7 +111,11 @@ def _check_sizes(declared: Mapping[str, int], where: str, stored: Sequence[Store
             yield _report_mismatch(f"{where} declares vocab_size {rows}, but {name} has {count(shape[0], 'row')}")
     for key, endings in HEADS.items():
         heads = declared.get(key)
-        odd = [one.name for one in stored if one.name.endswith(endings) and heads and one.weight.shape[0] % heads]
+        odd = [
+            one.name
+            for one in stored
+            if one.name.endswith(endings) and heads and one.has_shape and one.weight.shape[0] % heads
+        ]
         if odd:
             yield _report_mismatch(
                 f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide the rows of "

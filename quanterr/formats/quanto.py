@@ -168,6 +168,7 @@ FORMATS = (
         summary="optimum-quanto: packed 4-bit codes, a scale and a shift for each group of columns",
         usual_db=(18, 20),
         takes_tied_head=True,
+        is_shaped_by_original=True,
     ),
     Format(
         "quanto_int2",
@@ -176,5 +177,6 @@ FORMATS = (
         summary="optimum-quanto: packed 2-bit codes, a scale and a shift for each group of columns",
         usual_db=(6, 8),
         takes_tied_head=True,
+        is_shaped_by_original=True,
     ),
 )

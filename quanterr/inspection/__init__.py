@@ -23,7 +23,7 @@ from quanterr.findings.declared import Stored
 from quanterr.findings.files import report_notes, report_unread
 from quanterr.findings.headers import report_layouts
 from quanterr.findings.structure import check_structure
-from quanterr.formats import CODE_DTYPES, Weight, is_auxiliary
+from quanterr.formats import CODE_DTYPES, Weight, find_rows, is_auxiliary
 from quanterr.inspection.values import check_values
 from quanterr.inspection.verification import verify as verify_files
 from quanterr.pairing.inputs import (
@@ -133,7 +133,7 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
             *report_layouts(warnings),
             *check_adapter(checkpoint),
             *_find_in_checkpoint(side, weights),
-            *check_structure(checkpoint, side.labels, [Stored(one.name, one, parts) for one, parts in readable]),
+            *check_structure(checkpoint, side.labels, [_describe(*one) for one in readable]),
             *check_completeness(checkpoint),
             *report_lone_parts(side.codes),
             *report_absent_scales(absent, calibrated),
@@ -144,6 +144,11 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
         verified=verified,
         run=_describe_run(clock, checkpoint, asked),
     )
+
+
+def _describe(weight: Weight, parts: Sequence[Entry]) -> Stored:
+    is_guessed = any(row.is_shaped_by_original for row in find_rows(weight.format))
+    return Stored(weight.name, weight, parts, has_shape=not is_guessed)
 
 
 def _describe_run(clock: Clock, checkpoint: Checkpoint, asked: _Asked) -> RunInfo:
