@@ -164,7 +164,8 @@ def _check_entries(declared: Declarations, names: Iterable[str], are_missed: boo
     ``are_missed``: no entry names some linear layers, for which one of the idle entries may have been meant.
     """
     if idle := declared.find_idle(names):
-        keys, entries = ([key for key, _, _ in idle], [entry for _, own, _ in idle for entry in own])
+        keys = [key for key, _, _ in idle]
+        entries = [entry for _, own, _ in idle for entry in own]
         message = f"{declared.place}: {listed(keys, 3)} names modules that are not stored: {listed(entries, 3)}"
         is_loud = are_missed and any(are_all for _, _, are_all in idle)
         yield report_mismatch(message, severity="warning" if is_loud else "info", key=keys[0])
