@@ -309,7 +309,8 @@ def _read_bitsandbytes(config: JsonFields) -> Scheme:
 
 
 def _read_plain(config: JsonFields) -> Scheme:
-    return Scheme("quant_method", fields=config)
+    bits = next((found for key in ("bits", "w_bit", "num_bits") if (found := _int(config.get(key)))), None)
+    return Scheme("quant_method", "", True, bits, fields=config)
 
 
 QUANTO = {"int8": ("int", 8), "int4": ("int", 4), "int2": ("int", 2), "float8": ("float", 8)}

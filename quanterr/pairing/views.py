@@ -260,13 +260,13 @@ def _dequantize_transposed_floats(
 def _dequantize_transposed(
     weight: Weight, rows: int, cols: int, buffer: str, chunk: Chunk, workspace: Workspace
 ) -> Values:
-    """Dequantize the block of each matrix that becomes a part of the chunk."""
+    """Dequantize the rows of each matrix that become columns of the chunk."""
     out = workspace.buffer(buffer, chunk.shape, torch.float64 if weight.needs_float64 else torch.float32)
     for number in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
         top, first = number * cols, number * rows
         begin, end = max(chunk.row, top), min(chunk.stop_row, top + cols)
-        block = Chunk(first + chunk.col, first + chunk.stop_col, begin - top, end - top)
-        out[begin - chunk.row : end - chunk.row] = weight.dequantize(block, workspace).weight.t()
+        stored = weight.dequantize(Chunk(first + chunk.col, first + chunk.stop_col, 0, cols), workspace).weight
+        out[begin - chunk.row : end - chunk.row] = stored[:, begin - top : end - top].t()
     return Values(out)
 
 

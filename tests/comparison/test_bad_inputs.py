@@ -636,7 +636,7 @@ BESIDE = [
                         .parent),
         INCONCLUSIVE, "config.json declares quant_method fp8"),
     Row(59, "config.json declares 4 bits, the codes have 8", configured(b'{"quantization_config": {"bits": 4}}'), OK,
-        "config.json declares codes of 4 bits, but the tensors hold codes of 8 bits: read as stored"),
+        "config.json declares codes of 4 bits, but codes of 8 bits are stored for 2 weights: "),
     Row(60, "code names in config.json", configured(CODE), OK, "3 of 3 original"),
 ]  # fmt: skip
 
@@ -690,7 +690,8 @@ WEIGHTS = [
         "w: the original is all zeros, the quantized weight is not"),
     Row(67, "the same file twice", lambda folder: ("compare", *(pair(folder)[0],) * 2), OK, "tensors are identical"),
     Row(68, "nothing in common", tensors(original(), {"unet.conv_in.weight": ONES}), INCONCLUSIVE,
-        ("nothing matches: the original has model.layers.0.", "unet.conv_in.weight. Do the names differ by a prefix?")),
+        ("different models: a language model like llama and Stable Diffusion: the original has model.layers.0.",
+         "unet.conv_in.weight")),
     Row(69, "a misspelt selection", whole("-l", "attn2"), USAGE, 'no layer matches "attn2"; did you mean attn'),
     *(Row(70, f"another shape, {list(shape)}",
           tensors({"w": torch.ones(4, 8), "v": ONES}, {"w": torch.ones(shape), "v": SQUARE}),

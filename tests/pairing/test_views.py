@@ -12,7 +12,7 @@ from quanterr.pairing import views
 from quanterr.pairing.converters.numbers import Added, NegatedExponential, SoftPlus
 from quanterr.pairing.converters.orders import Order, grid
 from quanterr.pairing.side import CheckpointSide
-from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.chunks import Cut
 from quanterr.tensors.workspace import Workspace
 
 # Views that put quantized weights together, or hold one in memory: the original is never read through them.
@@ -72,7 +72,7 @@ def weight(tmp_path):
 def read(weight):
     workspace = Workspace(torch.device("cpu"))
     whole = torch.empty(weight.matrix)
-    for chunk in Cut(*weight.matrix, CPU_CHUNK // 1024):  # several chunks
+    for chunk in Cut(*weight.matrix, 500):  # several chunks, some of which are pieces of a row
         values = weight.dequantize(chunk, workspace).weight
         whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] = values
     return whole.view(weight.shape)

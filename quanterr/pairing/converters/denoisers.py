@@ -142,7 +142,7 @@ def families() -> tuple[Family, ...]:
 
 
 def name_family(names: Iterable[str]) -> str | None:
-    """Return the family that has most names of a checkpoint, as its authors or diffusers write them; None if none has.
+    """Return the family of denoisers that has most names of a checkpoint, in any program's names; None if none has.
 
     One name may be of several families, so that the family with the most names wins.
     """
@@ -155,7 +155,7 @@ def name_family(names: Iterable[str]) -> str | None:
 def _list_namings() -> tuple[tuple[str, frozenset[str]], ...]:
     """Return each family with the names of its authors, and again with those of diffusers, all numbers the same."""
     found = []
-    for family in families():
+    for family in (family for family in families() if family.name not in AUTHORS):
         theirs = [piece.partition(":")[0] for pieces in family.tensors.values() for piece in pieces]
         for side in (list(family.tensors), theirs):
             patterns = (unify_numbers(name.replace(NUMBER, "0").replace(LAST, "0")) for name in side)
