@@ -131,9 +131,8 @@ class SampleMeasurer:
 
     def _group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
         """Group chunks that can be examined together."""
-        weight, original = self._weight, self._pair.original
-        one_by_one = weight.rotated or weight.matrix_rows or original.needs_float64 or weight.needs_float64
-        may_stack = has_row_scales(weight.unrotated) and not one_by_one
+        weight = self._weight
+        may_stack = has_row_scales(weight.unrotated) and not (weight.rotated or weight.matrix_rows)
         return _group_chunks(chunks, min(self._buffers.size, STACK) if may_stack else 0)
 
     def _add(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None, closely: bool) -> bool:

@@ -21,7 +21,7 @@ MOST_SPANNED = 1 << 21  # most elements in a span of rows whose scales are read 
 
 
 class Group(NamedTuple):
-    """The rows of chunks of the same columns, (r, c) float32 or float64 each, and their scaling if there is one."""
+    """The rows of chunks of the same columns, (r, c) float32 each, and their scaling if there is one."""
 
     chunks: list[Chunk]
     x: Tensor
@@ -96,13 +96,19 @@ class PairReader:
         return x
 
     def _read_sample(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
-        """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32 or float64."""
+        """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32.
+
+        The codes around float64 values are found in float32 as well: it is finer than the steps of any format.
+        """
         kept = self._kept
         if kept is not None and chunks[0] in kept.first_rows:
             first = kept.first_rows[chunks[0]]
             x, y = kept.values[:, first : first + sum(chunk.shape[0] for chunk in chunks)]
             return x, y
-        return self.read_values(chunks[0]) if len(chunks) == 1 else (self._stack("x", chunks), self._stack("y", chunks))
+        if len(chunks) == 1:
+            x, y = self.read_values(chunks[0])
+            return x.float(), y.float()
+        return self._stack("x", chunks), self._stack("y", chunks)
 
     def _stack(self, side: str, chunks: Sequence[Chunk]) -> Tensor:
         shape, row = (sum(chunk.shape[0] for chunk in chunks), chunks[0].shape[1]), 0

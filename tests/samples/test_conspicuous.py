@@ -5,9 +5,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support import packing
+from support.making import numbers
 
 import quanterr
+from quanterr.checkpoints import open_checkpoint
+from quanterr.comparison.run import compare_each
 from quanterr.kernel import library
+from quanterr.options import CompareOptions
+from quanterr.recipes import parse_recipe
+from quanterr.recipes.quantized_file import mix_recipes
 
 NAME = "layers.0.mlp.up_proj.weight"
 ROWS, COLS, ROW = 1024, 512, 333  # the sample has 16 runs of a few rows, none of which contains this row
@@ -161,3 +167,30 @@ def test_damaged_group_is_found_in_a_row_with_a_dominant_outlier(tmp_path, monke
     found = told(tmp_path, x, stored | {f"{NAME}_scale": scales})  # the codes belong to the earlier scales
 
     assert [[ROW, 64]] == found["excess_blocks"].evidence["places"]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_float64_original_has_the_findings_of_the_same_values_in_float32(tmp_path, monkeypatch, kernel):
+    monkeypatch.setenv("QUANTERR_KERNEL", kernel)
+    recipes = "fp8_tensor fp8_row nvfp4 mxfp4 mxfp8 int8_row int4_g64:asym nf4 gguf_q4_k gguf_q8_0".split()
+    names = {f"layers.{number}.mlp.up_proj.weight": parse_recipe(recipe) for number, recipe in enumerate(recipes)}
+    sources = {name: numbers(128, 512, seed=at, dtype=torch.float32) for at, name in enumerate(names)}
+    originals = {name: values.double() for name, values in sources.items()}
+    for values in originals.values():
+        values[51, 64:96] *= 3  # a row outside the sample
+        values[51, 70] = 2
+    save_file(sources, tmp_path / "source.safetensors")
+    save_file(originals, tmp_path / "wide.safetensors")
+    save_file({name: values.float() for name, values in originals.items()}, tmp_path / "narrow.safetensors")
+    with open_checkpoint(tmp_path / "source.safetensors") as source:
+        quantized, _ = mix_recipes(source, names, "quantized")
+        found = {
+            side: compare_each(tmp_path / f"{side}.safetensors", [quantized], CompareOptions(device="cpu"))[0].findings
+            for side in ("wide", "narrow")
+        }
+
+    wide, narrow = ([(one.code, one.severity, one.layer) for one in found[side]] for side in ("wide", "narrow"))
+    assert wide == narrow
+    assert names.keys() <= {one.layer for one in found["wide"]} | {
+        layer for one in found["wide"] for layer in one.evidence.get("layers", ())
+    }
