@@ -128,3 +128,10 @@ def test_shared_scale_larger_than_necessary_is_an_error(tmp_path):
     report = compared(tmp_path, x, stored | {f"{name}_scale": unit for name in x})
 
     assert {"error"} == {one.severity for one in report.findings if one.code == "scale_loss"}
+
+
+@pytest.mark.parametrize("damage", [methods.exchanged, methods.lowest, methods.shifted(0.05)])
+def test_damage_whose_directions_few_rows_or_columns_share_is_a_warning(tmp_path, damage):
+    x, layout = matrix(256, 512, 3), named("CT INT4 asym g128")
+    report = made(Bench(tmp_path), layout, {NAME: x}, lambda layout, x: damage(layout, x, sound(layout, x))).report
+    assert {one for one in warnings(report) if one.startswith(("excess", "bad_rows"))}

@@ -5,6 +5,7 @@ method makes the codes before they are damaged.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -163,6 +164,34 @@ def zeroed(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
     return coded(layout, y, *before.wanted)
 
 
+def exchanged(_layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
+    """Exchange the codes of two columns."""
+    codes = before.matrix.clone()
+    codes[:, [3, codes.shape[1] - 12]] = codes[:, [codes.shape[1] - 12, 3]]
+    return replace(before, codes=codes.view(before.codes.shape))
+
+
+def lowest(layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
+    """Zero the stored bits of 8 × 16 codes."""
+    codes = before.matrix.clone()
+    codes[:8, :16] = layout.grid.low
+    return replace(before, codes=codes.view(before.codes.shape))
+
+
+def shifted(share: float) -> Damage:
+    """Return a damage that moves a share of the zero points by one."""
+
+    def damaged(_layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
+        scale, shift, _ = before.stored
+        if shift is None:
+            return None
+        off = torch.rand(scale.shape, generator=drawn(7)) < share
+        kept = before.layout.keep(scale, torch.where(off, shift + scale, shift), 1.0)
+        return replace(before, stored=kept)
+
+    return damaged
+
+
 after_int8 = twice(8)
 KINDS = (
     Kind("floored", floored),
@@ -184,6 +213,10 @@ KINDS = (
     Kind("rows × 1.02", factored(1.02), False),
     Kind("one column × 1.05", column_factored, False),
     Kind("8 × 8 zeroed", zeroed, False),
+    Kind("two columns exchanged", exchanged, False),
+    Kind("8 × 16 codes without bits", lowest, False),
+    Kind("5 % of zero points off", shifted(0.05)),
+    Kind("5 % of zero points off", shifted(0.05), False),
     Kind("INT8 before", after_int8),
     Kind("INT8 before", after_int8, False),
     Kind("INT4 before", twice(4)),
