@@ -108,7 +108,8 @@ def _normalize(errors: Tensor) -> Tensor:
 
 def _measure_energy(directions: Tensor, errors: Tensor) -> Tensor:
     """Return the energy that half of the errors, (r, c) of length 1, have in each direction, relative to chance."""
-    return (directions @ errors.T).square().median(-1).values * (errors.shape[1] / CHANCE)
+    middle: Tensor = (directions @ errors.T).square().median(-1).values
+    return middle * (errors.shape[1] / CHANCE)
 
 
 def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, workspaces: Workspaces) -> float:

@@ -179,6 +179,16 @@ def report_folding(folded: Sequence[FoldedScales]) -> Iterator[Finding]:
                 "quantize these layers again with the same scales",
                 layers=list(one.without),
             )
+        if one.misplaced:
+            yield make_finding(
+                "folded_scales",
+                "error",
+                one.misplaced,
+                f"{display(one.misplaced)} has the scales that {display(one.source)} absorbed in another order of "
+                "heads than config.json declares: each head of values feeds neighbouring heads of queries",
+                "repeat the scales of each head for its heads of queries, one after the other, and quantize again",
+                layers=[one.misplaced],
+            )
         if one.bias:
             yield make_finding(
                 "folded_scales",

@@ -136,6 +136,7 @@ class _Pairer:
             self.leftovers,
             dict(zip(SIDES, self.prefixes, strict=True)),
             {side.side: side.labels for side in (self.original, self.quantized)},
+            key_heads=self.conversion.key_heads,
             idle=self.selection.describe_idle([*self.names.values(), *self.extra]),
         )
 

@@ -39,7 +39,7 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
                 pairs.append(chosen)
             else:
                 leftovers += chosen
-        pairs, folded = undo_smoothing(pairs, workspaces) if undo else (pairs, [])
+        pairs, folded = undo_smoothing(pairs, workspaces, pairing.key_heads) if undo else (pairs, [])
     return replace(pairing, pairs=pairs, leftovers=leftovers, folded=folded)
 
 

@@ -25,7 +25,7 @@ from quanterr.pairing.converters import hugging_face, llama_cpp, mlx
 from quanterr.pairing.converters.denoisers import DenoiserNaming, naming_between
 from quanterr.pairing.converters.gguf_names import architectures, names_of
 from quanterr.pairing.converters.numbers import Added, Change, Multiplied
-from quanterr.pairing.model import Alternative, Contradiction, Pair
+from quanterr.pairing.model import Alternative, Contradiction, KeyHeads, Pair
 from quanterr.pairing.names import Atoms, atoms_of, canonicalize, find_other_arrangements
 from quanterr.pairing.rotary import unify_row_order, unify_side
 from quanterr.pairing.sampling import CLOSE_READING, VALUES
@@ -61,6 +61,14 @@ class Conversion:
         self._kinds = [frozenset(_find_model_types(side)) for side in self._sides]
         self._is_mlx = [is_mlx(side) for side in self._sides]
         self._denoisers: DenoiserNaming | None = None
+
+    @property
+    def key_heads(self) -> KeyHeads | None:
+        """The heads of keys and values that the first configuration declares, in transformers' words; None if none."""
+        keys = ("num_key_value_heads", "v_head_dim", "head_dim", "hidden_size", "num_attention_heads")
+        number, *sizes, width, queries = (value if type(value := self._config.get(key)) is int else 0 for key in keys)
+        size = next(filter(None, sizes), width // queries if queries > 0 else 0)
+        return KeyHeads(number, size) if number > 0 and size > 0 else None
 
     @property
     def mlx_side(self) -> int | None:

@@ -115,6 +115,14 @@ class FoldedScales(Struct, frozen=True):
     after_db: float = 0.0  # SNR of ``worst`` with all factors undone
     without: tuple[str, ...] = ()  # names of weights that should have the factors as well, but clearly do not
     bias: str = ""  # name of the source's bias, if it lacks the factors that the source's rows have
+    misplaced: str = ""  # name of the weight that has the factors in another order of heads than is declared
+
+
+class KeyHeads(NamedTuple):
+    """The declared number of key and value heads, and the elements of a value."""
+
+    number: int
+    size: int
 
 
 class ImportanceCoverage(NamedTuple):
@@ -132,6 +140,7 @@ class Pairing(Struct, frozen=True):
     prefixes: Mapping[str, str] = field(default_factory=dict)  # side → prefix stripped from its names
     labels: Mapping[str, Labels] = field(default_factory=dict)
     folded: Sequence[FoldedScales] = ()
+    key_heads: KeyHeads | None = None
     covered: Sequence[ImportanceCoverage] | None = None  # coverage by the importance matrix, if one was given
     idle: Sequence[str] = ()  # messages about excluding patterns that match nothing
 

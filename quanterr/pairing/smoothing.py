@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.formats import Weight
-from quanterr.pairing.model import FoldedScales, Pair
+from quanterr.pairing.model import FoldedScales, KeyHeads, Pair
 from quanterr.pairing.names import FED_BY_NORM, FED_BY_WEIGHT, canonicalize
 from quanterr.pairing.sampling import (
     Workspaces,
@@ -47,14 +47,22 @@ AGREEING = 0.5  # least correlation of factors that agree: 64 random factors hav
 DOUBTS, SCATTER = 4.0, 0.02  # a fold is sought if a row factor is off the median by DOUBTS standard errors + SCATTER
 HEADS = (128, 64, 256, 96, 80, 32, 16)  # common numbers of rows per head
 
+OF_VALUES = ("v_proj", "qkv_proj")  # weights whose last rows are the values of attention's heads
+
 Places = Mapping[tuple[str, str], int]  # (path, kind) as names.canonicalize returns them → index of the pair
 
 
-def undo_smoothing(pairs: Sequence[Pair], workspaces: Workspaces) -> tuple[list[Pair], list[FoldedScales]]:
-    """Return the pairs with folded scales moved back, and a description of each fold that was undone."""
+def undo_smoothing(
+    pairs: Sequence[Pair], workspaces: Workspaces, key_heads: KeyHeads | None = None
+) -> tuple[list[Pair], list[FoldedScales]]:
+    """Return the pairs with folded scales moved back, and a description of each fold that was undone.
+
+    Each head of keys and values feeds neighbouring heads of queries, so that ``key_heads``, the declared ones, decide
+    which columns have the factors of a row. Another order is undone as runtimes would apply it.
+    """
     undone = list(pairs)
     places = {canonicalize(pair.name): number for number, pair in enumerate(pairs)}
-    found = [*_undo_norms(undone, places, workspaces), *_undo_weights(undone, places, workspaces)]
+    found = [*_undo_norms(undone, places, workspaces), *_undo_weights(undone, places, key_heads, workspaces)]
     return undone, [_measure(one, pairs, undone, places, workspaces) for one in found]
 
 
@@ -156,7 +164,9 @@ def _pool_errors(errors: Mapping[int, float], numbers: Sequence[int]) -> float:
     return sqrt(sum(errors[number] ** 2 for number in numbers))
 
 
-def _undo_weights(pairs: list[Pair], places: Places, workspaces: Workspaces) -> Iterator[FoldedScales]:
+def _undo_weights(
+    pairs: list[Pair], places: Places, key_heads: KeyHeads | None, workspaces: Workspaces
+) -> Iterator[FoldedScales]:
     for path, kind in places:
         block, _, word = path.rpartition(".")
         following = [places.get((f"{block}.{other}", "")) for other in FED_BY_WEIGHT.get(word, ()) if not kind]
@@ -165,19 +175,20 @@ def _undo_weights(pairs: list[Pair], places: Places, workspaces: Workspaces) -> 
             continue
         number = places[path, kind]
         if _have_row_factors(pairs[number], workspaces):
-            yield from _undo_between(pairs, number, behind, places, workspaces)
+            heads = key_heads if word in OF_VALUES else None
+            yield from _undo_between(pairs, number, behind, heads, places, workspaces)
 
 
 def _undo_between(
-    pairs: list[Pair], number: int, behind: int, places: Places, workspaces: Workspaces
+    pairs: list[Pair], number: int, behind: int, heads: KeyHeads | None, places: Places, workspaces: Workspaces
 ) -> Iterator[FoldedScales]:
     """Undo factors in the rows of one weight and the columns of the next, if that reduces the next weight's error."""
     first, second = pairs[number], pairs[behind]
     rows, cols = first.original.matrix[0], second.original.matrix[1]
     fitted = _fit_factors(first, 1, workspaces)
     before = error_up_to_factor(second.original, second.quantized, workspaces)  # 2-bit codes shrink a weight
-    errors = {}
-    for head in _list_head_layouts(rows, cols):
+    errors, declared = {}, _find_declared_layout(heads, rows, cols)
+    for head in dict.fromkeys((*([declared] if declared else []), *_list_head_layouts(rows, cols))):
         columns = scale_weight(second.quantized, _repeat_factors(fitted.factors, head), 1)
         errors[head] = error_up_to_factor(second.original, columns, workspaces)
     best = min(errors, key=lambda head: errors[head], default=None)
@@ -186,11 +197,15 @@ def _undo_between(
     of_columns = _fit_factors(second, 0, workspaces)
     if not _agree(fitted, of_columns, best):
         return
-    factors = _combine_factors(fitted, of_columns, best)
+    is_misplaced = declared is not None and errors[best] * NEARER <= errors[declared]
+    factors = fitted.factors if is_misplaced else _combine_factors(fitted, of_columns, declared or best)
+    best = declared or best
     columns = scale_weight(second.quantized, _repeat_factors(factors, best), 1)
     pairs[number] = replace(first, quantized=_add_evidence(scale_weight(first.quantized, 1 / factors, 0), second.name))
     pairs[behind] = replace(second, quantized=_add_evidence(columns, first.name))
-    yield _undo_bias(FoldedScales(first.name, (first.name, second.name)), pairs, places, factors, workspaces)
+    misplaced = second.name if is_misplaced else ""
+    found = FoldedScales(first.name, (first.name, second.name), misplaced=misplaced)
+    yield _undo_bias(found, pairs, places, factors, workspaces)
 
 
 def _undo_bias(
@@ -222,6 +237,12 @@ class HeadLayout(NamedTuple):
     n: int
     rows: int
     repeats: int
+
+
+def _find_declared_layout(heads: KeyHeads | None, rows: int, cols: int) -> HeadLayout | None:
+    """Return the declared way in which rows of values feed the next weight; None if the weights have no such heads."""
+    n = heads.number * heads.size if heads else 0
+    return HeadLayout(n, heads.size, cols // n) if heads and rows in (n, cols + 2 * n) and cols % n == 0 else None
 
 
 def _list_head_layouts(rows: int, cols: int) -> Iterator[HeadLayout]:

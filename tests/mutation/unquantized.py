@@ -71,6 +71,7 @@ def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
     qkv = {name: x[name].float() * inputs for name in (Q, K, V)}
     norm = {INPUT_NORM: (x[INPUT_NORM].float() / inputs).bfloat16()}
     v, o = {V: x[V].float() / rows[:, None]}, {OUT: x[OUT].float() * heads}
+    tiled = {OUT: x[OUT].float() * rows.repeat(HIDDEN // KEYS)}
     bias = {V_BIAS: (x[V_BIAS].float() / rows).bfloat16()}
     up, down = {UP: x[UP].float() / inner[:, None]}, {DOWN: x[DOWN].float() * inner}
     for name, tensors, right in (
@@ -78,6 +79,7 @@ def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
         ("norm folded, norm forgotten", qkv, False),
         ("norm folded, q forgotten", {**qkv, **norm, Q: x[Q]}, False),
         ("v and o folded", v | o | bias, True),
+        ("v and o folded, heads tiled", v | tiled | bias, False),
         ("v and o folded, bias forgotten", v | o, False),
         ("v and o folded, o forgotten", v | bias, False),
         ("up and down folded", up | down, True),

@@ -159,6 +159,18 @@ class TestConnectedFolds:
         }
         assert not [one.message for one in report.findings if one.severity != "info"]
 
+    @pytest.mark.parametrize("declared", [{"head_dim": 32}, {"hidden_size": 128, "num_attention_heads": 4}])
+    @pytest.mark.parametrize("tiled", [False, True], ids=["repeated", "tiled"])
+    def test_declared_heads_decide_which_columns_have_the_factors(self, tmp_path, tiled, declared):
+        x, u = {self.V: numbers(64, 128, seed=3), self.OUT: numbers(128, 128, seed=10)}, 3 * factors(64)
+        repeated = u.repeat(2) if tiled else u.view(2, 1, 32).expand(2, 2, 32).reshape(-1)
+        y = {self.V: int4(x[self.V] / u[:, None]), self.OUT: int4(x[self.OUT] * repeated)}
+        report = compared(tmp_path, x, y, config=declared | {"num_key_value_heads": 2})
+        wrong = [one.layer for one in report.findings if (one.code, one.severity) == ("folded_scales", "error")]
+
+        assert ([self.OUT] if tiled else []) == wrong
+        assert {self.V, self.OUT} == set(folded(report)[0].evidence["layers"])
+
     BIASED = "model.layers.0.self_attn.v_proj.bias"
 
     @pytest.mark.parametrize("forgotten", [False, True], ids=["undone", "forgotten"])

@@ -164,7 +164,7 @@ class Candidate:
     def _unfold(self) -> dict[str, Pair]:
         """Return the pairs that change once all folded factors are undone."""
         with on_cpu() as workspaces:
-            undone, _ = undo_smoothing(list(self.plan.pairs), workspaces)
+            undone, _ = undo_smoothing(list(self.plan.pairs), workspaces, self.plan.key_heads)
         return {
             after.name: after
             for before, after in zip(self.plan.pairs, undone, strict=True)
