@@ -96,7 +96,7 @@ from quanterr.findings.samples import (
     report_lossless,
 )
 from quanterr.findings.scale_faults import FACTORS, ORDERS
-from quanterr.findings.scales import check_scales, has_good_scales
+from quanterr.findings.scales import check_scales, check_zero_points, has_good_scales
 from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.siblings import check_sibling_scales
 from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_sources, find_limited
@@ -142,6 +142,7 @@ class FindingCollector:
         self._of_weights: dict[int, list[Finding]] = {}
         self._constant, self._repeated = ConstantWeights(), RepeatedWeights()
         config = plan.labels["quantized"].config if "quantized" in plan.labels else {}
+        self._schemes = plan.labels["quantized"].declarations if "quantized" in plan.labels else None
         self._declared, self._undone = find_declared_method(config), {name for one in plan.folded for name in one.names}
 
     def add(self, done: ComparedWeight) -> None:
@@ -153,7 +154,8 @@ class FindingCollector:
             self._equal[done.number] = pair
             return
         method, too_small = self._find_method(pair), underflows(pair, done.sums)
-        nearest, good = has_nearest_codes(pair, done, method), has_good_scales(pair, done)
+        of_zeros = list(check_zero_points(pair, done, self._schemes.of(pair.quantized.name) if self._schemes else None))
+        nearest, good = has_nearest_codes(pair, done, method), has_good_scales(pair, done) and not of_zeros
         facts = {
             UNDERFLOWS: too_small,
             NEAR: nearest and good,
@@ -161,7 +163,8 @@ class FindingCollector:
             ONE_WAY: rounds_one_way(done),
             SIGNED: fits_signed_scales(done),
         }
-        if found := [*check_weight(pair, done), *check_excess(pair, done, method), *check_scales(pair, done, method)]:
+        of_scales = [*check_scales(pair, done, method), *of_zeros]
+        if found := [*check_weight(pair, done), *check_excess(pair, done, method), *of_scales]:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else compute_figures(pair, done.sums)
         self._seen.append(

@@ -103,13 +103,13 @@ def _is_compensation(
 
 
 def _normalize(errors: Tensor) -> Tensor:
-    return errors / errors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(errors.dtype).tiny)
+    lengths: Tensor = errors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(errors.dtype).tiny)
+    return errors / lengths
 
 
 def _measure_energy(directions: Tensor, errors: Tensor) -> Tensor:
     """Return the energy that half of the errors, (r, c) of length 1, have in each direction, relative to chance."""
-    middle: Tensor = (directions @ errors.T).square().median(-1).values
-    return middle * (errors.shape[1] / CHANCE)
+    return (directions @ errors.T).square().median(-1).values * (errors.shape[1] / CHANCE)
 
 
 def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, workspaces: Workspaces) -> float:

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from math import isfinite, log2
 
+from quanterr.declarations import Scheme
 from quanterr.documents.base import Finding
+from quanterr.findings.code_samples import RUN, find_scaling
 from quanterr.findings.codes import make_finding
 from quanterr.findings.excess import MOST_NAMED, underflows
 from quanterr.findings.figures import bits_of
 from quanterr.findings.limits import (
+    ALIGNED,
     ALIKE,
     APART,
     BIT_DB,
@@ -23,12 +26,16 @@ from quanterr.findings.limits import (
     WORST_DB,
 )
 from quanterr.findings.methods import Method
+from quanterr.formats import Weight
 from quanterr.kernel.levels import Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.samples.good_scales import FEW_LEVELS
 from quanterr.samples.scales import BYTE, get_clipping_limit
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.devices import CPU
+from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, display
 
 # Stored scales of sound files lose -5 to 0.6 dB compared with good ones, if absolute maxima were rounded or searched;
@@ -75,6 +82,42 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
             format_snr_db=found.format_snr_db,
             scale_ratio=found.scale_ratio,
         )
+
+
+def check_zero_points(pair: Pair, done: ComparedWeight, scheme: Scheme | None) -> Iterator[Finding]:
+    """Report codes that are declared to have zero points of their own, where all are the same and values are clipped.
+
+    Scales that were made for other zero points then lose what is beyond the ends of the range.
+    """
+    found, weight = done.attainable, pair.quantized.unrotated
+    if found is None or scheme is None or scheme.is_symmetric is not False or pair.quantized.rotated:
+        return
+    clips = found.clipped > 0 and found.scale_ratio < 1 - ALIKE and (found.scale_loss_db or 0.0) > SLIGHT_DB
+    if not clips or not _has_one_zero_point(weight):
+        return
+    share = 100 * found.clipped / found.n
+    yield make_finding(
+        "zero_points",
+        "warning",
+        pair.name,
+        f"{display(pair.name)}: all its zero points are the same, though {display(scheme.key)} declares codes that are "
+        f"not symmetric, and {share:.2g} % of the original's values are beyond the range of their scales: they allow "
+        f"{found.snr_db:.1f} dB, good ones {found.format_snr_db:.1f} dB",
+        "compare the zero points with what the quantizer wrote",
+        clipped_pct=share,
+        attainable_snr_db=found.snr_db,
+        format_snr_db=found.format_snr_db,
+    )
+
+
+def _has_one_zero_point(weight: Weight) -> bool:
+    """Return True if the zero points of a run of rows are one number."""
+    rows, cols = weight.matrix
+    scales = find_scaling(weight, Chunk(0, min(RUN, rows), 0, cols), (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    if scales is None or scales[1] is None:
+        return False
+    points = (scales[1] / scales[0])[scales[0] != 0]
+    return points.numel() >= ENOUGH and float((points - points.median()).abs().max()) < 1 - ALIGNED
 
 
 def has_good_scales(pair: Pair, done: ComparedWeight) -> bool:

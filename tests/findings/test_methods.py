@@ -135,3 +135,13 @@ def test_damage_whose_directions_few_rows_or_columns_share_is_a_warning(tmp_path
     x, layout = matrix(256, 512, 3), named("CT INT4 asym g128")
     report = made(Bench(tmp_path), layout, {NAME: x}, lambda layout, x: damage(layout, x, sound(layout, x))).report
     assert {one for one in warnings(report) if one.startswith(("excess", "bad_rows"))}
+
+
+@pytest.mark.parametrize("layout", ["CT INT4 asym g128", "AWQ", "GPTQ 4 bits asym"])
+def test_equal_zero_points_with_scales_for_others_are_a_warning(tmp_path, layout):
+    def middled(layout, x):
+        return methods.middled(layout, x, sound(layout, x))
+
+    bench, x = Bench(tmp_path), {NAME: matrix(256, 512, 3)}
+    assert "zero_points" in warnings(made(bench, named(layout), x, middled).report)
+    assert "zero_points" not in warnings(made(bench, named(layout), x, sound).report)

@@ -204,6 +204,7 @@ KINDS = (
     Kind("scales × 1.6", scaled(1.6)),
     Kind("scales × 0.75", scaled(0.75)),
     Kind("zero points in the middle", middled),
+    Kind("zero points in the middle", middled, False),
     Kind("rows clipped", clipped),
     Kind("rows clipped", clipped, False),
     Kind("noise of 15 %", noisy(0.15)),
