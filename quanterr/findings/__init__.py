@@ -142,6 +142,8 @@ class FindingCollector:
         self._of_weights: dict[int, list[Finding]] = {}
         self._constant, self._repeated = ConstantWeights(), RepeatedWeights()
         config = plan.labels["quantized"].config if "quantized" in plan.labels else {}
+        vectors = {pair.name for pair in plan.pairs if len(pair.original.shape) == 1}
+        self._by_norm = {name for one in plan.folded if one.source in vectors for name in one.names}
         self._schemes = plan.labels["quantized"].declarations if "quantized" in plan.labels else None
         self._declared, self._undone = find_declared_method(config), {name for one in plan.folded for name in one.names}
 
@@ -232,7 +234,8 @@ class FindingCollector:
         return merge_bad_rows(merge_excess(restate_for_another_original(kept, seen)), len(seen))
 
     def _find_method(self, pair: Pair) -> Method:
-        return find_method(self._declared, pair.quantized.format, pair.name in self._undone)
+        method = find_method(self._declared, pair.quantized.format, pair.name in self._undone)
+        return method._replace(by_norm=True) if pair.name in self._by_norm else method
 
     def _check_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
         """Return the findings about all weights together, and the numbers of the weights that share one factor."""

@@ -213,13 +213,15 @@ def _rate_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -
     """Return ``warning`` for a large loss of a part, but ``info`` for a loss that the format or the method causes.
 
     The causes are: scales or a branch rounded after the codes; errors that accumulated in columns, if no factor
-    explains them; undone factors, which are known only as well as codes of few bits show them; and values so small that
-    their scale has few bits left.
+    explains them; undone factors, which are known only as well as codes of few bits show them, unless a norm has them:
+    columns with another factor then mean that it is off; and values so small that their scale has few bits left.
     """
     of_codes = BIT_DB if found.excess_db > SLIGHT_DB or method.by_importance else PLAIN.most_db
     small = _lost_db(part) < (DOUBLE_DB if part.apart else of_codes)
     piled_up = method.compensates and part.kind == "column" and not isfinite(part.factor)
     given_up = method.by_importance and part.kind != "row" and part.is_scattered
+    if method.by_norm and part.kind == "column" and isfinite(part.factor):
+        return "warning" if found.excess_db > SLIGHT_DB or _lost_db(part) >= DOUBLE_DB else "info"
     undone = method.folded and part.snr_db > BIT_DB
     caused = piled_up or given_up or undone or _is_rounded_afterwards(pair, part)
     return "info" if small or caused or _is_limited_by_least_scale(pair, found, part) else "warning"

@@ -25,6 +25,7 @@ class Method(NamedTuple):
     learns: bool = False  # it learns which of the two codes around a value to take
     by_importance: bool = False  # it minimises errors weighted by column, and may give up single groups
     folded: bool = False  # factors were folded into the weight; the comparison undid them approximately
+    by_norm: bool = False  # those of columns were undone exactly: the norm before them has their inverse
 
     @property
     def is_nearest(self) -> bool:

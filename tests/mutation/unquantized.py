@@ -71,11 +71,13 @@ def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
     qkv = {name: x[name].float() * inputs for name in (Q, K, V)}
     norm = {INPUT_NORM: (x[INPUT_NORM].float() / inputs).bfloat16()}
     v, o = {V: x[V].float() / rows[:, None]}, {OUT: x[OUT].float() * heads}
+    off = (norm[INPUT_NORM].float() * (1 + 0.1 * torch.randn(HIDDEN, generator=drawn(7)))).bfloat16()
     tiled = {OUT: x[OUT].float() * rows.repeat(HIDDEN // KEYS)}
     bias = {V_BIAS: (x[V_BIAS].float() / rows).bfloat16()}
     up, down = {UP: x[UP].float() / inner[:, None]}, {DOWN: x[DOWN].float() * inner}
     for name, tensors, right in (
         ("norm folded", qkv | norm, True),
+        ("norm folded, norm off by 10 %", qkv | {INPUT_NORM: off}, False),
         ("norm folded, norm forgotten", qkv, False),
         ("norm folded, q forgotten", {**qkv, **norm, Q: x[Q]}, False),
         ("v and o folded", v | o | bias, True),
