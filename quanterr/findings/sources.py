@@ -288,15 +288,18 @@ def _measure_directions(error: Tensor) -> tuple[float, int]:
 
 
 def _follows_grid(sample: ErrorSample) -> bool:
-    """Return True if errors depend on where the original's values lie between the points of an even grid."""
+    """Return True if errors depend on where the original's values lie between the points of an even grid.
+
+    Zeros lie on every grid: what error compensation leaves of them differs from other errors, and shows no grid.
+    """
     windows = sample.x.shape[1] // WINDOW
     rows = slice(None, None, max(len(sample.x) * windows // GRID_WINDOWS, 1))
     rest = _remove_own_grid(sample)[rows]
     x, rest = (side[:, : windows * WINDOW].reshape(-1, 1, WINDOW) for side in (sample.x[rows], rest))
-    rest = _refit_scales(rest, x, torch.ones_like(x))
-    tiny = torch.finfo(x.dtype).tiny
+    used, tiny = x != 0, torch.finfo(x.dtype).tiny
+    rest = _refit_scales(rest, x, used)
     rest = rest / rest.square().sum(2, keepdim=True).sqrt().clamp_(min=tiny)
-    both = torch.cat((rest, rest.roll(1, 0)), 1).mT  # errors of another window show what chance gives
+    both = torch.cat((rest, _exchange(rest, used)), 1).mT  # errors of other elements show what chance gives
     places = x / x.abs().amax(2, keepdim=True).clamp_(min=tiny)
     phases = 2 * pi * torch.arange(*PERIODS).view(1, -1, 1) * places
     shares = ((phases.cos() @ both).square() + (phases.sin() @ both).square()) * (2 / WINDOW)
@@ -304,6 +307,14 @@ def _follows_grid(sample: ErrorSample) -> bool:
     more = float(found.mean() - chance.mean())
     doubt = float((found.var() + chance.var()).sqrt()) / sqrt(len(found))
     return more > max(FOLLOWS, DEVIATIONS * doubt)
+
+
+def _exchange(rest: Tensor, used: Tensor) -> Tensor:
+    """Give each used element of a window the error of the one that is half of the used elements further on."""
+    order = used.byte().argsort(stable=True, dim=2, descending=True)  # used ones first
+    number = used.sum(2, keepdim=True).clamp(min=1)
+    source = (torch.arange(rest.shape[2]) + number // 2) % number
+    return torch.zeros_like(rest).scatter_(2, order, rest.gather(2, order.gather(2, source))) * used
 
 
 def _remove_own_grid(sample: ErrorSample) -> Tensor:

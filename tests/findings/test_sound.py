@@ -52,6 +52,7 @@ def by_gptq(w, x, bits, group, symmetric, in_order=False):
                 high = np.maximum(high, -low)
                 low = -high
             scale = np.float16((high - low) / top).astype(float)
+            scale[scale == 0] = 1  # a group of zeros
             zero = np.full(len(w), (top + 1) / 2) if symmetric else np.round(-low / scale)
         codes[:, col] = np.clip(np.round(left[:, col] / scale) + zero, 0, top)
         zeros[:, col], scales[:, col] = zero, scale
@@ -108,6 +109,15 @@ class TestCompensatingErrors:
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, x, bits, 64, True, True), bits))
 
         assert {} == told(report, "error")
+
+    @pytest.mark.parametrize("share", [0.5, 0.9])
+    def test_zeros_of_the_original_follow_no_grid(self, tmp_path, share):
+        w = weights(256, 256)
+        w[np.random.default_rng(9).random(w.shape) < share] = 0
+        report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ)
+
+        assert report.layers[0].excess_db > 2
+        assert "another_source" not in told(report)
 
     def test_uncompensated_block_is_reported(self, tmp_path):
         w, x = weights(64, 256), inputs()
