@@ -1,6 +1,8 @@
 """Matrices that hold a single value, mostly zero, on both sides: whatever compares the two sides calls them identical.
 
 Sums prove zeros. Another value is proved by reading the few matrices whose mean is as large as their largest element.
+That is a warning if another matrix of the same shape holds different values: a matrix without any such peer may be what
+somebody made on purpose.
 """
 
 import re
@@ -54,6 +56,7 @@ class ConstantWeights:
         self._alone = alone
         self._zero: dict[int, tuple[Pair, list[int]]] = {}  # by number: pair, and the matrices of a stack if not all
         self._suspects: dict[int, Pair] = {}
+        self._filled: set[tuple[int, ...]] = set()  # shapes of which a matrix holds different values
 
     def add(self, number: int, pair: Pair, sums: Sums) -> bool:
         """Add a learned matrix; return True if it is, or may be, a single value."""
@@ -69,18 +72,24 @@ class ConstantWeights:
             return True
         if zero := [n for n, one in sums.matrices.items() if not one.x_sq and not one.e_max]:
             self._zero[number] = pair, sorted(zero)
+        self._filled.add(pair.original.shape)
         return False
 
     def findings(self) -> Iterator[Finding]:
         """Report the matrices, in the order of the pairing."""
-        if self._zero:
-            zero = [self._zero[number] for number in sorted(self._zero)]
-            yield self._report("zero", [pair for pair, _ in zero], [pair.name + _list_experts(of) for pair, of in zero])
-        constant = list(_keep_constant(self._suspects[number] for number in sorted(self._suspects)))
-        if constant:
-            yield self._report("a single value", constant, [pair.name for pair in constant])
+        zero = [self._zero[number] for number in sorted(self._zero)]
+        labels = [(pair, pair.name + _list_experts(experts)) for pair, experts in zero]
+        suspects = [self._suspects[number] for number in sorted(self._suspects)]
+        constant = [(pair, pair.name) for pair in _keep_constant(suspects)]
+        for what, found in (("zero", labels), ("a single value", constant)):
+            for severity in ("warning", "info"):
+                same = [one for one in found if (one[0].original.shape in self._filled) == (severity == "warning")]
+                if same:
+                    yield self._report(what, severity, same)
 
-    def _report(self, what: str, pairs: Sequence[Pair], labels: Sequence[str]) -> Finding:
+    def _report(self, what: str, severity: str, found: Sequence[tuple[Pair, str]]) -> Finding:
+        """Report matrices, given with their labels."""
+        pairs, labels = zip(*found, strict=True)
         where, whose = ("", "the checkpoint") if self._alone else (" on both sides", "the original")
         message = (
             f"{count(len(pairs), 'weight')} {'is' if len(pairs) == 1 else 'are'} {what} throughout{where}: "
@@ -90,7 +99,7 @@ class ConstantWeights:
             f"compare {whose} with the one from which it was converted or uploaded: its values were lost, "
             "unless somebody set them on purpose"
         )
-        return make_finding("constant_weight", "warning", None, message, remedy, layers=[pair.name for pair in pairs])
+        return make_finding("constant_weight", severity, None, message, remedy, layers=[pair.name for pair in pairs])
 
 
 def _list_experts(numbers: Sequence[int]) -> str:

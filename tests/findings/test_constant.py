@@ -48,6 +48,14 @@ class TestConstants:
         assert f"2 weights are {words} on both sides" in found.message
         assert "error" not in {finding.severity for finding in report.findings}
 
+    @pytest.mark.parametrize("by", [stored, cast, same])
+    @pytest.mark.parametrize("value", [0.0, 0.25])
+    def test_constants_without_another_matrix_of_their_shape_are_an_info(self, tmp_path, by, value):
+        x = {DOWN: numbers(128, 64), GATE: torch.full(SHAPE, value).bfloat16(), UP: torch.full(SHAPE, value).bfloat16()}
+        (found,) = told(compared(tmp_path, x, by(x)), "constant_weight")
+
+        assert ("info", [GATE, UP]) == (found.severity, found.evidence["layers"])
+
     @pytest.mark.parametrize(
         "name",
         [
