@@ -341,7 +341,7 @@ def _clips(pair: Pair, found: Attainable) -> bool:
         return False
     levels = pair.quantized.levels
     fine = bits_of(pair) >= BYTE and not (levels and levels.mantissa)
-    if not fine and found.clipped_sq <= _allowed_overshoot(levels) ** 2 * found.clipped_x_sq:
+    if not fine and found.clipped_sq <= allowed_overshoot(levels) ** 2 * found.clipped_x_sq:
         return False
     limit = SMALL_DB if fine else NEAR_DB
     gained = found.clipping_db
@@ -350,7 +350,7 @@ def _clips(pair: Pair, found: Attainable) -> bool:
     return gained > (2 * BIT_DB if _clips_by_design(pair) else limit)
 
 
-def _allowed_overshoot(levels: Levels | None) -> float:
+def allowed_overshoot(levels: Levels | None) -> float:
     """Return the share of a value that may lie outside the range.
 
     OCP's rule for scales that are powers of two rounds the exponent down, and so clips values between the largest of

@@ -5,7 +5,7 @@ from math import inf, isfinite, log10, sqrt
 
 from msgspec import Struct
 
-from quanterr.findings.limits import BIT_DB, DOUBLE_DB, SMALL_DB, TINY, WORST_DB
+from quanterr.findings.limits import BIT_DB, DOUBLE_DB, PEERS, SMALL_DB, TINY, WORST_DB
 from quanterr.formats import Weight, find_rows
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import Pair
@@ -29,6 +29,9 @@ class Figures(Struct, frozen=True, gc=False):
     rescaled_db: float  # SNR after y is divided by ``factor``
 
     usual_db: float  # least SNR that the format and its bits usually reach
+    is_peaked: bool = (
+        False  # the largest element holds so much of the energy of x that other numbers are about it alone
+    )
 
     @property
     def gains(self) -> bool:
@@ -121,6 +124,7 @@ def compute_figures(pair: Pair, sums: Sums) -> Figures | None:
         factor=_divide(sums.y_sq, sums.xy),
         rescaled_db=ratio_db(both, unexplained) if unexplained > 0 else EXACT_DB,
         usual_db=_usual_at_least(pair.quantized.format, bits),
+        is_peaked=as_float(sums.x_sq) < PEERS * sums.x_max**2,
     )
 
 

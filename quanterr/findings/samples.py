@@ -234,6 +234,8 @@ def _diagnose_weight(
         partial_factor = _report_partial_factor(pair, figures)
         return _Diagnosis(partial_factor) if partial_factor else None
     repair, corrected = found
+    if figures.is_peaked and repair.code == "scale_factor" and repair is not ONE_FACTOR:
+        return None  # the factor of the column, or row, that holds the largest value: rounding it has one
     explanation = (
         explain_factor(
             float(corrected.description), one.scales, factors, pair.quantized.encoding == "cast", figures.doubt
@@ -268,7 +270,7 @@ def _explain_scales(pair: Pair, corrected: Correction, workspace: Workspace) -> 
 
 def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
     """Report a factor that removes much of the error although rows do not agree on it."""
-    if not figures.gains or figures.cosine < LIKE:
+    if not figures.gains or figures.cosine < LIKE or figures.is_peaked:
         return None
     return make_finding(
         "scale_factor",

@@ -1,11 +1,11 @@
 """Findings from the scales and sums of one weight."""
 
 from collections.abc import Iterator, Sequence
-from math import inf, isfinite, sqrt
+from math import inf, isfinite, log10, sqrt
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.excess import NIBBLE, underflows
+from quanterr.findings.excess import NIBBLE, allowed_overshoot, underflows
 from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
 from quanterr.findings.limits import (
     ALIGNED,
@@ -220,7 +220,8 @@ def _check_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
     below, below_level = (BIT_DB, DOUBLE_DB) if bits <= NIBBLE else (WORST_DB, 2 * BIT_DB)
     if _rows_share_scales(pair, done):
         below = WORST_DB + BIT_DB  # in real models outliers of other rows cost up to 12
-    limit = min(ratio_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level)
+    clipped_db = -20 * log10(allowed_overshoot(pair.quantized.levels))  # of a row whose largest value holds its energy
+    limit = min(ratio_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level, clipped_db)
     worst = sums.worst_rows
     if not any(row.zeroed for _, row in worst) and _is_above(worst, limit):
         return

@@ -217,8 +217,9 @@ def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable)
     size = found[0].size
     x_sq, e_sq, best_sq, xy, y_sq, outside, scatter = torch.cat([one.sums for one in found], 1)
     excess = 10 * (e_sq / (best_sq + FLOOR * x_sq)).log10().nan_to_num(nan=0.0, neginf=0.0)
-    usual = min(max(float(excess.median()), 0.0), whole.excess_db)
-    bad = e_sq * whole.x_sq > x_sq * whole.best_sq / 10 ** (BETTER_DB / 10)
+    rest = _leave_peak_out(whole, x_sq, e_sq, best_sq)
+    usual = min(max(float(excess.median()), 0.0), rest.excess_db)
+    bad = e_sq * rest.x_sq > x_sq * rest.best_sq / 10 ** (BETTER_DB / 10)
     factors = (xy / x_sq).nan_to_num(1.0, 1.0, 1.0)
     explained = e_sq - (y_sq - factors * xy)
     away = (factors - factors.median()).abs()
@@ -227,7 +228,7 @@ def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable)
     lost = (outside > LOST * size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
     if usual > COMPENSATED_DB:  # GPTQ leaves some excess in all regions, and a column may have any amount
-        bad = (e_sq * whole.x_sq > x_sq * whole.e_sq * 10 ** (BETTER_DB / 10)) & (kind != "column")
+        bad = (e_sq * rest.x_sq > x_sq * rest.e_sq * 10 ** (BETTER_DB / 10)) & (kind != "column")
         if kind == "tile" and bool((far & bad).any()):
             bad &= _measure_excess(e_sq, _list_places(found)) > TILE_DB
         if kind != "row":
@@ -252,6 +253,19 @@ def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable)
         level(float(e_sq[worst]) / size, whole.e_sq / max(whole.n, 1)),
         bool(scaled[worst]) and float(away[worst]) > SPREAD * float(away.median()),
     )
+
+
+def _leave_peak_out(whole: Attainable, x_sq: Tensor, e_sq: Tensor, best_sq: Tensor) -> Attainable:
+    """Return the energies of a sample without the region that holds more than half of its energy, if there is one.
+
+    Beside a single massive value, all other regions have far more error than the sample as a whole.
+    """
+    peak = int(x_sq.argmax())
+    if not whole.x_sq / 2 < float(x_sq[peak]) < whole.x_sq:
+        return whole
+    energies = (whole.x_sq, x_sq), (whole.e_sq, e_sq), (whole.best_sq, best_sq)
+    of_x, of_e, of_best = (max(of - float(part[peak]), 0.0) for of, part in energies)
+    return Attainable(whole.n, of_x, of_e, of_best)
 
 
 def _list_places(found: Sequence[_Energies]) -> list[tuple[int, int]]:

@@ -208,6 +208,15 @@ class TestPowersOfTwo:
 
         assert expected == told(report_of(tmp_path, w, as_mxfp4(w, rule))).keys()
 
+    @pytest.mark.parametrize("size", [1e4, 0.7])
+    def test_ocp_rule_clips_the_largest_values(self, tmp_path, size):
+        """Clipped by a fifth, one value is most of the weight's error, or of its row's."""
+        w = weights(128, 256)
+        w[[20, 90], 17] = torch.tensor(2.0**13 * 1.9 if size > 1 else 0.95).bfloat16().item()
+        report = report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 2))
+
+        assert {} == told(report, "warning")
+
     def test_power_of_two_scales_at_half_size_are_reported(self, tmp_path):
         w = weights(64, 256)
         found = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
@@ -335,6 +344,32 @@ class TestNearestCodes:
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), bits, 256, True), bits))
 
         assert {} == told(report, "error")
+
+
+class TestMassiveValue:
+    """Beside a single massive value, all others have far more error than the weight as a whole."""
+
+    @pytest.mark.parametrize("size", [100, 1e4])
+    def test_other_rows_of_compensated_codes_are_no_worse_for_it(self, tmp_path, size):
+        w = weights(64, 256)
+        w[21, 17] = size
+        report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ)
+
+        assert {} == told(report, "warning")
+
+    def test_its_column_needs_no_factor(self, tmp_path):
+        w = weights(64, 256)
+        w[21, 17] = torch.tensor(1e4).bfloat16().item()
+
+        assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
+
+    def test_damaged_rows_beside_it_are_reported(self, tmp_path):
+        w = weights(64, 256)
+        w[21, 17] = 1e4
+        codes, *rest = by_gptq(w, inputs(), 8, 64, True)
+        codes[40] = codes[41]
+
+        assert told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), GPTQ), "warning")
 
 
 def as_mlx(w, bits):
