@@ -238,7 +238,9 @@ def _unshuffle(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
 
 def _make_row(name: str, summary: str, needs: Mapping[str, PartSpec], fit: Callable[[Parts], Weight | None]) -> Format:
     version = name.removeprefix("awq_")
-    return Format(name, needs, fit, summary=summary, usual_db=(18, 22), declared=("version", version))
+    return Format(
+        name, needs, fit, summary=summary, usual_db=(18, 22), declared=("version", version), corrects_biases=True
+    )
 
 
 FORMATS = (

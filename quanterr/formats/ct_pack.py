@@ -200,4 +200,4 @@ def _unpack_zero_points(codes: Entry, entry: Entry, packing: Packing, chunk: Chu
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-FORMATS = (Format("ct_pack", NEEDS, fit, usual_db=(6, 42)),)
+FORMATS = (Format("ct_pack", NEEDS, fit, usual_db=(6, 42), corrects_biases=True),)

@@ -22,13 +22,13 @@ CASTS = {
     "casts whole F16": ("INT8 row", torch.float16, True),
 }
 FOLDED = ("AWQ", "CT INT4 g128", "FP8 row")
-BIASED = ("GPTQ 4 bits", "INT8 row", "CT NVFP4")
+BIASED = ("GPTQ 4 bits", "INT8 row", "CT NVFP4", "AWQ", "CT INT4 g128")
 LAYER = "model.layers.0."
 INPUT_NORM = f"{LAYER}input_layernorm.weight"
 Q, K, V, OUT = (f"{LAYER}self_attn.{name}_proj.weight" for name in "qkvo")
 UP, DOWN = f"{LAYER}mlp.up_proj.weight", f"{LAYER}mlp.down_proj.weight"
 V_BIAS = V.replace("weight", "bias")
-CORRECTED = ("FP8 row", "INT8 row", "NVFP4")  # formats of quantizers that correct biases
+CORRECTED = ("FP8 row", "INT8 row", "NVFP4", "AWQ", "CT INT4 g128")  # formats of quantizers that correct biases
 TARGETS = (EMBEDDING, HEAD, NORM, INPUT_NORM, V_BIAS)
 
 
