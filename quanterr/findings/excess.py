@@ -5,7 +5,7 @@ from math import ceil, inf, isfinite, log2, log10, sqrt
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.figures import bits_of
+from quanterr.findings.figures import bits_of, level_of
 from quanterr.findings.limits import (
     ALIKE,
     APART,
@@ -25,7 +25,7 @@ from quanterr.findings.limits import (
 )
 from quanterr.findings.methods import PLAIN, Method
 from quanterr.formats import find_rows
-from quanterr.kernel.levels import Levels
+from quanterr.kernel.levels import SUBNORMAL, Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import ComparedWeight, Pair
@@ -37,6 +37,7 @@ MOST_NAMED = 6
 # 256 blocks: next to far larger ones, by up to 1/7 (real weights). SDNQ rounds the whole branch. MLX rounds minima
 # to BF16, which moves 8-bit codes by up to half a step, and others by less.
 NESTED, BRANCH, MINIMUM = "nested_absmax", "svd_up", "bias"
+ZERO_POINTS = "zero_point", "offset", "zero"
 OVERSHOOT = 0.15  # share of a value that may be clipped: scales of powers of two and ggml's signed 4 bits clip 12.5 %
 EVEN = 1 / 12  # mean square of errors that are spread evenly over a step
 NIBBLE, BYTE = 4, 8  # bits
@@ -140,15 +141,34 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
         return None
     if rounded == ONE_WAY and excess > PLAIN.most_db:
         return "warning"  # no method truncates
-    if (rounded == AT_RANDOM and not method.by_importance) or (not method.is_nearest and excess <= method.most_db):
+    if method.learns and rounded is None and excess > NEAR_DB:
+        return "warning"  # a method that learns takes one of the two codes around each value
+    if rounded == AT_RANDOM and not method.by_importance:
+        return "info" if method.learns or method.compensates or excess <= NEAR_DB else "warning"
+    if not method.is_nearest and excess <= method.most_db:
         return "info"
     off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * FEW
     if excess > (PLAIN.most_db if off else WORST_DB):
         return "error" if rounded is None and method.is_nearest else "warning"
-    return "warning" if excess > (DOUBLE_DB if off else method.most_db) else "info"
+    return (
+        "warning"
+        if excess > (DOUBLE_DB if off or _must_be_nearest(pair, found, method) else method.most_db)
+        else "info"
+    )
+
+
+def _must_be_nearest(pair: Pair, found: Attainable, method: Method) -> bool:
+    """Return True for 8 bits if no method moved values, and at most scales were rounded after the codes."""
+    after = (MINIMUM, BRANCH, NESTED, *ZERO_POINTS)
+    moved = any(name.endswith(after) for name in pair.quantized.parts) or method.folded or method.by_importance
+    return not (moved or method.may_compensate or pair.quantized.rotated) and found.snr_db > level_of(BYTE)
 
 
 NEARLY, AT_RANDOM, ONE_WAY = "", ": rounded at random", ": truncated, or always rounded up or down"
+REMEDIES = {  # of weights that may be sound
+    None: "compare with the checkpoint that was quantized: another revision or training step has other values",
+    AT_RANDOM: "round to the nearest codes: rounding at random costs 3 dB",
+}
 
 
 def _classify_rounding(done: ComparedWeight, found: Attainable) -> str | None:
@@ -182,7 +202,7 @@ def _report_weight(
     message = f"{display(pair.name)}: {what}: {steps}"
     remedy = "compare codes, scales and their order with what the quantizer wrote"
     if severity != "error":
-        remedy = "check how values were rounded: truncation costs 6 dB"
+        remedy = REMEDIES.get(rounded, "check how values were rounded: truncation costs 6 dB")
     return make_finding(
         "excess_error",
         severity,
@@ -385,7 +405,9 @@ def _report_clipping(pair: Pair, found: Attainable) -> Finding:
 
 
 def least_scale(pair: Pair) -> float:
-    """Return the smallest scale that the format can store; 0 if unknown."""
+    """Return the smallest scale that the format, or the dtype of its scales, can store; 0 if unknown."""
+    if pair.quantized.scale and pair.quantized.scale.dtype == "F16":
+        return SUBNORMAL
     return min((row.least_scale for row in find_rows(pair.quantized.format)), default=0.0)
 
 

@@ -43,7 +43,7 @@ UNKNOWN = PLAIN._replace(may_compensate=True)
 # Frantar et al., arXiv:2210.17323: min ‖(W - Ŵ)X‖² column by column. On real weights, with groups of 32 to 128, damping
 # of 0.01 and 0.1 and both orders of columns, a weight loses 0.5 to 6.1 dB; with columns in the order of inputs 5.3.
 GPTQ = Method(8.0, 4.0, compensates=True, may_compensate=True, rounds_first_column=True)
-# AutoRound (arXiv:2309.05516), AdaRound: each code is one of the two around its value; 0.2 to 3 dB.
+# AutoRound (arXiv:2309.05516), AdaRound, stochastic rounding: each code is one of the two around its value; to 3 dB.
 LEARNED = Method(PLAIN.most_db, learns=True)
 # SpQR (arXiv:2306.03078) and QuIP# (arXiv:2402.04396) compensate as GPTQ does, with other groups.
 OTHER = GPTQ._replace(rounds_first_column=False)
@@ -57,7 +57,7 @@ GGML = Method(2.5, by_importance=True)
 # The first pattern that occurs in the quantization_config decides: AutoRound also exports as GPTQ and AWQ. Of
 # compressed-tensors' files, only those by GPTQ declare an order of columns.
 DECLARED = (
-    (re.compile(r"auto.?round|adaround|learned", re.IGNORECASE), LEARNED),
+    (re.compile(r"auto.?round|adaround|learned|stochastic", re.IGNORECASE), LEARNED),
     (re.compile(r"spqr|quip", re.IGNORECASE), OTHER),
     (re.compile(r'gptq|"actorder": "', re.IGNORECASE), GPTQ),
     (re.compile(r"awq", re.IGNORECASE), AWQ),

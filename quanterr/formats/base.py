@@ -428,9 +428,7 @@ class Format(Struct, frozen=True):
     takes_tied_head: bool = False  # loaders use a quantized output layer even if config.json ties it to the embedding
     is_shaped_by_original: bool = False  # its files do not show the shape of a weight: without an original, a guess
     least_scale: float = 0.0  # smallest scale that it can store, if real weights can need a smaller one
-    corrects_biases: bool = (
-        False  # a quantizer (convert_to_quant), or a step after it, adjusts biases for errors of weights
-    )
+    corrects_biases: bool = False  # quantizers (convert_to_quant) adjust biases for the errors of weights
     specification: str = ""  # its module's docstring, filled in where FORMATS is made
 
     @property

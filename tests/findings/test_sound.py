@@ -268,6 +268,13 @@ class TestUnderflow:
 
         assert ("nvfp4_experts", "underflow", severity) == (report.layers[0].format, found.code, found.severity)
 
+    def test_weights_too_small_for_float16_scales_are_named(self, tmp_path):
+        w = 1e-5 * weights(64, 256)
+        found = told(report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ), "warning")
+
+        assert {"underflow"} == found.keys()
+        assert "float16" in found["underflow"].message
+
     def test_underflow_does_not_excuse_zero_scales(self, tmp_path):
         """The row has zeros although a scale could have been stored."""
         w = weights(128, 256)
@@ -295,15 +302,38 @@ def test_few_distinct_values_are_exact_in_any_codes(tmp_path, make, by_row):
 class TestRandomRounding:
     @pytest.mark.parametrize("heavy", [1, 40])
     @pytest.mark.parametrize("shared", [False, True])
-    def test_random_rounding_is_sound(self, tmp_path, heavy, shared):
+    @pytest.mark.parametrize("is_declared", [False, True])
+    def test_random_rounding_is_a_warning_unless_it_is_declared(self, tmp_path, heavy, shared, is_declared):
         w = weights(64, 256)
         w[17] *= heavy
         scales = np.abs(w).max(1, keepdims=True) / 127
         scales = scales.max().reshape(1) if shared else scales
-        report = report_of(tmp_path, w, as_int8(w, scales, np.random.default_rng(7).random(w.shape)))
+        config = {"quantization_config": {"rounding": "stochastic"}} if is_declared else None
+        report = report_of(tmp_path, w, as_int8(w, scales, np.random.default_rng(7).random(w.shape)), config)
+        found = told(report)["excess_error"]
 
-        assert {} == told(report, "warning")
+        assert ("info" if is_declared else "warning") == found.severity
+        assert {"excess_error"} >= told(report, "warning").keys()
+        assert "rounded at random" in found.message
         assert report.layers[0].excess_db > 2.5
+
+    def test_other_values_are_not_called_truncated(self, tmp_path):
+        w = weights(64, 256)
+        scales = np.abs(w).max(1, keepdims=True) / 127
+        other = w + 0.55 * scales * np.random.default_rng(8).standard_normal(w.shape)
+        found = told(report_of(tmp_path, w, as_int8(other, scales)), "warning")["excess_error"]
+
+        assert 3 < found.evidence["excess_db"] < 8
+        assert "another revision or training step" in found.remedy
+
+    def test_noise_is_not_what_autoround_learns(self, tmp_path):
+        w = weights(64, 256)
+        scales = np.abs(w).max(1, keepdims=True) / 127
+        other = w + 0.25 * scales * np.random.default_rng(8).standard_normal(w.shape)
+        config = {"quantization_config": {"quant_method": "auto-round"}}
+        found = told(report_of(tmp_path, w, as_int8(other, scales), config), "warning")["excess_error"]
+
+        assert 1.5 < found.evidence["excess_db"] < 3
 
     def test_rounding_always_down_is_reported(self, tmp_path):
         w = weights(64, 256)

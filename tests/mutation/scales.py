@@ -240,7 +240,12 @@ QUANTIZERS = (
         lambda layout: layout.name in ("GPTQ 4 bits", "GPTQ 4 bits asym", OF_LLM_COMPRESSOR),
         declared=declared_by_gptq,
     ),
-    Quantizer("stochastic", stochastic, lambda layout: layout.name in ("INT8 row", "CT INT4 g128", "GPTQ 8 bits")),
+    Quantizer(
+        "stochastic",
+        stochastic,
+        lambda layout: layout.name in ("INT8 row", "CT INT4 g128", "GPTQ 8 bits"),
+        declared=lambda layout: replace(layout, config={**layout.config, "rounding": "stochastic"}),
+    ),
     Quantizer("ternary original", sound, _always, _ternary),
     Quantizer("zero groups", sound, _always, _zero_groups),
     Quantizer("tiny rows", sound, _always, _tiny_rows),
