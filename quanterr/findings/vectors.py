@@ -31,6 +31,7 @@ from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
+FREQUENCIES = "inv_freq"  # of rotary positions, which configurations and layouts define
 TINY_F16 = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
 LONGER = 10.0  # largest of norm ratios that smoothing factors can cause
 MOST_SOUGHT = 8  # most vectors to search for in others
@@ -78,6 +79,14 @@ def check_vectors(
                 changed.append(one.pair.name)
     if shifts:
         yield _report_corrected(shifts)
+    if computed := [name for name in changed if name.endswith(FREQUENCIES)]:
+        changed = [name for name in changed if name not in computed]
+        message = (
+            f"{count(len(computed), 'tensor')} of rotary frequencies changed more than a cast explains: "
+            f"{listed(computed, 3)}; no quantizer changes them"
+        )
+        remedy = "compare rope_theta and rope_scaling of both config.json files, and store the original's frequencies"
+        yield make_finding("implausible_error", "warning", None, message, remedy, layers=computed)
     if changed:
         message = (
             f"{count(len(changed), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed "

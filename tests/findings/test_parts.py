@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import numbers, quantized_fp8, store
+from support.making import compared, label, numbers, quantized_fp8, store
 
 import quanterr
 
@@ -114,3 +114,31 @@ class TestCasts:
 
     def test_kept_tensors_are_silent(self, tmp_path):
         assert [] == self.compare(tmp_path, self.original(), torch.float32)
+
+
+NORM, UP = "model.layers.0.input_layernorm.weight", "model.layers.0.mlp.up_proj.weight"
+
+
+class TestVectorsInBytes:
+    def test_norms_in_fp8_beside_quantized_weights_are_a_warning(self, tmp_path):
+        x = {NORM: 1 + numbers(128), UP: numbers(64, 128)}
+        nvfp4 = {UP: torch.ones(64, 64, dtype=torch.uint8), f"{UP}_scale": torch.ones(64, 8).to(FP8)}
+        y = {NORM: x[NORM].to(FP8), f"{UP}_scale_2": torch.tensor(0.1), **nvfp4}
+        y[UP.replace("weight", "comfy_quant")] = label(format="nvfp4")
+        (found,) = told(compared(tmp_path, x, y).findings, "cast_down")
+
+        assert ("warning", [NORM]) == (found.severity, found.evidence["layers"])
+        assert "is stored as F8_E4M3" in found.message
+
+    def test_norms_may_be_cast_like_all_other_tensors(self, tmp_path):
+        x = {NORM: 1 + numbers(128), UP: numbers(64, 128)}
+
+        assert [] == told(compared(tmp_path, x, {name: w.to(FP8) for name, w in x.items()}).findings, "cast_down")
+
+
+def test_changed_frequencies_are_not_called_folded(tmp_path):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    x = {name: 10000 ** -(torch.arange(64) / 64), UP: numbers(64, 128)}
+    found = compared(tmp_path, x, x | {name: x[name] ** 2}).findings
+
+    assert ["rope_theta" in one.remedy for one in found if name in one.evidence.get("layers", ())] == [True]
