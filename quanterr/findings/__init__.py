@@ -78,6 +78,7 @@ from quanterr.findings.layers import (
     find_constant_scales,
     find_corrected_biases,
     find_group_outliers,
+    is_norm_of_ones,
     report_common_factor,
     report_group_outliers,
     report_identical,
@@ -183,6 +184,7 @@ class FindingCollector:
                 nearest or not is_repairable(pair, done) or too_small,
                 done.copy,
                 done.attainable.excess_db if done.attainable else None,
+                is_norm_of_ones(pair, done.sums),
             )
         )
 

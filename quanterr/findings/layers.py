@@ -39,6 +39,7 @@ class WeightSummary(Struct, frozen=True, gc=False):  # in all, there are as many
     nearest: bool = False  # about as good as its scales allow
     copy: Copy | None = None  # kind of copy of the original, if neither side is quantized
     excess_db: float | None = None  # error beyond the nearest codes
+    ones: bool = False  # a norm whose quantized values are all 1
 
     @property
     def near(self) -> bool:
@@ -54,9 +55,16 @@ def detect_offset(pair: Pair, sums: Sums) -> float | None:
     return round(mean) if abs(abs(mean) - 1) < ALIKE and square - mean * mean < ALIKE**2 else None
 
 
+def is_norm_of_ones(pair: Pair, sums: Sums) -> bool:
+    """Return True for a norm whose quantized values are all 1: it was merged into the weights that follow, or lost."""
+    if not sums.n or not _is_norm(pair):
+        return False
+    return as_float(sums.x + sums.e) == as_float(sums.y_sq) == sums.n
+
+
 def find_common_factor(seen: Sequence[WeightSummary]) -> list[WeightSummary]:
     """Return the weights that seem to be off by one factor, the same for all; empty if there is none."""
-    off = [one for one in seen if one.figures and _is_multiple(one.figures)]
+    off = [one for one in seen if one.figures and not one.ones and _is_multiple(one.figures)]
     if len(off) < 2 or len({one.figures.factor > 0 for one in off if one.figures}) > 1:
         return []
     logs = {one.number: log(abs(one.figures.factor)) for one in off if one.figures}

@@ -49,7 +49,7 @@ def check_vectors(
         corrected: names of biases of quantized weights, which are expected to change.
         pairs: all pairs.
     """
-    changed, sought = [], 0
+    changed, ones, sought = [], [], 0
     shifts: dict[str, _BiasShift] = {}
     weights = {pair.name: pair for pair in pairs if corrected}
     vectors = {canonicalize(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
@@ -75,10 +75,21 @@ def check_vectors(
                 yield found
             elif is_corrected and beside and not may_scale:
                 shifts[one.pair.name] = _measure_shift(sample, beside, vectors, workspaces)
+            elif not may_scale and one.ones:
+                ones.append(one.pair.name)
             elif not may_scale and _changed_much(sample):
                 changed.append(one.pair.name)
     if shifts:
         yield _report_corrected(shifts)
+    if ones:
+        message = (
+            f"{count(len(ones), 'norm')} {'is' if len(ones) == 1 else 'are'} 1 throughout, unlike the original's: "
+            f"{listed(ones, 3)}; they were merged into the weights that follow, or lost"
+        )
+        remedy = (
+            "copy the norms from the original, unless they were merged into weights that this comparison leaves out"
+        )
+        yield make_finding("implausible_error", "warning", None, message, remedy, layers=ones)
     if computed := [name for name in changed if name.endswith(FREQUENCIES)]:
         changed = [name for name in changed if name not in computed]
         message = (

@@ -142,3 +142,12 @@ def test_changed_frequencies_are_not_called_folded(tmp_path):
     found = compared(tmp_path, x, x | {name: x[name] ** 2}).findings
 
     assert ["rope_theta" in one.remedy for one in found if name in one.evidence.get("layers", ())] == [True]
+
+
+def test_norms_of_ones_are_not_called_a_factor(tmp_path):
+    norms = {NORM.replace("0", str(n)): 0.5 + numbers(128, seed=n) for n in range(4)}
+    x = {**norms, UP: numbers(64, 128)}
+    found = compared(tmp_path, x, x | {name: torch.ones(128).bfloat16() for name in norms}).findings
+
+    assert "scale_factor" not in {one.code for one in found}
+    assert any("4 norms are 1 throughout" in one.message for one in found if one.severity == "warning")
