@@ -144,7 +144,8 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
     if method.learns and rounded is None and excess > NEAR_DB:
         return "warning"  # a method that learns takes one of the two codes around each value
     if rounded == AT_RANDOM and not method.by_importance:
-        return "info" if method.learns or method.compensates or excess <= NEAR_DB else "warning"
+        is_declared = method.learns or method.compensates
+        return "warning" if not is_declared and NEAR_DB < excess <= PLAIN.most_db else "info"
     if not method.is_nearest and excess <= method.most_db:
         return "info"
     off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * FEW
