@@ -169,11 +169,16 @@ def test_damaged_group_is_found_in_a_row_with_a_dominant_outlier(tmp_path, monke
     assert [[ROW, 64]] == found["excess_blocks"].evidence["places"]
 
 
+RECIPES = (
+    *("fp8_tensor", "fp8_row", "nvfp4", "mxfp4", "mxfp8", "int8_row", "int4_g64:asym", "nf4"),
+    *("gguf_q4_k", "gguf_q8_0"),
+)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_float64_original_has_the_findings_of_the_same_values_in_float32(tmp_path, monkeypatch, kernel):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
-    recipes = "fp8_tensor fp8_row nvfp4 mxfp4 mxfp8 int8_row int4_g64:asym nf4 gguf_q4_k gguf_q8_0".split()
-    names = {f"layers.{number}.mlp.up_proj.weight": parse_recipe(recipe) for number, recipe in enumerate(recipes)}
+    names = {f"layers.{number}.mlp.up_proj.weight": parse_recipe(recipe) for number, recipe in enumerate(RECIPES)}
     sources = {name: numbers(128, 512, seed=at, dtype=torch.float32) for at, name in enumerate(names)}
     originals = {name: values.double() for name, values in sources.items()}
     for values in originals.values():
