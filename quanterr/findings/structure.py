@@ -53,12 +53,11 @@ def check_structure(checkpoint: Checkpoint, labels: Labels, stored: Sequence[Sto
     yield from check_runtimes(checkpoint.entries, labels.method)
     yield from report_lone_rotations(find_lone_transforms(labels.config, checkpoint.entries))
     yield from report_cache_scales(find_cache_scales(labels.config, checkpoint.entries))
-    twice = list(compare_declarations(checkpoint.config))
-    yield from twice
-    if twice or checkpoint.kind == RECIPE:  # a recipe's notes name what it leaves unquantized
+    if checkpoint.kind == RECIPE:  # its notes name what it leaves unquantized
         return
     yield from check_declared(labels.declarations, stored, checkpoint.entries)
-    yield from check_schemes(labels.declarations, stored)
+    twice = list(compare_declarations(checkpoint.config))
+    yield from twice or check_schemes(labels.declarations, stored)  # of two schemes, nobody knows which one is meant
 
 
 def _read_declared(checkpoint: Checkpoint) -> tuple[Mapping[str, int], str]:
