@@ -164,13 +164,6 @@ def zeroed(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
     return coded(layout, y, *before.wanted)
 
 
-def exchanged(_layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
-    """Exchange the codes of two columns."""
-    codes = before.matrix.clone()
-    codes[:, [3, codes.shape[1] - 12]] = codes[:, [codes.shape[1] - 12, 3]]
-    return replace(before, codes=codes.view(before.codes.shape))
-
-
 def lowest(layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
     """Zero the stored bits of 8 × 16 codes."""
     codes = before.matrix.clone()
@@ -204,7 +197,6 @@ KINDS = (
     Kind("scales × 1.6", scaled(1.6)),
     Kind("scales × 0.75", scaled(0.75)),
     Kind("zero points in the middle", middled),
-    Kind("zero points in the middle", middled, False),
     Kind("rows clipped", clipped),
     Kind("rows clipped", clipped, False),
     Kind("noise of 15 %", noisy(0.15)),
@@ -214,7 +206,6 @@ KINDS = (
     Kind("rows × 1.02", factored(1.02), False),
     Kind("one column × 1.05", column_factored, False),
     Kind("8 × 8 zeroed", zeroed, False),
-    Kind("two columns exchanged", exchanged, False),
     Kind("8 × 16 codes without bits", lowest, False),
     Kind("5 % of zero points off", shifted(0.05)),
     Kind("5 % of zero points off", shifted(0.05), False),
