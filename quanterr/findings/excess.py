@@ -17,6 +17,7 @@ from quanterr.findings.limits import (
     MANY,
     NEAR_DB,
     PEERS,
+    RANDOM_DB,
     SLIGHT_DB,
     SMALL_DB,
     TINY,
@@ -145,7 +146,7 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
         return "warning"  # a method that learns takes one of the two codes around each value
     if rounded == AT_RANDOM and not method.by_importance:
         is_declared = method.learns or method.compensates
-        return "warning" if not is_declared and NEAR_DB < excess <= PLAIN.most_db else "info"
+        return "warning" if not is_declared and RANDOM_DB <= excess <= PLAIN.most_db else "info"
     if not method.is_nearest and excess <= method.most_db:
         return "info"
     off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * FEW

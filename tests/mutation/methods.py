@@ -164,6 +164,13 @@ def zeroed(layout: Layout, x: Tensor, before: Coded) -> Coded | None:
     return coded(layout, y, *before.wanted)
 
 
+def exchanged(_layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
+    """Exchange the codes of two columns."""
+    codes = before.matrix.clone()
+    codes[:, [3, codes.shape[1] - 12]] = codes[:, [codes.shape[1] - 12, 3]]
+    return replace(before, codes=codes.view(before.codes.shape))
+
+
 def lowest(layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
     """Zero the stored bits of 8 × 16 codes."""
     codes = before.matrix.clone()
