@@ -219,8 +219,9 @@ def _read_quark_place(place: JsonFields, key: str, entry: str = "") -> Scheme:
     stages = [as_object(one) for one in (weight if isinstance(weight, list) else [weight]) if isinstance(one, dict)]
     if not stages:
         return Scheme(key, entry, is_quantized=False, fields=place)
-    first = stages[0]
-    match = QUARK_TYPE.match(str(first.get("dtype")))
+    # Of several stages, the one of fewest bits makes the codes: INT4 of FP8, FP4 beside the FP8 of its scales.
+    found = [(QUARK_TYPE.match(str(one.get("dtype"))), one) for one in stages]
+    match, first = min(found, key=lambda pair: int(pair[0][2]) if pair[0] else UNQUANTIZED_BITS)
     size = _int(first.get("group_size")) if first.get("qscheme") == "per_group" else None
     number = "" if match is None else "int" if match[1].endswith("int") else "float"
     return Scheme(

@@ -11,9 +11,7 @@ BIT_DB = 6.0  # a step twice as wide, that is a bit less: 20 · log10 2; truncat
 DOUBLE_DB = BIT_DB / 2  # twice the energy of error, which is what rounding at random costs
 SLIGHT_DB = 0.5  # rounding of scales after the codes costs 0 to 0.3
 SMALL_DB = 1.0  # clipping costs 0.2 in sound 8-bit files; factors folded into 3 bits look like another grid at 0.7
-# Rounding at random doubles the mean squared error of rounding to the nearest: 3.01 dB, on a sample within 0.1. Codes
-# of MLX, whose scales are rounded after the codes were chosen, look the same at 2.6 to 2.8.
-RANDOM_DB = 2.9
+RANDOM_DB = 2.9  # less than DOUBLE_DB by the noise of a sample; 8-bit routers of MLX look alike, and lose up to 2.8
 NEAR_DB = 1.5  # searches for scales cost 0 to 1.5 on real weights; so does clipping: 1.2 in MXFP4 (Quark, AutoRound)
 SEARCHED_DB = 2.0  # what scales of sound files lose against good ones: up to 1.8, as products of coarse scales
 WORST_DB = GPTQ.most_db  # no method loses more; rows of sound files are up to 7.6 below their weight, outliers cost 7.5

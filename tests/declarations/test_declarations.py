@@ -27,6 +27,7 @@ MLX = {"bits": 4, "group_size": 64}
 FP8 = {"quant_method": "fp8"}
 HQQ = {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}
 QKV, INT4 = "model.layers.0.self_attn.qkv_proj", {"weight": {"dtype": "int4"}}
+INT4_OF_FP8 = {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 
 
@@ -89,6 +90,7 @@ class TestSchemes:
             (GPTQ | {"dynamic": {r".*up_proj": {"bits": 8}}}, UP, ("dynamic", 8, 128)),
             (AUTO_ROUND | {"extra_config": {UP: {"bits": 8}}}, UP, ("extra_config", 8, 128)),
             (QUARK | {"layer_quant_config": {"*up_proj": INT4}}, UP, ("layer_quant_config", 4, None)),
+            (QUARK | {"global_quant_config": INT4_OF_FP8}, UP, ("global_quant_config", 4, None)),
             (
                 {"quant_algo": "MIXED_PRECISION", "quantized_layers": {UP: {"quant_algo": "NVFP4", "group_size": 16}}},
                 UP,
