@@ -15,6 +15,8 @@ from torch import Tensor
 from quanterr.kernel.rounding import find_magnitudes
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # dtypes that can be quantized
+# The dtype that weights of a stored dtype are quantized as. Rows are read in float32, and no format has float64 scales.
+QUANTIZED_AS = {name: name for name in FLOATS} | {"F64": "F32"}
 
 FINEST = 16  # elements of the smallest usual group
 

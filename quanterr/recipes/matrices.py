@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.recipes.base import Rows
+from quanterr.recipes.base import QUANTIZED_AS, Rows
 from quanterr.tensors.workspace import Workspace
 
 PIECES_KEPT = 4  # pieces that each thread keeps
@@ -53,7 +53,7 @@ def matrices_of(name: str, entries: Mapping[str, Entry]) -> list[Matrix]:
     entry = entries[name]
     if len(entry.shape) == 2:
         rows, cols = entry.shape
-        return [Matrix(name, (rows, cols), entry.dtype, entry.nbytes, open_rows(entry))]
+        return [Matrix(name, (rows, cols), QUANTIZED_AS[entry.dtype], entry.nbytes, open_rows(entry))]
     experts, rows, cols = entry.shape
     turned = _is_turned(name, entries)
     shape = (cols, rows) if turned else (rows, cols)
@@ -62,7 +62,7 @@ def matrices_of(name: str, entries: Mapping[str, Entry]) -> list[Matrix]:
         Matrix(
             form.format(**found.groupdict(), n=n),
             shape,
-            entry.dtype,
+            QUANTIZED_AS[entry.dtype],
             entry.nbytes // experts,
             partial(_read_turned_rows, entry, n) if turned else partial(_read_rows, entry, n * rows),
         )

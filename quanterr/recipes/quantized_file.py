@@ -18,7 +18,7 @@ from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
 from quanterr.checkpoints.base import DTYPE_BITS, RECIPE
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import UsageError
-from quanterr.recipes.base import FLOATS, Recipe, Rows, Source, StoredTensor
+from quanterr.recipes.base import QUANTIZED_AS, Recipe, Rows, Source, StoredTensor
 from quanterr.recipes.matrices import is_stack, matrices_of
 from quanterr.recipes.scales import ScaleCache
 from quanterr.selection import LayerSelection
@@ -194,7 +194,7 @@ def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[lis
         if not is_matrix and not is_stack(name, entry.shape):
             why = "recipes quantize matrices X.weight and stacks of experts"
             left.append(SkippedWeight(name, f"of shape {list(entry.shape)}: {why}"))
-        elif entry.dtype not in FLOATS:
+        elif entry.dtype not in QUANTIZED_AS:
             left.append(SkippedWeight(name, f"stored as {entry.dtype}, not as floats"))
         elif skipped:
             why = "norms and routers stay, embeddings and heads where no pattern names them"
@@ -263,7 +263,7 @@ def mix_recipes(
             entries[own] = entry
             continue
         matrices = matrices_of(own, original.entries)
-        source = Source(*matrices[0].shape, entry.dtype)
+        source = Source(*matrices[0].shape, matrices[0].dtype)
         why = recipe.encoder.explain_refusal(source)
         if why:
             left.append(SkippedWeight(own, f"{recipe.name}: {why}"))

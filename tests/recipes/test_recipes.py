@@ -292,6 +292,16 @@ class TestCandidate:
 LATE = {"nf4:double", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1"}  # scales are rounded after codes
 
 
+@pytest.mark.parametrize("recipe", ["fp8_row", "nvfp4", "int4_g64:asym", "mlx_q4_g64", "nf4", "gguf_q4_k"])
+def test_float64_original_is_quantized_like_its_values_in_float32(tmp_path, recipe):
+    values, errors = numbers(64, 256, dtype=torch.float32), []
+    for dtype in (torch.float64, torch.float32):
+        original = store(tmp_path / f"{dtype}.safetensors", {"a.weight": values.to(dtype)})
+        errors.append(quanterr.sweep(original, [recipe], device="cpu").candidates[0].snr_db)
+
+    assert errors[0] == pytest.approx(errors[1], abs=1e-4)  # sums in float32 are accurate to 1e-5 of a sum
+
+
 class TestBounds:
     @pytest.mark.parametrize("recipe", [name for name in EVERY if name not in LATE and not name.endswith("2_k")])
     def test_nearest_rounding_is_within_bounds_and_the_next_code_is_not(self, recipe):
