@@ -182,15 +182,15 @@ class Conversion:
         pair = unify_row_order(pair, self._configs)
         path, kind = canonicalize(pair.name)
         side = self.mlx_side
-        if side is None or kind:
-            return pair
+        if side is None or kind or not self._all_kinds:
+            return pair  # norms plus one remain a finding if no model_type says that they must be
         kinds = self._kinds[side] or self._all_kinds
         is_norm = len(pair.original.shape) == 1 and "norm" in path.rpartition(".")[2]
         change = mlx.find_change(kinds, path, self._config, self._sides[1 - side].entries)
         if not is_norm and (change is None or isinstance(change, Added)):
             return pair
         changes, mistaken = ((), ADD_ONE) if change is None else ((change,), ())
-        return _change_numbers(pair, 1 - side, changes, mistaken, MLX, bool(kinds))
+        return _change_numbers(pair, 1 - side, changes, mistaken, MLX)
 
 
 class GgufConversion(Conversion):
@@ -504,7 +504,7 @@ ADD_ONE = (Added(1.0),)
 
 
 def _change_numbers(
-    pair: Pair, side: int, changes: tuple[Change, ...], mistaken: tuple[Change, ...], program: str, known: bool = True
+    pair: Pair, side: int, changes: tuple[Change, ...], mistaken: tuple[Change, ...], program: str
 ) -> Pair:
     """Change the numbers of one side as a program does; the alternatives are the unchanged weight and other changes."""
     before = (pair.original, pair.quantized)[side]
@@ -519,7 +519,7 @@ def _change_numbers(
     # A factor near 1 changes little compared to the rounding of a quantized matrix.
     bar = CLOSE_READING if any(isinstance(change, Multiplied) for change in changes) else VALUES
     for other, text in others:
-        contradiction = Contradiction(expected, f"values {text}") if known else None
+        contradiction = Contradiction(expected, f"values {text}")
         x, y = (other, None) if side == 0 else (pair.original, other)
         alternatives.append(Alternative(x, y, bar, contradiction, f"stored {text}"))
     return replace(_put(pair, side, after), alternatives=(*pair.alternatives, *alternatives))

@@ -80,3 +80,19 @@ def test_step_has_its_norms_as_they_were_if_the_original_has_names_of_mlx(tmp_pa
 
 def test_norms_plus_one_are_wrong_for_other_models(tmp_path):
     assert (set(BLOCK), []) == findings(tmp_path, "qwen3", norms(BLOCK), BLOCK)
+
+
+@pytest.mark.parametrize("config", [None, {"vocab_size": 32}, {"quantization": {"group_size": 64, "bits": 4}}])
+def test_norms_plus_one_are_a_warning_without_an_architecture(tmp_path, config):
+    original = norms(BLOCK)
+    stored = LINEAR | {name: x + 1 for name, x in original.items()}
+    report = compared(tmp_path, LINEAR | original, stored, MLX, config)
+    (found,) = (one for one in report.findings if one.severity != "info")
+
+    assert ("norm_offset", "warning", set(BLOCK)) == (found.code, found.severity, set(found.evidence["layers"]))
+
+
+def test_norms_as_in_the_original_are_right_without_an_architecture(tmp_path):
+    report = compared(tmp_path, LINEAR | norms(BLOCK), LINEAR | norms(BLOCK), MLX)
+
+    assert ["identical"] == [one.code for one in report.findings]
