@@ -78,7 +78,6 @@ FAMILIES = (
         "torchao",
         "torchao_int8 torchao_intx torchao_fp8 torchao_mx torchao_nvfp4 torchao_int4",
         "torchao",
-        has_own=True,
     ),
 )
 # Other methods that some loader knows: transformers' AUTO_QUANTIZER_MAPPING, vLLM's and SGLang's QUANTIZATION_METHODS,

@@ -12,7 +12,7 @@ ml-explore/mlx-lm@003da2e9 mlx_lm/utils.py load_model; comfyanonymous/ComfyUI co
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 
 from quanterr.checkpoints import ASCEND_CONFIG, Checkpoint
@@ -60,7 +60,11 @@ def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
         if not says_mlx and "quant_method" not in labels.config and _has_layout_of_loaders(checkpoint):
             yield from _report_not_of_mlx([weight for weight, family in coded if family.name == MLX])
         yield from _check_bits(labels.config, [weight for weight, _ in coded if weight.format in LOADS])
-    elif coded and _has_layout_of_loaders(checkpoint) and not _is_declared_elsewhere(checkpoint, labels):
+    elif (
+        coded
+        and _has_layout_of_loaders(checkpoint)
+        and not _is_declared_elsewhere(checkpoint, labels, {weight.name for weight, _ in coded})
+    ):
         yield from _report_undeclared(
             [weight for weight, family in coded if not family.has_own and not _is_of_comfy(weight, labels)]
         )
@@ -127,11 +131,19 @@ def _has_layout_of_loaders(checkpoint: Checkpoint) -> bool:
     return is_model and named and checkpoint.gguf is None
 
 
-def _is_declared_elsewhere(checkpoint: Checkpoint, labels: Labels) -> bool:
-    """Return whether something else declares codes: a section of config.json, a header, another file."""
+def _is_declared_elsewhere(checkpoint: Checkpoint, labels: Labels, described: Collection[str] = ()) -> bool:
+    """Return whether something else declares codes: a section of config.json, a header, another file.
+
+    torchao's header describes each of its weights, which are ``described``; without a configuration, transformers does
+    not look there.
+    """
     if labels.marker or _mentions_quantization(checkpoint.config):
         return True
-    if any("quant" in f"{key} {text}".lower() for key, text in labels.metadata.items() if key not in METADATA):
+    if any(
+        "quant" in f"{key} {text}".lower()
+        for key, text in labels.metadata.items()
+        if key not in (*METADATA, *described)
+    ):
         return True
     names = list_names(checkpoint.folder) if checkpoint.folder else []
     return any("quant" in name.lower() and name.endswith(".json") for name in names)

@@ -67,6 +67,8 @@ class TestUndeclared:
         ("case", "does"),
         [
             ("gptq/gptq_v1_w8_g128_sym", "which is not stored, and refuse"),
+            ("torchao_int8/handmade_pre_scale.safetensors", "which is not stored, and refuse"),
+            ("torchao_fp8/torchao_granularities.safetensors", "which is not stored, and refuse"),
             ("awq_gemm/awq_gemm_g128", "which is not stored, and refuse"),
             ("ct_pack/ct_w4a16_g32_asym", "which is not stored, and refuse"),
             ("bnb_nf4/bnb_nf4_double_quant.safetensors", "refuse codes of another shape"),
