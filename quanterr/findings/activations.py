@@ -76,13 +76,14 @@ def report_absent_scales(weights: Mapping[str, str], is_calibrated: bool) -> Ite
 
 
 def report_cache_scales(cache: CacheScales) -> Iterator[Finding]:
-    """Report what is wrong with the scales that are stored for a declared KV cache, and which are not stored."""
+    """Report what is wrong with the scales that are stored for a KV cache, and which are not stored."""
     remedy = "calibrate k_scale and v_scale"
     if names := list(cache.missing):
         kinds = dict.fromkeys(cache.missing.values())
         what = next(iter(kinds)) if len(kinds) == 1 else "keys or values"
+        there = "an FP8 KV cache is declared" if cache.is_declared else "the other modules have scales of a KV cache"
         message = (
-            f"an FP8 KV cache is declared, but scales of {what} are missing for "
+            f"{there}, but scales of {what} are missing for "
             f"{count(len(names), 'attention module')}: {listed(names, 3)}; {WITHOUT_SCALES[what]}"
         )
         yield make_finding("missing_kv_scale", "warning", None, message, remedy, modules=names)

@@ -371,15 +371,17 @@ READERS: Mapping[str, Callable[[str, Scheme, Stored], Declared]] = {  # program 
 KEY_SCALES = (".k_scale", "k_proj.output_scale")
 VALUE_SCALES = (".v_scale", "v_proj.output_scale")
 SHARED_SCALE = ".kv_scale"  # for keys and values
+FEW = 4  # one in so many modules is few
 
 
 class CacheScales(NamedTuple):
-    """The scales stored for a declared FP8 cache of keys and values."""
+    """The scales stored for an FP8 cache of keys and values."""
 
     missing: dict[str, str]  # attention module → "keys", "values" or "keys and values", which have no scale
     shared: list[str]  # attention modules in which one scale serves keys and values
     several: list[Entry]  # scales of more than one number
     of_heads: bool = False  # whether several are declared
+    is_declared: bool = True
 
 
 def find_declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict[str, Entry]]:
@@ -391,16 +393,18 @@ def find_declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict
 
 
 def find_cache_scales(config: JsonFields, entries: Stored) -> CacheScales:
-    """Return what is stored for a declared FP8 cache with static scales; nothing if none is declared.
+    """Return what is stored for an FP8 cache with static scales.
+
+    If none is declared, this is nothing, unless few attention modules lack scales that the others have.
 
     Reference: vllm-project/vllm model_executor/layers/quantization/kv_cache.py, BaseKVCacheMethod, which refuses scales
     of several numbers and scales of values alone, and gives values the scale of keys if they have none;
     model_executor/model_loader/weight_utils.py, maybe_remap_kv_scale_name, for kv_scale.
     """
     scheme = as_object(config.get("kv_cache_scheme"))
-    if not find_declared_cache(config, entries)[0] or scheme.get("dynamic"):
+    is_declared, found = find_declared_cache(config, entries)[0], dict(_find_cache_scales(entries))
+    if scheme.get("dynamic") or not (is_declared or found):
         return CacheScales({}, [], [])
-    found = dict(_find_cache_scales(entries))
     modules = dict.fromkeys(name.partition(".k_proj.")[0] for name in entries if ".k_proj." in name)
     keys, values, shared = (
         {module for module in modules for name in found if name.startswith(f"{module}.") and name.endswith(endings)}
@@ -411,6 +415,9 @@ def find_cache_scales(config: JsonFields, entries: Stored) -> CacheScales:
         for module in modules
         if module not in shared | (keys & values)
     }
+    if not is_declared:
+        is_gap = FEW * len(missing) <= len(modules)
+        return CacheScales(missing if is_gap else {}, [], [], is_declared=False)
     sharing = [module for module in modules if module in shared - (keys & values)]
     several = [one for one in found.values() if one.n > 1]
     return CacheScales(missing, sharing, several, scheme.get("strategy", "tensor") != "tensor")

@@ -5,6 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from support.making import numbers, store
 
 import quanterr
 from quanterr.checkpoints import Entry
@@ -227,3 +229,18 @@ def test_every_ggml_type_rounds_inputs_to_its_vec_dot_type():
     expected = dict.fromkeys(BLOCKS, "q8_k") | dict.fromkeys(blocks_of_32, "q8_0")
 
     assert {name: scheme for name, scheme in expected.items() if name in {*BLOCKS} - others} == INPUT_SCHEMES
+
+
+@pytest.mark.parametrize(
+    "lacking", [{0: "kv"}, {0: "v"}, {}, dict.fromkeys(range(3), "kv"), dict.fromkeys(range(8), "kv")]
+)
+def test_scales_that_few_modules_lack_are_missing_although_no_cache_is_declared(tmp_path, lacking):
+    tensors = {}
+    for block in range(8):
+        module = f"model.layers.{block}.self_attn"
+        tensors[f"{module}.k_proj.weight"] = numbers(8, 8, seed=block)
+        tensors |= {f"{module}.{one}_scale": torch.tensor(0.1) for one in "kv" if one not in lacking.get(block, "")}
+    found = quanterr.inspect(store(tmp_path / "model", tensors, config={"model_type": "llama"})).findings
+    told = [(one.severity, one.evidence["modules"]) for one in found if one.code == "missing_kv_scale"]
+
+    assert told == ([("warning", ["model.layers.0.self_attn"])] if len(lacking) == 1 else [])
