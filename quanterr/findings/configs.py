@@ -13,6 +13,7 @@ from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.defaults import GATES, assume_for_gguf, assume_for_transformers, list_keys
+from quanterr.pairing.tied import find_tied_head
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display
 
@@ -87,6 +88,7 @@ EXPLAINING = (
     "per_layer_config",
 )
 HEADS = ("lm_head.", "output.", "embed_out.")
+SAMPLED = 1 << 12  # bytes that show whether two weights are the same
 
 
 class ModelFields(NamedTuple):
@@ -123,7 +125,7 @@ def compare_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Fin
         value, own = there.find(key), here.find(key)
         if own is not None and key not in unlike and key != TIED and not _are_equal(value, own):
             yield _report_difference(there, here, key)
-    yield from _check_tied_head(there, here, quantized)
+    yield from _check_tied_head(there, here, original, quantized)
     yield from _check_rope_scaling(there, here, quantized)
 
 
@@ -234,12 +236,33 @@ def _show(value: object) -> str:
     return display(f"{value:.9g}" if isinstance(value, float) else str(value), 200)
 
 
-def _check_tied_head(there: ModelFields, here: ModelFields, quantized: Checkpoint) -> Iterator[Finding]:
+def _check_tied_head(
+    there: ModelFields, here: ModelFields, original: Checkpoint, quantized: Checkpoint
+) -> Iterator[Finding]:
     """Report a stored output layer that runtimes would ignore, or a declared one that is missing."""
     value, own = there.values.get(TIED), here.values.get(TIED)
     stored = any(name.startswith(HEADS) for name in quantized.entries)
     if (value, own) in ((True, False), (False, True)) and not (own is False and stored):
         yield _report_difference(there, here, TIED)
+    elif value is None and own is True and stored and (head := _find_own_head(original)):
+        message = (
+            f"{here.where} of the quantized checkpoint declares {TIED}, {there.where} of the original does not, and "
+            f"its {display(head)} is not its embedding: loaders of the quantized checkpoint ignore the output layer"
+        )
+        yield make_finding("config_mismatch", "warning", None, message, REMEDY, key=TIED, original=None, quantized=True)
+
+
+def _find_own_head(checkpoint: Checkpoint) -> str | None:
+    """Return the output layer if its first values are not those of the embedding; None if they may be tied."""
+    tied = find_tied_head({TIED: True}, checkpoint.entries)
+    if tied is None:
+        return None
+    head, embedding = (checkpoint.entries[name] for name in tied)
+    if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
+        return None
+    n = min(SAMPLED, head.nbytes)
+    first, other = (entry.file.read(entry.offset, n) for entry in (head, embedding))
+    return None if first == other else tied.head
 
 
 def _check_rope_scaling(there: ModelFields, here: ModelFields, quantized: Checkpoint) -> Iterator[Finding]:

@@ -282,3 +282,17 @@ def test_compare_reports_the_mismatch(tmp_path):
     assert "declares rope_theta 10000, config.json of the original 500000" in json.dumps(
         [finding.message for finding in report.findings]
     )
+
+
+@pytest.mark.parametrize(("is_own", "n"), [(True, 1), (False, 0)])
+def test_head_tied_by_the_quantized_configuration_alone_must_be_the_embedding(tmp_path, is_own, n):
+    config = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
+    embedding, path = numbers(256, 64), "model.embed_tokens.weight"
+    tensors = {path: embedding, "lm_head.weight": numbers(256, 64, seed=1) if is_own else embedding}
+    original = store(tmp_path / "original", tensors, config=config)
+    quantized = store(tmp_path / "quantized", tensors, config=config | {"tie_word_embeddings": True})
+    findings = quanterr.compare(original, quantized, device="cpu").findings
+
+    assert [("warning", "tie_word_embeddings")] * n == [
+        (one.severity, one.evidence["key"]) for one in findings if one.code == "config_mismatch"
+    ]
