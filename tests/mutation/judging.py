@@ -45,6 +45,7 @@ class Outcome(NamedTuple):
     loss: Loss | None  # None: sound
     findings: tuple[Finding, ...] = ()
     note: str = ""  # the other findings, or the reason for silence
+    excuse: str = ""  # what is declared, and what a method left in the sound file that findings excuse
 
     def __str__(self) -> str:
         loss = f"{self.loss.layer:.1f} dB, worst part {self.loss.part:.1f} dB: " if self.loss else ""
@@ -144,17 +145,18 @@ def as_unsound(found: Outcome) -> Outcome:
     return found._replace(told="noticed" if found.told in ("WARNED", "ERROR") else "SILENT", loss=STRUCTURAL)
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """Return a table of families and what was reported of their broken and sound pairs."""
-    families = sorted({outcome.family for outcome in outcomes})
-    width = max(map(len, (*families, "family"))) + 2
+def table(outcomes: Iterable[Outcome], heading: str, label: Callable[[Outcome], str]) -> str:
+    """Return a table of what was reported of broken and sound pairs, by family or by excuse; no label, no row."""
+    labelled = [(label(outcome), outcome) for outcome in outcomes if label(outcome)]
+    rows = sorted({row for row, _ in labelled})
+    width = max(map(len, (*rows, heading))) + 2
     headings = ("broken", *BROKEN, "| sound", *SOUND)
-    lines = [f"{'family':<{width}}" + "".join(f"{label:>10}" for label in headings)]
-    for family in [*families, "all"]:
-        of_family = [outcome for outcome in outcomes if family in ("all", outcome.family)]
-        found = Counter(outcome.told for outcome in of_family)
-        n_sound = sum(outcome.loss is None for outcome in of_family)
-        n_broken = len(of_family) - n_sound
-        counts = (n_broken, *(found[label] for label in BROKEN), n_sound, *(found[label] for label in SOUND))
-        lines.append(f"{family:<{width}}" + "".join(f"{count or '':>10}" for count in counts))
+    lines = [f"{heading:<{width}}" + "".join(f"{label:>10}" for label in headings)]
+    for row in [*rows, "all"]:
+        of_row = [outcome for name, outcome in labelled if row in ("all", name)]
+        found = Counter(outcome.told for outcome in of_row)
+        n_sound = sum(outcome.loss is None for outcome in of_row)
+        n_broken = len(of_row) - n_sound
+        counts = (n_broken, *(found[told] for told in BROKEN), n_sound, *(found[told] for told in SOUND))
+        lines.append(f"{row:<{width}}" + "".join(f"{count or '':>10}" for count in counts))
     return "\n".join(lines)

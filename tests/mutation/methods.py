@@ -4,7 +4,7 @@ It rounds one way, takes random codes, clips, or wastes the range of codes. Wher
 method makes the codes before they are damaged.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -227,21 +227,22 @@ def outcomes(bench: Bench, layout: Layout) -> Iterator[Outcome]:
     """Damage the codes of a layout in every way."""
     compensates = layout.name in BY_GPTQ
     layout = declared_by_gptq(layout) if compensates else layout
-    yield from damaged(made(bench, layout, by=by_gptq if compensates else sound), f"methods, {layout.family}")
+    by, excuse = (by_gptq, "the suite's GPTQ, declared") if compensates else (sound, "")
+    yield from damaged(made(bench, layout, by=by, excuse=excuse), f"methods, {layout.family}")
 
 
-def damaged(pair: Sound, family: str) -> Iterator[Outcome]:
-    """Damage a pair in every way."""
-    for kind in KINDS:
-        if one := _case(pair, kind):
-            yield pair.outcome(family, one)
+def damaged(pair: Sound, family: str, one: str = ONE, kinds: Iterable[Kind] = KINDS) -> Iterator[Outcome]:
+    """Damage a pair in every way; ``one`` is the weight that is damaged, unless all are."""
+    for kind in kinds:
+        if case := _case(pair, kind, one):
+            yield pair.outcome(family, case)
 
 
-def _case(pair: Sound, kind: Kind) -> Case | None:
+def _case(pair: Sound, kind: Kind, one: str) -> Case | None:
     """Return the case of a damage: the damaged weights and what they lose."""
     before = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
     changed, losses = {}, []
-    for name in before if kind.everywhere else [ONE]:
+    for name in before if kind.everywhere else [one]:
         x = as_matrix(pair.x[name])
         if after := kind.damage(pair.layout, x, before[name]):
             changed[name] = after

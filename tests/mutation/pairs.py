@@ -69,6 +69,7 @@ class Sound:
     config: Mapping[str, Any]
     x: Tensors
     weights: dict[str, Coded | Tensor]
+    excuse: str = ""  # what a method left that findings excuse
     path: Path = field(init=False)
     report: Report = field(init=False)
 
@@ -94,7 +95,7 @@ class Sound:
     def outcome(self, family: str, case: Case) -> Outcome:
         """Return what is reported of a case."""
         path = self.written(case, self.path if self.path.is_dir() else None)
-        found = self._judged(family, case, path)
+        found = self._judged(family, case, path)._replace(excuse=self.excuse)
         if case.why_silent and found.told in ("SILENT", "info"):
             found = found._replace(told="by design", note=case.why_silent)
         self.bench.done(found, self.original, path)
@@ -162,6 +163,7 @@ def made(
     by: Quantize = sound,
     dtype: torch.dtype | None = None,
     declared: Mapping[str, Any] = CONFIG,
+    excuse: str = "",
 ) -> Sound:
     """Return the sound pair of a layout; ``dtype`` is that of unquantized tensors."""
     given = originals_of(layout) if x is None else x
@@ -170,7 +172,7 @@ def made(
     weights = quantized(layout, given, by)
     if dtype:
         weights = {name: w if isinstance(w, Coded) else w.to(dtype) for name, w in weights.items()}
-    return Sound(bench, layout, original, config, given, weights)
+    return Sound(bench, layout, original, config, given, weights, excuse)
 
 
 def sound_outcome(family: str, name: str, pair: Sound) -> Outcome:

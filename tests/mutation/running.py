@@ -6,7 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from mutation import alone, both_sides, commands, configs, golden, methods, real, scales, sources, unquantized, unusual
+from mutation import (
+    alone,
+    both_sides,
+    commands,
+    configs,
+    excuses,
+    golden,
+    methods,
+    real,
+    scales,
+    sources,
+    unquantized,
+    unusual,
+)
 from mutation.judging import Outcome
 from mutation.layouts import LAYOUTS, STACKS
 from mutation.pairs import Bench
@@ -34,6 +47,10 @@ JOBS = [
     Job("real fused", real.fused),
     *(Job(f"real {name}", partial(real.damaged, name=name)) for name in real.LAYOUTS),
     Job("real undeclared GPTQ", real.undeclared),
+    *(
+        Job(f"excuses {excuses.case_name(*one)}", partial(excuses.outcomes, declared=one[0], file=one[1]))
+        for one in excuses.CASES
+    ),
     Job("commands", commands.outcomes),
     Job("folds", unquantized.folds),
     Job("unusual", unusual.outcomes),

@@ -59,7 +59,7 @@ def casts(bench: Bench, name: str) -> Iterator[Outcome]:
 def folds(bench: Bench) -> Iterator[Outcome]:
     """Move factors from one weight to the next, and forget one side or a bias."""
     for layout in map(named, FOLDED):
-        pair = made(bench, layout)
+        pair = made(bench, layout, excuse="the suite's folds")
         for case in fold_cases(layout, pair.x):
             yield pair.outcome("folds", case)
 
@@ -117,7 +117,7 @@ def corrections(bench: Bench) -> Iterator[Outcome]:
     model_of_small = without_mlp()
     model_of_small[V_BIAS] = (0.002 * model_of_small[V_BIAS].float()).bfloat16()
     for layout in map(named, CORRECTED):
-        pair = made(bench, layout, model_of_small)
+        pair = made(bench, layout, model_of_small, excuse="corrected biases")
         bias, weight = pair.x[V_BIAS], pair.weights[V]
         assert isinstance(weight, Coded)
         error = (weight.values - pair.x[V].double()).float()

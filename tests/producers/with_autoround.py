@@ -16,21 +16,20 @@ SETTINGS = {
     "NVFP4 llm_compressor": ("NVFP4", "llm_compressor", {}),
 }
 
+WORDS = [" ".join(f"w{n % 512}" for n in range(seed, seed + 64)) for seed in range(16)]
+CALIBRATION: dict[str, object] = {"iters": 2, "seqlen": 32, "nsamples": 4, "dataset": WORDS}
+
 
 def quantize(model: Path, setting: tuple[str, str, dict], folder: Path) -> dict[str, Tensor]:
     """Quantize with a few steps on random sequences; return the weights that AutoRound simulates."""
     scheme, form, of_layers = setting
     made = loader(model).from_pretrained(model, dtype=torch.float32)
-    words = [" ".join(f"w{n % 512}" for n in range(seed, seed + 64)) for seed in range(16)]
     rounding = AutoRound(
         made,
         AutoTokenizer.from_pretrained(model),
         scheme=scheme,
         layer_config=dict(of_layers),
-        iters=2,
-        seqlen=32,
-        nsamples=4,
-        dataset=words,
+        **CALIBRATION,
         device_map="cpu",
         amp=False,
         group_size=32 if scheme.startswith("W") else None,
