@@ -146,15 +146,17 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
         return "warning"  # a method that learns takes one of the two codes around each value
     if rounded == AT_RANDOM and not method.by_importance:
         is_declared = method.learns or method.compensates
-        return "warning" if not is_declared and RANDOM_DB <= excess <= PLAIN.most_db else "info"
+        # Rounding at random costs 3 dB. GPTQ costs more only with codes that are further away.
+        return "warning" if excess > PLAIN.most_db or (not is_declared and excess >= RANDOM_DB) else "info"
     if not method.is_nearest and excess <= method.most_db:
         return "info"
     off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * FEW
+    undone = method.folded and not method.may_compensate  # factors of rows and columns cost 0.7 dB if they are inexact
     if excess > (PLAIN.most_db if off else WORST_DB):
         return "error" if rounded is None and method.is_nearest else "warning"
     return (
         "warning"
-        if excess > (DOUBLE_DB if off or _must_be_nearest(pair, found, method) else method.most_db)
+        if excess > (DOUBLE_DB if off or undone or _must_be_nearest(pair, found, method) else method.most_db)
         else "info"
     )
 
@@ -244,7 +246,8 @@ def _rate_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -
     given_up = method.by_importance and part.kind != "row" and part.is_scattered
     if method.by_norm and part.kind == "column" and isfinite(part.factor):
         return "warning" if found.excess_db > SLIGHT_DB or _lost_db(part) >= DOUBLE_DB else "info"
-    undone = method.folded and part.snr_db > BIT_DB
+    # Factors are those of whole rows or columns: one that is inexact shows in a column, or as a row's factor.
+    undone = method.folded and part.snr_db > BIT_DB and (part.kind == "column" or isfinite(part.factor))
     caused = piled_up or given_up or undone or _is_rounded_afterwards(pair, part)
     return "info" if small or caused or _is_limited_by_least_scale(pair, found, part) else "warning"
 

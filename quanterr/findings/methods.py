@@ -23,6 +23,7 @@ class Method(NamedTuple):
     may_compensate: bool = False  # it does, or only the errors can show it
     rounds_first_column: bool = False  # to the nearest codes: there is nothing yet to be made up for
     learns: bool = False  # it learns which of the two codes around a value to take
+    may_learn_ranges: bool = False  # and how far the codes of each group reach, or only the scales can show it
     by_importance: bool = False  # it minimises errors weighted by column, and may give up single groups
     folded: bool = False  # factors were folded into the weight; the comparison undid them approximately
     by_norm: bool = False  # those of columns were undone exactly: the norm before them has their inverse
@@ -37,14 +38,14 @@ class Method(NamedTuple):
 # codes; zero points rounded after the codes up to 2.0 (compressed-tensors) and 3.8 (MLX, 8 bits); rounding at random
 # 3.0, truncation 6.0.
 PLAIN = Method(5.0)
-# Nothing in a file of compressed-tensors may show that GPTQ wrote it, which costs 2.9 to 4.2 with inputs correlated as
-# real ones are.
-UNKNOWN = PLAIN._replace(may_compensate=True)
+# Nothing in a file of compressed-tensors may show that GPTQ or AutoRound wrote it. GPTQ costs 2.9 to 4.2 with inputs
+# correlated as real ones are.
+UNKNOWN = PLAIN._replace(may_compensate=True, may_learn_ranges=True)
 # Frantar et al., arXiv:2210.17323: min ‖(W - Ŵ)X‖² column by column. On real weights, with groups of 32 to 128, damping
 # of 0.01 and 0.1 and both orders of columns, a weight loses 0.5 to 6.1 dB; with columns in the order of inputs 5.3.
 GPTQ = Method(8.0, 4.0, compensates=True, may_compensate=True, rounds_first_column=True)
 # AutoRound (arXiv:2309.05516), AdaRound, stochastic rounding: each code is one of the two around its value; to 3 dB.
-LEARNED = Method(PLAIN.most_db, learns=True)
+LEARNED = Method(PLAIN.most_db, learns=True, may_learn_ranges=True)
 # SpQR (arXiv:2306.03078) and QuIP# (arXiv:2402.04396) compensate as GPTQ does, with other groups.
 OTHER = GPTQ._replace(rounds_first_column=False)
 # Lin et al., arXiv:2306.00978: columns are scaled, then rounded to the nearest: what it leaves is what rounding leaves.

@@ -46,6 +46,9 @@ from quanterr.util.text import count, display
 # the range unused. Sound files have up to 1.143 (8/7, symmetric 4 bits by their largest value), with losses up to
 # 1.5 dB; scales that are 1.3 times too wide lose 1.3 (NF4, real weights) to 2.9.
 WIDE = 1.2
+# AutoRound learns the range of each group in steps that sum up to half of a range: their rate falls from 1 / steps to 0
+# (auto-round 0.16.1, sign_round/quantizer.py). Symmetric codes reach 8/7 further on one side than on the other.
+LEARNED_RANGE = 0.5 * 7 / 8 - ALIKE
 POWERS = frozenset({"U8", "F8_E8M0"})  # dtypes of exponents
 REMEDY = "derive scales from the original: for each group its largest absolute value divided by the largest code"
 
@@ -214,7 +217,8 @@ def _report_groups(pair: Pair, done: ComparedWeight, part: BadRegion, method: Me
         or not part.factor
         or _clips_bytes(pair.quantized.unrotated.levels, part.factor)
     )
-    excused = given_up or suits or _is_due_to_zero_points(part.factor, part.snr_db)
+    learned = method.may_learn_ranges and few and LEARNED_RANGE < part.factor < 1
+    excused = given_up or learned or suits or _is_due_to_zero_points(part.factor, part.snr_db)
     why = "; a search by importance leaves single groups so" if given_up and bad else ""
     return make_finding(
         "scale_loss",

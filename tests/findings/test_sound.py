@@ -12,6 +12,7 @@ MODULE = "model.layers.0.mlp.up_proj"
 NAME = f"{MODULE}.weight"
 MLX = {"quantization": {"group_size": 64, "bits": 8}}
 GPTQ = {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "gptq"}}
+AUTO_ROUND = {"quantization_config": {"quant_method": "auto-round"}}
 
 
 def weights(rows, cols, seed=0, sizes=0.4, outliers=3):
@@ -330,8 +331,7 @@ class TestRandomRounding:
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         other = w + 0.25 * scales * np.random.default_rng(8).standard_normal(w.shape)
-        config = {"quantization_config": {"quant_method": "auto-round"}}
-        found = told(report_of(tmp_path, w, as_int8(other, scales), config), "warning")["excess_error"]
+        found = told(report_of(tmp_path, w, as_int8(other, scales), AUTO_ROUND), "warning")["excess_error"]
 
         assert 1.5 < found.evidence["excess_db"] < 3
 
@@ -354,6 +354,46 @@ def test_fold_factors_are_known_as_precisely_as_codes_show(tmp_path, spread):
     )
 
     assert {} == told(report, "warning")
+
+
+@pytest.mark.parametrize(("share", "rows"), [(0.3, slice(3, 4)), (0.15, slice(None))])
+def test_fold_factors_do_not_excuse_noise(tmp_path, share, rows):
+    up, down = weights(384, 256, 2), weights(256, 384, 3)
+    s = np.exp(0.1 * np.random.default_rng(2).standard_normal(384))
+    other = "model.layers.0.mlp.down_proj.weight"
+    x = {name: torch.from_numpy(w).bfloat16() for name, w in ((NAME, up), (other, down))}
+    sizes = np.sqrt((up**2).mean(1, keepdims=True))
+    wrong = up.copy()
+    wrong[rows] += (share * sizes * np.random.default_rng(4).standard_normal(up.shape))[rows]
+    report = compared(
+        tmp_path, x, packing.as_ct_pack(NAME, wrong / s[:, None], 4) | packing.as_ct_pack(other, down * s, 4)
+    )
+
+    assert not {"excess_rows", "excess_error"}.isdisjoint(told(report, "warning"))
+
+
+class TestLearnedCodes:
+    """AutoRound takes one of two codes for each value, and learns how far the codes of each group reach."""
+
+    @pytest.mark.parametrize("is_declared", [False, True])
+    def test_few_groups_may_reach_half_as_far(self, tmp_path, is_declared):
+        w = weights(64, 256)
+        scales = (np.abs(w).reshape(64, -1, 32).max(2) / 7.5).astype(np.float16).astype(float).repeat(32, 1)
+        for n in range(5):
+            scales[11 * n, 64 * (n % 4) : 64 * (n % 4) + 32] /= 2
+        codes = np.round(w / scales).clip(-8, 7) + 8
+        stored = as_gptq(codes, np.full_like(codes, 8), scales, np.arange(256) // 32, 4)
+        report = report_of(tmp_path, w, stored, AUTO_ROUND if is_declared else None)
+
+        assert told(report)["scale_loss"].severity == ("info" if is_declared else "warning")
+        assert {"scale_loss"} >= told(report, "warning").keys()
+
+    def test_either_code_whatever_the_value_is_not_learned(self, tmp_path):
+        w = weights(64, 256)
+        either = np.random.default_rng(7).integers(0, 2, w.shape)
+        report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True) / 127, either), AUTO_ROUND)
+
+        assert "excess_error" in told(report, "warning")
 
 
 class TestNearestCodes:
