@@ -40,7 +40,7 @@ OF_GROUP = "one group × 1.15"  # 64 columns, which need a scale of their own to
 ROUNDED = "rounded"  # not by a program: the nearest codes
 NIBBLES = 4 * torch.arange(8, dtype=torch.int32)
 OF_AWQ = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # places of columns 0 to 7 in a word
-ROUNDS = 8  # of least squares in turn, for factors of rows and of columns
+ROUNDS = 16  # of least squares in turn, for factors of rows and of columns
 
 
 class Declared(NamedTuple):
@@ -220,6 +220,8 @@ def made(bench: Bench, declared: str, file: str) -> Sound:
     codes = {} if file == ROUNDED else codes_of(file)
     group = next((of.codes.shape[1] // of.scale.shape[1] for of in codes.values()), plain.group[1])
     config = own_config(file) if OWN.get(file) == declared else said.config(group)
+    if (declared, file) == ("gptq", "autoround"):
+        config |= {"provider": "auto-round"}  # which the export for llm-compressor does not say
     layout = replace(plain, group=(1, group), config=config)
     if codes:
         others = x if file == "importance" else read(file)
