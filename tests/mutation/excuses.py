@@ -93,7 +93,6 @@ CASES = (  # declaration, file
     ("awq", "autoawq"),
     ("compressed-tensors", ROUNDED),
     ("compressed-tensors", "gptqmodel"),
-    ("compressed-tensors", "llmcompressor"),
     ("compressed-tensors", "autoround"),  # its export for llm-compressor's runtimes
     ("compressed-tensors, actorder", ROUNDED),
     ("compressed-tensors, actorder", "llmcompressor"),
