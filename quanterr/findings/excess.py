@@ -146,8 +146,9 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
         return "warning"  # a method that learns takes one of the two codes around each value
     if rounded == AT_RANDOM and not method.by_importance:
         is_declared = method.learns or method.compensates
-        # Rounding at random costs 3 dB. GPTQ costs more only with codes that are further away.
-        return "warning" if excess > PLAIN.most_db or (not is_declared and excess >= RANDOM_DB) else "info"
+        # Rounding at random costs 3 dB, either code 6. GPTQ costs more than 5 only with codes that are further away.
+        least = PLAIN.most_db if is_declared else RANDOM_DB
+        return "warning" if least <= excess <= WORST_DB else "info"
     if not method.is_nearest and excess <= method.most_db:
         return "info"
     off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * FEW
