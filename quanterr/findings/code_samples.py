@@ -31,6 +31,12 @@ class CodeSample(NamedTuple):
         """Return the codes around ``factor`` · x."""
         return find_cells(self.levels, self.x * factor, Scaling(self.unit, self.shift))
 
+    def split(self, width: int) -> "CodeSample":
+        """Return runs of ``width`` columns, which divides the columns, as rows."""
+        x, y, unit, shift = (None if side is None else side.reshape(-1, width) for side in self[:4])
+        assert x is not None and y is not None and unit is not None  # noqa: S101, PT018
+        return CodeSample(x, y, unit, shift, self.levels)
+
 
 def read_code_sample(pair: Pair, workspaces: Workspaces) -> CodeSample | None:
     """Read runs of rows spread over a weight; None if its levels or scales are unknown."""

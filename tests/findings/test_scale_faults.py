@@ -3,6 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from mutation import methods
+from mutation.coding import sound
+from mutation.layouts import named
+from mutation.originals import matrix
+from mutation.pairs import Bench, made
 from support import packing
 from support.making import compared
 
@@ -152,3 +157,26 @@ def test_number_explains_a_factor_only_as_exactly_as_it_is_known(factor, doubt, 
 
     assert words in told
     assert bool(words) == bool(told)
+
+
+@pytest.mark.parametrize("layout", ["AWQ", "GPTQ 4 bits asym", "GPTQ 2 bits asym", "CT INT4 asym g128", "HQQ"])
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_zero_points_that_are_a_step_off_are_the_only_cause(tmp_path, layout, share):
+    x = {f"{NAMES[0]}.weight": matrix(128, 512, 3)}
+    damage = methods.shifted(share)
+    pair = made(Bench(tmp_path), named(layout), x, lambda layout, x: damage(layout, x, sound(layout, x)))
+    (found,) = [one for one in pair.report.findings if one.layer]
+
+    assert ("zero_points", [1.0, 1.0]) == (found.code, found.evidence["factors"])
+
+
+@pytest.mark.parametrize("layout", ["Q4_K", "Q5_K", "Q6_K"])
+def test_rounded_scales_of_superblocks_are_the_only_cause(tmp_path, layout):
+    x = {f"{NAMES[0]}.weight": matrix(64, 512, 3)}
+    pair = made(Bench(tmp_path), named(layout), x, lambda layout, x: methods.rounded(layout, x, sound(layout, x)))
+    (found,) = [one for one in pair.report.findings if one.layer]
+
+    assert "scale_factor" == found.code
+    assert "superblock" in found.message
+    low, high = found.evidence["factors"]
+    assert 1 - 1 / 16 <= low < 1 < high <= 1 + 1 / 16

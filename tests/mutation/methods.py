@@ -192,6 +192,17 @@ def shifted(share: float) -> Damage:
     return damaged
 
 
+def rounded(_layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
+    """Round the scales of superblocks to 4 bits of mantissa, as E4M3 holds them, and keep the codes."""
+    parts = before.stored.parts
+    if "d" not in parts:
+        return None
+    mantissa, exponent = parts["d"].frexp()
+    d = (mantissa * 16).round().ldexp(exponent - 4)
+    scale = before.stored.scale.view(*d.shape, -1) * (d / torch.where(d == 0, 1.0, parts["d"]))[..., None]
+    return replace(before, stored=before.stored._replace(scale=scale.flatten(1), parts={**parts, "d": d}))
+
+
 after_int8 = twice(8)
 KINDS = (
     Kind("floored", floored),
@@ -216,6 +227,9 @@ KINDS = (
     Kind("8 × 16 codes without bits", lowest, False),
     Kind("5 % of zero points off", shifted(0.05)),
     Kind("5 % of zero points off", shifted(0.05), False),
+    Kind("20 % of zero points off", shifted(0.2)),
+    Kind("superblocks' scales rounded", rounded),
+    Kind("superblocks' scales rounded", rounded, False),
     Kind("INT8 before", after_int8),
     Kind("INT8 before", after_int8, False),
     Kind("INT4 before", twice(4)),
