@@ -61,6 +61,14 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
                 f"{listed(computed, 3)}; the stored values equal the computed ones"
             )
             yield make_finding("computed_buffer", "info", None, message, tensors=computed)
+    if plan.reordered:
+        whose = listed(list(plan.reordered), 3)
+        message = (
+            f"the experts of {count(len(plan.reordered), 'block')} are in another order, and so are the rows of their "
+            f"routers ({whose}): the function is the same, and the comparison undoes that"
+        )
+        remedy = "nothing, unless adapters or tools name experts by number"
+        yield make_finding("permuted", "info", None, message, remedy, layers=list(plan.reordered))
     yield from _report_dropped_head(plan.leftovers)
     for (side, reason), names in group_omissions(plan.leftovers).items():
         message = (

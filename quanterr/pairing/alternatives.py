@@ -3,6 +3,7 @@
     a weight's alternatives    other readings of its tensors, where label and shapes allow several; tried only if the
                                first has a larger error than any correct reading
     a pair's alternatives      other weights on either side: norms plus one, the original transposed
+    experts in another order   see experts.py
     folded scales              see smoothing.py
 
 If there is a convention, it decides: label, configuration, program and architecture determine how a file will be read,
@@ -18,6 +19,7 @@ from math import isfinite
 
 from msgspec.structs import replace
 
+from quanterr.pairing.experts import restore_experts
 from quanterr.pairing.model import Alternative, Contradiction, Leftover, Pair, Pairing
 from quanterr.pairing.sampling import CLOSE_READING, ORDER, ReadingThreshold, Workspaces, choose_nearest, on_cpu
 from quanterr.pairing.smoothing import undo_smoothing
@@ -26,7 +28,8 @@ from quanterr.pairing.smoothing import undo_smoothing
 def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
     """Return the pairing with every alternative decided: each pair has its reading, or is among the leftovers.
 
-    With ``undo``, factors that a quantizer moved between weights are moved back.
+    With ``undo``, factors that a quantizer moved between weights are moved back, and experts that are in another order
+    together with the rows of their router.
     """
     pairs: list[Pair] = []
     leftovers = list(pairing.leftovers)
@@ -39,8 +42,9 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
                 pairs.append(chosen)
             else:
                 leftovers += chosen
+        reordered = restore_experts(pairs, workspaces) if undo else []
         pairs, folded = undo_smoothing(pairs, workspaces, pairing.key_heads) if undo else (pairs, [])
-    return replace(pairing, pairs=pairs, leftovers=leftovers, folded=folded)
+    return replace(pairing, pairs=pairs, leftovers=leftovers, folded=folded, reordered=reordered)
 
 
 def _choose_reading(pair: Pair, workspaces: Workspaces) -> Pair:

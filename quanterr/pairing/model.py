@@ -140,6 +140,7 @@ class Pairing(Struct, frozen=True):
     prefixes: Mapping[str, str] = field(default_factory=dict)  # side → prefix stripped from its names
     labels: Mapping[str, Labels] = field(default_factory=dict)
     folded: Sequence[FoldedScales] = ()
+    reordered: Sequence[str] = ()  # routers whose rows, and experts, are in another order, which was undone
     key_heads: KeyHeads | None = None
     covered: Sequence[ImportanceCoverage] | None = None  # coverage by the importance matrix, if one was given
     idle: Sequence[str] = ()  # messages about excluding patterns that match nothing

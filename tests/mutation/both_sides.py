@@ -9,13 +9,14 @@ from mutation import files
 from mutation.judging import STRUCTURAL, Outcome, of_broken
 from mutation.layouts import STACKS, named
 from mutation.originals import EMBEDDING, EXPERTS, STACK, Tensors, model, stacked
-from mutation.pairs import Bench, Sound, made, sound_outcome
+from mutation.pairs import Bench, Case, Sound, made, quantized, sound_outcome
 
 LAYOUT_NAMES = ("FP8 row", "FP8 tensor", "INT8 row", "CT INT4 g128", "AWQ", "CT NVFP4", "NF4", "MLX 4 bits", "Q4_0",
                 "Q8_0", "Q6_K")  # fmt: skip
 EXPERT_LAYOUT_NAMES = (*(layout.name for layout in STACKS), "FP8 row", "CT INT4 g128")
 MLP = tuple(f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
 INPUT_NORM, BIAS = "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias"
+ROUTER = "model.layers.{}.mlp.router.weight"
 EXPERT = "model.layers.1.mlp.experts.{}.down_proj.weight"
 Change = Callable[[Tensors], Mapping[str, Tensor]]
 
@@ -42,6 +43,7 @@ BROKEN_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
     "one expert twice": lambda x: x[[0, 1, 2, 3, 4, 5, 6, 2]],
     "one expert zero": lambda x: torch.cat((x[:-1], 0 * x[-1:])),
 }
+MOVED = [3, 0, 2, 1, 7, 6, 5, 4]  # experts in another order
 SOUND_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
     "one expert of the other sign": lambda x: torch.cat((x[:-1], -x[:1])),
     "one expert in another order": lambda x: torch.cat((x[:-1], x[:1].flip(1))),
@@ -71,11 +73,25 @@ def experts(bench: Bench, name: str) -> Iterator[Outcome]:
             yield _broken(pair, kind, tensors, [key for key in tensors if ".experts." in key])
         else:
             yield sound_outcome("both sides", kind, made(bench, layout, tensors))
+    yield from _moved(pair, x, apart)
+
+
+def _moved(pair: Sound, x: Tensors, apart: bool) -> Iterator[Outcome]:
+    """Store experts in another order, with and without the rows of their router."""
+    router = ROUTER.format(int(apart))
+    for kind, order, is_sound in (("with their router", MOVED, True), ("alone", None, False)):
+        moved = {STACK: x[STACK][MOVED]}
+        stored = quantized(pair.layout, _apart(moved) if apart else moved)
+        routers = {router: pair.x[router] if order is None else pair.x[router][order]}
+        names = tuple(name for name in pair.x if ".experts." in name)
+        yield pair.outcome(
+            "both sides", Case(f"experts moved {kind}", {**stored, **routers}, names=names, sound=is_sound)
+        )
 
 
 def _apart(x: Tensors) -> Tensors:
     """Return the experts as separate weights, in the second of two blocks."""
-    others = {name: weight for name, weight in x.items() if name != STACK}
+    others = {name.replace("layers.0", "layers.1"): weight for name, weight in x.items() if name != STACK}
     return others | {EXPERT.format(n): x[STACK][n] for n in range(EXPERTS)}
 
 

@@ -1,0 +1,130 @@
+"""Detection and reversal of another order of experts, from the tensors alone.
+
+A router selects experts by its rows. A program that stores the experts of a block in another order, and the rows of the
+router in the same one, leaves the model's function as it was. That is undone only if all weights of the experts, and
+the router's biases, agree with the rows of the router: otherwise the function is another one.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from quanterr.formats import Weight
+from quanterr.pairing.converters.orders import Order
+from quanterr.pairing.model import Pair
+from quanterr.pairing.sampling import CLEARLY, SAME, Workspaces, relative_error
+from quanterr.pairing.views import reorder
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+
+OF_EXPERTS = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?(.+)")
+OF_ROUTERS = re.compile(r"(.+)\.(?:gate|router)\.(?:\w+\.)?(\w+)")
+ALIKE = 0.9  # cosine of a row of a router and the same row as codes; rows of others have less
+
+
+class _Block(NamedTuple):
+    """The numbers of the pairs of one block of experts."""
+
+    apart: dict[str, dict[int, int]]  # the rest of the name → expert → pair
+    stacked: list[int]  # weights of all experts
+    routers: list[int]
+
+
+def restore_experts(pairs: list[Pair], workspaces: Workspaces) -> list[str]:
+    """Pair experts, and rows of routers, that are in another order; return the names of the blocks' routers."""
+    found = []
+    for block in _find_blocks(pairs).values():
+        router = next((n for n in block.routers if len(pairs[n].original.shape) == 2), None)
+        places = [] if router is None else _find_places(pairs[router], workspaces)
+        if router is not None and places and (changed := _move(pairs, block, places, workspaces)):
+            for number, pair in changed.items():
+                pairs[number] = pair
+            found.append(pairs[router].name)
+    return found
+
+
+def _find_blocks(pairs: Sequence[Pair]) -> Mapping[str, _Block]:
+    """Return the blocks with experts, by the path before them."""
+    blocks: dict[str, _Block] = {}
+    for number, pair in enumerate(pairs):
+        if match := OF_EXPERTS.fullmatch(pair.name):
+            block = blocks.setdefault(match[1], _Block({}, [], []))
+            if match[2]:
+                block.apart.setdefault(match[3], {})[int(match[2])] = number
+            else:
+                block.stacked.append(number)
+    for number, pair in enumerate(pairs) if blocks else ():
+        if (match := OF_ROUTERS.fullmatch(pair.name)) and match[1] in blocks:
+            blocks[match[1]].routers.append(number)
+    return blocks
+
+
+def _find_places(router: Pair, workspaces: Workspaces) -> list[int]:
+    """Return the row of the original that each row of a router holds; empty if they are in order, or are others."""
+    if router.original.shape != router.quantized.shape:
+        return []
+    x, y = (
+        _read_directions(side, workspace)
+        for side, workspace in zip((router.original, router.quantized), workspaces, strict=True)
+    )
+    if torch.equal(x, y):
+        return []
+    alike, places = (y @ x.T).max(1)
+    in_order = torch.arange(len(x))
+    places = torch.where((x * y).sum(1) >= alike, in_order, places)
+    is_order = bool((alike > ALIKE).all()) and torch.equal(places.sort().values, in_order)
+    return places.tolist() if is_order and not torch.equal(places, in_order) else []
+
+
+def _read_directions(weight: Weight, workspace: Workspace) -> torch.Tensor:
+    rows, cols = weight.matrix
+    values = weight.dequantize(Chunk(0, rows, 0, cols), workspace).weight.double()
+    return torch.nn.functional.normalize(values).nan_to_num(0.0)
+
+
+def _move(pairs: Sequence[Pair], block: _Block, places: Sequence[int], workspaces: Workspaces) -> dict[int, Pair]:
+    """Return the pairs once each expert of the original has its own; empty if some weight is in another order."""
+    experts = len(places)
+    holders = [places.index(expert) for expert in range(experts)]
+    moved = dict(_move_stacks(pairs, (*block.stacked, *block.routers), holders))
+    for numbers in block.apart.values():
+        if numbers.keys() != set(range(experts)):
+            return {}
+        for expert, holder in enumerate(holders):
+            moved[numbers[expert]] = _give_codes(pairs[numbers[expert]], pairs[numbers[holder]])
+    agree = all(_agrees(pairs[number], pair, workspaces) for number, pair in moved.items())
+    return moved if agree and (block.apart or block.stacked) else {}
+
+
+def _move_stacks(pairs: Sequence[Pair], numbers: Sequence[int], holders: Sequence[int]) -> Iterator[tuple[int, Pair]]:
+    """Reorder the experts of stacked weights, or the rows of a router."""
+    for number in numbers:
+        pair = pairs[number]
+        length = pair.original.matrix[1 if len(pair.original.shape) == 1 else 0]
+        if length % len(holders) == 0:
+            order = Order(tuple(holders), length // len(holders))
+            yield number, replace(pair, quantized=reorder(pair.quantized, order))
+
+
+def _give_codes(pair: Pair, other: Pair) -> Pair:
+    """Return a pair with the quantized weight of another."""
+    return replace(
+        pair,
+        quantized=other.quantized,
+        quantized_codes=other.quantized_codes,
+        quantized_consumed=other.quantized_consumed,
+        contradiction=other.contradiction,
+    )
+
+
+def _agrees(before: Pair, after: Pair, workspaces: Workspaces) -> bool:
+    """Return whether a quantized weight is clearly nearer once it is moved, or as near as before."""
+    if before.quantized is after.quantized:
+        return True
+    if after.original.shape != after.quantized.shape:
+        return False
+    first, moved = (relative_error(one.original, one.quantized, workspaces) for one in (before, after))
+    return moved <= SAME or moved == first or CLEARLY * moved < first

@@ -1,0 +1,80 @@
+"""Experts in another order, with the rows of their router: the same function; and with rows that do not agree."""
+
+import pytest
+import torch
+from support.making import compared, numbers
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+ORDER = [3, 0, 2, 1]
+ROUTER, BIAS = "model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.e_score_correction_bias"
+
+
+def name(expert, part):
+    return f"model.layers.0.mlp.experts.{expert}.{part}.weight"
+
+
+@pytest.fixture(scope="module")
+def original():
+    experts = {name(n, part): numbers(64, 64, seed=10 * n + k) for n in range(4) for k, part in enumerate(PARTS)}
+    return experts | {ROUTER: numbers(4, 64, seed=90), BIAS: numbers(1, 4, seed=91)[0].float()}
+
+
+def moved(original, parts=PARTS, of_router=ORDER, of_bias=ORDER):
+    found = {name(n, part): original[name(other, part)] for n, other in enumerate(ORDER) for part in parts}
+    return original | found | {ROUTER: original[ROUTER][of_router], BIAS: original[BIAS][of_bias]}
+
+
+def as_int8(weights):
+    found = {}
+    for key, weight in weights.items():
+        if "_proj" not in key:
+            found[key] = weight
+            continue
+        scale = weight.float().abs().amax(-1, keepdim=True) / 127
+        found |= {key: (weight.float() / scale).round().to(torch.int8), f"{key}_scale": scale}
+    return found
+
+
+def told(report):
+    return {(one.severity, one.code) for one in report.findings}
+
+
+def test_experts_in_the_order_of_their_router_are_compared_with_their_own(tmp_path, original):
+    report = compared(tmp_path, original, as_int8(moved(original)))
+
+    assert {("info", "permuted")} == told(report)
+    assert 12 == len(report.layers)
+    assert all(layer.snr_db > 35 for layer in report.layers)
+    assert [ROUTER] == report.findings[0].evidence["layers"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"of_router": [0, 1, 2, 3], "of_bias": [0, 1, 2, 3]},
+        {"of_router": [3, 2, 1, 0]},
+        {"of_bias": [0, 1, 2, 3]},
+        {"parts": ("up_proj",)},
+        {"parts": ()},
+    ],
+    ids=["router", "other order of router", "bias", "one part alone", "router alone"],
+)
+def test_experts_in_an_order_that_the_router_does_not_have_are_an_error(tmp_path, original, wrong):
+    report = compared(tmp_path, original, as_int8(moved(original, **wrong)))
+
+    assert "error" in {severity for severity, _ in told(report)}
+    assert ("info", "permuted") not in told(report)
+
+
+def stacked(weights):
+    stacks = {
+        f"model.layers.0.mlp.experts.{part}": torch.stack([weights[name(n, part)] for n in range(4)]) for part in PARTS
+    }
+    return stacks | {ROUTER: weights[ROUTER]}
+
+
+def test_stacked_experts_in_the_order_of_their_router_are_in_order_again(tmp_path, original):
+    report = compared(tmp_path, stacked(original), stacked(moved(original)))
+
+    assert {("info", "permuted"), ("warning", "identical")} >= told(report) > set()
+    assert ("info", "permuted") in told(report)
