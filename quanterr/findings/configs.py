@@ -14,11 +14,13 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.defaults import GATES, assume_for_gguf, assume_for_transformers, list_keys
 from quanterr.pairing.tied import find_tied_head
+from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display
 
 FLOAT32 = 2.0**-23  # largest relative difference of equal numbers: GGUF stores float32
 CONFIG, GGUF = "config.json", "the GGUF metadata"
+EMBEDDING = "embedding"  # role
 LEAST = 3  # any model's configuration has this many keys
 REMEDY = "use the original's value unless the model was changed on purpose: runtimes follow what is declared"
 
@@ -123,10 +125,17 @@ def compare_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Fin
         there, here = (ModelFields(side.values, side.where) for side in (there, here))
     for key in {**there.values, **there.assumed}:
         value, own = there.find(key), here.find(key)
-        if own is not None and key not in unlike and key != TIED and not _are_equal(value, own):
+        if own is None or key in unlike or key == TIED or _are_equal(value, own):
+            continue
+        if key != "vocab_size" or not _stores_rows(quantized, own):  # else more rows are reported with the weight
             yield _report_difference(there, here, key)
     yield from _check_tied_head(there, here, original, quantized)
     yield from _check_rope_scaling(there, here, quantized)
+
+
+def _stores_rows(checkpoint: Checkpoint, number: object) -> bool:
+    """Return True if the embedding of a checkpoint has this number of rows."""
+    return any(entry.shape[:1] == (number,) for name, entry in checkpoint.entries.items() if role_of(name) == EMBEDDING)
 
 
 def _read_fields(checkpoint: Checkpoint) -> ModelFields:

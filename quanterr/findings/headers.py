@@ -8,9 +8,12 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.limits import FEW
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, FoldedScales, Leftover, Pair, Pairing
+from quanterr.pairing.sampling import on_cpu
 from quanterr.pairing.tied import DROPPED, TIED
 from quanterr.pairing.transforms import find_fused_transforms
+from quanterr.pairing.views import find_whole
 from quanterr.selection.roles import role_of
+from quanterr.tensors.chunks import Chunk
 from quanterr.util.text import count, display, listed
 
 NUMBER = re.compile(r"\d+\.\d+(e[-+]?\d+)?|\d+e[-+]?\d+|(?<=\.)\d+(?=\.)")  # a fraction, or the number of a block
@@ -84,6 +87,21 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
         yield make_finding("fp8_without_scale", "info", None, message, remedy)
     sides = ((pair.name, side) for pair in plan.pairs for side in (pair.original, pair.quantized))
     yield from report_layouts((name, warning) for name, side in sides for warning in side.warnings)
+    yield from _report_padding(plan.pairs)
+
+
+def _report_padding(pairs: Iterable[Pair]) -> Iterator[Finding]:
+    """Report vocabularies with more rows than the original's: an info if these are all alike, as padding is."""
+    padded = [pair for pair in pairs if len(pair.original.shape) == 2 and role_of(pair.name) in NOT_COLLECTED]
+    wholes = [(pair, whole) for pair in padded if (whole := find_whole(pair.quantized)) is not pair.quantized]
+    with on_cpu() as workspaces:
+        for pair, whole in wholes:
+            first, stop = pair.original.matrix[0], whole.matrix[0]
+            rows = whole.dequantize(Chunk(first, stop, 0, whole.matrix[1]), workspaces[1]).weight
+            is_padding = bool((rows == rows[:1]).all())
+            message = f"{display(pair.name)}: {count(stop - first, 'more row')} than in the original"
+            message += ", all alike, are padding" if is_padding else " are not compared: new tokens?"
+            yield make_finding("ambiguous_layout", "info" if is_padding else "warning", pair.name, message)
 
 
 def _report_dropped_head(leftovers: Iterable[Leftover]) -> Iterator[Finding]:

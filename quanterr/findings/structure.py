@@ -23,6 +23,7 @@ from quanterr.findings.schemes import check_schemes, compare_declarations
 from quanterr.formats import FORMATS, find_rows
 from quanterr.pairing.inputs import find_cache_scales
 from quanterr.pairing.transforms import find_lone_transforms
+from quanterr.pairing.views import find_whole
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
@@ -106,7 +107,7 @@ def _check_sizes(declared: Mapping[str, int], where: str, stored: Sequence[Store
             continue
         if width and shape[1] != width:
             yield _report_mismatch(f"{where} declares a width of {width}, but {name} has {shape[1]}")
-        if rows and shape[0] != rows:
+        if rows and rows not in (shape[0], find_whole(one.weight).matrix[0]):
             yield _report_mismatch(f"{where} declares vocab_size {rows}, but {name} has {count(shape[0], 'row')}")
     for key, endings in HEADS.items():
         heads = declared.get(key)

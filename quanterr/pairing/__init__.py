@@ -449,8 +449,7 @@ def _crop_padding(x: Weight, y: Weight) -> Weight:
     padded = len(x.shape) == len(y.shape) == 2 and x.shape[1] == y.shape[1] and 0 < extra <= MOST_PADDING
     if not padded or role_of(x.name) not in ("embedding", "head"):
         return y
-    cropped = take_rows(y, 0, x.shape)
-    return replace(cropped, warnings=(*y.warnings, f"{extra} more rows than in the original were dropped as padding"))
+    return take_rows(y, 0, x.shape)
 
 
 def _restore_shape(y: Weight, shape: tuple[int, ...]) -> Weight:

@@ -51,6 +51,13 @@ def _dequantize_rows(weight: Weight, first: int, chunk: Chunk, workspace: Worksp
     return weight.dequantize(_shift_chunk(chunk, axis, begin + first, end + first), workspace)
 
 
+def find_whole(weight: Weight) -> Weight:
+    """Return the weight whose rows a view is; the weight itself if it is no such view."""
+    function = weight.dequantize
+    whole: Weight = function.args[0] if isinstance(function, partial) and function.func is _dequantize_rows else weight
+    return whole
+
+
 def reshape_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
     """Return the same elements, in the same order, under another shape."""
     if shape == weight.shape:

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from support.making import numbers, store
 
 import quanterr
@@ -296,3 +297,17 @@ def test_head_tied_by_the_quantized_configuration_alone_must_be_the_embedding(tm
     assert [("warning", "tie_word_embeddings")] * n == [
         (one.severity, one.evidence["key"]) for one in findings if one.code == "config_mismatch"
     ]
+
+
+def test_declared_rows_of_a_padded_vocabulary_are_reported_with_the_weight(tmp_path):
+    name, x = "model.embed_tokens.weight", numbers(256, 64)
+    y = torch.cat([x, torch.zeros(16, 64, dtype=x.dtype)])
+    sides = [
+        store(tmp_path / side, {name: weight}, config=LLAMA | {"vocab_size": len(weight), "num_hidden_layers": 0})
+        for side, weight in (("x", x), ("y", y))
+    ]
+    report = quanterr.compare(*sides, device="cpu")
+
+    assert [("info", name)] == [(one.severity, one.layer) for one in report.findings if "more rows" in one.message]
+    assert [] == [one.message for one in report.findings if one.evidence.get("key") == "vocab_size"]
+    assert not [one.message for one in report.findings if "declares vocab_size" in one.message]

@@ -210,14 +210,15 @@ class TestTransposed:
         assert [] == [found for found in report.findings if found.code == "ambiguous_layout"]
 
 
-def test_vocabulary_is_cropped_with_a_note(tmp_path):
+@pytest.mark.parametrize(("more", "severity"), [(torch.zeros(28, 64), "info"), (numbers(28, 64), "warning")])
+def test_vocabulary_is_cropped_with_a_note(tmp_path, more, severity):
     x = numbers(100, 64)
-    codes, scale = quantized_fp8(torch.cat([x, torch.zeros(28, 64)]))
+    codes, scale = quantized_fp8(torch.cat([x, more]))
     quantized = {"lm_head.weight": codes, "lm_head.weight_scale": scale}
     report = compared(tmp_path, {"lm_head.weight": x}, quantized)
 
     assert report.layers[0].snr_db > 30
-    assert any("28 more rows" in finding.message for finding in report.findings)
+    assert [severity] == [one.severity for one in report.findings if "28 more rows" in one.message]
 
 
 class TestNames:
