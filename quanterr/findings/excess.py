@@ -270,12 +270,17 @@ def _is_rounded_afterwards(pair: Pair, part: BadRegion) -> bool:
 
 
 def _is_limited_by_least_scale(pair: Pair, found: Attainable, part: BadRegion) -> bool:
-    """Return True if half of the smallest scale that can be stored explains the error of a part."""
-    least, levels = least_scale(pair), pair.quantized.levels
+    """Return True if half of the smallest scale that can be stored explains the error of a part.
+
+    Groups multiply a scale that they share by up to ``steps.scales``, and with it the error of half a smallest scale.
+    IQ4_XS has the codes for the scale before it is rounded (ggml-quants.c of llama.cpp, quantize_row_iq4_nl_impl).
+    """
+    least, levels, steps = least_scale(pair), pair.quantized.levels, pair.quantized.scale_steps
     if not least or levels is None:
         return False
+    largest = max(1.0, steps.scales / 2) if steps else 1.0
     squared_error = 10 ** (part.louder_db / 10) * found.e_sq / max(found.n, 1)
-    return sqrt(squared_error) <= least * (levels.highest - levels.lowest) / 2
+    return sqrt(squared_error) <= largest * least * (levels.highest - levels.lowest) / 2
 
 
 def _lost_db(part: BadRegion) -> float:

@@ -5,7 +5,7 @@ from math import inf, isfinite, log10, sqrt
 
 from msgspec import Struct
 
-from quanterr.findings.limits import BIT_DB, DOUBLE_DB, PEERS, SMALL_DB, TINY, WORST_DB
+from quanterr.findings.limits import BIT_DB, DOUBLE_DB, ENOUGH, PEERS, SMALL_DB, TINY, WORST_DB
 from quanterr.formats import Weight, find_rows
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import Pair
@@ -29,9 +29,17 @@ class Figures(Struct, frozen=True, gc=False):
     rescaled_db: float  # SNR after y is divided by ``factor``
 
     usual_db: float  # least SNR that the format and its bits usually reach
-    is_peaked: bool = (
-        False  # the largest element holds so much of the energy of x that other numbers are about it alone
-    )
+    peak: float = 0.0  # share of the energy of x that its largest element holds
+
+    @property
+    def is_peaked(self) -> bool:
+        """True if the largest element holds so much of the energy of x that other numbers are about it alone."""
+        return self.peak > 1 / PEERS
+
+    @property
+    def is_of_few(self) -> bool:
+        """True if about ENOUGH elements, or fewer, may hold all the energy of x: rounding these has a factor, too."""
+        return self.peak > 1 / ENOUGH
 
     @property
     def gains(self) -> bool:
@@ -124,7 +132,7 @@ def compute_figures(pair: Pair, sums: Sums) -> Figures | None:
         factor=_divide(sums.y_sq, sums.xy),
         rescaled_db=ratio_db(both, unexplained) if unexplained > 0 else EXACT_DB,
         usual_db=_usual_at_least(pair.quantized.format, bits),
-        is_peaked=as_float(sums.x_sq) < PEERS * sums.x_max**2,
+        peak=sums.x_max**2 / as_float(sums.x_sq),
     )
 
 

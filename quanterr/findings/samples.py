@@ -194,8 +194,9 @@ def _loses_to_zero_scales(pair: Pair, workspaces: Workspaces) -> bool:
 
 
 def _is_varied(pair: Pair, workspace: Workspace) -> bool:
-    """Return True if a weight has more distinct values than codes of few bits."""
-    return len(torch.unique(_read_rows(pair.original, workspace, ENOUGH**2))) > ENOUGH
+    """Return True if a weight has more distinct values than codes of few bits, and its rows than their scales hold."""
+    values = _read_rows(pair.original, workspace, ENOUGH**2)
+    return values.shape[1] > TERNARY and len(torch.unique(values)) > ENOUGH
 
 
 def measure_factor(pair: Pair, figures: Figures, is_doubtful: bool) -> tuple[float, float] | None:
@@ -270,7 +271,7 @@ def _explain_scales(pair: Pair, corrected: Correction, workspace: Workspace) -> 
 
 def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
     """Report a factor that removes much of the error although rows do not agree on it."""
-    if not figures.gains or figures.cosine < LIKE or figures.is_peaked:
+    if not figures.gains or figures.cosine < LIKE or figures.is_of_few:
         return None
     return make_finding(
         "scale_factor",

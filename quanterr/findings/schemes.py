@@ -146,9 +146,11 @@ def _compare_strategy(scheme: Scheme, one: Stored) -> Difference | None:
 def _find_granularity(weight: Weight) -> str:
     """Return what has a scale of its own: a tensor, channel (row), group of columns or block; empty if several fit."""
     rows, cols = weight.matrix
+    if rows == 1:
+        return ""
     if weight.block_size is not None:
-        return "group" if weight.block_size[0] == 1 and rows > 1 else "block" if len(weight.shape) == 2 else ""
-    if len(weight.shape) != 2 or rows == 1:
+        return "group" if weight.block_size[0] == 1 else "block" if len(weight.shape) == 2 else ""
+    if len(weight.shape) != 2:
         return ""
     if weight.format.endswith("_tensor"):
         return "tensor" if max(rows, cols) > BLOCK else ""

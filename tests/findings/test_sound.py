@@ -218,6 +218,15 @@ class TestPowersOfTwo:
 
         assert {} == told(report, "warning")
 
+    @pytest.mark.parametrize("seed", range(4))
+    def test_factor_of_a_few_huge_values_is_no_fault(self, tmp_path, seed):
+        """OCP's rule clips them by up to a quarter."""
+        w, random = weights(1024, 128, seed), np.random.default_rng(seed)
+        w.reshape(-1)[random.choice(w.size, 8, replace=False)] = 256 * random.uniform(0.8, 1, 8)
+        report = report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 2))
+
+        assert {} == told(report, "warning")
+
     def test_power_of_two_scales_at_half_size_are_reported(self, tmp_path):
         w = weights(64, 256)
         found = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
@@ -298,6 +307,13 @@ def test_few_distinct_values_are_exact_in_any_codes(tmp_path, make, by_row):
     assert ("lossless_codes", "info") == (found.code, found.severity)
     assert "BitNet" in found.remedy
     assert (["constant_weight"] if w.min() == w.max() else []) == [other.code for other in others]
+
+
+def test_rows_of_one_value_are_exact_with_scales_of_rows(tmp_path):
+    w = np.linspace(0.01, 0.03, 4096)[:, None]
+    report = compared(tmp_path, {NAME: torch.from_numpy(w).float()}, as_int8(w, np.abs(w) / 127))
+
+    assert {} == told(report, "warning")
 
 
 class TestRandomRounding:

@@ -502,6 +502,15 @@ class TestScheme:
         assert (told is None) == (found == [])
         assert told is None or told in found[0]
 
+    def test_one_row_has_groups_as_well_as_blocks(self, tmp_path):
+        name, x = "model.layers.0.mlp.up_proj.weight", numbers(1, 128)
+        y = {name: x.to(torch.float8_e4m3fn), f"{name}_scale": torch.full((1, 4), 127, dtype=torch.uint8)}
+        weights = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        config = {"quant_method": "compressed-tensors", "format": "mxfp8-quantized", "config_groups": groups}
+
+        assert [] == mismatches(report_of(tmp_path, y, {"quantization_config": config}, {name: x}))
+
     @pytest.mark.parametrize(("size", "n"), [(None, 1), ([128, 128], 0)], ids=["not declared", "declared"])
     def test_fp8_block_size_must_be_declared(self, tmp_path, size, n):
         x = {"model.layers.0.mlp.up_proj.weight": numbers(256, 256).float()}

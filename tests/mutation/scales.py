@@ -229,6 +229,28 @@ def _heavy_rows(x: Tensor) -> Tensor:
     return y
 
 
+def _rows_of_all_sizes(x: Tensor) -> Tensor:
+    y = x.float()
+    y[3::10] *= 100
+    y[4::10] /= 100
+    return y.bfloat16()
+
+
+def _huge_values(x: Tensor) -> Tensor:
+    y = x.float()
+    y.view(-1)[torch.randint(y.numel(), (20,), generator=drawn(len(y)))] *= 1e4
+    return y.bfloat16()
+
+
+def scaled_before_rounding(layout: Layout, x: Tensor) -> Coded:
+    """Take the codes for scales of superblocks before these are rounded to float16, as llama.cpp does for IQ4_XS."""
+    before = sound(layout, x)
+    outer = before.wanted[0].view(len(x), -1, 8)
+    d = outer.gather(2, outer.abs().argmax(2, keepdim=True)) / -32
+    scale = ((outer / d).round().clamp(-32, 31) * d).view(len(x), 1, -1, 1)
+    return replace(before, codes=layout.grid.nearest((layout.groups(x.float()) / scale).nan_to_num(0.0, 0.0, 0.0)))
+
+
 QUANTIZERS = (
     Quantizer("absolute maximum", sound, _always),
     Quantizer("search", searched, lambda layout: not layout.two_levels),
@@ -250,6 +272,9 @@ QUANTIZERS = (
     Quantizer("zero groups", sound, _always, _zero_groups),
     Quantizer("tiny rows", sound, _always, _tiny_rows),
     Quantizer("heavy rows", sound, _always, _heavy_rows),
+    Quantizer("rows of all sizes", scaled_before_rounding, lambda layout: layout.name == "IQ4_XS", _rows_of_all_sizes),
+    Quantizer("huge values", sound, lambda layout: layout.family == "MX", _huge_values),
+    Quantizer("huge values by OCP", by_ocp, lambda layout: layout.family == "MX", _huge_values),
 )
 
 
