@@ -215,6 +215,18 @@ def report_folding(folded: Sequence[FoldedScales]) -> Iterator[Finding]:
                 "repeat the scales of each head for its heads of queries, one after the other, and quantize again",
                 layers=[one.misplaced],
             )
+        if one.unlike:
+            rows = listed([str(row) for row in one.unlike], 4)
+            yield make_finding(
+                "folded_scales",
+                "warning",
+                one.source,
+                f"{display(one.source)} absorbed the scales of {display(one.names[1])}, but some of its rows "
+                f"({rows}) have other factors than the columns that they feed",
+                "quantize both layers again with the same scales",
+                layers=list(one.names),
+                rows=list(one.unlike),
+            )
         if one.bias:
             yield make_finding(
                 "folded_scales",

@@ -115,6 +115,7 @@ class FoldedScales(Struct, frozen=True):
     after_db: float = 0.0  # SNR of ``worst`` with all factors undone
     without: tuple[str, ...] = ()  # names of weights that should have the factors as well, but clearly do not
     bias: str = ""  # name of the source's bias, if it lacks the factors that the source's rows have
+    unlike: tuple[int, ...] = ()  # rows of the source that have another factor than the columns that they feed
     misplaced: str = ""  # name of the weight that has the factors in another order of heads than is declared
 
 

@@ -45,6 +45,9 @@ LENGTH = 0.5  # a factor that leaves less than this share of a deviation in leng
 LEAST = 1e-30  # least error to divide by
 AGREEING = 0.5  # least correlation of factors that agree: 64 random factors have about 0.125
 DOUBTS, SCATTER = 4.0, 0.02  # a fold is sought if a row factor is off the median by DOUBTS standard errors + SCATTER
+# A row and the columns that it feeds have one factor unless its logarithms differ by APART, and UNLIKE standard errors.
+# It is shown by an energy SHOWN times that of errors: with less, steps are as wide as the values, and bias it.
+APART, UNLIKE, SHOWN = 0.2, 6.0, 4.0
 HEADS = (128, 64, 256, 96, 80, 32, 16)  # common numbers of rows per head
 
 OF_VALUES = ("v_proj", "qkv_proj")  # weights whose last rows are the values of attention's heads
@@ -204,7 +207,8 @@ def _undo_between(
     pairs[number] = replace(first, quantized=_add_evidence(scale_weight(first.quantized, 1 / factors, 0), second.name))
     pairs[behind] = replace(second, quantized=_add_evidence(columns, first.name))
     misplaced = second.name if is_misplaced else ""
-    found = FoldedScales(first.name, (first.name, second.name), misplaced=misplaced)
+    unlike = () if is_misplaced else tuple(_find_unlike(fitted, of_columns, best, (cols, second.original.matrix[0])))
+    found = FoldedScales(first.name, (first.name, second.name), misplaced=misplaced, unlike=unlike)
     yield _undo_bias(found, pairs, places, factors, workspaces)
 
 
@@ -268,6 +272,25 @@ def _agree(of_rows: FittedFactors, of_columns: FittedFactors, head: HeadLayout) 
     columns = -of_columns.factors.view(-1, head.repeats, head.rows).log().mean(1).view(-1)
     both = torch.stack((of_rows.factors[-head.n :].log(), columns))
     return float(both.corrcoef()[0, 1].nan_to_num(0.0)) > AGREEING
+
+
+def _find_unlike(
+    of_rows: FittedFactors, of_columns: FittedFactors, head: HeadLayout, lengths: tuple[int, int]
+) -> list[int]:
+    """Return the rows whose factor the columns that they feed do not have; ``lengths`` are those of rows and columns.
+
+    Factors of rows or columns that codes hardly show, as most are rounded to zero, tell nothing.
+    """
+    factors, certainty = (values.view(-1, head.repeats, head.rows) for values in of_columns)
+    own, own_certainty = (values[-head.n :].view(-1, 1, head.rows) for values in of_rows)
+    shown = (own_certainty > SHOWN * lengths[0]) & (certainty > SHOWN * lengths[1])
+    if not bool(shown.any()):
+        return []
+    apart = own.log() + factors.log()
+    apart -= apart[shown].median()
+    unlike = shown & (apart.abs() > APART + UNLIKE * (1 / own_certainty + 1 / certainty).sqrt())
+    rows: list[int] = (unlike.any(1).view(-1).nonzero()[:, 0] + len(of_rows.factors) - head.n).tolist()
+    return rows
 
 
 def _combine_factors(of_rows: FittedFactors, of_columns: FittedFactors, head: HeadLayout) -> Tensor:

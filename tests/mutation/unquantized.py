@@ -73,6 +73,8 @@ def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
     v, o = {V: x[V].float() / rows[:, None]}, {OUT: x[OUT].float() * heads}
     off = (norm[INPUT_NORM].float() * (1 + 0.1 * torch.randn(HIDDEN, generator=drawn(7)))).bfloat16()
     tiled = {OUT: x[OUT].float() * rows.repeat(HIDDEN // KEYS)}
+    one = torch.ones(INNER)
+    one[INNER // 7] = 1.5
     bias = {V_BIAS: (x[V_BIAS].float() / rows).bfloat16()}
     up, down = {UP: x[UP].float() / inner[:, None]}, {DOWN: x[DOWN].float() * inner}
     for name, tensors, right in (
@@ -86,6 +88,8 @@ def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
         ("v and o folded, o forgotten", v | bias, False),
         ("up and down folded", up | down, True),
         ("up and down folded, down forgotten", up, False),
+        ("up and down folded, one row × 1.5", up | down | {UP: up[UP] * one[:, None]}, False),
+        ("up and down folded, one column × 1.5", up | down | {DOWN: down[DOWN] * one}, False),
     ):
         coded = {key: sound(layout, as_matrix(value)) if linear(key) else value for key, value in tensors.items()}
         yield Case(name, coded, sound=right, names=(Q, K, V, OUT, UP, DOWN, INPUT_NORM, V_BIAS))

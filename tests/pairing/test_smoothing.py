@@ -79,6 +79,17 @@ class TestWeight:
         assert {self.UP, self.DOWN} == set(folded(report)[0].evidence["layers"])
         assert all(layer.snr_db > 10 for layer in report.layers)
 
+    @pytest.mark.parametrize("wrong", [UP, DOWN])
+    def test_row_with_another_factor_than_its_column_is_a_warning(self, tmp_path, wrong):
+        x, s, other = model(), factors(96), torch.ones(96)
+        other[40] = 1.5
+        moved = {self.UP: x[self.UP] / s[:, None], self.DOWN: x[self.DOWN] * s}
+        moved[wrong] = moved[wrong] * (other[:, None] if wrong == self.UP else other)
+        report = compared(tmp_path, x, x | {name: int4(weight) for name, weight in moved.items()})
+        _, found = folded(report)
+
+        assert ("warning", self.UP, [40]) == (found.severity, found.layer, found.evidence["rows"])
+
     def test_single_scaled_weight_is_not_repaired(self, tmp_path):
         x, s = model(), 3 * factors(96)
         report = compared(tmp_path, x, x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN])})
