@@ -12,6 +12,7 @@ excess      a sample of one weight, compared with the nearest codes
 scales      the same sample, compared with good scales
 layers      all weights together
 sources     a sample of weights with excess error: were they made from other values?
+columns     the few columns of a weight that hold the values of other columns, read again
 samples     repairs, tried on the first rows of the worst weights; misplaced: experts, gate and up in other places
 vectors     norms and biases that changed much, read again
 constants   matrices that are zero, or a single value, on both sides
@@ -35,6 +36,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.activations import check_activation_scales
 from quanterr.findings.casts import check_casts
 from quanterr.findings.codes import make_finding
+from quanterr.findings.columns import name_moved_columns
 from quanterr.findings.compensation import drop_compensated
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
 from quanterr.findings.excess import (
@@ -185,6 +187,7 @@ class FindingCollector:
                 done.copy,
                 done.attainable.excess_db if done.attainable else None,
                 is_norm_of_ones(pair, done.sums),
+                done.attainable.unlike_columns if done.attainable else (),
             )
         )
 
@@ -205,6 +208,7 @@ class FindingCollector:
             single = excuse_shared_scales(
                 drop_compensated(single, compensated, self._declared.compensates, workspaces), seen
             )
+            single = name_moved_columns(single, seen, workspaces)
         whole, alike = self._check_all(seen)
         outliers = find_group_outliers(seen)
         faulty = {found.layer for found in single if found.code in SAMPLED and found.severity != "info"}

@@ -40,6 +40,7 @@ class WeightSummary(Struct, frozen=True, gc=False):  # in all, there are as many
     copy: Copy | None = None  # kind of copy of the original, if neither side is quantized
     excess_db: float | None = None  # error beyond the nearest codes
     ones: bool = False  # a norm whose quantized values are all 1
+    unlike_columns: tuple[int, ...] = ()  # that may hold other values
 
     @property
     def near(self) -> bool:

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from math import isfinite, log2
 
+import torch
+from torch import Tensor
+
 from quanterr.declarations import Scheme
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import RUN, find_scaling
@@ -26,12 +29,11 @@ from quanterr.findings.limits import (
     WORST_DB,
 )
 from quanterr.findings.methods import Method
-from quanterr.formats import Weight
 from quanterr.kernel.levels import Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import ComparedWeight, Pair
-from quanterr.samples.good_scales import FEW_LEVELS
+from quanterr.samples.good_scales import FEW_LEVELS, ScaleGroups
 from quanterr.samples.scales import BYTE, get_clipping_limit
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import CPU
@@ -88,24 +90,36 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
 
 
 def check_zero_points(pair: Pair, done: ComparedWeight, scheme: Scheme | None) -> Iterator[Finding]:
-    """Report codes that are declared to have zero points of their own, where all are the same and values are clipped.
+    """Report zero points that are all the same, where values are clipped and scales were made for other zero points.
 
-    Scales that were made for other zero points then lose what is beyond the ends of the range.
+    Codes are declared to have zero points of their own, or the scales follow the ranges of groups, of which the zero
+    points then leave out an end.
     """
     found, weight = done.attainable, pair.quantized.unrotated
-    if found is None or scheme is None or scheme.is_symmetric is not False or pair.quantized.rotated:
+    if found is None or pair.quantized.rotated or (scheme is not None and scheme.is_symmetric):
         return
-    clips = found.clipped > 0 and found.scale_ratio < 1 - ALIKE and (found.scale_loss_db or 0.0) > SLIGHT_DB
-    if not clips or not _has_one_zero_point(weight):
+    is_declared = scheme is not None and scheme.is_symmetric is False and (found.scale_loss_db or 0.0) > SLIGHT_DB
+    clips = found.clipped > 0 and found.scale_ratio < 1 - ALIKE
+    if not clips or not (is_declared or found.clipping_db > SLIGHT_DB):
+        return
+    rows, cols = weight.matrix
+    chunk = Chunk(0, min(RUN, rows), 0, cols)
+    scales = find_scaling(weight, chunk, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    if scales is None or not _are_zero_points_alike(*scales):
+        return
+    if not is_declared and not _follow_ranges(pair, chunk, scales[0]):
         return
     share = 100 * found.clipped / found.n
+    why = "each scale was made for the range of its group"
+    if is_declared and scheme is not None:
+        why = f"{display(scheme.key)} declares codes that are not symmetric"
     yield make_finding(
         "zero_points",
         "warning",
         pair.name,
-        f"{display(pair.name)}: all its zero points are the same, though {display(scheme.key)} declares codes that are "
-        f"not symmetric, and {share:.2g} % of the original's values are beyond the range of their scales: they allow "
-        f"{found.snr_db:.1f} dB, good ones {found.format_snr_db:.1f} dB",
+        f"{display(pair.name)}: all its zero points are the same, though {why}, and {share:.2g} % of the original's "
+        f"values are beyond the range of their scales: they allow {found.snr_db:.1f} dB, and "
+        f"{level(found.x_sq, found.rounding_sq):.1f} dB without clipping",
         "compare the zero points with what the quantizer wrote",
         clipped_pct=share,
         attainable_snr_db=found.snr_db,
@@ -113,14 +127,31 @@ def check_zero_points(pair: Pair, done: ComparedWeight, scheme: Scheme | None) -
     )
 
 
-def _has_one_zero_point(weight: Weight) -> bool:
-    """Return True if the zero points of a run of rows are one number."""
-    rows, cols = weight.matrix
-    scales = find_scaling(weight, Chunk(0, min(RUN, rows), 0, cols), (FilledWorkspace(CPU), FilledWorkspace(CPU)))
-    if scales is None or scales[1] is None:
+def _are_zero_points_alike(unit: Tensor, shift: Tensor | None) -> bool:
+    """Return True if there are zero points, and all are one number."""
+    if shift is None:
         return False
-    points = (scales[1] / scales[0])[scales[0] != 0]
+    points = (shift / unit)[unit != 0]
     return points.numel() >= ENOUGH and float((points - points.median()).abs().max()) < 1 - ALIGNED
+
+
+def _follow_ranges(pair: Pair, chunk: Chunk, unit: Tensor) -> bool:
+    """Return True if scales are in proportion to the ranges of groups, rather than to their largest magnitudes.
+
+    Scales for codes around one zero point are in proportion to magnitudes, whatever share of these they clip.
+    """
+    block = pair.quantized.unrotated.block_size
+    if block is None or block[0] != 1 or unit.shape[1] % block[1]:
+        return False
+    x = pair.original.dequantize(chunk, FilledWorkspace(CPU)).weight.float()
+    groups, codes = ScaleGroups(*block), (x / unit).nan_to_num(0.0, 0.0, 0.0)
+    low, high = groups.min(codes).clamp(max=0.0), groups.max(codes).clamp(min=0.0)
+    used = high > low
+    if int(used.sum()) < ENOUGH:
+        return False
+    sizes = (size[used].log() for size in (high - low, torch.maximum(high, -low)))
+    of_ranges, of_magnitudes = (float((size - size.median()).abs().median()) for size in sizes)
+    return of_ranges < of_magnitudes / 2
 
 
 def has_good_scales(pair: Pair, done: ComparedWeight) -> bool:

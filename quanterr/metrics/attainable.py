@@ -55,6 +55,7 @@ class Attainable(NamedTuple):
     weighted_e_sq: float | None = None  # Σ importance · e²; None without an importance matrix
     weighted_best_sq: float = 0.0  # Σ importance · e*²
     beyond_sq: float = 0.0  # Σe² of elements in range whose code is neither of the two nearest
+    unlike_columns: tuple[int, ...] = ()  # that may hold other values
 
     @property
     def snr_db(self) -> float:

@@ -33,6 +33,7 @@ from quanterr.samples.codes import (
     LIKE,
     PART_DB,
     TILE_DB,
+    UNLIKE,
     may_trust,
 )
 from quanterr.samples.conspicuous import count_run_cells
@@ -77,6 +78,7 @@ LIMITS = LimitsStruct(
     better=CAUTIOUS * 10 ** (-BETTER_DB / 10),
     worse=CAUTIOUS * 10 ** (BETTER_DB / 10),
     apart=CAUTIOUS * 10 ** (TILE_DB / 10),
+    unlike=UNLIKE / CAUTIOUS,
     fewest=FEWEST,
     fewest_rows=FEWEST_ROWS,
 )

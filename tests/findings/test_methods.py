@@ -1,5 +1,7 @@
 """Traces that methods leave in sound files, and faults that none of them makes: see findings/methods.py."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from mutation import methods
@@ -135,6 +137,49 @@ def test_damage_whose_directions_few_rows_or_columns_share_is_a_warning(tmp_path
     x, layout = matrix(256, 512, 3), named("CT INT4 asym g128")
     report = made(Bench(tmp_path), layout, {NAME: x}, lambda layout, x: damage(layout, x, sound(layout, x))).report
     assert {one for one in warnings(report) if one.startswith(("excess", "bad_rows"))}
+
+
+def find_moved(tmp_path, name, damage):
+    """Return the findings that name moved columns, in a weight by GPTQ where that is declared, and damaged."""
+    x, generator, layout = matrix(128, 256, 5), drawn(6), declared_by_gptq(named(name))
+    inputs = torch.randn(512, 64, generator=generator) @ torch.randn(64, 256, generator=generator)
+
+    def quantize(layout, x):
+        return damage(compensated(layout, x, inputs) if name in methods.BY_GPTQ else sound(layout, x))
+
+    found = made(Bench(tmp_path), layout, {NAME: x}, quantize).report.findings
+    return [one for one in found if "holds the values of column" in one.message]
+
+
+@pytest.mark.parametrize("name", ["GPTQ 4 bits", "GPTQ 4 bits asym", "CT INT4 g128", "Q2_K"])
+def test_columns_that_hold_the_values_of_others_are_named(tmp_path, name):
+    (moved,) = find_moved(tmp_path, name, lambda by_method: methods.exchanged(None, None, by_method))
+    assert "warning" == moved.severity
+    assert [[-1, 3], [-1, 244]] == moved.evidence["places"]
+
+
+def test_columns_with_much_compensated_error_hold_their_own_values(tmp_path):
+    assert [] == find_moved(tmp_path, "GPTQ 4 bits", lambda by_method: by_method)
+
+
+@pytest.mark.parametrize("layout", ["quanto INT4", "Q2_K", "MLX 4 bits"])
+def test_equal_zero_points_with_scales_for_whole_ranges_are_a_warning(tmp_path, layout):
+    def middled(layout, x):
+        return methods.middled(layout, x, sound(layout, x))
+
+    bench, x = Bench(tmp_path), {NAME: matrix(256, 512, 3)}
+    assert "zero_points" in warnings(made(bench, named(layout), x, middled).report)
+
+
+@pytest.mark.parametrize("layout", ["quanto INT4", "CT INT4 asym g128", "MLX 4 bits"])
+def test_equal_zero_points_with_scales_for_them_are_none(tmp_path, layout):
+    def symmetric(layout, x):
+        largest = layout.groups(x.float()).abs().amax((1, 3))
+        unit = 0.85 * largest / 7.5  # clipped, as a search for scales chooses it
+        return coded(layout, x, unit, -unit * round((layout.grid.high + layout.grid.low) / 2))
+
+    report = made(Bench(tmp_path), replace(named(layout), config={}), {NAME: matrix(256, 512, 3)}, symmetric).report
+    assert "zero_points" not in warnings(report)
 
 
 @pytest.mark.parametrize("layout", ["CT INT4 asym g128", "AWQ", "GPTQ 4 bits asym"])

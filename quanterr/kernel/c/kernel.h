@@ -195,6 +195,7 @@ typedef struct { /* thresholds of samples; samples/native.py fills them in */
     double floor;        /* of an error, as a share of x², below which it is no damage */
     double like;         /* share of an error that a factor explains */
     double part, compensated, better, worse, apart; /* ratios of energies from which regions stand out */
+    double unlike;       /* squared cosine of x and y below which a column may hold other values */
     int64_t fewest, fewest_rows; /* elements of a region, and regions that are compared */
 } Limits;
 

@@ -328,6 +328,8 @@ static int are_regions_alike(const Sample *s, const Regions *rows, const Regions
         double sums[N_PRODUCTS];
         for (int k = 0; k < N_PRODUCTS; k++) sums[k] = s->columns[k * s->most_cols + col];
         if (!add_region(s, &columns, sums)) return 0;
+        const double xy = sums[X_SQ] + sums[XE], y_sq = xy + sums[XE] + sums[E_SQ];
+        if (xy * xy < s->limits->unlike * sums[X_SQ] * y_sq) return 0;
     }
     return are_alike(s, &columns, room, -1);
 }
