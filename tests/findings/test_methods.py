@@ -139,16 +139,27 @@ def test_damage_whose_directions_few_rows_or_columns_share_is_a_warning(tmp_path
     assert {one for one in warnings(report) if one.startswith(("excess", "bad_rows"))}
 
 
-def find_moved(tmp_path, name, damage):
-    """Return the findings that name moved columns, in a weight by GPTQ where that is declared, and damaged."""
+def find_by_method(tmp_path, name, damage):
+    """Return the findings about a weight by GPTQ, if it is one that GPTQ makes, which is then damaged."""
     x, generator, layout = matrix(128, 256, 5), drawn(6), declared_by_gptq(named(name))
     inputs = torch.randn(512, 64, generator=generator) @ torch.randn(64, 256, generator=generator)
 
     def quantize(layout, x):
-        return damage(compensated(layout, x, inputs) if name in methods.BY_GPTQ else sound(layout, x))
+        compensates = name.startswith(("GPTQ", "CT"))
+        return damage(compensated(layout, x, inputs) if compensates else sound(layout, x))
 
-    found = made(Bench(tmp_path), layout, {NAME: x}, quantize).report.findings
-    return [one for one in found if "holds the values of column" in one.message]
+    return made(Bench(tmp_path), layout, {NAME: x}, quantize).report.findings
+
+
+def find_moved(tmp_path, name, damage):
+    return [one for one in find_by_method(tmp_path, name, damage) if "holds the values of column" in one.message]
+
+
+@pytest.mark.parametrize("name", ["GPTQ 4 bits asym", "CT INT4 asym g128"])
+@pytest.mark.parametrize("share", [0.05, 0])
+def test_zero_points_that_are_off_by_whole_steps_are_named(tmp_path, name, share):
+    found = find_by_method(tmp_path, name, lambda by_method: methods.shifted(share)(None, None, by_method))
+    assert bool(share) == any("off by whole steps (1)" in one.message for one in found if one.severity == "warning")
 
 
 @pytest.mark.parametrize("name", ["GPTQ 4 bits", "GPTQ 4 bits asym", "CT INT4 g128", "Q2_K"])
