@@ -98,7 +98,7 @@ from quanterr.findings.samples import (
     measure_factor,
     report_lossless,
 )
-from quanterr.findings.scale_faults import FACTORS, ORDERS, ZEROS
+from quanterr.findings.scale_faults import FACTORS, FEW, ORDERS
 from quanterr.findings.scales import check_scales, check_zero_points, has_good_scales
 from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.siblings import check_sibling_scales
@@ -232,7 +232,7 @@ class FindingCollector:
         changed = check_unquantized(copies, self._same, self._explained, coded)
         broken = set[str]().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
         unexplained = [one for one in others if one.pair.name not in broken | self._undone]
-        faults += check_scale_faults(unexplained, again, ZEROS)
+        faults += check_scale_faults(unexplained, again, FEW)
         sources = check_sources(unexplained, again)
         with on_cpu() as workspaces:
             siblings = list(check_sibling_scales(seen, workspaces[1]))

@@ -12,7 +12,9 @@ zeros   The values of most groups are where their codes are, and those of others
         of (y - x) / step. Or, beside errors that compensate each other, the mean error of some groups is about a step
         or more: in real weights by GPTQ, 0.02 % of groups of 32 have 0.7 steps, and no groups of 128 have half a step.
 order   Each column has the scales of the group that fits it best. Two halves of the rows choose alike, and many columns
-        choose another group than their own: the order of columns (g_idx) was lost, or that of the groups.
+        choose another group than their own: the order of columns (g_idx) was lost, or that of the groups. A few columns
+        must fit far better: those of real weights by GPTQ with act-order fit another group by up to 1.9 dB, and columns
+        with exchanged entries of g_idx by 5 dB or more if they lose as much.
 
 Values that are added to the codes' part and are not multiplied by its scales (minima, a low-rank branch) are taken
 away from both sides in a second attempt.
@@ -29,9 +31,10 @@ from quanterr.findings.code_samples import CodeSample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import CAST_BF16
 from quanterr.findings.layers import WeightSummary, rate_repair
-from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, ENOUGH, MANY, SMALL_DB, TINY, TRACE
+from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, MANY, SMALL_DB, TINY, TRACE
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
+from quanterr.samples.good_scales import order_columns
 from quanterr.util.text import count, display, listed
 
 ROUNDS = 8  # of the fit of a factor: each leaves less than a third of the deviation
@@ -46,24 +49,26 @@ FOUR_LEVELS = 4  # codes of so few levels err by half of a value, so that they s
 NEAR_STEPS = 0.15
 FEWEST_MOVED = 8  # groups: of fewer, such numbers are as near to whole ones by a chance of more than 0.4 %
 
-FACTORS, ORDERS, ZEROS = ("factor", "rows", "blocks"), ("zeros", "order", "groups"), ("zeros",)  # kinds of faults
+# kinds of faults
+FACTORS, ORDERS, FEW = ("factor", "rows", "blocks"), ("zeros", "order", "groups"), ("columns", "zeros")
 
 
 class ScaleFault(NamedTuple):
     """What undoes the fault of a weight's scales, and the SNR of a sample before and after."""
 
-    kind: str  # of FACTORS or ORDERS
+    kind: str  # of FACTORS, ORDERS or FEW
     low: float  # the factor, or the least of those of rows or blocks; the steps of zero points; 1 for orders
     high: float
     before_db: float
     after_db: float
+    columns: tuple[int, ...] = ()
 
 
 def find_scale_fault(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     """Return the simplest fault of scales that explains a sample of a weight; None if none does."""
     sample = _drop_nonfinite(sample)
     if sample.levels.number <= FOUR_LEVELS:
-        return _try_zero_points(pair, sample) or _try_mean_errors(pair, sample)
+        return _try_zero_points(pair, sample)
     of_codes = None if sample.shift is None else _remove_shift(sample)
     tried = [sample] if of_codes is None else [sample, of_codes]
     steps, block = pair.quantized.unrotated.scale_steps, pair.quantized.unrotated.block_size
@@ -180,15 +185,23 @@ def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     block, (rows, cols) = pair.quantized.unrotated.block_size, sample.x.shape
     if block is None or block[0] != 1 or cols % block[1] or block[1] == 1 or rows < 2 * ENOUGH:
         return None
-    groups = cols // block[1]
-    if groups < 2 or rows * cols * groups > MOST_TRIED or not _are_in_order(sample.unit.view(rows, groups, -1)):
+    groups, width = cols // block[1], block[1]
+    if groups < 2 or rows * cols * groups > MOST_TRIED:
         return None
-    errors = torch.stack([_try_groups(sample, block[1], range(half, rows, 2)) for half in (0, 1)])
+    in_order = _are_in_order(sample.unit.view(rows, groups, -1))
+    order = torch.arange(cols) if in_order else order_columns(width, sample.unit)
+    if order is None or not bool((sample.unit != 0).all()):
+        return None
+    if not in_order:
+        x, y, unit = (side[:, order] for side in (sample.x, sample.y, sample.unit))
+        sample = CodeSample(x, y, unit, None if sample.shift is None else sample.shift[:, order], sample.levels)
+    errors = torch.stack([_try_groups(sample, width, range(half, rows, 2)) for half in (0, 1)])
     first, second = errors.argmin(1)  # the group of each column
-    own = torch.arange(cols) // block[1]
+    own = torch.arange(cols) // width
     moved = (first == second) & (first != own)
-    if float((first == second).float().mean()) < AGREE or float(moved.float().mean()) < MANY:
-        return None
+    if not in_order or float((first == second).float().mean()) < AGREE or float(moved.float().mean()) < MANY:
+        few = _find_few_columns(sample, errors, moved, own)
+        return few and few._replace(columns=tuple(sorted(order[list(few.columns)].tolist())))
     before, after = (float(errors[1].gather(0, chosen[None]).double().sum()) for chosen in (own, first))
     if level(before, after) < SMALL_DB:
         return None
@@ -196,6 +209,30 @@ def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     by_group = first.view(groups, -1)
     together = float((by_group == by_group.mode(1, keepdim=True).values).float().mean()) > ALIGNED
     return ScaleFault("groups" if together else "order", 1.0, 1.0, level(signal, before), level(signal, after))
+
+
+def _find_few_columns(sample: CodeSample, errors: Tensor, moved: Tensor, own: Tensor) -> ScaleFault | None:
+    """Return the fault of columns that the scales of another group fit far better than their own, if there are any.
+
+    Smaller scales also fit a column with much compensated error: any factor of its own must fit it less.
+
+    Args:
+        sample: with the columns of each group next to each other.
+        errors: squared error of each column in either half of the rows, (2, groups, c), with the scales of each group.
+        moved: columns that another group fits best in both halves, (c,).
+        own: the group of each column, (c,).
+    """
+    least, stored = errors.amin(1), errors.gather(1, own.expand(2, 1, -1))[:, 0]
+    sides = [(sample.x[half::2], sample.y[half::2]) for half in (0, 1)]
+    best = torch.stack([x.square().sum(0) - (x * y).sum(0).square() / y.square().sum(0) for x, y in sides])
+    better = (least * 10 ** (DOUBLE_DB / 10) < stored) & (least * 10 ** (SMALL_DB / 10) < best)
+    moved = moved & better.all(0)
+    if not bool(moved.any()):
+        return None
+    sides_of_moved = (side[..., moved].double() for side in (sample.x.square(), stored, least))
+    signal, before, after = (float(side.sum()) for side in sides_of_moved)
+    columns = tuple(moved.nonzero().flatten().tolist())
+    return ScaleFault("columns", 1.0, 1.0, level(signal, before), level(signal, after), columns)
 
 
 def _are_in_order(unit: Tensor) -> bool:
@@ -273,6 +310,11 @@ REPORTED = {
         "groups of columns have each other's scales",
         "find out where the scales were moved, and write them again",
     ),
+    "columns": (
+        "permuted",
+        "a few columns ({factors}) have the scales of other groups",
+        "write the order of columns (g_idx, weight_g_idx) again, or quantize without act-order",
+    ),
 }
 
 
@@ -293,13 +335,14 @@ def report_scale_faults(
         names = [one.pair.name for one in (off if len(same) == read > 1 else [one for one, _ in same])]
         factors = [factor for _, fault in same for factor in (fault.low, fault.high)]
         worst = min((fault for _, fault in same), key=lambda fault: fault.before_db)
+        shown = listed([str(column) for column in worst.columns], 3) if worst.columns else _format_range(factors)
         again = f", of which {read} were read again" if len(names) > len(same) else ""
         whose = f"{count(len(names), 'weight')}{again} ({listed(names, 3)})" if len(names) > 1 else display(names[0])
         yield make_finding(
             code,
-            rate_repair(worst.before_db, worst.after_db),
+            "warning" if kind == "columns" else rate_repair(worst.before_db, worst.after_db),
             names[0] if len(names) == 1 else None,
-            f"{whose}: {what.format(factors=_format_range(factors))}; "
+            f"{whose}: {what.format(factors=shown)}; "
             f"{worst.after_db:.1f} dB once corrected instead of {worst.before_db:.1f}, on a sample of the worst",
             remedy,
             layers=names,

@@ -141,14 +141,30 @@ def test_damage_whose_directions_few_rows_or_columns_share_is_a_warning(tmp_path
 
 def find_by_method(tmp_path, name, damage):
     """Return the findings about a weight by GPTQ, if it is one that GPTQ makes, which is then damaged."""
-    x, generator, layout = matrix(128, 256, 5), drawn(6), declared_by_gptq(named(name))
+    x, generator = matrix(128, 256, 5), drawn(6)
+    layout = declared_by_gptq(named(name)) if isinstance(name, str) else name
     inputs = torch.randn(512, 64, generator=generator) @ torch.randn(64, 256, generator=generator)
 
     def quantize(layout, x):
-        compensates = name.startswith(("GPTQ", "CT"))
+        compensates = layout.name.startswith(("GPTQ", "CT"))
         return damage(compensated(layout, x, inputs) if compensates else sound(layout, x))
 
     return made(Bench(tmp_path), layout, {NAME: x}, quantize).report.findings
+
+
+@pytest.mark.parametrize("places", [[3, 200], []])
+def test_columns_with_exchanged_groups_are_named(tmp_path, places):
+    plain = named("GPTQ 4 bits")
+
+    def store(name, weight):
+        stored = plain.store(name, weight)
+        order = stored[name.replace("weight", "g_idx")]
+        order[places] = order[places[::-1]]
+        return stored
+
+    layout = replace(plain, store=store, config=plain.config | {"desc_act": True})
+    found = find_by_method(tmp_path, layout, lambda by_method: by_method)
+    assert bool(places) == any("a few columns (3, 200) have the scales of other" in one.message for one in found)
 
 
 def find_moved(tmp_path, name, damage):
