@@ -42,6 +42,7 @@ FEWER = 4  # times fewer codes than before must miss the nearest one
 CODE_OFF = 0.25  # distance from the nearest code, in steps, that another code has at least
 MOST_TRIED = 1 << 27  # products of codes and scales of groups that are tried
 FLOAT32_DIGITS = 7
+MEANS_DB = 0.2  # less than what 0.7 steps in 1 % of groups add to errors of rounding
 WHOLE_STEP = 0.7  # mean error of a group, in steps, from which its zero point is off
 FOUR_LEVELS = 4  # codes of so few levels err by half of a value, so that they show no factor
 # Root mean square of the distances of medians from whole steps. The median of 32 errors of rounding scatters by 0.09,
@@ -266,6 +267,8 @@ def _try_mean_errors(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     if float((off != 0).float().mean()) < TRACE:
         return None
     before_db, after_db = _measure(sample.x, error, error - off * unit)
+    if after_db - before_db < MEANS_DB:
+        return None
     steps = off[off != 0]
     return ScaleFault("zeros", float(steps.min()), float(steps.max()), before_db, after_db)
 

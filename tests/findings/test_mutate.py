@@ -96,7 +96,8 @@ class TestFamilies:
     @pytest.mark.parametrize("name", ["FP8 expert", "FP8 row"])
     def test_loss_on_both_sides_is_noticed(self, bench, name):
         outcomes = list(both_sides.experts(bench, name))
-        assert {"noticed", "clean"} == {outcome.told for outcome in outcomes}
+        assert {"noticed", "clean", "told"} == {outcome.told for outcome in outcomes}
+        assert all(outcome.loss is None for outcome in outcomes if outcome.told == "told")
 
     def test_damage_is_noticed_without_an_original(self, bench):
         assert {"noticed", "clean"} == {outcome.told for outcome in alone.outcomes(bench, "FP8 expert")}
