@@ -26,6 +26,7 @@ from mutation.running import JOBS, run
 import quanterr
 
 TEMPORARY = re.compile(r"(/[\w.+-]+)*/tmp\w+/")  # folders of the suite, in messages too
+HERE = str(Path(__file__).parents[1])
 CHANGING = ("run", "tool", "checksum")  # parts of a document that differ from run to run
 MOST_SHOWN = 40
 
@@ -73,9 +74,9 @@ def collect_documents(job: str) -> list[Any]:
             try:
                 document = make(*arguments, **options)
             except Exception as error:
-                found.append(TEMPORARY.sub("", f"{type(error).__name__}: {error}"))
+                found.append(TEMPORARY.sub("", f"{type(error).__name__}: {error}".replace(HERE, ".")))
                 raise
-            read = json.loads(TEMPORARY.sub("", document.to_json()))
+            read = json.loads(TEMPORARY.sub("", document.to_json().replace(HERE, ".")))
             found.append({key: value for key, value in read.items() if key not in CHANGING})
             return document
 

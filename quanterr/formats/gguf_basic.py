@@ -11,98 +11,55 @@ Byte j of the 16 bytes of codes holds the code of element j in its lower half an
 The fifth bit of code j is bit j of the four bytes, the lowest bit of the first byte first.
 Computed in float32: code * d is exact, adding m rounds once.
 
-The types …_R4 and …_R8 of ik_llama.cpp interleave 4 or 8 rows: shared/ggml_interleaved.py.
+The types …_R4 and …_R8 of ik_llama.cpp interleave 4 or 8 rows. The places of all bits are below, in the notation of
+shared/ggml_fields.py.
 
-Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_q4_0 … q8_0.
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_q4_0 … q8_0;
+ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp repack_q4_0 … q8_0.
 """
 
-import torch
-from torch import Tensor
+from quanterr.formats.shared.ggml_blocks import BlockType, block_formats
+from quanterr.formats.shared.ggml_fields import Block, Field, Layout, Numbers
 
-from quanterr.formats.base import Workspace
-from quanterr.formats.shared.ggml_blocks import (
-    BlockType,
-    block_formats,
-    code_buffer,
-    expand_bits,
-    look_up,
-    read_half,
-    split_nibbles,
-)
-from quanterr.formats.shared.ggml_interleaved import INTERLEAVED
-from quanterr.kernel.levels import INT8
+Q4_0, Q4_1 = Numbers(32, tuple(range(-8, 8))), Numbers(32, tuple(range(16)))
+Q5_0, Q5_1 = Numbers(32, tuple(range(-16, 16))), Numbers(32, tuple(range(32)))
+Q8_0 = Numbers(32)
 
 
-def q4_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q4_0 blocks: 18 bytes to 32 elements."""
-    codes = _read_four_bits(raw, 2, workspace)
-    out.copy_(codes.sub_(8)).mul_(read_half(raw, 0))
-
-
-def q4_1(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q4_1 blocks: 20 bytes to 32 elements."""
-    out.copy_(_read_four_bits(raw, 4, workspace)).mul_(read_half(raw, 0)).add_(read_half(raw, 2))
-
-
-def q5_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q5_0 blocks: 22 bytes to 32 elements."""
-    codes = _read_five_bits(raw, 2, workspace)
-    out.copy_(codes.sub_(16)).mul_(read_half(raw, 0))
-
-
-def q5_1(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q5_1 blocks: 24 bytes to 32 elements."""
-    out.copy_(_read_five_bits(raw, 4, workspace)).mul_(read_half(raw, 0)).add_(read_half(raw, 2))
-
-
-def q8_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q8_0 blocks: 34 bytes to 32 elements."""
-    out.copy_(raw[:, 2:].view(torch.int8)).mul_(read_half(raw, 0))
-
-
-def _read_four_bits(raw: Tensor, at: int, workspace: Workspace) -> Tensor:
-    """Return the codes in the 16 bytes from ``at`` on, int8 (n, 32)."""
-    codes = code_buffer(workspace, len(raw), 2, 16)
-    codes[:, 0], codes[:, 1] = split_nibbles(raw, at, at + 16, workspace)
-    return codes.view(torch.int8).view(-1, 32)
-
-
-def _read_five_bits(raw: Tensor, at: int, workspace: Workspace) -> Tensor:
-    """Return codes with their fifth bits in the 4 bytes from ``at`` on and the rest in the next 16, int8 (n, 32)."""
-    codes = _read_four_bits(raw, at + 4, workspace)
-    fifth = look_up(expand_bits(0, 16, raw.device), raw[:, at : at + 4], "fifth", workspace)
-    codes.view(torch.int64).bitwise_or_(fifth)
-    return codes
-
-
-FORMATS = block_formats(
-    (
-        BlockType(
-            "Q4_0",
-            "4-bit codes, a scale for 32",
-            q4_0,
-            32,
-            4,
-            (21, 23),
-            (2, 18),
-            uniform=True,
-            rows=INTERLEAVED["Q4_0"],
-        ),
-        BlockType("Q4_1", "4-bit codes, a scale and a minimum for 32", q4_1, 32, 4, (22, 24), (4, 20), uniform=True),
-        BlockType(
-            "Q5_0",
-            "5-bit codes, a scale for 32",
-            q5_0,
-            32,
-            5,
-            (27, 29),
-            (2, 22),
-            uniform=True,
-            rows=INTERLEAVED["Q5_0"],
-        ),
-        BlockType("Q5_1", "5-bit codes, a scale and a minimum for 32", q5_1, 32, 5, (28, 30), (4, 24), uniform=True),
-        BlockType(
-            "Q8_0", "8-bit codes, a scale for 32", q8_0, 32, 8, (44, 46), (2, 34), INT8, rows=INTERLEAVED["Q8_0"]
-        ),
+TYPES = (
+    BlockType(
+        "4-bit codes, a scale for 32",
+        (21, 23),
+        {
+            "Q4_0": Block(Q4_0, Layout((Field(2, "3210:4", 4),))),
+            "Q4_0_R8": Block(Q4_0, Layout((Field(16, "32kkk10:4", 4),))),
+        },
+    ),
+    BlockType(
+        "4-bit codes, a scale and a minimum for 32",
+        (22, 24),
+        {"Q4_1": Block(Q4_1, Layout((Field(4, "3210:4", 4),), d_minima=2))},
+    ),
+    BlockType(
+        "5-bit codes, a scale for 32",
+        (27, 29),
+        {
+            "Q5_0": Block(Q5_0, Layout((Field(6, "3210:4", 4), Field(2, "43:210", 1, 4)))),
+            "Q5_0_R4": Block(Q5_0, Layout((Field(24, "24kk10:3", 4), Field(8, "kk10:324", 1, 4)))),
+        },
+    ),
+    BlockType(
+        "5-bit codes, a scale and a minimum for 32",
+        (28, 30),
+        {"Q5_1": Block(Q5_1, Layout((Field(8, "3210:4", 4), Field(4, "43:210", 1, 4)), d_minima=2))},
+    ),
+    BlockType(
+        "8-bit codes, a scale for 32",
+        (44, 46),
+        {
+            "Q8_0": Block(Q8_0, Layout((Field(2, "43210"),))),
+            "Q8_0_R8": Block(Q8_0, Layout((Field(16, "432kkk10"),))),
+        },
     ),
 )
+FORMATS = block_formats(TYPES)

@@ -36,13 +36,13 @@ Reference: ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp dequant
 ggml/src/ggml-quants.c dequantize_row_q6_0.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
-from quanterr.formats.base import Workspace
-from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, StoredRows, block_formats
-from quanterr.formats.shared.ggml_fields import IN_HEAD, Field, Layout, Numbers, decode, store_rows
-from quanterr.kernel.levels import INT8, Levels, ScaleSteps
+from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, block_formats
+from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
 
 IQ2 = (-31, -13, 1, 17)
 IQ3 = (-63, -40, -23, -10, 1, 13, 28, 47)
@@ -65,29 +65,35 @@ def _make_iq6() -> tuple[float, ...]:
     return tuple(((cubic * code + torch.tensor(6.2568)) * code - 127.0).tolist())
 
 
+@cache
+def make_pairs() -> Tensor:
+    """Return the levels of IQ2_KL's codes, int8 (32, 2)."""
+    return torch.tensor(IQ2_PAIRS, dtype=torch.int8)
+
+
 NUMBERS = {
-    "IQ2_K": Numbers(IQ2, 16, offset=-8, shift=5),
-    "IQ3_K": Numbers(IQ3, 16, 2, 1, shift=4),
-    "IQ4_K": Numbers(IQ4, 16, offset=-32, shift=4),
-    "IQ5_K": Numbers(IQ5, 16, offset=-32, shift=2),
-    "IQ6_K": Numbers(_make_iq6(), 16, shift=1, signed=True),
-    "IQ2_KS": Numbers(IQ2, 32, offset=-16, shift=5),
-    "IQ3_KS": Numbers(IQ3, 32, offset=-16, shift=4),
-    "IQ4_KS": Numbers(IQ4, 32, offset=-127, shift=4),
-    "IQ5_KS": Numbers(IQ5, 32, offset=-127, shift=2),
-    "IQ2_KL": Numbers(tuple(level for pair in IQ2_PAIRS for level in pair), 32, offset=-32, width=2),
-    "Q6_0": Numbers(tuple(range(-32, 32)), 32),
-    "Q8_KV": Numbers((), 32),
-    "Q8_K_R8": Numbers((), 256),
-    "Q8_K_R16": Numbers(tuple(range(-128, 128)), 256),
+    "IQ2_K": Numbers(16, IQ2, offset=-8, shift=5),
+    "IQ3_K": Numbers(16, IQ3, 2, 1, shift=4),
+    "IQ4_K": Numbers(16, IQ4, offset=-32, shift=4),
+    "IQ5_K": Numbers(16, IQ5, offset=-32, shift=2),
+    "IQ6_K": Numbers(16, _make_iq6(), shift=1, signed=True),
+    "IQ2_KS": Numbers(32, IQ2, offset=-16, shift=5),
+    "IQ3_KS": Numbers(32, IQ3, offset=-16, shift=4),
+    "IQ4_KS": Numbers(32, IQ4, offset=-127, shift=4),
+    "IQ5_KS": Numbers(32, IQ5, offset=-127, shift=2),
+    "IQ2_KL": Numbers(32, offset=-32, width=2, grid=make_pairs),
+    "Q6_0": Numbers(32, tuple(range(-32, 32))),
+    "Q8_KV": Numbers(32),
+    "Q8_K_R8": Numbers(256),
+    "Q8_K_R16": Numbers(256, tuple(range(-128, 128))),
 }
 
 FLAGS = (Field(2, "7:654", 1),)
 SCALES = Field(8, "765:4", 4), Field(4, "76:54", 2, 4)
-OF_32 = (Field(0, "765", mask=254),), (Field(0, "765:LLL", 1),)
+OF_32 = (Field(0, "765", mask=254),), (Field(0, "765", 1),)
 FLAGS_R4 = (Field(8, "4kk:765", 1),)
 SCALES_R4 = Field(32, "654kk:7", 4), Field(16, "54kk:76", 2, 4)
-OF_32_R4 = (Field(0, "765kk", mask=254),), (Field(0, "765kk:LLL", 1),)
+OF_32_R4 = (Field(0, "765kk", mask=254),), (Field(0, "765kk", 1),)
 LAYOUTS = {
     "IQ2_K": Layout((Field(12, "743210:65", 2),), (Field(4, "765:4", 4),), FLAGS),
     "IQ3_K": Layout(
@@ -133,70 +139,38 @@ LAYOUTS = {
     "Q8_K_R8": Layout((Field(16, "765432kkk10"),)),
     "Q8_K_R16": Layout((Field(32, "765432kkkk10"),)),
 }
+BLOCKS = {name: Block(NUMBERS.get(name) or NUMBERS[name.split("_R")[0]], layout) for name, layout in LAYOUTS.items()}
 
 
-def iq4_kss(raw: Tensor, heads: Tensor | None, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize IQ4_KSS blocks: 128 bytes to 256 elements, through blocks of IQ4_KS."""
+def rewrite_iq4_kss(raw: Tensor) -> Tensor:
+    """Return blocks of IQ4_KSS, uint8 (groups, blocks, 128), as blocks of IQ4_KS, (groups, blocks, 136)."""
     words = raw.contiguous().view(torch.int16)
     bits = (words & 1).view(*raw.shape[:2], 8, 8) << torch.arange(8, dtype=torch.int16, device=raw.device)
     codes = words & -2
     codes = codes ^ (codes >> 1 & 0x7FFF)
-    blocks = torch.cat([bits.sum(3).to(torch.uint8), codes.view(torch.uint8)], 2)
-    decode(NUMBERS["IQ4_KS"], LAYOUTS["IQ4_KS"], blocks, heads, out, workspace)
+    return torch.cat([bits.sum(3).to(torch.uint8), codes.view(torch.uint8)], 2)
 
 
-def _make_type(name: str, summary: str, bits: int, usual_db: tuple[int, int], steps: ScaleSteps | None) -> BlockType:
-    """Return a type whose codes have one level each."""
-    numbers, layouts = NUMBERS[name], {kind: layout for kind, layout in LAYOUTS.items() if kind.split("_R")[0] == name}
-    levels, table = INT8, tuple(map(float, numbers.levels))
-    if table:
-        levels = Levels(0x00, 0xFF, table[0], table[-1], table)
-    part = numbers.part if name != "Q8_KV" else 0
-    return BlockType(
-        name, summary, None, part, bits, usual_db, levels=levels, scale_steps=steps, rows=store_rows(numbers, layouts)
-    )
+BLOCKS["IQ4_KSS"] = Block(NUMBERS["IQ4_KS"], LAYOUTS["IQ4_KS"], rewrite_iq4_kss)
 
 
-FORMATS = block_formats(
-    (
-        _make_type("IQ2_K", "2-bit codes for a table, a scale for 16", 2, (10, 12), ScaleSteps(16, 7)),
-        _make_type("IQ3_K", "3-bit codes for a table, a scale for 16", 3, (17, 19), ScaleSteps(16, 15)),
-        _make_type("IQ4_K", "4-bit codes for a table, a 6-bit scale for 16", 4, (23, 25), ScaleSteps(16, 31)),
-        _make_type("IQ5_K", "5-bit codes for a table, a 6-bit scale for 16", 5, (29, 31), ScaleSteps(16, 31)),
-        _make_type("IQ6_K", "6-bit codes for a table, an 8-bit scale for 16", 6, (35, 37), ScaleSteps(16, 127)),
-        _make_type("IQ2_KS", "2-bit codes for a table, a scale for 32 and the row", 2, (9, 11), ScaleSteps(0, 15)),
-        _make_type("IQ3_KS", "3-bit codes for a table, a scale for 32 and the row", 3, (16, 18), ScaleSteps(0, 15)),
-        _make_type("IQ4_KS", "4-bit codes for a table, a scale for 32 and the row", 4, (22, 24), ScaleSteps(0, 63)),
-        _make_type("IQ5_KS", "5-bit codes for a table, a scale for 32 and the row", 5, (28, 30), ScaleSteps(0, 63)),
-        _make_type("Q6_0", "6-bit codes, a scale for 32", 6, (33, 35), None),
-        _make_type("Q8_KV", "8-bit codes, a scale for the row", 8, (39, 43), None),
-        BlockType(
-            "Q8_K_R8",
-            "8-bit codes, a scale for 256",
-            None,
-            256,
-            8,
-            (41, 43),
-            rows=store_rows(NUMBERS["Q8_K_R8"], {"Q8_K_R8": LAYOUTS["Q8_K_R8"]})
-            | store_rows(NUMBERS["Q8_K_R16"], {"Q8_K_R16": LAYOUTS["Q8_K_R16"]}),
-        ),
-        BlockType(
-            "IQ4_KSS",
-            "4-bit codes for a table, 15 bits for 4, a scale for 32 and the row",
-            None,
-            32,
-            4,
-            (19, 21),
-            rows={"IQ4_KSS": StoredRows(iq4_kss)},
-        ),
-        BlockType(
-            "IQ2_KL",
-            "5-bit codes for pairs, a scale for 32 and the row",
-            None,
-            32,
-            3,
-            (12, 14),
-            rows=store_rows(NUMBERS["IQ2_KL"], {"IQ2_KL": LAYOUTS["IQ2_KL"]}),
-        ),
+TYPES = tuple(
+    BlockType(summary, usual_db, {name: BLOCKS[name] for name in (name, *others)})
+    for name, summary, usual_db, *others in (
+        ("IQ2_K", "2-bit codes for a table, a scale for 16", (10, 12), "IQ2_K_R4"),
+        ("IQ3_K", "3-bit codes for a table, a scale for 16", (17, 19), "IQ3_K_R4"),
+        ("IQ4_K", "4-bit codes for a table, a 6-bit scale for 16", (23, 25), "IQ4_K_R4"),
+        ("IQ5_K", "5-bit codes for a table, a 6-bit scale for 16", (29, 31), "IQ5_K_R4"),
+        ("IQ6_K", "6-bit codes for a table, an 8-bit scale for 16", (35, 37)),
+        ("IQ2_KS", "2-bit codes for a table, a scale for 32 and the row", (9, 11)),
+        ("IQ3_KS", "3-bit codes for a table, a scale for 32 and the row", (16, 18)),
+        ("IQ4_KS", "4-bit codes for a table, a scale for 32 and the row", (22, 24), "IQ4_KS_R4"),
+        ("IQ5_KS", "5-bit codes for a table, a scale for 32 and the row", (28, 30), "IQ5_KS_R4"),
+        ("Q6_0", "6-bit codes, a scale for 32", (33, 35), "Q6_0_R4"),
+        ("Q8_KV", "8-bit codes, a scale for the row", (39, 43), "Q8_KV_R8"),
+        ("Q8_K_R8", "8-bit codes, a scale for 256", (41, 43), "Q8_K_R16"),
+        ("IQ4_KSS", "4-bit codes for a table, 15 bits for 4, a scale for 32 and the row", (19, 21)),
+        ("IQ2_KL", "5-bit codes for pairs, a scale for 32 and the row", (12, 14)),
     )
 )
+FORMATS = block_formats(TYPES)

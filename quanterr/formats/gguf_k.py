@@ -22,158 +22,111 @@ of 2 bits in 4 bytes. Q4_K and Q5_K: 8 scales and 8 minima of 6 bits; the first 
 
 Computed in float32: d * scale * code and dmin * minimum are exact (except in Q6_K), the last operation rounds once.
 
-The types …_R4 and …_R8 of ik_llama.cpp interleave 4 or 8 rows: shared/ggml_interleaved.py.
+The types …_R4 of ik_llama.cpp interleave 4 rows. The places of all bits are below, in the notation of
+shared/ggml_fields.py.
 
-Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_q2_K … q6_K, get_scale_min_k4.
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_q2_K … q6_K, get_scale_min_k4;
+ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp repack_q2_k … q6_k.
 """
 
-import torch
-from torch import Tensor
+from quanterr.formats.shared.ggml_blocks import BlockType, block_formats
+from quanterr.formats.shared.ggml_fields import Block, Field, Layout, Numbers
 
-from quanterr.formats.base import Workspace
-from quanterr.formats.shared.ggml_blocks import (
-    BlockType,
-    block_formats,
-    code_buffer,
-    read_half,
-    split_fields,
-    split_nibbles,
+Q2_K = Numbers(16, tuple(range(4)))
+Q3_K = Numbers(16, tuple(range(-4, 4)), offset=-32)
+Q4_K, Q5_K = Numbers(32, tuple(range(16))), Numbers(32, tuple(range(32)))
+Q6_K = Numbers(16, tuple(range(-32, 32)), signed=True)
+
+PAIRS = Layout(  # the scales of Q4_K and Q5_K
+    (),
+    (Field(4, "7L65", 4), Field(4, "65:7", 2, 4, first=4)),
+    minima=(Field(8, "765:7", 4), Field(8, "65:7", 2, 4, first=4)),
+    d_minima=2,
 )
-from quanterr.formats.shared.ggml_interleaved import INTERLEAVED
-from quanterr.kernel.levels import ScaleSteps
-
-
-def q2_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q2_K blocks: 84 bytes to 256 elements."""
-    codes = _read_two_bits(raw, 16, workspace)
-    scales = raw[:, :16]
-    out.copy_(codes.view(-1, 256))
-    of_16 = out.view(-1, 16, 16)
-    of_16.mul_(read_half(raw, 80).mul(scales & 15).unsqueeze(2)).sub_(read_half(raw, 82).mul(scales >> 4).unsqueeze(2))
-
-
-def q3_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q3_K blocks: 110 bytes to 256 elements."""
-    codes = _read_two_bits(raw, 32, workspace).view(-1, 8, 32)
-    for eighth, third in enumerate(split_fields(raw, 0, 32, 1, workspace)):
-        codes[:, eighth].bitwise_or_(third.mul_(4))
-    low, high = raw[:, 96:104], raw[:, 104:108]
-    scales = torch.cat([low & 15, low >> 4], 1) | torch.cat([(high >> shift & 3) << 4 for shift in (0, 2, 4, 6)], 1)
-    out.copy_(codes.view(torch.int8).sub_(4).view(-1, 256))
-    out.view(-1, 16, 16).mul_(read_half(raw, 108).mul(scales.view(torch.int8) - 32).unsqueeze(2))
-
-
-def q4_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q4_K blocks: 144 bytes to 256 elements."""
-    _scale_and_shift(out.copy_(_read_four_bits(raw, 16, workspace).view(-1, 256)), raw)
-
-
-def q5_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q5_K blocks: 176 bytes to 256 elements."""
-    codes = _read_four_bits(raw, 48, workspace)
-    for eighth, fifth in enumerate(split_fields(raw, 16, 48, 1, workspace)):
-        codes[:, eighth].bitwise_or_(fifth.mul_(16))
-    _scale_and_shift(out.copy_(codes.view(-1, 256)), raw)
-
-
-def q6_k(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q6_K blocks: 210 bytes to 256 elements."""
-    codes = code_buffer(workspace, len(raw), 2, 2, 2, 32)  # halves of the block, of the byte and of the 64 bytes
-    low, high = split_nibbles(raw, 0, 128, workspace)
-    codes[:, :, 0], codes[:, :, 1] = low.view(-1, 2, 2, 32), high.view(-1, 2, 2, 32)
-    quarters = codes.view(-1, 2, 4, 32)
-    for quarter, upper in enumerate(split_fields(raw, 128, 192, 2, workspace)):
-        quarters[:, :, quarter].bitwise_or_(upper.mul_(16).view(-1, 2, 32))
-    out.copy_(codes.view(torch.int8).sub_(32).view(-1, 256))
-    out.view(-1, 16, 16).mul_(read_half(raw, 208).mul(raw[:, 192:208].view(torch.int8)).unsqueeze(2))
-
-
-def _read_two_bits(raw: Tensor, at: int, workspace: Workspace) -> Tensor:
-    """Return the codes in the 64 bytes from ``at`` on, uint8 (n, 2, 4, 32)."""
-    codes = code_buffer(workspace, len(raw), 2, 4, 32)
-    for quarter, field in enumerate(split_fields(raw, at, at + 64, 2, workspace)):
-        codes[:, :, quarter] = field.view(-1, 2, 32)
-    return codes
-
-
-def _read_four_bits(raw: Tensor, at: int, workspace: Workspace) -> Tensor:
-    """Return the codes in the 128 bytes from ``at`` on, uint8 (n, 8, 32)."""
-    codes = code_buffer(workspace, len(raw), 4, 2, 32)
-    low, high = split_nibbles(raw, at, at + 128, workspace)
-    codes[:, :, 0], codes[:, :, 1] = low.view(-1, 4, 32), high.view(-1, 4, 32)
-    return codes.view(-1, 8, 32)
-
-
-def _scale_and_shift(codes: Tensor, raw: Tensor) -> None:
-    """Multiply codes, float32 (n, 256), by their scales and subtract their minima, in place: Q4_K and Q5_K."""
-    first, second, last = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
-    scales = torch.cat([first & 63, last & 15 | first >> 2 & 48], 1)
-    minima = torch.cat([second & 63, last >> 4 | second >> 2 & 48], 1)
-    of_32 = codes.view(-1, 8, 32)
-    of_32.mul_(read_half(raw, 0).mul(scales).unsqueeze(2)).sub_(read_half(raw, 2).mul(minima).unsqueeze(2))
-
-
-FORMATS = block_formats(
-    (
-        BlockType(
-            "Q2_K",
-            "2-bit codes, a scale and a minimum for 16",
-            q2_k,
-            16,
-            2,
-            (10, 12),
-            (16, 80),
-            uniform=True,
-            scale_steps=ScaleSteps(16, 15, 15),
-            rows=INTERLEAVED["Q2_K"],
-        ),
-        BlockType(
-            "Q3_K",
-            "3-bit codes, a scale for 16",
-            q3_k,
-            16,
-            3,
-            (16, 18),
-            (0, 96),
-            uniform=True,
-            scale_steps=ScaleSteps(16, 31),
-            rows=INTERLEAVED["Q3_K"],
-        ),
-        BlockType(
-            "Q4_K",
-            "4-bit codes, a scale and a minimum for 32",
-            q4_k,
-            32,
-            4,
-            (22, 24),
-            (16, 144),
-            uniform=True,
-            scale_steps=ScaleSteps(8, 63, 63),
-            rows=INTERLEAVED["Q4_K"],
-        ),
-        BlockType(
-            "Q5_K",
-            "5-bit codes, a scale and a minimum for 32",
-            q5_k,
-            32,
-            5,
-            (28, 30),
-            (16, 176),
-            uniform=True,
-            scale_steps=ScaleSteps(8, 63, 63),
-            rows=INTERLEAVED["Q5_K"],
-        ),
-        BlockType(
-            "Q6_K",
-            "6-bit codes, a scale for 16",
-            q6_k,
-            16,
-            6,
-            (34, 36),
-            (0, 192),
-            uniform=True,
-            scale_steps=ScaleSteps(16, 127),
-            rows=INTERLEAVED["Q6_K"],
-        ),
+PAIRS_R4 = Layout(
+    (),
+    (Field(32, "765kk", 4), Field(16, "65kk:7L", 2, 4)),
+    minima=(Field(32, "765kk", 4, first=4), Field(16, "65kk:7L", 2, 4, first=2)),
+    d_minima=8,
+)
+TYPES = (
+    BlockType(
+        "2-bit codes, a scale and a minimum for 16",
+        (10, 12),
+        {
+            "Q2_K": Block(
+                Q2_K,
+                Layout(
+                    (Field(16, "743210:65", 2),),
+                    (Field(0, "7654", 4),),
+                    minima=(Field(0, "7654", 4, first=4),),
+                    d=80,
+                    d_minima=82,
+                ),
+            ),
+            "Q2_K_R4": Block(
+                Q2_K,
+                Layout(
+                    (Field(80, "7654kk10:32", 2),),
+                    (Field(16, "7654kk", 4),),
+                    minima=(Field(16, "7654kk", 4, first=4),),
+                    d_minima=8,
+                ),
+            ),
+        },
+    ),
+    BlockType(
+        "3-bit codes, a scale for 16",
+        (16, 18),
+        {
+            "Q3_K": Block(
+                Q3_K,
+                Layout(
+                    (Field(32, "743210:65", 2), Field(0, "43210:765", 1, 2)),
+                    (Field(96, "654:7", 4), Field(104, "54:76", 2, 4)),
+                    d=108,
+                ),
+            ),
+            "Q3_K_R4": Block(
+                Q3_K,
+                Layout(
+                    (Field(184, "7654kk10:32", 2), Field(56, "765kk10:432", 1, 2)),
+                    (Field(24, "654kk:7", 4), Field(8, "54kk:76", 2, 4)),
+                ),
+            ),
+        },
+    ),
+    BlockType(
+        "4-bit codes, a scale and a minimum for 32",
+        (22, 24),
+        {
+            "Q4_K": Block(Q4_K, PAIRS._replace(codes=(Field(16, "7643210:5", 4),))),
+            "Q4_K_R4": Block(Q4_K, PAIRS_R4._replace(codes=(Field(64, "76524kk10:3", 4),))),
+        },
+    ),
+    BlockType(
+        "5-bit codes, a scale and a minimum for 32",
+        (28, 30),
+        {
+            "Q5_K": Block(Q5_K, PAIRS._replace(codes=(Field(48, "7643210:5", 4), Field(16, "43210:765", 1, 4)))),
+            "Q5_K_R4": Block(
+                Q5_K, PAIRS_R4._replace(codes=(Field(192, "76524kk10:3", 4), Field(64, "765kk10:423", 1, 4)))
+            ),
+        },
+    ),
+    BlockType(
+        "6-bit codes, a scale for 16",
+        (34, 36),
+        {
+            "Q6_K": Block(
+                Q6_K,
+                Layout((Field(0, "7543210:6", 4), Field(128, "743210:65", 2, 4)), (Field(192, "7654"),), d=208),
+            ),
+            "Q6_K_R4": Block(
+                Q6_K,
+                Layout((Field(328, "76524kk10:3", 4), Field(72, "7654kk10:23", 2, 4)), (Field(8, "7654kk"),)),
+            ),
+        },
     ),
 )
+FORMATS = block_formats(TYPES)

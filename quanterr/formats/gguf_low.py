@@ -34,7 +34,7 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp dequantize_row_iq1_bn, iq2_bn, iq2_bn_r4.
 """
 
-from functools import cache, partial
+from functools import partial
 from struct import unpack
 
 import torch
@@ -42,78 +42,33 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared.ggml_blocks import (
-    BlockType,
-    StoredRows,
-    block_formats,
-    code_buffer,
-    dequantize,
-    expand_bits,
-    fit,
-    look_up,
-    pack_integers,
-    read_half,
-    split_fields,
-)
-from quanterr.formats.shared.ggml_fields import IN_HEAD, Field, Layout, Numbers, store_rows
+from quanterr.formats.shared.ggml_blocks import BlockType, block_formats, dequantize, fit
+from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
 from quanterr.kernel.levels import TERNARY, Levels, uniform
 
 BASE_3 = Levels(0x00, 0xFF, -1.0, 1.0)  # five codes in a byte
 
 
-def tq1_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize TQ1_0 blocks: 54 bytes to 256 elements."""
-    n = len(raw)
-    codes = code_buffer(workspace, n, 256)
-    shape = n, 52
-    packed = workspace.buffer("packed", shape, torch.uint8).copy_(raw[:, :52])
-    wide = workspace.buffer("wide", shape, torch.int16)
-    for k in range(5):
-        wide.copy_(packed).mul_(3).bitwise_right_shift_(8)
-        codes[:, 32 * k : 32 * k + 32] = wide[:, :32]
-        codes[:, 160 + 16 * k : 176 + 16 * k] = wide[:, 32:48]
-        if k < 4:
-            codes[:, 240 + 4 * k : 244 + 4 * k] = wide[:, 48:]
-        packed.mul_(3)  # modulo 256
-    out.copy_(codes.view(torch.int8).sub_(1)).mul_(read_half(raw, 52))
+def rewrite_tq1_0(raw: Tensor) -> Tensor:
+    """Return blocks of TQ1_0, uint8 (groups, blocks, 54), with a byte for each of 256 codes, then d."""
+    powers = torch.tensor([1, 3, 9, 27, 81], device=raw.device)[:, None]
+    codes = (raw[..., None, :52].int() * powers % 256 * 3 >> 8).to(torch.uint8)  # (…, 5, 52)
+    parts = codes[..., :32], codes[..., 32:48], codes[..., :4, 48:]
+    return torch.cat([*(part.flatten(-2) for part in parts), raw[..., 52:]], -1)
 
 
-def tq2_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize TQ2_0 blocks: 66 bytes to 256 elements."""
-    codes = code_buffer(workspace, len(raw), 2, 4, 32)
-    for quarter, field in enumerate(split_fields(raw, 0, 64, 2, workspace)):
-        codes[:, :, quarter] = field.view(-1, 2, 32)
-    out.copy_(codes.view(torch.int8).sub_(1).view(-1, 256)).mul_(read_half(raw, 64))
+def rewrite_iq1_bn(raw: Tensor) -> Tensor:
+    """Return blocks of IQ1_BN, uint8 (groups, blocks, 13), with a byte for each of 64 codes."""
+    powers = torch.tensor([81, 27, 9, 3, 1], device=raw.device)
+    numbers = raw.unsqueeze(-1).int() * powers % 256
+    codes = ((numbers + numbers // 2) // 128).to(torch.uint8)  # (…, 13, 5)
+    fifteens, last = codes[..., :12, :].reshape(*raw.shape[:-1], 4, 15), codes[..., 12, :4]
+    return torch.cat([fifteens, last.unsqueeze(-1)], -1).flatten(-2)
 
 
-def q1_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q1_0 blocks: 18 bytes to 128 elements."""
-    signs = look_up(expand_bits(-1, 1, raw.device), raw[:, 2:], "signs", workspace)
-    out.copy_(signs.view(torch.int8)).mul_(read_half(raw, 0))
-
-
-def q2_0(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize Q2_0 blocks: 18 bytes to 64 elements."""
-    codes = look_up(_make_two_bits_table(raw.device), raw[:, 2:], "codes", workspace)
-    out.copy_(codes.view(torch.int8)).mul_(read_half(raw, 0))
-
-
-def iq1_bn(raw: Tensor, heads: Tensor | None, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize IQ1_BN blocks: 13 bytes to 64 elements."""
-    codes = _make_fives(raw.device)[raw.int()]  # (groups, blocks, 13, 5)
-    sixteens = out.view(*out.shape[:3], 4, 16)
-    sixteens[..., :15] = codes[:, :, :12].reshape(*sixteens.shape[:4], 15)
-    sixteens[..., 15] = codes[:, :, 12, :4].unsqueeze(1)
-    if heads is not None:
-        out.mul_(heads.unsqueeze(3))
-
-
-def i2_s(raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Dequantize I2_S blocks without the tensor's scale: 32 bytes to 128 elements."""
-    codes = code_buffer(workspace, len(raw), 4, 32)
-    for quarter, field in enumerate(split_fields(raw, 0, 32, 2, workspace)):
-        codes[:, 3 - quarter] = field
-    out.copy_(codes.view(torch.int8).sub_(1).view(-1, 128))
+def rewrite_i2_s(raw: Tensor) -> Tensor:
+    """Return blocks of I2_S, uint8 (groups, blocks, 32), with a byte for each of 128 codes."""
+    return torch.cat([raw >> shift & 3 for shift in (6, 4, 2, 0)], -1)
 
 
 def fit_i2_s(parts: Parts) -> Weight:
@@ -126,59 +81,62 @@ def dequantize_i2_s(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the elements of a chunk, (r, c)."""
     entry = parts.codes
     (scale,) = unpack("<f", entry.file.read(entry.offset + entry.n // 4, 4))
-    return Values(dequantize(parts, i2_s, chunk, workspace).weight.mul_(scale))
+    return Values(dequantize(parts, I2_S.blocks["I2_S"], chunk, workspace).weight * scale)
 
 
-@cache
-def _make_fives(device: torch.device) -> Tensor:
-    """Return the five codes of each byte less one, int8 (256, 5)."""
-    numbers = torch.arange(256)[:, None] * torch.tensor([81, 27, 9, 3, 1]) % 256
-    return ((numbers + numbers // 2) // 128 - 1).to(torch.int8).to(device)
+LEVELS = (-1, 0, 1, 2)  # three values, in types of ternary codes
+A_BYTE = "76543210"
+I2_S = BlockType(
+    "three values in 2 bits, a scale for the tensor",
+    (1, 3),
+    {"I2_S": Block(Numbers(128, LEVELS), Layout((Field(0, A_BYTE[1:], mask=3),), d=None), rewrite_i2_s)},
+    TERNARY,
+    codes=(0, 32),
+)
 
-
-@cache
-def _make_two_bits_table(device: torch.device) -> Tensor:
-    """Return the four codes in each byte minus one, int8, lowest first, packed in an int32: (256,)."""
-    codes = (torch.arange(256)[:, None] >> torch.arange(0, 8, 2)) % 4 - 1
-    return pack_integers(codes.to(torch.int8)).to(device)
-
-
-I2_S = BlockType("I2_S", "three values in 2 bits, a scale for the tensor", i2_s, 128, 2, (1, 3), (0, 32), TERNARY)
-
-FORMATS = block_formats(
-    (
-        BlockType("TQ1_0", "three values, a scale for 256", tq1_0, 256, 2, (1, 3), (0, 52), BASE_3),
-        BlockType("TQ2_0", "three values in 2 bits, a scale for 256", tq2_0, 256, 2, (1, 3), (0, 64), TERNARY),
-        BlockType("Q1_0", "signs, a scale for 128", q1_0, 128, 1, (4, 5), (2, 18), uniform(1)),
-        BlockType("Q2_0", "2-bit codes, a scale for 64", q2_0, 64, 2, (2, 4), (2, 18), uniform=True),
-        BlockType(
-            "IQ1_BN",
-            "three values, a scale for the row",
-            None,
-            0,
-            2,
-            (1, 3),
-            levels=BASE_3,
-            rows={"IQ1_BN": StoredRows(iq1_bn, (0, 13))},
-        ),
-        BlockType(
-            "IQ2_BN",
-            "three values in 2 bits, a scale for the row",
-            None,
-            0,
-            2,
-            (1, 3),
-            levels=TERNARY,
-            rows=store_rows(
-                Numbers((-1, 0, 1, 2), 64),
-                {
-                    "IQ2_BN": Layout((Field(0, "3210:54", 2),), d=IN_HEAD),
-                    "IQ2_BN_R4": Layout((Field(0, "54kk10:32", 2),), d=IN_HEAD),
-                },
-            ),
-        ),
+TYPES = (
+    BlockType(
+        "three values, a scale for 256",
+        (1, 3),
+        {"TQ1_0": Block(Numbers(256, LEVELS), Layout((Field(0, A_BYTE, mask=3),), d=256), rewrite_tq1_0)},
+        BASE_3,
+        codes=(0, 52),
+    ),
+    BlockType(
+        "three values in 2 bits, a scale for 256",
+        (1, 3),
+        {"TQ2_0": Block(Numbers(256, LEVELS), Layout((Field(0, "743210:65", 2),), d=64))},
+        TERNARY,
+    ),
+    BlockType(
+        "signs, a scale for 128",
+        (4, 5),
+        {"Q1_0": Block(Numbers(128, (-1, 1)), Layout((Field(2, "6543:210", 1),)))},
+        uniform(1),
+    ),
+    BlockType(
+        "2-bit codes, a scale for 64",
+        (2, 4),
+        {"Q2_0": Block(Numbers(64, LEVELS), Layout((Field(2, "5432:10", 2),)))},
+    ),
+    BlockType(
+        "three values, a scale for the row",
+        (1, 3),
+        {"IQ1_BN": Block(Numbers(64, LEVELS), Layout((Field(0, A_BYTE[2:], mask=3),), d=IN_HEAD), rewrite_iq1_bn)},
+        BASE_3,
+        codes=(0, 13),
+    ),
+    BlockType(
+        "three values in 2 bits, a scale for the row",
+        (1, 3),
+        {
+            "IQ2_BN": Block(Numbers(64, LEVELS), Layout((Field(0, "3210:54", 2),), d=IN_HEAD)),
+            "IQ2_BN_R4": Block(Numbers(64, LEVELS), Layout((Field(0, "54kk10:32", 2),), d=IN_HEAD)),
+        },
+        TERNARY,
     ),
 )
+FORMATS = block_formats(TYPES)
 FORMATS += (
     Format(
         I2_S.format,

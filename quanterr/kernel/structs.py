@@ -116,28 +116,28 @@ class ElementType(IntEnum):
     I8 = 3
     E4M3 = 4
     TABLE = 5
-    Q8_0 = 6
-    Q4_K = 7
-    Q6_K = 8
-    Q4_0 = 9
-    Q4_1 = 10
-    Q5_0 = 11
-    Q5_1 = 12
-    Q2_K = 13
-    Q3_K = 14
+    BLOCKS = 6
+    Q8_0 = 7
+    Q4_0 = 8
+    Q4_1 = 9
+    Q5_0 = 10
+    Q5_1 = 11
+    Q2_K = 12
+    Q3_K = 13
+    Q4_K = 14
     Q5_K = 15
-    IQ4_NL = 16
-    IQ4_XS = 17
-    MXFP4 = 18
-    NVFP4 = 19
-    IQ1_S = 20
-    IQ1_M = 21
-    IQ2_XXS = 22
-    IQ2_XS = 23
-    IQ2_S = 24
-    IQ3_XXS = 25
-    IQ3_S = 26
-    BLOCKS = 27
+    Q6_K = 16
+    IQ4_NL = 17
+    IQ4_XS = 18
+    MXFP4 = 19
+    NVFP4 = 20
+    IQ1_S = 21
+    IQ1_M = 22
+    IQ2_XXS = 23
+    IQ2_XS = 24
+    IQ2_S = 25
+    IQ3_XXS = 26
+    IQ3_S = 27
 
 
 class Order(IntEnum):
@@ -195,7 +195,7 @@ class Zeros(IntEnum):
 
 
 class BitsStruct(ctypes.Structure):
-    """Some bits of a number, for each run of codes or part of a block."""
+    """Some bits of a number, for each run of codes, entry or part of a block."""
 
     _fields_ = read_fields("Bits")
 

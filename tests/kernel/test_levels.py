@@ -46,7 +46,6 @@ NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, scaled rota
     "gguf_iq3_xxs",
     "gguf_iq4_kss",
     "gguf_iq4_kt",
-    "gguf_q8_k_r8",
     "nunchaku_bias",
     "paroquant",
     "quip_sharp",

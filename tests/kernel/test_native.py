@@ -30,10 +30,9 @@ from quanterr.checkpoints.ggml_types import BLOCKS, OF_NAME
 from quanterr.comparison import scheduler
 from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.formats import exl3, gguf_ik
+from quanterr.formats import exl3, gguf_basic, gguf_codebook, gguf_ik, gguf_iq, gguf_k, gguf_low, gguf_trellis
 from quanterr.formats.shared import code_tiles, convrot, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
-from quanterr.formats.shared.ggml_interleaved import ROWS
 from quanterr.kernel import library, rounding, structs
 from quanterr.kernel.decoder import MOST_ROTATED, decoder_of
 from quanterr.kernel.decoding import decode, measure_error
@@ -72,7 +71,14 @@ SUMS = [name for name in structs.SUMS if name not in ("x", "y", "e", "xy")]
 SIGNED = {"x": "x_abs", "y": "x_abs", "e": "e_abs", "xy": "x_sq"}  # sums that cancel, and those of magnitudes
 
 
-DESCRIBED = sorted({*gguf_ik.LAYOUTS, *(name for _, rows in ROWS.values() for name in rows)} - {"IQ2_KL"})
+MODULES = gguf_basic, gguf_codebook, gguf_ik, gguf_iq, gguf_k, gguf_low, gguf_trellis
+DESCRIBED = sorted(
+    name
+    for module in MODULES
+    for kind in module.TYPES
+    for name, block in kind.blocks.items()
+    if not block.rewrite and name not in ElementType.__members__
+)
 
 
 def decoded(weight, kernel=BUILT, size=1 << 22):

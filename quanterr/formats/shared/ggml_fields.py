@@ -1,34 +1,39 @@
-"""Blocks of ggml as data: where the bits of each number are. For types whose rows have heads or are interleaved.
+"""Blocks of ggml as data: where the bits of each number are, and what the numbers mean.
 
-A :class:`Field` is a number of a few bits for each element, or for each part of a block that shares a scale, in a run
-of bytes. ``where`` gives the place, from the highest bit to the lowest: the bits of the byte's index in the run, then
-after a colon the bits of the field's index in its byte:
+A :class:`Field` is a number of a few bits for each element, or for each run of elements that shares the number, in a
+run of words. ``where`` gives the place, from the highest bit to the lowest: the bits of the word's index in the run,
+then after a colon the bits of the field's index in its word:
 
     0 to 7    this bit of the element's index in the block
     k         the next bit of the row's index among interleaved rows, the highest first
-    L, H      always 0, always 1
+    L         always 0
 
 So fields of 4 bits at "7653210:4" are the codes of 256 elements in 128 bytes: byte 16 a + j holds elements 32 a + j and
 32 a + 16 + j. At "76524kk10:3", the codes of four rows are interleaved by words of 32 bits.
 
-Reference: ikawrakow/ik_llama.cpp@8337e4cd ggml/src/ggml-common.h (block_…), ggml/src/iqk/iqk_quantize.cpp
-(dequantize_row_…).
+:func:`decode` specifies the values. The compiled kernel reads the same data: :func:`describe`.
+
+Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c (dequantize_row_…), ggml/src/ggml-common.h
+(block_…); ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp (dequantize_row_…).
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from functools import cache, partial
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quanterr.checkpoints.ggml_types import GgmlType
-from quanterr.formats.shared.ggml_blocks import StoredRows
 from quanterr.kernel.structs import BlocksStruct
-from quanterr.tensors.workspace import Workspace
 
 IN_HEAD = -1  # instead of the place of d: before the blocks of the row
+SIGNS = 8  # elements whose signs are one number
+MOST_IN_RUN = 32  # codes that the kernel reads together
+FEWEST_LEVELS = 16  # that the kernel reads
+BYTE, WORD = 8, 32  # bits
 
 
 class Field(NamedTuple):
@@ -36,214 +41,261 @@ class Field(NamedTuple):
 
     at: int  # first byte of the run in the block
     where: str
-    bits: int = 8  # bits of a field
+    bits: int = 8  # from one field to the next in a word
     up: int = 0  # place of these bits in the number
-    mask: int = 0xFF  # mask of the field
+    mask: int = -1  # of the field
+    word: int = 8  # bits of a word
+    first: int = 0  # lowest bit of the first field in its word
 
     @property
-    def n_bytes(self) -> int:
-        """The length of the run."""
-        return 1 << len(self.where.partition(":")[0])
+    def kept(self) -> int:
+        """The mask of the bits that count."""
+        return self.mask & (1 << self.bits) - 1
+
+    @property
+    def stop(self) -> int:
+        """The byte after the run."""
+        return self.at + (self.word << len(self.where.partition(":")[0])) // 8
+
+    def find_bit(self, element: int, row: int, rows: int) -> int:
+        """Return the number of the field's lowest bit in the block, for an element of one of ``rows`` rows."""
+        of_row = iter(range(rows.bit_length() - 2, -1, -1))
+        address, _, within = self.where.partition(":")
+        word, field = (
+            sum(
+                (row >> next(of_row) if sign == "k" else 0 if sign == "L" else element >> int(sign)) % 2 << place
+                for place, sign in zip(reversed(range(len(signs))), signs, strict=True)
+            )
+            for signs in (address, within)
+        )
+        return 8 * self.at + word * self.word + self.first + field * self.bits
+
+
+Fields = tuple[Field, ...]
 
 
 class Layout(NamedTuple):
-    """The places where a type stores its numbers; several fields of one number are added."""
+    """The places where a type stores its numbers; the bits of several fields of one number are joined."""
 
-    codes: tuple[Field, ...]
-    scales: tuple[Field, ...] = ()
-    flags: tuple[Field, ...] = ()  # 1: the part's levels are shifted
-    signs: tuple[Field, ...] = ()  # 1: the part's scale is negative
-    minima: tuple[Field, ...] = ()
-    d: int = 0  # place of the rows' d, float16, in the block; or IN_HEAD
-    d_minima: int = 0
+    codes: Fields
+    scales: Fields = ()
+    flags: Fields = ()  # 1: the part's levels are shifted
+    signs: Fields = ()  # 1: the part's scale is negative
+    minima: Fields = ()
+    minus: Fields = ()  # signs of eight elements, a bit for each, or an index of ``Numbers.patterns``
+    d: int | Fields | None = 0  # first byte of the rows' float16 numbers in the block, or their bits; or IN_HEAD
+    d_minima: int | None = None  # first byte of more float16 numbers
 
     @property
     def span(self) -> tuple[int, int]:
         """The bytes of a block that hold codes and nothing else."""
-        return min(field.at for field in self.codes), max(field.at + field.n_bytes for field in self.codes)
+        return min(field.at for field in self.codes), max(field.stop for field in self.codes)
+
+    def halves(self, d: int | Fields | None, rows: int) -> Fields:
+        """Return the fields of float16 numbers that begin at byte ``d``, one for each row."""
+        if isinstance(d, tuple):
+            return d
+        return () if d in (None, IN_HEAD) else (Field(d or 0, "k" * (rows.bit_length() - 1), 16, word=16),)
 
 
 class Numbers(NamedTuple):
     """The meaning of a type's numbers.
 
-    A part of ``part`` elements has the scale d · (``factor`` · s + ``offset``). An element is this scale times its
-    level, less d_minima · m. Each operation rounds to float32; if d is float16, all but the last are exact.
+    A part of ``part`` elements has the scale d · (``factor`` · s + ``offset``) · ``step``, or d · ``scale_levels``[s].
+    An element is this scale times its level, less d_minima · m, or plus d_minima if the type has no m. Each operation
+    rounds to float32; if d is float16, all but the last are exact.
     """
 
-    levels: tuple[float, ...]  # levels of the codes, if there are 256 consecutive ones; empty: signed bytes
     part: int
+    levels: tuple[float, ...] = ()  # of the codes; empty: signed bytes
     factor: int = 1
     offset: int = 0
-    shift: float = 0.0  # shift of the levels of a part with a flag
+    shift: float = 0.0  # of the levels of a part with a flag
     signed: bool = False  # scales are signed bytes
-    width: int = 1  # elements of a code, 1 or 2, whose levels follow one another
+    step: float = 1.0  # a power of two
+    scale_levels: tuple[float, ...] = ()
+    width: int = 1  # elements of a code: 1, 2, 4 or 8
+    grid: Callable[[], Tensor] | None = None  # makes the levels of codes for several elements, int8 (codes, width)
+    patterns: tuple[int, ...] = ()  # bytes with the signs of eight elements, the first lowest; empty: stored as such
 
 
-def decode(
-    numbers: Numbers, layout: Layout, raw: Tensor, heads: Tensor | None, out: Tensor, workspace: Workspace
-) -> None:
-    """Dequantize blocks of interleaved rows.
+class Block(NamedTuple):
+    """A block of a type, of one row or of interleaved rows."""
 
-    ``raw`` is uint8 (groups, blocks, bytes), ``heads`` float32 (groups, rows, 1), and ``out`` float32 (groups, rows,
-    blocks, elements).
+    numbers: Numbers
+    layout: Layout
+    # Writes blocks, uint8 (…, bytes), as others that ``layout`` describes; the kernel does not decode these.
+    rewrite: Callable[[Tensor], Tensor] | None = None
+
+    def groups(self, rows: int) -> dict[str, tuple[Fields, int]]:
+        """Return the fields of each kind of number, and the elements for which there is one; 0 means a row."""
+        numbers, layout = self.numbers, self.layout
+        return {
+            "codes": (layout.codes, numbers.width),
+            "minus": (layout.minus, SIGNS),
+            "scales": (layout.scales, numbers.part),
+            "flags": (layout.flags, numbers.part),
+            "signs": (layout.signs, numbers.part),
+            "minima": (layout.minima, numbers.part),
+            "d": (layout.halves(layout.d, rows), 0),
+            "d_minima": (layout.halves(layout.d_minima, rows), 0),
+        }
+
+
+def decode(block: Block, kind: GgmlType, raw: Tensor, heads: Tensor | None) -> Tensor:
+    """Dequantize blocks.
+
+    ``raw`` is uint8 (groups of rows, blocks, bytes), ``heads`` float32 (groups, rows, 1), and the result float32
+    (groups, rows, blocks, elements).
     """
-    groups, rows, blocks, elements = out.shape
-    write_levels(numbers, layout, raw, out, workspace)
-    of_parts = range(elements.bit_length() - 2, numbers.part.bit_length() - 2, -1)
-    parts = out.view(groups, rows, blocks, -1, min(numbers.part, elements))
-    d = heads if layout.d == IN_HEAD and heads is not None else read_halves(raw, layout.d, rows)
-    units = d.unsqueeze(3)
-    if layout.scales:
-        scales = gather(layout.scales, raw, rows, of_parts, "scales", workspace)
-        scales = (scales.view(torch.int8) if numbers.signed else scales).to(torch.int16)
-        scales.mul_(numbers.factor).add_(numbers.offset)
-        if layout.signs:
-            scales.mul_(1 - 2 * gather(layout.signs, raw, rows, of_parts, "signs", workspace).to(torch.int16))
-        units = units * scales
-    if layout.flags:
-        parts.add_(gather(layout.flags, raw, rows, of_parts, "flags", workspace).unsqueeze(4) * numbers.shift)
-    parts.mul_(units.unsqueeze(4))
-    if layout.minima:
-        minima = gather(layout.minima, raw, rows, of_parts, "minima", workspace)
-        parts.sub_((read_halves(raw, layout.d_minima, rows).unsqueeze(3) * minima).unsqueeze(4))
+    numbers, stored = block.numbers, raw if block.rewrite is None else block.rewrite(raw)
+    found = {
+        name: read_numbers(fields, stored, kind, each or kind.elements)
+        for name, (fields, each) in block.groups(kind.rows).items()
+        if fields
+    }
+    levels = _look_up(numbers, found["codes"])
+    if (signs := found.get("minus")) is not None:
+        signs = signs if not numbers.patterns else torch.tensor(numbers.patterns, device=raw.device)[signs]
+        of_each = 1 - 2 * (signs.unsqueeze(-1) >> torch.arange(SIGNS, device=raw.device) & 1)
+        levels = levels * of_each.flatten(-2)
+    # (groups, blocks, rows, parts, elements)
+    parts = levels.float().reshape(*levels.shape[:-1], -1, min(numbers.part, kind.elements))
+    if (flags := found.get("flags")) is not None:
+        parts = parts + (flags * numbers.shift).unsqueeze(-1)
+    parts = parts * (_find_scales(numbers, found, heads) * numbers.step).unsqueeze(-1)
+    if (d := found.get("d_minima")) is not None:
+        minima = _as_half(d) * found.get("minima", -1)
+        parts = parts - minima.unsqueeze(-1)
+    return parts.flatten(-2).transpose(1, 2)
 
 
-def write_levels(numbers: Numbers, layout: Layout, raw: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """Write the level of each element to ``out``: see :func:`decode`."""
-    bits = range(out.shape[3].bit_length() - 2, numbers.width - 2, -1)
-    codes = gather(layout.codes, raw, out.shape[1], bits, "codes", workspace)
-    if len(numbers.levels) == 256:  # consecutive
-        out.copy_(codes).add_(numbers.levels[0])
-    elif numbers.levels:
-        pairs = codes.view(torch.int16) if numbers.width == 1 else codes
-        places = workspace.buffer("places", (out.numel() // 2,), torch.int32).copy_(pairs.view(-1))
-        table = _make_pairs(numbers.levels, numbers.width, raw.device)
-        torch.index_select(table, 0, places, out=out.view(-1).view(torch.int64))
-    else:
-        out.copy_(codes.view(torch.int8))
+def _look_up(numbers: Numbers, codes: Tensor) -> Tensor:
+    """Return the levels of codes, float32 or int8 (…, elements)."""
+    if numbers.grid is not None:
+        return numbers.grid().to(codes.device)[codes].flatten(-2)
+    if numbers.levels:
+        return torch.tensor(numbers.levels, dtype=torch.float32, device=codes.device)[codes]
+    return codes.to(torch.int8)
 
 
-def gather(
-    fields: Sequence[Field], raw: Tensor, rows: int, bits: Sequence[int], key: str, workspace: Workspace
-) -> Tensor:
-    """Return the numbers of fields, uint8 (groups, rows, blocks, 2 ** bits), for these bits of an element's index."""
-    groups, blocks, _ = raw.shape
-    of_row = rows.bit_length() - 1
-    numbers = workspace.buffer(key, (groups, rows, blocks, 1 << len(bits)), torch.uint8)
-    axes = numbers.view(groups, *[2] * of_row, blocks, *[2] * len(bits))
-    for first, field in enumerate(fields):
-        address, within = _find_axes(field.where, of_row, tuple(bits))
-        target = axes.permute(0, 1 + of_row, *(axis for axis in (*address, *within) if axis > 0))
-        stored = raw[:, :, field.at : field.at + field.n_bytes].contiguous()
-        for part in range(1 << len(within)):
-            digits = [part >> shift & 1 for shift in reversed(range(len(within)))]
-            if any(axis <= 0 and digit != -axis for axis, digit in zip(within, digits, strict=True)):
-                continue
-            found = (stored >> part * field.bits) & (field.mask & (1 << field.bits) - 1)
-            found = found.bitwise_left_shift_(field.up).view(groups, blocks, *[2] * len(address))
-            for place in reversed(range(len(address))):
-                found = found.select(2 + place, -address[place]) if address[place] <= 0 else found
-            here = target
-            for axis, digit in zip(reversed(within), reversed(digits), strict=True):
-                here = here.select(-1, digit) if axis > 0 else here
-            if first:
-                here.bitwise_or_(found)
-            else:
-                here.copy_(found)
+def _find_scales(numbers: Numbers, found: dict[str, Tensor], heads: Tensor | None) -> Tensor:
+    """Return the scales of parts, float32 (groups, blocks, rows, 1 or parts)."""
+    device = found["codes"].device
+    d = torch.ones(1, 1, 1, 1, device=device) if heads is None else heads.unsqueeze(1)
+    if "d" in found:
+        d = _as_half(found["d"])
+    if (scales := found.get("scales")) is None:
+        return d
+    if numbers.scale_levels:
+        return d * torch.tensor(numbers.scale_levels, dtype=torch.float32, device=device)[scales]
+    scales = (scales.to(torch.int8).to(torch.int32) if numbers.signed else scales) * numbers.factor + numbers.offset
+    return d * (scales if "signs" not in found else torch.where(found["signs"] > 0, -scales, scales))
+
+
+def _as_half(bits: Tensor) -> Tensor:
+    return bits.to(torch.int16).view(torch.float16).float()
+
+
+def read_numbers(fields: Fields, raw: Tensor, kind: GgmlType, each: int) -> Tensor:
+    """Return a number for ``each`` elements of a block, int32 (groups, blocks, rows, numbers)."""
+    numbers = torch.zeros(1, dtype=torch.int32, device=raw.device)
+    for field in fields:
+        at, shift, n_bytes = _find_places(field, kind.rows, kind.elements, each, raw.device)
+        words = raw[..., at].to(torch.int32)
+        for more in range(1, n_bytes):  # a field in the last byte has no more
+            words = words | raw[..., (at + more).clamp(max=raw.shape[-1] - 1)].to(torch.int32) << 8 * more
+        numbers = numbers | (words >> shift & field.kept) << field.up
     return numbers
 
 
 @cache
-def _find_axes(where: str, of_row: int, bits: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return the axes in :func:`gather` of the byte's index and of the place in the byte; 0 or -1 for L and H."""
-    of_rows = iter(range(1, 1 + of_row))
-    elements = {str(bit): 2 + of_row + number for number, bit in enumerate(bits)} | {"L": 0, "H": -1}
-    address, _, within = where.partition(":")
-    found = [[next(of_rows) if sign == "k" else elements[sign] for sign in part] for part in (address, within)]
-    return found[0], found[1]
-
-
-def read_halves(raw: Tensor, at: int, rows: int) -> Tensor:
-    """Read a float16 of each row from byte ``at`` of each block on, float32 (groups, rows, blocks)."""
-    found = raw[:, :, at : at + 2 * rows].reshape(-1).view(torch.float16)
-    return found.float().view(*raw.shape[:2], rows).transpose(1, 2)
+def _find_places(field: Field, rows: int, elements: int, each: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """Return the bytes and lowest bits of :func:`_list_bits`, (rows, numbers), and the most bytes of a field."""
+    bits = torch.tensor(_list_bits(field, rows, elements, each), device=device)
+    shift = (bits & 7).to(torch.int32)
+    return bits >> 3, shift, -(-(int(shift.amax()) + field.kept.bit_length()) // 8)
 
 
 @cache
-def _make_pairs(levels: tuple[float, ...], width: int, device: torch.device) -> Tensor:
-    """Return the levels of two elements, float32 as one int64: by their code, or by a number of two bytes of codes."""
-    pairs = torch.tensor(levels, dtype=torch.float32).view(-1, width)
-    if width == 1:
-        most = len(levels) - 1
-        number = torch.arange(most * 257 + 1)
-        pairs = torch.cat([pairs[(number & 255).clamp(max=most)], pairs[number >> 8]], 1)
-    return pairs.view(torch.int64).view(-1).to(device)
-
-
-def store_rows(numbers: Numbers, layouts: Mapping[str, Layout]) -> dict[str, StoredRows]:
-    """Return how the types with these layouts store the same numbers."""
-    return {
-        dtype: StoredRows(
-            partial(decode, numbers, layout),
-            layout.span,
-            partial(_describe_blocks, numbers, layout) if numbers.width == 1 else None,
-        )
-        for dtype, layout in layouts.items()
-    }
+def _list_bits(field: Field, rows: int, elements: int, each: int) -> list[list[int]]:
+    """Return the place of a field's lowest bit in each row of a block, for ``each`` elements."""
+    return [[field.find_bit(first, row, rows) for first in range(0, elements, each)] for row in range(rows)]
 
 
 @cache
-def _describe_blocks(numbers: Numbers, layout: Layout, kind: GgmlType) -> BlocksStruct:
-    """Describe blocks for the compiled kernel."""
-    run = min(1 << _count_last(field.where) for field in layout.codes)
-    levels = (ctypes.c_float * len(numbers.levels))(*numbers.levels)
-    found = BlocksStruct(
+def describe(block: Block, kind: GgmlType) -> BlocksStruct:
+    """Describe blocks for the compiled kernel; ``Numbers.grid`` is left to the caller."""
+    numbers = block.numbers
+    groups = {name: given for name, given in block.groups(kind.rows).items() if given[0]}
+    run = 0 if numbers.width > 1 else min(_count_in_run(field, kind) for field in block.layout.codes)
+    run = min(run, numbers.part)
+    first = numbers.levels[0] if are_consecutive(numbers.levels) else 0
+    described = BlocksStruct(
         elements=kind.elements,
         n_bytes=kind.n_bytes,
         head=kind.head,
         rows=kind.rows,
         run=run,
-        part=numbers.part,
-        d=layout.d,
-        d_minima=layout.d_minima,
+        part=min(numbers.part, kind.elements),
+        width=numbers.width,
         factor=numbers.factor,
         offset=numbers.offset,
         are_signed=numbers.signed,
+        are_bytes=not numbers.levels,
+        first=int(first),
         shift=numbers.shift,
-        levels=ctypes.addressof(levels) if numbers.levels else None,
+        step=numbers.step,
     )
-    found.alive = [levels]  # its pointers refer to these
-    for name in ("codes", "scales", "flags", "signs", "minima"):
-        step = run if name == "codes" else numbers.part
-        for bits, field in zip(getattr(found, name), getattr(layout, name), strict=False):
-            places = [
-                _find_place(field, row, kind.rows, first)
-                for row in range(kind.rows)
-                for first in range(0, kind.elements, step)
-            ]
-            at = (ctypes.c_uint16 * len(places))(*(byte for byte, _ in places))
-            shift = (ctypes.c_uint8 * len(places))(*(lowest for _, lowest in places))
-            bits.at, bits.shift = ctypes.addressof(at), ctypes.addressof(shift)
-            bits.mask, bits.up = field.mask & (1 << field.bits) - 1, field.up
-            found.alive += [at, shift]
-    return found
+    described.alive = []  # its pointers refer to these
+    for name, (fields, each) in groups.items():
+        for bits, field in zip(getattr(described, name), fields, strict=False):
+            in_runs = name == "codes" and run > 0
+            of_rows = _list_bits(field, kind.rows, kind.elements, run if in_runs else each or kind.elements)
+            places = [place for of_row in of_rows for place in of_row]
+            bits.spacing = _find_spacing(field, kind, run) if in_runs else 0
+            size = kind.rows * kind.n_bytes
+            at = [place >> 3 if bits.spacing == BYTE else min(place >> 3, size - WORD // 8) for place in places]
+            _point(described, bits, "at", ctypes.c_uint16, at)
+            shifts = [place - 8 * byte for place, byte in zip(places, at, strict=True)]
+            _point(described, bits, "shift", ctypes.c_uint8, shifts)
+            bits.mask, bits.up = field.kept, field.up
+    if numbers.levels and not are_consecutive(numbers.levels):
+        unused = (0.0,) * (FEWEST_LEVELS - len(numbers.levels))
+        _point(described, described, "levels", ctypes.c_float, numbers.levels + unused)
+    _point(described, described, "scale_levels", ctypes.c_float, numbers.scale_levels)
+    _point(described, described, "patterns", ctypes.c_uint8, numbers.patterns)
+    return described
 
 
-def _count_last(where: str) -> int:
-    """Return how many of an element's lowest bits, up to four, are the lowest of the byte's index."""
-    address = where.partition(":")[0]
-    return next(n for n in (4, 3, 2) if address.endswith("3210"[-n:]))
+def _point(described: BlocksStruct, struct: Any, name: str, kind: Any, numbers: Sequence[float]) -> None:
+    """Let a pointer refer to numbers, if there are any."""
+    if numbers:
+        array = (kind * len(numbers))(*numbers)
+        setattr(struct, name, ctypes.addressof(array))
+        described.alive.append(array)
 
 
-def _find_place(field: Field, row: int, rows: int, element: int) -> tuple[int, int]:
-    """Return the byte of an element in its block, and the lowest bit."""
-    of_row = iter(range(rows.bit_length() - 2, -1, -1))
-    address, _, within = field.where.partition(":")
-    numbers = []
-    for signs in (address, within):
-        bits = [
-            row >> next(of_row) & 1 if sign == "k" else element >> int(sign) & 1 if sign.isdigit() else int(sign == "H")
-            for sign in signs
-        ]
-        numbers.append(sum(bit << place for place, bit in enumerate(reversed(bits))))
-    return field.at + numbers[0], numbers[1] * field.bits
+def are_consecutive(levels: Sequence[float]) -> bool:
+    """Return whether levels are equally far apart, by one."""
+    return bool(levels) and list(levels) == [levels[0] + n for n in range(len(levels))]
+
+
+def _count_in_run(field: Field, kind: GgmlType) -> int:
+    """Return how many consecutive elements have their fields at equal distances, in bytes or in a word."""
+    return next(n for n in (32, 16, 8, 4, 2, 1) if n <= kind.elements and _find_spacing(field, kind, n))
+
+
+def _find_spacing(field: Field, kind: GgmlType, run: int) -> int:
+    """Return the bits from one field to the next in each run of elements; 0 if they differ or are in several words."""
+    size = kind.rows * kind.n_bytes
+    spacing = set()
+    for places in _list_bits(field, kind.rows, kind.elements, 1):
+        for first in range(0, kind.elements, run):
+            here = places[first : first + run]
+            spacing |= {after - before for before, after in pairwise(here)} or {BYTE}
+            shift = here[0] - 8 * min(here[0] >> 3, size - WORD // 8)
+            if spacing != {BYTE} and shift + here[-1] - here[0] + field.bits > WORD:
+                return 0
+    (only, *others) = spacing
+    return 0 if others or only <= 0 else only

@@ -19,10 +19,14 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 #if !defined(_WIN32)
 #include <unistd.h>
 #endif
 #include "shared.h"
+#include "blocks.h"
 
 /* Assumptions about the machine and its compiler; on any other the kernel does not compile, with this message. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "checkpoints are little-endian, and read as they are");
@@ -49,6 +53,13 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 typedef int8_t eight_bytes __attribute__((vector_size(8)));
 typedef int32_t eight_ints __attribute__((vector_size(32)));
 typedef float eight_floats __attribute__((vector_size(32)));
+typedef uint8_t sixteen_bytes __attribute__((vector_size(16)));
+typedef uint16_t eight_shorts __attribute__((vector_size(16)));
+typedef uint32_t four_words __attribute__((vector_size(16)));
+typedef uint64_t two_words __attribute__((vector_size(16)));
+typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
+typedef int8_t signed_bytes __attribute__((vector_size(WIDTH)));
+typedef int16_t signed_shorts __attribute__((vector_size(2 * WIDTH)));
 
 enum { CUT_SHORT = -1 }; /* a status; any but this and DONE is -errno */
 
@@ -456,7 +467,6 @@ void quanterr_rotate(float *values, int64_t groups, int64_t size, double unit, d
 /* ---- rotations of both sides ---- */
 
 #if defined(__FMA__) && WIDTH > 4
-#include <immintrin.h>
 #define BLOCK 128 /* rows and columns */
 #define PART 16
 #define PARTS (BLOCK / PART)
@@ -548,213 +558,6 @@ INLINE void decode_e4m3(const uint8_t *restrict codes, float *restrict out, int 
     }
 }
 
-/* ggml's block_q8_0: 32 elements in 34 bytes; n is a multiple of 32. */
-INLINE void decode_q8_0(const uint8_t *restrict block, float *restrict out, int n) {
-    for (int i = 0; i < n; i += 32, block += 34) {
-        float d = half_at(block);
-        for (int k = 0; k < 32; k++) out[i + k] = (float)(int8_t)block[2 + k] * d;
-    }
-}
-
-/* ggml's block_q4_0, q4_1, q5_0 and q5_1: 32 elements in 18, 20, 22 and 24 bytes. */
-INLINE void decode_legacy(const uint8_t *restrict block, float *restrict out, int has_min, int has_fifth) {
-    const uint8_t *fifth = block + 2 + 2 * has_min, *codes = fifth + 4 * has_fifth;
-    float d = half_at(block), m = has_min ? half_at(block + 2) : 0;
-    uint32_t bits = 0;
-    int offset = has_min ? 0 : has_fifth ? 16 : 8;
-    if (has_fifth) memcpy(&bits, fifth, 4);
-    for (int part = 0; part < 2; part++)
-        for (int k = 0; k < 16; k++) {
-            int code = (codes[k] >> 4 * part & 15) | (int)(bits >> (16 * part + k) & 1) << 4;
-            float value = (float)(code - offset) * d;
-            out[16 * part + k] = has_min ? value + m : value;
-        }
-}
-
-/* ggml's block_q4_K and block_q5_K: 256 elements in 144 and 176 bytes. */
-INLINE void decode_q4_or_q5_k(const uint8_t *restrict block, float *restrict out, int has_fifth) {
-    const uint8_t *packed = block + 4, *fifth = block + 16, *q = fifth + 32 * has_fifth;
-    float d = half_at(block), least = half_at(block + 2);
-    for (int j = 0; j < 8; j++) {
-        int scale = j < 4 ? packed[j] & 63 : (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
-        int min = j < 4 ? packed[j + 4] & 63 : packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
-        float s = d * (float)scale, m = least * (float)min;
-        const uint8_t *codes = q + j / 2 * 32;
-        int shift = 4 * (j & 1);
-        if (has_fifth)
-            for (int k = 0; k < 32; k++) {
-                int code = (codes[k] >> shift & 15) | (fifth[k] >> j & 1) << 4;
-                out[32 * j + k] = (float)code * s - m;
-            }
-        else
-            for (int k = 0; k < 32; k++) out[32 * j + k] = (float)(codes[k] >> shift & 15) * s - m;
-    }
-}
-
-/* ggml's block_q2_K: 256 elements in 84 bytes. */
-INLINE void decode_q2_k(const uint8_t *restrict block, float *restrict out) {
-    float d = half_at(block + 80), least = half_at(block + 82);
-    for (int j = 0; j < 16; j++) {
-        const uint8_t *codes = block + 16 + 32 * (j / 8) + 16 * (j & 1);
-        float s = d * (float)(block[j] & 15), m = least * (float)(block[j] >> 4);
-        int shift = j & 6;
-        for (int k = 0; k < 16; k++) out[16 * j + k] = (float)(codes[k] >> shift & 3) * s - m;
-    }
-}
-
-/* ggml's block_q3_K: 256 elements in 110 bytes. */
-INLINE void decode_q3_k(const uint8_t *restrict block, float *restrict out) {
-    float d = half_at(block + 108);
-    for (int j = 0; j < 16; j++) {
-        const uint8_t *third = block + 16 * (j & 1), *codes = block + 32 + 32 * (j / 8) + 16 * (j & 1);
-        int low = block[96 + j % 8] >> 4 * (j / 8) & 15, high = block[104 + j % 4] >> 2 * (j / 4) & 3;
-        float s = d * (float)((low | high << 4) - 32);
-        int shift = j & 6, bit = j / 2;
-        for (int k = 0; k < 16; k++) {
-            int code = (codes[k] >> shift & 3) | (third[k] >> bit & 1) << 2;
-            out[16 * j + k] = (float)(code - 4) * s;
-        }
-    }
-}
-
-static const int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-static const int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}; /* doubled */
-
-/* Looks up the codes of a run of elements in as many half bytes: the first half of the run in the lower halves. */
-INLINE void look_up_halves(const uint8_t *codes, const int8_t *table, float s, float *restrict out, int run) {
-    for (int part = 0; part < 2; part++)
-        for (int k = 0; k < run / 2; k++) out[run / 2 * part + k] = (float)table[codes[k] >> 4 * part & 15] * s;
-}
-INLINE void decode_iq4_xs(const uint8_t *restrict block, float *restrict out) { /* 256 elements in 136 bytes */
-    float d = half_at(block);
-    for (int j = 0; j < 8; j++) {
-        int low = block[4 + j / 2] >> 4 * (j & 1) & 15, high = block[2 + j / 4] >> 2 * (j % 4) & 3;
-        look_up_halves(block + 8 + 16 * j, IQ4, d * (float)((low | high << 4) - 32), out + 32 * j, 32);
-    }
-}
-INLINE float halved_power(uint8_t exponent) { /* 2^(exponent - 128) */
-    return as_float(exponent > 1 ? (exponent - 1) << 23 : 0x00200000 << exponent);
-}
-INLINE float halved_e4m3(uint8_t code) { /* without its sign; 0x7F gives 0 */
-    int32_t m = code & 0x7F;
-    return code == 0x7F ? 0 : m < 8 ? (float)m * 0x1p-10f : as_float((m << 20) + (119 << 23));
-}
-
-INLINE void decode_nvfp4(const uint8_t *restrict block, float *restrict out) { /* 64 elements in 36 bytes */
-    for (int j = 0; j < 4; j++) look_up_halves(block + 4 + 8 * j, E2M1, halved_e4m3(block[j]), out + 16 * j, 16);
-}
-
-/* Writes eight levels times a scale, negated where a bit of `signs` is set. */
-INLINE void signed_levels(const int8_t *levels, int signs, float s, float *restrict out) {
-    const eight_ints bits = {1, 2, 4, 8, 16, 32, 64, 128};
-    eight_bytes packed;
-    memcpy(&packed, levels, sizeof packed);
-    eight_ints wide = __builtin_convertvector(packed, eight_ints), minus = (bits & signs) != 0;
-    eight_floats values = __builtin_convertvector((wide ^ minus) - minus, eight_floats) * s;
-    memcpy(out, &values, sizeof values);
-}
-INLINE int with_parity(int signs) { /* seven signs, and one that makes their number even */
-    int parity = signs ^ signs >> 4;
-    return signs | (0x6996 >> (parity & 15) & 1) << 7;
-}
-INLINE uint32_t word_at(const uint8_t *p) { uint32_t word; memcpy(&word, p, 4); return word; }
-INLINE int short_at(const uint8_t *p) { return p[0] | p[1] << 8; }
-
-/* ggml's block_iq1_s and block_iq1_m: 256 elements in 50 and 56 bytes. */
-INLINE void decode_iq1_s(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
-    for (int j = 0; j < 8; j++) {
-        int word = short_at(block + 34 + 2 * j);
-        float s = half_at(block) * (float)((word >> 12 & 7) * 2 + 1) * 0.125f;
-        for (int k = 0; k < 4; k++) {
-            int index = ((word >> 3 * k & 7) | (word >> 12 & 8)) << 8 | block[2 + 4 * j + k];
-            signed_levels(grid + 8 * index, 0, s, out + 32 * j + 8 * k);
-        }
-    }
-}
-INLINE void decode_iq1_m(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
-    const uint8_t *words = block + 48;
-    float d = half((uint16_t)(words[1] >> 4 | (words[3] >> 4) << 4 | (words[5] >> 4) << 8 | (words[7] >> 4) << 12));
-    for (int j = 0; j < 32; j++) {
-        int scale = short_at(words + 2 * (j / 8)) >> 3 * (j / 2 % 4) & 7;
-        int index = (block[32 + j / 2] >> 4 * (j & 1) & 15) << 8 | block[j];
-        signed_levels(grid + 8 * index, 0, d * (float)(2 * scale + 1) * 0.125f, out + 8 * j);
-    }
-}
-
-/* ggml's block_iq2_xxs, iq2_xs and iq2_s: 256 elements in 66, 74 and 82 bytes. */
-INLINE void decode_iq2_xxs(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
-    for (int j = 0; j < 8; j++) {
-        const uint8_t *index = block + 2 + 8 * j;
-        uint32_t word = word_at(index + 4);
-        float s = half_at(block) * ((float)(word >> 28) + 0.5f) * 0.25f;
-        for (int k = 0; k < 4; k++)
-            signed_levels(grid + 8 * index[k], with_parity(word >> 7 * k & 127), s, out + 32 * j + 8 * k);
-    }
-}
-INLINE void decode_iq2_xs(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
-    for (int j = 0; j < 32; j++) {
-        int word = short_at(block + 2 + 2 * j), scale = block[66 + j / 4] >> 4 * (j / 2 & 1) & 15;
-        float s = half_at(block) * ((float)scale + 0.5f) * 0.25f;
-        signed_levels(grid + 8 * (word & 511), with_parity(word >> 9), s, out + 8 * j);
-    }
-}
-INLINE void decode_iq2_s(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
-    for (int j = 0; j < 32; j++) {
-        int index = (block[66 + j / 4] >> 2 * (j % 4) & 3) << 8 | block[2 + j];
-        int scale = block[74 + j / 4] >> 4 * (j / 2 & 1) & 15;
-        signed_levels(grid + 8 * index, block[34 + j], half_at(block) * ((float)scale + 0.5f) * 0.25f, out + 8 * j);
-    }
-}
-
-/* ggml's block_iq3_xxs and iq3_s: 256 elements in 98 and 110 bytes; an entry has four levels. */
-INLINE void two_entries(const int8_t *a, const int8_t *b, int signs, float s, float *restrict out) {
-    int8_t levels[8];
-    memcpy(levels, a, 4);
-    memcpy(levels + 4, b, 4);
-    signed_levels(levels, signs, s, out);
-}
-INLINE void decode_iq3_xxs(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
-    for (int j = 0; j < 8; j++) {
-        uint32_t word = word_at(block + 66 + 4 * j);
-        float s = half_at(block) * ((float)(word >> 28) + 0.5f) * 0.5f;
-        for (int k = 0; k < 4; k++) {
-            const uint8_t *index = block + 2 + 8 * j + 2 * k;
-            int signs = with_parity(word >> 7 * k & 127);
-            two_entries(grid + 4 * index[0], grid + 4 * index[1], signs, s, out + 32 * j + 8 * k);
-        }
-    }
-}
-INLINE void decode_iq3_s(const uint8_t *restrict block, const int8_t *grid, float *restrict out) {
-    for (int j = 0; j < 32; j++) {
-        const uint8_t *index = block + 2 + 2 * j;
-        int upper = block[66 + j / 4] >> 2 * (j % 4), scale = block[106 + j / 8] >> 4 * (j / 4 & 1) & 15;
-        int first = (upper & 1) << 8 | index[0], second = (upper >> 1 & 1) << 8 | index[1];
-        float s = half_at(block) * (float)(2 * scale + 1);
-        two_entries(grid + 4 * first, grid + 4 * second, block[74 + j], s, out + 8 * j);
-    }
-}
-
-/* ggml's block_q6_K: 256 elements in 210 bytes. */
-INLINE void decode_q6_k(const uint8_t *restrict block, float *restrict out) {
-    const int8_t *scales = (const int8_t *)block + 192;
-    float d = half_at(block + 208), s[16];
-    for (int k = 0; k < 16; k++) s[k] = d * (float)scales[k];
-    for (int half_of = 0; half_of < 2; half_of++) {
-        const uint8_t *low = block + 64 * half_of, *high = block + 128 + 32 * half_of;
-        for (int part = 0; part < 4; part++) {
-            const uint8_t *codes = low + 32 * (part & 1);
-            float *to = out + 128 * half_of + 32 * part;
-            for (int begin = 0; begin < 32; begin += 16) {
-                float own = s[8 * half_of + 2 * part + begin / 16];
-                for (int k = begin; k < begin + 16; k++) {
-                    int code = (codes[k] >> 4 * (part >> 1) & 15) | (high[k] >> 2 * part & 3) << 4;
-                    to[k] = (float)(code - 32) * own;
-                }
-            }
-        }
-    }
-}
-
 INLINE void look_up(const uint8_t *restrict codes, const float *restrict table, float *restrict out, int n, int per_byte) {
     if (per_byte == 1)
         for (int i = 0; i < n; i++) out[i] = table[codes[i]];
@@ -775,100 +578,181 @@ INLINE void count_ends(Side *side, const uint8_t *codes, int n) {
     for (int k = 0; k < 64; k++) side->saturated += found[k];
 }
 
-/* Decodes ggml's other blocks; col and n are multiples of a block's elements. */
-INLINE void decode_blocks(int element, const uint8_t *codes, const int8_t *grid, int64_t col, int n, float *out) {
-#define EACH(per, size, call)                                            \
-    for (int i = 0; i < n; i += per) {                                   \
-        const uint8_t *block = codes + (col + i) / per * size;           \
-        float *to = out + i;                                             \
-        call;                                                            \
-    }                                                                    \
-    break
-    switch (element) {
-    case Q4_0: EACH(32, 18, decode_legacy(block, to, 0, 0));
-    case Q4_1: EACH(32, 20, decode_legacy(block, to, 1, 0));
-    case Q5_0: EACH(32, 22, decode_legacy(block, to, 0, 1));
-    case Q5_1: EACH(32, 24, decode_legacy(block, to, 1, 1));
-    case Q2_K: EACH(256, 84, decode_q2_k(block, to));
-    case Q3_K: EACH(256, 110, decode_q3_k(block, to));
-    case Q4_K: EACH(256, 144, decode_q4_or_q5_k(block, to, 0));
-    case Q5_K: EACH(256, 176, decode_q4_or_q5_k(block, to, 1));
-    case Q6_K: EACH(256, 210, decode_q6_k(block, to));
-    case IQ4_NL: EACH(32, 18, look_up_halves(block + 2, IQ4, half_at(block), to, 32));
-    case IQ4_XS: EACH(256, 136, decode_iq4_xs(block, to));
-    case MXFP4: EACH(32, 17, look_up_halves(block + 1, E2M1, halved_power(*block), to, 32));
-    case NVFP4: EACH(64, 36, decode_nvfp4(block, to));
-    case IQ1_S: EACH(256, 50, decode_iq1_s(block, grid, to));
-    case IQ1_M: EACH(256, 56, decode_iq1_m(block, grid, to));
-    case IQ2_XXS: EACH(256, 66, decode_iq2_xxs(block, grid, to));
-    case IQ2_XS: EACH(256, 74, decode_iq2_xs(block, grid, to));
-    case IQ2_S: EACH(256, 82, decode_iq2_s(block, grid, to));
-    case IQ3_XXS: EACH(256, 98, decode_iq3_xxs(block, grid, to));
-    case IQ3_S: EACH(256, 110, decode_iq3_s(block, grid, to));
-    }
-#undef EACH
-}
+INLINE uint32_t word_at(const uint8_t *p) { uint32_t word; memcpy(&word, p, 4); return word; }
 
 INLINE int read_bits(const Bits *bits, int n, const uint8_t *block, int i) {
     int number = 0;
-    for (int k = 0; k < n && bits[k].at; k++)
-        number |= (block[bits[k].at[i]] >> bits[k].shift[i] & bits[k].mask) << bits[k].up;
+#pragma GCC unroll 8
+    for (int k = 0; k < n; k++)
+        if (bits[k].at)
+            number |= (int)(word_at(block + bits[k].at[i]) >> bits[k].shift[i] & (uint32_t)bits[k].mask) << bits[k].up;
     return number;
 }
 
-/* Writes the levels of a block of one row, whose runs are numbered from `first` on. */
-INLINE void write_levels(const Blocks *b, const uint8_t *block, int first, int length, float *restrict out) {
-    const Bits *low = b->codes, *high = b->codes + 1;
-    for (int i = first; i < first + b->elements / length; i++, out += length) {
-        const uint8_t *codes = block + low->at[i];
-        const int shift = low->shift[i], mask = low->mask;
-        int32_t found[16];
-        for (int j = 0; j < length; j++) found[j] = codes[j] >> shift & mask;
-        if (high->at) {
-            const uint8_t *upper = block + high->at[i];
-            const int from = high->shift[i], bits = high->mask, up = high->up;
-            for (int j = 0; j < length; j++) found[j] |= (upper[j] >> from & bits) << up;
+/* Reads the parts of n codes, 16, 8 or 4, that are in bytes next to each other: of run i, from number `first` of it on. Bytes
+ * are shifted in pairs, as masks take away what comes from their neighbours. Fewer than 16 come by way of a register, as a
+ * vector that memory gets in parts would have to wait. */
+INLINE sixteen_bytes read_bytes(const Blocks *b, const uint8_t *block, int i, int first, int n) {
+    eight_shorts codes = {0};
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+        const Bits *bits = b->codes + k;
+        if (!bits->at || bits->spacing != 8) continue;
+        const uint8_t *from = block + bits->at[i] + first;
+        eight_shorts packed;
+        uint64_t low = 0;
+        if (n == 16) memcpy(&packed, from, 16);
+        else {
+            memcpy(&low, from, n == 8 ? 8 : 4);
+            packed = (eight_shorts)(two_words){low, 0};
         }
-        if (b->levels) for (int j = 0; j < length; j++) out[j] = b->levels[found[j]];
-        else for (int j = 0; j < length; j++) out[j] = (float)(int8_t)found[j];
+        codes |= (packed >> bits->shift[i] & (uint16_t)(bits->mask * 257)) << bits->up;
+    }
+    return (sixteen_bytes)codes;
+}
+
+/* Reads the parts of a vector of codes that are next to each other in words. */
+INLINE ints read_words(const Blocks *b, const uint8_t *block, int i, int first) {
+    words codes = {0}, lanes;
+    for (uint32_t lane = 0; lane < WIDTH; lane++) lanes[lane] = lane + (uint32_t)first;
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+        const Bits *bits = b->codes + k;
+        if (!bits->at || bits->spacing == 8) continue;
+        words apart = word_at(block + bits->at[i]) >> bits->shift[i] >> lanes * (uint32_t)bits->spacing;
+        codes |= (apart & (uint32_t)bits->mask) << bits->up;
+    }
+    return (ints)codes;
+}
+
+/* Widens part k of 16 bytes, by way of 16 bits, as gcc 12 converts bytes to numbers of four times the size one by one. */
+INLINE ints widen_part(sixteen_bytes v, int k, int are_signed) {
+    bytes part;
+#if WIDTH == 16
+    part = v;
+#elif WIDTH == 8
+    uint64_t eight = ((two_words)v)[k];
+    memcpy(&part, &eight, 8);
+#else
+    uint32_t four = ((four_words)v)[k];
+    memcpy(&part, &four, 4);
+#endif
+    if (are_signed) return __builtin_convertvector(__builtin_convertvector((signed_bytes)part, signed_shorts), ints);
+    return __builtin_convertvector(__builtin_convertvector(part, shorts), ints);
+}
+
+/* Looks up levels; a table has at least 16, and no more are in use if there are `few`. */
+INLINE floats look_up_levels(const float *table, ints codes, int few) {
+#if defined(__AVX512F__)
+    const __m512i at = (__m512i)codes;
+    return (floats)(few ? _mm512_permutexvar_ps(at, _mm512_loadu_ps(table)) : _mm512_i32gather_ps(at, table, 4));
+#elif defined(__AVX2__)
+    const __m256i at = (__m256i)codes;
+    if (!few) return (floats)_mm256_i32gather_ps(table, at, 4);
+    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), at);
+    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), at);
+    return (floats)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
+#else
+    floats found;
+    for (int j = 0; j < WIDTH; j++) found[j] = table[codes[j]];
+    return found;
+#endif
+}
+
+INLINE floats levels_of(const Blocks *b, ints codes) {
+    if (b->levels) return look_up_levels(b->levels, codes, b->codes->mask < 16 && !b->codes[1].at);
+    return __builtin_convertvector(codes + b->first, floats);
+}
+
+/* Writes eight levels times a scale, negated where a bit of `signs` is set. */
+INLINE void signed_levels(const int8_t *levels, int signs, float shift, float s, float *restrict out) {
+    const eight_ints bits = {1, 2, 4, 8, 16, 32, 64, 128};
+    eight_bytes packed;
+    memcpy(&packed, levels, sizeof packed);
+    eight_ints wide = __builtin_convertvector(packed, eight_ints), minus = (bits & signs) != 0;
+    eight_floats values = (__builtin_convertvector((wide ^ minus) - minus, eight_floats) + shift) * s;
+    memcpy(out, &values, sizeof values);
+}
+
+/* Writes the eight elements of number i, whose codes stand for several elements each. */
+INLINE void decode_eight(const Blocks *b, const int8_t *grid, const uint8_t *block, int i, float shift, float s, float *restrict out) {
+    const int width = b->width, codes = 8 / width;
+    int8_t levels[8];
+    for (int k = 0; k < codes; k++)
+        memcpy(levels + k * width, grid + width * read_bits(b->codes, 4, block, codes * i + k), (size_t)width);
+    int signs = read_bits(b->minus, 8, block, i);
+    signed_levels(levels, b->patterns ? b->patterns[signs] : signs, shift, s, out);
+}
+
+INLINE float scale_of(const Blocks *b, const uint8_t *block, int part, float d) {
+    if (!b->scales->at) return d * b->step;
+    int stored = read_bits(b->scales, 4, block, part);
+    if (b->scale_levels) return d * b->scale_levels[stored];
+    stored = (b->are_signed ? (int8_t)stored : stored) * b->factor + b->offset;
+    if (b->signs->at && read_bits(b->signs, 1, block, part)) stored = -stored;
+    return d * (float)stored * b->step;
+}
+
+/* Decodes a block of one row, number `row` of its group; d is that of the row, unless the block has its own. */
+INLINE void decode_block(const Blocks *b, const int8_t *grid, const uint8_t *block, int row, float d, int run, float *restrict out) {
+    const int parts = b->elements / b->part;
+    if (b->d->at) d = half((uint16_t)read_bits(b->d, 4, block, row));
+    const float d_minima = b->d_minima->at ? half((uint16_t)read_bits(b->d_minima, 1, block, row)) : 0;
+#pragma GCC unroll 16
+    for (int part = row * parts; part < (row + 1) * parts; part++, out += b->part) {
+        const float scale = scale_of(b, block, part, d);
+        const float least = b->minima->at ? d_minima * (float)read_bits(b->minima, 2, block, part) : -d_minima;
+        const float shift = b->flags->at && read_bits(b->flags, 1, block, part) ? b->shift : 0;
+        if (run == 0) {
+            for (int i = 0; i < b->part / 8; i++) decode_eight(b, grid, block, part * (b->part / 8) + i, shift, scale, out + 8 * i);
+            continue;
+        }
+        for (int i = 0; i < b->part; i += 16 < run ? 16 : run) {
+            const int n = 16 < run ? 16 : run, number = part * (b->part / run) + i / run;
+            sixteen_bytes of_bytes = read_bytes(b, block, number, i % run, n);
+#pragma GCC unroll 4
+            for (int k = 0; k * WIDTH < n; k++) {
+                ints codes = widen_part(of_bytes, k, b->are_bytes) | read_words(b, block, number, i % run + k * WIDTH);
+                floats v = levels_of(b, codes);
+                if (b->flags->at) v += shift;
+                v *= scale;
+                if (b->d_minima->at) v -= least;
+                memcpy(out + i + k * WIDTH, &v, (size_t)(n < WIDTH ? n : WIDTH) * 4);
+            }
+        }
     }
 }
 
-/* Multiplies the levels of a block by their scales. `row` is the row's number in its group. */
-INLINE void scale_parts(const Blocks *b, const uint8_t *block, int row, float d, float *restrict out) {
-    const int parts = b->elements / b->part;
-    const float d_minima = b->minima->at ? half_at(block + b->d_minima + 2 * row) : 0;
-    for (int i = row * parts; i < (row + 1) * parts; i++, out += b->part) {
-        float scale = d;
-        if (b->scales->at) {
-            int stored = read_bits(b->scales, 4, block, i);
-            stored = (b->are_signed ? (int8_t)stored : stored) * b->factor + b->offset;
-            scale = d * (float)(read_bits(b->signs, 1, block, i) ? -stored : stored);
-        }
-        if (b->minima->at) {
-            const float least = d_minima * (float)read_bits(b->minima, 2, block, i);
-            for (int j = 0; j < b->part; j++) out[j] = out[j] * scale - least;
-        } else if (read_bits(b->flags, 1, block, i))
-            for (int j = 0; j < b->part; j++) out[j] = (out[j] + b->shift) * scale;
-        else
-            for (int j = 0; j < b->part; j++) out[j] *= scale;
-    }
+/* Decodes blocks whose description the compiler knows; col and n are multiples of a block's elements. */
+APART void decode_known(int element, const uint8_t *codes, const int8_t *grid, int64_t col, int n, float *out) {
+#define DECODE(name)                                                                              \
+    case name:                                                                                    \
+        codes += col / name##_BLOCKS.elements * name##_BLOCKS.n_bytes;                            \
+        for (; n > 0; n -= name##_BLOCKS.elements, out += name##_BLOCKS.elements) {               \
+            decode_block(&name##_BLOCKS, grid, codes, 0, 1, name##_BLOCKS.run, out);              \
+            codes += name##_BLOCKS.n_bytes;                                                       \
+        }                                                                                         \
+        break;
+    switch (element) { EACH_BLOCKS(DECODE) }
+#undef DECODE
 }
 
 /* Decodes blocks that are described as data; `codes` is where a row would begin if rows were not interleaved. */
 static void decode_described(const Side *side, const uint8_t *codes, int64_t row, int64_t col, int n, float *out) {
     const Blocks *b = side->blocks;
+    const int8_t *grid = side->table;
     const int k = (int)((row + side->lead) % b->rows);
     const uint8_t *group = codes - k * side->row_bytes;
-    float d = 0;
-    if (b->d < 0 && b->head == 2) d = half_at(group + 2 * k);
-    else if (b->d < 0) memcpy(&d, group + (int64_t)k * b->head, 4);
+    float d = 1;
+    if (b->head == 2) d = half_at(group + 2 * k);
+    else if (b->head) memcpy(&d, group + (int64_t)k * b->head, 4);
     for (int i = 0; i < n; i += b->elements, out += b->elements) {
         const uint8_t *block = group + b->rows * (b->head + (col + i) / b->elements * b->n_bytes);
-        if (b->run == 16) write_levels(b, block, k * (b->elements / 16), 16, out);
-        else if (b->run == 8) write_levels(b, block, k * (b->elements / 8), 8, out);
-        else write_levels(b, block, k * (b->elements / 4), 4, out);
-        scale_parts(b, block, k, b->d < 0 ? d : half_at(block + b->d + 2 * k), out);
+        if (b->run == 0) decode_block(b, grid, block, k, d, 0, out);
+        else if (b->run == 32) decode_block(b, grid, block, k, d, 32, out);
+        else if (b->run == 16) decode_block(b, grid, block, k, d, 16, out);
+        else if (b->run == 8) decode_block(b, grid, block, k, d, 8, out);
+        else decode_block(b, grid, block, k, d, 4, out);
     }
 }
 
@@ -902,9 +786,8 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
         break;
     case E4M3: decode_e4m3(codes + col, out, n); break;
     case TABLE: look_up(codes + col / side->per_byte, side->table, out, n, side->per_byte); break;
-    case Q8_0: decode_q8_0(codes + col / 32 * 34, out, n); break;
     case BLOCKS: decode_described(side, codes, row, col, n, out); break;
-    default: decode_blocks(side->element, codes, side->table, col, n, out);
+    default: decode_known(side->element, codes, side->table, col, n, out);
     }
     if (side->has_ends) count_ends(side, codes + col, n);
     if (side->scale) {

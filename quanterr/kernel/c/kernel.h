@@ -11,7 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-#define KERNEL_VERSION 30 /* raise it when results change, though no declaration does */
+#define KERNEL_VERSION 31 /* raise it when results change, though no declaration does */
 #define ROOM 32768        /* bins in a table of counts */
 #define LIMBS 68          /* 32-bit limbs of an exact sum of float64 numbers, in units of 2^-1074 */
 #define KEPT_ROWS 5       /* rows with the lowest SNR */
@@ -45,29 +45,29 @@ enum ElementType { /* the way in which one element is stored in a row of codes *
     F16,
     I8,
     E4M3,
-    TABLE, /* a table gives the one or more elements of each byte */
-    Q8_0,  /* from here on, blocks of ggml */
-    Q4_K,
-    Q6_K,
+    TABLE,  /* a table gives the one or more elements of each byte */
+    BLOCKS, /* blocks that are described as data */
+    Q8_0,   /* from here on, blocks whose description in blocks.h the compiler knows */
     Q4_0,
     Q4_1,
     Q5_0,
     Q5_1,
     Q2_K,
     Q3_K,
+    Q4_K,
     Q5_K,
+    Q6_K,
     IQ4_NL,
     IQ4_XS,
     MXFP4,
     NVFP4,
-    IQ1_S, /* from here on, a table gives the levels of each index */
+    IQ1_S,
     IQ1_M,
     IQ2_XXS,
     IQ2_XS,
     IQ2_S,
     IQ3_XXS,
-    IQ3_S,
-    BLOCKS /* blocks that are described as data */
+    IQ3_S
 };
 enum Order {     /* the arrangement of codes in memory */
     ROWS,        /* consecutive */
@@ -102,24 +102,30 @@ enum SampleState { /* what is known of the codes of a sample */
 };
 enum Zeros { FRACTIONS, WHOLE, ONE }; /* zero points: any, whole codes, or one for all groups */
 
-typedef struct { /* some bits of a number, for each run of codes or part of a block in each interleaved row */
-    const uint16_t *at; /* byte in the block; NULL: none */
-    const uint8_t *shift;
-    int32_t mask, up;   /* the bits, and their place in the number */
+typedef struct { /* some bits of a number, for each run of codes, entry or part of a block in each interleaved row */
+    const uint16_t *at;   /* byte in the block; NULL: none */
+    const uint8_t *shift; /* the lowest bit, from this byte on */
+    int32_t mask, up;     /* the bits, and their place in the number */
+    int32_t spacing;      /* bits from one code of a run to the next: 8, in bytes next to each other, or any in a word; 0: no run */
 } Bits;
 
 typedef struct { /* ggml's blocks as data; formats/shared/ggml_fields.py specifies them */
     int32_t elements, n_bytes; /* of a block of one row */
-    int32_t head;        /* bytes before the blocks of each row */
+    int32_t head;        /* bytes before the blocks of each row: their d, float16 if there are two, else float32 */
     int32_t rows;        /* that are interleaved */
-    int32_t run;         /* 4, 8 or 16 elements whose codes are in the same bits of neighbouring bytes */
+    int32_t run;         /* 4, 8, 16 or 32 codes that are read together; 0: codes stand for several elements */
     int32_t part;        /* elements that share a scale */
-    int32_t d, d_minima; /* first byte of the rows' float16 numbers in a block; a d of -1 is in heads */
+    int32_t width;       /* elements of a code: 1, 2, 4 or 8 */
     int32_t factor, offset; /* of scales */
     int32_t are_signed;  /* scales are signed bytes */
+    int32_t are_bytes;   /* codes are signed bytes, */
+    int32_t first;       /* or else the code 0 has this level, and the others follow, */
+    const float *levels; /* or else the levels of all codes, 16 or more; of several elements: in the table of a Side, int8 */
     float shift;         /* of the levels of a part with a flag */
-    const float *levels; /* of each code; NULL: codes are signed bytes */
-    Bits codes[2], scales[4], flags[1], signs[1], minima[2];
+    float step;          /* factor of all scales, a power of two */
+    const float *scale_levels; /* values of scales, or NULL */
+    const uint8_t *patterns;   /* the signs of eight elements by their number, or NULL */
+    Bits codes[4], minus[8], d[4], scales[4], flags[1], signs[1], minima[2], d_minima[1];
 } Blocks;
 
 typedef struct { /* the rows of one weight, and how they are decoded */
@@ -139,7 +145,7 @@ typedef struct { /* the rows of one weight, and how they are decoded */
     int32_t largest_code;
     void *stored;         /* the rows, or a buffer to read them into */
     void *tile;           /* buffer for rows in order */
-    const void *table;    /* float (256, per_byte): values of the codes in each byte; IQ1 to IQ3: int8 levels by index */
+    const void *table;    /* float (256, per_byte): values of the codes in each byte; of blocks: int8 (codes, width) */
     const float *scale;   /* (1 or rows / scale_height, groups), or NULL */
     const float *zero;    /* the same shape, subtracted from the codes first; or NULL */
     const float *shift;   /* the same shape, added last; or NULL */
