@@ -44,12 +44,11 @@ from quanterr.formats.base import (
     Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import bit_stream
-from quanterr.formats.shared.awq_gemm import attach_gemm_decoder
+from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.flat_blocks import read_of_rows
@@ -92,7 +91,7 @@ def fit_gemm(parts: Parts) -> Weight | None:
         raise FormatMismatch(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
     packing = Packing("interleaved" if bits == 4 else "dense", bits)
     blocks = fit_blocks(n_blocks, cols, declared_group_size(parts))
-    return _make_weight(parts, (rows, cols), blocks, packing, attach_gemm_decoder(parts, cols, blocks, packing))
+    return _make_weight(parts, (rows, cols), blocks, packing, read_gemm(parts, cols, blocks, packing))
 
 
 def fit_gemv(parts: Parts) -> Weight | None:
@@ -102,7 +101,7 @@ def fit_gemv(parts: Parts) -> Weight | None:
     (rows, width), stored = parts.codes.shape, parts["scale"].shape[1]
     cols = 8 * width
     alternatives = [
-        _make_weight(parts, (rows, cols), blocks, NIBBLES, _attach_gemv_decoder(parts, cols, blocks))
+        _make_weight(parts, (rows, cols), blocks, NIBBLES, _read_gemv(parts, cols, blocks))
         for blocks in _find_blocks(parts, cols, stored)
     ]
     return alternatives[0].with_alternatives(alternatives[1:])
@@ -117,7 +116,7 @@ def fit_fast(parts: Parts) -> Weight:
         raise FormatMismatch(f"{codes} should have a multiple of {COLS} columns")
     rows, cols = ROWS * codes.shape[0], codes.shape[1]
     alternatives = [
-        _make_weight(parts, (rows, cols), blocks, NIBBLES, partial(dequantize_fast, parts, blocks))
+        _make_weight(parts, (rows, cols), blocks, NIBBLES, _read_fast(parts, blocks))
         for blocks in _find_blocks(parts, cols, scale.shape[0])
     ]
     return alternatives[0].with_alternatives(alternatives[1:])
@@ -179,18 +178,6 @@ def _find_denied_zero_points(parts: Parts, bits: int) -> tuple[str, ...]:
     )
 
 
-def dequantize_gemv(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - zero point) · scale, (r, c)."""
-    r, width = chunk.shape[0], parts.codes.shape[1]
-    left, right = chunk.col // 8, -(-chunk.stop_col // 8)
-    containers = workspace.read("containers", parts.codes, chunk.row * width + left, (r, right - left))
-    codes = unpack_columns(containers, NIBBLES, workspace)
-    codes = crop_columns(codes, chunk.col - 8 * left, chunk.stop_col - 8 * left, workspace)
-    zero_points = _unpack_zero_points(parts["zero_point"], chunk, workspace)
-    scale = read_of_rows("scale", parts["scale"], parts["scale"].shape[1], chunk, workspace)
-    return Values(blocks.dequantize(codes, zero_points, scale, chunk, workspace))
-
-
 def _unpack_zero_points(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Read the zero points of a chunk's rows, stored as (rows, w), as float32 (r, 8 · w)."""
     r, w = chunk.shape[0], entry.shape[1]
@@ -198,8 +185,8 @@ def _unpack_zero_points(entry: Entry, chunk: Chunk, workspace: Workspace) -> Ten
     return unpack_columns(containers, NIBBLES, workspace, "zero_points")
 
 
-def _attach_gemv_decoder(parts: Parts, cols: int, blocks: ColumnBlocks) -> Dequantize:
-    """Return :func:`dequantize_gemv` with a :class:`Decoder`."""
+def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Native:
+    """Return the function that decodes gemv: (code - zero point) · scale."""
     decoder = Decoder(
         parts.codes,
         cols,
@@ -209,16 +196,20 @@ def _attach_gemv_decoder(parts: Parts, cols: int, blocks: ColumnBlocks) -> Dequa
         zero=blocks.restrict(partial(_unpack_zero_points, parts["zero_point"])),
         group=blocks.group,
     )
-    return Native(partial(dequantize_gemv, parts, blocks), decoder)
+    return Native(decoder)
 
 
-def dequantize_fast(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return code · scale, rounded, plus the offset, rounded: (r, c)."""
-    values = _unshuffle(parts.codes, chunk, workspace)
-    scale = read_transposed_scale(parts["scale"], chunk, workspace)
-    offset = read_transposed_scale(parts["offset"], chunk, workspace, "offsets")
-    blocks.apply(Tensor.mul_, values, scale, chunk, workspace)
-    return Values(blocks.apply(Tensor.add_, values, offset, chunk, workspace))
+def _read_fast(parts: Parts, blocks: ColumnBlocks) -> Native:
+    """Return the function that decodes gemv_fast: code · scale, rounded, plus the offset, rounded."""
+    decoder = Decoder(
+        parts.codes,
+        parts.codes.shape[1],
+        scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
+        shift=blocks.restrict(partial(read_transposed_scale, parts["offset"], key="offsets")),
+        group=blocks.group,
+        read=partial(_unshuffle, parts.codes),
+    )
+    return Native(decoder)
 
 
 def _unshuffle(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:

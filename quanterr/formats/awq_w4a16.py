@@ -27,18 +27,15 @@ from quanterr.formats.base import (
     ElementType,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
-from quanterr.formats.shared.padding import Padded, fit_padded
-from quanterr.formats.shared.scale_grid import multiply
+from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
 
@@ -70,7 +67,7 @@ def fit(parts: Parts) -> Weight:
     alternatives = [
         parts.weight(
             padded.shape,
-            _attach_decoder(parts, padded, n),
+            _read(parts, padded, n),
             code_bits=4,
             uniform_bits=4,
             levels=uniform(4),
@@ -85,53 +82,36 @@ def fit(parts: Parts) -> Weight:
     return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def dequantize(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code - 8) · float32(scale) + float32(zero), (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, interleaved))
+def _read(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
+    """Return the function that decodes the weight: float32(code - 8) · float32(scale) + float32(zero)."""
+    rows, cols = padded.stored_rows, padded.stored_cols
 
-
-def _dequantize_block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
-    width = padded.stored_cols // 2
-    if interleaved == 1:
-        order: Tensor | slice = slice(chunk.row, chunk.stop_row)
-        stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
-    else:
-        order = stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
-        stored = workspace.read_whole("whole_codes", parts.codes)[order]
-    values = element_types.unpack(
-        stored[:, chunk.col // 2 : chunk.stop_col // 2], _make_pairs(workspace.device), workspace
-    )
-    group = padded.step
-    left, right = chunk.col // group, -(-chunk.stop_col // group)
-    multiply(
-        values, read_ordered_rows("whole_scale", parts["scale"], order, workspace)[:, left:right], chunk.col, group
-    )
-    zero = read_ordered_rows("whole_zero", parts["zero"], order, workspace)[:, left:right]
-    values.view(chunk.shape[0], -1, group).add_(zero.unsqueeze(2))
-    return Values(values)
-
-
-def _attach_decoder(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` for rows in order without padding."""
-    plain, rows, cols = partial(dequantize, parts, padded, interleaved), padded.stored_rows, padded.stored_cols
-    if interleaved > 1 or padded.shape != (rows, cols):
-        return plain
+    def order(chunk: Chunk, workspace: Workspace) -> Tensor | slice:
+        if interleaved == 1:
+            return slice(chunk.row, chunk.stop_row)
+        return stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
 
     def read(key: str, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        of_rows = read_ordered_rows(key, parts[role], slice(chunk.row, chunk.stop_row), workspace)
+        of_rows = read_ordered_rows(key, parts[role], order(chunk, workspace), workspace)
         return of_rows[:, chunk.col // padded.step : -(-chunk.stop_col // padded.step)]
+
+    def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:
+        stored = workspace.read_whole("whole_codes", parts.codes)[order(chunk, workspace)]
+        pairs = _make_pairs(workspace.device)
+        return element_types.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], pairs, workspace)
 
     decoder = Decoder(
         parts.codes,
         cols,
-        ElementType.TABLE,
+        ElementType.TABLE if interleaved == 1 else None,
         _make_pairs(torch.device("cpu")),
         partial(read, "whole_scale", "scale"),
         shift=partial(read, "whole_zero", "zero"),
         group=padded.step,
         stored=StoredScales.fit(parts["scale"], rows, cols // padded.step, turned=True),
+        read=None if interleaved == 1 else read_codes,
     )
-    return Native(plain, decoder)
+    return read_padded(padded, decoder)
 
 
 @cache

@@ -17,7 +17,8 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Label
 from quanterr.declarations import NOTHING, Declarations
 from quanterr.errors import FormatMismatch
-from quanterr.kernel.decoder import Decoder, ElementType, Native, Order, decoder_of
+from quanterr.kernel.decoder import Decoder, ElementType, Order
+from quanterr.kernel.interpreter import Native, Values, decoder_of
 from quanterr.kernel.levels import Levels, ScaleSteps, Scaling, derive_scaling
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
@@ -58,14 +59,6 @@ Encoding = Literal["floats", "cast", "codes", "bits"]
 FilledWorkspaces = tuple[FilledWorkspace, FilledWorkspace]  # filled with the lowest codes, and with the highest
 SMALL_SCALES = frozenset({"F8_E4M3", "U8"})  # dtypes of one-byte float scales: byte 1 is the smallest positive scale
 FUSED = "fused"  # role of the part that holds one factor for each of the layers fused into the weight's rows
-
-
-class Values(NamedTuple):
-    """A dequantized chunk."""
-
-    weight: Tensor  # (r, c) float32, or float64 where float32 would lose precision
-    saturated: Tensor | None = None  # 0-d: number of codes at either end of their range
-    zeros: Tensor | None = None  # 0-d: number of zero elements, if the codes show it
 
 
 Dequantize = Callable[[Chunk, Workspace], Values]

@@ -249,9 +249,7 @@ def _attach_decoder(parts: Parts, state: State, pairs: Tensor, built_in: str | N
     else:
         nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
         stored = StoredScales(entry, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
-    return Native(
-        plain, Decoder(parts.codes, matrix[1], ElementType.TABLE, pairs, absmax, group=state.block, stored=stored)
-    )
+    return Native(Decoder(parts.codes, matrix[1], ElementType.TABLE, pairs, absmax, group=state.block, stored=stored))
 
 
 def _copy_nested_map(parts: Parts, workspace: Workspace) -> Tensor:

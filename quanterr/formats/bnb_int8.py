@@ -12,7 +12,7 @@ Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/nn/modules
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.kernel.decoder import StoredScales
@@ -38,9 +38,8 @@ def fit(parts: Parts) -> Weight:
         )
     return parts.weight(
         codes.shape,
-        element_types.attach_decoder(
+        element_types.read_one_by_one(
             parts,
-            partial(dequantize, parts),
             partial(read_of_rows, "absmax", absmax, 1),
             stored=StoredScales.fit(absmax, absmax.n, 1),
             factor=UNIT,
@@ -50,13 +49,6 @@ def fit(parts: Parts) -> Weight:
         levels=INT8.scaled,
         evidence=(f"codes {codes}, largest magnitudes {absmax}",),
     )
-
-
-def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code) · SCB · 0.007874…, (r, c)."""
-    codes = element_types.read_int8(parts.codes, chunk, workspace)
-    absmax = read_of_rows("absmax", parts["absmax"], 1, chunk, workspace)
-    return Values(codes.values.mul_(absmax).mul_(UNIT), codes.saturated)
 
 
 FORMATS = (Format("bnb_int8", NEEDS, fit, usual_db=(32, 43)),)

@@ -25,18 +25,16 @@ from quanterr.formats.base import (
     ElementType,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     RotatedWeight,
-    Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, check_labels
-from quanterr.formats.shared.convrot import attach_rotated_decoder, group_size, rotate, unrotate
-from quanterr.formats.shared.padding import Padded, fit_padded
+from quanterr.formats.shared.convrot import group_size, read_rotated, rotate
+from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.formats.shared.scale_grid import to_float
 from quanterr.kernel.levels import INT4
 
@@ -59,10 +57,10 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     stored = codes.shape[0], 2 * codes.shape[1]
     size, warning = group_size(label, stored[1]) if rotated else (2, ())
     padded = fit_padded(parts, stored, size, 1)
-    plain = parts.weight(padded.shape, partial(dequantize, parts, padded, False), code_bits=4, levels=INT4)
+    plain = parts.weight(padded.shape, _read(parts, padded, False), code_bits=4, levels=INT4)
     return parts.weight(
         padded.shape,
-        _attach_decoder(parts, padded, rotated),
+        _read(parts, padded, rotated),
         code_bits=4,
         levels=None if rotated else INT4,
         rotated=RotatedWeight(plain, partial(rotate, size)) if rotated else None,
@@ -74,32 +72,16 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     )
 
 
-def _attach_decoder(parts: Parts, padded: Padded, rotated: bool) -> Dequantize:
-    plain, pairs = partial(dequantize, parts, padded, rotated), element_types.int4_pairs(torch.device("cpu"))
-    scale = partial(_read_scales, parts)
-    decoder = Decoder(parts.codes, padded.stored_cols, ElementType.TABLE, pairs, scale)
-    if rotated:
-        return attach_rotated_decoder(plain, decoder, padded)
-    whole = padded.shape == (padded.stored_rows, padded.stored_cols)
-    return Native(plain, decoder) if whole else plain
+def _read(parts: Parts, padded: Padded, rotated: bool) -> Dequantize:
+    """Return the function that decodes the weight: code · scale, with the rotation undone if ``rotated``."""
+    pairs = element_types.int4_pairs(torch.device("cpu"))
+    decoder = Decoder(parts.codes, padded.stored_cols, ElementType.TABLE, pairs, partial(_read_scales, parts))
+    return read_rotated(decoder, padded) if rotated else read_padded(padded, decoder)
 
 
 def _read_scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Return the scale of each row of a chunk, (r, 1) float32."""
     return to_float(parts["scale"], workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)))
-
-
-def dequantize(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code) · float32(scale), (r, c), with the rotation undone if ``rotated``."""
-    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, rotated))
-
-
-def _dequantize_block(parts: Parts, padded: Padded, rotated: bool, chunk: Chunk, workspace: Workspace) -> Values:
-    first = (chunk.row * padded.stored_cols + chunk.col) // 2
-    codes = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
-    values = element_types.unpack(codes, element_types.int4_pairs(workspace.device), workspace)
-    values.mul_(_read_scales(parts, chunk, workspace))
-    return Values(unrotate(values, padded.step, workspace) if rotated else values)
 
 
 FORMATS = tuple(

@@ -15,12 +15,12 @@ quantization/lifecycle/forward.py.
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Dequantize, Format, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Format, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_config import read_setting
-from quanterr.formats.shared.ct_row_groups import apply_scales, fit_row_blocks, read_block_values
+from quanterr.formats.shared.ct_row_groups import fit_row_blocks, read_block_values
 from quanterr.kernel.levels import signed_bytes
 
 NEEDS = {
@@ -39,7 +39,7 @@ def fit(parts: Parts) -> Weight | None:
     blocks, bits = fit_row_blocks(parts, shape), read_setting(parts, "num_bits") or 8
     return parts.weight(
         shape,
-        _attach_decoder(parts, blocks),
+        _attach(parts, blocks),
         block_size=blocks.edges,
         code_bits=8,
         uniform_bits=bits,
@@ -50,20 +50,16 @@ def fit(parts: Parts) -> Weight | None:
     )
 
 
-def dequantize(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - zero point) · scale, (r, c)."""
-    codes = element_types.read_int8(parts.codes, chunk, workspace)
-    return Values(apply_scales(codes.values, parts, blocks, chunk, workspace), codes.saturated)
-
-
-def _attach_decoder(parts: Parts, blocks: ColumnBlocks) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` if columns are in order."""
-    plain, zero_point = partial(dequantize, parts, blocks), parts.get("zero_point")
-    if blocks.order:
-        return plain
-    scale = blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks))
-    zero = blocks.restrict(partial(read_block_values, "zero_point", zero_point, blocks)) if zero_point else None
-    return element_types.attach_decoder(parts, plain, scale, blocks.group, zero)
+def _attach(parts: Parts, blocks: ColumnBlocks) -> Native:
+    """Return the function that dequantizes: (code - zero point) · scale."""
+    zero_point = parts.get("zero_point")
+    return element_types.read_one_by_one(
+        parts,
+        blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks)),
+        blocks.group,
+        blocks.restrict(partial(read_block_values, "zero_point", zero_point, blocks)) if zero_point else None,
+        columns=blocks.order,
+    )
 
 
 FORMATS = (Format("ct_int", NEEDS, fit, usual_db=(30, 42)),)

@@ -42,7 +42,7 @@ def fit(parts: Parts) -> Weight:
     padded = fit_unpadded(parts, stored, BLOCK)
     return parts.weight(
         padded.shape,
-        Microscaled(codes, "e2m1", padded, layouts[0], divide_scales(global_scale, padded.stored_rows)).native,
+        Microscaled(codes, "e2m1", padded, layouts[0], divide_scales(global_scale, padded.stored_rows)).dequantize,
         code_bits=4,
         levels=E2M1.scaled,
         block_size=(1, BLOCK),

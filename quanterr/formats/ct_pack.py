@@ -28,14 +28,12 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    Dequantize,
     ElementType,
     Format,
     FormatMismatch,
     Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
@@ -46,7 +44,7 @@ from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.ct_row_groups import read_block_values
 from quanterr.formats.shared.padding import check_width
-from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.decoder import StoredScales, read_constant
 from quanterr.kernel.levels import uniform
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import parse_digits
@@ -82,7 +80,7 @@ def fit(parts: Parts) -> Weight:
     alternatives = [
         parts.weight(
             shape,
-            _attach_decoder(parts, packing, order),
+            _read(parts, packing, order),
             block_size=order.edges,
             code_bits=packing.bits,
             uniform_bits=packing.bits,
@@ -138,35 +136,24 @@ def _read_version(config: JsonFields) -> tuple[int, ...]:
     return numbers if numbers and len(numbers) == len(words) else DENSE_SINCE
 
 
-def dequantize(parts: Parts, packing: Packing, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - zero point) · scale, (r, c)."""
-    codes = _read_codes(parts.codes, packing, chunk, workspace)
-    zero_point: Tensor | float = 1 << packing.bits - 1
-    if parts.get("zero_point"):
-        zero_point = _read_zero_point(parts, packing, chunk, workspace)
-    scale = read_block_values("scale", parts["scale"], blocks, chunk, workspace)
-    return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
-
-
-def _attach_decoder(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` if bytes hold whole codes."""
-    plain, zero_point = partial(dequantize, parts, packing, blocks), parts.get("zero_point")
+def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Native:
+    """Return the function that decodes the weight: (code - zero point) · scale."""
+    zero_point = parts.get("zero_point")
     table = bit_stream.byte_table(packing.bits, 0 if zero_point else 1 << packing.bits - 1)
-    stored = StoredScales.fit(parts["scale"], parts.matrix[0], blocks.n)
-    if table is None or (blocks.order and not stored):
-        return plain
+    middle = None if table is not None else partial(read_constant, 1 << packing.bits - 1)
     decoder = Decoder(
         parts.codes,
         parts.codes.shape[-1] * WORD // packing.bits,
-        ElementType.TABLE,
+        None if table is None else ElementType.TABLE,
         table,
         scale=blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks)),
-        zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else None,
+        zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else middle,
         group=blocks.group,
-        stored=stored,
+        stored=StoredScales.fit(parts["scale"], parts.matrix[0], blocks.n),
         columns=blocks.order,
+        read=partial(_read_codes, parts.codes, packing) if table is None else None,
     )
-    return Native(plain, decoder)
+    return Native(decoder)
 
 
 def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -145,7 +145,7 @@ def _attach_decoder(parts: Parts, table: str, cols: int, block: int) -> Dequanti
         return _read_absmax(parts["absmax"], first, first + chunk.n, block, workspace).view(chunk.shape[0], -1)
 
     pairs = _make_pairs(table, torch.device("cpu"))
-    return Native(plain, Decoder(parts.codes, cols, ElementType.TABLE, pairs, absmax, group=block))
+    return Native(Decoder(parts.codes, cols, ElementType.TABLE, pairs, absmax, group=block))
 
 
 @cache

@@ -10,10 +10,7 @@ scale is an error.
 Reference: torch.float8_e4m3fn, torch.float8_e5m2.
 """
 
-from functools import partial
-
-from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FP8
 from quanterr.kernel.levels import OF_DTYPE
@@ -27,18 +24,12 @@ def fit(parts: Parts) -> Weight:
     codes = parts["codes"]
     return parts.weight(
         codes.shape,
-        element_types.attach_decoder(parts, partial(dequantize, codes)),
+        element_types.read_one_by_one(parts),
         encoding="cast",
         code_bits=8,
         levels=OF_DTYPE[parts.codes.dtype].scaled,
         evidence=(f"codes {codes.dtype} without a scale: a plain cast",),
     )
-
-
-def dequantize(codes: Entry, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code), (r, c)."""
-    decoded = element_types.read_fp8(codes, chunk, workspace)
-    return Values(decoded.values.mul_(decoded.unit), zeros=decoded.zeros)
 
 
 FORMATS = (Format("fp8_cast", {"codes": PartSpec(("{weight}",), FP8)}, fit),)

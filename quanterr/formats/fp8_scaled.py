@@ -17,11 +17,9 @@ deepseek-ai/DeepSeek-V3@9b4e9788 inference/kernel.py; vllm-project/compressed-te
 compressors/naive_quantized/base.py; NVIDIA/TensorRT-LLM@01c4ece docs/source/architecture/checkpoint.md.
 """
 
-from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared import element_types
+from quanterr.formats.base import Parts, PartSpec, Weight
 from quanterr.formats.shared.comfy_labels import FLOATS, FP8, FP8_LABELS
-from quanterr.formats.shared.scale_grid import Grid, fit_scaled, scaled_formats
+from quanterr.formats.shared.scale_grid import fit_scaled, scaled_formats
 
 EXPONENTS = frozenset({"F8_E8M0", "U8"})
 NAMES = (
@@ -39,12 +37,7 @@ NEEDS = {"codes": PartSpec(("{weight}",), FP8), "scale": PartSpec(NAMES, FLOATS 
 
 def fit(parts: Parts) -> Weight:
     """Return the weight, as the row of FORMATS that its scale's shape decides."""
-    return fit_scaled(parts, "fp8", FP8_LABELS, dequantize)
-
-
-def dequantize(codes: Entry, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code) · float32(scale), (r, c)."""
-    return grid.multiply(element_types.read_fp8(codes, chunk, workspace), chunk, workspace)
+    return fit_scaled(parts, "fp8", FP8_LABELS)
 
 
 FORMATS = scaled_formats("fp8", NEEDS, fit, {"tensor": (31, 32), "row": (31, 33), "block": (31, 33)})

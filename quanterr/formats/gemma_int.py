@@ -22,22 +22,18 @@ from quanterr.formats.base import (
     WEIGHT_SUFFIX,
     Chunk,
     Decoder,
-    Dequantize,
     ElementType,
     Format,
     FormatMismatch,
     Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method, matches
 from quanterr.formats.shared.flat_blocks import read_of_rows
-from quanterr.formats.shared.padding import crop
-from quanterr.formats.shared.scale_grid import multiply
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT8, uniform
 
@@ -73,7 +69,7 @@ def fit(parts: Parts) -> Weight | None:
     warning = f"config.json declares num_bits {declared}, but the codes have {n_bits}"
     return parts.weight(
         (rows, shape[1]),
-        _attach_decoder(parts, n_bits, shape[1]),
+        _read(parts, n_bits, shape[1]),
         block_size=(1, shape[1] // scale.shape[1]) if scale.shape[1] > 1 else None,
         code_bits=n_bits,
         uniform_bits=n_bits,
@@ -99,24 +95,6 @@ def _declared_bits(parts: Parts) -> int | None:
     return declared if isinstance(declared, int) and declared in (2, 4, 8) else None
 
 
-def dequantize(parts: Parts, n_bits: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code - 2^(bits - 1)) · scale, (r, c)."""
-    codes, per_byte = parts["codes"], 8 // n_bits
-    first, last = chunk.col // per_byte, -(-chunk.stop_col // per_byte)
-    shape = (chunk.stop_row - chunk.row, last - first)
-    packed = workspace.read("codes", codes, chunk.row * codes.shape[1] + first, shape)
-    saturated = None
-    if n_bits == 8:
-        found = element_types.decode_int8(packed, workspace)
-        values, saturated = found.values, found.saturated
-    else:
-        values = element_types.unpack(packed, _make_table(n_bits, workspace.device), workspace)
-        start = chunk.col - first * per_byte
-        values = crop(values, chunk._replace(col=start, stop_col=start + chunk.shape[1]), workspace)
-    scale, block = _read_scale(parts, cols, chunk, workspace), cols // parts["scale"].shape[1]
-    return Values(multiply(values, scale, chunk.col, block), saturated)
-
-
 def _read_scale(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Read the scales of a chunk, (r, blocks)."""
     stored = parts["scale"]
@@ -125,29 +103,29 @@ def _read_scale(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> 
     return scale[:, chunk.col // block : -(-chunk.stop_col // block)]
 
 
-def _attach_decoder(parts: Parts, n_bits: int, cols: int) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` for rows of whole bytes with several codes."""
-    plain, (rows, across) = partial(dequantize, parts, n_bits, cols), parts["scale"].shape
-    if n_bits == 8 or cols % (8 // n_bits):
-        return plain
+def _read(parts: Parts, n_bits: int, cols: int) -> Native:
+    """Return the function that decodes the weight: (code - 2^(bits - 1)) · scale."""
+    rows, across = parts["scale"].shape
+    is_byte = n_bits == 8
     decoder = Decoder(
         parts["codes"],
-        cols,
-        ElementType.TABLE,
-        _make_table(n_bits, torch.device("cpu")),
+        parts["codes"].shape[1] * 8 // n_bits,
+        ElementType.I8 if is_byte else ElementType.TABLE,
+        None if is_byte else _make_table(n_bits),
         partial(_read_scale, parts, cols),
         group=cols // across if across > 1 else 0,
+        ends=element_types.ELEMENTS["I8"][1] if is_byte else (),
         stored=StoredScales.fit(parts["scale"], rows, across),
     )
-    return Native(plain, decoder)
+    return Native(decoder)
 
 
 @cache
-def _make_table(n_bits: int, device: torch.device) -> Tensor:
+def _make_table(n_bits: int) -> Tensor:
     """Return the values of the codes in each byte, (256, 8 / bits) float32."""
     shifts = torch.arange(0, 8, n_bits)
     codes = torch.arange(256).unsqueeze(1) >> shifts & (1 << n_bits) - 1
-    return (codes - (1 << n_bits - 1)).float().to(device)
+    return (codes - (1 << n_bits - 1)).float()
 
 
 FORMATS = (

@@ -91,7 +91,7 @@ def fit_nvfp4(parts: Parts) -> Weight:
     foreign = scale.name.endswith(".weight.scale")
     warning = "its scale is called X.weight.scale: llama.cpp looks for X.scale, and refuses or ignores this one"
     decoder = replace(decoder, scale=partial(read_scales, parts, scale))
-    scaled = Native(partial(dequantize_scaled, parts, scale), decoder)
+    scaled = Native(decoder, partial(dequantize_scaled, parts, scale))
     return replace(weight, dequantize=scaled, warnings=(*weight.warnings, *([warning] if foreign else ())))
 
 

@@ -38,7 +38,6 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    Dequantize,
     ElementType,
     Format,
     FormatMismatch,
@@ -46,7 +45,6 @@ from quanterr.formats.base import (
     Order,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
@@ -134,7 +132,7 @@ def fit(parts: Parts) -> Weight | None:
     alternatives = [
         parts.weight(
             (rows, cols),
-            _attach_decoder(parts, blocks, variant),
+            _read(parts, blocks, variant),
             block_size=blocks.edges,
             code_bits=bits,
             uniform_bits=bits,
@@ -262,36 +260,28 @@ def _find_common_code(stored: bytes, dtype: str, shape: tuple[int, ...], packing
     return int(found[0, 0]) if bool((found == found[0, 0]).all()) else None
 
 
-def dequantize(parts: Parts, blocks: ColumnBlocks, variant: Variant, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - zero point) · scale, (r, c)."""
-    codes = _read_codes(parts.codes, variant.packing, chunk, workspace)
-    zero_points = _read_zero_points(parts["zero_point"], variant, chunk, workspace)
-    scale = read_transposed_scale(parts["scale"], chunk, workspace)
-    return Values(blocks.dequantize(codes, zero_points, scale, chunk, workspace))
-
-
-def _attach_decoder(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` if words hold whole codes."""
-    plain, codes, zero_point = partial(dequantize, parts, blocks, variant), parts.codes, parts["zero_point"]
+def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Native:
+    """Return the function that decodes the weight: (code - zero point) · scale."""
+    codes, zero_point, bits = parts.codes, parts["zero_point"], variant.packing.bits
     zero = _find_common_zero_point(parts, variant.packing) if zero_point.nbytes <= FEW else None
-    one_zero = 0 if zero is None else (zero + variant.less_one) % (1 << variant.packing.bits)
-    table = bit_stream.byte_table(variant.packing.bits, one_zero)
-    stored = StoredScales.fit(parts["scale"], codes.shape[1], blocks.n, turned=True)
-    if table is None or codes.bits != WORD or (blocks.order and not stored):
-        return plain
+    if codes.bits != WORD:
+        zero = None
+    table = bit_stream.byte_table(bits, 0 if zero is None else (zero + variant.less_one) % (1 << bits))
+    is_read = table is None or codes.bits != WORD
     decoder = Decoder(
         codes,
-        codes.shape[0] * WORD // variant.packing.bits,
-        ElementType.TABLE,
-        table,
+        codes.shape[0] * codes.bits // bits,
+        None if is_read else ElementType.TABLE,
+        None if is_read else table,
         scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
-        zero=blocks.restrict(partial(_read_zero_points, zero_point, variant)) if zero is None else None,
+        zero=blocks.restrict(partial(_read_zero_points, zero_point, variant)) if zero is None or is_read else None,
         group=blocks.group,
         order=Order.WORDS_DOWN,
-        stored=stored,
+        stored=StoredScales.fit(parts["scale"], codes.shape[1], blocks.n, turned=True),
         columns=blocks.order,
+        read=partial(_read_codes, codes, variant.packing) if is_read else None,
     )
-    return Native(plain, decoder)
+    return Native(decoder)
 
 
 def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -21,7 +21,7 @@ from quanterr.formats.base import Parts, PartSpec, Readings, Weight
 from quanterr.formats.shared.comfy_labels import INT8, INT8_LABELS
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
 from quanterr.formats.shared.scale_grid import fit_scaled, scaled_formats
-from quanterr.formats.shared.scaled_int8 import NEEDS, dequantize, read_as_rotated
+from quanterr.formats.shared.scaled_int8 import NEEDS, read_as_rotated
 
 OF_TURBO = ".int8_weight"  # end of the name of TurboDiffusion's codes
 CODES = PartSpec(("{weight}", "{module}" + OF_TURBO), INT8)
@@ -49,7 +49,7 @@ def fit(parts: Parts) -> Weight | None:
 
 
 def _fit_plain(parts: Parts) -> Weight:
-    return fit_scaled(parts, "int8", INT8_LABELS, dequantize, uniform_bits=8)
+    return fit_scaled(parts, "int8", INT8_LABELS, uniform_bits=8)
 
 
 def _make_rotated(parts: Parts, size: int) -> Weight:

@@ -29,17 +29,16 @@ from math import prod
 
 from torch import Tensor
 
+from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    Dequantize,
     ElementType,
     Format,
     FormatMismatch,
     Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
@@ -88,7 +87,7 @@ def fit_affine(parts: Parts) -> Weight:
     warning = f"config.json declares no layer of {code_bits} bits in groups of {group}, which {source} implies"
     return parts.weight(
         shape,
-        _attach_decoder(parts, fit_unpadded(parts, shape, group), code_bits),
+        _read(parts, fit_unpadded(parts, shape, group), code_bits),
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=uniform(code_bits),
@@ -149,26 +148,6 @@ def _declared_layouts(config: object, layer: str | None = None) -> Iterator[tupl
             yield bits, group
 
 
-def dequantize(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return code · scale + bias, (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, code_bits))
-
-
-def _dequantize_block(parts: Parts, padded: Padded, code_bits: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Dequantize a chunk of whole groups."""
-    cols, group = padded.stored_cols, padded.step
-    first = (chunk.row * cols + chunk.col) * code_bits // 8
-    shape = (chunk.shape[0], chunk.shape[1] * code_bits // 8)
-    stored = workspace.read_bytes("codes", parts.codes, first, shape)
-    if code_bits == 8:
-        values = workspace.output(chunk.shape).copy_(stored)
-    else:
-        values = bit_stream.unpack(stored, bit_stream.integers(code_bits, workspace.device), workspace)
-    scale, bias = (_read_groups(parts, padded, role, chunk, workspace).unsqueeze(2) for role in ("scale", "bias"))
-    values.view(chunk.shape[0], -1, group).mul_(scale).add_(bias)
-    return Values(values)
-
-
 def _read_groups(parts: Parts, padded: Padded, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Read the scales or biases of a chunk of whole groups, (r, groups) float32."""
     n, group = padded.stored_cols // padded.step, padded.step
@@ -176,17 +155,28 @@ def _read_groups(parts: Parts, padded: Padded, role: str, chunk: Chunk, workspac
     return stored.narrow(1, chunk.col // group, chunk.shape[1] // group).float()
 
 
-def _attach_decoder(parts: Parts, padded: Padded, code_bits: int) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` if bytes hold whole codes."""
-    plain, table = partial(dequantize, parts, padded, code_bits), bit_stream.byte_table(code_bits)
-    if table is None:
-        return plain
-    scale, bias = (partial(_read_groups, parts, padded, role) for role in ("scale", "bias"))
-    cols, group = padded.stored_cols, padded.step
-    stored = StoredScales.fit(parts["scale"], parts.matrix[0], cols // group)
-    return Native(
-        plain, Decoder(parts.codes, cols, ElementType.TABLE, table, scale, shift=bias, group=group, stored=stored)
+def _read(parts: Parts, padded: Padded, code_bits: int) -> Native:
+    """Return the function that decodes the weight: code · scale + bias."""
+    table, cols, group = bit_stream.byte_table(code_bits), padded.stored_cols, padded.step
+    decoder = Decoder(
+        parts.codes,
+        cols,
+        None if table is None else ElementType.TABLE,
+        table,
+        partial(_read_groups, parts, padded, "scale"),
+        shift=partial(_read_groups, parts, padded, "bias"),
+        group=group,
+        stored=StoredScales.fit(parts["scale"], parts.matrix[0], cols // group),
+        read=partial(_read_codes, parts.codes, cols, code_bits) if table is None else None,
     )
+    return Native(decoder)
+
+
+def _read_codes(codes: Entry, cols: int, code_bits: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the codes of a chunk of whole groups, (r, c) float32, of which bytes hold no whole number."""
+    first, shape = (chunk.row * cols + chunk.col) * code_bits // 8, (chunk.shape[0], chunk.shape[1] * code_bits // 8)
+    stored = workspace.read_bytes("codes", codes, first, shape)
+    return bit_stream.unpack(stored, bit_stream.integers(code_bits, workspace.device), workspace)
 
 
 def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
@@ -205,7 +195,7 @@ def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) 
     scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
     return parts.weight(
         shape,
-        Microscaled(codes, element, fit_unpadded(parts, shape, group), scales, scale_of).native,
+        Microscaled(codes, element, fit_unpadded(parts, shape, group), scales, scale_of).dequantize,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, group),

@@ -14,12 +14,12 @@ Reference: NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/quant_utils.py 
 from functools import partial
 from math import prod
 
-from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.base import Format, Parts, PartSpec, Weight
+from quanterr.formats.shared.column_groups import fit_blocks
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.padding import check_width
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
-from quanterr.formats.shared.row_pairs import attach_row_pairs_decoder, read_row_pairs
+from quanterr.formats.shared.row_pairs import read_pairs_of_rows
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT4
 
@@ -45,9 +45,8 @@ def fit(parts: Parts) -> Weight | None:
     blocks = fit_blocks(scale.shape[-1], shape[-1], size if isinstance(size, int) else None)
     weight = parts.weight(
         shape,
-        attach_row_pairs_decoder(
+        read_pairs_of_rows(
             codes,
-            partial(dequantize, parts, blocks),
             blocks.restrict(partial(read_of_rows, "scale", scale, blocks.n)),
             blocks.group,
             stored=StoredScales.fit(scale, prod(shape[:-1]), blocks.n),
@@ -61,13 +60,6 @@ def fit(parts: Parts) -> Weight | None:
         warnings=blocks.warnings,
     )
     return apply_pre_quant_scale(parts, weight)
-
-
-def dequantize(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return code · scale, (r, c)."""
-    codes = read_row_pairs(parts.codes, chunk, workspace)
-    scale = read_of_rows("scale", parts["scale"], blocks.n, chunk, workspace)
-    return Values(blocks.dequantize(codes, 0.0, scale, chunk, workspace))
 
 
 FORMATS = (Format("modelopt_int4", NEEDS, fit, usual_db=(17, 22)),)

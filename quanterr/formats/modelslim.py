@@ -49,9 +49,8 @@ from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.microscaling import LEVELS, Microscaled
 from quanterr.formats.shared.padding import fit_unpadded
-from quanterr.formats.shared.row_pairs import attach_row_pairs_decoder, read_row_pairs
+from quanterr.formats.shared.row_pairs import read_pairs_of_rows, read_row_pairs
 from quanterr.formats.shared.swizzled_scales import BlockScales
-from quanterr.kernel.decoder import OfBlocks
 from quanterr.kernel.levels import INT4, OF_DTYPE, signed_bytes
 from quanterr.tensors.workspace import TORCH_DTYPES
 from quanterr.util.text import display
@@ -113,9 +112,8 @@ def fit_bytes(parts: Parts) -> Weight | None:
     zero = partial(read_of_rows, "zero_point", offset, blocks.n) if offset else None
     return parts.weight(
         (rows, cols),
-        element_types.attach_decoder(
+        element_types.read_one_by_one(
             parts,
-            partial(dequantize, codes, blocks, of_rows, zero),
             blocks.restrict(of_rows),
             blocks.group,
             blocks.restrict(zero) if zero else None,
@@ -128,16 +126,6 @@ def fit_bytes(parts: Parts) -> Weight | None:
         evidence=(f"codes {codes}, {declared}{scale or parts['deq_scale']}",),
         warnings=(*blocks.warnings, *_doubt_offset(parts)),
     )
-
-
-def dequantize(
-    codes: Entry, blocks: ColumnBlocks, scale: OfBlocks, zero: OfBlocks | None, chunk: Chunk, workspace: Workspace
-) -> Values:
-    """Return (code - offset) · scale, (r, c)."""
-    decoded = (element_types.read_int8 if codes.dtype == "I8" else element_types.read_fp8)(codes, chunk, workspace)
-    values = decoded.values if decoded.unit == 1 else decoded.values.mul_(decoded.unit)
-    offset = zero(chunk, workspace) if zero else 0.0
-    return Values(blocks.dequantize(values, offset, scale(chunk, workspace), chunk, workspace), decoded.saturated)
 
 
 def fit_pairs(parts: Parts) -> Weight | None:
@@ -156,13 +144,7 @@ def fit_pairs(parts: Parts) -> Weight | None:
         dequantize = partial(_dequantize_twice, parts, blocks)
     else:
         of_rows, zero = (partial(read_of_rows, key, parts[key], blocks.n) for key in ("scale", "zero_point"))
-        dequantize = attach_row_pairs_decoder(
-            codes,
-            partial(_dequantize_pairs, codes, blocks, of_rows, zero),
-            blocks.restrict(of_rows),
-            blocks.group,
-            blocks.restrict(zero),
-        )
+        dequantize = read_pairs_of_rows(codes, blocks.restrict(of_rows), blocks.group, blocks.restrict(zero))
     return parts.weight(
         (rows, cols),
         dequantize,
@@ -174,13 +156,6 @@ def fit_pairs(parts: Parts) -> Weight | None:
         evidence=(f"two rows of 4-bit codes in each of {codes}, {scale}, {offset}",),
         warnings=(*blocks.warnings, *_doubt_offset(parts)),
     )
-
-
-def _dequantize_pairs(
-    codes: Entry, blocks: ColumnBlocks, scale: OfBlocks, zero: OfBlocks, chunk: Chunk, workspace: Workspace
-) -> Values:
-    values = read_row_pairs(codes, chunk, workspace)
-    return Values(blocks.dequantize(values, zero(chunk, workspace), scale(chunk, workspace), chunk, workspace))
 
 
 def _dequantize_twice(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
@@ -215,7 +190,7 @@ def fit_dual(parts: Parts) -> Weight | None:
     scales = BlockScales(scale, rows, cols // MX, 1, tiled=False)
     return parts.weight(
         (rows, cols),
-        Microscaled(codes, "e2m1", fit_unpadded(parts, (rows, cols), MX), scales, scale_of, tabled=False).native,
+        Microscaled(codes, "e2m1", fit_unpadded(parts, (rows, cols), MX), scales, scale_of, tabled=False).dequantize,
         code_bits=4,
         levels=LEVELS["e2m1"],
         block_size=(1, MX),

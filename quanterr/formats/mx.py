@@ -136,7 +136,7 @@ def _make_weight(
 ) -> Weight:
     return parts.weight(
         padded.shape,
-        Microscaled(parts.codes, element, padded, scales, decode_exponents).native,
+        Microscaled(parts.codes, element, padded, scales, decode_exponents).dequantize,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, BLOCK),

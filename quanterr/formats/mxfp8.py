@@ -49,7 +49,7 @@ def fit(parts: Parts) -> Weight | None:
     alternatives = [
         parts.weight(
             padded.shape,
-            Microscaled(codes, "e4m3", padded, layout, decode_exponents).native,
+            Microscaled(codes, "e4m3", padded, layout, decode_exponents).dequantize,
             code_bits=8,
             levels=E4M3.scaled,
             block_size=(1, BLOCK),

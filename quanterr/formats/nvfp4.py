@@ -62,7 +62,7 @@ def fit(parts: Parts) -> Weight | None:
     alternatives = [
         parts.weight(
             padded.shape,
-            Microscaled(codes, "e2m1", padded, layout, scale_of, high_first=high).native,
+            Microscaled(codes, "e2m1", padded, layout, scale_of, high_first=high).dequantize,
             code_bits=4,
             levels=E2M1.scaled,
             block_size=(1, block),

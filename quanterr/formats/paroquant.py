@@ -27,7 +27,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared.awq_gemm import attach_gemm_decoder
+from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.bit_packing import Packing
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
@@ -69,7 +69,7 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(f"{theta} should have a row for each rotation")
     size = cols // blocks
     _check_pairs(parts["pairs"], size)
-    coded = attach_gemm_decoder(parts, cols, ColumnBlocks(blocks, size), PACKING)
+    coded = read_gemm(parts, cols, ColumnBlocks(blocks, size), PACKING)
     padded = fit_unpadded(parts, (rows, cols), size)
     return parts.weight(
         (rows, cols),

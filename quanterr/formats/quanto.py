@@ -30,11 +30,9 @@ from math import prod
 import torch
 from msgspec.structs import replace
 
-from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
-from quanterr.formats.shared.scale_grid import Grid, attach_grid_decoder, fit_grid
+from quanterr.formats.shared.scale_grid import attach_grid, fit_grid
 from quanterr.formats.shared.segmented_packing import Planes
 from quanterr.kernel.levels import OF_DTYPE, uniform
 from quanterr.tensors.chunks import as_matrix
@@ -60,19 +58,13 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
         raise FormatMismatch(f"its scale {parts['scale']} should be one, or one for each row of {parts.codes}")
     return parts.weight(
         parts.codes.shape,
-        attach_grid_decoder(parts, grid, dequantize_bytes),
+        attach_grid(parts, grid),
         code_bits=8,
         levels=OF_DTYPE[parts.codes.dtype].scaled,
         uniform_bits=8 if format == "quanto_int8" else None,
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, scale {parts['scale']}: {grid.reason}",),
     )
-
-
-def dequantize_bytes(codes: Entry, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code) · float32(scale), (r, c)."""
-    read = element_types.read_int8 if codes.dtype == "I8" else element_types.read_fp8
-    return grid.multiply(read(codes, chunk, workspace), chunk, workspace)
 
 
 def fit_packed(code_bits: int, parts: Parts) -> Weight | None:

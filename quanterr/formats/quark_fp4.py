@@ -45,7 +45,7 @@ def fit(parts: Parts) -> Weight | None:
     scale_of = multiply_scales(global_scale, rows, decode_e5m3) if global_scale else decode_e5m3
     return parts.weight(
         shape,
-        Microscaled(codes, "e2m1", fit_unpadded(parts, shape, block), scales, scale_of).native,
+        Microscaled(codes, "e2m1", fit_unpadded(parts, shape, block), scales, scale_of).dequantize,
         code_bits=4,
         levels=E2M1.scaled,
         block_size=(1, block),

@@ -44,7 +44,6 @@ from quanterr.formats.base import (
     Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
@@ -62,12 +61,12 @@ from quanterr.formats.shared.microscaling import (
     multiply_scales,
 )
 from quanterr.formats.shared.padding import Padded, fit_unpadded
-from quanterr.formats.shared.scale_grid import Grid, attach_grid_decoder, fit_grid
+from quanterr.formats.shared.scale_grid import attach_grid, fit_grid
 from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockScales
 from quanterr.formats.shared.torchao_header import (
     Description,
-    apply_pre_scale,
     fit_pre_scale,
+    multiply_columns,
     parse_description,
     read_block_size,
 )
@@ -147,7 +146,7 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     padded = fit_unpadded(parts, codes.shape, group)
     return parts.weight(
         codes.shape,
-        IntegerTensor(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).native,
+        IntegerTensor(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).dequantize,
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=signed_bytes(code_bits),
@@ -168,48 +167,28 @@ class IntegerTensor:
     pre_scale: Entry | None
 
     @property
-    def native(self) -> Dequantize:
-        """:meth:`dequantize`, with a decoder for the compiled kernel unless ``pre_scale`` multiplies the columns."""
-        if self.pre_scale:
-            return self.dequantize
+    def dequantize(self) -> Dequantize:
+        """The function that decodes the weight: (code - zero_point) · scale."""
         _, ends = element_types.ELEMENTS["I8"]
         decoder = Decoder(
             self.parts.codes,
             self.padded.stored_cols,
             ElementType.I8,
-            scale=partial(self._read_matrix, "scale"),
-            zero=partial(self._read_matrix, "zero_point") if "zero_point" in self.parts.entries else None,
+            scale=partial(self._read_groups, "scale"),
+            zero=partial(self._read_groups, "zero_point") if "zero_point" in self.parts.entries else None,
             group=0 if self.one else self.padded.step,
             ends=ends if self.counted else (),
         )
-        return Native(self.dequantize, decoder)
-
-    def _read_matrix(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read one number per group of a chunk, (r, groups), or the only number, (1, 1), as float32."""
-        return self._read_groups(role, chunk, workspace).squeeze(2)
-
-    def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
-        """Return (code - zero_point) · scale, (r, c)."""
-        return self.padded.dequantize(chunk, workspace, self._dequantize_block)
-
-    def _dequantize_block(self, chunk: Chunk, workspace: Workspace) -> Values:
-        first = chunk.row * self.padded.stored_cols + chunk.col
-        codes = element_types.decode_int8(workspace.read("codes", self.parts.codes, first, chunk.shape), workspace)
-        groups = codes.values.view(chunk.shape[0], -1, self.padded.step)
-        if "zero_point" in self.parts.entries:
-            groups.sub_(self._read_groups("zero_point", chunk, workspace))
-        groups.mul_(self._read_groups("scale", chunk, workspace))
-        values = apply_pre_scale(codes.values, self.pre_scale, chunk, workspace)
-        return Values(values, codes.saturated if self.counted else None)
+        return multiply_columns(Native(decoder), self.pre_scale)
 
     def _read_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read one number per group of a chunk, (r, groups, 1), or the only number, (1, 1, 1), as float32."""
+        """Read one number per group of a chunk, (r, groups), or the only number, (1, 1), as float32."""
         if self.one:
-            return workspace.read_whole(role, self.parts[role]).view(1, 1, 1).float()
+            return workspace.read_whole(role, self.parts[role]).view(1, 1).float()
         group = self.padded.step
         across = self.padded.stored_cols // group
         stored = workspace.read(role, self.parts[role], chunk.row * across, (chunk.shape[0], across))
-        return stored[:, chunk.col // group : chunk.stop_col // group].float().unsqueeze(2)
+        return stored[:, chunk.col // group : chunk.stop_col // group].float()
 
 
 def _fit_float8(parts: Parts, declared: Description) -> Weight:
@@ -220,7 +199,7 @@ def _fit_float8(parts: Parts, declared: Description) -> Weight:
     grid = fit_grid(scale, codes.shape, [((rows, cols), "the header")])
     return parts.weight(
         codes.shape,
-        attach_grid_decoder(parts, grid, _dequantize_float8),
+        attach_grid(parts, grid),
         code_bits=8,
         levels=OF_DTYPE[codes.dtype].scaled,
         block_size=grid.block if grid.granularity == "block" else None,
@@ -228,11 +207,6 @@ def _fit_float8(parts: Parts, declared: Description) -> Weight:
         evidence=(f"the header; scale {scale}: {grid.reason}",),
         warnings=(grid.warning,) if grid.warning else (),
     )
-
-
-def _dequantize_float8(codes: Entry, grid: Grid, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return code · scale, (r, c)."""
-    return grid.multiply(element_types.read_fp8(codes, chunk, workspace), chunk, workspace)
 
 
 MX_ELEMENTS: dict[str, SmallFloat] = {
@@ -283,7 +257,7 @@ def _fit_microscaled(parts: Parts, declared: Description, element: SmallFloat, b
     scales = BlockScales(scale, rows, blocks, 1, tiled)
     return parts.weight(
         shape,
-        Microscaled(codes, element, fit_unpadded(parts, shape, block), scales, scale_of, unpacked).native,
+        Microscaled(codes, element, fit_unpadded(parts, shape, block), scales, scale_of, unpacked).dequantize,
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, block),

@@ -26,14 +26,13 @@ from quanterr.formats.base import (
     Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.flat_blocks import read_of_rows
-from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.formats.shared.padding import check_width
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT4
 
@@ -56,7 +55,7 @@ def fit(parts: Parts) -> Weight | None:
         raise FormatMismatch(
             f"{scale} should be {list(expected)}: a number per {GROUP} columns of {codes}, whose bytes hold two codes"
         )
-    padded = fit_unpadded(parts, shape, GROUP)
+    check_width(parts, shape)
     across = expected[-1]
     decoder = Decoder(
         codes,
@@ -69,7 +68,7 @@ def fit(parts: Parts) -> Weight | None:
     )
     return parts.weight(
         shape,
-        Native(partial(dequantize, parts, padded), decoder),
+        Native(decoder),
         block_size=(1, GROUP),
         code_bits=4,
         uniform_bits=4,
@@ -79,20 +78,6 @@ def fit(parts: Parts) -> Weight | None:
             f"two codes in each byte of {codes}, scale {scale}, {'declared' if declared else 'as the original'}",
         ),
     )
-
-
-def dequantize(parts: Parts, padded: Padded, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return code · scale, (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded))
-
-
-def _dequantize_block(parts: Parts, padded: Padded, chunk: Chunk, workspace: Workspace) -> Values:
-    first = (chunk.row * padded.cols + chunk.col) // 2
-    stored = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
-    values = element_types.unpack(stored, element_types.int4_pairs(workspace.device), workspace)
-    scale = _read_scales(parts, padded.cols // GROUP, chunk, workspace)
-    values.view(chunk.shape[0], -1, GROUP).mul_(scale.unsqueeze(2))
-    return Values(values)
 
 
 def _read_scales(parts: Parts, across: int, chunk: Chunk, workspace: Workspace) -> torch.Tensor:

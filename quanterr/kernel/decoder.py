@@ -1,8 +1,9 @@
-"""Decoding rules as data, which the compiled kernel carries out itself instead of calling a format."""
+"""Decoding rules as data: interpreter.py specifies their values, and the compiled kernel carries out most of them."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import torch
 from msgspec import Struct
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from quanterr.kernel.structs import BlocksStruct, ElementType, Order
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-__all__ = ["BITS", "Decoder", "ElementType", "Native", "Order"]
+__all__ = ["BITS", "Decoder", "ElementType", "Order"]
 
 MOST_ROTATED = 512  # most columns that the compiled kernel rotates together
 FLOATS = {"F32": ElementType.F32, "BF16": ElementType.BF16, "F16": ElementType.F16}
@@ -26,6 +27,11 @@ BITS: dict[ElementType, tuple[int, int]] = {
     ElementType.I8: (1, 1),
     ElementType.E4M3: (1, 1),
 } | {ElementType[name]: BLOCKS[name] for name in ElementType.__members__ if name in BLOCKS}
+
+
+def read_constant(number: float, _chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return a number that all blocks share, (1, 1) float32."""
+    return torch.full((1, 1), number, dtype=torch.float32, device=workspace.device)
 
 
 class NestedScales(NamedTuple):
@@ -81,12 +87,14 @@ class Decoder(Struct, gc=False):
     as formats/shared/convrot.py specifies. ``stored``, if known, describes the file's tensor of scales, so that the
     kernel reads them itself instead of calling ``scale``. ``shared`` describes rows in Order.SHARED_BYTES.
     ``columns``, (cols,) int32, is the block of each column where columns of a block are not next to each other; it
-    requires ``stored``. ``blocks``, for ElementType.BLOCKS, describes blocks that hold their own scales.
+    requires ``stored``. ``blocks``, for ElementType.BLOCKS, describes blocks that hold their own scales. Codes that the
+    compiled kernel cannot read have no element type, but a function ``read``, which returns the levels of a chunk of
+    whole groups, (r, c) float32 (or float64).
     """
 
     codes: Entry
     cols: int
-    element: ElementType
+    element: ElementType | None = None
     table: Tensor | None = None
     scale: OfBlocks | None = None
     zero: OfBlocks | None = None
@@ -100,6 +108,7 @@ class Decoder(Struct, gc=False):
     factor: float = 0.0
     columns: Entry | None = None
     blocks: BlocksStruct | None = None
+    read: Callable[[Chunk, Workspace], Tensor] | None = None
 
     @property
     def storage_unit(self) -> tuple[int, int]:
@@ -108,21 +117,4 @@ class Decoder(Struct, gc=False):
             return self.blocks.elements, self.blocks.n_bytes
         if self.element == ElementType.TABLE and self.table is not None:
             return int(self.table.shape[1]), 1
-        return BITS[self.element]
-
-
-class Native(Struct, frozen=True, gc=False):
-    """A format's ``dequantize``, with the same rule as data. Wrapping it drops the data, which would no longer fit."""
-
-    dequantize: Callable[..., Any]
-    decoder: Decoder
-    arguments: tuple[Any, ...] = ()  # first arguments of ``dequantize``; a partial would take 140 bytes more
-
-    def __call__(self, chunk: Chunk, workspace: Workspace) -> Any:
-        """Call ``dequantize``."""
-        return self.dequantize(*self.arguments, chunk, workspace)
-
-
-def decoder_of(dequantize: Callable[[Chunk, Workspace], Any]) -> Decoder | None:
-    """Return the decoder of a dequantize function; None if it has none."""
-    return dequantize.decoder if isinstance(dequantize, Native) else None
+        return (1, 1) if self.element is None else BITS[self.element]

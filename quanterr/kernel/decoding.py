@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.kernel.decoder import FLOATS, Decoder, ElementType, SharedBytes, StoredScales, decoder_of
+from quanterr.kernel.decoder import FLOATS, Decoder, ElementType, SharedBytes, StoredScales
+from quanterr.kernel.interpreter import decoder_of
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.structs import DONE, Order, SideStruct
 from quanterr.tensors.chunks import Chunk

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
-from quanterr.kernel.decoder import Decoder, ElementType, decoder_of
+from quanterr.kernel.decoder import Decoder, ElementType
+from quanterr.kernel.interpreter import decoder_of
 from quanterr.kernel.levels import Levels, Scaling
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.native_sums import KeptBlocks, KeptRows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quanterr.formats import Weight
-from quanterr.kernel.decoder import decoder_of
+from quanterr.kernel.interpreter import decoder_of
 from quanterr.kernel.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
 from quanterr.samples.conspicuous import spans_rows

@@ -34,8 +34,9 @@ from quanterr.formats import exl3, gguf_basic, gguf_codebook, gguf_ik, gguf_iq, 
 from quanterr.formats.shared import code_tiles, convrot, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.kernel import library, rounding, structs
-from quanterr.kernel.decoder import MOST_ROTATED, decoder_of
+from quanterr.kernel.decoder import MOST_ROTATED
 from quanterr.kernel.decoding import decode, measure_error
+from quanterr.kernel.interpreter import decoder_of
 from quanterr.kernel.native_sums import KeptRows, NativeSums, Operand, add_histograms
 from quanterr.kernel.specification import SUMS_ALONE, SumOptions
 from quanterr.kernel.structs import ElementType, Packing, SideStruct

@@ -5,26 +5,13 @@ from functools import partial
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Decoder, Dequantize, ElementType, Native, Order, Parts, Values, Workspace
+from quanterr.formats.base import Chunk, Decoder, ElementType, Native, Order, Parts, Workspace
 from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import Packing, unpack_transposed
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import read_transposed_scale
-from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.decoder import StoredScales, read_constant
 from quanterr.tensors.workspace import OUTPUT
-
-
-def dequantize_gemm(parts: Parts, blocks: ColumnBlocks, packing: Packing, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - zero point) · scale, (r, c)."""
-    rows = chunk.row, chunk.stop_row
-    stored = workspace.read_whole("columns", parts.codes)[chunk.col : chunk.stop_col]
-    codes = unpack_transposed(stored, packing, rows, workspace, OUTPUT)
-    zero_point: Tensor | float = 1 << packing.bits - 1
-    if entry := parts.get("zero_point"):
-        zero_point = _read_zero_points(entry, packing, chunk, workspace)
-    return Values(
-        blocks.dequantize(codes, zero_point, read_transposed_scale(parts["scale"], chunk, workspace), chunk, workspace)
-    )
 
 
 def _read_zero_points(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
@@ -33,21 +20,29 @@ def _read_zero_points(entry: Entry, packing: Packing, chunk: Chunk, workspace: W
     return unpack_transposed(workspace.read_whole("zeros", entry), packing, rows, workspace, "zero_points")
 
 
-def attach_gemm_decoder(parts: Parts, cols: int, blocks: ColumnBlocks, packing: Packing) -> Dequantize:
-    """Return :func:`dequantize_gemm`, with a :class:`Decoder` for 4-bit codes."""
-    plain, zero_point = partial(dequantize_gemm, parts, blocks, packing), parts.get("zero_point")
-    if packing.name != "interleaved":
-        return plain
-    table = bit_stream.byte_table(8, 0 if zero_point else 1 << packing.bits - 1)  # the decoder deinterleaves
+def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the codes of a chunk, stored as (cols, rows), as float32 (r, c)."""
+    stored = workspace.read_whole("columns", entry)[chunk.col : chunk.stop_col]
+    return unpack_transposed(stored, packing, (chunk.row, chunk.stop_row), workspace, OUTPUT)
+
+
+def read_gemm(parts: Parts, cols: int, blocks: ColumnBlocks, packing: Packing) -> Native:
+    """Return the function that decodes the weight: (code - zero point) · scale. The kernel reads codes of 4 bits."""
+    zero_point, middle, is_read = parts.get("zero_point"), 1 << packing.bits - 1, packing.name != "interleaved"
     decoder = Decoder(
         parts.codes,
         cols,
-        ElementType.TABLE,
-        table,
+        None if is_read else ElementType.TABLE,
+        None if is_read else bit_stream.byte_table(8, 0 if zero_point else middle),
         scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
-        zero=blocks.restrict(partial(_read_zero_points, zero_point, packing)) if zero_point else None,
+        zero=blocks.restrict(partial(_read_zero_points, zero_point, packing))
+        if zero_point
+        else partial(read_constant, middle)
+        if is_read
+        else None,
         group=blocks.group,
         order=Order.AWQ_WORDS,
         stored=StoredScales.fit(parts["scale"], parts["scale"].shape[1], blocks.n, turned=True),
+        read=partial(_read_codes, parts.codes, packing) if is_read else None,
     )
-    return Native(plain, decoder)
+    return Native(decoder)

@@ -7,17 +7,15 @@ A program that casts every tensor of a quantized checkpoint to BF16 writes such 
 as one of 16 numbers in BF16 is by chance, or an integer of 8 bits.
 """
 
-from functools import partial
-
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Chunk, Parts, Values, Weight, Workspace
-from quanterr.formats.shared.element_types import NONE, DecodedCodes, read_floats
-from quanterr.formats.shared.scale_grid import Grid, collect_hints, fit_grid
+from quanterr.formats.base import Parts, Weight
+from quanterr.formats.shared.element_types import read_one_by_one
+from quanterr.formats.shared.scale_grid import attach_grid, collect_hints, fit_grid
 from quanterr.tensors.workspace import TORCH_DTYPES
 
 SAMPLED = 1 << 12  # elements that are looked at
@@ -64,14 +62,8 @@ def read_beside_scale(codes: Entry, scale: Entry, parts: Parts) -> Weight | None
             format="dense",
         )
         for dequantize, words in (
-            (partial(_dequantize, codes, None), "without their scale"),
-            (partial(_dequantize, codes, grid), "times their scale"),
+            (read_one_by_one(parts), "without their scale"),
+            (attach_grid(parts, grid), "times their scale"),
         )
     )
     return as_stored.with_alternatives([scaled])
-
-
-def _dequantize(codes: Entry, grid: Grid | None, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return the stored numbers of a chunk, (r, c) float32, times their scales if there is a grid."""
-    values = read_floats(codes, chunk, workspace)
-    return Values(values) if grid is None else grid.multiply(DecodedCodes(values, 1.0, NONE, NONE), chunk, workspace)

@@ -14,6 +14,7 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/int8_utils.py; s
 utils/convrot.py.
 """
 
+from functools import partial
 from math import sqrt
 
 import torch
@@ -22,10 +23,12 @@ from torch import Tensor
 
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Decoder, Dequantize, Native
+from quanterr.formats.base import Decoder, Dequantize, Native, Values
 from quanterr.formats.shared.padding import Padded
 from quanterr.kernel.decoder import MOST_ROTATED
+from quanterr.kernel.interpreter import interpret
 from quanterr.kernel.library import choose_kernel
+from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
 DEFAULT_GROUP = 256
@@ -55,11 +58,17 @@ def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
     return size, (f"rotated in groups of {size}, which ComfyUI does not load: a Sylvester matrix undoes it",)
 
 
-def attach_rotated_decoder(dequantize: Dequantize, plain: Decoder | None, padded: Padded) -> Dequantize:
-    """Attach ``plain``, the decoder of codes, with the rotation added, if there is one and the kernel can rotate."""
-    if plain is None or padded.step > MOST_ROTATED or padded.shape[-2:] != (padded.stored_rows, padded.stored_cols):
+def read_rotated(decoder: Decoder, padded: Padded) -> Dequantize:
+    """Return the function that decodes the weight in a stored matrix and undoes the rotation of its columns."""
+
+    def block(chunk: Chunk, workspace: Workspace) -> Values:
+        found = interpret(decoder, chunk, workspace)
+        return found._replace(weight=unrotate(found.weight, padded.step, workspace))
+
+    dequantize = partial(padded.dequantize, block=block)
+    if padded.step > MOST_ROTATED or padded.shape[-2:] != (padded.stored_rows, padded.stored_cols):
         return dequantize
-    return Native(dequantize, replace(plain, rotation=padded.step))
+    return Native(replace(decoder, rotation=padded.step), dequantize)
 
 
 def rotate(size: int, values: Tensor, workspace: Workspace) -> Tensor:

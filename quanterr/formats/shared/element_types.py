@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts, Values
+from quanterr.formats.base import Decoder, ElementType, Native, Parts
 from quanterr.kernel.decoder import OfBlocks, StoredScales
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import OUTPUT, Workspace
@@ -77,25 +77,33 @@ ELEMENTS = {
 }
 
 
-def attach_decoder(
+def read_one_by_one(
     parts: Parts,
-    dequantize: "partial[Values]",
     scale: OfBlocks | None = None,
     group: int = 0,
     zero: OfBlocks | None = None,
     stored: StoredScales | None = None,
     factor: float = 0.0,
-) -> Dequantize:
-    """Attach a :class:`Decoder` to ``dequantize`` if elements are stored one by one; return it unchanged otherwise."""
+    columns: Entry | None = None,
+) -> Native:
+    """Return the function that decodes elements stored one by one; see :class:`Decoder`."""
     codes = parts.codes
-    if codes.dtype not in ELEMENTS:
-        return dequantize
-    element, ends = ELEMENTS[codes.dtype]
-    table = e5m2_table() if element == ElementType.TABLE else None
+    element, ends = ELEMENTS.get(codes.dtype, (None, ()))
     decoder = Decoder(
-        codes, parts.matrix[1], element, table, scale, zero, group=group, ends=ends, stored=stored, factor=factor
+        codes,
+        parts.matrix[1],
+        element,
+        e5m2_table() if element == ElementType.TABLE else None,
+        scale,
+        zero,
+        group=group,
+        ends=ends,
+        stored=stored,
+        factor=factor,
+        columns=columns,
+        read=partial(read_floats, codes) if element is None else None,
     )
-    return Native(dequantize.func, decoder, dequantize.args)
+    return Native(decoder)
 
 
 @cache

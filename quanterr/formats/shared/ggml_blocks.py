@@ -128,7 +128,7 @@ def _attach_decoder(parts: Parts, block: Block, kind: GgmlType) -> Dequantize:
     are_rows = not (kind.head or kind.rows > 1) or cols == entry.shape[-1]
     if block.rewrite or not are_rows:
         return plain
-    return Native(plain, make_decoder(parts, block, kind))
+    return Native(make_decoder(parts, block, kind), plain)
 
 
 def make_decoder(parts: Parts, block: Block, kind: GgmlType) -> Decoder:

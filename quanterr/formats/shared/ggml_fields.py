@@ -154,13 +154,13 @@ def decode(block: Block, kind: GgmlType, raw: Tensor, heads: Tensor | None) -> T
         for name, (fields, each) in block.groups(kind.rows).items()
         if fields
     }
-    levels = _look_up(numbers, found["codes"])
+    levels = _look_up(numbers, found["codes"]).float()
     if (signs := found.get("minus")) is not None:
         signs = signs if not numbers.patterns else torch.tensor(numbers.patterns, device=raw.device)[signs]
         of_each = 1 - 2 * (signs.unsqueeze(-1) >> torch.arange(SIGNS, device=raw.device) & 1)
         levels = levels * of_each.flatten(-2)
     # (groups, blocks, rows, parts, elements)
-    parts = levels.float().reshape(*levels.shape[:-1], -1, min(numbers.part, kind.elements))
+    parts = levels.reshape(*levels.shape[:-1], -1, min(numbers.part, kind.elements))
     if (flags := found.get("flags")) is not None:
         parts = parts + (flags * numbers.shift).unsqueeze(-1)
     parts = parts * (_find_scales(numbers, found, heads) * numbers.step).unsqueeze(-1)

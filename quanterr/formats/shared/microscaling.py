@@ -21,11 +21,9 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Dequantize, ElementType, FormatMismatch, Native, PartSpec, Values
+from quanterr.formats.base import Decoder, Dequantize, ElementType, FormatMismatch, PartSpec
 from quanterr.formats.shared import bit_stream, element_types, pre_quant_scale
-from quanterr.formats.shared.element_types import DecodedCodes
-from quanterr.formats.shared.padding import Padded
-from quanterr.formats.shared.scale_grid import multiply
+from quanterr.formats.shared.padding import Padded, read_padded
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
@@ -44,6 +42,7 @@ LEVELS: dict[SmallFloat, Levels] = {
 SIX_BITS: dict[SmallFloat, tuple[float, ...]] = {"e2m3": element_types.E2M3, "e3m2": element_types.E3M2}
 ELEMENTS: dict[str, SmallFloat] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
 
+Read = Callable[[Chunk, Workspace], Tensor]
 ScaleOf = Callable[[Tensor, Chunk, Workspace], Tensor]  # scale bytes of a chunk, (r, blocks), to float32
 
 
@@ -68,49 +67,45 @@ class Microscaled:
     high_first: bool = False  # the first of two codes in a byte is in the high bits
     tabled: bool = True  # a byte of the scales stands for the same number in all blocks
 
-    def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
-        """Return code · scale, (r, c)."""
-        return self.padded.dequantize(chunk, workspace, self._dequantize_block)
-
     @property
-    def native(self) -> Dequantize:
-        """:meth:`dequantize`, with a :class:`Decoder` if bytes hold whole codes and no rows are padding."""
-        padded = self.padded
-        if self.element in SIX_BITS or padded.rows != padded.stored_rows:
-            return self.dequantize
-        kind: ElementType
-        table: Tensor | None
-        ends: tuple[int, ...]
-        if self.element == "e4m3":
-            (kind, ends), table = element_types.ELEMENTS["F8_E4M3"], None
-        elif self.element == "e5m2":
-            (kind, ends), table = element_types.ELEMENTS["F8_E5M2"], element_types.e5m2_table()
-        else:
-            kind, ends, table = ElementType.TABLE, (), self._make_pairs(torch.device("cpu"))
+    def dequantize(self) -> Dequantize:
+        """The function that decodes the weight: code · scale."""
+        kind, table, ends, read = self._find_elements()
         stored = None
-        is_stack = self.scales.experts > 1 or len(padded.shape) > 2
+        is_stack = self.scales.experts > 1 or len(self.padded.shape) > 2
         if self.tabled and not self.scales.tiled and not is_stack:  # experts may have global scales of their own
             stored = StoredScales(self.scales.entry, 1, self.scales.cols, table=self._make_scale_table)
-        scale = self._read_scales
         decoder = Decoder(
-            self.codes, padded.stored_cols, kind, table, scale, group=padded.step, ends=ends, stored=stored
+            self.codes,
+            self.padded.stored_cols,
+            kind,
+            table,
+            self._read_scales,
+            group=self.padded.step,
+            ends=ends,
+            stored=stored,
+            read=read,
         )
-        return Native(self.dequantize, decoder)
+        return read_padded(self.padded, decoder)
+
+    def _find_elements(self) -> tuple[ElementType | None, Tensor | None, tuple[int, ...], Read | None]:
+        """Return the element type, table, ends and ``read`` of the decoder."""
+        if self.element == "e4m3":
+            kind, ends = element_types.ELEMENTS["F8_E4M3"]
+            return kind, None, ends, None
+        if self.element == "e5m2":
+            kind, ends = element_types.ELEMENTS["F8_E5M2"]
+            return kind, element_types.e5m2_table(), ends, None
+        if self.element == "e2m1":
+            return ElementType.TABLE, element_types.e2m1_pairs(self.high_first, torch.device("cpu")), (), None
+        if self.unpacked:
+            return ElementType.TABLE, _make_byte_table(self.element), (), None
+        return None, None, (), self._read_six_bits
 
     def _make_scale_table(self, workspace: Workspace) -> Tensor:
         """Return the scale that each byte stands for, (256,) float32."""
         every = torch.arange(256, dtype=torch.uint8).view(TORCH_DTYPES[self.scales.entry.dtype])
         return self.scale_of(every.view(1, -1), Chunk(0, 1, 0, 1), workspace).view(-1)
-
-    def _make_pairs(self, device: torch.device) -> Tensor:
-        return element_types.e2m1_pairs(self.high_first, device)
-
-    def _dequantize_block(self, chunk: Chunk, workspace: Workspace) -> Values:
-        values, unit, saturated = self._read_codes(chunk, workspace)
-        if unit != 1:
-            values.mul_(unit)
-        scales = self._read_scales(chunk, workspace)
-        return Values(multiply(values, scales, chunk.col, self.padded.step), saturated)
 
     def _read_scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Return the scales of a chunk's blocks, (r, blocks) float32."""
@@ -118,28 +113,18 @@ class Microscaled:
         stored = self.scales.read(chunk.row, chunk.stop_row, workspace)
         return self.scale_of(stored[:, chunk.col // block : -(-chunk.stop_col // block)].contiguous(), chunk, workspace)
 
-    def _read_codes(self, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, float, Tensor | None]:
-        """Return the codes' values, (r, c), a power of two to multiply them by, and the number of saturated codes."""
-        code_bits = 8 if self.unpacked else CODE_BITS[self.element]
-        first = (chunk.row * self.padded.stored_cols + chunk.col) * code_bits // 8
-        shape = (chunk.shape[0], chunk.shape[1] * code_bits // 8)
+    def _read_six_bits(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Return the levels of codes of six bits, four in three bytes, (r, c)."""
+        first = (chunk.row * self.padded.stored_cols + chunk.col) * 6 // 8
+        shape = chunk.shape[0], chunk.shape[1] * 6 // 8
         stored = workspace.read_bytes("codes", self.codes, first, shape)
-        if self.element == "e2m1":
-            return element_types.unpack(stored, self._make_pairs(workspace.device), workspace), 1.0, None
-        if self.unpacked:
-            return element_types.unpack(stored, _make_byte_table(self.element, workspace.device), workspace), 1.0, None
-        if self.element in SIX_BITS:
-            table = bit_stream.unit_table(SIX_BITS[self.element], workspace.device)
-            return bit_stream.unpack(stored, table, workspace), 1.0, None
-        cast = element_types.decode_e4m3 if self.element == "e4m3" else element_types.decode_e5m2
-        codes: DecodedCodes = cast(stored.view(torch.int8), workspace)
-        return codes.values, codes.unit, codes.saturated
+        return bit_stream.unpack(stored, bit_stream.unit_table(SIX_BITS[self.element], workspace.device), workspace)
 
 
 @cache
-def _make_byte_table(element: SmallFloat, device: torch.device) -> Tensor:
+def _make_byte_table(element: SmallFloat) -> Tensor:
     """Return the value of the low six bits of each byte, (256, 1) float32."""
-    return torch.tensor(4 * SIX_BITS[element], device=device)[:, None]
+    return torch.tensor(4 * SIX_BITS[element])[:, None]
 
 
 def decode_exponents(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:

@@ -8,12 +8,14 @@ The true shape is the original's; the label's orig_shape must agree. Without eit
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Parts, Values
+from quanterr.formats.base import Decoder, Dequantize, Native, Parts, Values
+from quanterr.kernel.interpreter import interpret
 from quanterr.tensors.chunks import KERNEL_WIDTH, Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 
@@ -58,6 +60,13 @@ class Padded:
             return found
         cropped = workspace.buffer("cropped", chunk.shape, found.weight.dtype)
         return Values(cropped.copy_(found.weight[:, chunk.col - col : chunk.stop_col - col]), found.saturated)
+
+
+def read_padded(padded: Padded, decoder: Decoder) -> Dequantize:
+    """Return the function that decodes the weight in a stored matrix; see :class:`Decoder`."""
+    if padded.rows == padded.stored_rows:
+        return Native(decoder)
+    return partial(padded.dequantize, block=partial(interpret, decoder))
 
 
 def crop(values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Decoder, Dequantize, ElementType, Native, Order, Workspace
+from quanterr.formats.base import Chunk, Decoder, ElementType, Native, Order, Workspace
 from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
 
 
@@ -28,28 +28,24 @@ def read_row_pairs(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
     return values.view(2 * rows, c)[chunk.row - 2 * top : chunk.stop_row - 2 * top]
 
 
-def attach_row_pairs_decoder(
-    codes: Entry,
-    dequantize: Dequantize,
-    scale: OfBlocks,
-    group: int,
-    zero: OfBlocks | None = None,
-    stored: StoredScales | None = None,
+def read_pairs_of_rows(
+    codes: Entry, scale: OfBlocks, group: int, zero: OfBlocks | None = None, stored: StoredScales | None = None
 ) -> Native:
-    """Return ``dequantize`` with a :class:`Decoder`."""
-    decoder = Decoder(
-        codes,
-        codes.shape[-1],
-        ElementType.TABLE,
-        _make_table(),
-        scale,
-        zero,
-        group=group,
-        order=Order.SHARED_BYTES,
-        stored=stored,
-        shared=SharedBytes(1, (0, 4), 4),
+    """Return the function that decodes pairs of rows; see :class:`Decoder`."""
+    return Native(
+        Decoder(
+            codes,
+            codes.shape[-1],
+            ElementType.TABLE,
+            _make_table(),
+            scale,
+            zero,
+            group=group,
+            order=Order.SHARED_BYTES,
+            stored=stored,
+            shared=SharedBytes(1, (0, 4), 4),
+        )
     )
-    return Native(dequantize, decoder)
 
 
 @cache

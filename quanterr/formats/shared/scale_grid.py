@@ -21,7 +21,7 @@ as its writers use nothing else. Broadcasting is never used: it would take [M] f
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -32,10 +32,9 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import HEADER, TENSOR
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Parts, PartSpec, Values, Weight
+from quanterr.formats.base import Format, Native, Parts, PartSpec, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
-from quanterr.formats.shared.element_types import DecodedCodes
 from quanterr.formats.shared.padding import check_unpadded
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import OF_DTYPE
@@ -49,8 +48,6 @@ CONFIG = "config.json"
 DECLARED = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources that declare block sizes
 
 FEW = 1 << 14  # most scales that are read at once, so that later chunks of the weight need no further read
-FLOAT32_MAX = torch.finfo(torch.float32).max
-TINY = 2.0**-120  # bound for scales: the smallest float32 is 2^-149, the smallest code 2^-16
 
 
 class Grid(Struct, frozen=True, gc=False):
@@ -68,26 +65,6 @@ class Grid(Struct, frozen=True, gc=False):
     block: Edges
     reason: str
     warning: str | None = None
-
-    def multiply(self, codes: DecodedCodes, chunk: Chunk, workspace: Workspace) -> Values:
-        """Multiply the codes' values, (r, c), by their scales in place, with one rounding."""
-        values, unit = codes.values, codes.unit
-        scale: float | Tensor
-        if self.entry.n == 1:
-            scale = float(to_float(self.entry, workspace.read_whole("scale", self.entry)))
-            smallest = largest = abs(scale * unit)
-        else:
-            scale = self(chunk, workspace)
-            smallest, largest = map(float, torch.aminmax((scale * unit).abs()))
-        if not largest <= FLOAT32_MAX:  # otherwise scale · unit is exact: the unit is a power of two
-            values.mul_(unit)
-            unit = 1.0
-        if isinstance(scale, float):
-            values.mul_(scale * unit)
-        else:
-            multiply(values, scale * unit, chunk.col, self.block[1])
-        # A product of nonzero codes can underflow to zero only if the scale is tiny.
-        return Values(values, codes.saturated, codes.zeros if smallest > TINY else None)
 
     @property
     def stored(self) -> StoredScales | None:
@@ -179,14 +156,11 @@ def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -
 
 OF_DEEPSEEK = "_inv"  # suffix of DeepSeek's scales: blocks as in config.json, or 128 × 128
 
-Dequantize = Callable[[Entry, Grid, Chunk, Workspace], Values]
-
 
 def fit_scaled(
     parts: Parts,
     family: str,
     labels: frozenset[str],
-    dequantize: Dequantize,
     uniform_bits: int | None = None,
     rotates: bool = False,
 ) -> Weight:
@@ -212,7 +186,7 @@ def fit_scaled(
     warnings += check_granularity(parts, comfy_format, grid.granularity)
     weight = parts.weight(
         codes.shape,
-        attach_grid_decoder(parts, grid, dequantize),
+        attach_grid(parts, grid),
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
         uniform_bits=uniform_bits,
@@ -230,7 +204,7 @@ def fit_scaled(
         return weight
     alternative = replace(
         weight,
-        dequantize=attach_grid_decoder(parts, fit_grid(scale, codes.shape, [(other, "")]), dequantize),
+        dequantize=attach_grid(parts, fit_grid(scale, codes.shape, [(other, "")])),
         unit=None,
         block_size=other,
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
@@ -244,11 +218,10 @@ def fit_scaled(
     return first.with_alternatives([alternative])
 
 
-def attach_grid_decoder(parts: Parts, grid: Grid, dequantize: Dequantize) -> Callable[[Chunk, Workspace], Values]:
-    """Return ``dequantize`` for these parts and grid, with a decoder if elements are stored one by one."""
+def attach_grid(parts: Parts, grid: Grid) -> Native:
+    """Return the function that decodes elements stored one by one, times the scales of a grid."""
     group = grid.block[1] if grid.granularity == "block" else 0
-    plain = partial(dequantize, parts.codes, grid)
-    return element_types.attach_decoder(parts, plain, grid, group, stored=grid.stored)
+    return element_types.read_one_by_one(parts, grid, group, stored=grid.stored)
 
 
 def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:

@@ -77,7 +77,7 @@ class Planes:
             stored=StoredScales.fit(scale, rows, across),
             shared=SharedBytes(self.elements // cols, self.shifts, self.bits),
         )
-        return Native(plain, decoder)
+        return Native(decoder)
 
     def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:
         """Read codes ``first:stop`` as float32, (n,)."""

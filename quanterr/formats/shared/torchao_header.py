@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Parts
+from quanterr.formats.base import Dequantize, Parts, Values
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util import strict_json
@@ -60,6 +60,19 @@ def fit_pre_scale(parts: Parts, cols: int) -> Entry | None:
     if entry and entry.n not in (1, cols):
         raise FormatMismatch(f"{entry} should have one number for each of {cols} columns")
     return entry
+
+
+def multiply_columns(dequantize: Dequantize, entry: Entry | None) -> Dequantize:
+    """Return ``dequantize``, whose columns are multiplied by the factors of the layer's input, if there are any."""
+    if entry is None:
+        return dequantize
+    factors = entry
+
+    def multiplied(chunk: Chunk, workspace: Workspace) -> Values:
+        values = dequantize(chunk, workspace)
+        return values._replace(weight=apply_pre_scale(values.weight, factors, chunk, workspace))
+
+    return multiplied
 
 
 def apply_pre_scale(values: Tensor, entry: Entry | None, chunk: Chunk, workspace: Workspace) -> Tensor:

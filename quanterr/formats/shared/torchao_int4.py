@@ -37,7 +37,13 @@ from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Part
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.segmented_packing import cut_run
-from quanterr.formats.shared.torchao_header import Description, apply_pre_scale, fit_pre_scale, read_block_size
+from quanterr.formats.shared.torchao_header import (
+    Description,
+    apply_pre_scale,
+    fit_pre_scale,
+    multiply_columns,
+    read_block_size,
+)
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT4, Levels, uniform
 from quanterr.tensors.chunks import Chunk
@@ -55,24 +61,23 @@ class PlainCodes:
     pre_scale: Entry | None
     shifted: bool = False  # codes are unsigned, and zero points are subtracted from them
 
-    def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
-        """Return code · scale + zero_point, (r, c), or (code - zero_point) · scale."""
-        return self.padded.dequantize(chunk, workspace, self._dequantize_block)
-
-    def _dequantize_block(self, chunk: Chunk, workspace: Workspace) -> Values:
-        first = (chunk.row * self.padded.stored_cols + chunk.col) // 2
-        stored = workspace.read_bytes("codes", self.parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
-        values = element_types.unpack(stored, self._make_pairs(workspace.device), workspace)
-        groups = values.view(chunk.shape[0], -1, self.padded.step)
-        scale, zero_point = (self._read_groups(role, chunk, workspace).unsqueeze(2) for role in ("scale", "zero_point"))
-        if self.shifted:
-            groups.sub_(zero_point).mul_(scale)
-        else:
-            groups.mul_(scale).add_(zero_point)
-        return Values(apply_pre_scale(values, self.pre_scale, chunk, workspace))
-
-    def _make_pairs(self, device: torch.device) -> Tensor:
-        return element_types.uint4_pairs(device) if self.shifted else element_types.int4_pairs(device)
+    @property
+    def dequantize(self) -> Dequantize:
+        """The function that decodes the weight: code · scale + zero_point, or (code - zero_point) · scale."""
+        cols, group, cpu = self.padded.cols, self.padded.step, torch.device("cpu")
+        zero_point = partial(self._read_groups, "zero_point")
+        decoder = Decoder(
+            self.parts.codes,
+            cols,
+            ElementType.TABLE,
+            element_types.uint4_pairs(cpu) if self.shifted else element_types.int4_pairs(cpu),
+            partial(self._read_groups, "scale"),
+            zero=zero_point if self.shifted else None,
+            shift=None if self.shifted else zero_point,
+            group=group,
+            stored=StoredScales.fit(self.parts["scale"], self.padded.rows, cols // group, turned=True),
+        )
+        return multiply_columns(Native(decoder), self.pre_scale)
 
     def _read_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Read one number per group of a chunk, (r, groups) float32."""
@@ -85,26 +90,6 @@ class PlainCodes:
             columns = held[chunk.col // group : chunk.stop_col // group, row : row + stop - first]
             found.append(columns.t().to(torch.float32, copy=True))
         return torch.cat(found)
-
-    def attach_decoder(self) -> Dequantize:
-        """Return :meth:`dequantize`, with a :class:`Decoder` unless columns have factors."""
-        if self.pre_scale is not None:
-            return self.dequantize
-        cols, group = self.padded.cols, self.padded.step
-        stored = StoredScales.fit(self.parts["scale"], self.padded.rows, cols // group, turned=True)
-        zero_point = partial(self._read_groups, "zero_point")
-        decoder = Decoder(
-            self.parts.codes,
-            cols,
-            ElementType.TABLE,
-            self._make_pairs(torch.device("cpu")),
-            partial(self._read_groups, "scale"),
-            zero=zero_point if self.shifted else None,
-            shift=None if self.shifted else zero_point,
-            group=group,
-            stored=stored,  # None for a stack
-        )
-        return Native(self.dequantize, decoder)
 
 
 def fit_plain(parts: Parts, declared: Description) -> Weight:
@@ -129,7 +114,7 @@ def fit_plain(parts: Parts, declared: Description) -> Weight:
             )
     shape = (*stack, rows, cols)
     plain = PlainCodes(parts, fit_unpadded(parts, shape, group), fit_pre_scale(parts, cols))
-    return _make_weight(parts, shape, plain.attach_decoder(), INT4, group)
+    return _make_weight(parts, shape, plain.dequantize, INT4, group)
 
 
 def fit_words(parts: Parts, declared: Description) -> Weight:
@@ -153,7 +138,7 @@ def fit_words(parts: Parts, declared: Description) -> Weight:
         if part.shape != (cols // group, rows):
             raise FormatMismatch(f"{part} should have the shape {[cols // group, rows]}: groups of {group} columns")
     plain = PlainCodes(parts, fit_unpadded(parts, (rows, cols), group), fit_pre_scale(parts, cols), shifted=True)
-    return _make_weight(parts, (rows, cols), plain.attach_decoder(), uniform(4), group)
+    return _make_weight(parts, (rows, cols), plain.dequantize, uniform(4), group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -670,7 +670,8 @@ INLINE void signed_levels(const int8_t *levels, int signs, float shift, float s,
     eight_bytes packed;
     memcpy(&packed, levels, sizeof packed);
     eight_ints wide = __builtin_convertvector(packed, eight_ints), minus = (bits & signs) != 0;
-    eight_floats values = (__builtin_convertvector((wide ^ minus) - minus, eight_floats) + shift) * s;
+    eight_floats values = (__builtin_convertvector(wide, eight_floats) + shift) * s;
+    values = (eight_floats)((eight_ints)values ^ (minus & INT32_MIN)); /* also of zeros */
     memcpy(out, &values, sizeof values);
 }
 
