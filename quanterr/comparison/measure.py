@@ -33,12 +33,12 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
     matrices = [side.detach().reshape(rows, cols) for side in (x, y)]
     wide = torch.float64 in (x.dtype, y.dtype)
 
-    def load(chunk: Chunk) -> tuple[Tensor, Tensor, None]:
+    def load(chunk: Chunk) -> tuple[Tensor, Tensor]:
         pieces = [side[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col] for side in matrices]
         if wide:
-            return pieces[0], pieces[1], None
+            return pieces[0], pieces[1]
         x_buffer, y_buffer = workspace.buffer("sides", (2, *chunk.shape), torch.float32)
-        return x_buffer.copy_(pieces[0]), y_buffer.copy_(pieces[1]), None
+        return x_buffer.copy_(pieces[0]), y_buffer.copy_(pieces[1])
 
     kernel = choose_kernel().kernel if x.device.type == "cpu" else None
     summer, total = Summer(kernel, workspace, outlier_threshold), Sums()

@@ -34,6 +34,7 @@ from quanterr.tensors.devices import describe_device, pick_device
 from quanterr.util.platform import give_back_memory, with_slashes
 from quanterr.util.rank_group import join_rank_group
 from quanterr.util.text import display
+from quanterr.util.waiting import notices
 
 if TYPE_CHECKING:
     from quanterr.recipes import Recipe
@@ -67,6 +68,8 @@ def compare_each(
     stop = options.stop or threading.Event()
     with join_rank_group(stop) as group, ExitStack() as stack:
         clock, choice = Clock(), choose_kernel()
+        if choice.kernel is None and not choice.asked:
+            notices.warning("%s: without the compiled kernel, a run takes about six times as long", choice.reason)
         inputs = _open(stack, original, candidates, options)
         pairings = _pair(inputs)
         builders = _make_builders(pairings, inputs)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.kernel.decoder import FLOATS, Decoder, ElementType, SharedBytes, StoredScales
-from quanterr.kernel.interpreter import decoder_of
+from quanterr.kernel.interpreter import Values, decoder_of
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.structs import DONE, Order, SideStruct
 from quanterr.tensors.chunks import Chunk
@@ -22,22 +22,6 @@ AT_ONCE = 1 << 16  # elements that are read, then decoded: they fit a core's cac
 TILE = 32  # rows of transposed codes that are reordered at a time
 MOST_COPIED = 1 << 14  # bytes of codes of whole columns that are copied, so that several weights wait for the kernel
 AWQ_ROWS = 8  # rows per word in AWQ's packing
-
-
-class Values(Protocol):
-    """The result of a weight's ``dequantize``; formats/base.py has its fields."""
-
-    @property
-    def weight(self) -> Tensor:
-        """The values of a chunk, (r, c) float32 or float64."""
-
-    @property
-    def saturated(self) -> Tensor | None:
-        """The number of codes at an end of their range."""
-
-    @property
-    def zeros(self) -> Tensor | None:
-        """The number of values that are zero, if known."""
 
 
 class Weight(Protocol):

@@ -24,7 +24,6 @@ DTYPES = {
     ElementType.I8: torch.int8,
     ElementType.E4M3: torch.float8_e4m3fn,
 }
-WORD_BYTES = 4
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight rows
 
 
@@ -33,7 +32,6 @@ class Values(NamedTuple):
 
     weight: Tensor  # (r, c) float32, or float64 where float32 would lose precision
     saturated: Tensor | None = None  # 0-d: number of codes at either end of their range
-    zeros: Tensor | None = None  # 0-d: number of zero elements, if the codes show it
 
 
 class Native(Struct, frozen=True, gc=False):

@@ -28,6 +28,7 @@ class KernelChoice(NamedTuple):
 
     kernel: Kernel | None
     reason: str = ""
+    asked: bool = False  # the environment asks for it
 
     def __str__(self) -> str:
         return f"native ({self.kernel.instructions})" if self.kernel else "torch"
@@ -43,7 +44,7 @@ def choose_kernel() -> KernelChoice:
     if asked not in ("", "torch", "native"):
         raise UsageError(f"{VARIABLE}={display(asked)}: choose torch or native")
     if asked == "torch":
-        return KernelChoice(None, f"{VARIABLE} asks for it")
+        return KernelChoice(None, f"{VARIABLE} asks for it", asked=True)
     choice = find_best()
     if asked and choice.kernel is None:
         raise UsageError(f"{VARIABLE}=native: {choice.reason}; install a C compiler, then quanterr again")

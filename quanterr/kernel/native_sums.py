@@ -13,7 +13,8 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.fingerprints import sample_places
 from quanterr.kernel.decoder import Decoder, ElementType
-from quanterr.kernel.decoding import Values, Weight, count_rows_at_once, find_decoder, make_code_side, may_wait
+from quanterr.kernel.decoding import Weight, count_rows_at_once, find_decoder, make_code_side, may_wait
+from quanterr.kernel.interpreter import Values
 from quanterr.kernel.library import Kernel, choose_kernel
 from quanterr.kernel.specification import SUMS_ALONE, SumOptions, add_matrices
 from quanterr.kernel.structs import (

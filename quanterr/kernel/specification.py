@@ -1,6 +1,6 @@
-"""The sums of two weights, in float64 with every mask written out: the specification of both back ends.
+"""The sums of two weights, in float64 with every mask written out: the specification, which runs without the kernel.
 
-torch_sums.py computes them in float32 where that is accurate enough, and native_sums.py with the compiled kernel.
+native_sums.py computes them with the compiled kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,7 @@ from quanterr.tensors.chunks import Chunk
 
 FEW_ROWS = 1 << 12  # up to this many rows, a full sort is faster than topk
 
-# chunk → x and y, (r, c), which may be overwritten, and the number of zeros in y if known
-Load = Callable[[Chunk], tuple[Tensor, Tensor, Tensor | None]]
+Load = Callable[[Chunk], tuple[Tensor, Tensor]]  # chunk → x and y, (r, c)
 
 Importance = Callable[[Chunk], Tensor]  # chunk → importance of its elements, (1 or r, c) float32
 
@@ -37,7 +36,7 @@ SUMS_ALONE = SumOptions()
 
 
 def exact_sums(load: Load, chunks: Sequence[Chunk], cols: int, outlier: float, wanted: SumOptions = SUMS_ALONE) -> Sums:
-    """Compute the sums of a few chunks of one weight in float64, for any values: the specification.
+    """Compute the sums of a few chunks of one weight in float64, for any values.
 
     Elements that are not finite on either side are counted, and left out of all sums.
     """
@@ -47,7 +46,6 @@ def exact_sums(load: Load, chunks: Sequence[Chunk], cols: int, outlier: float, w
 def _sum_chunk_exactly(
     x: Tensor,
     y: Tensor,
-    _: Tensor | None,
     chunk: Chunk,
     cols: int,
     outlier: float,

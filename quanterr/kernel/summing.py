@@ -1,4 +1,4 @@
-"""The sums of two weights: by the compiled kernel, else by torch, in float64 where float32 loses digits."""
+"""The sums of two weights: by the compiled kernel, else by its specification in torch."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,6 @@ from torch import Tensor
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.native_sums import KeptRows, NativeSums, Operand, Task
 from quanterr.kernel.specification import Load, SumOptions, exact_sums
-from quanterr.kernel.torch_sums import fast_sums
 from quanterr.metrics.sums import Sums
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -43,15 +42,15 @@ class Summer:
         """
         wide = any(operand.weight.needs_float64 for operand in operands)
         sums = None if self._native is None or wide else self._native.sums(operands, chunks, wanted, kept)
-        return self._sum_with_torch(operands, chunks, wanted, wide, see) if sums is None else sums
+        return self._sum_with_torch(operands, chunks, wanted, see) if sums is None else sums
 
     def sum_values(self, load: Load, chunk: Chunk, matrix: tuple[int, int], wanted: SumOptions, wide: bool) -> Sums:
         """Compute the sums of a chunk of a weight of (rows, cols); ``wide``: its values are float64."""
         if self._native and not wide:
-            sums = self._native.sum_values(*load(chunk)[:2], chunk, matrix)
-        else:
-            sums = None if wide else fast_sums(load, [chunk], matrix, self._workspace, self._outlier, wanted)
-        return exact_sums(load, [chunk], matrix[1], self._outlier, wanted) if sums is None else sums
+            sums = self._native.sum_values(*load(chunk), chunk, matrix)
+            if sums is not None:
+                return sums
+        return exact_sums(load, [chunk], matrix[1], self._outlier, wanted)
 
     def prepare(
         self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows | None]
@@ -77,23 +76,19 @@ class Summer:
         operands: tuple[Operand, Operand],
         chunks: Sequence[Chunk],
         wanted: SumOptions,
-        wide: bool,
         see: See | None,
     ) -> Sums:
-        saturated: dict[Chunk, Tensor] = {}  # by chunk, as a chunk may be loaded more than once
+        saturated: list[Tensor] = []
 
-        def load(chunk: Chunk) -> tuple[Tensor, Tensor, Tensor | None]:
+        def load(chunk: Chunk) -> tuple[Tensor, Tensor]:
             x, values = operands[0].dequantize(chunk).weight, operands[1].dequantize(chunk)
             if values.saturated is not None:
-                saturated[chunk] = values.saturated
+                saturated.append(values.saturated)
             if see is not None:
                 see(x, values.weight)
-            return x, values.weight, values.zeros
+            return x, values.weight
 
-        matrix = operands[0].weight.matrix
-        sums = None if wide else fast_sums(load, chunks, matrix, self._workspace, self._outlier, wanted)
-        if sums is None:
-            sums = exact_sums(load, chunks, matrix[1], self._outlier, wanted)
+        sums = exact_sums(load, chunks, operands[0].weight.matrix[1], self._outlier, wanted)
         if saturated:
-            sums.saturated = int(torch.stack(list(saturated.values())).sum())
+            sums.saturated = int(torch.stack(saturated).sum())
         return sums

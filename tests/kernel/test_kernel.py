@@ -10,12 +10,9 @@ from support.making import CPU, compared, fp8_codes, int8_codes, pair_of, summed
 from support.tolerances import EXACT, FEW, MANY, MANY_ELEMENTS
 
 from quanterr.comparison.worker import Worker
-from quanterr.kernel import summing
-from quanterr.kernel.torch_sums import LEAST_ROWS, _make_probe, fast_sums
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, Measurement, percentiles
 from quanterr.metrics.sums import KEPT_ROWS, ONE, Sums, as_float, worst_rows
-from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.chunks import CPU_CHUNK, Cut
 
 COUNTS = (
     "elements",
@@ -166,16 +163,6 @@ class TestFast:
         assert abs(fast.outliers - slow.outliers) <= on_threshold
         assert abs(fast.relative_outliers - slow.relative_outliers) <= on_relative
 
-    def test_remembered_views_do_not_mix_up_pairs(self):
-        """Views are remembered, as most pairs of chunks lie where the previous pair lay."""
-        values = [normal(40, 256, seed=n) for n in range(3)]
-        buffers, workspace = torch.empty(3, 40, 256).unbind(), Workspace(CPU)
-        for x, y in ((0, 1), (0, 2), (1, 2), (0, 2), (0, 1), (1, 0), (2, 0)):
-            pair = buffers[x].copy_(values[x]), buffers[y].copy_(values[y])
-            sums = fast_sums(lambda _, pair=pair: (*pair, None), [Chunk(0, 40, 0, 256)], (40, 256), workspace, OUTLIER)
-
-            assert summed(values[x], values[y]).histogram == sums.histogram
-
     @pytest.mark.parametrize("make", TAME.values(), ids=TAME)
     def test_fast_worst_rows_equal_the_exact_ones(self, make):
         x = make(200, 96)
@@ -187,41 +174,6 @@ class TestFast:
             assert as_float(fast[number].x_sq) == about(row.x_sq)
             assert as_float(fast[number].e_sq) == about(row.e_sq)
             assert fast[number].e_max == pytest.approx(row.e_max, rel=ONE_ROUNDING)
-
-    @pytest.mark.parametrize(
-        ("make", "rows", "needs_exact"),
-        [
-            *((make, 64, False) for make in EVEN.values()),
-            *((make, 64, True) for make in UNEVEN.values()),
-            *((make, LEAST_ROWS - 1, True) for make in TAME.values()),
-        ],
-    )
-    def test_exact_sums_are_used_only_where_few_rows_dominate(self, monkeypatch, make, rows, needs_exact):
-        taken = []
-        monkeypatch.setattr(summing, "exact_sums", lambda *args: taken.append(args) or Sums())
-        x = make(rows, 512)
-        summed(x, quantized(x))
-
-        assert needs_exact == bool(taken)
-
-    @pytest.mark.parametrize("bits", [8, 10, 16], ids=["bfloat16", "TF32", "three times bfloat16"])
-    def test_matrix_product_that_rounds_its_factors_is_not_used(self, monkeypatch, bits):
-        x = normal(64, 4096)
-        y = quantized(x)
-        exact, used = torch.bmm, []
-        _make_probe()  # the probe learns the right result from an exact product
-
-        def rounded(a, b, out=None):
-            used.append(out)
-            mantissa, exponent = torch.frexp(a)
-            a = torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
-            return exact(a, b, out=out)
-
-        monkeypatch.setattr(torch, "bmm", rounded)
-        sums = summed(x, y)
-
-        assert [None] == used  # used only by the probe
-        assert_agrees(sums, x, y)
 
     def test_sums_do_not_depend_on_earlier_comparisons(self):
         worker = Worker(CPU, CPU_CHUNK, OUTLIER)

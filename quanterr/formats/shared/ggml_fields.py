@@ -31,7 +31,6 @@ from quanterr.kernel.structs import BlocksStruct
 
 IN_HEAD = -1  # instead of the place of d: before the blocks of the row
 SIGNS = 8  # elements whose signs are one number
-MOST_IN_RUN = 32  # codes that the kernel reads together
 FEWEST_LEVELS = 16  # that the kernel reads
 BYTE, WORD = 8, 32  # bits
 
