@@ -50,7 +50,7 @@ FAMILIES = (
     _make_family("AWQ", "awq_gemm awq_gemv awq_gemv_fast awq_marlin", "awq awq_marlin", "qweight"),
     _make_family(
         "compressed-tensors",
-        "ct_pack ct_nvfp4 ct_mxfp4 ct_mxfp6 ct_marlin24 ct_sparse_bitmask ct_sparse24_bitmask",
+        "ct_pack ct_nvfp4 ct_nvfp4_e5m3 ct_mxfp4 ct_mxfp6 ct_marlin24 ct_sparse_bitmask ct_sparse24_bitmask",
         "compressed-tensors compressed_tensors sparseml nvfp4",
     ),
     # INT8 with a scale: vllm-project/vllm model_executor/layers/quantization/quark/quark.py QuarkW8A8Int8.

@@ -23,6 +23,7 @@ COMPRESSED = {
     "float-quantized": OF_FP8 | {"mxfp8"},
     "naive-quantized": OF_INT8 | OF_FP8 | {"mxfp8"},
     "nvfp4-pack-quantized": {"ct_nvfp4"},
+    "nvfp4-e5m3-pack-quantized": {"ct_nvfp4_e5m3"},
     "mxfp4-pack-quantized": {"ct_mxfp4"},
     "mxfp6-pack-quantized": {"ct_mxfp6"},
     "mxfp8-quantized": {"mxfp8"},
@@ -30,13 +31,13 @@ COMPRESSED = {
 }
 COMPRESSES = frozenset().union(*COMPRESSED.values())
 PLAIN = (OF_INT8 | OF_FP8) - {"ct_int"}
-PACKED_FLOATS = frozenset({"ct_nvfp4", "ct_mxfp4", "ct_mxfp6"})
+PACKED_FLOATS = frozenset({"ct_nvfp4", "ct_nvfp4_e5m3", "ct_mxfp4", "ct_mxfp6"})
 # Formats whose groups of columns have the size that their configuration declares.
 OF_GROUPS = frozenset(
     {
         *("nvfp4", "mxfp8", "mxfp4", "mlx_mxfp4", "mlx_mxfp8", "mlx_nvfp4", "mlx_affine", "quark_fp4", "quark_int4"),
         *("gptq", "gptq_v2", "gptq_p", "gptq_marlin", "awq_gemm", "awq_gemv", "awq_gemv_fast", "awq_marlin"),
-        *("modelopt_int4", "ct_pack", "ct_int", "ct_nvfp4", "ct_mxfp4", "ct_mxfp6"),
+        *("modelopt_int4", "ct_pack", "ct_int", "ct_nvfp4", "ct_nvfp4_e5m3", "ct_mxfp4", "ct_mxfp6"),
     }
 )
 # Strategy that compressed-tensors declares → granularities of the scales that it stores: a row shorter than a group has

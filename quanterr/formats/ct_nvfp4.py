@@ -10,13 +10,19 @@
 
 ModelOpt's weight_scale_2 is the inverse of weight_global_scale and multiplies: see nvfp4.
 
-Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/nvfp4/base.py.
+nvfp4-e5m3-pack-quantized (AutoRound's NVFP4_E5M3) has no divisor, and weight_scale, u8, holds E5M3 numbers: without a
+sign, bias 15, 255 is NaN.
+
+Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/nvfp4/base.py; intel/auto-round (as of 0.16.1)
+auto_round/data_type/nvfp.py e5m3_to_float_tensor, auto_round/export/export_to_llmcompressor/config.py.
 """
 
+from math import prod
+
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
-from quanterr.formats.shared.microscaling import Microscaled, check_global_scale, divide_scales
+from quanterr.formats.shared.microscaling import Microscaled, check_global_scale, decode_e5m3, divide_scales
 from quanterr.formats.shared.padding import fit_unpadded
-from quanterr.formats.shared.swizzled_scales import fit_block_scales
+from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
 from quanterr.kernel.levels import E2M1
 
 BLOCK = 16
@@ -50,4 +56,30 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-FORMATS = (Format("ct_nvfp4", NEEDS, fit, usual_db=(19, 21)),)
+def fit_e5m3(parts: Parts) -> Weight | None:
+    """Return the weight if there is a scale per 16 columns; MXFP4 has one per 32."""
+    codes, scale = parts.codes, parts["scale"]
+    shape = (*codes.shape[:-1], 2 * codes.shape[-1]) if codes.shape else (0,)
+    if len(shape) not in (2, 3) or scale.shape != (*shape[:-1], -(-shape[-1] // BLOCK)):
+        return None
+    scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
+    return parts.weight(
+        shape,
+        Microscaled(codes, "e2m1", fit_unpadded(parts, shape, BLOCK), scales, decode_e5m3).dequantize,
+        code_bits=4,
+        levels=E2M1.scaled,
+        block_size=(1, BLOCK),
+        evidence=(f"codes {codes}, E5M3 scales {scale}",),
+    )
+
+
+FORMATS = (
+    Format("ct_nvfp4", NEEDS, fit, usual_db=(19, 21)),
+    Format(
+        "ct_nvfp4_e5m3",
+        {"codes": NEEDS["codes"], "scale": PartSpec(("{weight}_scale",), frozenset({"U8"}))},
+        fit_e5m3,
+        summary="NVFP4 of AutoRound (nvfp4-e5m3-pack-quantized): E2M1 codes, an E5M3 scale per 16 columns",
+        usual_db=(19, 21),
+    ),
+)
