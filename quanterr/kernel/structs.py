@@ -169,15 +169,6 @@ class Packing(IntEnum):
     HALVES = 3
 
 
-class ScalePacking(IntEnum):
-    """An arrangement of the integer scales and minima in a block of a K type."""
-
-    SIGNED_BYTES = 0
-    NIBBLES = 1
-    SIX_BIT_PAIRS = 2
-    SIX_BITS = 3
-
-
 class SampleState(IntEnum):
     """The state of knowledge about the codes of a sample."""
 
@@ -246,15 +237,3 @@ class CodesStruct(ctypes.Structure):
     """The codes that numbers are rounded to."""
 
     _fields_ = read_fields("Codes")
-
-
-class FieldStruct(ctypes.Structure):
-    """A field of each code in a block of a K type."""
-
-    _fields_ = read_fields("Field")
-
-
-class SuperblockStruct(ctypes.Structure):
-    """The layout of a K type's blocks."""
-
-    _fields_ = read_fields("Superblock", Field=FieldStruct)

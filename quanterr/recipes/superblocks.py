@@ -14,17 +14,17 @@ quantize_row_q…_K_impl.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.checkpoints.ggml_types import OF_NAME, GgmlType
+from quanterr.formats import gguf_k
+from quanterr.formats.shared.ggml_fields import Block, describe, encode
 from quanterr.kernel.library import choose_kernel
 from quanterr.kernel.rounding import find_codes, make_integers
-from quanterr.kernel.structs import FieldStruct, ScalePacking, SuperblockStruct
-from quanterr.recipes.base import view_bytes
 from quanterr.recipes.searches import (
     FINE,
     LEAST,
@@ -35,93 +35,57 @@ from quanterr.recipes.searches import (
     search_with_minimum,
     weigh_by_importance,
 )
-from quanterr.tensors.packing import pack_runs
 
 Integers = tuple[Tensor, Tensor]  # a unit, (n, 1) float16, and integers of that unit, (n, parts)
 
 
-def _pack_six_bit_pairs(own: Tensor, least: Tensor) -> Tensor:
-    return torch.cat(
-        [
-            own[:, :4] | (own[:, 4:] >> 4) << 6,
-            least[:, :4] | (least[:, 4:] >> 4) << 6,
-            (own[:, 4:] & 15) | (least[:, 4:] & 15) << 4,
-        ],
-        1,
-    )
+class _Type(NamedTuple):
+    """A K type, as formats/gguf_k.py describes its blocks."""
 
-
-def _pack_six_bits(own: Tensor) -> Tensor:
-    return torch.cat([pack_runs(own + 32, 4, 0, 8), pack_runs(own + 32, 2, 4, 4)], 1)
-
-
-PACK: dict[ScalePacking, Callable[..., Tensor]] = {  # scales, and minima, uint8 (n, parts) → (n, bytes)
-    ScalePacking.SIGNED_BYTES: lambda own: own,
-    ScalePacking.NIBBLES: lambda own, least: own | least << 4,
-    ScalePacking.SIX_BIT_PAIRS: _pack_six_bit_pairs,
-    ScalePacking.SIX_BITS: _pack_six_bits,
-}
-
-
-class _Layout(NamedTuple):
-    """The contents of a block, which formats/gguf_k.py describes."""
-
-    dtype: str
-    parts: int
-    ends: tuple[int, int]  # the lowest and the highest code
+    kind: GgmlType
+    block: Block
     most: int  # the integer that stands for the largest scale, and for the largest minimum
-    packing: ScalePacking  # how these integers are packed
-    scales_at: int
-    units_at: int
-    fields: tuple[FieldStruct, ...]
 
-    def describe(self) -> SuperblockStruct:
-        """Return the layout as a struct for the kernel."""
-        given = BLOCKS[self.dtype][1], self.parts, *self.ends, self.most, self.packing, self.scales_at, self.units_at
-        return SuperblockStruct(*given, (FieldStruct * 2)(*self.fields))
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The lowest and the highest code."""
+        levels = self.block.numbers.levels
+        return int(levels[0]), int(levels[-1])
 
 
-Q2_K = _Layout("Q2_K", 16, (0, 3), 15, ScalePacking.NIBBLES, 0, 80, (FieldStruct(16, 2, 0, 32),))
-Q3_FIELDS = FieldStruct(0, 1, 2, 32), FieldStruct(32, 2, 0, 32)
-Q3_K = _Layout("Q3_K", 16, (-4, 3), 32, ScalePacking.SIX_BITS, 96, 108, Q3_FIELDS)
-Q4_K = _Layout("Q4_K", 8, (0, 15), 63, ScalePacking.SIX_BIT_PAIRS, 4, 0, (FieldStruct(16, 4, 0, 32),))
-Q5_FIELDS = FieldStruct(16, 1, 4, 32), FieldStruct(48, 4, 0, 32)
-Q5_K = _Layout("Q5_K", 8, (0, 31), 63, ScalePacking.SIX_BIT_PAIRS, 4, 0, Q5_FIELDS)
-Q6_FIELDS = FieldStruct(0, 4, 0, 64), FieldStruct(128, 2, 4, 32)
-Q6_K = _Layout("Q6_K", 16, (-32, 31), 128, ScalePacking.SIGNED_BYTES, 192, 208, Q6_FIELDS)
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = (
+    _Type(OF_NAME[row.name], row.blocks[row.name], most)
+    for row, most in zip(gguf_k.TYPES, (15, 32, 63, 63, 128), strict=True)
+)
 
 
-def _encode(to: _Layout, x: Tensor, out: Tensor | None, scales: Tensor, minima: Tensor | None = None) -> Tensor:
+def _encode(to: _Type, x: Tensor, out: Tensor | None, scales: Tensor, minima: Tensor | None = None) -> Tensor:
     """Return blocks of parts, (n, parts, elements), with these scales and, if any, minima, (n, parts), in ``out``."""
     kernel = choose_kernel().kernel
     if kernel is None or not x.is_cpu:
         if minima is None:
             return _encode_with(to, x, out, _to_signed_integers(scales, to.most))
         return _encode_with(to, x, out, _to_integers(scales, to.most), _to_integers(minima, to.most))
-    blocks = _make_blocks(to, x) if out is None else out
+    blocks = torch.empty(len(x), to.kind.n_bytes, dtype=torch.uint8) if out is None else out
     given = x.data_ptr(), scales.data_ptr(), None if minima is None else minima.data_ptr()
-    kernel.library.quanterr_encode_superblocks(*given, len(x), ctypes.byref(to.describe()), blocks.data_ptr())
+    described = ctypes.byref(describe(to.block, to.kind))
+    kernel.library.quanterr_encode_superblocks(*given, len(x), described, to.most, blocks.data_ptr())
     return blocks
 
 
-def _make_blocks(to: _Layout, x: Tensor) -> Tensor:
-    return torch.empty(len(x), BLOCKS[to.dtype][1], dtype=torch.uint8)
-
-
-def _encode_with(to: _Layout, x: Tensor, out: Tensor | None, *rounded: Integers) -> Tensor:
+def _encode_with(to: _Type, x: Tensor, out: Tensor | None, *rounded: Integers) -> Tensor:
     """Return blocks of parts, (n, parts, elements), with these scales and any minima; parts without a scale are 0."""
     unit, *least = (d.float() * own for d, own in rounded)
     unit = torch.where(unit.abs() > 0, unit, torch.inf)  # also if the unit is NaN
     codes = make_integers(*to.ends, -to.ends[0])
     flat, size = x.view(len(x), -1), x.shape[2]
-    packed = find_codes(flat, unit, codes, size, before=-least[0] if least else None)
-    blocks = _make_blocks(to, x) if out is None else out
-    parts = [(field.at, pack_runs(packed, field.bits, field.shift, field.run)) for field in to.fields]
-    parts += [(to.scales_at, PACK[to.packing](*(own.to(torch.int8).view(torch.uint8) for _, own in rounded)))]
-    parts += [(to.units_at, view_bytes(torch.cat([d for d, _ in rounded], 1)))]
-    for at, part in parts:
-        blocks[:, at : at + part.shape[1]] = part
-    return blocks
+    numbers = {"codes": find_codes(flat, unit, codes, size, before=-least[0] if least else None).to(torch.int32)}
+    offset = to.block.numbers.offset
+    for (d, own), named, of_unit in zip(rounded, ("scales", "minima"), ("d", "d_minima"), strict=False):
+        numbers[named] = own.to(torch.int32) - (offset if named == "scales" else 0)
+        numbers[of_unit] = d.view(torch.int16).to(torch.int32)
+    blocks = encode(to.block, to.kind, numbers)
+    return blocks if out is None else out.copy_(blocks)
 
 
 def _to_half(numbers: Tensor) -> Tensor:
@@ -150,7 +114,7 @@ def _weigh(x: Tensor, importance: Tensor, times: float) -> Tensor:
     return weigh_by_importance(x, importance.view(x.shape), times * x.square().mean((1, 2), keepdim=True))
 
 
-def _encode_with_importance(to: _Layout, x: Tensor, weights: Tensor, out: Tensor | None) -> Tensor:
+def _encode_with_importance(to: _Type, x: Tensor, weights: Tensor, out: Tensor | None) -> Tensor:
     """Return blocks of a type with minima, whose error weighted by ``weights`` is least."""
     found = search_with_minimum(x, to.ends[1], FINE, weights)
     units, integers = zip(*(search_positive(each, to.most, weights.sum(2)) for each in found), strict=True)
@@ -158,7 +122,7 @@ def _encode_with_importance(to: _Layout, x: Tensor, weights: Tensor, out: Tensor
 
 
 def _quantize_pairs(
-    to: _Layout, x: Tensor, importance: Tensor | None, out: Tensor | None, steps: Sequence[float]
+    to: _Type, x: Tensor, importance: Tensor | None, out: Tensor | None, steps: Sequence[float]
 ) -> Tensor:
     """Quantize to blocks of Q4_K or Q5_K."""
     x = x.view(-1, 8, 32)

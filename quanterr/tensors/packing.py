@@ -41,13 +41,3 @@ def pack_halves(codes: Tensor) -> Tensor:
     """Pack 4-bit codes, uint8 (n, 32), in bytes, (n, 16); the first 16 codes are in the low bits."""
     eights = codes.reshape(len(codes), -1).view(torch.int64)
     return (eights[:, :2] | eights[:, 2:] << 4).view(torch.uint8)
-
-
-def pack_runs(codes: Tensor, bits: int, shift: int, run: int) -> Tensor:
-    """Pack ``bits`` bits of each code, uint8 (n, c), starting at bit ``shift``, in bytes, (n, c · bits / 8).
-
-    A byte holds the bits of 8 / ``bits`` codes, ``run`` codes apart, with the first code in its lowest bits.
-    """
-    apart = (codes >> shift & (1 << bits) - 1).view(len(codes), -1, 8 // bits, run)
-    places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
-    return (apart << places).sum(2, dtype=torch.uint8).view(len(codes), -1)

@@ -101,7 +101,7 @@ def write_gguf(path: Path, *arguments: Any, **options: Any) -> Path:
     return path
 
 
-def paired(weight, heads):
+def paired(weight: Any, heads: int) -> Any:
     """Return rows in the order of llama.cpp's converter (LlamaModel.permute)."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)

@@ -18,7 +18,7 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c (dequan
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -206,6 +206,21 @@ def read_numbers(fields: Fields, raw: Tensor, kind: GgmlType, each: int) -> Tens
             words = words | raw[..., (at + more).clamp(max=raw.shape[-1] - 1)].to(torch.int32) << 8 * more
         numbers = numbers | (words >> shift & field.kept) << field.up
     return numbers
+
+
+def encode(block: Block, kind: GgmlType, numbers: Mapping[str, Tensor]) -> Tensor:
+    """Return blocks of one row with these numbers, uint8 (blocks, bytes).
+
+    ``numbers`` are int32 (blocks, numbers), by the names of :meth:`Block.groups`.
+    """
+    stored = torch.zeros(len(numbers["codes"]), kind.n_bytes, dtype=torch.int32)
+    for name, (fields, each) in block.groups(1).items():
+        for field in fields:
+            at, shift, n_bytes = _find_places(field, 1, kind.elements, each or kind.elements, stored.device)
+            bits = (numbers[name] >> field.up & field.kept) << shift
+            for more in range(n_bytes):
+                stored.index_add_(1, at[0] + more, bits >> 8 * more & 0xFF)
+    return stored.to(torch.uint8)
 
 
 @cache

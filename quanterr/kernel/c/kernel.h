@@ -89,12 +89,6 @@ enum Packing {  /* an arrangement of codes in bytes; all but the first are for 4
     HIGH_FIRST,
     HALVES      /* the first half of a group of 32 in the low bits, the second half in the high bits */
 };
-enum ScalePacking { /* an arrangement of the integer scales and minima in a block of a K type */
-    SIGNED_BYTES,
-    NIBBLES,        /* a scale in the low bits, its minimum in the high bits */
-    SIX_BIT_PAIRS,  /* 8 scales and 8 minima in 12 bytes */
-    SIX_BITS        /* 16 scales, with 32 added to each, in 12 bytes */
-};
 enum SampleState { /* what is known of the codes of a sample */
     UNSURE,        /* they need a closer look */
     ROUNDED,       /* all errors are half a step at most */
@@ -313,22 +307,6 @@ typedef struct { /* the codes that numbers are rounded to */
     int64_t n_bounds;
 } Codes;
 
-typedef struct { /* a field of each code in a block: a byte holds those of 8 / bits codes, `run` codes apart, the first lowest */
-    int32_t at;    /* its first byte */
-    int32_t bits;
-    int32_t shift; /* its lowest bit in the code */
-    int32_t run;
-} Field;
-
-typedef struct { /* a K type of ggml */
-    int32_t bytes, parts;        /* of a block */
-    int32_t low, high;           /* ends of codes */
-    int32_t most;                /* integer that stands for the largest scale, and for the largest minimum */
-    int32_t packing;             /* of these integers, a ScalePacking */
-    int32_t scales_at, units_at; /* in a block */
-    Field fields[2];             /* the second may be empty */
-} Superblock;
-
 typedef struct { /* the words that hold a code, and the bits below it */
     int32_t low, high, shift;
 } Code;
@@ -397,9 +375,10 @@ EXPORT void quanterr_search_symmetric(const float *x, const float *w, int64_t n,
 EXPORT void quanterr_refine(const float *x, const float *w, int64_t n, int32_t k, float low, float high, float *codes,
                             float *scales);
 
-/* Encodes n blocks of a K type, given scales and minima of their parts, of which the latter may be NULL. */
+/* Encodes n blocks of a K type, given scales and minima of their parts, of which the latter may be NULL. The integers that
+ * stand for the largest scale and for the largest minimum are `most`. */
 EXPORT void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n,
-                                        const Superblock *type, uint8_t *out);
+                                        const Blocks *type, int32_t most, uint8_t *out);
 
 /* Multiplies each group of `size` values, a power of two, by the matrix that formats/shared/convrot.py specifies, in
  * float64, and by `unit`; `room` holds a group. */

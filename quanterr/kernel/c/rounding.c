@@ -7,11 +7,11 @@
 
 #define SUPERBLOCK 256 /* elements of a block of a K type */
 #define PARTS 16
-#define RUN 32 /* of its codes that are packed at once */
+#define RUN 16 /* of its codes that are written at once */
 
 typedef uint16_t pairs __attribute__((vector_size(WIDTH)));
 typedef uint8_t packed_bytes __attribute__((vector_size(WIDTH / 2)));
-typedef uint64_t words __attribute__((vector_size(RUN)));
+typedef uint16_t pairs_of_bytes __attribute__((vector_size(RUN)));
 typedef float fours __attribute__((vector_size(16)));
 typedef int32_t ints_of_four __attribute__((vector_size(16)));
 
@@ -168,95 +168,89 @@ INLINE ints to_integers(floats *numbers, int n, int most, int is_signed) {
     return to_halves(found);
 }
 
-INLINE void pack_scales(const int *own, const int *least, int packing, uint8_t *to) {
-    switch (packing) {
-        case SIGNED_BYTES:
-            for (int i = 0; i < 16; i++) to[i] = (uint8_t)own[i];
-            break;
-        case NIBBLES:
-            for (int i = 0; i < 16; i++) to[i] = (uint8_t)(own[i] | least[i] << 4);
-            break;
-        case SIX_BIT_PAIRS:
-            for (int i = 0; i < 4; i++) {
-                to[i] = (uint8_t)(own[i] | own[4 + i] >> 4 << 6);
-                to[4 + i] = (uint8_t)(least[i] | least[4 + i] >> 4 << 6);
-                to[8 + i] = (uint8_t)((own[4 + i] & 15) | least[4 + i] << 4);
-            }
-            break;
-        default:
-            for (int i = 0; i < 8; i++) to[i] = (uint8_t)((own[i] & 15) | (own[8 + i] & 15) << 4);
-            for (int i = 0; i < 4; i++) {
-                to[8 + i] = 0;
-                for (int j = 0; j < 4; j++) to[8 + i] |= (uint8_t)((own[4 * j + i] + 32) >> 4 << 2 * j);
-            }
-    }
+/* Writes the bits of numbers to a block, where its description puts them and where they are 0. */
+INLINE void write_bits(const Bits *bits, int n, const int *numbers, int count, uint8_t *block) {
+    for (int k = 0; k < n; k++)
+        for (int i = 0; i < count && bits[k].at; i++) {
+            uint8_t *to = block + bits[k].at[i] + bits[k].shift[i] / 8; /* byte by byte: words would wait for each other */
+            uint32_t left = ((uint32_t)numbers[i] >> bits[k].up & (uint32_t)bits[k].mask) << bits[k].shift[i] % 8;
+            to[0] |= (uint8_t)left;
+            if (left > 0xFF) to[1] |= (uint8_t)(left >> 8); /* numbers of 16 bits begin with a byte */
+        }
 }
 
-/* Packs some bits of each code of a block: a byte holds those of codes that are a run apart, the first in its lowest bits. */
-INLINE void pack_runs(const uint8_t *codes, Field field, uint8_t *to) {
-    uint64_t mask = UINT64_MAX / 255 * ((1u << field.bits) - 1); /* in each byte */
-    for (int at = 0; at < SUPERBLOCK * field.bits / 8; at += field.run, codes += field.run * 8 / field.bits)
-        for (int i = 0; i < field.run; i += RUN) {
-            words packed = {0}, next;
-            const uint8_t *from = codes + i;
-            for (int place = 0; place < 8; place += field.bits, from += field.run) {
-                memcpy(&next, from, RUN);
-                packed |= (next >> field.shift & mask) << place;
-            }
-            memcpy(to + at + i, &packed, RUN);
+/* The same for the codes of a block, which are in bytes next to each other. Bytes are shifted in pairs, as masks take away
+ * what comes from their neighbours. */
+INLINE void write_codes(const Blocks *b, const uint8_t *codes, uint8_t *block) {
+    for (int k = 0; k < 4 && b->codes[k].at; k++) {
+        const Bits *bits = b->codes + k;
+        for (int i = 0; i < SUPERBLOCK; i += RUN) {
+            uint8_t *to = block + bits->at[i / b->run] + i % b->run;
+            pairs_of_bytes these, there;
+            memcpy(&these, codes + i, RUN);
+            memcpy(&there, to, RUN);
+            there |= (these >> bits->up & (uint16_t)(bits->mask * 257)) << bits->shift[i / b->run];
+            memcpy(to, &there, RUN);
         }
+    }
 }
 
 typedef struct { float steps[PARTS], minima[PARTS]; } Scales; /* of the parts of a block, as stored */
 
-/* Encodes the scales and, unless NULL, minima of up to WIDTH blocks. */
-INLINE void encode_scales(const float *scales, const float *minima, int n, const Superblock *t, int parts, Scales *found,
-                          uint8_t *out) {
+/* Encodes the scales and, unless NULL, minima of up to WIDTH blocks; integers of scales and minima are `most` at most. */
+INLINE void encode_scales(const float *scales, const float *minima, int n, const Blocks *b, int parts, int most,
+                          Scales *found, uint8_t *out) {
     floats own[PARTS], least[PARTS];
     for (int p = 0; p < WIDTH; p++) /* lanes beyond the last block repeat it */
         for (int i = 0; i < parts; i++) {
             own[i][p] = scales[(p < n ? p : n - 1) * parts + i];
             least[i][p] = minima ? minima[(p < n ? p : n - 1) * parts + i] : 0;
         }
-    ints unit = to_integers(own, parts, t->most, !minima), least_unit = to_integers(least, parts, t->most, 0);
-    for (int p = 0; p < n; p++, out += t->bytes) {
-        const uint16_t units[2] = {(uint16_t)unit[p], (uint16_t)least_unit[p]};
-        int own_codes[PARTS] = {0}, least_codes[PARTS] = {0};
+    ints unit = to_integers(own, parts, most, !minima), least_unit = to_integers(least, parts, most, 0);
+    for (int p = 0; p < n; p++, out += b->n_bytes) {
+        const int units[2] = {(uint16_t)unit[p], (uint16_t)least_unit[p]};
+        int own_codes[PARTS], least_codes[PARTS];
         for (int i = 0; i < parts; i++) {
-            own_codes[i] = (int)own[i][p];
+            own_codes[i] = (int)own[i][p] - b->offset;
             least_codes[i] = (int)least[i][p];
-            float step = half(units[0]) * own[i][p];
+            float step = half((uint16_t)units[0]) * own[i][p];
             found[p].steps[i] = fabsf(step) > 0 ? step : INFINITY; /* also if the unit is NaN */
-            found[p].minima[i] = -(half(units[1]) * least[i][p]);
+            found[p].minima[i] = -(half((uint16_t)units[1]) * least[i][p]);
         }
-        pack_scales(own_codes, least_codes, t->packing, out + t->scales_at);
-        memcpy(out + t->units_at, units, minima ? 4 : 2);
+        memset(out, 0, (size_t)b->n_bytes);
+        write_bits(b->scales, 4, own_codes, parts, out);
+        write_bits(b->minima, 2, least_codes, parts, out);
+        write_bits(b->d, 1, units, 1, out);
+        write_bits(b->d_minima, 1, units + 1, 1, out);
     }
 }
 
 /* Encodes n blocks of a K type that has so many parts; `minima` may be NULL. */
-INLINE void encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n, Superblock t,
-                               int parts, uint8_t *out) {
-    const Codes to = {.kind = INTEGERS, .first = -t.low, .low = (float)t.low, .high = (float)t.high};
+INLINE void encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n, const Blocks *b,
+                               int parts, int most, uint8_t *out) {
+    int largest = 0;
+    for (int k = 0; k < 4; k++) largest |= b->codes[k].mask << b->codes[k].up;
+    const float low = (float)b->first;
+    const Codes to = {.kind = INTEGERS, .first = -b->first, .low = low, .high = low + (float)largest};
     const int size = SUPERBLOCK / parts;
     Scales found[WIDTH];
-    for (int64_t block = 0; block < n; block++, out += t.bytes, x += SUPERBLOCK) {
+    for (int64_t block = 0; block < n; block++, out += b->n_bytes, x += SUPERBLOCK) {
         if (block % WIDTH == 0)
             encode_scales(scales + block * parts, minima ? minima + block * parts : NULL,
-                          n - block < WIDTH ? (int)(n - block) : WIDTH, &t, parts, found, out);
+                          n - block < WIDTH ? (int)(n - block) : WIDTH, b, parts, most, found, out);
         const Scales *own = found + block % WIDTH;
         uint8_t codes[SUPERBLOCK];
         for (int i = 0; i < parts; i++)
             round_group(x + i * size, size, (Step){own->minima[i], own->steps[i], -0.0f, 0}, BYTES, INTEGERS, &to,
                         codes + i * size);
-        for (int i = 0; i < 2 && t.fields[i].bits; i++) pack_runs(codes, t.fields[i], out + t.fields[i].at);
+        write_codes(b, codes, out);
     }
 }
 
-void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n,
-                                        const Superblock *type, uint8_t *out) {
-    if (type->parts == 16) encode_superblocks(x, scales, minima, n, *type, 16, out);
-    else encode_superblocks(x, scales, minima, n, *type, 8, out);
+void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n, const Blocks *type,
+                                 int32_t most, uint8_t *out) {
+    if (type->part == 16) encode_superblocks(x, scales, minima, n, type, 16, most, out);
+    else encode_superblocks(x, scales, minima, n, type, 8, most, out);
 }
 
 INLINE int32_t find_magnitude(const float *x, int64_t n) { /* of bits, which have the same order */
