@@ -64,7 +64,7 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     total = workspace.buffer("total", (codes.shape[0], out * into), torch.float32)
     for number in range(n):
         index = workspace.buffer("index", (codes.shape[0], 1), torch.int32).copy_(codes[:, number : number + 1])
-        vectors = element_types.look_up(index.bitwise_and_(size - 1), table[number], workspace, "vectors")
+        vectors = element_types.look_up(index.bitwise_and_(size - 1), table[number])
         total.add_(vectors) if number else total.copy_(vectors)
     entry = parts["scales"]
     if entry.shape[0] == 1:

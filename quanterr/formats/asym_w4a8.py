@@ -148,14 +148,14 @@ def _read_codes(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Works
     stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
     low = stored[:, chunk.col // 2 : chunk.stop_col // 2]
     if layout.bits == 6:
-        values = element_types.unpack(low, element_types.uint4_pairs(workspace.device), workspace)
+        values = element_types.unpack(low, element_types.uint4_pairs(workspace.device))
         high = stored[:, half + chunk.col // 4 : half + chunk.stop_col // 4]
-        return values.add_(element_types.unpack(high, _make_high_fours(workspace.device), workspace, "high"))
+        return values.add_(element_types.unpack(high, _make_high_fours(workspace.device)))
     if parts.get("codebook"):
         codebook = workspace.read_whole("codebook", parts["codebook"])
         byte = torch.arange(256, device=workspace.device)
-        return element_types.unpack(low, torch.stack([codebook[byte & 15], codebook[byte >> 4]], 1), workspace)
-    return element_types.unpack(low, _make_uniform_pairs(workspace.device), workspace)
+        return element_types.unpack(low, torch.stack([codebook[byte & 15], codebook[byte >> 4]], 1))
+    return element_types.unpack(low, _make_uniform_pairs(workspace.device))
 
 
 @cache

@@ -98,7 +98,7 @@ def _read(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
     def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:
         stored = workspace.read_whole("whole_codes", parts.codes)[order(chunk, workspace)]
         pairs = _make_pairs(workspace.device)
-        return element_types.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], pairs, workspace)
+        return element_types.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], pairs)
 
     decoder = Decoder(
         parts.codes,

@@ -227,7 +227,7 @@ def dequantize(parts: Parts, state: State, built_in: str | None, chunk: Chunk, w
         table = workspace.read_whole("quant_map", parts["quant_map"]).view(-1)
     else:
         table = torch.tensor(TABLES[built_in], device=workspace.device)
-    values = element_types.unpack(stored, _make_pairs(table), workspace)[0, :n]
+    values = element_types.unpack(stored, _make_pairs(table))[0, :n]
     blocks.multiply(values, _read_absmax(parts, state, blocks, workspace))
     return Values(blocks.cut(values, chunk, matrix[1]))
 

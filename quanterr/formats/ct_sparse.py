@@ -101,13 +101,8 @@ def dequantize(
     stored = _scatter(parts, shape, chunk, workspace)
     if blocks is None:
         return Values(stored)
-    codes = (
-        element_types.decode_int8(stored, workspace)
-        if parts.codes.dtype == "I8"
-        else element_types.decode_e4m3(stored, workspace)
-    )
-    values = codes.values.mul_(codes.unit)
-    return Values(apply_scales(values, parts, blocks, chunk, workspace), codes.saturated)
+    codes = element_types.decode_codes(stored, parts.codes.dtype)
+    return codes._replace(weight=apply_scales(codes.weight, parts, blocks, chunk, workspace))
 
 
 def _scatter(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Tensor:

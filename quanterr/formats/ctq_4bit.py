@@ -122,7 +122,7 @@ def dequantize(parts: Parts, table: str, cols: int, block: int, chunk: Chunk, wo
     first = chunk.row * cols + chunk.col
     start, stop = first // 2, (first + chunk.n + 1) // 2
     codes = workspace.read("codes", parts.codes, start, (1, stop - start))
-    values = element_types.unpack(codes, _make_pairs(table, workspace.device), workspace)
+    values = element_types.unpack(codes, _make_pairs(table, workspace.device))
     values = values[:, first - 2 * start : first - 2 * start + chunk.n]
     absmax = _read_absmax(parts["absmax"], first, first + chunk.n, block, workspace)
     return Values(multiply(values, absmax, first, block).view(chunk.shape))

@@ -61,9 +61,9 @@ def dequantize(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> V
         runs.view(-1, 2, 8)[:, half].copy_(stored[:, :, half])
     rows = runs.transpose(1, 2).reshape(-1, cols)[chunk.row - 2 * first : chunk.stop_row - 2 * first]
     codes = workspace.buffer("signed", chunk.shape, torch.int8).copy_(rows[:, chunk.col : chunk.stop_col])
-    found = element_types.decode_int8(codes.bitwise_xor_(-128), workspace)  # equals subtracting 128
+    found = element_types.decode_codes(codes.bitwise_xor_(-128), "I8")  # equals subtracting 128
     scale = workspace.read_whole("scale", parts["scale"]).float()[chunk.row : chunk.stop_row, None]
-    return Values(found.values.mul_(scale), found.saturated)
+    return found._replace(weight=found.weight * scale)
 
 
 FORMATS = (Format("eetq", NEEDS, fit, usual_db=(32, 43)),)

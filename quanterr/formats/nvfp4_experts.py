@@ -56,7 +56,7 @@ def dequantize(parts: Parts, rows: int, cols: int, chunk: Chunk, workspace: Work
     indices[:, 0].copy_(stored)
     torch.bitwise_right_shift(indices[:, 0], 4, out=indices[:, 1])
     indices[:, 0].bitwise_and_(15)
-    values = element_types.look_up(indices.view(-1, cols), _make_table(workspace.device), workspace)
+    values = element_types.look_up(indices.view(-1, cols), _make_table(workspace.device))
     values = values[chunk.row % 2 : chunk.row % 2 + chunk.shape[0]]
     first, last = chunk.row // BLOCK, -(-chunk.stop_row // BLOCK)
     scale = element_types.decode_e4m3_scales(

@@ -71,7 +71,7 @@ def dequantize(parts: Parts, blocks: ColumnBlocks, grouped: bool, chunk: Chunk, 
     left, right = chunk.col // COLS, -(-chunk.stop_col // COLS)
     words = workspace.read_whole("tiles", parts.codes)[left:right, top * 2 * ROWS : bottom * 2 * ROWS].contiguous()
     table = _make_pairs(grouped, workspace.device)
-    packed = element_types.unpack(words.view(torch.uint8), table, workspace, "packed").view(-1, TILE)
+    packed = element_types.unpack(words.view(torch.uint8), table).view(-1, TILE)
     tiles = workspace.buffer("elements", tuple(packed.shape), torch.float32)
     torch.index_select(packed, 1, _find_places(grouped, workspace.device), out=tiles)
     ordered = workspace.buffer("ordered", (bottom - top, ROWS, right - left, COLS), torch.float32)

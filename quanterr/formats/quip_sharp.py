@@ -196,7 +196,7 @@ def _decode_e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:
 
 
 def _look_up(codes: Tensor, table: Tensor, key: str, workspace: Workspace) -> Tensor:
-    found = element_types.look_up(codes, table, workspace, "found")
+    found = element_types.look_up(codes, table)
     return workspace.buffer(key, tuple(found.shape), torch.float32).copy_(found)
 
 

@@ -411,17 +411,11 @@ def _read_values(
         first = (chunk.row * layout.shape[1] + chunk.col) * layout.bits // 8
         stored = workspace.read_bytes("codes", codes, first, (chunk.shape[0], chunk.shape[1] * layout.bits // 8))
     if coding is None:
-        signed = stored.view(torch.int8)
-        if codes.dtype == "I8":
-            return workspace.output(chunk.shape).copy_(signed)
-        found = (element_types.decode_e4m3 if codes.dtype == "F8_E4M3" else element_types.decode_e5m2)(
-            signed, workspace
-        )
-        return found.values.mul_(found.unit)
+        return element_types.decode_codes(stored, codes.dtype).weight
     if coding.exponent:
         unpacked = stored if coding.bits == 8 else unpack_columns(stored, _make_packing(coding), workspace, "unpacked")
         indices = workspace.buffer("indices", chunk.shape, torch.int32).copy_(unpacked)
-        return element_types.look_up(indices, _make_table(coding, workspace.device), workspace)
+        return element_types.look_up(indices, _make_table(coding, workspace.device))
     values = unpack_columns(stored, _make_packing(coding), workspace)
     return values if coding.unsigned else values.sub_(1 << coding.bits - 1)
 

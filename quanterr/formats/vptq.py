@@ -320,7 +320,7 @@ def _look_up_vectors(key: str, index: Tensor, book: VectorCodebook, chunk: Chunk
             f"{book.entry.file}: an index is {int(index.max())}, but {book.entry} has {len(table)} vectors"
         )
     n, cols = index.shape
-    vectors = element_types.look_up(index.contiguous(), table, workspace, f"{key} vectors").view(n, cols, book.rows)
+    vectors = element_types.look_up(index, table).view(n, cols, book.rows)
     rows = workspace.buffer(f"{key} rows", (n, book.rows, cols), table.dtype).copy_(vectors.transpose(1, 2))
     skipped = chunk.row % book.rows
     return rows.view(-1, cols)[skipped : skipped + chunk.stop_row - chunk.row]

@@ -51,7 +51,7 @@ def unpack(stored: Tensor, table: Tensor, workspace: Workspace) -> Tensor:
     unit_bits = len(table).bit_length() - 1
     n_bytes, n_units = PERIODS[unit_bits]
     if n_bytes == 1:
-        return element_types.unpack(stored, table, workspace)
+        return element_types.unpack(stored, table)
     periods = stored.numel() // n_bytes
     wide = workspace.buffer("wide", (n_bytes, periods), torch.int32).copy_(stored.view(periods, n_bytes).t())
     units = workspace.buffer("indices", (periods, n_units), torch.int32)
@@ -62,4 +62,4 @@ def unpack(stored: Tensor, table: Tensor, workspace: Workspace) -> Tensor:
         for place in range(1, -(-(begin + unit_bits) // 8)):
             unit.bitwise_or_(torch.bitwise_left_shift(wide[first + place], 8 * place - begin, out=shifted))
         units[:, number] = unit.bitwise_and_(len(table) - 1)
-    return element_types.look_up(units.view(stored.shape[0], -1), table, workspace)
+    return element_types.look_up(units.view(stored.shape[0], -1), table)

@@ -1,70 +1,16 @@
-"""Exact conversion of codes to float32 for several layouts. All large tensors are workspace buffers."""
+"""Exact conversion of codes to float32 for several layouts."""
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, ElementType, Native, Parts
+from quanterr.formats.base import Decoder, ElementType, Native, Parts, Values
 from quanterr.kernel.decoder import OfBlocks, StoredScales
 from quanterr.tensors.chunks import Chunk, as_matrix
-from quanterr.tensors.workspace import OUTPUT, Workspace
-
-E4M3_MAX = 0x7E  # magnitude bits of 448, the largest; 0x7F is NaN
-E5M2_MAX = 0x7B  # magnitude bits of 57344, the largest; above are infinity and NaN
-SIGN_COPY = ~(1 << 14)  # mask of all bits of an int16 except bit 14
-
-ROWS = 128  # rows of flags that are summed as bytes, which hold up to 255
-LANES = ROWS * 8
-NONE = torch.zeros((), dtype=torch.int64)
-FEW = 1 << 15  # for fewer flags a plain sum is faster
-
-
-class DecodedCodes(NamedTuple):
-    """The values of codes: ``values`` times ``unit``, a power of two that can be merged into a scale."""
-
-    values: Tensor  # (r, c) float32
-    unit: float
-    zeros: Tensor  # 0-d: number of zeros
-    saturated: Tensor  # 0-d: number of codes with the largest finite magnitude
-
-
-def decode_e4m3(codes: Tensor, workspace: Workspace) -> DecodedCodes:
-    """Convert float8_e4m3fn codes, (r, c) int8; NaN codes give NaN.
-
-    The code's bits, shifted left by seven, are a float16 of the same sign and mantissa whose exponent is 8 too small;
-    ``unit`` makes up for that. Sign extension leaves a copy of the sign in bit 14, which is cleared. Subnormals stay
-    subnormals. On the CPU, torch's own cast takes 15 times as long.
-    """
-    shape = tuple(codes.shape)
-    values = workspace.output(shape)
-    magnitudes = _take_magnitudes(codes, workspace)
-    zeros = _count_zeros(magnitudes, workspace)
-    if codes.device.type != "cpu":
-        return DecodedCodes(
-            values.copy_(codes.view(torch.float8_e4m3fn)), 1.0, zeros, _count_equal(magnitudes, E4M3_MAX)
-        )
-    workspace.buffer("half", shape, torch.int16).copy_(codes).mul_(128).bitwise_and_(SIGN_COPY)
-    values.copy_(workspace.buffer("half", shape, torch.float16))
-    largest = int(magnitudes.max())
-    if largest > E4M3_MAX:
-        values.masked_fill_(magnitudes > E4M3_MAX, torch.nan)
-    at_end = _count_equal(magnitudes, E4M3_MAX) if largest >= E4M3_MAX else NONE
-    return DecodedCodes(values, 256.0, zeros, at_end)
-
-
-def decode_e5m2(codes: Tensor, workspace: Workspace) -> DecodedCodes:
-    """Convert float8_e5m2 codes, (r, c) int8: the upper bytes of float16 numbers, infinities and NaN included."""
-    shape = tuple(codes.shape)
-    magnitudes = _take_magnitudes(codes, workspace)
-    zeros = _count_zeros(magnitudes, workspace)
-    workspace.buffer("half", shape, torch.int16).copy_(codes).mul_(256)
-    values = workspace.output(shape).copy_(workspace.buffer("half", shape, torch.float16))
-    return DecodedCodes(values, 1.0, zeros, _count_equal(magnitudes, E5M2_MAX))
-
+from quanterr.tensors.workspace import Workspace
 
 # Dtype → the kernel's element type, and the bytes that count as saturated.
 ELEMENTS = {
@@ -75,6 +21,8 @@ ELEMENTS = {
     "F8_E4M3": (ElementType.E4M3, (0x7E, 0xFE)),
     "F8_E5M2": (ElementType.TABLE, (0x7B, 0xFB)),
 }
+
+CODES = {"I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 
 
 def read_one_by_one(
@@ -128,25 +76,11 @@ def read_floats(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
     return workspace.output(chunk.shape).copy_(stored)
 
 
-def read_fp8(codes: Entry, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
-    """Read the codes of a chunk stored as E4M3 or E5M2, element by element."""
-    decode = decode_e4m3 if codes.dtype == "F8_E4M3" else decode_e5m2
-    return decode(read_elements(codes, chunk, workspace), workspace)
-
-
-def read_int8(codes: Entry, chunk: Chunk, workspace: Workspace) -> DecodedCodes:
-    """Read the codes of a chunk stored as INT8, element by element."""
-    return decode_int8(read_elements(codes, chunk, workspace), workspace)
-
-
-def decode_int8(codes: Tensor, workspace: Workspace) -> DecodedCodes:
-    """Convert integers, (r, c) int8; 127, -127 and -128 count as saturated."""
-    shape = tuple(codes.shape)
-    values = workspace.output(shape).copy_(codes)
-    flags = workspace.buffer("flags", shape, torch.int8)
-    zeros = codes.numel() - count_ones(torch.clamp(codes, -1, 1, out=flags).abs_())
-    at_end = torch.clamp(codes, min=-127, out=flags).abs_().sub_(126).clamp_(min=0)
-    return DecodedCodes(values, 1.0, zeros, count_ones(at_end))
+def decode_codes(stored: Tensor, dtype: str) -> Values:
+    """Return the values of codes that are stored one by one as ``dtype``, (r, c), and the number of saturated ones."""
+    _, ends = ELEMENTS[dtype]
+    is_end = torch.isin(stored.view(torch.uint8), torch.tensor(ends, dtype=torch.uint8, device=stored.device))
+    return Values(stored.view(CODES[dtype]).float(), is_end.sum())
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:
@@ -220,32 +154,17 @@ def uint4_pairs(device: torch.device) -> Tensor:
     return nibble_pairs(UINT4, high_first=False).to(device)
 
 
-def unpack(codes: Tensor, table: Tensor, workspace: Workspace, key: str = OUTPUT) -> Tensor:
+def unpack(codes: Tensor, table: Tensor) -> Tensor:
     """Look up bytes of several codes each, (r, w) uint8 or int8, in a table, (256, v): (r, v · w) float32.
 
-    ``table`` has v values per byte, as from :func:`nibble_pairs`; ``key`` names the buffer of the result.
+    ``table`` has v values per byte, as from :func:`nibble_pairs`.
     """
-    indices = workspace.buffer("indices", tuple(codes.shape), torch.int32).copy_(codes.view(torch.uint8))
-    return look_up(indices, table, workspace, key)
+    return look_up(codes.view(torch.uint8).to(torch.int32), table)
 
 
-WHOLE_ROWS = {4: torch.float32, 8: torch.int64, 16: torch.complex128}  # by bytes of a row
-
-
-def look_up(indices: Tensor, table: Tensor, workspace: Workspace, key: str = OUTPUT) -> Tensor:
-    """Gather rows of a table, (n, v), by index, (r, w) int32 or int64, one after the other: (r, v · w).
-
-    A row is moved as one element of a wide dtype: torch takes six times as long for rows of several elements.
-    """
-    n, (_, v) = indices.numel(), table.shape
-    values = workspace.buffer(key, (n, v), table.dtype)
-    row = WHOLE_ROWS.get(v * table.dtype.itemsize)
-    if row is None:
-        torch.index_select(table, 0, indices.view(-1), out=values)
-    else:
-        whole = workspace.buffer(key, (n,), row)
-        torch.index_select(table.view(row).view(-1), 0, indices.view(-1), out=whole)
-    return values.view(indices.shape[0], -1)
+def look_up(indices: Tensor, table: Tensor) -> Tensor:
+    """Gather rows of a table, (n, v), by index, (r, w) int32 or int64, one after the other: (r, v · w)."""
+    return table[indices].flatten(1)
 
 
 def decode_e4m3_scales(codes: Tensor) -> Tensor:
@@ -256,32 +175,3 @@ def decode_e4m3_scales(codes: Tensor) -> Tensor:
 @cache
 def _make_e4m3_table(device: torch.device) -> Tensor:
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
-
-
-def _take_magnitudes(codes: Tensor, workspace: Workspace) -> Tensor:
-    return torch.bitwise_and(codes, 0x7F, out=workspace.buffer("magnitudes", tuple(codes.shape), torch.int8))
-
-
-def _count_zeros(magnitudes: Tensor, workspace: Workspace) -> Tensor:
-    flags = workspace.buffer("flags", tuple(magnitudes.shape), torch.int8)
-    return magnitudes.numel() - count_ones(torch.clamp(magnitudes, max=1, out=flags))
-
-
-def _count_equal(magnitudes: Tensor, value: int) -> Tensor:
-    """Count the magnitudes, nonnegative int8, that equal ``value``: 0-d. Overwrites ``magnitudes``."""
-    return magnitudes.numel() - count_ones(magnitudes.sub_(value).abs_().clamp_(max=1))
-
-
-def count_ones(flags: Tensor) -> Tensor:
-    """Sum a contiguous int8 tensor of zeros and ones: 0-d int64.
-
-    Eight flags are added at a time as the bytes of one int64, over so few rows that no byte overflows into the next;
-    torch's own sum of bytes takes five times as long.
-    """
-    flat = flags.view(-1)
-    if flat.numel() < FEW:
-        return flat.sum()
-    rest = flat.numel() % LANES
-    whole = flat[: flat.numel() - rest] if rest else flat
-    total = whole.view(torch.int64).view(ROWS, -1).sum(0).view(torch.uint8).sum()
-    return total + flat[-rest:].sum() if rest else total
