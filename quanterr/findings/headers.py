@@ -1,6 +1,7 @@
 """Findings made before any weight is compared, about headers, labels, undone factors, importance and sensitivity."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log10
 
@@ -90,9 +91,16 @@ def check_plan(plan: Pairing) -> Iterator[Finding]:
     yield from _report_padding(plan.pairs)
 
 
-def _report_padding(pairs: Iterable[Pair]) -> Iterator[Finding]:
+def _report_padding(pairs: Sequence[Pair]) -> Iterator[Finding]:
     """Report vocabularies with more rows than the original's: an info if these are all alike, as padding is."""
-    padded = [pair for pair in pairs if len(pair.original.shape) == 2 and role_of(pair.name) in NOT_COLLECTED]
+    users = Counter(pair.quantized.codes.name for pair in pairs)  # rows of fused weights belong to several pairs
+    padded = [
+        pair
+        for pair in pairs
+        if len(pair.original.shape) == 2
+        and role_of(pair.name) in NOT_COLLECTED
+        and users[pair.quantized.codes.name] == 1
+    ]
     wholes = [(pair, whole) for pair in padded if (whole := find_whole(pair.quantized)) is not pair.quantized]
     with on_cpu() as workspaces:
         for pair, whole in wholes:
