@@ -69,7 +69,9 @@ def compare_each(
     with join_rank_group(stop) as group, ExitStack() as stack:
         clock, choice = Clock(), choose_kernel()
         if choice.kernel is None and not choice.asked:
-            notices.warning("%s: without the compiled kernel, comparing takes about twenty times as long", choice.reason)
+            notices.warning(
+                "%s: without the compiled kernel, comparing takes about twenty times as long", choice.reason
+            )
         inputs = _open(stack, original, candidates, options)
         pairings = _pair(inputs)
         builders = _make_builders(pairings, inputs)

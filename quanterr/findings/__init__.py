@@ -216,7 +216,7 @@ class FindingCollector:
         below = list(report_group_outliers(outliers, limited))
         single = [one for one in single if one.layer not in limited or one.code not in LOW or one.severity == "error"]
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
-        again, alike_names = CodesReadAgain(self._declared, self._folded), _names_of(seen, alike)
+        again, alike_names = CodesReadAgain(self._declared, self._folded, self._undone), _names_of(seen, alike)
         exact = [one for one in seen if one.pair.name not in alike_names | self._undone]  # others are known roughly
         damaged = {found.layer for found in single if found.severity == "error"}  # a repair may say more of these
         faults = check_scale_faults(exact, again, ORDERS)
@@ -231,9 +231,9 @@ class FindingCollector:
         lowered = check_casts(copies, self._plan.pairs)
         changed = check_unquantized(copies, self._same, self._explained, coded)
         broken = set[str]().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
-        unexplained = [one for one in others if one.pair.name not in broken | self._undone]
-        faults += check_scale_faults(unexplained, again, FEW)
-        sources = check_sources(unexplained, again)
+        unbroken = [one for one in others if one.pair.name not in broken]
+        faults += check_scale_faults([one for one in unbroken if one.pair.name not in self._undone], again, FEW)
+        sources = check_sources(unbroken, again)
         with on_cpu() as workspaces:
             siblings = list(check_sibling_scales(seen, workspaces[1]))
         found = [*whole, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *changed, *lowered, *siblings]

@@ -3,13 +3,15 @@
 GPTQ (arXiv:2210.17323) rounds column after column and moves the error of each into the columns that follow:
 W - Ŵ = R·M, where R holds errors of rounding, at most half a step each, and M, (columns, columns), depends on the
 inputs alone. So the errors of all rows share directions, and a row with one large step spreads its error over columns
-with small steps, beside which it is large. Two facts tell this from damage:
+with small steps, beside which it is large. Three facts tell this from damage:
 
 direction   The error of the row points where the errors of most other rows are large, once all columns have equal
             errors: columns that are moved or lost are no direction. On the real weights of ``methods``, the rows that
             GPTQ leaves so have 7 to 21 times the energy of a direction drawn by chance in half of the other rows; a
             row that is scaled, moved, noisy, another's or zero has less than other rows have among themselves, and one
             that shares lost codes or zero points with a few others 0.6 to 1.7.
+factor      The error of a row has no more in common with the row's values than errors of other rows have with theirs: a
+            row that was scaled has.
 level       The error of a block is about as large as the error of its whole row, rounded to the nearest codes, where
             compensation has cost as much as in the rest of the weight, and no factor explains it. Where nothing
             declares the method, errors of most rows must share directions: by 1.5 to 3.1 times what chance gives on
@@ -18,7 +20,7 @@ level       The error of a block is about as large as the error of its whole row
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import inf
+from math import inf, sqrt
 from typing import NamedTuple
 
 import torch
@@ -27,7 +29,7 @@ from torch import Tensor
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import choose_runs, find_cells_of
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.limits import ALIKE, APART, DOUBLE_DB, ENOUGH
+from quanterr.findings.limits import ALIKE, APART, DEVIATIONS, DOUBLE_DB, ENOUGH, UNRELATED
 from quanterr.kernel.structs import TILE
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
@@ -77,6 +79,7 @@ class _Rows(NamedTuple):
     numbers: Tensor  # (r,)
     errors: Tensor  # (r, c) float64: the same in all columns, and of length 1
     columns: Tensor  # (c,) float64: error of each column before
+    cosines: Tensor  # (r,) float64: of the errors before with the values
     alike: float  # median energy of each in the directions of the others, relative to chance
 
 
@@ -94,8 +97,10 @@ def _is_compensation(
     """Return True if the error of a row, or of a block from a column on, is one that compensation leaves."""
     if row < 0:
         return False
-    error = _read_error(weight.pair, row, row + 1, workspaces)[0]
-    others = spread.errors[spread.numbers != row]
+    x, errors = _read_errors(weight.pair, row, row + 1, workspaces)
+    error, others = errors[0], spread.errors[spread.numbers != row]
+    if _has_factor(float(_measure_cosines(x, errors)), spread.cosines):
+        return False
     if float(_measure_energy(_normalize(error / spread.columns), others)) > max(DIRECTED, AMONG_OTHERS * spread.alike):
         return True
     level_db = DOUBLE_DB + (weight.excess_db or 0.0)  # above what the weight loses by compensation
@@ -105,6 +110,17 @@ def _is_compensation(
 def _normalize(errors: Tensor) -> Tensor:
     lengths: Tensor = errors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(errors.dtype).tiny)
     return errors / lengths
+
+
+def _measure_cosines(x: Tensor, errors: Tensor) -> Tensor:
+    return (_normalize(x) * _normalize(errors)).sum(-1)
+
+
+def _has_factor(cosine: float, others: Tensor) -> bool:
+    """Return True if a row's error points along its values, as a factor makes it, and those of other rows do not."""
+    median = others.median()
+    deviation = float((others - median).abs().median()) / sqrt(CHANCE)
+    return abs(cosine - float(median)) > max(UNRELATED, DEVIATIONS * deviation)
 
 
 def _measure_energy(directions: Tensor, errors: Tensor) -> Tensor:
@@ -128,15 +144,16 @@ def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, workspaces: W
 def _read_rows(pair: Pair, workspaces: Workspaces) -> _Rows:
     runs = choose_runs(*pair.quantized.matrix)
     numbers = torch.tensor([number for run in runs for number in run])
-    errors = torch.cat([_read_error(pair, run.start, run.stop, workspaces) for run in runs])
-    errors = _normalize(errors)
+    read = [_read_errors(pair, run.start, run.stop, workspaces) for run in runs]
+    x, errors = (torch.cat(side) for side in zip(*read, strict=True))
+    cosines, errors = _measure_cosines(x, errors), _normalize(errors)
     columns = errors.square().mean(0).sqrt().clamp(min=torch.finfo(errors.dtype).tiny)
     errors = _normalize(errors / columns)
-    return _Rows(numbers, errors, columns, float(_measure_energy(errors, errors).median()))
+    return _Rows(numbers, errors, columns, cosines, float(_measure_energy(errors, errors).median()))
 
 
-def _read_error(pair: Pair, first: int, stop: int, workspaces: Workspaces) -> Tensor:
-    """Return y - x of rows, (r, c) float64."""
+def _read_errors(pair: Pair, first: int, stop: int, workspaces: Workspaces) -> tuple[Tensor, Tensor]:
+    """Return x and y - x of rows, (r, c) float64 each."""
     chunk = Chunk(first, stop, 0, pair.quantized.matrix[1])
     x = pair.original.dequantize(chunk, workspaces[0]).weight.double()
-    return pair.quantized.dequantize(chunk, workspaces[1]).weight.double() - x
+    return x, pair.quantized.dequantize(chunk, workspaces[1]).weight.double() - x

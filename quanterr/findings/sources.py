@@ -1,7 +1,7 @@
 """Signs that a quantized weight was made from values other than the original's.
 
 The codes of such a weight are only a step or two from the nearest, so its SNR is a few dB too low, just as after error
-compensation. Four signs on a sample of a few weights tell the two cases apart:
+compensation. Five signs on a sample of a few weights tell the two cases apart:
 
 rounding    Codes that no method makes from the original. Rounding to nearest, at random or as learned yields one of the
             two codes around a value. GPTQ moves values before it rounds them, but not in the columns that it rounds
@@ -14,13 +14,16 @@ directions  A few singular values hold the excess: a LoRA update was merged into
             scaled to equal variance.
 grid        The error follows the position of the original's values on an even grid other than the grid of the codes:
             the weight was rounded to an earlier format.
+scattered   Single codes are several steps off among codes near their values, in all columns alike. GPTQ moves values
+            of the columns that it rounds first by little, and those of later columns in proportion to the steps of
+            their groups. Factors that were undone roughly make no single code stand out either.
 
 Limits were determined on a real model (all-MiniLM-L6-v2, 36 matrices of 384 to 1536 columns) with its own activations
 and all recipes of this program.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import log10, pi, sqrt
+from math import inf, log10, nan, pi, sqrt
 from typing import NamedTuple
 
 import torch
@@ -68,27 +71,41 @@ PERIODS = 1.5, 16.0, 0.25  # number of grid periods up to the largest value of a
 CELLS = 16  # number of positions that are distinguished between a code and halfway to the next
 FOLLOWS = 0.035  # least share of the error that follows a grid, beyond chance
 
+# Sign "scattered": errors so many times as large as is usual in their row and group. GPTQ makes some errors large in
+# columns that it rounds late, and none in the quarter of the columns with the least error, in which it moved values by
+# little: a share of 0 to 6e-5 (2 to 8 bits; inputs that are correlated, nearly collinear, of few directions, or with
+# channels 100 times as large; weights of normal to nearly Cauchy distribution; all orders). Noise, or steps at random,
+# that costs 1 dB leaves 1e-3 to 1e-2.
+SCATTERED = "scattered"
+TIMES_USUAL, SCATTERED_SHARE, BEST = 5.0, 5e-4, 4
+FEW_SCATTERED = 8  # 64 rows show less surely which columns are the best: up to 5 of 4,000
+USUAL_ERROR = 0.25  # in steps, at least: the median of errors of rounding
+
 MEANINGS = {
     "rounding": "no rounding, with or without error compensation, makes these codes from the original: a finetune, "
     "another revision, or noise",
     "first": "no column holds the nearest codes, as the one that GPTQ rounds first does: noise, or another source",
     "directions": "few directions hold the difference: a LoRA was merged into one side",
     "grid": "the difference follows the grid of an earlier format: the weight was quantized before",
+    SCATTERED: "single codes are several steps off among others that are near, which no method leaves: noise, "
+    "another revision, or wrong bits",
 }
 
 
 class CodesReadAgain:
     """What samples of the few weights that are read again show; each is read once."""
 
-    def __init__(self, declared: Method, folded: Collection[str]) -> None:
+    def __init__(self, declared: Method, folded: Collection[str], undone: Collection[str] = ()) -> None:
         """Start without weights.
 
         Args:
             declared: the method that config.json names: if this method does not round to the nearest, codes beyond any
                 rounding prove nothing.
             folded: modules that absorbed scales of others: their own are known only as exactly as codes show them.
+            undone: names of weights that absorbed scales, which were undone as exactly as that. All errors of a row or
+                column follow from it, but none of single codes.
         """
-        self._declared, self._folded = declared, folded
+        self._declared, self._folded, self._undone = declared, folded, undone
         self._found: dict[int, tuple[ScaleFault | None, list[str]]] = {}
 
     def find(self, one: WeightSummary, workspaces: Workspaces) -> tuple[ScaleFault | None, list[str]]:
@@ -98,6 +115,8 @@ class CodesReadAgain:
             is_folded = one.pair.name.rpartition(".")[0] in self._folded
             fault = find_scale_fault(one.pair, sample) if sample and not is_folded else None
             signs = find_signs(one.pair, sample, self._declared) if sample and not fault else []
+            if one.pair.name in self._undone:
+                signs = [sign for sign in signs if sign == SCATTERED]
             self._found[one.number] = fault, signs
         return self._found[one.number]
 
@@ -189,6 +208,9 @@ def find_signs(pair: Pair, of_codes: CodeSample, declared: Method) -> list[str]:
         return []
     method, levels = find_method(declared, pair.quantized.format, folded=False), pair.quantized.unrotated.levels
     found = ["first"] if method.rounds_first_column and _is_off_everywhere(sample) else []
+    is_even = levels is not None and not (levels.table or levels.mantissa)
+    if is_even and not method.by_importance and _has_scattered_errors(sample, of_codes.unit):
+        found.append(SCATTERED)
     if levels is None or levels.number <= 2**2:
         return found
     stored = 10 * log10(float(sample.error.square().sum() / sample.least.square().sum()))
@@ -270,6 +292,29 @@ def _is_off_everywhere(sample: ErrorSample) -> bool:
         return False  # rounded at random
     used = nearest > nearest.mean() / 2  # in others, few codes are off
     return float((stored[used] / nearest[used]).min()) > ABOVE
+
+
+def _has_scattered_errors(sample: ErrorSample, unit: Tensor) -> bool:
+    """Return True if single errors are far larger than others of their row and group, even in the best columns.
+
+    The best columns are those where errors of every other row are least; errors of the rows between are counted there.
+    """
+    errors = (sample.error / sample.width).abs().masked_fill_(~sample.fine | (sample.x == 0), nan)
+    groups = unit[:, : errors.shape[1]].sum(0).argsort(stable=True)  # columns whose scales are the same are together
+    errors = errors[:, groups[: len(groups) // WINDOW * WINDOW]].reshape(len(errors), -1, WINDOW)
+    usual = errors.nanmedian(2, keepdim=True).values.clamp_(min=USUAL_ERROR)
+    is_known = 2 * errors.isfinite().sum(2, keepdim=True) >= WINDOW  # a median of fewer is uncertain
+    errors = (errors / usual).masked_fill_(~is_known, nan).flatten(1)
+    halves = errors[::2], errors[1::2]
+    number = errors.shape[1] // BEST
+    counted = torch.cat([b[:, _rate_columns(a).argsort()[:number]].flatten() for a, b in (halves, halves[::-1])])
+    far = int((counted > TIMES_USUAL).sum())
+    return far > max(FEW_SCATTERED, SCATTERED_SHARE * int(counted.isfinite().sum()))
+
+
+def _rate_columns(errors: Tensor) -> Tensor:
+    """Return the mean square of each column's errors, (c,); columns without any come last."""
+    return errors.square().nanmean(0).nan_to_num(nan=inf)
 
 
 def _measure_directions(error: Tensor) -> tuple[float, int]:

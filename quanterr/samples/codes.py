@@ -236,8 +236,10 @@ def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable)
     bad = e_sq * rest.x_sq > x_sq * rest.best_sq / 10 ** (BETTER_DB / 10)
     factors = (xy / x_sq).nan_to_num(1.0, 1.0, 1.0)
     explained = e_sq - (y_sq - factors * xy)
-    away = (factors - factors.median()).abs()
-    scaled = (explained > LIKE * e_sq) & (away > FACTOR) & (excess > usual + FACTOR_DB)
+    middle = factors.median() if len(factors) >= FEWEST_ROWS else 1.0  # of one or two rows beyond a sample, none
+    away = (factors - middle).abs()
+    beyond = e_sq - best_sq * 10 ** (usual / 10) if kind == "row" else e_sq  # smaller regions agree by chance
+    scaled = (explained > LIKE * beyond) & (away > FACTOR) & (excess > usual + FACTOR_DB)
     scaled &= (xy - x_sq).square() > SURE**2 * scatter  # significant over all elements, not only because of the largest
     lost = (outside > LOST * size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
@@ -254,7 +256,7 @@ def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable)
     places = _list_places(found)
     order = out[(e_sq / x_sq)[out].argsort(descending=True, stable=True)][:MOST_PARTS]
     worst = int(order[0])
-    factor = float(factors[worst]) if explained[worst] > LIKE * e_sq[worst] else nan
+    factor = float(factors[worst]) if explained[worst] > LIKE * beyond[worst] else nan
     return BadRegion(
         kind,
         len(out),

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mutation import methods
+from mutation import methods, parts
 from mutation.coding import coded, compensated, sound
+from mutation.excuses import moved
 from mutation.layouts import named
 from mutation.originals import drawn, matrix
 from mutation.pairs import Bench, Case, made
@@ -70,6 +71,26 @@ def test_same_row_with_other_values_is_a_warning(gptq):
     codes[20] = codes[21]
     report = compared_with(gptq, before, codes)
     assert {"excess_rows"} <= warnings(report)
+
+
+def with_smaller_row(x, _generator):
+    x[ROW] *= 0.8
+    return x
+
+
+@pytest.mark.parametrize("name", ["GPTQ 4 bits", "CT INT4 g128"])
+@pytest.mark.parametrize(
+    ("damage", "finding"), [(with_smaller_row, "excess_rows"), (parts.half_of_another_step, "another_source")]
+)
+def test_damage_beside_compensated_errors_is_a_warning(tmp_path, name, damage, finding):
+    generator = drawn(6)
+    x = torch.randn(128, 256, generator=generator).bfloat16()
+    inputs = torch.randn(512, 64, generator=generator) @ torch.randn(64, 256, generator=generator)
+    inputs += 4 * torch.randn(512, 256, generator=generator)
+    pair = made(Bench(tmp_path), named(name), {NAME: x}, lambda layout, x: compensated(layout, x, inputs))
+    after = moved(damage)(pair.layout, x, pair.weights[NAME])
+    assert set() == warnings(pair.report)
+    assert {finding} == warnings(compared_with(pair, pair.weights[NAME], after.codes))
 
 
 @pytest.mark.parametrize("shared", [True, False])
