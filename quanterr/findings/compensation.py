@@ -3,7 +3,7 @@
 GPTQ (arXiv:2210.17323) rounds column after column and moves the error of each into the columns that follow:
 W - Ŵ = R·M, where R holds errors of rounding, at most half a step each, and M, (columns, columns), depends on the
 inputs alone. So the errors of all rows share directions, and a row with one large step spreads its error over columns
-with small steps, beside which it is large. Three facts tell this from damage:
+with small steps, beside which it is large. Four facts tell this from damage:
 
 direction   The error of the row points where the errors of most other rows are large, once all columns have equal
             errors: columns that are moved or lost are no direction. On the real weights of ``methods``, the rows that
@@ -12,6 +12,8 @@ direction   The error of the row points where the errors of most other rows are 
             that shares lost codes or zero points with a few others 0.6 to 1.7.
 factor      The error of a row has no more in common with the row's values than errors of other rows have with theirs: a
             row that was scaled has.
+whole       Where inputs have few directions or a few large channels, GPTQ costs 10 dB: nearly all of that is in
+            directions that all rows share, and the column rounded first still has the nearest codes.
 level       The error of a block is about as large as the error of its whole row, rounded to the nearest codes, where
             compensation has cost as much as in the rest of the weight, and no factor explains it. Where nothing
             declares the method, errors of most rows must share directions: by 1.5 to 3.1 times what chance gives on
@@ -20,16 +22,19 @@ level       The error of a block is about as large as the error of its whole row
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import inf, sqrt
+from math import inf, log10, sqrt
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import choose_runs, find_cells_of
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.limits import ALIKE, APART, DEVIATIONS, DOUBLE_DB, ENOUGH, UNRELATED
+from quanterr.findings.limits import ALIKE, APART, DEVIATIONS, DOUBLE_DB, ENOUGH, TINY, UNRELATED
+from quanterr.findings.methods import GPTQ
+from quanterr.findings.sources import has_nearest_column
 from quanterr.kernel.structs import TILE
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
@@ -40,13 +45,16 @@ from quanterr.tensors.workspace import FilledWorkspace
 
 CHANCE = 0.455  # median of a squared normal number
 DIRECTED, AMONG_OTHERS = 4.0, 2.0  # energy of the row's direction over a random one, and over other rows' directions
+MOST_DIRECTIONS = 16  # directions that rows may share; of other errors, 16 of 256 hold a tenth
+SHARED = AMONG_OTHERS * DIRECTED  # energy of rows in the directions of others where inputs have few directions
+WHOLE = ("excess_error", "implausible_error")  # findings about a whole weight
 CODES = ("excess_rows", "excess_blocks", "bad_rows", "scale_loss")  # findings about rows or blocks, with their places
 
 
 def drop_compensated(
     found: Sequence[Finding], weights: Mapping[str, WeightSummary], is_declared: bool, workspaces: Workspaces
 ) -> list[Finding]:
-    """Return the findings, without warnings about rows and blocks that compensation explains.
+    """Return the findings without those that compensation explains; the excess of a whole weight becomes an info.
 
     Args:
         found: findings about single weights.
@@ -59,18 +67,28 @@ def drop_compensated(
 
     def is_left(one: Finding) -> bool:
         weight = weights.get(one.layer or "")
-        places = _places_of(one) if one.code in CODES and one.severity == "warning" else []
-        if weight is None or not places or weight.pair.quantized.matrix[0] < ENOUGH:
+        if weight is None or one.severity == "info" or weight.pair.quantized.matrix[0] < ENOUGH:
             return False
+        if not is_declared and weight.pair.quantized.uniform_bits is None:
+            return False  # steps of floats grow with the values, so that errors of rounding share directions as well
+        if one.code in WHOLE:
+            return _is_shared(weight, read(weight.pair.name)) and has_nearest_column(weight.pair, workspaces)
+        places = _places_of(one) if one.code in CODES and one.severity == "warning" else []
         factor = one.evidence.get("factor")
         is_scaled = factor is not None and abs(factor - 1) >= ALIKE
-        if not is_declared and (is_scaled or weight.pair.quantized.uniform_bits is None):
-            return False  # steps of floats grow with the values, so that errors of rounding share directions as well
+        if not places or (is_scaled and not is_declared):
+            return False
         spread = read(weight.pair.name)
         by_level = (is_declared or spread.alike > APART) and not is_scaled
         return all(_is_compensation(weight, *place, spread, by_level, workspaces) for place in places)
 
-    return [one for one in found if not is_left(one)]
+    kept = []
+    for one in found:
+        if not is_left(one):
+            kept.append(one)
+        elif one.code == "excess_error":
+            kept.append(replace(one, severity="info"))  # how much the method costs
+    return kept
 
 
 class _Rows(NamedTuple):
@@ -101,10 +119,21 @@ def _is_compensation(
     error, others = errors[0], spread.errors[spread.numbers != row]
     if _has_factor(float(_measure_cosines(x, errors)), spread.cosines):
         return False
-    if float(_measure_energy(_normalize(error / spread.columns), others)) > max(DIRECTED, AMONG_OTHERS * spread.alike):
+    # Where all rows share directions, the half of a row's error that is in them is as much as compensation explains.
+    least = spread.alike / AMONG_OTHERS if spread.alike > SHARED else max(DIRECTED, AMONG_OTHERS * spread.alike)
+    if float(_measure_energy(_normalize(error / spread.columns), others)) > least:
         return True
     level_db = DOUBLE_DB + (weight.excess_db or 0.0)  # above what the weight loses by compensation
     return by_level and col >= 0 and _compare_levels(weight.pair, row, col, error, workspaces) < level_db
+
+
+def _is_shared(weight: WeightSummary, spread: _Rows) -> bool:
+    """Return True if directions that all rows share hold so much of the error that the rest is no more than usual."""
+    if spread.alike <= SHARED or weight.excess_db is None:
+        return False
+    directions = torch.linalg.eigh(spread.errors.T @ spread.errors).eigenvectors[:, -MOST_DIRECTIONS:]
+    rest = 1 - float((spread.errors @ directions).square().sum()) / len(spread.errors)
+    return weight.excess_db + 10 * log10(max(rest, TINY)) < GPTQ.most_db
 
 
 def _normalize(errors: Tensor) -> Tensor:

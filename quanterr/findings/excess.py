@@ -154,7 +154,7 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
     off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * FEW
     undone = method.folded and not method.may_compensate  # factors of rows and columns cost 0.7 dB if they are inexact
     if excess > (PLAIN.most_db if off else WORST_DB):
-        return "error" if rounded is None and method.is_nearest else "warning"
+        return "error" if rounded is None and not (method.learns or method.may_compensate) else "warning"
     return (
         "warning"
         if excess > (DOUBLE_DB if off or undone or _must_be_nearest(pair, found, method) else method.most_db)

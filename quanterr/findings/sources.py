@@ -224,6 +224,8 @@ def find_signs(pair: Pair, of_codes: CodeSample, declared: Method) -> list[str]:
         (sample.error / sample.width, error / sample.width), nearest / sample.width, sample.fine
     ):
         found.append("rounding")
+    if method.may_compensate and _find_least_ratio(sample) < 1 + TRACE:
+        return found  # few directions of inputs cause the same, but the column that GPTQ rounds first has no part in it
     share, number = _measure_directions(error)
     if share > (SHARE if number >= MANY_DIRECTIONS else AGREE) * (1 - 1 / excess):
         found.append("directions")
@@ -287,11 +289,23 @@ def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -
 
 def _is_off_everywhere(sample: ErrorSample) -> bool:
     """Return True if no column has the nearest codes, and many codes are none of the two around their values."""
-    stored, nearest = sample.columns
     if int((sample.error.abs() > BEYOND * sample.width).sum()) < TRACE * int(sample.fine.sum()):
         return False  # rounded at random
+    return _find_least_ratio(sample) > ABOVE
+
+
+def has_nearest_column(pair: Pair, workspaces: Workspaces) -> bool:
+    """Return True if a column has the nearest codes, as the one that GPTQ rounds first; False if that is unknown."""
+    of_codes = read_code_sample(pair, workspaces)
+    sample = _measure_errors(of_codes) if of_codes else None
+    return sample is not None and _find_least_ratio(sample) < 1 + TRACE
+
+
+def _find_least_ratio(sample: ErrorSample) -> float:
+    """Return the least energy of a column's errors over that of its nearest codes."""
+    stored, nearest = sample.columns
     used = nearest > nearest.mean() / 2  # in others, few codes are off
-    return float((stored[used] / nearest[used]).min()) > ABOVE
+    return float((stored[used] / nearest[used]).min())
 
 
 def _has_scattered_errors(sample: ErrorSample, unit: Tensor) -> bool:

