@@ -43,7 +43,8 @@ def _check_weight(one: WeightSummary, workspaces: Workspaces) -> Iterator[Findin
     sample = None if one.pair.quantized.rotated else read_code_sample(one.pair, workspaces)
     if sample is None or len(sample.x) < 2 * ENOUGH:  # of fewer rows, two columns may look alike by chance
         return
-    found = [_find_moved(sample, column) for column in one.unlike_columns[:MOST_COLUMNS]]
+    alike = _equalize_rows(sample)
+    found = [_find_moved(alike, column) for column in one.unlike_columns[:MOST_COLUMNS]]
     moved = sorted(set[tuple[int, int]]().union(*found))
     if not moved:
         return
@@ -60,6 +61,14 @@ def _check_weight(one: WeightSummary, workspaces: Workspaces) -> Iterator[Findin
         number=len(places),
         worst_snr_db=level(1.0, float((error.square().sum(0) / x.square().sum(0)).max())),
     )
+
+
+def _equalize_rows(sample: CodeSample) -> CodeSample:
+    """Return the sample with rows of the same energy: a few heavy rows would make any two columns alike."""
+    size = sample.x.square().mean(1, keepdim=True).sqrt()
+    size = torch.where(size > 0, size, 1.0)
+    shift = None if sample.shift is None else sample.shift / size
+    return sample._replace(x=sample.x / size, y=sample.y / size, unit=sample.unit / size, shift=shift)
 
 
 def _find_moved(sample: CodeSample, column: int) -> set[tuple[int, int]]:

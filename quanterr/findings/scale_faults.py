@@ -201,6 +201,8 @@ def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     own = torch.arange(cols) // width
     moved = (first == second) & (first != own)
     if not in_order or float((first == second).float().mean()) < AGREE or float(moved.float().mean()) < MANY:
+        if "order" not in pair.quantized.parts:  # without it, single columns cannot have another group
+            return None
         few = _find_few_columns(sample, errors, moved, own)
         return few and few._replace(columns=tuple(sorted(order[list(few.columns)].tolist())))
     before, after = (float(errors[1].gather(0, chosen[None]).double().sum()) for chosen in (own, first))
