@@ -31,7 +31,7 @@ from quanterr.findings.code_samples import CodeSample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import CAST_BF16
 from quanterr.findings.layers import WeightSummary, rate_repair
-from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, MANY, SMALL_DB, TINY, TRACE
+from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, FINE_DB, MANY, SMALL_DB, TINY, TRACE
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.samples.good_scales import order_columns
@@ -176,7 +176,7 @@ def _try_zero_points(pair: Pair, sample: CodeSample) -> ScaleFault | None:
         return None
     moved = (steps[..., None] * unit).view_as(sample.x)
     before_db, after_db = _measure(sample.x, sample.y - sample.x, sample.y - moved - sample.x)
-    if after_db - before_db < SMALL_DB:
+    if after_db - before_db < SMALL_DB or before_db > FINE_DB:
         return None
     return ScaleFault("zeros", float(off.min()), float(off.max()), before_db, after_db)
 
@@ -269,7 +269,7 @@ def _try_mean_errors(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     if float((off != 0).float().mean()) < TRACE:
         return None
     before_db, after_db = _measure(sample.x, error, error - off * unit)
-    if after_db - before_db < MEANS_DB:
+    if after_db - before_db < MEANS_DB or before_db > FINE_DB:
         return None
     steps = off[off != 0]
     return ScaleFault("zeros", float(steps.min()), float(steps.max()), before_db, after_db)
