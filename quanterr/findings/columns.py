@@ -25,9 +25,10 @@ MOST_NAMED = 3
 def name_moved_columns(
     found: Sequence[Finding], seen: Sequence[WeightSummary], workspaces: Workspaces
 ) -> list[Finding]:
-    """Return the findings, and those of columns that hold the values of others, which replace what is known of these.
+    """Return the findings, with a finding for each weight whose columns hold the values of others.
 
-    Weights are read again only if they have columns that are unlike their own.
+    It replaces those that only say that these columns lost much. Weights are read again only if they have columns that
+    are unlike their own.
     """
     moved = [one for weight in seen if weight.unlike_columns for one in _check_weight(weight, workspaces)]
     places = {one.layer: one.evidence["places"] for one in moved}

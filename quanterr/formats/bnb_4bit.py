@@ -147,7 +147,7 @@ def _make_weight(
     source = f", as quant_type states {state.kind}" if built_in == state.kind else f", as {parts['state']} is called"
     return parts.weight(
         state.shape,
-        _attach_decoder(parts, state, table.pairs, built_in),
+        _read(parts, state, table.pairs, built_in),
         code_bits=4,
         levels=table.levels,
         block_size=(1, state.block),
@@ -232,8 +232,8 @@ def dequantize(parts: Parts, state: State, built_in: str | None, chunk: Chunk, w
     return Values(blocks.cut(values, chunk, matrix[1]))
 
 
-def _attach_decoder(parts: Parts, state: State, pairs: Tensor, built_in: str | None) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` if rows are whole blocks."""
+def _read(parts: Parts, state: State, pairs: Tensor, built_in: str | None) -> Dequantize:
+    """Return a :class:`Decoder` if rows are whole blocks, else :func:`dequantize`."""
     plain, matrix = partial(dequantize, parts, state, built_in), as_matrix(state.shape)
     if matrix[1] % state.block:
         return plain

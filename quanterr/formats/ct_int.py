@@ -39,7 +39,7 @@ def fit(parts: Parts) -> Weight | None:
     blocks, bits = fit_row_blocks(parts, shape), read_setting(parts, "num_bits") or 8
     return parts.weight(
         shape,
-        _attach(parts, blocks),
+        _read(parts, blocks),
         block_size=blocks.edges,
         code_bits=8,
         uniform_bits=bits,
@@ -50,7 +50,7 @@ def fit(parts: Parts) -> Weight | None:
     )
 
 
-def _attach(parts: Parts, blocks: ColumnBlocks) -> Native:
+def _read(parts: Parts, blocks: ColumnBlocks) -> Native:
     """Return the function that dequantizes: (code - zero point) · scale."""
     zero_point = parts.get("zero_point")
     return element_types.read_one_by_one(

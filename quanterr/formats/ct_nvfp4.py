@@ -17,12 +17,16 @@ Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/nvfp4/base.py; i
 auto_round/data_type/nvfp.py e5m3_to_float_tensor, auto_round/export/export_to_llmcompressor/config.py.
 """
 
-from math import prod
-
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
-from quanterr.formats.shared.microscaling import Microscaled, check_global_scale, decode_e5m3, divide_scales
+from quanterr.formats.shared.microscaling import (
+    Microscaled,
+    check_global_scale,
+    decode_e5m3,
+    divide_scales,
+    make_e5m3_weight,
+)
 from quanterr.formats.shared.padding import fit_unpadded
-from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
+from quanterr.formats.shared.swizzled_scales import fit_block_scales
 from quanterr.kernel.levels import E2M1
 
 BLOCK = 16
@@ -62,15 +66,7 @@ def fit_e5m3(parts: Parts) -> Weight | None:
     shape = (*codes.shape[:-1], 2 * codes.shape[-1]) if codes.shape else (0,)
     if len(shape) not in (2, 3) or scale.shape != (*shape[:-1], -(-shape[-1] // BLOCK)):
         return None
-    scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
-    return parts.weight(
-        shape,
-        Microscaled(codes, "e2m1", fit_unpadded(parts, shape, BLOCK), scales, decode_e5m3).dequantize,
-        code_bits=4,
-        levels=E2M1.scaled,
-        block_size=(1, BLOCK),
-        evidence=(f"codes {codes}, E5M3 scales {scale}",),
-    )
+    return make_e5m3_weight(parts, shape, BLOCK, decode_e5m3)
 
 
 FORMATS = (

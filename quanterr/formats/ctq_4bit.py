@@ -107,7 +107,7 @@ def fit(table: str, parts: Parts) -> Weight | None:
         )
     return parts.weight(
         shape,
-        _attach_decoder(parts, table, as_matrix(shape)[1], block),
+        _read(parts, table, as_matrix(shape)[1], block),
         code_bits=4,
         block_size=None if as_matrix(shape)[1] % block else (1, block),
         levels=nibbles(TABLES[table]),
@@ -134,8 +134,8 @@ def _read_absmax(entry: Entry, first: int, stop: int, block: int, workspace: Wor
     return workspace.read("absmax", entry, left, (1, right - left))
 
 
-def _attach_decoder(parts: Parts, table: str, cols: int, block: int) -> Dequantize:
-    """Return :func:`dequantize`, with a :class:`Decoder` if rows are whole blocks."""
+def _read(parts: Parts, table: str, cols: int, block: int) -> Dequantize:
+    """Return a :class:`Decoder` if rows are whole blocks, else :func:`dequantize`."""
     plain = partial(dequantize, parts, table, cols, block)
     if cols % block:
         return plain

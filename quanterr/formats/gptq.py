@@ -263,23 +263,21 @@ def _find_common_code(stored: bytes, dtype: str, shape: tuple[int, ...], packing
 def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Native:
     """Return the function that decodes the weight: (code - zero point) · scale."""
     codes, zero_point, bits = parts.codes, parts["zero_point"], variant.packing.bits
-    zero = _find_common_zero_point(parts, variant.packing) if zero_point.nbytes <= FEW else None
-    if codes.bits != WORD:
-        zero = None
-    table = bit_stream.byte_table(bits, 0 if zero is None else (zero + variant.less_one) % (1 << bits))
-    is_read = table is None or codes.bits != WORD
+    is_native = codes.bits == WORD and 8 % bits == 0
+    zero = _find_common_zero_point(parts, variant.packing) if is_native and zero_point.nbytes <= FEW else None
+    one_zero = 0 if zero is None else (zero + variant.less_one) % (1 << bits)
     decoder = Decoder(
         codes,
         codes.shape[0] * codes.bits // bits,
-        None if is_read else ElementType.TABLE,
-        None if is_read else table,
+        ElementType.TABLE if is_native else None,
+        bit_stream.byte_table(bits, one_zero) if is_native else None,
         scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
-        zero=blocks.restrict(partial(_read_zero_points, zero_point, variant)) if zero is None or is_read else None,
+        zero=blocks.restrict(partial(_read_zero_points, zero_point, variant)) if zero is None else None,
         group=blocks.group,
         order=Order.WORDS_DOWN,
         stored=StoredScales.fit(parts["scale"], codes.shape[1], blocks.n, turned=True),
         columns=blocks.order,
-        read=partial(_read_codes, codes, variant.packing) if is_read else None,
+        read=None if is_native else partial(_read_codes, codes, variant.packing),
     )
     return Native(decoder)
 

@@ -106,7 +106,7 @@ def fit(parts: Parts) -> Weight:
     configured = ceil(nbits)  # 1.58 bits are stored as 2
     return parts.weight(
         shape,
-        _attach_decoder(parts, planes, groups),
+        _read(parts, planes, groups),
         code_bits=configured,
         uniform_bits=configured,
         levels=Levels(0x00, 0xFF, 0.0, float(round(2**nbits) - 1), at=(0.0, 2.0**code_bits - 1)),
@@ -167,13 +167,13 @@ def dequantize(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, w
     return Values(blocks.cut(values, chunk, groups.matrix[1]))
 
 
-def _attach_decoder(parts: Parts, planes: Planes, groups: AxisGroups) -> Dequantize:
-    """Return :func:`dequantize`, with a decoder if rows consist of whole groups; see :meth:`Planes.attach_decoder`."""
+def _read(parts: Parts, planes: Planes, groups: AxisGroups) -> Dequantize:
+    """Return the decoder of the planes if rows consist of whole groups, else :func:`dequantize`."""
     plain, across = partial(dequantize, parts, planes, groups), groups.matrix[1] // groups.size
     if groups.axis == 0:
         return plain
     zero = partial(read_of_rows, "zero", parts["zero"], across)
-    return planes.attach_decoder(plain, groups.matrix, groups.size, parts["scale"], zero)
+    return planes.read_rows(plain, groups.matrix, groups.size, parts["scale"], zero)
 
 
 def _dequantize_across(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Tensor:

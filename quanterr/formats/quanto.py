@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
-from quanterr.formats.shared.scale_grid import attach_grid, fit_grid
+from quanterr.formats.shared.scale_grid import fit_grid, read_grid
 from quanterr.formats.shared.segmented_packing import Planes
 from quanterr.kernel.levels import OF_DTYPE, uniform
 from quanterr.tensors.chunks import as_matrix
@@ -58,7 +58,7 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
         raise FormatMismatch(f"its scale {parts['scale']} should be one, or one for each row of {parts.codes}")
     return parts.weight(
         parts.codes.shape,
-        attach_grid(parts, grid),
+        read_grid(parts, grid),
         code_bits=8,
         levels=OF_DTYPE[parts.codes.dtype].scaled,
         uniform_bits=8 if format == "quanto_int8" else None,
@@ -99,7 +99,7 @@ def _fit_bits(code_bits: int, parts: Parts) -> Weight:
     planes = Planes(codes, torch.uint8, code_bits, tuple(range(0, 8, code_bits)))
     return parts.weight(
         shape,
-        _attach_decoder(parts, planes, as_matrix(shape), group),
+        _read(parts, planes, as_matrix(shape), group),
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=uniform(code_bits),
@@ -126,14 +126,14 @@ def dequantize_packed(
     return Values(groups.cut(values, chunk, matrix[1]))
 
 
-def _attach_decoder(parts: Parts, planes: Planes, matrix: tuple[int, int], group: int) -> Dequantize:
-    """Return :func:`dequantize_packed`, with a decoder if it can have one; see :meth:`Planes.attach_decoder`."""
+def _read(parts: Parts, planes: Planes, matrix: tuple[int, int], group: int) -> Dequantize:
+    """Return the decoder of the planes if they can have one, else :func:`dequantize_packed`."""
     plain = partial(dequantize_packed, parts, planes, matrix, group)
     read_shift = partial(read_of_rows, "shift", parts["shift"], matrix[1] // group)
-    attach = partial(planes.attach_decoder, plain, matrix, group, parts["scale"])
+    read = partial(planes.read_rows, plain, matrix, group, parts["scale"])
     if parts["shift"].dtype in INTEGERS:
-        return attach(zero=read_shift)
-    return attach(shift=lambda chunk, workspace: read_shift(chunk, workspace).neg())
+        return read(zero=read_shift)
+    return read(shift=lambda chunk, workspace: read_shift(chunk, workspace).neg())
 
 
 FORMATS = (

@@ -16,11 +16,8 @@ lookup.py, quark/torch/utils/pack.py Pack_fp4.
 from math import prod
 
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
-from quanterr.formats.shared.microscaling import Microscaled, decode_e5m3, multiply_scales
-from quanterr.formats.shared.padding import fit_unpadded
+from quanterr.formats.shared.microscaling import decode_e5m3, make_e5m3_weight, multiply_scales
 from quanterr.formats.shared.quark_config import find_specifications, has_e5m3_scales
-from quanterr.formats.shared.swizzled_scales import BlockScales
-from quanterr.kernel.levels import E2M1
 
 BYTES = frozenset({"U8"})
 NEEDS = {
@@ -40,17 +37,9 @@ def fit(parts: Parts) -> Weight | None:
         return None
     if block is None or (global_scale is not None and global_scale.n != 1):
         raise FormatMismatch(f"its scale {scale} has no E5M3 number per 16 or 32 columns of {codes}")
-    scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
     rows = prod(shape[:-1])
     scale_of = multiply_scales(global_scale, rows, decode_e5m3) if global_scale else decode_e5m3
-    return parts.weight(
-        shape,
-        Microscaled(codes, "e2m1", fit_unpadded(parts, shape, block), scales, scale_of).dequantize,
-        code_bits=4,
-        levels=E2M1.scaled,
-        block_size=(1, block),
-        evidence=(f"codes {codes}, E5M3 scales {scale}",),
-    )
+    return make_e5m3_weight(parts, shape, block, scale_of)
 
 
 FORMATS = (Format("quark_fp4", NEEDS, fit, usual_db=(17, 21)),)

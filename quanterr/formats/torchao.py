@@ -61,7 +61,7 @@ from quanterr.formats.shared.microscaling import (
     multiply_scales,
 )
 from quanterr.formats.shared.padding import Padded, fit_unpadded
-from quanterr.formats.shared.scale_grid import attach_grid, fit_grid
+from quanterr.formats.shared.scale_grid import fit_grid, read_grid
 from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockScales
 from quanterr.formats.shared.torchao_header import (
     Description,
@@ -199,7 +199,7 @@ def _fit_float8(parts: Parts, declared: Description) -> Weight:
     grid = fit_grid(scale, codes.shape, [((rows, cols), "the header")])
     return parts.weight(
         codes.shape,
-        attach_grid(parts, grid),
+        read_grid(parts, grid),
         code_bits=8,
         levels=OF_DTYPE[codes.dtype].scaled,
         block_size=grid.block if grid.granularity == "block" else None,

@@ -67,7 +67,7 @@ def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
         stored = read_codes(decoder, outer, workspace)
         values = look_up(decoder, stored)
         if decoder.ends:
-            saturated = count_ends(decoder, stored[:, inside])
+            saturated = count_ends(stored[:, inside], decoder.ends)
     if decoder.columns is not None:
         values = values[:, : decoder.columns.n]
     for operation, of_blocks in ((Tensor.sub, decoder.zero), (Tensor.mul, decoder.scale), (Tensor.add, decoder.shift)):
@@ -152,6 +152,6 @@ def spread(decoder: Decoder, numbers: Tensor, chunk: Chunk, workspace: Workspace
     return numbers[:, of_column.clamp_(max=numbers.shape[1] - 1)]  # stored columns may be padding
 
 
-def count_ends(decoder: Decoder, stored: Tensor) -> Tensor:
-    """Count the bytes of saturated codes, 0-d."""
-    return torch.isin(stored, torch.tensor(decoder.ends, dtype=torch.uint8, device=stored.device)).sum()
+def count_ends(stored: Tensor, ends: tuple[int, ...]) -> Tensor:
+    """Count the bytes, uint8, that are ``ends``: those of saturated codes; 0-d."""
+    return torch.isin(stored, torch.tensor(ends, dtype=torch.uint8, device=stored.device)).sum()

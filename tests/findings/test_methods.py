@@ -210,11 +210,13 @@ def test_columns_with_much_compensated_error_hold_their_own_values(tmp_path):
     assert [] == find_moved(tmp_path, "GPTQ 4 bits", lambda by_method: by_method)
 
 
+def middled(layout, x):
+    """Quantize with scales for whole ranges, but with zero points in the middle."""
+    return methods.middled(layout, x, sound(layout, x))
+
+
 @pytest.mark.parametrize("layout", ["quanto INT4", "Q2_K", "MLX 4 bits"])
 def test_equal_zero_points_with_scales_for_whole_ranges_are_a_warning(tmp_path, layout):
-    def middled(layout, x):
-        return methods.middled(layout, x, sound(layout, x))
-
     bench, x = Bench(tmp_path), {NAME: matrix(256, 512, 3)}
     assert "zero_points" in warnings(made(bench, named(layout), x, middled).report)
 
@@ -232,9 +234,6 @@ def test_equal_zero_points_with_scales_for_them_are_none(tmp_path, layout):
 
 @pytest.mark.parametrize("layout", ["CT INT4 asym g128", "AWQ", "GPTQ 4 bits asym"])
 def test_equal_zero_points_with_scales_for_others_are_a_warning(tmp_path, layout):
-    def middled(layout, x):
-        return methods.middled(layout, x, sound(layout, x))
-
     bench, x = Bench(tmp_path), {NAME: matrix(256, 512, 3)}
     assert "zero_points" in warnings(made(bench, named(layout), x, middled).report)
     assert "zero_points" not in warnings(made(bench, named(layout), x, sound).report)

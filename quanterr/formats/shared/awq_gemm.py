@@ -10,7 +10,7 @@ from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import Packing, unpack_transposed
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import read_transposed_scale
-from quanterr.kernel.decoder import StoredScales, read_constant
+from quanterr.kernel.decoder import OfBlocks, StoredScales, read_constant
 from quanterr.tensors.workspace import OUTPUT
 
 
@@ -28,21 +28,20 @@ def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspa
 
 def read_gemm(parts: Parts, cols: int, blocks: ColumnBlocks, packing: Packing) -> Native:
     """Return the function that decodes the weight: (code - zero point) · scale. The kernel reads codes of 4 bits."""
-    zero_point, middle, is_read = parts.get("zero_point"), 1 << packing.bits - 1, packing.name != "interleaved"
+    zero_point, middle, is_native = parts.get("zero_point"), 1 << packing.bits - 1, packing.name == "interleaved"
+    zero: OfBlocks | None = None if is_native else partial(read_constant, middle)
+    if zero_point:
+        zero = blocks.restrict(partial(_read_zero_points, zero_point, packing))
     decoder = Decoder(
         parts.codes,
         cols,
-        None if is_read else ElementType.TABLE,
-        None if is_read else bit_stream.byte_table(8, 0 if zero_point else middle),
+        ElementType.TABLE if is_native else None,
+        bit_stream.byte_table(8, 0 if zero_point else middle) if is_native else None,
         scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
-        zero=blocks.restrict(partial(_read_zero_points, zero_point, packing))
-        if zero_point
-        else partial(read_constant, middle)
-        if is_read
-        else None,
+        zero=zero,
         group=blocks.group,
         order=Order.AWQ_WORDS,
         stored=StoredScales.fit(parts["scale"], parts["scale"].shape[1], blocks.n, turned=True),
-        read=partial(_read_codes, parts.codes, packing) if is_read else None,
+        read=None if is_native else partial(_read_codes, parts.codes, packing),
     )
     return Native(decoder)

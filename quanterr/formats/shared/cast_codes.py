@@ -15,7 +15,7 @@ from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts, Weight
 from quanterr.formats.shared.element_types import read_one_by_one
-from quanterr.formats.shared.scale_grid import attach_grid, collect_hints, fit_grid
+from quanterr.formats.shared.scale_grid import collect_hints, fit_grid, read_grid
 from quanterr.tensors.workspace import TORCH_DTYPES
 
 SAMPLED = 1 << 12  # elements that are looked at
@@ -63,7 +63,7 @@ def read_beside_scale(codes: Entry, scale: Entry, parts: Parts) -> Weight | None
         )
         for dequantize, words in (
             (read_one_by_one(parts), "without their scale"),
-            (attach_grid(parts, grid), "times their scale"),
+            (read_grid(parts, grid), "times their scale"),
         )
     )
     return as_stored.with_alternatives([scaled])

@@ -9,6 +9,7 @@ from torch import Tensor
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, ElementType, Native, Parts, Values
 from quanterr.kernel.decoder import OfBlocks, StoredScales
+from quanterr.kernel.interpreter import count_ends
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 
@@ -79,8 +80,7 @@ def read_floats(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
 def decode_codes(stored: Tensor, dtype: str) -> Values:
     """Return the values of codes that are stored one by one as ``dtype``, (r, c), and the number of saturated ones."""
     _, ends = ELEMENTS[dtype]
-    is_end = torch.isin(stored.view(torch.uint8), torch.tensor(ends, dtype=torch.uint8, device=stored.device))
-    return Values(stored.view(CODES[dtype]).float(), is_end.sum())
+    return Values(stored.view(CODES[dtype]).float(), count_ends(stored.view(torch.uint8), ends))
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:

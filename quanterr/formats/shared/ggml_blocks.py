@@ -112,7 +112,7 @@ def fit(of: BlockType, parts: Parts) -> Weight:
     span = of.codes or block.layout.span
     return parts.weight(
         parts.codes.shape,
-        _attach_decoder(parts, block, kind),
+        _read(parts, block, kind),
         block_size=(1, shared),
         code_bits=of.bits,
         uniform_bits=of.bits if of.bits > 1 and levels in (INT8, uniform(of.bits)) else None,
@@ -122,7 +122,7 @@ def fit(of: BlockType, parts: Parts) -> Weight:
     )
 
 
-def _attach_decoder(parts: Parts, block: Block, kind: GgmlType) -> Dequantize:
+def _read(parts: Parts, block: Block, kind: GgmlType) -> Dequantize:
     entry, cols = parts.codes, parts.matrix[1]
     plain = partial(dequantize, parts, block)
     are_rows = not (kind.head or kind.rows > 1) or cols == entry.shape[-1]

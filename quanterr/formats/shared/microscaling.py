@@ -15,15 +15,16 @@ Reference: OCP Microscaling Formats (MX) 1.0, 5.2 and 5.3.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Dequantize, ElementType, FormatMismatch, PartSpec
+from quanterr.formats.base import Decoder, Dequantize, ElementType, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import bit_stream, element_types, pre_quant_scale
-from quanterr.formats.shared.padding import Padded, read_padded
+from quanterr.formats.shared.padding import Padded, fit_unpadded, read_padded
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
@@ -119,6 +120,20 @@ class Microscaled:
         shape = chunk.shape[0], chunk.shape[1] * 6 // 8
         stored = workspace.read_bytes("codes", self.codes, first, shape)
         return bit_stream.unpack(stored, bit_stream.unit_table(SIX_BITS[self.element], workspace.device), workspace)
+
+
+def make_e5m3_weight(parts: Parts, shape: tuple[int, ...], block: int, scale_of: ScaleOf) -> Weight:
+    """Return the weight of E2M1 codes with an E5M3 scale for ``block`` columns, which ``scale_of`` may multiply."""
+    codes, scale = parts.codes, parts["scale"]
+    scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
+    return parts.weight(
+        shape,
+        Microscaled(codes, "e2m1", fit_unpadded(parts, shape, block), scales, scale_of).dequantize,
+        code_bits=4,
+        levels=LEVELS["e2m1"],
+        block_size=(1, block),
+        evidence=(f"codes {codes}, E5M3 scales {scale}",),
+    )
 
 
 @cache

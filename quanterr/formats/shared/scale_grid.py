@@ -186,7 +186,7 @@ def fit_scaled(
     warnings += check_granularity(parts, comfy_format, grid.granularity)
     weight = parts.weight(
         codes.shape,
-        attach_grid(parts, grid),
+        read_grid(parts, grid),
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
         uniform_bits=uniform_bits,
@@ -204,7 +204,7 @@ def fit_scaled(
         return weight
     alternative = replace(
         weight,
-        dequantize=attach_grid(parts, fit_grid(scale, codes.shape, [(other, "")])),
+        dequantize=read_grid(parts, fit_grid(scale, codes.shape, [(other, "")])),
         unit=None,
         block_size=other,
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
@@ -218,7 +218,7 @@ def fit_scaled(
     return first.with_alternatives([alternative])
 
 
-def attach_grid(parts: Parts, grid: Grid) -> Native:
+def read_grid(parts: Parts, grid: Grid) -> Native:
     """Return the function that decodes elements stored one by one, times the scales of a grid."""
     group = grid.block[1] if grid.granularity == "block" else 0
     return element_types.read_one_by_one(parts, grid, group, stored=grid.stored)

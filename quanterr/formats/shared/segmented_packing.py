@@ -50,7 +50,7 @@ class Planes:
         """The number of codes, padding included."""
         return self.elements * len(self.shifts)
 
-    def attach_decoder(
+    def read_rows(
         self,
         plain: Dequantize,
         matrix: tuple[int, int],
@@ -59,7 +59,7 @@ class Planes:
         zero: OfBlocks | None = None,
         shift: OfBlocks | None = None,
     ) -> Dequantize:
-        """Return ``plain``, with a :class:`Decoder` if whole rows of ``matrix`` share bytes and consist of groups."""
+        """Return a :class:`Decoder` if whole rows of ``matrix`` share bytes and consist of groups, else ``plain``."""
         rows, cols = matrix
         if self.dtype != torch.uint8 or self.elements % cols or self.codes != rows * cols or cols % group:
             return plain
