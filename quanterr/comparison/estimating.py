@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 from math import prod
 
-import torch
-
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.journal import digest_file
@@ -23,6 +21,7 @@ from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings import check_sensitivity
 from quanterr.findings.files import report_notes
+from quanterr.lazy_torch import torch
 from quanterr.options import ComparisonOptions
 from quanterr.pairing.importance import make_importance_lookup, read_importance
 from quanterr.recipes import Recipe

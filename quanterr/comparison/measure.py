@@ -1,13 +1,12 @@
 """All metrics of two tensors in memory, by the same kernel as for checkpoints."""
 
-import torch
 from msgspec import to_builtins
-from torch import Tensor
 
 from quanterr.documents.comparison.layer import Layer
 from quanterr.kernel.library import choose_kernel
 from quanterr.kernel.specification import SUMS_ALONE
 from quanterr.kernel.summing import Summer
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import OUTLIER, Measurement, Value
 from quanterr.metrics.scores import compute_scores
 from quanterr.metrics.sums import Sums

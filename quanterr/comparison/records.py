@@ -9,9 +9,8 @@ from base64 import b64decode, b64encode
 from dataclasses import fields
 from typing import Any, get_args
 
-import torch
-
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.lazy_torch import torch
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import Peaks

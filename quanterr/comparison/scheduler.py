@@ -14,18 +14,17 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-import torch
-
 from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
 from quanterr.formats import Weight
 from quanterr.kernel.library import Kernel
+from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.samples.small import AT_ONCE, ENOUGH
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunk
-from quanterr.tensors.devices import CPU, give_back_device_memory
+from quanterr.tensors.devices import give_back_device_memory
 from quanterr.util.platform import keep_freed_memory, limit_of_memory, usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
@@ -281,19 +280,20 @@ class Scheduler:
 
     def _retry_smaller(self, worker: Worker, name: str, work: Callable[[], Result]) -> Result:
         """Return the result of ``work``; when the device is out of memory, retry with smaller chunks, then on CPU."""
+        cpu = torch.device("cpu")
         while True:
             try:
                 return work()
             except torch.OutOfMemoryError:
                 if worker.size > LEAST_DEVICE_CHUNK:
                     device, size = worker.device, max(worker.size // 2, LEAST_DEVICE_CHUNK)
-                elif self._may_move and worker.device != CPU:
-                    device, size = CPU, CPU_CHUNK
+                elif self._may_move and worker.device != cpu:
+                    device, size = cpu, CPU_CHUNK
                 else:
                     raise
             worker.start_over(device, size)  # after the except clause, which keeps tensors alive
             give_back_device_memory(self.device)
-            if device == CPU:
+            if device == cpu:
                 self.moved_at = self.moved_at or name
 
     def _merge(self, chunk_range: ChunkRange, sums: list[Sums]) -> list[Sums]:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-import torch
-
 from quanterr.checkpoints import Entry
 from quanterr.comparison.finishing import find_cast, finish_weight
 from quanterr.formats import Values, Weight
@@ -13,6 +11,7 @@ from quanterr.kernel.library import Kernel
 from quanterr.kernel.native_sums import Operand, Task
 from quanterr.kernel.specification import SumOptions
 from quanterr.kernel.summing import Summer
+from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.samples.conspicuous import make_cell_grid

@@ -13,9 +13,6 @@ from math import isfinite, log10
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.comparison.scheduler import Progress
 from quanterr.dequantization.layout import (
@@ -31,13 +28,13 @@ from quanterr.documents.comparison.kept_layers import parse_bytes
 from quanterr.errors import Interrupted, ResourceError, UsageError
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.options import DequantizeKeywords, DequantizeOptions
 from quanterr.options.keywords import accept_fields_of
 from quanterr.outputs.files import DEFAULT_MODE
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
-from quanterr.tensors.devices import CPU
-from quanterr.tensors.workspace import TORCH_DTYPES, Workspace, view_memory
+from quanterr.tensors.workspace import Workspace, find_dtype, view_memory
 from quanterr.util import platform
 from quanterr.util.atomic_file import replace_atomically
 from quanterr.util.small_file import read_small
@@ -271,7 +268,7 @@ def _split(tensor: WrittenTensor) -> Iterator[_Task]:
 
 def _prepare_thread(own: threading.local) -> None:
     torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
-    own.workspace = Workspace(CPU)
+    own.workspace = Workspace()
 
 
 def _decode(own: threading.local, task: _Task) -> _Piece:
@@ -281,7 +278,7 @@ def _decode(own: threading.local, task: _Task) -> _Piece:
         return _Piece(memoryview(entry.file.read(entry.offset + task.first, task.stop - task.first)), _Rounding())
     kernel, chunks = choose_kernel().kernel, Cut(*weight.matrix, CPU_CHUNK)[task.first : task.stop]
     weight.will_need(chunks[0], chunks[-1])
-    made = torch.empty(sum(chunk.n for chunk in chunks), dtype=TORCH_DTYPES[task.tensor.dtype])
+    made = torch.empty(sum(chunk.n for chunk in chunks), dtype=find_dtype(task.tensor.dtype))
     at, rounding = 0, _Rounding()
     with torch.inference_mode():
         for chunk in chunks:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-
 from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
@@ -12,6 +10,7 @@ from quanterr.findings.ranges import Ranges
 from quanterr.formats import is_auxiliary
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.lazy_torch import torch
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import CacheScales
 from quanterr.pairing.model import Bucket, Pairing
@@ -23,7 +22,8 @@ NO_SCALES = "zero_point", "scaled_fp8"  # endings of auxiliary tensors that are 
 MAY_BE_ZERO = "activation_scale"  # zero where Gemma's quantizer does not round activations
 OF_INPUTS = "input_scale", "activation_scale", "act_scale"
 MOST_SCALE = 1e12  # scales of activations and tables of factors stay below it; scales stay above its inverse
-NOT_ROTATED = float(torch.tensor(1e30))  # in rope_freqs: llama.cpp rotates these dimensions by nothing (Gemma 4)
+# 1e30 as float32, in rope_freqs: llama.cpp rotates these dimensions by nothing (Gemma 4).
+NOT_ROTATED = 1.0000000150474662e30
 # What is missing of a KV cache → what vLLM or other runtimes do (see find_cache_scales).
 WITHOUT_SCALES = {
     "keys": "vLLM refuses the file",

@@ -2,16 +2,13 @@
 
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.formats import Weight
 from quanterr.formats.base import FilledWorkspaces
 from quanterr.kernel.levels import CodeCells, Levels, Scaling, find_cells
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace
 
 RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
@@ -43,7 +40,7 @@ def read_code_sample(pair: Pair, workspaces: Workspaces) -> CodeSample | None:
     weight, turn = pair.quantized.unrotated, pair.quantized.rotated
     if weight.levels is None:
         return None
-    ends = FilledWorkspace(CPU), FilledWorkspace(CPU)
+    ends = FilledWorkspace(), FilledWorkspace()
     sides: list[tuple[Tensor, Tensor]] = []
     scales: list[tuple[Tensor, Tensor | None]] = []
     for run in choose_runs(*weight.matrix):

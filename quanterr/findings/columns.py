@@ -7,13 +7,12 @@ runs of rows are compared with all columns.
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import CodeSample, read_code_sample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import BIT_DB, DOUBLE_DB, ENOUGH
+from quanterr.lazy_torch import torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.sampling import Workspaces
 from quanterr.util.text import display, listed

@@ -25,9 +25,7 @@ from functools import lru_cache
 from math import inf, log10, sqrt
 from typing import NamedTuple
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import choose_runs, find_cells_of
@@ -36,11 +34,11 @@ from quanterr.findings.limits import ALIKE, APART, DEVIATIONS, DOUBLE_DB, ENOUGH
 from quanterr.findings.methods import GPTQ
 from quanterr.findings.sources import has_nearest_column
 from quanterr.kernel.structs import TILE
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace
 
 CHANCE = 0.455  # median of a squared normal number
@@ -163,7 +161,7 @@ def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, workspaces: W
         return inf
     chunk = Chunk(row, row + 1, 0, len(error))
     x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
-    around = find_cells_of(pair.quantized, chunk, x, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    around = find_cells_of(pair.quantized, chunk, x, (FilledWorkspace(), FilledWorkspace()))
     if around is None:
         return inf
     nearest = (around.nearest - x).masked_fill(~around.inside, 0.0).double()

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from math import isfinite, log, log2
 
-from torch import Tensor
-
 from quanterr.findings.limits import ALIKE
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.lazy_torch import Tensor
 from quanterr.util.text import count
 
 # Largest codes: scales are computed from them, so a step that omits or repeats one is off by exactly this factor.

@@ -7,14 +7,12 @@ first rows of a whole weight, of which repairs are tried, are those of the first
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.limits import ALIKE, ENOUGH, LIKE
 from quanterr.findings.repairs import describe_order
 from quanterr.formats import Weight
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import has_equal_parts
 from quanterr.pairing.sampling import Workspaces

@@ -6,15 +6,13 @@ from math import log10
 from statistics import median
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import BIT_DB, PEERS, SMALL_DB, WORST_DB
 from quanterr.findings.samples import ELEMENTS, read_first_rows
 from quanterr.formats import Weight
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.sampling import on_cpu
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk

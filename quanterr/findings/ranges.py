@@ -16,11 +16,9 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.findings.limits import TRACE
 from quanterr.formats import Weight
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut

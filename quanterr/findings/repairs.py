@@ -10,13 +10,11 @@ from functools import partial
 from math import inf, isfinite, isqrt, log10
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.findings.factors import POWERS
 from quanterr.findings.figures import EXACT_DB, gain_of, level_of
 from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, LIKE, SEARCHED_DB, SLIGHT_DB, WORST_DB
 from quanterr.findings.methods import PLAIN
+from quanterr.lazy_torch import Tensor, torch
 
 MIN_TRANSPOSED = 4  # rows: fewer are like their transpose by chance
 MATCHED = 64  # most rows or columns to match

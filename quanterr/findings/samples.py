@@ -7,9 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import find_scaling, read_code_sample
 from quanterr.findings.codes import make_finding
@@ -23,10 +20,10 @@ from quanterr.findings.scale_faults import find_factor
 from quanterr.formats import Weight
 from quanterr.formats.shared.cast_codes import describe_codes
 from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.text import count, display, listed
 
@@ -328,7 +325,7 @@ def _read_unit(weight: Weight, rows: int) -> Tensor | None:
     if weight.rotated or weight.levels is None or weight.matrix[1] > ELEMENTS:
         return None
     chunk = Chunk(0, rows, 0, weight.matrix[1])
-    found = find_scaling(weight, chunk, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    found = find_scaling(weight, chunk, (FilledWorkspace(), FilledWorkspace()))
     return found[0].double() if found else None
 
 

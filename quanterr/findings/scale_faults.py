@@ -23,15 +23,13 @@ away from both sides in a second attempt.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import CodeSample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import CAST_BF16
 from quanterr.findings.layers import WeightSummary, rate_repair
 from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, FINE_DB, MANY, SMALL_DB, TINY, TRACE
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.samples.good_scales import order_columns

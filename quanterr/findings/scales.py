@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from math import isfinite, log2
 
-import torch
-from torch import Tensor
-
 from quanterr.declarations import Scheme
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import RUN, find_scaling
@@ -30,13 +27,13 @@ from quanterr.findings.limits import (
 )
 from quanterr.findings.methods import Method
 from quanterr.kernel.levels import Levels
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.samples.good_scales import FEW_LEVELS, ScaleGroups
 from quanterr.samples.scales import BYTE, get_clipping_limit
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, display
 
@@ -104,7 +101,7 @@ def check_zero_points(pair: Pair, done: ComparedWeight, scheme: Scheme | None) -
         return
     rows, cols = weight.matrix
     chunk = Chunk(0, min(RUN, rows), 0, cols)
-    scales = find_scaling(weight, chunk, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    scales = find_scaling(weight, chunk, (FilledWorkspace(), FilledWorkspace()))
     if scales is None or not _are_zero_points_alike(*scales):
         return
     if not is_declared and not _follow_ranges(pair, chunk, scales[0]):
@@ -143,7 +140,7 @@ def _follow_ranges(pair: Pair, chunk: Chunk, unit: Tensor) -> bool:
     block = pair.quantized.unrotated.block_size
     if block is None or block[0] != 1 or unit.shape[1] % block[1]:
         return False
-    x = pair.original.dequantize(chunk, FilledWorkspace(CPU)).weight.float()
+    x = pair.original.dequantize(chunk, FilledWorkspace()).weight.float()
     groups, codes = ScaleGroups(*block), (x / unit).nan_to_num(0.0, 0.0, 0.0)
     low, high = groups.min(codes).clamp(max=0.0), groups.max(codes).clamp(min=0.0)
     used = high > low

@@ -26,9 +26,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf, log10, nan, pi, sqrt
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import READ, CodeSample, read_code_sample
 from quanterr.findings.codes import make_finding
@@ -37,6 +34,7 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import AGREE, DEVIATIONS, ENOUGH, NEAR_DB, PEERS, SLIGHT_DB, SMALL_DB, TRACE
 from quanterr.findings.methods import Method, find_method
 from quanterr.findings.scale_faults import ScaleFault, find_scale_fault, report_scale_faults
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces, on_cpu

@@ -9,9 +9,6 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
@@ -19,6 +16,7 @@ from quanterr.findings.limits import ENOUGH, FAR, FEW, PEERS
 from quanterr.findings.repeats import RepeatedWeights
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.sums import RowSums, Sums, exact
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of, without_numbers

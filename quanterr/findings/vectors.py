@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
-from torch import Tensor
-
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.factors import explain_factor
@@ -21,6 +19,7 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import ALIGNED, ALIKE, CHANGED_DB, DEVIATIONS, ENOUGH, MANY, UNRELATED
 from quanterr.findings.repairs import BETTER_DB, Sample, measure_snr
 from quanterr.findings.samples import read_first_rows, read_sample
+from quanterr.lazy_torch import Tensor
 from quanterr.metrics.sums import ratio
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize

@@ -11,12 +11,11 @@ Reference: Vahe1994/AQLM@e79a896e inference_lib/src/aqlm/utils.py _dequantize_we
 
 from functools import partial
 
-import torch
-
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.formats.shared.padding import crop
+from quanterr.lazy_torch import torch
 from quanterr.util.text import count
 
 FLOATS = frozenset({"F16", "BF16", "F32"})

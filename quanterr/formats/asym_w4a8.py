@@ -21,13 +21,13 @@ number of bits follows from the shapes. ComfyUI 0.30 does not read weight_correc
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/w4a8_int8.py, backends/eager/w4a8_int8.py.
 """
 
+from __future__ import annotations
+
 from functools import cache, partial
 from math import lcm
 
-import torch
 from msgspec import Struct
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.formats.base import (
     Chunk,
@@ -46,6 +46,7 @@ from quanterr.formats.shared.convrot import group_size, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.kernel.levels import nibbles, uniform
+from quanterr.lazy_torch import Tensor, torch
 
 LABELS = frozenset({"asym_w4a8_int8"})
 GROUP = 16

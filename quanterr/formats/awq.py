@@ -30,9 +30,6 @@ bits; mit-han-lab/llm-awq awq/quantize/qmodule.py.
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
@@ -63,6 +60,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     read_transposed_scale,
 )
 from quanterr.kernel.levels import uniform
+from quanterr.lazy_torch import Tensor, torch
 
 SIZES = (128, 64, 32)  # sizes of blocks, the likeliest first
 NIBBLES = Packing("dense", 4)

@@ -15,10 +15,9 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/awq_w4a16.py; Co
 formats/awq_w4a16.py.
 """
 
-from functools import cache, partial
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import cache, partial
 
 from quanterr.formats.base import (
     Chunk,
@@ -38,6 +37,7 @@ from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
+from quanterr.lazy_torch import Tensor, torch
 
 LABELS = frozenset({"awq_w4a16"})
 OFFSET = 8.0

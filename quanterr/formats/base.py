@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, overload
 
 from msgspec import Struct, field
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Label
@@ -20,6 +19,7 @@ from quanterr.errors import FormatMismatch
 from quanterr.kernel.decoder import Decoder, ElementType, Order
 from quanterr.kernel.interpreter import Native, Values, decoder_of
 from quanterr.kernel.levels import Levels, ScaleSteps, Scaling, derive_scaling
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.strict_json import JsonFields

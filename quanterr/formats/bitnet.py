@@ -14,11 +14,10 @@ Reference: huggingface/transformers@5.23.0 src/transformers/integrations/bitnet.
 
 from functools import partial
 
-import torch
-
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.kernel.levels import TERNARY
+from quanterr.lazy_torch import torch
 
 PER_BYTE = 4
 NEEDS = {

@@ -28,9 +28,6 @@ from itertools import compress
 from math import prod
 from typing import NamedTuple, TypeGuard
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
@@ -50,6 +47,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.kernel.decoder import NestedScales, StoredScales
 from quanterr.kernel.levels import Levels, ScaleSteps, nibbles
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import as_matrix
 from quanterr.util import strict_json
 from quanterr.util.text import count, display

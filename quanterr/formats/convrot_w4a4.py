@@ -15,9 +15,6 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/convrot_w4a4.py,
 
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from quanterr.formats.base import (
     Chunk,
     Decoder,
@@ -37,6 +34,7 @@ from quanterr.formats.shared.convrot import group_size, read_rotated, rotate
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.formats.shared.scale_grid import to_float
 from quanterr.kernel.levels import INT4
+from quanterr.lazy_torch import Tensor, torch
 
 LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "int4_tensorwise"})
 NEEDS = {

@@ -21,9 +21,6 @@ compressed-tensors@0.13.0 compressors/quantized_compressors/pack_quantized.py fo
 
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
@@ -46,6 +43,7 @@ from quanterr.formats.shared.ct_row_groups import read_block_values
 from quanterr.formats.shared.padding import check_width
 from quanterr.kernel.decoder import StoredScales, read_constant
 from quanterr.kernel.levels import uniform
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import parse_digits
 

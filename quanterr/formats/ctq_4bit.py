@@ -11,11 +11,10 @@ stored; the original gives it. bitsandbytes itself puts the first code in the hi
 Reference: silveroxides/convert_to_quant@1.3.4, branches 3d-blockwise and nf4-optimize, dequantize_4bit.
 """
 
+from __future__ import annotations
+
 from functools import cache, partial
 from math import prod
-
-import torch
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
@@ -37,6 +36,7 @@ from quanterr.formats.shared.comfy_labels import check_labels
 from quanterr.formats.shared.padding import labelled_shape
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.kernel.levels import nibbles
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import as_matrix
 
 BLOCK = 64

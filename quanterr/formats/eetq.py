@@ -16,12 +16,11 @@ Reference: NetEase-FuXi/EETQ@465e972 csrc/cutlass_kernels/cutlass_preprocessors.
 
 from functools import partial
 
-import torch
-
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.kernel.levels import uniform
+from quanterr.lazy_torch import torch
 
 RUN = 64  # consecutive bytes of one row
 NEEDS = {

@@ -20,12 +20,10 @@ quant/qdq_util.cuh.
 from functools import partial
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.text import count
 
 BITS = frozenset({2, 3, 4, 5, 6, 8})

@@ -28,12 +28,11 @@ Reference: turboderp-org/exllamav3@4f8ad012 exllamav3/exllamav3_ext/quant/codebo
 ModelCloud/GPTQModel@f4c327a1 gptqmodel/nn_modules/exllamav3_torch.py.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cache, partial
 from math import sqrt
-
-import torch
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
@@ -42,6 +41,7 @@ from quanterr.formats.shared.code_tiles import Generator, TileLayout
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import fit_padded
 from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.products import multiply
 
 BLOCK, TILE = 128, 16

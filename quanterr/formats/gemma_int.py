@@ -15,9 +15,6 @@ Reference: huggingface/transformers@5.23.0 src/transformers/integrations/gemma_q
 
 from functools import cache, partial
 
-import torch
-from torch import Tensor
-
 from quanterr.formats.base import (
     WEIGHT_SUFFIX,
     Chunk,
@@ -36,6 +33,7 @@ from quanterr.formats.shared.config_checks import check_quant_method, matches
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT8, uniform
+from quanterr.lazy_torch import Tensor, torch
 
 FLOAT = frozenset({"F32"})
 NEEDS = {"codes": PartSpec(("{weight}",), frozenset({"U8"})), "scale": PartSpec(("{weight}_scale",), FLOAT)}

@@ -30,9 +30,7 @@ ggml/src/ggml-impl.h ggml_e8m0_to_fp32_half, ggml_ue4m3_to_fp32; X.scale: src/ll
 from functools import partial
 from math import ldexp
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import OF_NAME
@@ -50,6 +48,7 @@ from quanterr.formats.base import (
 from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, block_formats, dequantize, fit, make_decoder
 from quanterr.formats.shared.ggml_fields import Block, Field, Layout, Numbers
 from quanterr.kernel import levels
+from quanterr.lazy_torch import Tensor, torch
 
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 HALVED_POWERS = tuple(ldexp(1.0, exponent - 128) for exponent in range(256))

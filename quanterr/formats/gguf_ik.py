@@ -36,13 +36,12 @@ Reference: ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp dequant
 ggml/src/ggml-quants.c dequantize_row_q6_0.
 """
 
+import struct
 from functools import cache
-
-import torch
-from torch import Tensor
 
 from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, block_formats
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
+from quanterr.lazy_torch import Tensor, torch
 
 IQ2 = (-31, -13, 1, 17)
 IQ3 = (-63, -40, -23, -10, 1, 13, 28, 47)
@@ -60,9 +59,16 @@ IQ2_PAIRS = (
 
 def _make_iq6() -> tuple[float, ...]:
     """Return the levels of 6-bit codes: a polynomial in float32."""
-    code = torch.arange(64, dtype=torch.float32)
-    cubic = code * torch.tensor(0.0011972) - torch.tensor(0.11218)
-    return tuple(((cubic * code + torch.tensor(6.2568)) * code - 127.0).tolist())
+    a, b, c = map(_round_to_float32, (0.0011972, -0.11218, 6.2568))
+    levels = [0.0] * 64
+    for factor in (a, b, c, -127.0):
+        levels = [_round_to_float32(_round_to_float32(level * code) + factor) for code, level in enumerate(levels)]
+    return tuple(levels)
+
+
+def _round_to_float32(number: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+    return rounded
 
 
 @cache

@@ -40,12 +40,10 @@ dequantize_row_iq1_s_r4 … iq3_s_r4.
 import base64
 from functools import cache, partial
 
-import torch
-from torch import Tensor
-
 from quanterr.formats.shared.ggml_blocks import BlockType, block_formats
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
 from quanterr.formats.shared.ggml_grids import GRIDS
+from quanterr.lazy_torch import Tensor, torch
 
 TERNARY = (-1, 0, 1)
 IQ2 = (8, 25, 43)

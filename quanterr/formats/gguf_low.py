@@ -37,14 +37,13 @@ ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp dequantize_row_iq1
 from functools import partial
 from struct import unpack
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.ggml_blocks import BlockType, block_formats, dequantize, fit
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
 from quanterr.kernel.levels import TERNARY, Levels, uniform
+from quanterr.lazy_torch import Tensor, torch
 
 BASE_3 = Levels(0x00, 0xFF, -1.0, 1.0)  # five codes in a byte
 

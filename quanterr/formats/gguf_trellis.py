@@ -25,11 +25,9 @@ dequantize_row_iq1_kt … iq4_kt.
 
 from functools import cache, partial
 
-import torch
-from torch import Tensor
-
 from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, block_formats
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
+from quanterr.lazy_torch import Tensor, torch
 
 FACTOR, FIRST = 0xCBAC1FED, 4096
 

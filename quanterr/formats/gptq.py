@@ -31,9 +31,6 @@ intel/auto-round@b9f3d007 auto_round_extension/torch/qlinear_torch.py, qlinear_t
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
@@ -62,7 +59,8 @@ from quanterr.formats.shared.gptq_awq_common import (
 )
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
-from quanterr.tensors.workspace import TORCH_DTYPES
+from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.workspace import find_dtype
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
@@ -255,7 +253,7 @@ def _find_common_zero_point(parts: Parts, packing: Packing) -> int | None:
 @lru_cache(maxsize=8)  # symmetric weights of a model have the same zero points
 def _find_common_code(stored: bytes, dtype: str, shape: tuple[int, ...], packing: Packing, n: int) -> int | None:
     """Return the code that each row of containers, of this ``shape``, holds ``n`` times; None if there are others."""
-    containers = torch.frombuffer(bytearray(stored), dtype=TORCH_DTYPES[dtype]).view(shape)
+    containers = torch.frombuffer(bytearray(stored), dtype=find_dtype(dtype)).view(shape)
     found = unpack_columns(containers, packing, Workspace(torch.device("cpu")))[:, :n]
     return int(found[0, 0]) if bool((found == found[0, 0]).all()) else None
 

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil, prod
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
 from quanterr.formats.shared.segmented_packing import PACKINGS, Planes, cut_run
 from quanterr.kernel.levels import Levels
+from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.workspace import find_dtype
 from quanterr.util.text import display
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -62,7 +61,6 @@ NEEDS = {
     "nbits": PartSpec(("{module}.nbits",), NUMBERS | {"F32"}, optional=True),
     **{name: PartSpec((f"{{module}}.{name}",), BYTES, optional=True) for name in (*FLAGS, *TEXTS)},
 }
-NUMPY = {"I32": torch.int32, "I64": torch.int64, "F32": torch.float32, "U8": torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,8 @@ def fit(parts: Parts) -> Weight:
     packing = parts["packing"].read().decode("latin-1") if parts["packing"].nbytes <= MAX_TEXT else ""
     if packing not in PACKINGS:
         raise FormatMismatch(f"its packing {display(packing)} is not one of {', '.join(PACKINGS)}")
-    dtype, code_bits, shifts = PACKINGS[packing]
-    stored = {torch.uint8: "U8", torch.int32: "I32"}[dtype]
+    itemsize, code_bits, shifts = PACKINGS[packing]
+    stored = {1: "U8", 4: "I32"}[itemsize]
     if not (parts.codes.dtype in FLOATS if _read_flag(parts, "view_as_float") else parts.codes.dtype == stored):
         raise FormatMismatch(
             f"its codes {parts.codes} should be {stored}, or floating with view_as_float, for {packing}"
@@ -93,7 +91,7 @@ def fit(parts: Parts) -> Weight:
     shape = tuple(int(size) for size in _read_numbers(parts["shape"]))
     if len(shape) != 2 or min(shape) < 1:
         raise FormatMismatch(f"its shape {parts['shape']} declares {list(shape)}, not rows and columns")
-    planes = Planes(parts.codes, dtype, code_bits, shifts)
+    planes = Planes(parts.codes, itemsize, code_bits, shifts)
     groups = _fit_groups(parts, shape)
     rows = prod(shape) // groups.number if groups.axis == 0 else groups.number  # rows of the codes' matrix
     if planes.codes != -(-rows // len(shifts)) * len(shifts) * (prod(shape) // rows):
@@ -150,7 +148,7 @@ def _read_flag(parts: Parts, name: str) -> bool:
 def _read_numbers(entry: Entry) -> list[float]:
     if not 0 < entry.nbytes <= MAX_TEXT:
         raise FormatMismatch(f"{entry} should hold one or two numbers")
-    numbers: list[float] = torch.frombuffer(bytearray(entry.read()), dtype=NUMPY[entry.dtype]).tolist()
+    numbers: list[float] = torch.frombuffer(bytearray(entry.read()), dtype=find_dtype(entry.dtype)).tolist()
     return numbers
 
 

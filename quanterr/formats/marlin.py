@@ -36,15 +36,13 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.bit_packing import crop_columns
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, declared_group_size
 from quanterr.kernel.levels import uniform
+from quanterr.lazy_torch import Tensor, torch
 
 ROWS, COLS = 64, 16  # size of a tile
 
@@ -150,7 +148,7 @@ def dequantize_sparse(
     stored = workspace.read_whole("scales", parts["scale"])[:, ROWS * top : ROWS * bottom]
     runs = stored.reshape(blocks.n, -1, 8, 4, 2)
     runs = runs.permute(1, 2, 4, 3, 0) if blocks.n > 2 else runs.permute(1, 2, 3, 4, 0)
-    return Values(blocks.apply(Tensor.mul_, values, _select_rows(runs, chunk, top), chunk, workspace))
+    return Values(blocks.apply(torch.Tensor.mul_, values, _select_rows(runs, chunk, top), chunk, workspace))
 
 
 def _select_rows(runs: Tensor, chunk: Chunk, top: int) -> Tensor:

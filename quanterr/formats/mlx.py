@@ -27,8 +27,6 @@ from collections.abc import Iterator
 from functools import partial
 from math import prod
 
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
@@ -58,6 +56,7 @@ from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
+from quanterr.lazy_torch import Tensor
 
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)

@@ -37,9 +37,6 @@ vllm-project/vllm-ascend@182b75ea vllm_ascend/quantization/methods.
 
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
@@ -52,7 +49,8 @@ from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.formats.shared.row_pairs import read_pairs_of_rows, read_row_pairs
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.kernel.levels import INT4, OF_DTYPE, signed_bytes
-from quanterr.tensors.workspace import TORCH_DTYPES
+from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.workspace import find_dtype
 from quanterr.util.text import display
 
 MX, DUAL = 32, 512  # columns that share an exponent, and a second scale
@@ -261,7 +259,7 @@ def _check_deq_scale(parts: Parts, rows: int) -> None:
 
 
 def _read(entry: Entry) -> Tensor:
-    return torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype])
+    return torch.frombuffer(bytearray(entry.read()), dtype=find_dtype(entry.dtype))
 
 
 def _to_floats(entry: Entry, stored: Tensor) -> Tensor:

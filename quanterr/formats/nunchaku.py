@@ -32,8 +32,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
@@ -51,6 +49,7 @@ from quanterr.formats.shared.nunchaku_order import (
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.kernel.levels import E2M1, INT4
+from quanterr.lazy_torch import Tensor
 from quanterr.util import strict_json
 from quanterr.util.text import display
 

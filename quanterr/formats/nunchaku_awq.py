@@ -19,14 +19,13 @@ nunchaku-tech/nunchaku@3a3cc3d nunchaku/models/linear.py AWQW4A16Linear.
 
 from functools import partial
 
-import torch
-
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.kernel.levels import uniform
+from quanterr.lazy_torch import torch
 
 HALVES = frozenset({"BF16", "F16"})
 GROUP = 64

@@ -14,16 +14,16 @@ Reference: NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/unified_export_
 maybe_transpose_expert_weight_dimensions.
 """
 
-from functools import cache, partial
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import cache, partial
 
 from quanterr.formats.base import Chunk, Format, Parts, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.microscaling import NVFP4_PARTS, check_global_scale, read_global_scale
 from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.kernel.levels import E2M1
+from quanterr.lazy_torch import Tensor, torch
 
 BLOCK = 16
 

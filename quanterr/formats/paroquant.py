@@ -22,9 +22,6 @@ apply_paroquant_rotation_reference, nn_modules/qlinear/paroquant.py.
 from functools import partial
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.awq_gemm import read_gemm
@@ -32,6 +29,7 @@ from quanterr.formats.shared.bit_packing import Packing
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
 from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.lazy_torch import Tensor, torch
 
 PACKING = Packing("interleaved", 4)
 AT_ONCE = 1 << 16  # elements that are turned together, which stay in the cache

@@ -17,16 +17,16 @@ belongs to row 8 · j + 2 · i + k.
 Reference: ModelCloud/GPTQModel@f4c327a1 gptqmodel/nn_modules/qlinear/qqq.py, QQQTorchLinear.
 """
 
-from functools import cache, partial
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import cache, partial
 
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import WORDS
 from quanterr.kernel.levels import INT4
+from quanterr.lazy_torch import Tensor, torch
 
 ROWS, COLS = 64, 16  # size of a tile
 TILE = ROWS * COLS
@@ -84,7 +84,7 @@ def dequantize(parts: Parts, blocks: ColumnBlocks, grouped: bool, chunk: Chunk, 
     if grouped:
         places = rows // 64 * 64 + rows % 8 * 8 + rows % 64 // 8
         scales = workspace.read_whole("groups", parts["group"]).index_select(1, places).t().float().contiguous()
-        blocks.apply(Tensor.mul_, values, scales, chunk, workspace).round_().clamp_(-128, 127)
+        blocks.apply(torch.Tensor.mul_, values, scales, chunk, workspace).round_().clamp_(-128, 127)
     places = rows // 32 * 32 + rows % 8 // 2 * 8 + rows % 32 // 8 * 2 + rows % 2
     of_rows = workspace.read_whole("channels", parts["channel"]).view(-1)[places]
     return Values(values.mul_(of_rows.unsqueeze(1)))

@@ -27,7 +27,6 @@ nn/qmodule.py.
 from functools import partial
 from math import prod
 
-import torch
 from msgspec.structs import replace
 
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
@@ -96,7 +95,7 @@ def _fit_bits(code_bits: int, parts: Parts) -> Weight:
         raise FormatMismatch(
             f"{codes} and {scale} hold {n} elements in groups of {group}, but the original has the shape {list(shape)}"
         )
-    planes = Planes(codes, torch.uint8, code_bits, tuple(range(0, 8, code_bits)))
+    planes = Planes(codes, 1, code_bits, tuple(range(0, 8, code_bits)))
     return parts.weight(
         shape,
         _read(parts, planes, as_matrix(shape), group),

@@ -25,14 +25,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from torch import Tensor
-
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, read_transposed_scale
 from quanterr.formats.shared.quark_config import find_specifications
 from quanterr.kernel.levels import INT4, uniform
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.workspace import OUTPUT
 
 SIGNS = -0x77777778  # the highest bit of eight codes; flipping it makes a signed code unsigned

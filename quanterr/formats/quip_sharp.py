@@ -29,18 +29,18 @@ Reference: Cornell-RelaxML/quip-sharp@1d8f873e lib/codebook/latticee8_padded12.p
 latticee8_padded12_rvq3bit.py, lib/algo/quip.py incoherence_process.
 """
 
+from __future__ import annotations
+
 from functools import cache, partial
 from itertools import product
 from math import sqrt
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.formats.base import FUSED, Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types, hadamard
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.memory import room_for_weight
 
 FLOATS = frozenset({"F16", "BF16", "F32"})

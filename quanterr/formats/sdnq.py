@@ -30,14 +30,14 @@ Reference: Disty0/sdnq 0.2.8, sdnq/dequantizer.py, sdnq/packed_int/pack.py, sdnq
 sdnq/quant_utils.py build_hadamard.
 """
 
+from __future__ import annotations
+
 import re
 from functools import cache, partial
 from math import prod
 from typing import NamedTuple
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
@@ -60,6 +60,7 @@ from quanterr.formats.shared.convrot import rotate, unrotate
 from quanterr.formats.shared.lowrank_branch import add_branch
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.kernel.levels import OF_DTYPE, Levels, uniform
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
@@ -364,10 +365,10 @@ def _dequantize_block(
         _look_up(values, parts["scale"], layout, chunk, workspace)
     else:
         scales = _read_groups("scale", parts, layout, chunk, workspace)
-        layout.blocks.apply(Tensor.mul_, values, scales, chunk, workspace)
+        layout.blocks.apply(torch.Tensor.mul_, values, scales, chunk, workspace)
     if parts.get("zero_point"):
         zero_points = _read_groups("zero_point", parts, layout, chunk, workspace)
-        layout.blocks.apply(Tensor.add_, values, zero_points, chunk, workspace)
+        layout.blocks.apply(torch.Tensor.add_, values, zero_points, chunk, workspace)
     if parts.get("svd_up"):
         up, down = _read_thin(parts, layout, workspace)
         up, down = up[chunk.row : chunk.stop_row], down[:, chunk.col : chunk.stop_col]

@@ -15,12 +15,11 @@ rows and columns (2D) and codes of 5 and 6 bits are not read; scale2 already con
 Reference: sinq 0.2.0 (PyPI) sinq/quantizer.py Quantizer.dequantize, sinq/patch_model.py save_weights_safetensors.
 """
 
+from __future__ import annotations
+
 from functools import cache, partial
 from math import prod
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from quanterr.checkpoints import SINQ_CONFIG
 from quanterr.formats.base import (
@@ -38,6 +37,7 @@ from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.formats.shared.gptq_awq_common import FLOATS
 from quanterr.formats.shared.segmented_packing import PACKINGS, Planes
 from quanterr.kernel.levels import Levels
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import display
 
@@ -119,9 +119,9 @@ def _read_layout(parts: Parts) -> SinqLayout:
         raise FormatMismatch(
             f"{SINQ_CONFIG} declares group_size {size} and axis {meta.get('axis')} for {rows} × {cols}"
         )
-    dtype, bits, shifts = PACKINGS[packing]
+    itemsize, bits, shifts = PACKINGS[packing]
     table = next((table for name, table in TABLES.items() if name in str(method).lower()), None)
-    return SinqLayout((rows, cols), size, Planes(parts.codes, dtype, bits, shifts), table)
+    return SinqLayout((rows, cols), size, Planes(parts.codes, itemsize, bits, shifts), table)
 
 
 def _module(parts: Parts) -> str:
@@ -150,7 +150,7 @@ def dequantize(parts: Parts, layout: SinqLayout, chunk: Chunk, workspace: Worksp
     if layout.table:
         values.copy_(_make_table(layout.table, workspace.device)[values.int()])
     groups = values.view(-1, layout.size)
-    for name, operation in (("zero", Tensor.sub_), ("scale", Tensor.mul_)):
+    for name, operation in (("zero", torch.Tensor.sub_), ("scale", torch.Tensor.mul_)):
         operation(groups, _read_numbers(parts, name, blocks.first, blocks.stop, workspace))
     factors = workspace.read_whole("columns", parts["columns"]).view(-1)[chunk.col : chunk.stop_col].float()
     return Values(blocks.cut(values, chunk, layout.shape[1]).mul_(factors))
@@ -170,7 +170,7 @@ def _read_numbers(parts: Parts, name: str, first: int, stop: int, workspace: Wor
     codes, step, least = (parts[f"{name}.{part}"] for part in "xsm")
     numbers = workspace.read(f"{name}.x", codes, first, (stop - first, 1)).float()
     places = torch.arange(first, stop, device=workspace.device) % codes.shape[1]
-    for role, entry, operation in (("s", step, Tensor.mul_), ("m", least, Tensor.add_)):
+    for role, entry, operation in (("s", step, torch.Tensor.mul_), ("m", least, torch.Tensor.add_)):
         of_places = workspace.read_whole(f"{name}.{role}", entry).view(-1).float()[places]
         operation(numbers, of_places.unsqueeze(1))
     return numbers

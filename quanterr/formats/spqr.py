@@ -18,11 +18,10 @@ Reference: Vahe1994/SpQR@543d10e inference_lib/src/spqr_quant/inference_kernels/
 inference_lib/src/spqr_quant/inference.py, sparse_util.py.
 """
 
+from __future__ import annotations
+
 from functools import cache, partial
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from quanterr.errors import CheckpointError
 from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
@@ -31,6 +30,7 @@ from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
 from quanterr.formats.shared.scale_grid import apply_by_block, multiply
+from quanterr.lazy_torch import Tensor, torch
 
 TILE, BITS, WORD = 16, 3, 32
 CODES_AT, RECORD_AT = 2 * BITS, (2 + TILE) * BITS  # bit offsets of the codes, and of a piece of ss … zz
@@ -136,7 +136,7 @@ def _decode_dense(words: Tensor, workspace: Workspace) -> Tensor:
     layout, table = _lay_out_codes(words.device), torch.arange(1 << BITS, dtype=torch.float32, device=words.device)
     values = code_tiles.look_up(words.view(torch.int32), layout, table, workspace)
     zero, scale = (of_tiles.transpose(1, 2).reshape(len(values), -1).float() for of_tiles in (zero, scale))
-    _round(apply_by_block(Tensor.sub_, values, zero, 0, TILE), workspace)
+    _round(apply_by_block(torch.Tensor.sub_, values, zero, 0, TILE), workspace)
     return _round(multiply(values, scale, 0, TILE), workspace)
 
 

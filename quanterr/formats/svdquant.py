@@ -28,8 +28,6 @@ Comfy-Org/comfy-quants@55f0a26 formats/kitchen_tilepack.py, formats/svdquant_w4a
 
 from functools import partial
 
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Branch, Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
@@ -38,6 +36,7 @@ from quanterr.formats.shared.lowrank_branch import add_branch
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.kernel.levels import INT4
+from quanterr.lazy_torch import Tensor
 from quanterr.util.text import display
 
 LABELS = frozenset({"svdquant_w4a4"})

@@ -31,7 +31,6 @@ from functools import partial
 from math import prod
 
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
@@ -71,6 +70,7 @@ from quanterr.formats.shared.torchao_header import (
     read_block_size,
 )
 from quanterr.kernel.levels import OF_DTYPE, signed_bytes
+from quanterr.lazy_torch import Tensor
 from quanterr.util.text import count, display, parse_digits
 
 FLOATS = frozenset({"F32", "BF16", "F16"})

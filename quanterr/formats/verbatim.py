@@ -8,8 +8,6 @@ taken as numbers, means nothing.
 
 from functools import partial
 
-import torch
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     WEIGHT_SUFFIX,
@@ -22,10 +20,10 @@ from quanterr.formats.base import (
     Weight,
     Workspace,
 )
+from quanterr.lazy_torch import torch
 
 CODES = frozenset({"BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
 STATE = ".quant_state.bitsandbytes__"  # in the name of a tensor that bitsandbytes stores with each 4-bit weight
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by bytes per element; float64 holds all values exactly
 
 
 def fit(parts: Parts) -> Weight:
@@ -62,7 +60,7 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     entry = parts["codes"]
     first = chunk.row * parts.matrix[1] + chunk.col
     stored = workspace.read("stored", entry, first, chunk.shape)
-    integers = stored.view(INTEGERS[min(stored.dtype.itemsize, 4)])
+    integers = stored.view(getattr(torch, f"int{8 * min(stored.dtype.itemsize, 4)}"))  # float64 holds these exactly
     return Values(workspace.output(tuple(integers.shape), torch.float64).copy_(integers))
 
 

@@ -21,12 +21,11 @@ Reference: microsoft/VPTQ@950716d7 vptq/ops/quant_gemm.py dequant, vptq/utils/pa
 gptqmodel/nn_modules/qlinear/vptq_torch.py.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import CheckpointError
@@ -44,6 +43,7 @@ from quanterr.formats.base import (
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
 from quanterr.formats.shared.padding import crop
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count
 

@@ -12,10 +12,10 @@ Reference: sgl-project/sglang 0.5.23 layers/quantization/w4afp8.py, sgl-kernel/t
 NVIDIA/TensorRT-LLM@2376c67c examples/quantization/quantize_mixed_precision_moe.py.
 """
 
+from __future__ import annotations
+
 from functools import partial
 from math import prod
-
-import torch
 
 from quanterr.formats.base import (
     Chunk,
@@ -35,6 +35,7 @@ from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.padding import check_width
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT4
+from quanterr.lazy_torch import torch
 
 METHOD = "w4afp8"
 GROUP = 128

@@ -11,9 +11,6 @@ from itertools import groupby
 from math import inf
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
 from quanterr.findings.activations import check_activation_scales
@@ -23,9 +20,9 @@ from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.platform import usable_cores
 
@@ -110,7 +107,7 @@ class _Buffers(NamedTuple):
 
 def _prepare_thread(own: threading.local) -> None:
     torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
-    own.buffers = _Buffers(Workspace(CPU), (FilledWorkspace(CPU), FilledWorkspace(CPU)), FilledWorkspace(CPU))
+    own.buffers = _Buffers(Workspace(), (FilledWorkspace(), FilledWorkspace()), FilledWorkspace())
 
 
 def _read(own: threading.local, task: _Task) -> _Result:

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from msgspec import Struct
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.kernel.structs import BlocksStruct, ElementType, Order
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

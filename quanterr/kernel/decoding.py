@@ -6,14 +6,12 @@ from functools import partial
 from math import sqrt
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.kernel.decoder import FLOATS, Decoder, ElementType, SharedBytes, StoredScales
 from quanterr.kernel.interpreter import Values, decoder_of
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.structs import DONE, Order, SideStruct
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.platform import kernel_file

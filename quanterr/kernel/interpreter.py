@@ -9,20 +9,20 @@ from collections.abc import Callable
 from math import lcm
 from typing import Any, NamedTuple
 
-import torch
 from msgspec import Struct
-from torch import Tensor
 
 from quanterr.kernel.decoder import Decoder, ElementType, Order
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
+# torch's dtypes, by name, of elements that are numbers.
 DTYPES = {
-    ElementType.F32: torch.float32,
-    ElementType.BF16: torch.bfloat16,
-    ElementType.F16: torch.float16,
-    ElementType.I8: torch.int8,
-    ElementType.E4M3: torch.float8_e4m3fn,
+    ElementType.F32: "float32",
+    ElementType.BF16: "bfloat16",
+    ElementType.F16: "float16",
+    ElementType.I8: "int8",
+    ElementType.E4M3: "float8_e4m3fn",
 }
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight rows
 
@@ -70,7 +70,11 @@ def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
             saturated = count_ends(stored[:, inside], decoder.ends)
     if decoder.columns is not None:
         values = values[:, : decoder.columns.n]
-    for operation, of_blocks in ((Tensor.sub, decoder.zero), (Tensor.mul, decoder.scale), (Tensor.add, decoder.shift)):
+    for operation, of_blocks in (
+        (torch.Tensor.sub, decoder.zero),
+        (torch.Tensor.mul, decoder.scale),
+        (torch.Tensor.add, decoder.shift),
+    ):
         if of_blocks is not None:
             numbers = of_blocks(outer, workspace).to(values.dtype)
             values = operation(values, spread(decoder, numbers, outer, workspace))
@@ -138,7 +142,7 @@ def look_up(decoder: Decoder, stored: Tensor) -> Tensor:
         return decoder.table.to(stored.device)[stored.int()].flatten(1)
     if decoder.element is None:
         raise AssertionError(f"{decoder.codes}: nothing says what its codes stand for")
-    return stored.contiguous().view(DTYPES[decoder.element]).float()
+    return stored.contiguous().view(getattr(torch, DTYPES[decoder.element])).float()
 
 
 def spread(decoder: Decoder, numbers: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -12,17 +12,14 @@ from itertools import pairwise
 from math import log2
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.rounding import Codes, Round, find_codes, make_counts
 from quanterr.kernel.structs import CodeKind, CodesStruct
+from quanterr.lazy_torch import Tensor, torch
 
 MANTISSA = 23  # mantissa bits of a float32
 EXPONENT = 0xFF << MANTISSA
 SUBNORMAL = 2.0**-24  # smallest float16
 FEW = 64  # with up to this many bounds, comparing with each one is faster than a binary search
-ONE = torch.ones(1, 1)
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,8 @@ def _count_below(numbers: Tensor, counts: Codes) -> Tensor:
     bounds = counts.read[0]
     if numbers.device.type != "cpu" or len(bounds) > FEW:
         return torch.bucketize(numbers, bounds.to(numbers.device), out_int32=True)
-    return find_codes(numbers.reshape(1, -1), ONE, counts, max(numbers.numel(), 1)).view(numbers.shape).int()
+    row, unit = numbers.reshape(1, -1), torch.ones(1, 1)
+    return find_codes(row, unit, counts, max(numbers.numel(), 1)).view(numbers.shape).int()
 
 
 def make_float_codes(levels: Levels, round_by_torch: Round, sign: int, one_zero: bool = False) -> Codes:

@@ -7,9 +7,6 @@ from math import prod
 from threading import Thread
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.fingerprints import sample_places
 from quanterr.kernel.decoder import Decoder, ElementType
@@ -26,6 +23,7 @@ from quanterr.kernel.structs import (
     RunStruct,
     SideStruct,
 )
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks

@@ -4,11 +4,9 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.library import choose_kernel
 from quanterr.kernel.structs import CodeKind, CodesStruct, NumbersStruct, Packing
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.packing import pack_halves, pack_pairs
 
 HALVED = 32  # codes in a row that is packed by halves

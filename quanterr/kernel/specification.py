@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import RELATIVE_OUTLIER
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid

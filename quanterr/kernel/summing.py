@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.native_sums import KeptRows, NativeSums, Operand, Task
 from quanterr.kernel.specification import Load, SumOptions, exact_sums
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.sums import Sums
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace

@@ -8,8 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-import torch
-from torch import Tensor
+from quanterr.lazy_torch import Tensor, torch
 
 BINS = 0x7F80  # one for each finite, non-negative bfloat16
 LAST = BINS - 1

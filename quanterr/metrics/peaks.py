@@ -6,9 +6,7 @@ A cell is a scale group if groups span whole windows of columns; otherwise it is
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from quanterr.lazy_torch import Tensor, torch
 
 WINDOW = 64  # columns of a window
 
@@ -33,7 +31,7 @@ class CellGrid(NamedTuple):
         above = row % self.rows
         below, right = -(above + peaks.shape[1]) % self.rows, -peaks.shape[2] % across
         if above or below or right:
-            peaks = pad(peaks, (0, right, above, below))
+            peaks = torch.nn.functional.pad(peaks, (0, right, above, below))
         # Reducing one axis after the other is twenty times faster than both at once.
         of_rows = peaks.reshape(2, peaks.shape[1] // self.rows, self.rows, -1).amax(2)
         found = of_rows.reshape(*of_rows.shape[:2], -1, across).amax(3)

@@ -15,10 +15,8 @@ import re
 from collections.abc import Callable
 from math import isqrt
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
 
 LARGEST = 1 << 26  # most bytes of a buffer that is checked

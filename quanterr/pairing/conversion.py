@@ -13,7 +13,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 
-import torch
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Checkpoint, Entry
@@ -21,6 +20,7 @@ from quanterr.checkpoints.base import RECIPE
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight
+from quanterr.lazy_torch import torch
 from quanterr.pairing.converters import hugging_face, llama_cpp, mlx
 from quanterr.pairing.converters.denoisers import DenoiserNaming, naming_between
 from quanterr.pairing.converters.gguf_names import architectures, names_of

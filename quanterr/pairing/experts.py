@@ -5,14 +5,16 @@ router in the same one, leaves the model's function as it was. That is undone on
 the router's biases, agree with the rows of the router: otherwise the function is another one.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from msgspec.structs import replace
 
 from quanterr.formats import Weight
+from quanterr.lazy_torch import torch
 from quanterr.pairing.converters.orders import Order
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import CLEARLY, SAME, Workspaces, relative_error

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
-import torch
 from msgspec.structs import replace
 
 from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight
 from quanterr.formats.base import FUSED
+from quanterr.lazy_torch import torch
 from quanterr.pairing.conversion import Conversion, Shape
 from quanterr.pairing.converters.orders import grid
 from quanterr.pairing.names import Atoms, has_equal_parts
@@ -29,7 +29,7 @@ from quanterr.pairing.views import (
     take_rows,
     transpose_weight,
 )
-from quanterr.tensors.workspace import TORCH_DTYPES
+from quanterr.tensors.workspace import find_dtype
 from quanterr.util.text import display, listed
 
 
@@ -184,7 +184,7 @@ class Holders:
             raise FormatMismatch(
                 f"{entry} should have a number for each of {len(rows)} layers: {listed(list(held.names))}"
             )
-        stored = torch.frombuffer(bytearray(entry.read()), dtype=TORCH_DTYPES[entry.dtype]).float()
+        stored = torch.frombuffer(bytearray(entry.read()), dtype=find_dtype(entry.dtype)).float()
         description = f"rows of {len(rows)} layers times {entry.name.rpartition('.')[2]}"
         factored = scale_weight(whole, stored.repeat_interleave(torch.tensor(rows)), 0)
         return replace(factored, refusal=None, evidence=(*factored.evidence, description))

@@ -22,13 +22,12 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import CheckpointFile
 from quanterr.errors import CheckpointError
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.conversion import to_llama_name
 from quanterr.pairing.converters.gguf_names import architectures
 from quanterr.pairing.model import ImportanceCoverage, Pairing

@@ -34,7 +34,6 @@ from quanterr.formats.shared.ascend_types import NOT_EMULATED, TYPES
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pairing
 from quanterr.pairing.transforms import Transforms
-from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
@@ -102,7 +101,7 @@ class StaticScale(NamedTuple):
 
 def read_static_scales(declared: Mapping[str, Inputs]) -> dict[str, StaticScale]:
     """Map names of weights to the static scales of their inputs, if these are single numbers."""
-    workspace = Workspace(CPU)
+    workspace = Workspace()
     return {
         name: StaticScale(float(next(iterate_scales(inputs.scale, workspace))), inputs.multiplies)
         for name, inputs in declared.items()

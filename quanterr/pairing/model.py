@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import Labels
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
+from quanterr.lazy_torch import Tensor
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.sampling import ReadingThreshold

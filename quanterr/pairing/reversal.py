@@ -1,9 +1,7 @@
 """Matrices of the reverse shape: values show whether a weight was reshaped, which keeps its order, or transposed."""
 
-import torch
-from torch import Tensor
-
 from quanterr.formats import Weight
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.sampling import on_cpu
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.workspace import Workspace

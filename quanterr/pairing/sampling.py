@@ -6,12 +6,10 @@ from functools import lru_cache
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.formats import Weight
 from quanterr.kernel.decoding import measure_error, read_values
 from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

@@ -20,11 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import log10, sqrt
 from typing import NamedTuple
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.formats import Weight
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import FoldedScales, KeyHeads, Pair
 from quanterr.pairing.names import FED_BY_NORM, FED_BY_WEIGHT, canonicalize
 from quanterr.pairing.sampling import (

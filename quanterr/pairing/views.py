@@ -12,12 +12,11 @@ from functools import partial
 from itertools import pairwise
 from math import prod
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.errors import FormatMismatch
 from quanterr.formats import SEVERAL, Values, Weight
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.converters.numbers import ElementChange, Undone
 from quanterr.pairing.converters.orders import Order
 from quanterr.tensors.chunks import Chunk, as_matrix

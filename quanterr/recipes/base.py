@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.rounding import find_magnitudes
+from quanterr.lazy_torch import Tensor, torch
 
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # dtypes that can be quantized
 # The dtype that weights of a stored dtype are quantized as. Rows are read in float32, and no format has float64 scales.

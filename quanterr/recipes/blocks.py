@@ -21,9 +21,6 @@ quantize_row_q…_impl; gguf-py gguf/quants.py; the fallbacks: src/llama-quant.c
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.kernel.rounding import (
     find_codes,
@@ -33,6 +30,7 @@ from quanterr.kernel.rounding import (
     make_truncated_integers,
 )
 from quanterr.kernel.structs import Packing
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Encoder, Piece, Recipe, Source, StoredTensor, explain_partial_groups, view_bytes
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
 from quanterr.tensors.packing import pack_codes, pack_halves

@@ -35,12 +35,10 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.errors import UsageError
 from quanterr.formats.shared.ggml_blocks import IQ4
 from quanterr.formats.shared.hadamard import make_sylvester
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.inputs import FP8_MAX, INPUT_SCHEMES, INT8_MAX, StoredInputScale
 from quanterr.util.text import display
 

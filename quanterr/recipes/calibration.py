@@ -13,10 +13,8 @@ Asymmetric codes use both ends instead (minmax), which ``mse`` and ``pNN`` shrin
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from quanterr.errors import UsageError
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.text import display
 
 RATIOS = tuple(1 - n / 38 for n in range(20))  # from 1 to 0.5

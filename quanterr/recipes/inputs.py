@@ -31,8 +31,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from quanterr.lazy_torch import Tensor, torch
 
 FP8_MAX, FP4_MAX, INT8_MAX, NARROW_INT4_MAX = 448.0, 6.0, 127.0, 7.0
 MIN_FP8_SCALE = 1 / (FP8_MAX * 512)

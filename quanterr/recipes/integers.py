@@ -18,11 +18,9 @@ quantization/lifecycle/forward.py _quantize, compressors/pack_quantized/helpers.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.rounding import Codes, find_codes, make_integers
 from quanterr.kernel.structs import Packing
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import (
     FLOATS,
     Encoder,

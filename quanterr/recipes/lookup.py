@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from math import inf, nextafter
 
-import torch
-from torch import Tensor
+from quanterr.lazy_torch import Tensor, torch
 
 CELLS = 2048  # cells of the grid on each side of zero
 MARGIN = 0.01  # rounding error of a cell's index, in cells

@@ -14,10 +14,8 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import QUANTIZED_AS, Rows
 from quanterr.tensors.workspace import Workspace
 

@@ -16,10 +16,8 @@ Reference: ml-explore/mlx@v0.32.4 mlx/backend/cpu/quantized.cpp quantize.
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.rounding import find_codes, make_integers
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import FLOATS, Encoder, Piece, Source, StoredTensor, explain_partial_groups, find_extremes
 from quanterr.tensors.packing import WORD, pack_words
 

@@ -11,13 +11,11 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
 from quanterr.checkpoints.base import DTYPE_BITS, RECIPE
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.errors import UsageError
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import QUANTIZED_AS, Recipe, Rows, Source, StoredTensor
 from quanterr.recipes.matrices import is_stack, matrices_of
 from quanterr.recipes.scales import ScaleCache

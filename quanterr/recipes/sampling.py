@@ -21,10 +21,8 @@ from itertools import pairwise
 from math import ceil, log, sqrt
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.errors import UsageError
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import FLOATS
 from quanterr.recipes.matrices import Matrix
 from quanterr.recipes.quantized_file import QuantizedFile

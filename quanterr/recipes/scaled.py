@@ -14,12 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from quanterr.kernel.levels import E4M3, make_float_codes
 from quanterr.kernel.rounding import Codes, find_codes, make_integers
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Encoder, Piece, Source, StoredTensor
 from quanterr.recipes.calibration import Calibrator
 
@@ -82,7 +79,7 @@ class ScaledEncoder(Encoder):
         high = self.edges[0] or rows
         a, b = -(-rows // high), -(-cols // wide)
         if (a * high, b * wide) != (rows, cols):
-            x = pad(x, (0, b * wide - cols, 0, a * high - rows))
+            x = torch.nn.functional.pad(x, (0, b * wide - cols, 0, a * high - rows))
         return x.view(a, high, b, wide)
 
     def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
@@ -93,7 +90,7 @@ class ScaledEncoder(Encoder):
         blocks = self._cut(x, wide)
         if importance is not None:
             _, _, b, wide = blocks.shape
-            importance = pad(importance, (0, b * wide - len(importance))).view(1, 1, b, wide)
+            importance = torch.nn.functional.pad(importance, (0, b * wide - len(importance))).view(1, 1, b, wide)
         return self.calibrator.find_ends(blocks, self.codes.most, lambda v: self.codes.round(v).float(), importance)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from quanterr.errors import CheckpointError
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Piece, Recipe, Rows, Source
 from quanterr.util.text import display
 

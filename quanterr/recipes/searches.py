@@ -10,11 +10,9 @@ import ctypes
 from collections.abc import Sequence
 from functools import reduce
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.library import Kernel, choose_kernel
 from quanterr.kernel.structs import MOST_SEARCHED
+from quanterr.lazy_torch import Tensor, torch
 
 LEAST = 1e-15  # a group whose elements are all smaller is zero: GROUP_MAX_EPS
 PASSES = 5  # passes of make_q3_quants and make_qp_quants

@@ -8,12 +8,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from math import log10
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Checkpoint
 from quanterr.documents.ranking.model import Changed, Study
 from quanterr.errors import Interrupted
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import FLOATS, Recipe
 from quanterr.recipes.blocks import BlockEncoder
 from quanterr.recipes.matrices import Matrix, matrices_of

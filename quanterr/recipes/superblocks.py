@@ -17,14 +17,12 @@ import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints.ggml_types import OF_NAME, GgmlType
 from quanterr.formats import gguf_k
 from quanterr.formats.shared.ggml_fields import Block, describe, encode
 from quanterr.kernel.library import choose_kernel
 from quanterr.kernel.rounding import find_codes, make_integers
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.searches import (
     FINE,
     LEAST,

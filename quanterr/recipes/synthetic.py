@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from math import log10
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Recipe
 from quanterr.recipes.tensors import apply_recipe, count_stored_bytes
 

@@ -22,12 +22,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import gcd, lcm
 
-import torch
-from torch import Tensor
-
 from quanterr.formats.bnb_4bit import TABLES
 from quanterr.kernel.rounding import Codes, find_codes, make_counts, make_table
 from quanterr.kernel.structs import Packing
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Encoder, Piece, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
 from quanterr.tensors.packing import pack_pairs

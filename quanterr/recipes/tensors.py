@@ -5,18 +5,16 @@ Values equal a reader's: the stored tensors go through the same code as a file.
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from quanterr.declarations import Declarations
 from quanterr.errors import UsageError
 from quanterr.formats import Hints, StoredParts, Weight, recognize
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import FLOATS, Recipe, Rows, Source
 from quanterr.recipes.names import parse_recipe
 from quanterr.recipes.quantized_file import QuantizedFile
 from quanterr.recipes.scales import ScaleCache
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import TORCH_DTYPES, FilledWorkspace, Workspace
+from quanterr.tensors.workspace import TORCH_DTYPES, FilledWorkspace, Workspace, find_dtype
 
 NAME = "tensor.weight"
 ROUNDINGS = 1e-6  # relative rounding of float32 in scales and products
@@ -37,7 +35,7 @@ def quantize_tensor(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
     found = {}
     for entry in file.entries:
         raw = torch.frombuffer(bytearray(entry.read()) or bytearray(1), dtype=torch.uint8)[: entry.nbytes]
-        dtype = OWN_DTYPES.get(entry.dtype, TORCH_DTYPES.get(entry.dtype))
+        dtype = OWN_DTYPES.get(entry.dtype) or (find_dtype(entry.dtype) if entry.dtype in TORCH_DTYPES else None)
         name = entry.name.removeprefix("tensor.")
         found[name] = raw.view(len(tensor), -1) if dtype is None else raw.view(dtype).view(entry.shape)
     return found

@@ -5,11 +5,9 @@ from itertools import product
 from math import nan
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.structs import TILE
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
 from quanterr.samples.nearest import Nearest
 from quanterr.samples.rows import list_rows

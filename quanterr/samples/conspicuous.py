@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
 
-import torch
-from torch import Tensor
-
 from quanterr.formats import Weight
 from quanterr.kernel.library import choose_kernel
 from quanterr.kernel.structs import MOST_PARTS
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, join_peaks, select_conspicuous
 from quanterr.metrics.sums import Sums, as_float, ratio

@@ -6,14 +6,14 @@ measured in units of stored codes, so that factors of columns, low-rank branches
 applies them: a good scale is the stored scale times a number per group.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from math import frexp
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.levels import MANTISSA, Levels, Scaling
+from quanterr.lazy_torch import Tensor, torch
 
 SAME = 0.05  # largest relative difference between the units of one group, apart from column factors
 ZERO = 1e-6  # smaller zero points, relative to the largest level, count as zero

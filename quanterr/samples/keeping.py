@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.decoding import find_decoder
 from quanterr.kernel.native_sums import KeptRows
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import Pair
 from quanterr.samples.measuring import find_near_scales

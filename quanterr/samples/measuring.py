@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
-from torch import Tensor
-
 from quanterr.formats import Weight
+from quanterr.lazy_torch import Tensor
 from quanterr.metrics.attainable import Attainable, BadRegion
 from quanterr.metrics.sums import Sums
 from quanterr.samples.codes import Sampler

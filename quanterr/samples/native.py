@@ -11,9 +11,6 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.kernel.decoder import Decoder, ElementType
@@ -22,6 +19,7 @@ from quanterr.kernel.levels import Levels, Scaling
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.native_sums import KeptBlocks, KeptRows
 from quanterr.kernel.structs import CodeKind, LimitsStruct, RowsStruct, SampleState, SampleStruct, Zeros
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import share
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums, as_float

@@ -2,10 +2,8 @@
 
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.levels import EXPONENT, Levels, Scaling
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
 HALF_STEP = 0.5001  # largest rounding error in steps, with a margin for float32: 127 steps are accurate to 2e-5

@@ -1,16 +1,16 @@
 """Rows of both sides of a pair, read again after the pass or kept during it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from quanterr.formats import Weight
 from quanterr.kernel.decoding import read_into, read_values
 from quanterr.kernel.levels import Scaling
 from quanterr.kernel.library import Kernel
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.samples.rows import list_rows
 from quanterr.samples.small import SmallWeights

@@ -5,12 +5,10 @@ from functools import cache, cached_property
 from math import inf
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.formats import Weight
 from quanterr.kernel.interpreter import decoder_of
 from quanterr.kernel.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
 from quanterr.samples.conspicuous import spans_rows
 from quanterr.samples.good_scales import (

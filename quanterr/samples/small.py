@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.tensors.workspace import Workspace
 

@@ -13,15 +13,15 @@ y may come from x in three ways:
 Truncation or stochastic rounding leaves the other neighbour instead: at most a step away.
 """
 
+from __future__ import annotations
+
 from enum import StrEnum
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.workspace import find_dtype
 
-from quanterr.tensors.workspace import TORCH_DTYPES
-
-HALVES = (torch.bfloat16, torch.float16)  # dtypes in which tools load models
+HALVES = ("BF16", "F16")  # dtypes in which tools load models
 ROUNDED = 2.0**-21  # relative error of float32 arithmetic on stored numbers, exp included
 
 
@@ -49,8 +49,8 @@ class CastTest:
 
     def __init__(self, original: str, quantized: str, computed: bool = False) -> None:
         """Start a test for these stored dtypes; ``computed``: the compared values come from float32 arithmetic."""
-        x, y = TORCH_DTYPES[original], TORCH_DTYPES[quantized]
-        ways = [_Way(y, y), *(_Way(half, y) for half in HALVES if half not in (x, y))]
+        x, y = find_dtype(original), find_dtype(quantized)
+        ways = [_Way(y, y), *(_Way(half, y) for half in map(find_dtype, HALVES) if half not in (x, y))]
         if x != y:
             ways.append(_Way(x, x, back=True))
         self._found = dict.fromkeys(ways, Copy.SAME)
@@ -103,9 +103,9 @@ def rounds_to_nearest(original: str, quantized: str, relative_max: float) -> boo
     Below the smallest normal number, |e| is relative to that number, because the spacing of floats is the same on both
     sides of it.
     """
-    return original != quantized and relative_max <= torch.finfo(TORCH_DTYPES[quantized]).eps / 2
+    return original != quantized and relative_max <= torch.finfo(find_dtype(quantized)).eps / 2
 
 
-def find_narrowest(dtypes: "set[str]") -> str:
+def find_narrowest(dtypes: set[str]) -> str:
     """Return the float dtype with the fewest digits."""
-    return max(dtypes, key=lambda dtype: torch.finfo(TORCH_DTYPES[dtype]).eps, default="F32")
+    return max(dtypes, key=lambda dtype: torch.finfo(find_dtype(dtype)).eps, default="F32")

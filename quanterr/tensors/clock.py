@@ -5,9 +5,8 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-import torch
-
 from quanterr.documents.base import RunInfo
+from quanterr.lazy_torch import torch
 
 
 class Clock:

@@ -1,19 +1,18 @@
 """The choice of the device on which torch computes, and the differences between accelerators."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from quanterr.errors import ResourceError, UsageError
+from quanterr.lazy_torch import torch
 from quanterr.options import DEVICE_CHOICES, KNOWN_DEVICES
 from quanterr.util.processes import this_process
 from quanterr.util.text import count, display
 
-CPU = torch.device("cpu")
-# Sums are float64, and FP8 codes are decoded by torch's own cast.
-NEEDED = (torch.float64, torch.float8_e4m3fn)
+NEEDED = ("float64", "float8_e4m3fn")  # sums are float64, and FP8 codes are decoded by torch's own cast
 
 
 def check_name(name: str) -> None:
@@ -41,7 +40,7 @@ def pick_device(name: str) -> torch.device:
         raise ResourceError(f"--device {name}: {here}; try --device cpu")
     missing = _find_missing(device)
     if missing and name == "auto":
-        return CPU
+        return torch.device("cpu")
     if missing:
         raise ResourceError(f"--device {name}: it does not compute in {missing}, which is needed; try --device cpu")
     return device
@@ -57,11 +56,11 @@ def _find_missing(device: torch.device) -> str:
     """Return the name of a dtype that the device lacks; an empty string if it has all that are needed."""
     for dtype in () if device.type in ("cpu", "cuda") else NEEDED:  # these two have all
         try:
-            torch.zeros(1, device=device).to(dtype).float()
+            torch.zeros(1, device=device).to(getattr(torch, dtype)).float()
         except torch.OutOfMemoryError:
             break
         except (RuntimeError, TypeError):  # MPS raises TypeError
-            return str(dtype).removeprefix("torch.")
+            return dtype
     return ""
 
 

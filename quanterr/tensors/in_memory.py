@@ -9,17 +9,15 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.errors import CheckpointError, UsageError
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 KIND = "memory"
 KEPT = 2  # dequantized tensors
@@ -56,7 +54,7 @@ class Model(Protocol):
         """Return its tensors by name."""
 
 
-Tensors: TypeAlias = Mapping[str, "Tensor"] | Model
+Tensors: TypeAlias = Mapping[str, Tensor] | Model
 Opened: TypeAlias = str | os.PathLike[str] | Checkpoint  # accepted as it is
 Side: TypeAlias = Opened | Tensors
 
@@ -64,7 +62,7 @@ Side: TypeAlias = Opened | Tensors
 class _Part(NamedTuple):
     """A tensor as it is read."""
 
-    source: "Tensor"
+    source: Tensor
     read: "Callable[[], Tensor]"  # returns a tensor of the entry's dtype and shape
 
 
@@ -96,9 +94,7 @@ class TensorsFile(CheckpointFile):
             self.size += entry.nbytes
         self._versions = self._read_versions()
 
-    def _describe(self, name: str, tensor: "Tensor") -> _Part:
-        import torch
-
+    def _describe(self, name: str, tensor: Tensor) -> _Part:
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(f"{self}: {display(name)}: a {type(tensor).__name__}, not a tensor")
         if str(tensor.dtype) not in DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
@@ -115,7 +111,7 @@ class TensorsFile(CheckpointFile):
         self.dequantized[name] = type(tensor).__name__
         return _Part(tensor, partial(self._dequantize, name, tensor))
 
-    def _dequantize(self, name: str, tensor: "Tensor") -> "Tensor":
+    def _dequantize(self, name: str, tensor: Tensor) -> Tensor:
         """Return the values of a tensor; the values of the last tensors are kept, as a tensor is read in chunks."""
         with self._lock:
             found = self._recent.pop(name, None)
@@ -134,8 +130,6 @@ class TensorsFile(CheckpointFile):
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` with the bytes from ``offset`` on."""
-        import torch
-
         for entry, part in self._find_parts(offset, len(view)):
             begin, end = max(offset, entry.offset), min(offset + len(view), entry.offset + entry.nbytes)
             stored = part.read().contiguous().view(-1).view(torch.uint8)[begin - entry.offset : end - entry.offset]

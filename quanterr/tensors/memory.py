@@ -1,11 +1,10 @@
 """Memory for whole weights, which come and go all the time."""
 
+from __future__ import annotations
+
 from math import prod
 
-import torch
-from torch import Tensor
-
-from quanterr.tensors.devices import CPU
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.platform import allocate_pages
 
 WEIGHT = 1 << 20  # bytes; larger weights get pages of their own
@@ -18,7 +17,7 @@ def room_for_weight(shape: tuple[int, int], device: torch.device) -> Tensor:
     huge pages, which the system provides faster.
     """
     n_bytes = 4 * prod(shape)
-    if device != CPU or n_bytes < WEIGHT:
+    if device != torch.device("cpu") or n_bytes < WEIGHT:
         return torch.empty(shape, dtype=torch.float32, device=device)
     try:
         pages = allocate_pages(n_bytes)

@@ -1,8 +1,6 @@
 """Packing of codes of a few bits into bytes."""
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from quanterr.lazy_torch import Tensor, torch
 
 WORD = 32
 HALVES = {8: 0x00FF00FF00FF00FF, 16: 0x0000FFFF0000FFFF, 32: 0x00000000FFFFFFFF}  # by width: every other field
@@ -27,7 +25,9 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
     missing = -codes.shape[1] % WORD
     if not missing:
         return pack_codes(codes, bits)
-    return pack_codes(pad(codes, (0, missing)), bits)[:, : 4 * words].clone(memory_format=torch.contiguous_format)
+    return pack_codes(torch.nn.functional.pad(codes, (0, missing)), bits)[:, : 4 * words].clone(
+        memory_format=torch.contiguous_format
+    )
 
 
 def pack_pairs(codes: Tensor, low_first: bool = True) -> Tensor:

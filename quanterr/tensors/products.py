@@ -5,10 +5,7 @@ Sums are float32 as well, only in another order. Gradients are left to torch, as
 
 from functools import cache
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - its usual name
-
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.platform import has_amd_cpu
 
 
@@ -16,7 +13,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x Wᵀ + b, as F.linear does."""
     whole = weight.dim() == 2 and (weight.is_contiguous() or weight.t().is_contiguous())
     if not (whole and uses_onednn(x) and uses_onednn(weight)):
-        return F.linear(x, weight, bias)
+        return torch.nn.functional.linear(x, weight, bias)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
 

@@ -5,44 +5,50 @@ keeps one :class:`Workspace`, and everything as large as a chunk lives in one of
 with the size of a weight.
 """
 
+from __future__ import annotations
+
 import ctypes
 import threading
 from collections.abc import Callable, Hashable, Iterable
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
+from quanterr.lazy_torch import Tensor, torch
 
+# Stored dtype → torch's name of the dtype in which it is read.
 TORCH_DTYPES = {
-    "BOOL": torch.uint8,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "U16": torch.int16,  # only the bits of unsigned integers are needed
-    "I32": torch.int32,
-    "U32": torch.int32,
-    "I64": torch.int64,
-    "U64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.int8,  # the codes' bits: see formats/shared/element_types.py
-    "F8_E5M2": torch.int8,
-    "F8_E4M3FNUZ": torch.int8,
-    "F8_E5M2FNUZ": torch.int8,
-    "F8_E8M0": torch.uint8,  # bits of the exponents
-    "C64": torch.int64,
+    "BOOL": "uint8",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "U16": "int16",  # only the bits of unsigned integers are needed
+    "I32": "int32",
+    "U32": "int32",
+    "I64": "int64",
+    "U64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "int8",  # the codes' bits: see formats/shared/element_types.py
+    "F8_E5M2": "int8",
+    "F8_E4M3FNUZ": "int8",
+    "F8_E5M2FNUZ": "int8",
+    "F8_E8M0": "uint8",  # bits of the exponents
+    "C64": "int64",
 }
-
-
 OUTPUT = "values"  # the buffer for a format's result; see Workspace.output
 MAX_VIEWS = 64  # most cached views; beyond that, all are dropped
+
+
+@cache
+def find_dtype(stored: str) -> torch.dtype:
+    """Return the dtype in which elements stored as ``stored`` are read."""
+    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[stored])
+    return dtype
 
 
 class _Shared:
@@ -73,9 +79,9 @@ _making = threading.Lock()
 class Workspace:
     """The buffers of one worker on one device."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Start without buffers."""
-        self.device = device
+    def __init__(self, device: torch.device | None = None) -> None:
+        """Start without buffers, by default on the CPU."""
+        self.device = device or torch.device("cpu")
         self._buffers: dict[str, Tensor] = {}
         self._lent: dict[str, Tensor] = {}
         self._hosts: dict[str, tuple[Tensor, memoryview]] = {}
@@ -91,9 +97,9 @@ class Workspace:
         view = self.views.get((key, shape, dtype))
         return self._make_view(key, shape, dtype) if view is None else view
 
-    def output(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the buffer for a format's result, which the kernel uses in place, without a copy."""
-        return self.buffer(OUTPUT, shape, dtype)
+    def output(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Return the buffer for a format's result, float32 by default, which the kernel uses without a copy."""
+        return self.buffer(OUTPUT, shape, dtype or torch.float32)
 
     def _make_view(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n_bytes = prod(shape) * dtype.itemsize
@@ -119,7 +125,7 @@ class Workspace:
         Raises:
             CheckpointError: the file cannot be read.
         """
-        dtype = TORCH_DTYPES[entry.dtype]
+        dtype = find_dtype(entry.dtype)
         return self._fetch(key, entry, first * dtype.itemsize, shape, dtype)
 
     def read_bytes(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
@@ -225,8 +231,8 @@ class Workspace:
 class FilledWorkspace(Workspace):
     """A workspace in which all codes of a weight are equal: dequantizing in it gives an end of the weight's range."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Start without buffers, reading codes as stored."""
+    def __init__(self, device: torch.device | None = None) -> None:
+        """Start without buffers, by default on the CPU, reading codes as stored."""
         super().__init__(device)
         self._shared = WeakValueDictionary()  # its own, as no other workspace may use results of replaced codes
         self._filled: set[int] = set()

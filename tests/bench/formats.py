@@ -245,7 +245,7 @@ def rates(original: Weight, weight: Weight) -> list[float]:
     pair = Pair("X.weight", original, weight, (), (), (), ())
 
     def dequantize() -> None:
-        workspace = Workspace(CPU)
+        workspace = Workspace()
         for chunk in chunks:
             weight.dequantize(chunk, workspace)
 

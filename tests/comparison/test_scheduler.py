@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 import torch
-from support.making import numbers, pair_of
+from support.making import CPU, numbers, pair_of
 from support.stored import stored
 from support.tolerances import FEW
 
@@ -23,7 +23,7 @@ from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import pair
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, split_chunk
-from quanterr.tensors.devices import CPU, pick_device
+from quanterr.tensors.devices import pick_device
 
 
 def without_run(report):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.forked import call
+from support.making import CPU
 from support.small_models import auto_of, ids, saved, stored
 from support.tolerances import FLOAT64
 from test_evaluate import CONTEXT, candidate
@@ -21,7 +22,6 @@ from quanterr.evaluation.models.names import ConversionNames
 from quanterr.evaluation.models.sides import Sides
 from quanterr.evaluation.running.stepping import Stream
 from quanterr.pairing.importance import read_importance
-from quanterr.tensors.devices import CPU
 
 pytestmark = pytest.mark.session
 

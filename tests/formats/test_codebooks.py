@@ -96,7 +96,7 @@ class TestHadamardMatrices:
         size = next((size for size in sorted(TABLES, reverse=True) if n % size == 0), 1)
         table = hadamard.make_table(size) if size > 1 else torch.ones(1, 1).double()
         whole = torch.kron(table, hadamard.make_sylvester(n // size))
-        one, unit, workspace = torch.ones(n).double(), torch.eye(n), Workspace(CPU)
+        one, unit, workspace = torch.ones(n).double(), torch.eye(n), Workspace()
         left, right = (
             hadamard.multiply(unit, n, axis, (one, one), torch.empty(n, n).double(), workspace) for axis in (0, 1)
         )
@@ -126,7 +126,7 @@ class TestCodebooks:
         tiles = torch.arange(1 << 16).view(2, 128, 256).int()  # a code in each word
         layout = code_tiles.TileLayout(16, 16, torch.tensor([(n, 255 - n, 0) for n in range(256)], dtype=torch.int32))
 
-        looked_up, computed = (code_tiles.look_up(tiles, layout, table, Workspace(CPU), by) for by in (None, generator))
+        looked_up, computed = (code_tiles.look_up(tiles, layout, table, Workspace(), by) for by in (None, generator))
 
         assert same_bits(looked_up, computed)
         assert same_bits(looked_up.view(2, 16, 128, 16).transpose(1, 2).flatten(), table)
@@ -582,7 +582,7 @@ class TestWorkspaces:
             stored, values = golden(case)
             original[f"{n}.weight"] = values
             quantized |= {f"{n}.{name.removeprefix('a.')}": tensor for name, tensor in stored.items()}
-        workspace = Workspace(CPU)
+        workspace = Workspace()
         with (
             planned(
                 store(tmp_path / "original.safetensors", original), store(tmp_path / "quantized.safetensors", quantized)
@@ -607,7 +607,7 @@ class TestWorkspaces:
             return made[-1]
 
         with open_checkpoint(path) as checkpoint:
-            one, other = Workspace(CPU), Workspace(CPU)
+            one, other = Workspace(), Workspace()
             a, b = checkpoint.entries["a"], checkpoint.entries["b"]
             first = one.share("key", a, make)
 
@@ -641,9 +641,9 @@ class TestWorkspaces:
 
         with open_checkpoint(path) as checkpoint, ThreadPoolExecutor(1) as pool:
             make = partial(torch.zeros, 3)
-            first = pool.submit(Workspace(CPU).share, "key", checkpoint.entries["a"], make, fill, 3)
+            first = pool.submit(Workspace().share, "key", checkpoint.entries["a"], make, fill, 3)
             assert begun.wait(10)
-            found = Workspace(CPU).share("key", checkpoint.entries["a"], make, fill, 3)
+            found = Workspace().share("key", checkpoint.entries["a"], make, fill, 3)
 
             assert found is first.result()
             assert [0, 1, 2] == found.tolist()
@@ -659,7 +659,7 @@ class TestWorkspaces:
                 raise CheckpointError("unreadable")
 
         with open_checkpoint(path) as checkpoint:
-            one, other = Workspace(CPU), Workspace(CPU)
+            one, other = Workspace(), Workspace()
             share = ("key", checkpoint.entries["a"], partial(torch.zeros, 3), fill, 3)
             with pytest.raises(CheckpointError, match="unreadable"):
                 one.share(*share)

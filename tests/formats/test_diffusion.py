@@ -378,7 +378,7 @@ def test_rotation_is_undone_by_its_matrix(size):
     x = numbers(3, 2 * size, dtype=torch.float32)
     expected = (x.double().view(-1, size) @ hadamard(size)).view(x.shape).float()
 
-    assert torch.allclose(expected, unrotate(x.clone(), size, Workspace(CPU)), rtol=0, atol=1e-7 * float(x.abs().max()))
+    assert torch.allclose(expected, unrotate(x.clone(), size, Workspace()), rtol=0, atol=1e-7 * float(x.abs().max()))
 
 
 def quantized_rows(x, steps):
@@ -526,7 +526,7 @@ def test_layers_in_every_layout_share_a_workspace(tmp_path):
                 floats = tensor.is_floating_point() and not name.endswith((".smooth", ".smooth_orig"))
                 stored[name.replace("a.", f"{module}.", 1)] = random.to(tensor.dtype) if floats else tensor
             shapes[f"{module}.weight"] = torch.zeros(shape)
-    workspace = Workspace(CPU)
+    workspace = Workspace()
     with planned(store(tmp_path / "x.safetensors", shapes), store(tmp_path / "y.safetensors", stored)) as plan:
         for pair in plan.pairs:
             own[pair.name] = dequantized(pair.quantized)

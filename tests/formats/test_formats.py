@@ -107,7 +107,7 @@ class TestEveryNumericGoldenCase:
                 assert all(same_bits(whole, dequantized(weight, size)) for size in sizes), pair.name
 
     def test_row_pieces_do_not_depend_on_their_start(self, case):
-        workspace = Workspace(CPU)
+        workspace = Workspace()
         with planned(expected_of(case), case) as plan:
             for pair in plan.pairs:
                 rows, cols = pair.quantized.matrix
@@ -190,7 +190,7 @@ class TestAllCodes:
 def counts_of(folder, codes):
     """Return how many codes of a weight are at the end of their range, by chunk."""
     with scaled(folder, codes, ONE) as plan, torch.inference_mode():
-        weight, workspace = plan.pairs[0].quantized, Workspace(CPU)
+        weight, workspace = plan.pairs[0].quantized, Workspace()
         return [int(weight.dequantize(chunk, workspace).saturated) for chunk in Cut(*weight.matrix, ALL_ROWS)]
 
 
@@ -206,7 +206,7 @@ class TestSaturated:
     def test_saturated_codes_are_at_the_end_of_the_range(self, tmp_path, dtype, ends):
         codes = torch.arange(256, dtype=torch.uint8).view(256, 1).view(dtype)
         with scaled(tmp_path, codes, ONE) as plan, torch.inference_mode():
-            weight, workspace = plan.pairs[0].quantized, Workspace(CPU)
+            weight, workspace = plan.pairs[0].quantized, Workspace()
             chunks = [Chunk(row, row + 1, 0, 1) for row in range(256)]
             alone = {chunk.row for chunk in chunks if int(weight.dequantize(chunk, workspace).saturated)}
 
@@ -713,7 +713,7 @@ def test_workspace_serves_weights_with_different_sizes_and_formats(tmp_path):
             f"{n}.bias": numbers(1, cols, seed=n).float(),
         }
     original = {name: torch.zeros(tensors[name].shape) for name in plain}
-    workspace = Workspace(CPU)
+    workspace = Workspace()
     with planned(
         store(tmp_path / "original.safetensors", original), store(tmp_path / "quantized.safetensors", tensors)
     ) as plan:
@@ -726,7 +726,7 @@ def test_workspace_serves_weights_with_different_sizes_and_formats(tmp_path):
 
 def test_overwritten_part_is_read_again(tmp_path):
     path = store(tmp_path / "x.safetensors", {"a": torch.arange(4.0), "b": torch.arange(4.0, 8.0)})
-    workspace = Workspace(CPU)
+    workspace = Workspace()
     with open_checkpoint(path) as checkpoint:
         a, b = checkpoint.entries["a"], checkpoint.entries["b"]
         workspace.read_whole("part", a)

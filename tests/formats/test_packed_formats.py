@@ -60,7 +60,7 @@ class TestStreams:
     @pytest.mark.parametrize("code_bits", range(1, 9))
     def test_streams_hold_codes_with_any_width_lowest_bits_first(self, code_bits):
         stored = random_bytes(3, 8 * code_bits, seed=code_bits)
-        values = bit_stream.unpack(stored, bit_stream.integers(code_bits, CPU), Workspace(CPU))
+        values = bit_stream.unpack(stored, bit_stream.integers(code_bits, CPU), Workspace())
 
         assert [codes_of_stream(row.tolist(), code_bits) for row in stored] == values.tolist()
 
@@ -574,7 +574,7 @@ def test_workspace_serves_weights_held_and_read_in_turns(tmp_path):
         stored |= {name.replace("a.", f"{axis}.", 1): part for name, part in parts.items()}
         codes = parts["a.W_q"].view(-1)
         plain[f"{axis}.weight"] = (torch.cat([codes >> 4, codes & 15]).float() - 2**axis).view(4, 64) * 2**axis
-    workspace = Workspace(CPU)
+    workspace = Workspace()
     original = store(tmp_path / "original.safetensors", {name: torch.zeros(4, 64) for name in plain})
     with planned(original, store(tmp_path / "quantized.safetensors", stored)) as plan:
         for pair in [*plan.pairs, *plan.pairs]:

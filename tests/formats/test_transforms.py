@@ -18,7 +18,6 @@ from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.formats.shared.transform_matrix import _take_apart
 from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.devices import CPU
 from quanterr.tensors.workspace import Workspace
 
 FOLDER = Path(__file__).parents[1] / "golden_transforms"  # make.py in that folder documents the files
@@ -56,7 +55,7 @@ def test_weights_equal_those_that_compressed_tensors_multiplies_by(case):
 @pytest.mark.parametrize("case", ["hadamard_blocks", "random_hadamard_inverse"])
 def test_every_part_equals_the_whole(case):
     """Sums of a few numbers with eight bits or less are exact in float64, in any order."""
-    workspace = Workspace(CPU)
+    workspace = Workspace()
     with open_checkpoint(FOLDER / case) as quantized:
         weight = Sides(quantized).weights[f"{DOWN}.weight"]
         whole = weight.dequantize(Chunk(0, 32, 0, 48), workspace).weight.clone()

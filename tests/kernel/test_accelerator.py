@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 import torch
 from support.golden_files import CASES, GOLDEN, expected_of, values_of
-from support.making import numbers
+from support.making import CPU, numbers
 from support.simulated_device import NAME, UNKNOWN, check_tables, is_pinned, register, simulated
 from support.stored import stored, write
 
@@ -17,7 +17,7 @@ from quanterr.comparison import compare_each, scheduler
 from quanterr.errors import ResourceError
 from quanterr.kernel import library
 from quanterr.options import CompareOptions
-from quanterr.tensors.devices import CPU, describe_device, own_stream, pick_device
+from quanterr.tensors.devices import describe_device, own_stream, pick_device
 from quanterr.tensors.workspace import Workspace
 
 pytestmark = UNKNOWN

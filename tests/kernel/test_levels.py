@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden_files import NUMBERS, expected_of
-from support.making import CPU, planned, same_bits
+from support.making import planned, same_bits
 
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.levels import (
@@ -59,8 +59,8 @@ def rounded(weight):
     """Return the whole weight in the space of its codes: stored values, scales, and the weight itself."""
     inner = weight.rotated.weight if weight.rotated else weight
     chunk = Chunk(0, inner.matrix[0], 0, inner.matrix[1])
-    y = inner.dequantize(chunk, Workspace(CPU)).weight.float().clone()
-    scales = inner.scaling(chunk, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    y = inner.dequantize(chunk, Workspace()).weight.float().clone()
+    scales = inner.scaling(chunk, (FilledWorkspace(), FilledWorkspace()))
     unit = scales.unit.expand(y.shape).clone() if scales else None
     return inner, y, scales and Scaling(unit, None if scales.shift is None else scales.shift.clone())
 
@@ -81,7 +81,7 @@ def usable(weight, y, scales):
 @pytest.mark.skipif(find_best().kernel is None, reason="no compiled kernel here")
 @pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_scales_are_the_same_if_the_kernel_decodes_codes(case):
-    filled = [FilledWorkspace(CPU) for _ in range(4)]
+    filled = [FilledWorkspace() for _ in range(4)]
     with planned(expected_of(case), case) as plan:
         for weight in (pair.quantized for pair in plan.pairs):
             chunk = Chunk(0, weight.matrix[0], 0, weight.matrix[1])
@@ -190,7 +190,7 @@ class TestLevels:
         x = torch.tensor([data.draw(st.lists(numbers, min_size=8, max_size=8))])
         y = values[torch.tensor([data.draw(st.lists(st.integers(0, len(values) - 1), min_size=8, max_size=8))])]
         scales = Scaling(torch.ones(1, 1))
-        if measure_rounding(levels, x, y - x, scales, Workspace(CPU)) is not None:
+        if measure_rounding(levels, x, y - x, scales, Workspace()) is not None:
             least = (x[..., None] - values).abs().amin(-1)
 
             assert ((y - x).abs() <= least * 1.0001).all()
@@ -201,9 +201,9 @@ def test_short_test_confirms_plain_rounding():
     unit = x.abs().amax(1, keepdim=True) / 448
     y = (x / unit).to(torch.float8_e4m3fn).float() * unit
 
-    assert measure_rounding(E4M3, x, y - x, Scaling(unit), Workspace(CPU)) == pytest.approx(1 / 12, rel=0.1)
+    assert measure_rounding(E4M3, x, y - x, Scaling(unit), Workspace()) == pytest.approx(1 / 12, rel=0.1)
     y[3, 5] += 64 * unit[3, 0]
-    assert measure_rounding(E4M3, x, y - x, Scaling(unit), Workspace(CPU)) is None
+    assert measure_rounding(E4M3, x, y - x, Scaling(unit), Workspace()) is None
 
 
 def test_zero_scale_keeps_the_stored_value_and_is_out_of_range():

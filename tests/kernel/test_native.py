@@ -85,7 +85,7 @@ DESCRIBED = sorted(
 def decoded(weight, kernel=BUILT, size=1 << 22):
     """Return a weight as the kernel decodes it, chunk by chunk."""
     whole = torch.empty(weight.matrix)
-    workspaces = Workspace(CPU), Workspace(CPU)
+    workspaces = Workspace(), Workspace()
     sums = NativeSums(kernel, OUTLIER)
     operands = tuple(Operand(weight, workspace, None) for workspace in workspaces)
     for chunk in Cut(*weight.matrix, size):
@@ -104,9 +104,9 @@ def test_rotated_values_equal_torch(monkeypatch, kernel, size):
     values = normal(8192, 3).view(-1) * torch.tensor(10.0) ** torch.randint(-30, 30, (3 * 8192,))
     found, expected = values.clone(), values.clone()
     monkeypatch.setattr(convrot, "choose_kernel", lambda: library.KernelChoice(None))
-    convrot.unrotate(expected, size, Workspace(CPU))
+    convrot.unrotate(expected, size, Workspace())
     monkeypatch.setattr(convrot, "choose_kernel", lambda: library.KernelChoice(kernel))
-    convrot.unrotate(found, size, Workspace(CPU))
+    convrot.unrotate(found, size, Workspace())
 
     assert same_bits(expected, found)
 
@@ -122,7 +122,7 @@ def test_hadamard_products_equal_torch(monkeypatch, kernel, size, axis, dtype):
     def product(choice):
         monkeypatch.setattr(hadamard, "choose_kernel", lambda: library.KernelChoice(choice))
         out = torch.zeros(shape[0], shape[1] + 5)
-        return hadamard.multiply(source, size, axis, factors, out[:, 1:-4], Workspace(CPU))
+        return hadamard.multiply(source, size, axis, factors, out[:, 1:-4], Workspace())
 
     assert same_bits(product(None), product(kernel))
 
@@ -142,7 +142,7 @@ def multiply_in_order(matrix, x):
 def rotate_sides(monkeypatch, kernel, values, factors):
     monkeypatch.setattr(exl3, "choose_kernel", lambda: library.KernelChoice(kernel))
     out = torch.zeros(len(values), values.shape[1] + 5)
-    exl3.rotate(values, factors, out[:, 1:-4], Workspace(CPU))
+    exl3.rotate(values, factors, out[:, 1:-4], Workspace())
     return out[:, 1:-4]
 
 
@@ -282,7 +282,7 @@ def test_tile_codes_equal_torch(monkeypatch, kernel, mask):
 
     def values(choice):
         monkeypatch.setattr(code_tiles, "choose_kernel", lambda: library.KernelChoice(choice))
-        return code_tiles.look_up(stored.transpose(0, 1)[:, 1:], layout, table, Workspace(CPU))
+        return code_tiles.look_up(stored.transpose(0, 1)[:, 1:], layout, table, Workspace())
 
     assert same_bits(values(None), values(kernel))
 
@@ -333,7 +333,7 @@ class TestValues:
         """Codes are replaced to find the ends of a weight's range; they are in memory, not in a file."""
         with planned(*stored_as(tmp_path, name)) as plan:
             weight, chunk = plan.pairs[0].quantized, Chunk(*rows, 0, 2048)
-            plain, native_too = FilledWorkspace(CPU), FilledWorkspace(CPU)
+            plain, native_too = FilledWorkspace(), FilledWorkspace()
             for workspace in (plain, native_too):
                 workspace.fill((weight.codes,), 0x5A)
             expected, found = weight.dequantize(chunk, plain).weight, torch.empty(chunk.shape)
@@ -345,7 +345,7 @@ class TestValues:
     @pytest.mark.parametrize("name", ["e4m3", "gptq", "awq_gemm", "gguf_q4_k", "nvfp4"])
     def test_errors_equal_torch(self, tmp_path, kernel, name):
         with planned(*stored_as(tmp_path, name)) as plan:
-            sides = [(side, Workspace(CPU)) for side in (plan.pairs[0].original, plan.pairs[0].quantized)]
+            sides = [(side, Workspace()) for side in (plan.pairs[0].original, plan.pairs[0].quantized)]
             rows, cols = sides[0][0].matrix
             for chunk in (Chunk(0, rows, 0, cols), Chunk(8, 9, 0, cols)):
                 x, y = (side.dequantize(chunk, workspace).weight.clone() for side, workspace in sides)
@@ -600,7 +600,7 @@ class TestSums:
         x = normal(70, 1500)
         x[31, 600] = 1e30
         y, chunk, cells = quantized(x, 6), Chunk(20, 70, 0, 1500), CellGrid(*cell)
-        operands = Operand(in_memory(x), Workspace(CPU)), Operand(in_memory(y), Workspace(CPU))
+        operands = Operand(in_memory(x), Workspace()), Operand(in_memory(y), Workspace())
         sums = NativeSums(kernel, OUTLIER).sums(operands, [chunk], SumOptions(cells=cells), None)
         down, across = cells.of(chunk)
         values = torch.zeros(2, down.stop * cell[0], across.stop * cell[1])
@@ -828,7 +828,7 @@ def test_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
     path = store(tmp_path / "y.safetensors", {"X.weight": codes, "X.weight_scale": scale})
     with planned(store(tmp_path / "x.safetensors", {"X.weight": normal(96, 640)}), path) as plan:
         weight = plan.pairs[0].quantized
-        expected = weight.dequantize(Chunk(0, 96, 0, 640), Workspace(CPU)).weight
+        expected = weight.dequantize(Chunk(0, 96, 0, 640), Workspace()).weight
 
         assert decoder_of(weight.dequantize).stored is not None
         for size in (1 << 20, 7 * 640):
@@ -851,7 +851,7 @@ def test_kernel_reads_nested_scales_itself(tmp_path, kernel, shared):
     x, y = store(tmp_path / "x.safetensors", {"X.weight": normal(96, 640)}), store(tmp_path / "y.safetensors", stored)
     with planned(x, y) as plan:
         weight = plan.pairs[0].quantized
-        expected = weight.dequantize(Chunk(0, 96, 0, 640), Workspace(CPU)).weight
+        expected = weight.dequantize(Chunk(0, 96, 0, 640), Workspace()).weight
 
         assert decoder_of(weight.dequantize).stored.nested
         for size in (1 << 20, 7 * 640):
@@ -873,7 +873,7 @@ def test_columns_may_belong_to_any_block(tmp_path, kernel, blocks):
     x, y = store(tmp_path / "x.safetensors", {"X.weight": normal(64, 32)}), store(tmp_path / "y.safetensors", stored)
     with planned(x, y) as plan:
         weight = plan.pairs[0].quantized
-        expected = weight.dequantize(Chunk(0, 64, 0, 32), Workspace(CPU)).weight
+        expected = weight.dequantize(Chunk(0, 64, 0, 32), Workspace()).weight
 
         assert decoder_of(weight.dequantize).columns
         for size in (1 << 20, 7 * 32):
@@ -894,7 +894,7 @@ def test_kernel_reads_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):
     path = store(tmp_path / "y.safetensors", stored)
     with planned(store(tmp_path / "x.safetensors", {"X.weight": normal(64, 384)}), path) as plan:
         weight = plan.pairs[0].quantized
-        expected = weight.dequantize(Chunk(0, 64, 0, 384), Workspace(CPU)).weight
+        expected = weight.dequantize(Chunk(0, 64, 0, 384), Workspace()).weight
 
         assert (zeros == "one") == (decoder_of(weight.dequantize).zero is None)
         assert decoder_of(weight.dequantize).stored.turned
@@ -925,7 +925,7 @@ class TestSmallWeights:
         with self.plan(tmp_path) as plan, torch.inference_mode():
             worker, first = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT), plan.pairs[1]
             whole = Chunk(0, *first.original.matrix[:1], 0, 64)
-            expected = first.quantized.dequantize(whole, Workspace(CPU)).weight
+            expected = first.quantized.dequantize(whole, Workspace()).weight
             for later, kept in ((plan.pairs[:2], True), (plan.pairs[2:], True), ([], False)):
                 worker.begin(later)
                 self.compare(worker, later)

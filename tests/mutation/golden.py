@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from support.making import CPU, dequantized, planned
+from support.making import dequantized, planned
 
 import quanterr
 from mutation.accidents import MUTATIONS, Mutation, Stored, Weight
@@ -100,11 +100,11 @@ def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> to
         return y
     inner = weight.rotated.weight if weight.rotated else weight
     chunk = Chunk(0, inner.matrix[0], 0, inner.matrix[1])
-    scales = inner.scaling(chunk, (FilledWorkspace(CPU), FilledWorkspace(CPU)))
+    scales = inner.scaling(chunk, (FilledWorkspace(), FilledWorkspace()))
     if scales is None:
         return None
     if weight.rotated:
-        y = inner.dequantize(chunk, Workspace(CPU)).weight.clone()
+        y = inner.dequantize(chunk, Workspace()).weight.clone()
     shift = 0.0 if scales.shift is None else scales.shift
     numbers = inner.levels.numbers(((y - shift) / scales.unit).nan_to_num(0.0, 0.0, 0.0))
     least, most = (inner.levels.numbers(torch.tensor([end])) for end in (inner.levels.lowest, inner.levels.highest))
@@ -117,7 +117,7 @@ def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> to
         ends = (end * scales.unit + shift for end in (inner.levels.lowest, inner.levels.highest))
         within = torch.stack(torch.broadcast_tensors(y, *ends))
         x = x.clamp(within.amin(0), within.amax(0))
-    return weight.rotated.rotate(x, Workspace(CPU)) if weight.rotated else x
+    return weight.rotated.rotate(x, Workspace()) if weight.rotated else x
 
 
 def in_zeros(y: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ import quanterr
 DOCUMENTS = "documents"  # may import outputs: views consist of its sections, and it writes any document
 # The rooms: packages and single modules of the first level. A room imports from its own floor's predecessors only.
 FLOORS = [
-    {"version", "errors", "metrics"},
+    {"version", "errors", "lazy_torch"},
+    {"metrics"},
     {"util"},
     {"selection", "declarations"},
     {"options", "checkpoints", DOCUMENTS},
@@ -31,28 +32,14 @@ FLOORS = [
     {"cli", "lm_eval", "quanterr"},
     {"__main__"},
 ]
-TORCH_FREE = {
-    "version",
-    "errors",
-    "metrics",
-    "util",
-    "selection",
-    "options",
-    "declarations",
-    "checkpoints",
-    DOCUMENTS,
-    "gates",
-    "guide",
-    "cli",
-}
-TORCH_FREE |= {"quanterr", "__main__"}
-BUT = {"quanterr.metrics.histogram", "quanterr.metrics.peaks"}  # modules of those rooms that compute on tensors
-TORCH_FREE_MODULES = {
-    "quanterr.planning.goals",
-    "quanterr.kernel.library",
-    "quanterr.kernel.structs",
-    "quanterr.kernel.build",
-}  # modules of other rooms
+COMPUTING = {
+    "recipes",
+    "evaluation",
+    "lm_eval",
+    "dequantization",
+    "planning",
+    "comparison",
+}  # rooms that may need torch at once
 
 
 def room(module):
@@ -100,15 +87,14 @@ def test_no_imports_form_a_circle():
     assert {} == left
 
 
-def test_torch_free_modules_import_no_torch():
-    seen, left = set(), {m for m in MODULES if room(m) in TORCH_FREE} - BUT | TORCH_FREE_MODULES
-    while left:
-        name = left.pop()
-        seen.add(name)
-        packages = {name.rpartition(".")[0]} & MODULES.keys()  # importing a module imports its package
-        left |= {found for found in imported(name, at_once=True) | packages if found in MODULES} - seen
+def test_torch_is_imported_by_what_computes_with_it():
+    """All other modules take it from lazy_torch, and use none of its names while they are imported."""
+    modules = [module for module in sorted(MODULES) if room(module) not in COMPUTING | {"__main__"}]
+    code = f"import importlib, sys\nfor name in {modules}:\n    importlib.import_module(name)\n"
+    code += "    assert 'torch' not in sys.modules, name"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
-    assert [] == [m for m in sorted(seen) if any(n.split(".")[0] == "torch" for n in imported(m, at_once=True))]
+    assert (0, "") == (done.returncode, done.stderr)
 
 
 def test_formats_do_not_import_each_other():

@@ -133,7 +133,7 @@ def dequantized(weight: Weight, size: int = ALL_ROWS) -> Tensor:
     """Return the whole weight as a matrix, assembled from chunks of that number of elements."""
     rows, cols = weight.matrix
     whole: Tensor | None = None
-    workspace = Workspace(CPU)
+    workspace = Workspace()
     for chunk in Cut(rows, cols, size):
         values = chunk_of(weight, chunk, workspace)
         if whole is None:

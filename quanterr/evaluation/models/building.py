@@ -19,9 +19,9 @@ from quanterr.evaluation.models.lora import Lora, MergedNames
 from quanterr.evaluation.models.names import ConversionNames, LayoutNames, Names
 from quanterr.evaluation.models.renaming import Counterpart, counterpart
 from quanterr.evaluation.models.sides import Sides
+from quanterr.evaluation.models.units import CPU
 from quanterr.evaluation.running.memory import heap_for_activations
 from quanterr.evaluation.running.workload import CALLS, Workload, workload_of
-from quanterr.tensors.devices import CPU
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display, listed
 

@@ -19,6 +19,7 @@ from quanterr.checkpoints.base import RECIPE
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.evaluation.models.layouts import Layout
 from quanterr.evaluation.models.rows import RowsFile
+from quanterr.evaluation.models.units import CPU
 from quanterr.evaluation.running.rounding import DECLARED, NONE, Rounding
 from quanterr.formats import Weight
 from quanterr.kernel.decoding import read_into
@@ -32,7 +33,6 @@ from quanterr.pairing.smoothing import undo_smoothing
 from quanterr.pairing.views import hold_values, is_view, undo_views
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, Chunk, Cut
-from quanterr.tensors.devices import CPU
 from quanterr.tensors.memory import room_for_weight
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from quanterr.errors import CheckpointError
-from quanterr.tensors.devices import CPU
 from quanterr.util.text import display
+
+CPU = torch.device("cpu")
 
 
 class Slot(NamedTuple):

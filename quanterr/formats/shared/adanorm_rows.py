@@ -10,10 +10,10 @@ nunchaku-tech/nunchaku@3a3cc3d models/normalization.py and transformers/transfor
 Comfy-Org/comfy-quants@55f0a26 algorithms/awq_w4a16/qwen_modulation.py.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
 from quanterr.checkpoints import Entry
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
 # Ending of the module's name → number of parts: FLUX single and double blocks, Qwen-Image.

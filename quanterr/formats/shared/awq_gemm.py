@@ -2,8 +2,6 @@
 
 from functools import partial
 
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Decoder, ElementType, Native, Order, Parts, Workspace
 from quanterr.formats.shared import bit_stream
@@ -11,6 +9,7 @@ from quanterr.formats.shared.bit_packing import Packing, unpack_transposed
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import read_transposed_scale
 from quanterr.kernel.decoder import OfBlocks, StoredScales, read_constant
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.workspace import OUTPUT
 
 

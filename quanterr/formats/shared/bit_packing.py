@@ -14,14 +14,14 @@ before); ModelCloud/GPTQModel@f4c327a1 gptqmodel/utils/planar_packing.py; casper
 awq/utils/packing_utils.py; Disty0/sdnq 0.2.8 sdnq/packed_int/pack.py.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from math import lcm
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import OUTPUT, Workspace
 
 BYTE, WORD = 8, 32

@@ -8,12 +8,12 @@ the values of its codes. Three bytes hold two units of four 3-bit or two 6-bit c
 5-bit codes; the units of 1-, 2-, 4- and 8-bit codes are whole bytes.
 """
 
+from __future__ import annotations
+
 from functools import cache
 
-import torch
-from torch import Tensor
-
 from quanterr.formats.shared import element_types
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
 UNIT_BITS = {1: 8, 2: 8, 3: 12, 4: 8, 5: 10, 6: 12, 7: 14, 8: 8}  # by bits of a code

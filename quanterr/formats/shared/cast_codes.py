@@ -7,20 +7,18 @@ A program that casts every tensor of a quantized checkpoint to BF16 writes such 
 as one of 16 numbers in BF16 is by chance, or an integer of 8 bits.
 """
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts, Weight
 from quanterr.formats.shared.element_types import read_one_by_one
 from quanterr.formats.shared.scale_grid import collect_hints, fit_grid, read_grid
-from quanterr.tensors.workspace import TORCH_DTYPES
+from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.workspace import find_dtype
 
 SAMPLED = 1 << 12  # elements that are looked at
 FEWEST = 12  # distinct values of codes: fewer occur in ternary weights and in constants
-KINDS = {torch.float8_e4m3fn: "FP8 E4M3", torch.float8_e5m2: "FP8 E5M2"}
 LEAST_BYTE, LARGEST_BYTE = -128, 255  # of signed and of unsigned codes
 NIBBLE = 16  # codes of four bits
 
@@ -32,7 +30,8 @@ def describe_codes(values: Tensor) -> str | None:
         return None
     if torch.equal(distinct, distinct.round()) and distinct[0] >= LEAST_BYTE and distinct[-1] <= LARGEST_BYTE:
         return "INT4" if len(distinct) <= NIBBLE else "INT8"
-    return next((kind for dtype, kind in KINDS.items() if torch.equal(distinct.to(dtype).float(), distinct)), None)
+    kinds = {torch.float8_e4m3fn: "FP8 E4M3", torch.float8_e5m2: "FP8 E5M2"}
+    return next((kind for dtype, kind in kinds.items() if torch.equal(distinct.to(dtype).float(), distinct)), None)
 
 
 def read_beside_scale(codes: Entry, scale: Entry, parts: Parts) -> Weight | None:
@@ -40,7 +39,7 @@ def read_beside_scale(codes: Entry, scale: Entry, parts: Parts) -> Weight | None
     size = min(codes.n, SAMPLED) * codes.nbytes // max(codes.n, 1)
     if len(codes.shape) < 2 or not size:
         return None
-    stored = torch.frombuffer(bytearray(codes.file.read(codes.offset, size)), dtype=TORCH_DTYPES[codes.dtype])
+    stored = torch.frombuffer(bytearray(codes.file.read(codes.offset, size)), dtype=find_dtype(codes.dtype))
     kind = describe_codes(stored)
     if kind is None:
         return None

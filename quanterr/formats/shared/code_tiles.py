@@ -8,10 +8,8 @@ The compiled kernel looks up the same values or, if a :class:`Generator` is know
 
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
 

@@ -11,13 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.shared.scale_grid import apply_by_block
 from quanterr.kernel.decoder import OfBlocks
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count
@@ -70,11 +68,11 @@ class ColumnBlocks:
 
         ``codes`` of a chunk are (r, c); ``zero_point`` and ``scale`` are (1 or r, n); all float32.
         """
-        if isinstance(zero_point, Tensor):
-            self.apply(Tensor.sub_, codes, zero_point, chunk, workspace)
+        if isinstance(zero_point, torch.Tensor):
+            self.apply(torch.Tensor.sub_, codes, zero_point, chunk, workspace)
         elif zero_point:
             codes.sub_(zero_point)
-        return self.apply(Tensor.mul_, codes, scale, chunk, workspace)
+        return self.apply(torch.Tensor.mul_, codes, scale, chunk, workspace)
 
     def apply(
         self,

@@ -17,9 +17,7 @@ utils/convrot.py.
 from functools import partial
 from math import sqrt
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
@@ -28,6 +26,7 @@ from quanterr.formats.shared.padding import Padded
 from quanterr.kernel.decoder import MOST_ROTATED
 from quanterr.kernel.interpreter import interpret
 from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

@@ -1,7 +1,5 @@
 """Scales and zero points in compressed-tensors: one for the weight, or one or more per row."""
 
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts
@@ -9,6 +7,7 @@ from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.padding import check_width
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

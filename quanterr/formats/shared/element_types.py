@@ -1,15 +1,15 @@
 """Exact conversion of codes to float32 for several layouts."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import cache, partial
-
-import torch
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, ElementType, Native, Parts, Values
 from quanterr.kernel.decoder import OfBlocks, StoredScales
 from quanterr.kernel.interpreter import count_ends
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 
@@ -23,7 +23,7 @@ ELEMENTS = {
     "F8_E5M2": (ElementType.TABLE, (0x7B, 0xFB)),
 }
 
-CODES = {"I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+CODES = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # torch's dtypes
 
 
 def read_one_by_one(
@@ -80,7 +80,7 @@ def read_floats(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
 def decode_codes(stored: Tensor, dtype: str) -> Values:
     """Return the values of codes that are stored one by one as ``dtype``, (r, c), and the number of saturated ones."""
     _, ends = ELEMENTS[dtype]
-    return Values(stored.view(CODES[dtype]).float(), count_ends(stored.view(torch.uint8), ends))
+    return Values(stored.view(getattr(torch, CODES[dtype])).float(), count_ends(stored.view(torch.uint8), ends))
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:

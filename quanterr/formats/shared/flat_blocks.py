@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

@@ -15,14 +15,12 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints.ggml_types import OF_NAME, GgmlType
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Format, Native, Parts, PartSpec, Values, Weight
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, are_consecutive, decode, describe
 from quanterr.kernel.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

@@ -17,17 +17,17 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c (dequan
 (block_…); ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp (dequantize_row_…).
 """
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints.ggml_types import GgmlType
 from quanterr.kernel.structs import BlocksStruct
+from quanterr.lazy_torch import Tensor, torch
 
 IN_HEAD = -1  # instead of the place of d: before the blocks of the row
 SIGNS = 8  # elements whose signs are one number

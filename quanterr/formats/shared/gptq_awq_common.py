@@ -5,11 +5,10 @@ bits, w_bit                       config.json, quantize_config.json, quant_confi
 group_size, q_group_size          -1: a whole row
 """
 
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Parts, PartSpec
 from quanterr.formats.shared.bit_packing import Packing
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

@@ -15,13 +15,13 @@ Reference: Cornell-RelaxML/quip-sharp@1d8f873e lib/utils/matmul_had.py; N. J. A.
 Matrices.
 """
 
-from functools import cache
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import cache
 
 from quanterr.errors import FormatMismatch
 from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
 SIDE_BY_SIDE = 16  # columns that the compiled kernel rotates together

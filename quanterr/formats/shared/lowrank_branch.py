@@ -13,9 +13,7 @@ Reference: mit-han-lab/nunchaku (SVDQuant, arXiv 2411.05007); Comfy-Org/comfy-ki
 whose weight is the output of its kernel for an identity matrix.
 """
 
-import torch
-from torch import Tensor
-
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
 

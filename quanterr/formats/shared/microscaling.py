@@ -18,9 +18,6 @@ from functools import cache
 from math import prod
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, Dequantize, ElementType, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import bit_stream, element_types, pre_quant_scale
@@ -28,8 +25,9 @@ from quanterr.formats.shared.padding import Padded, fit_unpadded, read_padded
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.tensors.workspace import Workspace, find_dtype
 
 SmallFloat = Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"]
 CODE_BITS: dict[SmallFloat, int] = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
@@ -105,7 +103,7 @@ class Microscaled:
 
     def _make_scale_table(self, workspace: Workspace) -> Tensor:
         """Return the scale that each byte stands for, (256,) float32."""
-        every = torch.arange(256, dtype=torch.uint8).view(TORCH_DTYPES[self.scales.entry.dtype])
+        every = torch.arange(256, dtype=torch.uint8).view(find_dtype(self.scales.entry.dtype))
         return self.scale_of(every.view(1, -1), Chunk(0, 1, 0, 1), workspace).view(-1)
 
     def _read_scales(self, chunk: Chunk, workspace: Workspace) -> Tensor:

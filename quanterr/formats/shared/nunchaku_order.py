@@ -16,10 +16,8 @@ slowest first:
 Reference: mit-han-lab/deepcompressor@69f3473 deepcompressor/backend/nunchaku/utils.py, NunchakuWeightPacker.
 """
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
 TILE = 128  # rows of a tile

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, Native, Parts, Values
 from quanterr.kernel.interpreter import interpret
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import KERNEL_WIDTH, Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 

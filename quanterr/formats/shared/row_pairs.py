@@ -6,12 +6,10 @@ codes    u8 or i8    (rows / 2, cols), or (experts, rows / 2, cols): the even ro
 from functools import cache
 from math import nan
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Decoder, ElementType, Native, Order, Workspace
 from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
+from quanterr.lazy_torch import Tensor, torch
 
 
 def read_row_pairs(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:

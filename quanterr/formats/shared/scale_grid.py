@@ -24,10 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import prod
 
-import torch
 from msgspec import Struct
 from msgspec.structs import replace
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import HEADER, TENSOR
@@ -38,6 +36,7 @@ from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.padding import check_unpadded
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import OF_DTYPE
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 
@@ -97,7 +96,7 @@ class Grid(Struct, frozen=True, gc=False):
 
 def multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor:
     """Multiply ``values``, (r, c) from column ``col`` on, by ``scale``, (1 or r, blocks of columns), in place."""
-    return apply_by_block(Tensor.mul_, values, scale, col, block_cols)
+    return apply_by_block(torch.Tensor.mul_, values, scale, col, block_cols)
 
 
 def apply_by_block(

@@ -1,11 +1,12 @@
 """Statistics of a weight's stored scales: their number, how many are invalid, their mean and range."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from math import inf, isfinite
 from typing import NamedTuple
 
-import torch
-
+from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import as_float, exact
 
 
@@ -21,7 +22,7 @@ class ScaleStatistics(NamedTuple):
     high: float
 
     @classmethod
-    def compute(cls, pieces: Iterable[torch.Tensor]) -> "ScaleStatistics":
+    def compute(cls, pieces: Iterable[torch.Tensor]) -> ScaleStatistics:
         """Compute the statistics of scales, float32, given a piece at a time."""
         number = nonfinite = zero = negative = total = 0
         low, high = inf, -inf

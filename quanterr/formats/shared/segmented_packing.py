@@ -7,43 +7,43 @@ So a run of codes is read from one run of elements for each part that it touches
 the matrix is padded with rows of zeros.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-
-import torch
-from torch import Tensor
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Order
 from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
-# HQQ's names → dtype of an element, bits of a code, bit position of each part of the rows
+# HQQ's names → bytes of an element, bits of a code, bit position of each part of the rows
 PACKINGS = {
-    "8bit_u8": (torch.uint8, 8, (0,)),
-    "4bit_u8": (torch.uint8, 4, (4, 0)),
-    "3bit_32": (torch.int32, 3, tuple(range(27, -1, -3))),
-    "2bit_u8": (torch.uint8, 2, (6, 4, 2, 0)),
-    "1bit_u8": (torch.uint8, 1, tuple(range(7, -1, -1))),
+    "8bit_u8": (1, 8, (0,)),
+    "4bit_u8": (1, 4, (4, 0)),
+    "3bit_32": (4, 3, tuple(range(27, -1, -3))),
+    "2bit_u8": (1, 2, (6, 4, 2, 0)),
+    "1bit_u8": (1, 1, tuple(range(7, -1, -1))),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """Codes of ``bits`` bits in elements of ``dtype``; codes of part p start at bit ``shifts[p]``."""
+    """Codes of ``bits`` bits in elements of ``itemsize`` bytes; codes of part p start at bit ``shifts[p]``."""
 
     entry: Entry
-    dtype: torch.dtype  # dtype of the elements, uint8 or int32
+    itemsize: int
     bits: int
     shifts: tuple[int, ...]
 
     @property
     def elements(self) -> int:
         """P, the number of elements."""
-        return self.entry.nbytes // self.dtype.itemsize
+        return self.entry.nbytes // self.itemsize
 
     @property
     def codes(self) -> int:
@@ -61,7 +61,7 @@ class Planes:
     ) -> Dequantize:
         """Return a :class:`Decoder` if whole rows of ``matrix`` share bytes and consist of groups, else ``plain``."""
         rows, cols = matrix
-        if self.dtype != torch.uint8 or self.elements % cols or self.codes != rows * cols or cols % group:
+        if self.itemsize != 1 or self.elements % cols or self.codes != rows * cols or cols % group:
             return plain
         across = cols // group
         decoder = Decoder(
@@ -81,11 +81,12 @@ class Planes:
 
     def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:
         """Read codes ``first:stop`` as float32, (n,)."""
-        values, size = workspace.output((stop - first,)), self.dtype.itemsize
+        values, size = workspace.output((stop - first,)), self.itemsize
+        dtype = torch.uint8 if size == 1 else torch.int32
         for begin, end in cut_run(first, stop, self.elements):
             part, place = divmod(begin, self.elements)
-            stored = workspace.read_bytes("codes", self.entry, place * size, ((end - begin) * size,)).view(self.dtype)
-            codes = workspace.buffer("part", (end - begin,), self.dtype)
+            stored = workspace.read_bytes("codes", self.entry, place * size, ((end - begin) * size,)).view(dtype)
+            codes = workspace.buffer("part", (end - begin,), dtype)
             torch.bitwise_right_shift(stored, self.shifts[part], out=codes).bitwise_and_((1 << self.bits) - 1)
             values[begin - first : end - first] = codes
         return values

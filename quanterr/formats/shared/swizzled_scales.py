@@ -12,10 +12,8 @@ comfy_kitchen/float_utils.py to_blocked; pytorch/ao@36027d82 torchao/prototype/m
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
 TILE_ROWS, TILE_COLS = 128, 4

@@ -8,11 +8,10 @@ Reference: pytorch/ao@36027d82 torchao/prototype/safetensors/safetensors_utils.p
 
 from functools import lru_cache
 
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Dequantize, Parts, Values
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util import strict_json

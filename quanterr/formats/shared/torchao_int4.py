@@ -28,9 +28,6 @@ src/ATen/native/xpu/sycl/WeightInt4PackKernel.cpp; pytorch aten/src/ATen/native/
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts, Values, Weight
@@ -46,6 +43,7 @@ from quanterr.formats.shared.torchao_header import (
 )
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT4, Levels, uniform
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 

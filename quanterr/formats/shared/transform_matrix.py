@@ -17,12 +17,10 @@ from functools import partial
 from math import isqrt, sqrt
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.checkpoints import Entry
 from quanterr.errors import CheckpointError
 from quanterr.formats.shared import hadamard
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from quanterr.errors import FormatMismatch
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import JsonFields
 
 
