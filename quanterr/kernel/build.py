@@ -21,7 +21,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = Path(__file__).parent
 SOURCES = tuple(f"c/{name}.c" for name in ("compare", "regions", "rounding", "samples", "searches"))
-HEADER = HERE / "c" / "kernel.h"
+HEADERS = HERE / "c" / "kernel.h", HERE / "c" / "enums.h"
 RECORD = HERE / "kernel.txt"  # in the folder of the libraries; library.read_record() reads it
 # Neither -ffast-math nor contraction, so that results are the same on every instruction set.
 FLAGS = (
@@ -74,7 +74,8 @@ def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> BuildResult:
     if platform.system() == "Darwin" and "QUANTERR_PLATFORM" not in os.environ:
         machine = platform.machine()
         compiler += ["-arch", machine, f"-mmacosx-version-min={MACOS[machine]}"]
-    header = f"-DHEADER=0x{hashlib.sha256(HEADER.read_bytes()).hexdigest()[:16]}ull"  # structs.py compares it
+    declared = hashlib.sha256(b"".join(header.read_bytes() for header in HEADERS)).hexdigest()[:16]
+    header = f"-DHEADER=0x{declared}ull"  # structs.py compares it
     made, lines = [], []
     for name, instructions in INSTRUCTION_SETS.items():
         if instructions and not tag.endswith(("x86_64", "amd64")):

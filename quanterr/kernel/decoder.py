@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.kernel.structs import BlocksStruct, ElementType, Order
+from quanterr.kernel.enums import ElementType, Order
+from quanterr.kernel.structs import BlocksStruct
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace

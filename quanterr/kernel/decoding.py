@@ -8,9 +8,10 @@ from typing import Protocol
 
 from quanterr.checkpoints import Entry
 from quanterr.kernel.decoder import FLOATS, Decoder, ElementType, SharedBytes, StoredScales
+from quanterr.kernel.enums import Order
 from quanterr.kernel.interpreter import Values, decoder_of
 from quanterr.kernel.library import Kernel
-from quanterr.kernel.structs import DONE, Order, SideStruct
+from quanterr.kernel.structs import DONE, SideStruct
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace

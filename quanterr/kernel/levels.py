@@ -12,8 +12,9 @@ from itertools import pairwise
 from math import log2
 from typing import NamedTuple
 
+from quanterr.kernel.enums import CodeKind
 from quanterr.kernel.rounding import Codes, Round, find_codes, make_counts
-from quanterr.kernel.structs import CodeKind, CodesStruct
+from quanterr.kernel.structs import CodesStruct
 from quanterr.lazy_torch import Tensor, torch
 
 MANTISSA = 23  # mantissa bits of a float32

@@ -14,15 +14,7 @@ from quanterr.kernel.decoding import Weight, count_rows_at_once, find_decoder, m
 from quanterr.kernel.interpreter import Values
 from quanterr.kernel.library import Kernel, choose_kernel
 from quanterr.kernel.specification import SUMS_ALONE, SumOptions, add_matrices
-from quanterr.kernel.structs import (
-    DONE,
-    PLACES,
-    ROOM,
-    SUM_BYTES,
-    SUMS,
-    RunStruct,
-    SideStruct,
-)
+from quanterr.kernel.structs import DONE, PLACES, ROOM, SUM_BYTES, SUMS, RunStruct, SideStruct
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram

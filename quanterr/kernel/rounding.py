@@ -4,8 +4,9 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from quanterr.kernel.enums import CodeKind, Packing
 from quanterr.kernel.library import choose_kernel
-from quanterr.kernel.structs import CodeKind, CodesStruct, NumbersStruct, Packing
+from quanterr.kernel.structs import CodesStruct, NumbersStruct
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.packing import pack_halves, pack_pairs
 

@@ -4,15 +4,15 @@ import ctypes
 import hashlib
 import re
 from collections.abc import Iterator
-from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 HEADER = Path(__file__).parent / "c" / "kernel.h"
-# Of the header without its comments: "typedef struct { … } Name;", "enum Name { … };", "EXPORT type name(…);".
+ENUMS = HEADER.with_name("enums.h")  # made from enums.py
+# Of the header without its comments: "typedef struct { … } Name;", "EXPORT type name(…);".
 STRUCT = re.compile(r"typedef struct \{([^{}]*)\} (\w+);")
-ENUM = re.compile(r"enum (\w+) \{([^{}]*)\};")
+SUM = re.compile(r"\bSUM_(\w+),")
 FUNCTION = re.compile(r"EXPORT (\w+) (quanterr_\w+)\(([^;]*)\);")
 SIZE = re.compile(r"#define (\w+) +(\d+)\s")
 DECLARATION = re.compile(r"(?:const )?(\w+) (.+)", re.DOTALL)
@@ -36,8 +36,8 @@ def _read() -> str:
 
 
 def compute_hash() -> int:
-    """Return the hash of the header, which build.py compiles into the kernel."""
-    return int(hashlib.sha256(HEADER.read_bytes()).hexdigest()[:16], 16)
+    """Return the hash of the headers, which build.py compiles into the kernel."""
+    return int(hashlib.sha256(HEADER.read_bytes() + ENUMS.read_bytes()).hexdigest()[:16], 16)
 
 
 @cache
@@ -48,12 +48,6 @@ def _read_sizes() -> dict[str, int]:
 @cache
 def _read_structs() -> dict[str, str]:
     return {name: body for body, name in STRUCT.findall(_read())}
-
-
-def read_enum(name: str) -> list[str]:
-    """Return the members of an enum, from 0 on."""
-    bodies = dict(ENUM.findall(_read()))
-    return [member.strip() for member in bodies[name].split(",")]
 
 
 def read_fields(name: str, **structs: type[ctypes.Structure]) -> list[tuple[str, Any]]:
@@ -103,86 +97,8 @@ TILE = _read_sizes()["TILE"]
 MOST_PARTS = _read_sizes()["MOST_PARTS"]
 MOST_SEARCHED = _read_sizes()["MOST_SEARCHED"]
 DONE = _read_sizes()["DONE"]
-SUMS = tuple(member.removeprefix("SUM_").lower() for member in read_enum("Sum")[:-1])
+SUMS = tuple(map(str.lower, SUM.findall(_read())))
 SUM_BYTES = 4 * _read_sizes()["LIMBS"]
-
-
-class ElementType(IntEnum):
-    """The way in which one element is stored in a row of codes."""
-
-    F32 = 0
-    BF16 = 1
-    F16 = 2
-    I8 = 3
-    E4M3 = 4
-    TABLE = 5
-    BLOCKS = 6
-    Q8_0 = 7
-    Q4_0 = 8
-    Q4_1 = 9
-    Q5_0 = 10
-    Q5_1 = 11
-    Q2_K = 12
-    Q3_K = 13
-    Q4_K = 14
-    Q5_K = 15
-    Q6_K = 16
-    IQ4_NL = 17
-    IQ4_XS = 18
-    MXFP4 = 19
-    NVFP4 = 20
-    IQ1_S = 21
-    IQ1_M = 22
-    IQ2_XXS = 23
-    IQ2_XS = 24
-    IQ2_S = 25
-    IQ3_XXS = 26
-    IQ3_S = 27
-
-
-class Order(IntEnum):
-    """The arrangement of codes in memory."""
-
-    ROWS = 0
-    WORDS_DOWN = 1
-    AWQ_WORDS = 2
-    SHARED_BYTES = 3
-
-
-class CodeKind(IntEnum):
-    """The values of codes, and how a number is rounded to one."""
-
-    INTEGERS = 0
-    TRUNCATED = 1
-    AWAY = 2
-    FLOATS = 3
-    LISTED = 4
-    SHIFTED = 5
-
-
-class Packing(IntEnum):
-    """An arrangement of codes in bytes."""
-
-    BYTES = 0
-    LOW_FIRST = 1
-    HIGH_FIRST = 2
-    HALVES = 3
-
-
-class SampleState(IntEnum):
-    """The state of knowledge about the codes of a sample."""
-
-    UNSURE = 0
-    ROUNDED = 1
-    NEAREST = 2
-
-
-class Zeros(IntEnum):
-    """The similarity of zero points."""
-
-    FRACTIONS = 0
-    WHOLE = 1
-    ONE = 2
 
 
 class BitsStruct(ctypes.Structure):

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quanterr.checkpoints.ggml_types import BLOCKS
+from quanterr.kernel.enums import Packing
 from quanterr.kernel.rounding import (
     find_codes,
     find_largest,
@@ -29,7 +30,6 @@ from quanterr.kernel.rounding import (
     make_signed_bytes,
     make_truncated_integers,
 )
-from quanterr.kernel.structs import Packing
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Encoder, Piece, Recipe, Source, StoredTensor, explain_partial_groups, view_bytes
 from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance

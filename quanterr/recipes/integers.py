@@ -18,8 +18,8 @@ quantization/lifecycle/forward.py _quantize, compressors/pack_quantized/helpers.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quanterr.kernel.enums import Packing
 from quanterr.kernel.rounding import Codes, find_codes, make_integers
-from quanterr.kernel.structs import Packing
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import (
     FLOATS,

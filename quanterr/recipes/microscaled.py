@@ -22,9 +22,9 @@ from functools import cache
 from itertools import pairwise
 
 from quanterr.formats.shared.element_types import decode_e4m3_scales
+from quanterr.kernel.enums import Packing
 from quanterr.kernel.levels import E2M1, make_float_codes
 from quanterr.kernel.rounding import Codes, find_codes
-from quanterr.kernel.structs import Packing
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Encoder, Piece, Source, StoredTensor, explain_partial_groups
 from quanterr.recipes.lookup import Lookup, next_below

@@ -23,8 +23,8 @@ from functools import cache
 from math import gcd, lcm
 
 from quanterr.formats.bnb_4bit import TABLES
+from quanterr.kernel.enums import Packing
 from quanterr.kernel.rounding import Codes, find_codes, make_counts, make_table
-from quanterr.kernel.structs import Packing
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Encoder, Piece, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup

@@ -14,11 +14,12 @@ from typing import NamedTuple
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.kernel.decoder import Decoder, ElementType
+from quanterr.kernel.enums import CodeKind, SampleState, Zeros
 from quanterr.kernel.interpreter import decoder_of
 from quanterr.kernel.levels import Levels, Scaling
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.native_sums import KeptBlocks, KeptRows
-from quanterr.kernel.structs import CodeKind, LimitsStruct, RowsStruct, SampleState, SampleStruct, Zeros
+from quanterr.kernel.structs import LimitsStruct, RowsStruct, SampleStruct
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import share
 from quanterr.metrics.attainable import Attainable

@@ -36,10 +36,11 @@ from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.kernel import library, rounding, structs
 from quanterr.kernel.decoder import MOST_ROTATED
 from quanterr.kernel.decoding import decode, measure_error
+from quanterr.kernel.enums import ElementType, Packing
 from quanterr.kernel.interpreter import decoder_of
 from quanterr.kernel.native_sums import KeptRows, NativeSums, Operand, add_histograms
 from quanterr.kernel.specification import SUMS_ALONE, SumOptions
-from quanterr.kernel.structs import ElementType, Packing, SideStruct
+from quanterr.kernel.structs import SideStruct
 from quanterr.metrics import OUTLIER, PERCENTILES, RELATIVE_OUTLIER, find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, select_conspicuous
@@ -1060,12 +1061,6 @@ class TestBuild:
 
         with pytest.raises((ValueError, KeyError)):
             structs.read_fields("Odd")
-
-    @pytest.mark.parametrize("name", ["ElementType", "Order", "CodeKind", "Packing"])
-    def test_enums_equal_the_header(self, name):
-        assert {member: n for n, member in enumerate(structs.read_enum(name))} == {
-            member.name: member.value for member in getattr(structs, name)
-        }
 
     def test_kernel_has_the_same_constants_as_the_metrics(self):
         sources = structs.HEADER.read_text() + (structs.HEADER.parent / "compare.c").read_text()

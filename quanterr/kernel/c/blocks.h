@@ -1,6 +1,6 @@
 /* The blocks of ggml that compare.c decodes with functions of their own, as constants for the compiler.
  *
- * tests/make_block_types.py writes this file, from the rows of quanterr/formats/gguf_*.py.
+ * Made by tests/make_c_headers.py from the rows of quanterr/formats/gguf_*.py.
  */
 
 static const uint16_t Q8_0_0[] = {2};

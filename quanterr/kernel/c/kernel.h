@@ -1,9 +1,11 @@
-/* The functions of the kernel, and the structs, enums and sizes that they share with Python: the only declaration.
+/* The functions of the kernel, and the structs and sizes that they share with Python: the only declaration.
  *
  * structs.py reads this file. So a struct's field is a line here and its use, and a declaration is a scalar, a pointer,
  * an array or one of these structs. A kernel that was compiled with another version of this file is not used.
  */
 #include <stdint.h>
+
+#include "enums.h"
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -39,62 +41,6 @@ enum Sum {
     SUM_WEIGHTED_E_SQ,
     N_SUMS
 };
-enum ElementType { /* the way in which one element is stored in a row of codes */
-    F32,
-    BF16,
-    F16,
-    I8,
-    E4M3,
-    TABLE,  /* a table gives the one or more elements of each byte */
-    BLOCKS, /* blocks that are described as data */
-    Q8_0,   /* from here on, blocks whose description in blocks.h the compiler knows */
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4,
-    NVFP4,
-    IQ1_S,
-    IQ1_M,
-    IQ2_XXS,
-    IQ2_XS,
-    IQ2_S,
-    IQ3_XXS,
-    IQ3_S
-};
-enum Order {     /* the arrangement of codes in memory */
-    ROWS,        /* consecutive */
-    WORDS_DOWN,  /* (words of 32 bits, rows): GPTQ */
-    AWQ_WORDS,   /* (cols, rows / 8 words), the 8 codes of 4 bits interleaved */
-    SHARED_BYTES /* consecutive, but a byte holds codes of several rows */
-};
-enum CodeKind { /* the values of codes, and how a number is rounded to one */
-    INTEGERS,   /* ties to even */
-    TRUNCATED,
-    AWAY,       /* ties away from zero */
-    FLOATS,
-    LISTED,     /* the values are listed */
-    SHIFTED     /* integers, with a zero point for each group */
-};
-enum Packing {  /* an arrangement of codes in bytes; all but the first are for 4-bit codes */
-    BYTES,      /* one code per byte */
-    LOW_FIRST,  /* two codes per byte, the first in the low bits */
-    HIGH_FIRST,
-    HALVES      /* the first half of a group of 32 in the low bits, the second half in the high bits */
-};
-enum SampleState { /* what is known of the codes of a sample */
-    UNSURE,        /* they need a closer look */
-    ROUNDED,       /* all errors are half a step at most */
-    NEAREST        /* they are about as small as the format allows */
-};
-enum Zeros { FRACTIONS, WHOLE, ONE }; /* zero points: any, whole codes, or one for all groups */
 
 typedef struct { /* some bits of a number, for each run of codes, entry or part of a block in each interleaved row */
     const uint16_t *at;   /* byte in the block; NULL: none */

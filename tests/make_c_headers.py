@@ -1,6 +1,6 @@
-"""Write quanterr/kernel/c/blocks.h: ggml's blocks as constants, from the descriptions in quanterr/formats/gguf_*.py.
+"""Write two headers of the kernel: c/enums.h from kernel/enums.py, and ggml's blocks as constants, c/blocks.h.
 
-python tests/make_block_types.py
+python tests/make_c_headers.py
 """
 
 import ctypes
@@ -11,12 +11,14 @@ from typing import Any
 from quanterr.checkpoints.ggml_types import OF_NAME
 from quanterr.formats import gguf_basic, gguf_codebook, gguf_iq, gguf_k
 from quanterr.formats.shared.ggml_fields import Block, describe
-from quanterr.kernel.structs import HEADER, ElementType
+from quanterr.kernel.enums import CodeKind, ElementType, Order, Packing, SampleState, Zeros
+from quanterr.kernel.structs import ENUMS
 
-FILE = HEADER.with_name("blocks.h")
+BLOCKS = ENUMS.with_name("blocks.h")
+MADE = "/* Made by tests/make_c_headers.py from kernel/enums.py, which describes the members. */\n"
 TOP = """/* The blocks of ggml that compare.c decodes with functions of their own, as constants for the compiler.
  *
- * tests/make_block_types.py writes this file, from the rows of quanterr/formats/gguf_*.py.
+ * Made by tests/make_c_headers.py from the rows of quanterr/formats/gguf_*.py.
  */
 """
 C_TYPES = {ctypes.c_uint16: "uint16_t", ctypes.c_uint8: "uint8_t", ctypes.c_float: "float"}
@@ -31,8 +33,15 @@ def list_blocks() -> dict[str, Block]:
     return {name: every[name] for name in ElementType.__members__ if name in every}
 
 
-def make_header() -> str:
-    """Return the contents of the header."""
+def make_enums() -> str:
+    """Return the contents of enums.h."""
+    every = (CodeKind, ElementType, Order, Packing, SampleState, Zeros)
+    lines = [line for one in every for line in break_lines(f"enum {one.__name__} {{ {', '.join(one.__members__)} }};")]
+    return "\n".join([MADE, *lines]) + "\n"
+
+
+def make_blocks() -> str:
+    """Return the contents of blocks.h."""
     blocks = list_blocks()
     every = f"#define EACH_BLOCKS(DO) {' '.join(f'DO({name})' for name in blocks)}"
     lines = [line for name, block in blocks.items() for line in describe_in_c(name, block)]
@@ -79,4 +88,5 @@ def break_lines(statement: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    FILE.write_text(make_header(), encoding="utf-8")
+    ENUMS.write_text(make_enums(), encoding="utf-8")
+    BLOCKS.write_text(make_blocks(), encoding="utf-8")
