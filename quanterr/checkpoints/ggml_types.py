@@ -82,6 +82,8 @@ _TYPES = (
     GgmlType(146, "IQ4_KSS", 256, 128, head=4),
     GgmlType(151, "Q8_KV", 32, 32, head=8),
     GgmlType(152, "IQ5_KS", 256, 168, head=4),
+    GgmlType(142, "PQ2_0", 128, 34),
+    GgmlType(143, "PTQ1_0", 128, 28),
     GgmlType(153, "IQ2_KT", 256, 68, head=4),
     GgmlType(154, "IQ3_KT", 256, 100, head=4),
     GgmlType(155, "IQ4_KT", 256, 128, head=4),
@@ -141,10 +143,6 @@ REFUSED = {
     **{number: (name, _INPUTS) for number, name in {9: "Q8_1", 15: "Q8_K", 97: "Q8_0_X4", 98: "Q8_1_X4"}.items()},
     **{number: (name, _INPUTS) for number, name in {99: "Q8_2_X4", 136: "Q8_K64", 147: "Q8_K16"}.items()},
     **{number: (name, _INPUTS) for number, name in {148: "Q8_K32", 149: "Q8_KR8", 150: "Q8_K128"}.items()},
-    **{
-        number: (f"{fork} or {name}", f"{fork} in PrismML's fork of llama.cpp, {name} in old files of {_IK}")
-        for number, fork, name in ((142, "PQ2_0", "IQ2_TN"), (143, "PTQ1_0", "IQ1_TN"))
-    },
     230: ("BF16_R16", f"which {_IK} makes when it loads a model; convert the model without repacking"),
 }
 # Id → (name, reason) for tensors whose bytes do not fit the type above with this id.
@@ -153,6 +151,10 @@ IN_FORKS = {
         "I2_S or IQ4_NL_4_4",
         f"I2_S in {_BITNET}, which the stored bytes do not fit, or IQ4_NL_4_4 in old files of llama.cpp, {_REMOVED}",
     ),
+    **{
+        number: (name, f"of old files of {_IK}: too few bytes for {fork}, which has this id in PrismML's fork")
+        for number, fork, name in ((142, "PQ2_0", "IQ2_TN"), (143, "PTQ1_0", "IQ1_TN"))
+    },
     39: ("TL2", f"as {_BITNET} may have it: too few bytes are stored for MXFP4, which has this id in llama.cpp"),
 }
 

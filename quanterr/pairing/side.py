@@ -7,6 +7,7 @@ from quanterr.checkpoints.labels import read_labels
 from quanterr.errors import FormatMismatch
 from quanterr.formats import CODE_DTYPES, Hints, StoredParts, Weight, anchored_weight, recognize
 from quanterr.formats.shared.scale_grid import CONFIG, find_common_block
+from quanterr.pairing.prism import read_rotation, warn_of_undeclared
 from quanterr.pairing.transforms import Transforms
 from quanterr.util.text import display
 
@@ -23,12 +24,13 @@ class CheckpointSide:
         """Find the weights from headers and labels; ``recognized`` is a cache shared by sides of the same checkpoint.
 
         Raises:
-            CheckpointError: a label is damaged.
+            CheckpointError: a label or a declared rotation is damaged.
         """
         self.side, self.checkpoint, self._recognized = side, checkpoint, recognized
         self.undo_order: Callable[[str, Weight], Weight] = lambda _name, weight: weight  # restores the usual order
         self.labels = read_labels(checkpoint)
         self.transforms = Transforms(self.labels.config, checkpoint.entries)
+        self.rotation = read_rotation(checkpoint)
         self.consumed = {  # entries that are neither weights nor parts → what they are
             **dict.fromkeys(sorted(self.labels.consumed), "a label"),
             **dict.fromkeys(sorted(self.transforms.consumed), "the matrix of a transform"),
@@ -129,7 +131,8 @@ class CheckpointSide:
 
     def _recognize(self, weight: str, shape: tuple[int, ...] | None, siblings: Sequence[Entry]) -> Weight:
         hints = self._make_hints(weight, shape)
-        return self.transforms.undo(recognize(weight, self.codes[weight], self._stored, siblings, hints))
+        found = self.transforms.undo(recognize(weight, self.codes[weight], self._stored, siblings, hints))
+        return self.rotation.undo(found) if self.rotation else warn_of_undeclared(found)
 
     def memoize(self, key: Hashable, make: Callable[[], Weight]) -> Weight:
         """Return the result of ``make``, cached under ``key`` if sides share a cache."""

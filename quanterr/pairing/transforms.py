@@ -19,7 +19,7 @@ transform/utils/matrix.py, utils/match.py.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -29,6 +29,7 @@ from quanterr.formats import Values, Weight
 from quanterr.formats.base import WEIGHT_SUFFIX, InputRotation, RotatedWeight
 from quanterr.formats.shared.config_checks import matches, read_integers
 from quanterr.formats.shared.transform_matrix import TransformMatrix
+from quanterr.lazy_torch import Tensor
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -215,7 +216,9 @@ class Transforms:
                 f"{weight.format} is not a plain matrix of a linear layer: {AGAIN}"
             )
         module = weight.name.removesuffix(WEIGHT_SUFFIX)
-        undone = _view(weight, own[0], self._find_matrix(own[0], module, weight.matrix[1]))
+        matrix = self._find_matrix(own[0], module, weight.matrix[1])
+        named = f"{own[0].group} ({own[0].kind}, {matrix.n} columns)"
+        undone = view_without_rotation(weight, f"its inputs are transformed by {named}, which is undone", matrix)
         may_be_other = role_of(module + WEIGHT_SUFFIX) == "experts" or module.rpartition(".")[2] in ROUTERS
         if weight.has_codes or own[0].is_at(module, False) or not may_be_other:
             return undone  # the module can only be a Linear
@@ -287,8 +290,28 @@ def _may_be_linear(weight: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and role_of(weight) not in LOOKED_UP
 
 
-def _view(weight: Weight, transform: Transform, matrix: TransformMatrix) -> Weight:
-    what = f"its inputs are transformed by {transform.group} ({transform.kind}, {matrix.n} columns), which is undone"
+class Rotation(Protocol):
+    """A matrix that multiplies each run of ``n`` columns of rows, (r, c), in place."""
+
+    @property
+    def n(self) -> int:
+        """The columns that are multiplied together."""
+
+    def apply(self, rows: Tensor, workspace: Workspace) -> Tensor:
+        """Multiply inputs, as the model does."""
+
+    def undo(self, rows: Tensor, workspace: Workspace) -> Tensor:
+        """Undo this in inputs."""
+
+    def apply_to_weight(self, rows: Tensor, workspace: Workspace) -> Tensor:
+        """Multiply a weight that takes such inputs, as its quantizer did."""
+
+    def undo_in_weight(self, rows: Tensor, workspace: Workspace) -> Tensor:
+        """Undo this in the weight."""
+
+
+def view_without_rotation(weight: Weight, what: str, matrix: Rotation) -> Weight:
+    """Return a weight as it was before its columns were multiplied; ``what`` is the evidence, in words."""
     return replace(
         weight,
         dequantize=partial(_dequantize, weight, matrix),
@@ -297,12 +320,12 @@ def _view(weight: Weight, transform: Transform, matrix: TransformMatrix) -> Weig
         unit=None,
         rotated=RotatedWeight(weight, matrix.apply_to_weight, InputRotation(matrix.apply, matrix.undo)),
         evidence=(what, *weight.evidence),
-        alternatives=tuple(_view(one, transform, matrix) for one in weight.alternatives),
+        alternatives=tuple(view_without_rotation(one, what, matrix) for one in weight.alternatives),
         computed=True,
     )
 
 
-def _dequantize(weight: Weight, matrix: TransformMatrix, chunk: Chunk, workspace: Workspace) -> Values:
+def _dequantize(weight: Weight, matrix: Rotation, chunk: Chunk, workspace: Workspace) -> Values:
     """Dequantize whole runs of columns and multiply them by the matrix."""
     n = matrix.n
     whole = chunk._replace(col=chunk.col // n * n, stop_col=-(-chunk.stop_col // n) * n)

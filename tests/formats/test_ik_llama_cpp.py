@@ -139,7 +139,7 @@ def test_another_shape_from_comfyui_is_an_error(tmp_path):
 
 
 def test_ids_shared_by_forks_are_refused_with_all_their_names():
-    assert {"PQ2_0 or IQ2_TN", "PTQ1_0 or IQ1_TN"} <= {name for name, _ in REFUSED.values()}
+    assert {"IQ2_TN", "IQ1_TN"} <= {name for name, _ in IN_FORKS.values()}
     assert not REFUSED.keys() & TYPES.keys()
 
 

@@ -58,8 +58,14 @@ HALVES = {
     "NVFP4": (),
     "Q1_0": (0,),
     "Q2_0": (0,),
+    "PQ2_0": (0,),
+    "PTQ1_0": (26,),
 }
-SIZES = {kind.name: sizes for kind, sizes in GGML_QUANT_SIZES.items()} | {"Q2_0": (64, 18)}
+SIZES = {kind.name: sizes for kind, sizes in GGML_QUANT_SIZES.items()} | {
+    "Q2_0": (64, 18),
+    "PQ2_0": (128, 34),
+    "PTQ1_0": (128, 28),
+}
 ODD_HALVES = (0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x3C00)
 
 FIXTURES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS")
@@ -82,9 +88,22 @@ def q2_0(blocks: np.ndarray) -> np.ndarray:
     return (codes.astype(np.int32) - 1).astype(np.float32) * d
 
 
-BY_HAND: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q1_0": q1_0, "Q2_0": q2_0}
+def ptq1_0(blocks: np.ndarray) -> np.ndarray:
+    """Dequantize by hand: (digit - 1) * d, for digits of base 3 in runs of 16, 8 and 2 bytes."""
+    d = blocks[:, 26:].copy().view(np.float16).astype(np.float32)
+    values, end = np.empty((len(blocks), 128), np.float32), 0
+    for begin, run, digits in ((0, 16, 5), (16, 8, 5), (24, 2, 4)):
+        for digit in range(digits):
+            powers = blocks[:, begin : begin + run] * np.uint8(3**digit)  # modulo 256
+            values[:, end : end + run] = (powers.astype(np.int32) * 3 >> 8) - 1
+            end += run
+    return values * d
+
+
+BY_HAND: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q1_0": q1_0, "Q2_0": q2_0, "PQ2_0": q2_0, "PTQ1_0": ptq1_0}
+NOT_IN_GGUF_PY = ("Q2_0", "PQ2_0", "PTQ1_0")
 HAND = {"producer": f"hand-made with numpy {np.__version__}"}
-HOW_BY_HAND = "by the formula of ggml-org/llama.cpp ggml/src/ggml-quants.c dequantize_row_"
+HOW_BY_HAND = "by the formula of llama.cpp (P…: PrismML's fork) ggml/src/ggml-quants.c dequantize_row_"
 
 
 def values_of(kind: str, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -103,7 +122,7 @@ def save(format: str, case: str, kind: str, stored: Arrays, values: Arrays, orig
     """Write a case; ``stored`` has bytes in the shape of the weight, the last dimension in bytes, or plain numbers."""
     path = HERE / format / f"{case}.gguf"
     path.parent.mkdir(exist_ok=True)
-    if kind == "Q2_0":  # gguf-py does not know it
+    if kind in NOT_IN_GGUF_PY:
         from support.gguf_stored import Stored, gguf
 
         tensors = [Stored(name, kind, values[name].shape, array.tobytes()) for name, array in stored.items()]
