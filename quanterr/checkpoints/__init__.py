@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, ollama_store, safetensors_file
+from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, ollama_store, pickle_file, safetensors_file
 from quanterr.checkpoints.base import Checkpoint, CheckpointFile, Entry, Unread, close_all, make_open_error
 from quanterr.checkpoints.ggml_blocks import type_blocks
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
@@ -30,6 +30,12 @@ __all__ = ["Checkpoint", "CheckpointFile", "Entry", "GgufMetadata", "enter_check
 GGUF = ".gguf"
 SUFFIXES = (*WEIGHTS, GGUF)
 INDEX_SUFFIX = ".safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+PICKLE_INDEX_SUFFIX = ".bin.index.json"
+# Pickles beside weights that hold something else.
+OTHER_PICKLES = re.compile(
+    r"(?:optimizer|scheduler|scaler|rng_state|random_states|training_args|trainer_state|qmodel)[._\d].*|.*_cache\.pt"
+)
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)")
 # Files next to config.json that declare only a quantization.
 MODELOPT_CONFIG = "hf_quant_config.json"
@@ -49,10 +55,11 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint and read its headers; no weight is read.
 
-    ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a folder with an index or with the shards of one model,
-    an index, ``org/name`` in the local Hugging Face cache, ``ollama:NAME`` in Ollama's store, or an address (``hf://org/name@revision/file``,
-    ``https://…``, ``s3://…``). One shard of a split GGUF opens all of them, and the folder of a pipeline of diffusers
-    its denoiser.
+    ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a file of torch.save (``.bin``, ``.pt``, ``.pth``,
+    ``.ckpt``, of which nothing is executed), a folder with an index or with the shards of one model, an index,
+    ``org/name`` in the local Hugging Face cache, ``ollama:NAME`` in Ollama's store, or an address
+    (``hf://org/name@revision/file``, ``https://…``, ``s3://…``). One shard of a split GGUF opens all of them, and the
+    folder of a pipeline of diffusers its denoiser.
 
     ``lenient`` accepts, and notes, non-standard but unambiguous files: bytes after the last tensor, a header padded
     with characters other than spaces or preceded by white space, names of more than 4096 characters.
@@ -149,9 +156,12 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if "model" + INDEX_SUFFIX in indexes:
         indexes = ["model" + INDEX_SUFFIX]
+    found = indexes or [name for name in names if name.endswith(SUFFIXES)]
+    if not found:
+        indexes = [name for name in names if name.endswith(PICKLE_INDEX_SUFFIX)]
+        found = indexes or [name for name in names if name.endswith(PICKLES) and not OTHER_PICKLES.fullmatch(name)]
     if len(indexes) == 1:
         return "folder", *_read_index(folder / indexes[0])
-    found = indexes or [name for name in names if name.endswith(SUFFIXES)]
     if any(not name.startswith("consolidated") for name in found):
         # Mistral ships the same weights twice; the other files use the usual tensor names.
         found = [name for name in found if not name.startswith("consolidated")]
@@ -159,7 +169,7 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
         found = [name for name in found if not ADAPTER.match(name)]
     if not found:
         seen = f"it holds {listed(names)}" if names else "it is empty"
-        kinds = f"*{INDEX_SUFFIX}, *.safetensors, *.sft and *.gguf"
+        kinds = ", ".join(f"*{suffix}" for suffix in (INDEX_SUFFIX, *SUFFIXES, PICKLE_INDEX_SUFFIX, *PICKLES))
         raise CheckpointError(
             f"{display(str(folder))}: no checkpoint found (looked for {kinds}; {seen}){foreign_files.advise(names)}"
         )
@@ -313,6 +323,8 @@ def _add(entries: dict[str, Entry], found: Iterable[Entry]) -> None:
 
 def _read_header(file: CheckpointFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
     """Read the entries, metadata and notes of a file; its first bytes decide the format, not its name."""
+    if pickle_file.is_pickle(file):
+        return pickle_file.read_header(file, lenient)
     if not gguf_file.is_gguf(file):
         found = safetensors_file.read_header(file, lenient)
         if file.path.suffix == GGUF:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from quanterr.util.text import listed
-
 STORIES = (
-    (b"PK\x03\x04", "is a PyTorch or other zip archive; quanterr never unpickles. Convert it to safetensors first"),
-    (b"\x80\x02", "is a Python pickle; quanterr never unpickles. Convert to safetensors first"),
+    *(
+        (b"\x80" + protocol, "is a Python pickle, not a file of torch.save; save its tensors as safetensors")
+        for protocol in (b"\x02", b"\x03", b"\x04", b"\x05")
+    ),
     (b"\x93NUMPY", "is a NumPy file, not safetensors"),
     *(
         (magic, "is a GGML file from before GGUF; convert the model again with llama.cpp")
@@ -15,19 +15,14 @@ STORIES = (
 )
 
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 HQQ = "qmodel.pt"
 
 
 def advise(names: Iterable[str]) -> str:
-    """Return advice for a folder with pickled weights among its file ``names``; empty for other folders."""
-    pickles = [name for name in names if name.endswith(PICKLES)]
-    if not pickles:
+    """Return advice for a folder with a model of HQQ among its file ``names``; empty for other folders."""
+    if HQQ not in names:
         return ""
-    how = "model.save_pretrained(folder) of transformers"
-    if HQQ in pickles:
-        how = "AutoHQQHFModel.save_to_safetensors(model, folder) of hqq"
-    return f". {listed(pickles, 3)}: pickles can run code, and quanterr never unpickles; {how} writes safetensors"
+    return f". {HQQ} holds objects of hqq; AutoHQQHFModel.save_to_safetensors(model, folder) of hqq writes safetensors"
 
 
 def describe(start: bytes) -> str | None:

@@ -182,7 +182,7 @@ def listening(folder: Path) -> Path:
     return folder / "socket.safetensors"
 
 
-def other_weights(folder: Path, name: str = "pytorch_model.bin") -> Path:
+def other_weights(folder: Path, name: str) -> Path:
     (folder / "y").mkdir()
     (folder / "y" / name).touch()
     return folder / "y"
@@ -243,10 +243,8 @@ PATHS = [
     Row(1, "in a file", path(lambda folder: folder / "original.safetensors" / "y"), UNREADABLE, "y: no such file"),
     Row(1, "a link to nothing", path(dangling), UNREADABLE, "a.safetensors: no such file"),
     Row(2, "no permission", unreadable, UNREADABLE, "secret.safetensors: permission denied\n", DENIED),
-    Row(3, "a folder without weights", path(other_weights), UNREADABLE,
-        "no checkpoint found (looked for *.safetensors.index.json, *.safetensors, *.sft and *.gguf; it holds pytorch_"),
-    Row(3, "a folder of pickles", path(other_weights), UNREADABLE,
-        "never unpickles; model.save_pretrained(folder) of transformers writes safetensors"),
+    Row(3, "a folder without weights", path(partial(other_weights, name="optimizer.bin")), UNREADABLE,
+        "no checkpoint found (looked for *.safetensors.index.json, *.safetensors, *.sft, *.gguf, *.bin.index.json, "),
     Row(3, "a folder of hqq", path(partial(other_weights, name="qmodel.pt")), UNREADABLE,
         "AutoHQQHFModel.save_to_safetensors(model, folder) of hqq writes safetensors"),
     Row(4, "a folder with several", path(lambda folder: folder), USAGE,
@@ -268,8 +266,8 @@ IMPOSTORS = [
         Row(9, f"LFS pointer {name}", raw(LFS, name), UNREADABLE, LFS_SAYS),
         Row(10, f"HTML {name}", raw(PAGE, name), UNREADABLE, "looks like HTML or XML, not weights; download it again"),
         Row(10, f"XML {name}", raw(b'<?xml version="1.0"?><Error><Code>AccessDenied', name), UNREADABLE, "looks like"),
-        Row(11, f"pickle {name}", raw(PICKLE, name), UNREADABLE, "is a Python pickle; quanterr never unpickles. Conv"),
-        Row(11, f"zip {name}", raw(ZIP, name), UNREADABLE, "quanterr never unpickles. Convert it to safetensors first"),
+        Row(11, f"pickle {name}", raw(PICKLE, name), UNREADABLE, "is a Python pickle, not a file of torch.save; save "),
+        Row(11, f"zip {name}", raw(ZIP, name), UNREADABLE, "the zip archive is damaged or truncated: "),
         Row(11, f"NumPy {name}", raw(b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'", name), UNREADABLE, "is a NumPy file"),
         Row(11, f"GGML {name}", raw(b"tjgg\x03\0\0\0", name), UNREADABLE, "is a GGML file from before GGUF; convert"),
     )
