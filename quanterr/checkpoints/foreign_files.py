@@ -1,7 +1,11 @@
-"""Explanations of files that are not checkpoints, based on their first bytes, with advice on what to do."""
+"""Explanations of files that are not checkpoints, based on their first bytes or names, with advice on what to do."""
 
 from collections.abc import Iterable
 
+BEFORE = "compare the checkpoint that it was exported from"
+ONNX = f"an ONNX model, which is not read; {BEFORE}"
+LITERT = f"a LiteRT (TensorFlow Lite) model, which is not read; {BEFORE}"
+# First bytes of a file, from byte 0 on → what it is.
 STORIES = (
     *(
         (b"\x80" + protocol, "is a Python pickle, not a file of torch.save; save its tensors as safetensors")
@@ -13,16 +17,27 @@ STORIES = (
         for magic in (b"lmgg", b"fmgg", b"tjgg")
     ),
 )
-
-
-HQQ = "qmodel.pt"
+# Ending of a file's name in a folder without weights → what it is.
+IN_FOLDERS = (
+    ("qmodel.pt", "objects of hqq; AutoHQQHFModel.save_to_safetensors(model, folder) of hqq writes safetensors"),
+    (".onnx", ONNX),
+    ("openvino_model.xml", f"an OpenVINO model, which is not read; {BEFORE}"),
+    (".mlpackage", f"a Core ML model, which is not read; {BEFORE}"),
+    (".tflite", LITERT),
+    (".litertlm", LITERT),
+    ("ndarray-cache.json", f"a model of MLC-LLM, which is not read; {BEFORE}"),
+    ("tensor-cache.json", f"a model of MLC-LLM, which is not read; {BEFORE}"),
+)
 
 
 def advise(names: Iterable[str]) -> str:
-    """Return advice for a folder with a model of HQQ among its file ``names``; empty for other folders."""
-    if HQQ not in names:
-        return ""
-    return f". {HQQ} holds objects of hqq; AutoHQQHFModel.save_to_safetensors(model, folder) of hqq writes safetensors"
+    """Return advice for a folder without weights, from its file ``names``; empty if none is known."""
+    stored = sorted(names)
+    for ending, what in IN_FOLDERS:
+        for name in stored:
+            if name.endswith(ending):
+                return f". {name} holds {what}"
+    return ""
 
 
 def describe(start: bytes) -> str | None:
@@ -30,6 +45,10 @@ def describe(start: bytes) -> str | None:
     for magic, description in STORIES:
         if start.startswith(magic):
             return description
+    if start[4:8] == b"TFL3":
+        return f"is {LITERT}"
+    if start[:1] == b"\x08" and start[2:3] in (b"\x12", b"\x3a"):  # ir_version, then producer_name or graph
+        return f"is {ONNX}"
     text = start.lstrip()
     if text.startswith(b"version https://git-lfs"):
         sizes = [line.split()[-1] for line in text.splitlines() if line.startswith(b"size ")]

@@ -247,6 +247,14 @@ PATHS = [
         "no checkpoint found (looked for *.safetensors.index.json, *.safetensors, *.sft, *.gguf, *.bin.index.json, "),
     Row(3, "a folder of hqq", path(partial(other_weights, name="qmodel.pt")), UNREADABLE,
         "AutoHQQHFModel.save_to_safetensors(model, folder) of hqq writes safetensors"),
+    *(
+        Row(3, f"a folder with {name}", path(partial(other_weights, name=name)), UNREADABLE, says)
+        for name, says in (
+            ("model.onnx", "model.onnx holds an ONNX model, which is not read; compare the checkpoint"),
+            ("openvino_model.xml", "holds an OpenVINO model, which is not read; compare the checkpoint"),
+            ("tensor-cache.json", "holds a model of MLC-LLM, which is not read; compare the checkpoint"),
+        )
+    ),
     Row(4, "a folder with several", path(lambda folder: folder), USAGE,
         "ambiguous, choose one of original.safetensors, quantized.safetensors"),
     Row(5, "a loop of links", path(looping), UNREADABLE, "a.safetensors: too many levels of symbolic links"),
@@ -268,6 +276,8 @@ IMPOSTORS = [
         Row(10, f"XML {name}", raw(b'<?xml version="1.0"?><Error><Code>AccessDenied', name), UNREADABLE, "looks like"),
         Row(11, f"pickle {name}", raw(PICKLE, name), UNREADABLE, "is a Python pickle, not a file of torch.save; save "),
         Row(11, f"zip {name}", raw(ZIP, name), UNREADABLE, "the zip archive is damaged or truncated: "),
+        Row(11, f"LiteRT {name}", raw(b"\x1c\0\0\0TFL3\0\0", name), UNREADABLE, "is a LiteRT (TensorFlow Lite) model"),
+        Row(11, f"ONNX {name}", raw(b"\x08\x07\x12\x07torch", name), UNREADABLE, "is an ONNX model, which is not "),
         Row(11, f"NumPy {name}", raw(b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'", name), UNREADABLE, "is a NumPy file"),
         Row(11, f"GGML {name}", raw(b"tjgg\x03\0\0\0", name), UNREADABLE, "is a GGML file from before GGUF; convert"),
     )
