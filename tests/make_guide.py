@@ -145,6 +145,20 @@ def findings_index() -> str:
     return "\n\n".join(f"**Up to {severity}**: {', '.join(links)}." for severity, links in by_severity.items())
 
 
+def findings() -> str:
+    """Return the sections of all codes, under their headings."""
+    from quanterr.documents.finding_codes import HEADINGS
+
+    sections = []
+    for title, codes in HEADINGS.items():
+        sections.append(f"## {title}")
+        for name, row in codes.items():
+            sections.append(
+                f"### {name}\n\n**{row.severity}**: {row.meaning}.\n\n```\n{row.example}\n```\n\n{row.remedy}"
+            )
+    return "\n\n".join(sections)
+
+
 def recipes() -> str:
     """Return a table of recipes."""
     from quanterr.recipes import list_recipes
@@ -229,6 +243,7 @@ def steps() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "adding-a-format": steps,
     "findings-index": findings_index,
+    "findings": findings,
     **{part: lambda part=part: sessions()[part] for part in COMMANDS},
     "recipes": recipes,
     "scores": scores,

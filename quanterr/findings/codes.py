@@ -1,4 +1,4 @@
-"""The construction of findings; their codes are in guide/findings.md."""
+"""The construction of findings; their codes are in documents/finding_codes/."""
 
 from math import isfinite
 

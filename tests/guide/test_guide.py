@@ -53,7 +53,8 @@ def test_readme_counts_the_formats():
 class TestGuide:
     def test_guide_is_short(self):
         pages = [(guide.PAGES / f"{topic}.md").read_text() for topic in guide.TOPICS]
-        written = [re.sub(r"<!-- ([a-z-]+): made by .*?<!-- /\1 -->", "", page, flags=re.DOTALL) for page in pages]
+        made = r"<!-- (?!findings:)([a-z-]+): made by .*?<!-- /\1 -->"  # entries of findings are written by hand
+        written = [guide.MARKER.sub("", re.sub(made, "", page, flags=re.DOTALL)) for page in pages]
 
         assert sum(len(page.split()) for page in written) <= 15_000
 
