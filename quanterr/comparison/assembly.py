@@ -1,6 +1,6 @@
 """The report, assembled from the sums of weights: layers, groups, coverage, findings, verdict."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from math import nan
 
@@ -23,25 +23,10 @@ from quanterr.documents.comparison.model import (
     Side,
     StoredFile,
 )
-from quanterr.findings import (
-    FindingCollector,
-    check_activation_scales,
-    check_importance,
-    check_plan,
-    check_sensitivity,
-    make_finding,
-    report_folding,
-)
-from quanterr.findings.activations import (
-    report_absent_scales,
-    report_missing_input_scales,
-)
-from quanterr.findings.configs import compare_configs
-from quanterr.findings.declared import Stored
-from quanterr.findings.files import report_notes, report_unread
-from quanterr.findings.schemes import check_schemes
-from quanterr.findings.siblings import report_sibling_inputs
-from quanterr.findings.structure import check_structure
+from quanterr.findings import FindingCollector
+from quanterr.findings.contents import Comparison, Contents
+from quanterr.findings.results import MAX_BLOCKS
+from quanterr.findings.running import run_checks
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.kernel.native_sums import add_histograms
 from quanterr.metrics import PREDICTED, LayerValues, Measurement, finite, original_norm
@@ -50,21 +35,12 @@ from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.scores import compute_scores
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
-from quanterr.pairing.inputs import (
-    find_absent_scales,
-    find_clamped_inputs,
-    find_declared_inputs,
-    read_static_scales,
-)
 from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
 from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, escape_surrogates, listed, parse_digits
 from quanterr.version import __version__
-
-# Only synthetic models have more blocks; grouping by block would then take more space than the layers.
-MAX_BLOCKS = 512
 
 MOST_WAITING = 64  # histograms that a group collects before it adds them up
 
@@ -292,29 +268,7 @@ class ReportBuilder:
         """Make the report from all weights that were added."""
         self._end_batch()
         not_compared = [_make_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
-        inputs, labels = find_declared_inputs(self._pairing, quantized.entries), self._pairing.labels
-        scales = read_static_scales(inputs)
-        findings = [
-            *report_notes(original),
-            *report_notes(quantized),
-            *report_unread(original, quantized),
-            *report_unread(quantized, original),
-            *compare_configs(original, quantized),
-            *check_schemes(labels["original"].declarations, _list_stored(self._pairing.pairs, 0)),
-            *check_structure(quantized, labels["quantized"], _list_stored(self._pairing.pairs, 1)),
-            *check_plan(self._pairing),
-            *check_activation_scales(self._pairing),
-            *report_missing_input_scales(find_clamped_inputs(self._pairing, quantized.entries)),
-            *report_sibling_inputs(scales),
-            *report_absent_scales(find_absent_scales(inputs), bool(scales)),
-            *report_folding(self._pairing.folded),
-            *check_importance(self._pairing),
-            *check_sensitivity(
-                [pair.name for pair in self._pairing.pairs if len(pair.original.shape) > 1], self._alphas
-            ),
-            *(noticed := self._noticed.findings(complete)),
-            *self._find_in_report(noticed),
-        ]
+        findings = self._list_findings(original, quantized, complete)
         reasons = self._list_reasons(complete, not_compared, findings, original, quantized)
         return Report(
             tool=Tool(name="quanterr", version=__version__),
@@ -341,23 +295,17 @@ class ReportBuilder:
             run=run,
         )
 
-    def _find_in_report(self, noticed: Sequence[Finding]) -> list[Finding]:
-        """Return findings about the report: changed 1-D tensors (except corrected biases), and too many blocks."""
-        found = []
-        explained = {name for one in noticed if one.code == "bias_corrected" for name in one.evidence["layers"]}
-        explained |= self._same_numbers
-        names = [one.layer_name for one in self._other_changes if one.layer_name not in explained]
-        if names:
-            message = (
-                f"{count(len(names), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed: "
-            )
-            message += f"{listed(names, 3)}; see other_changes"
-            found.append(make_finding("other_changes", "info", None, message, tensors=len(names)))
-        if not self._by_block:
-            found.append(
-                make_finding("many_blocks", "info", None, f"more than {MAX_BLOCKS} blocks: not grouped by block")
-            )
-        return found
+    def _list_findings(self, original: Checkpoint, quantized: Checkpoint, complete: bool) -> list[Finding]:
+        comparison = Comparison(
+            self._pairing,
+            Contents(original, self._pairing, "original", quantized),
+            Contents(quantized, self._pairing, "quantized", original),
+            self._alphas,
+            self._noticed.findings(complete),
+            [one.layer_name for one in self._other_changes if one.layer_name not in self._same_numbers],
+            self._by_block,
+        )
+        return list(run_checks(comparison))
 
     def _make_coverage(self) -> Coverage:
         found = {side: {bucket: list[Entry]() for bucket in WORST_FIRST} for side in SIDES}
@@ -523,11 +471,6 @@ def _compute_compared_fraction(sizes: dict[str, BucketSize]) -> float | None:
     """Return compared bytes / selected bytes; None if nothing was selected."""
     selected = sum(size.bytes for bucket, size in sizes.items() if bucket != Bucket.FILTERED_OUT)
     return sum(sizes[b].bytes for b in COVERED if b in sizes) / selected if selected else None
-
-
-def _list_stored(pairs: Sequence[Pair], side: int) -> list[Stored]:
-    """Return the weights of one side, 0 for the original, by the original's names."""
-    return [Stored(pair.name, (pair.original, pair.quantized)[side], pair.consumed[side]) for pair in pairs]
 
 
 def _make_side(checkpoint: Checkpoint, prefix: str) -> Side:

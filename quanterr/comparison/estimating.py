@@ -19,8 +19,8 @@ from quanterr.documents.ranking.making import UNPLACED, Rankable, StoredTensor, 
 from quanterr.documents.ranking.model import Candidate, Ranking, WorstLayer
 from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
 from quanterr.errors import Interrupted, UsageError
-from quanterr.findings import check_sensitivity
 from quanterr.findings.files import report_notes
+from quanterr.findings.importance import report_insensitive
 from quanterr.lazy_torch import torch
 from quanterr.options import ComparisonOptions
 from quanterr.pairing.importance import make_importance_lookup, read_importance
@@ -279,7 +279,7 @@ def _add_prediction(candidate: Rankable, sensitivity: Sensitivity, weights: Mapp
     """
     alphas, cost = sensitivity.alphas(candidate.name), 0.0
     quantized = {name: of for name, of in weights.items() if any(candidate.tensors[one].is_layer for one in of)}
-    for finding in check_sensitivity(list(quantized), alphas):
+    for finding in report_insensitive(list(quantized), alphas):
         if finding.severity == "error":
             raise UsageError(f"--sensitivity: {finding.message}; {finding.remedy}")
         candidate.row.findings.append(finding)

@@ -33,7 +33,6 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from quanterr.documents.base import Finding
-from quanterr.findings.activations import check_activation_scales
 from quanterr.findings.casts import check_casts
 from quanterr.findings.codes import make_finding
 from quanterr.findings.columns import name_moved_columns
@@ -64,13 +63,7 @@ from quanterr.findings.explanations import (
     weights_of,
 )
 from quanterr.findings.figures import compute_figures
-from quanterr.findings.headers import (
-    check_importance,
-    check_plan,
-    check_sensitivity,
-    report_contradictions,
-    report_folding,
-)
+from quanterr.findings.headers import report_contradictions
 from quanterr.findings.layers import (
     WeightSummary,
     check_norm_offsets,
@@ -110,15 +103,7 @@ from quanterr.pairing.model import COMPUTED, Bucket, ComparedWeight, Leftover, P
 from quanterr.pairing.sampling import on_cpu
 from quanterr.tensors.in_memory import is_dequantized
 
-__all__ = [
-    "FindingCollector",
-    "check_activation_scales",
-    "check_importance",
-    "check_plan",
-    "check_sensitivity",
-    "make_finding",
-    "report_folding",
-]
+__all__ = ["FindingCollector", "make_finding"]
 
 DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # findings whose weights are read again
 UNREAD = (Bucket.UNSUPPORTED, Bucket.ERROR, Bucket.SHAPE_MISMATCH)  # of weights that are stored on both sides

@@ -1,10 +1,12 @@
 """Checks of stored scales of activations and of the KV cache: no weight depends on them, but the model does."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import EACH, HEADERS, QUANTIZED, VALUES, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import Contents
 from quanterr.findings.neighbours import compare_with_neighbours
 from quanterr.findings.ranges import Ranges
 from quanterr.formats import is_auxiliary
@@ -12,10 +14,9 @@ from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.lazy_torch import torch
 from quanterr.pairing import SIDES
-from quanterr.pairing.inputs import CacheScales
 from quanterr.pairing.model import Bucket, Pairing
 from quanterr.tensors.workspace import Workspace
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, listed
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NO_SCALES = "zero_point", "scaled_fp8"  # endings of auxiliary tensors that are not scales
@@ -24,90 +25,23 @@ OF_INPUTS = "input_scale", "activation_scale", "act_scale"
 MOST_SCALE = 1e12  # scales of activations and tables of factors stay below it; scales stay above its inverse
 # 1e30 as float32, in rope_freqs: llama.cpp rotates these dimensions by nothing (Gemma 4).
 NOT_ROTATED = 1.0000000150474662e30
-# What is missing of a KV cache → what vLLM or other runtimes do (see find_cache_scales).
-WITHOUT_SCALES = {
-    "keys": "vLLM refuses the file",
-    "values": "vLLM uses those of keys",
-    "keys and values": "runtimes use 1",
-    "keys or values": "runtimes use 1 or another scale, or refuse",
-}
 MOST_EACH = 4096  # most elements of a tensor to read
 MOST = 1 << 20  # most elements to read in total
 
 
-def check_activation_scales(plan: Pairing) -> Iterator[Finding]:
+@check(
+    *("scale_nonfinite", "scale_negative", "scale_zero", "scale_extreme", "scale_unlike", "bad_table"),
+    needs=VALUES,
+    of=EACH,
+)
+def check_activation_scales(contents: Contents) -> Iterator[Finding]:
     """Check activation scales, and other tensors that belong to no weight, for values that cannot be right."""
-    for side in SIDES:
-        of_none = _entries_of_no_weight(plan, side)
-        scales = [entry for entry in (*_entries_of_weights(plan, side), *of_none) if is_auxiliary(entry.name)]
-        yield from _check_side(side, scales, plan)
-        tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_readable(entry)]
-        yield from _check_tables(side, tables)
-    yield from _check_sizes(plan)
-
-
-def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
-    """Report the FP8 layers of ComfyUI in ``names``, which have no input scale."""
-    if names:
-        message = (
-            f"{count(len(names), 'layer')} in FP8 without input_scale: {listed(names, 3)}; ComfyUI uses a scale of 1 "
-            "and clamps inputs at 448"
-        )
-        remedy = "calibrate an input_scale, or set full_precision_matrix_mult"
-        yield make_finding("no_input_scale", "info", None, message, remedy, layers=names)
-
-
-def report_absent_scales(weights: Mapping[str, str], is_calibrated: bool) -> Iterator[Finding]:
-    """Report declared static scales of inputs that are not stored.
-
-    ``weights`` maps names of weights to their missing tensors; ``is_calibrated`` states whether other weights have a
-    scale.
-    """
-    if weights:
-        names, missing = list(weights), listed(list(dict.fromkeys(weights.values())), 3)
-        message = (
-            f"static scales of inputs are declared, but {missing} is missing for {count(len(names), 'weight')}: "
-            f"{listed(names, 3)}"
-        )
-        if not is_calibrated:
-            message += "; as no weight has one, a runtime does not quantize the inputs (W4A16 for W4A4), or refuses"
-        remedy = "recalibrate, or declare dynamic activations; otherwise runtimes refuse the file or use a scale of 1"
-        yield make_finding("missing_input_scale", "warning", None, message, remedy, layers=names)
-
-
-def report_cache_scales(cache: CacheScales) -> Iterator[Finding]:
-    """Report what is wrong with the scales that are stored for a KV cache, and which are not stored."""
-    remedy = "calibrate k_scale and v_scale"
-    if names := list(cache.missing):
-        kinds = dict.fromkeys(cache.missing.values())
-        what = next(iter(kinds)) if len(kinds) == 1 else "keys or values"
-        there = "an FP8 KV cache is declared" if cache.is_declared else "the other modules have scales of a KV cache"
-        message = (
-            f"{there}, but scales of {what} are missing for "
-            f"{count(len(names), 'attention module')}: {listed(names, 3)}; {WITHOUT_SCALES[what]}"
-        )
-        yield make_finding("missing_kv_scale", "warning", None, message, remedy, modules=names)
-    if cache.shared:
-        message = (
-            f"keys and values share one scale, kv_scale, in {count(len(cache.shared), 'attention module')}: "
-            f"{listed(cache.shared, 3)}; vLLM uses it for both, and calls that deprecated"
-        )
-        yield make_finding("missing_kv_scale", "info", None, message, remedy, modules=cache.shared)
-    if (names := [one.name for one in cache.several]) and not cache.of_heads:
-        shown = listed([f"{one.name} ({one.n:,})" for one in cache.several], 3)
-        message = (
-            f"scales of keys or values hold several numbers in {count(len(names), 'tensor')}, where one was declared: "
-            f"{shown}; vLLM refuses them"
-        )
-        yield make_finding("scale_misfit", "warning", None, message, "store one scale per module", tensors=names)
-
-
-def report_lone_rotations(reasons: Mapping[str, str]) -> Iterator[Finding]:
-    """Report rotations of weights without a counterpart; ``reasons`` maps names of transforms to reasons."""
-    for name, why in reasons.items():
-        message = f"config.json declares the transform {display(name)}: {why}; the weights stay rotated at run time"
-        remedy = "export the model again with both sides of the transform, and with its matrix"
-        yield make_finding("missing_rotation", "warning", None, message, remedy, transform=name)
+    of_none = [entry for one in contents.leftovers if one.bucket == Bucket.CONSUMED for entry in one.entries]
+    of_weights = [entry for pair in contents.pairing.pairs for entry in pair.consumed[contents.number]]
+    scales = [entry for entry in (*of_weights, *of_none) if is_auxiliary(entry.name)]
+    yield from _check_side(contents.side, scales, contents.pairing)
+    tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_readable(entry)]
+    yield from _check_tables(contents.side, tables)
 
 
 def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
@@ -126,13 +60,14 @@ def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
         yield make_finding("bad_table", "error", None, message, "copy them from the original", tensors=bad)
 
 
-def _check_sizes(plan: Pairing) -> Iterator[Finding]:
+@check("scale_misfit", needs=HEADERS, of=QUANTIZED)
+def check_scale_sizes(contents: Contents) -> Iterator[Finding]:
     """Check that the number of each weight's activation scales divides its rows or columns."""
     odd = [
         f"{entry.name} ({entry.n:,})"
-        for pair in plan.pairs
-        for entry in pair.quantized_consumed
-        if entry.name.endswith(OF_INPUTS) and entry.n and all(size % entry.n for size in pair.quantized.matrix)
+        for one in contents.stored
+        for entry in one.parts
+        if entry.name.endswith(OF_INPUTS) and entry.n and all(size % entry.n for size in one.weight.matrix)
     ]
     if odd:
         message = (
@@ -180,17 +115,6 @@ def _is_extreme(scales: ScaleStatistics) -> bool:
     """Return True if a nonzero scale is above MOST_SCALE, or below its inverse."""
     sizes = [abs(value) for value in (scales.low, scales.high) if value]
     return any(not 1 / MOST_SCALE <= size <= MOST_SCALE for size in sizes)
-
-
-def _entries_of_weights(plan: Pairing, side: str) -> list[Entry]:
-    """Return the tensors stored with the weights of a side."""
-    return [entry for pair in plan.pairs for entry in pair.consumed[SIDES.index(side)]]
-
-
-def _entries_of_no_weight(plan: Pairing, side: str) -> list[Entry]:
-    """Return the known tensors of a side that belong to no weight."""
-    known = (one for one in plan.leftovers if one.side == side and one.bucket == Bucket.CONSUMED)
-    return [entry for leftover in known for entry in leftover.entries]
 
 
 def _is_readable(entry: Entry) -> bool:

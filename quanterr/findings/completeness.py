@@ -8,9 +8,13 @@ from collections.abc import Iterable, Iterator
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.documents.base import Finding
+from quanterr.documents.inspection.model import NOT_READ
+from quanterr.findings.checks import ALONE, DECLARED, HEADERS, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, TIED, config_of
+from quanterr.findings.contents import Contents
 from quanterr.pairing.conversion import is_mlx
+from quanterr.pairing.model import Bucket
 from quanterr.selection.roles import place_of
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
@@ -32,8 +36,18 @@ OF_BLOCKS = ("attention.head_count", "attention.head_count_kv", "feed_forward_le
 UNLIKE = ("num_kv_shared_layers", "cla_share_factor", "block_configs", "hybrid_override_pattern", "layers_block_type")
 
 
-def check_completeness(checkpoint: Checkpoint) -> Iterator[Finding]:
+@check(NOT_READ, needs=HEADERS, of=ALONE)
+def check_formats(contents: Contents) -> Iterator[Finding]:
+    """Report weights of no known format."""
+    for one in contents.leftovers:
+        if one.bucket is Bucket.ERROR:
+            yield make_finding(NOT_READ, "error", one.name, f"{display(one.name)}: not read: {one.reason}")
+
+
+@check("incomplete", needs=DECLARED, of=ALONE)
+def check_completeness(contents: Contents) -> Iterator[Finding]:
     """Report a checkpoint without tensors, and parts of its model that it lacks."""
+    checkpoint = contents.checkpoint
     names = checkpoint.entries
     if not names:
         message = f"{display(checkpoint.path)} holds no tensors"
@@ -137,8 +151,10 @@ def _report_gap(stack: str, module: str, lacking: list[int], having: int) -> Fin
     return make_finding("incomplete", "warning", None, message, remedy)
 
 
-def report_lone_parts(names: Iterable[str]) -> Iterator[Finding]:
-    """Report scales and zero points whose codes are not stored; ``names`` are tensors that belong to no weight."""
+@check("missing_codes", needs=HEADERS, of=ALONE)
+def check_lone_parts(contents: Contents) -> Iterator[Finding]:
+    """Report scales and zero points whose codes are not stored."""
+    names = [*(pair.name for pair in contents.pairing.pairs), *(one.name for one in contents.leftovers)]
     found: dict[str, list[str]] = {}
     for name in names:
         if match := PARTS.fullmatch(name):

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import BOTH, DECLARED, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import Comparison
 from quanterr.findings.defaults import GATES, assume_for_gguf, assume_for_transformers, list_keys
 from quanterr.pairing.tied import find_tied_head
 from quanterr.selection.roles import role_of
@@ -111,6 +113,12 @@ class ModelFields(NamedTuple):
     def describe(self, key: str) -> str:
         """Return what the configuration says about a key."""
         return f"declares {key} {_show(self.values[key])}" if key in self.values else self.facts[key]
+
+
+@check("config_mismatch", needs=DECLARED, of=BOTH)
+def check_configs(comparison: Comparison) -> Iterator[Finding]:
+    """Report what both sides declare differently."""
+    yield from compare_configs(comparison.original.checkpoint, comparison.quantized.checkpoint)
 
 
 def compare_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Finding]:

@@ -6,13 +6,13 @@ entries name modules that exist. Loaders follow the configuration, not the tenso
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from quanterr.checkpoints import Entry
+from quanterr.checkpoints.base import RECIPE
 from quanterr.declarations import Declarations, Scheme, is_in_blocks
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
-from quanterr.formats import Weight
+from quanterr.findings.contents import Contents, Stored
 from quanterr.selection.roles import role_of, without_numbers
 from quanterr.util.text import count, display, listed
 
@@ -24,25 +24,15 @@ LEFT = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight"
 HEAD, OF_BLOCKS = "lm_head.", ("GPTQ", "AWQ")  # programs whose loaders leave the output layer as it is unless told
 
 
-class Stored(NamedTuple):
-    """A weight of the checkpoint whose configuration is checked."""
-
-    name: str  # as reports call it: in a comparison the original's name
-    weight: Weight
-    parts: Sequence[Entry]  # entries beside the codes
-    has_shape: bool = True  # False: its files do not show its shape, and no original does
-
-    @property
-    def is_left(self) -> bool:
-        """Whether it is a matrix stored as plain numbers."""
-        return self.weight.encoding == "floats" and len(self.weight.shape) == 2 and self.weight.name.endswith(".weight")
-
-
-def check_declared(declared: Declarations, stored: Sequence[Stored], names: Iterable[str]) -> Iterator[Finding]:
-    """Check which modules are quantized against a configuration; ``names`` are those of all stored tensors."""
+@check("config_mismatch", needs=DECLARED, of=QUANTIZED)
+def check_declared(contents: Contents) -> Iterator[Finding]:
+    """Check which modules are quantized against a configuration."""
+    declared = contents.labels.declarations
+    if contents.checkpoint.kind == RECIPE:  # its notes name what it leaves unquantized
+        return
     if declared.program is None or declared.program.name == "ModelSlim":  # ``ascend`` checks its description
         return
-    schemes = [(one, declared.of(one.weight.name)) for one in stored]
+    schemes = [(one, declared.of(one.weight.name)) for one in contents.stored]
     coded = [(one, scheme) for one, scheme in schemes if one.weight.has_codes]
     yield from _check_excluded(declared, coded)
     yield from _check_unnamed(declared, coded)
@@ -50,7 +40,7 @@ def check_declared(declared: Declarations, stored: Sequence[Stored], names: Iter
         yield from _check_left(declared, schemes)
     yield from _check_rivals(declared, [one for one, scheme in coded if scheme and not scheme.entry])
     left_over = [one for one, scheme in schemes if scheme is None and _is_linear(declared, one)]
-    yield from _check_entries(declared, names, are_missed=bool(left_over))
+    yield from _check_entries(declared, contents.checkpoint.entries, are_missed=bool(left_over))
 
 
 def report_mismatch(message: str, names: Iterable[str] = (), severity: str = "warning", **evidence: object) -> Finding:

@@ -15,7 +15,9 @@ from typing import NamedTuple
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.ggml_types import BLOCKS, OF_NAME
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import Contents
 from quanterr.findings.limits import MANY
 from quanterr.util.text import display, listed
 
@@ -56,8 +58,10 @@ class _Claim(NamedTuple):
         return MAIN_TYPES.get(self.name, (plain,))
 
 
-def check_file_type(checkpoint: Checkpoint) -> Iterator[Finding]:
+@check("misnamed_type", needs=DECLARED, of=QUANTIZED)
+def check_file_type(contents: Contents) -> Iterator[Finding]:
     """Report a GGUF file few of whose weights have the type that it is named after."""
+    checkpoint = contents.checkpoint
     if checkpoint.gguf is None:
         return
     weights = _list_mixed(checkpoint.entries.values())

@@ -7,13 +7,21 @@ from pathlib import Path
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.base import RECIPE
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import EACH, HEADERS, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import Contents
 from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"
 LEFT = "left_unquantized"
 UNREAD, FALLBACK = "unread_weights", "fallback_recipe"
 MAX_NOTES = 20
+
+
+@check(NOTE, LEFT, FALLBACK, needs=HEADERS, of=EACH)
+def check_notes(contents: Contents) -> Iterator[Finding]:
+    """Report the notes about a checkpoint's files, or about a recipe."""
+    yield from report_notes(contents.checkpoint)
 
 
 def report_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -49,11 +57,13 @@ def _report_fallbacks(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield make_finding(FALLBACK, "info", None, message)
 
 
-def report_unread(checkpoint: Checkpoint, other: Checkpoint | None = None) -> Iterator[Finding]:
+@check(UNREAD, needs=HEADERS, of=EACH)
+def check_unread(contents: Contents) -> Iterator[Finding]:
     """Report weight files in the folder that were not read, unless the other side reads them.
 
     A file that stores the same tensors with other shapes or sizes belongs to another model.
     """
+    checkpoint, other = contents.checkpoint, contents.other
     where, read = display(checkpoint.path), {_resolve(file.path) for file in other.files} if other else set()
     unread = [
         one for one in checkpoint.unread if checkpoint.folder and _resolve(checkpoint.folder / one.name) not in read

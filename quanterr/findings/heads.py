@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from quanterr.checkpoints import Checkpoint, GgufMetadata
+from quanterr.checkpoints import GgufMetadata
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, EXPLAINING, GGUF, config_of
-from quanterr.findings.declared import Stored
+from quanterr.findings.contents import Contents, Stored
 from quanterr.util.strict_json import JsonFields
 
 OF_BLOCK = r"(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\."  # the beginning of a weight's name
@@ -50,10 +51,11 @@ class Heads(NamedTuple):
         return f"{self.queries} query heads and {self.keys} key heads, {sizes}"
 
 
-def check_heads(checkpoint: Checkpoint, stored: Sequence[Stored]) -> Iterator[Finding]:
+@check("config_mismatch", needs=DECLARED, of=QUANTIZED)
+def check_heads(contents: Contents) -> Iterator[Finding]:
     """Report declared heads that no layer has, and rotations of a part of a head."""
-    metadata = checkpoint.gguf
-    layers = _gather_projections(stored)
+    checkpoint = contents.checkpoint
+    metadata, layers = checkpoint.gguf, _gather_projections(contents.stored)
     read = [_read_gguf(metadata, n) if metadata else _read_config(config_of(checkpoint)) for n in layers]
     declared = [(heads, shapes) for heads, shapes in zip(read, layers.values(), strict=True) if heads]
     if declared and not any(heads.fit(shapes) for heads, shapes in declared):

@@ -20,7 +20,10 @@ from quanterr.checkpoints.labels import HEADER, HEADER_KEY, Labels
 from quanterr.checkpoints.places import list_names
 from quanterr.documents.base import Finding
 from quanterr.findings.ascend import check_description
+from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.configs import CONFIG, TIED, config_of
+from quanterr.findings.contents import Contents
 from quanterr.findings.families import (
     COMPRESSED,
     FAMILIES,
@@ -35,10 +38,14 @@ from quanterr.findings.families import (
     SEVERAL,
     Family,
 )
-from quanterr.formats import Weight
+from quanterr.findings.structure import report_model_mismatch
+from quanterr.formats import FORMATS, Weight, find_rows
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
+HEAD = "lm_head."
+OF_TOWER = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|vision_encoder|audio_tower|audio_model)\.")
+OF_TEXT = ("_text", "_text_model")  # ends of model_type: the section of a multimodal model that is its language model
 OF_LOADERS = "model"  # loaders of Hugging Face's layout read model.safetensors and model-00001-of-….safetensors
 COMFY_SCALE = "scale_weight"  # the end of a name of scales that only ComfyUI has
 METADATA = ("format", "total_size")  # keys of a safetensors header that say nothing of codes
@@ -46,9 +53,47 @@ METADATA = ("format", "total_size")  # keys of a safetensors header that say not
 OF_DENOISER = re.compile(r"(?:.*\.)?(?:(?:double|single|joint|transformer|input|output|middle)_blocks?|blocks)\.\d")
 
 
-def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:
+@check("config_mismatch", needs=DECLARED, of=QUANTIZED)
+def check_tied_head(contents: Contents) -> Iterator[Finding]:
+    """Report an output layer that is stored in another way than the embedding that is declared to replace it."""
+    if config_of(contents.checkpoint).get(TIED) is not True:
+        return
+    heads = [one for one in contents.stored if one.weight.has_codes and one.weight.codes.name.startswith(HEAD)]
+    for name in (one.name for one in heads if not any(row.takes_tied_head for row in find_rows(one.weight.format))):
+        yield report_model_mismatch(
+            f"config.json declares {TIED}, but {display(name)} is quantized separately: "
+            "loaders use the embedding instead",
+            [name],
+        )
+
+
+@check("config_mismatch", needs=DECLARED, of=QUANTIZED)
+def check_class(contents: Contents) -> Iterator[Finding]:
+    """Report a tower of images or sounds beside a configuration of a language model alone."""
+    checkpoint = contents.checkpoint
+    main = as_object(checkpoint.config.get(CONFIG))
+    kind, sections = main.get("model_type"), [key for key, value in main.items() if isinstance(value, dict)]
+    tower = [name for name in checkpoint.entries if OF_TOWER.match(name)]
+    if (
+        isinstance(kind, str)
+        and kind.endswith(OF_TEXT)
+        and tower
+        and not any("vision" in key or "audio" in key for key in sections)
+    ):
+        message = (
+            f"{CONFIG} declares model_type {display(kind)}, a language model alone, but {count(len(tower), 'tensor')} "
+            f"belong to a tower: {listed(tower, 3)}: loaders of this type leave them out, or find no weight by its name"
+        )
+        remedy = f"put the original's {CONFIG} back, which has model_type, architectures and the tower's configuration"
+        yield make_finding("config_mismatch", "warning", None, message, remedy, key="model_type")
+
+
+@check("undeclared_codes", "config_mismatch", needs=DECLARED, of=QUANTIZED)
+def check_loading(contents: Contents) -> Iterator[Finding]:
     """Check that config.json, or what stands for it, lets loaders read the codes of a checkpoint's weights."""
-    weights = list({weight.codes.name: weight for weight in weights}.values())  # one of those that share codes
+    checkpoint, labels = contents.checkpoint, contents.labels
+    # One of those that share codes.
+    weights = list({one.weight.codes.name: one.weight for one in contents.stored}.values())
     yield from _check_labels(checkpoint, labels, weights)
     if description := as_object(checkpoint.config.get(ASCEND_CONFIG)):
         yield from check_description(description, weights)
@@ -68,6 +113,24 @@ def check_loading(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
         yield from _report_undeclared(
             [weight for weight, family in coded if not family.has_own and not _is_of_comfy(weight, labels)]
         )
+
+
+@check("config_mismatch", needs=DECLARED, of=QUANTIZED)
+def check_layouts(contents: Contents) -> Iterator[Finding]:
+    """Report weights stored in another format than config.json names, within a family of formats."""
+    families: dict[str, dict[str, str]] = {}  # key → value → format
+    for key, value, name in ((*row.declared, row.name) for row in FORMATS if row.declared):
+        families.setdefault(key, {})[value] = name
+    for key, formats in families.items():
+        declared = formats.get(str(contents.labels.config.get(key)).lower())
+        found = [(one.name, one.weight.format) for one in contents.stored if declared]
+        other = [name for name, format_name in found if format_name in formats.values() and format_name != declared]
+        if other:
+            yield report_model_mismatch(
+                f"config.json declares {declared}, but another format is stored for {count(len(other), 'weight')}: "
+                f"{listed(other, 3)}",
+                other,
+            )
 
 
 def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:

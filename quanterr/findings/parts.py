@@ -6,10 +6,12 @@ fuse such weights, or expect the part in each: they refuse the file, or compute 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import HEADERS, QUANTIZED, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import Contents
 from quanterr.formats import Weight, find_rows
 from quanterr.selection.roles import without_numbers
 from quanterr.util.text import count, display, listed
@@ -27,10 +29,11 @@ PIECE = re.compile(r"(\d+)\.(.+)")  # role of a part in a weight that is stacked
 Kind = tuple[object, ...]
 
 
-def check_optional_parts(weights: Iterable[Weight]) -> Iterator[Finding]:
+@check("missing_part", needs=HEADERS, of=QUANTIZED)
+def check_optional_parts(contents: Contents) -> Iterator[Finding]:
     """Report parts that less than half of the weights of a kind lack, in one finding for each part."""
     kinds: dict[Kind, list[tuple[str, frozenset[str]]]] = {}
-    for weight in (one for one in weights if one.has_codes):
+    for weight in (one.weight for one in contents.stored if one.weight.has_codes):
         for name, dtype, roles in _list_pieces(weight):
             kind = without_numbers(name), weight.format, weight.code_bits, weight.block_size, dtype
             kinds.setdefault(kind, []).append((name, roles))

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import Contents
 from quanterr.util.text import count, listed
 
 
@@ -80,11 +82,10 @@ RULES = (
 )
 
 
-def check_runtimes(entries: Mapping[str, Entry], method: str | None) -> Iterator[Finding]:
-    """Report tensors that a runtime refuses or misreads, although their numbers are right, in one finding per rule.
-
-    ``method`` is the quant_method that config.json declares.
-    """
+@check("unloadable", needs=DECLARED, of=QUANTIZED)
+def check_runtimes(contents: Contents) -> Iterator[Finding]:
+    """Report tensors that a runtime refuses or misreads, although their numbers are right, in one finding per rule."""
+    entries, method = contents.checkpoint.entries, contents.labels.method
     for rule in (rule for rule in RULES if rule.method in ("", method)):
         if found := [entry for entry in entries.values() if _is_met(rule, entry, entries)]:
             yield _report(rule, found)

@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from quanterr.checkpoints import MODELOPT_CONFIG
+from quanterr.checkpoints.base import RECIPE
 from quanterr.declarations import Declarations, Scheme
 from quanterr.documents.base import Finding
-from quanterr.findings.declared import Stored, report_mismatch
+from quanterr.findings.checks import DECLARED, EACH, check
+from quanterr.findings.contents import Contents, Stored
+from quanterr.findings.declared import report_mismatch
 from quanterr.formats import Weight
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
@@ -54,7 +57,17 @@ class Difference(NamedTuple):
     stored: str
 
 
-def check_schemes(declared: Declarations, stored: Sequence[Stored]) -> Iterator[Finding]:
+@check("config_mismatch", needs=DECLARED, of=EACH)
+def check_schemes(contents: Contents) -> Iterator[Finding]:
+    """Check quantized weights against the schemes that are declared for them, if these are declared once."""
+    if contents.checkpoint.kind == RECIPE:  # its notes name what it leaves unquantized
+        return
+    twice = [] if contents.number == 0 else list(compare_declarations(contents.checkpoint.config))
+    # Of two schemes, nobody knows which one is meant.
+    yield from twice or _compare_schemes(contents.labels.declarations, contents.stored)
+
+
+def _compare_schemes(declared: Declarations, stored: Sequence[Stored]) -> Iterator[Finding]:
     """Check bits, types, groups and scales of quantized weights against what is declared for each."""
     coded = [(one, declared.of(one.weight.name)) for one in stored if one.weight.has_codes]
     of_compressed = declared.program is not None and declared.program.name == "compressed-tensors"

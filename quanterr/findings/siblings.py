@@ -6,17 +6,16 @@ factor of up to 10 (vllm-project/vllm issues 47515 and 54974). Fused weights hav
 gives them different ranges has seen different inputs, or has been changed afterwards.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf, log10
+from collections.abc import Iterable, Iterator, Sequence
+from math import log10
 
 from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.limits import APART, BIT_DB, TINY
+from quanterr.findings.limits import BIT_DB, TINY
 from quanterr.formats.shared.scale_grid import iterate_scales
-from quanterr.pairing.inputs import StaticScale
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
@@ -49,39 +48,13 @@ def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iter
     )
 
 
-def report_sibling_inputs(scales: Mapping[str, StaticScale]) -> Iterator[Finding]:
-    """Report fused weights whose static scales of inputs differ; ``scales`` maps names of weights to scales."""
-    groups = []
-    for names in _group_names(scales):
-        numbers = {name: scales[name].number for name in names}
-        low, high = min(numbers, key=lambda name: numbers[name]), max(numbers.values())
-        if 0 < numbers[low] < high < inf and high / numbers[low] > 1 + TINY:
-            groups.append((high / numbers[low], low))
-    if not groups:
-        return
-    largest, name = max(groups)
-    names = [one for _, one in groups]
-    used = (
-        f"the scale that a runtime takes clips the inputs of {display(name)} at 1/{largest:.3g} of its range"
-        if scales[name].multiplies
-        else f"the range of {display(name)} is the smaller one, which clips the inputs that its siblings saw"
-    )
-    message = (
-        f"runtimes fuse {count(len(groups), 'group')} of weights whose static scales of inputs differ, by a factor of "
-        f"up to {largest:.3g}, though their inputs are the same: {listed(names, 3)}; {used}"
-    )
-    remedy = "calibrate the inputs again, with one scale for fused weights (q, k and v; gate and up; w1 and w3)"
-    severity = "warning" if largest >= APART else "info"
-    yield make_finding("sibling_scales", severity, None, message, remedy, ratio=largest, layers=names)
-
-
 def _group_siblings(seen: Sequence[WeightSummary]) -> Iterator[list[WeightSummary]]:
     """Group the weights of one parent module that runtimes fuse."""
     found = {one.pair.name: one for one in seen if _find_global_scale(one) is not None and one.figures is not None}
-    return ([found[name] for name in names] for names in _group_names(found))
+    return ([found[name] for name in names] for names in group_names(found))
 
 
-def _group_names(names: Iterable[str]) -> Iterator[list[str]]:
+def group_names(names: Iterable[str]) -> Iterator[list[str]]:
     """Group the names of the weights of one parent module that runtimes fuse."""
     found: dict[tuple[str, int], list[str]] = {}
     for name in names:

@@ -4,14 +4,16 @@ Other modules find scales of activations (activations.py), constants (constants.
 same collectors serve comparisons, for which both sides are then the one checkpoint.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import ALONE, VALUES, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
+from quanterr.findings.contents import Contents
 from quanterr.findings.limits import ENOUGH, FAR, FEW, PEERS
 from quanterr.findings.repeats import RepeatedWeights
 from quanterr.formats import Weight
@@ -50,6 +52,17 @@ class CodeValues(NamedTuple):
     scales: ScaleStatistics | None = None
     lost: int = 0  # elements that are zero only because their scale is
     span: tuple[int, int, int] | None = None  # lowest and highest code in a sample, and the number of codes; see levels
+
+
+@check(
+    *("nonfinite_values", "scale_nonfinite", "scale_negative", "scale_zero", "unused_codes", "values_unlike"),
+    *("constant_weight", "constant_rows", "repeated_weights"),
+    needs=VALUES,
+    of=ALONE,
+)
+def check_values(contents: Contents) -> Iterable[Finding]:
+    """Report what a pass over all values of a checkpoint showed."""
+    return contents.value_findings()
 
 
 class ValueFindings:

@@ -4,33 +4,27 @@ Reads headers and labels only, unless values are asked for.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from quanterr.checkpoints import Checkpoint, Entry, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, enter_checkpoint
 from quanterr.checkpoints.checksums import find_stated_sha256
 from quanterr.documents.base import Finding, RunInfo, Tool
 from quanterr.documents.comparison.model import StoredFile
-from quanterr.documents.inspection.model import NOT_READ, DecodeBound, Inspection, StoredWeight, Tally
+from quanterr.documents.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.errors import FormatMismatch
-from quanterr.findings import make_finding
-from quanterr.findings.activations import report_absent_scales
-from quanterr.findings.adapters import check_adapter
-from quanterr.findings.completeness import check_completeness, report_lone_parts
-from quanterr.findings.declared import Stored
-from quanterr.findings.files import report_notes, report_unread
-from quanterr.findings.headers import report_layouts
-from quanterr.findings.structure import check_structure
-from quanterr.formats import CODE_DTYPES, Weight, find_rows, is_auxiliary
-from quanterr.inspection.values import check_values
+from quanterr.findings.checks import DECLARED, VALUES
+from quanterr.findings.contents import Contents
+from quanterr.findings.running import run_checks_alone
+from quanterr.formats import Weight, is_auxiliary
+from quanterr.inspection.values import collect_values
 from quanterr.inspection.verification import verify as verify_files
-from quanterr.pairing.inputs import (
-    Inputs,
-    find_declared_cache,
-    inputs_of,
-)
+from quanterr.pairing import SIDES
+from quanterr.pairing.inputs import Inputs, find_declared_cache
+from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing
 from quanterr.pairing.side import CheckpointSide
 from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.clock import Clock
@@ -38,12 +32,12 @@ from quanterr.tensors.in_memory import Side, hold
 from quanterr.util.hardware import bandwidth_of
 from quanterr.util.platform import usable_cores
 from quanterr.util.strict_json import as_object
-from quanterr.util.text import count, display, escape_surrogates, listed
+from quanterr.util.text import display, escape_surrogates
 from quanterr.version import __version__
 
+QUANTIZED = SIDES[1]  # a checkpoint alone is checked as the quantized side of a comparison is
 UNKNOWN = "unknown"  # an activation scheme that recipes/inputs.py does not emulate
 UNREAD = "unread"  # weights that no format recognizes
-PLAIN = ("dense", "verbatim")
 USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")  # keys in config.json
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -88,21 +82,14 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
     verified, mismatches = verify_files(checkpoint) if asked.verify else (0, [])
     side = CheckpointSide("checkpoint", checkpoint)
     side.attach_siblings()
-    weights, warnings, readable = [], [], []
-    absent: dict[str, str] = {}
-    calibrated = False
-    for name in side.codes:
-        weight, reason = _recognize(side, name)
-        if weight is None and is_auxiliary(name):
-            continue
-        inputs = inputs_of(weight, side.labels, checkpoint.entries) if weight else None
-        calibrated = calibrated or (inputs is not None and inputs.scale is not None)
-        if inputs is not None and inputs.absent:
-            absent[name] = inputs.absent
-        weights.append(_make_row(side, name, weight, reason, inputs))
-        if weight is not None:
-            warnings += [(name, warning) for warning in weight.warnings]
-            readable.append((weight, side.siblings.get(name, ())))
+    recognized = {name: _recognize(side, name) for name in side.codes}
+    contents = _gather_contents(side, recognized)
+    weights = [
+        _make_row(side, name, weight, reason, contents.inputs.get(name))
+        for name, (weight, reason) in recognized.items()
+        if weight is not None or not is_auxiliary(name)
+    ]
+    findings = [*mismatches, *_run_checks(contents, asked.values)]
     formats: dict[str, list[StoredWeight]] = {}
     groups: dict[str, dict[str, list[StoredWeight]]] = {}
     for stored in weights:
@@ -123,22 +110,7 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
         activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
         kv="fp8" if find_declared_cache(side.labels.config, checkpoint.entries)[0] else None,
         decode=None if asked.machine is None else _bound_decoding(*asked.machine, weights, checkpoint),
-        findings=[
-            *mismatches,
-            *(
-                make_finding(NOT_READ, "error", one.name, f"{one.display_name}: not read: {one.reason}")
-                for one in weights
-                if one.reason
-            ),
-            *report_layouts(warnings),
-            *check_adapter(checkpoint),
-            *_find_in_checkpoint(side, weights),
-            *check_structure(checkpoint, side.labels, [_describe(*one) for one in readable]),
-            *check_completeness(checkpoint),
-            *report_lone_parts(side.codes),
-            *report_absent_scales(absent, calibrated),
-            *(_check_values(checkpoint, readable) if asked.values else ()),
-        ],
+        findings=findings,
         weights=weights,
         values=asked.values,
         verified=verified,
@@ -146,21 +118,35 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
     )
 
 
-def _describe(weight: Weight, parts: Sequence[Entry]) -> Stored:
-    is_guessed = any(row.is_shaped_by_original for row in find_rows(weight.format))
-    return Stored(weight.name, weight, parts, has_shape=not is_guessed)
+def _gather_contents(side: CheckpointSide, recognized: Mapping[str, tuple[Weight | None, str | None]]) -> Contents:
+    """Pair each weight of a checkpoint with itself; what is no weight, or is not read, is left over."""
+    pairs, leftovers = [], []
+    for name, (weight, reason) in recognized.items():
+        parts = tuple(side.siblings.get(name, ()))
+        if is_auxiliary(name):
+            entries = tuple(weight.parts.values()) if weight else ()
+            leftovers.append(Leftover(name, QUANTIZED, Bucket.CONSUMED, "", entries))
+        elif weight is None:
+            leftovers.append(Leftover(name, QUANTIZED, Bucket.ERROR, reason or "", (side.codes[name], *parts)))
+        else:
+            pairs.append(Pair(name, weight, weight, (weight.codes,), (weight.codes,), (), parts))
+    return Contents(side.checkpoint, Pairing(pairs, leftovers, labels={QUANTIZED: side.labels}), QUANTIZED)
+
+
+def _run_checks(contents: Contents, with_values: bool) -> list[Finding]:
+    """Run the checks of one checkpoint, after a pass over its values if these are asked for."""
+    if not with_values:
+        return list(run_checks_alone(contents, DECLARED))
+    collected = collect_values(contents.pairing.pairs)
+    found = list(run_checks_alone(replace(contents, value_findings=collected.findings), VALUES))
+    contents.checkpoint.check_unchanged()
+    return found
 
 
 def _describe_run(clock: Clock, checkpoint: Checkpoint, asked: _Asked) -> RunInfo:
     hashed = [file for file in checkpoint.files if asked.verify and find_stated_sha256(file) is not None]
     read = asked.values * checkpoint.nbytes + sum(file.size for file in hashed)
     return clock.describe_run(asked.command, "cpu", usable_cores() if read else 1, read)
-
-
-def _check_values(checkpoint: Checkpoint, weights: Sequence[tuple[Weight, Sequence[Entry]]]) -> list[Finding]:
-    found = list(check_values(weights))
-    checkpoint.check_unchanged()
-    return found
 
 
 def _bound_decoding(
@@ -207,11 +193,11 @@ def _architecture(checkpoint: Checkpoint) -> str | None:
 
 
 def _recognize(side: CheckpointSide, name: str) -> tuple[Weight | None, str | None]:
+    """Return a weight, or None and the reason why it is not read."""
     try:
-        weight = side.recognize(name)
+        return side.recognize(name), None
     except FormatMismatch as mismatch:
         return None, str(mismatch)
-    return weight, None
 
 
 def _make_row(
@@ -254,22 +240,3 @@ def _tallies(groups: dict[str, list[StoredWeight]]) -> dict[str, Tally]:
     """Return the tally of each group, the most bytes first."""
     tallies = {name: _tally(weights) for name, weights in groups.items()}
     return dict(sorted(tallies.items(), key=lambda item: -item[1].bytes))
-
-
-def _find_in_checkpoint(side: CheckpointSide, weights: list[StoredWeight]) -> Iterator[Finding]:
-    labels = side.labels
-    if labels.orphans:
-        message = f"the header labels layers that are not stored: {listed(list(labels.orphans))}"
-        yield make_finding("label_without_layer", "warning", None, message)
-    casts = [weight.name for weight in weights if weight.format == "fp8_cast"]
-    if casts:
-        message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
-        yield make_finding("fp8_without_scale", "info", None, message)
-    if labels.method and all(weight.format in PLAIN for weight in weights):
-        message = f"the configuration declares {display(labels.method)}, but no weight is stored quantized"
-        yield make_finding("config_without_codes", "warning", None, message)
-    bare = [w.name for w in weights if w.format == "verbatim" and w.dtype in CODE_DTYPES]
-    if bare:
-        yield make_finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
-    yield from report_notes(side.checkpoint)
-    yield from report_unread(side.checkpoint)

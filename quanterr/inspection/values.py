@@ -11,17 +11,14 @@ from itertools import groupby
 from math import inf
 from typing import NamedTuple
 
-from quanterr.checkpoints import Entry
-from quanterr.documents.base import Finding
-from quanterr.findings.activations import check_activation_scales
 from quanterr.findings.values import CodeValues, RowValues, ValueFindings
-from quanterr.formats import Weight, is_auxiliary
+from quanterr.formats import Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.library import choose_kernel
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing
+from quanterr.pairing.model import Pair
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.platform import usable_cores
@@ -54,25 +51,17 @@ class _Result(NamedTuple):
     codes: CodeValues
 
 
-def check_values(weights: Sequence[tuple[Weight, Sequence[Entry]]]) -> Iterator[Finding]:
-    """Read all values of a checkpoint, and report what they show; each weight comes with its other tensors.
+def collect_values(pairs: Sequence[Pair]) -> ValueFindings:
+    """Read all values of the weights of a checkpoint, each paired with itself, and collect what they show.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    alone = [weight for weight, _ in weights if is_auxiliary(weight.name)]
-    pairs = [  # each weight is paired with itself
-        Pair(weight.name, weight, weight, (weight.codes,), (weight.codes,), (), tuple(others))
-        for weight, others in weights
-        if not is_auxiliary(weight.name)
-    ]
     found = ValueFindings()
     for results in _read_each(pairs):
         number, pair = results[0].task[:2]
         found.add(number, pair, RowValues.join([one.rows for one in results]), results[0].codes)
-    yield from found.findings()
-    leftovers = [Leftover(one.name, "quantized", Bucket.CONSUMED, "", tuple(one.parts.values())) for one in alone]
-    yield from check_activation_scales(Pairing(pairs, leftovers))
+    return found
 
 
 def _read_each(pairs: Sequence[Pair]) -> Iterator[list[_Result]]:

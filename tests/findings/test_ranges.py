@@ -6,7 +6,8 @@ from safetensors.torch import save_file
 from support.making import numbers, quantized_fp8
 
 from quanterr.checkpoints import open_checkpoint
-from quanterr.findings import check_activation_scales
+from quanterr.findings.activations import check_activation_scales, check_scale_sizes
+from quanterr.findings.contents import Contents
 from quanterr.pairing import pair
 from quanterr.selection import LayerSelection
 
@@ -56,7 +57,12 @@ def found(folder, changed=(), x=None):
     own = {name: scale for name, scale in (scales() | dict(changed)).items() if name.split(".")[2] in blocks}
     save_file(coded | own, folder / "y.safetensors")
     with open_checkpoint(folder / "x.safetensors") as original, open_checkpoint(folder / "y.safetensors") as quantized:
-        return list(check_activation_scales(pair(original, quantized, LayerSelection((), ()), None)))
+        pairing = pair(original, quantized, LayerSelection((), ()), None)
+        sides = [
+            Contents(original, pairing, "original", quantized),
+            Contents(quantized, pairing, "quantized", original),
+        ]
+        return [one for side in sides for one in check_activation_scales(side)] + list(check_scale_sizes(sides[1]))
 
 
 def test_calibrated_scales_are_silent(tmp_path):

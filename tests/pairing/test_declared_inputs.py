@@ -13,7 +13,7 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS, INPUT_SCHEMES
 from quanterr.checkpoints.labels import Label
 from quanterr.declarations import Declarations
-from quanterr.findings.activations import report_cache_scales, report_lone_rotations
+from quanterr.findings.caches import report_cache_scales, report_lone_rotations
 from quanterr.pairing.inputs import _read_comfy, _read_module, find_cache_scales
 from quanterr.pairing.transforms import find_lone_transforms, find_online_transforms
 

@@ -21,7 +21,7 @@ from quanterr.evaluation.measures.states import energy, products_of, storage_of
 from quanterr.evaluation.models.names import Names
 from quanterr.evaluation.models.units import Slot, Unit
 from quanterr.findings import make_finding
-from quanterr.findings.activations import report_missing_input_scales
+from quanterr.findings.inputs import report_missing_input_scales
 from quanterr.formats.base import InputRotation
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.inputs import (

@@ -1,0 +1,62 @@
+"""The list of checks: functions that make findings, each with the codes of its findings and with what it needs.
+
+A check takes one argument: the ``Contents`` of a checkpoint, or a ``Comparison``, if it is about one (``of=BOTH``).
+"""
+
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeVar
+
+from quanterr.documents.base import Finding
+from quanterr.documents.finding_codes import CODES
+
+
+class Needs(IntEnum):
+    """What must be known before a check can run; each includes those before it."""
+
+    HEADERS = 0  # names, shapes and dtypes of stored tensors, and which format they are in
+    DECLARED = 1  # configurations, labels and metadata
+    VALUES = 2  # values of stored tensors
+    RESULT = 3  # errors of compared weights
+
+
+class Of(IntEnum):
+    """The checkpoints that a check is about."""
+
+    EACH = 0  # each side of a comparison; a checkpoint alone
+    QUANTIZED = 1  # the quantized side; a checkpoint alone
+    ALONE = 2  # a checkpoint alone: in a comparison, the original shows more
+    BOTH = 3  # the two sides of a comparison
+
+
+HEADERS, DECLARED, VALUES, RESULT = Needs
+EACH, QUANTIZED, ALONE, BOTH = Of
+Function = TypeVar("Function", bound=Callable[[Any], Iterable[Finding]])
+
+
+class Check(NamedTuple):
+    """A check, as its decorator describes it."""
+
+    function: Callable[[Any], Iterable[Finding]]
+    codes: tuple[str, ...]
+    needs: Needs
+    of: Of
+
+
+CHECKS: list[Check] = []  # in the order in which modules were imported; ``running.py`` sorts them
+
+
+def check(*codes: str, needs: Needs, of: Of) -> Callable[[Function], Function]:
+    """Add the function below to the checks; ``codes`` are those of its findings (``documents/finding_codes/``).
+
+    Raises:
+        ValueError: the catalogue lacks a code.
+    """
+    if unknown := [code for code in codes if code not in CODES]:
+        raise ValueError(f"no entry in documents/finding_codes/: {', '.join(unknown)}")
+
+    def register(function: Function) -> Function:
+        CHECKS.append(Check(function, codes, needs, of))
+        return function
+
+    return register

@@ -1,0 +1,36 @@
+"""What the errors of compared weights show, and which other tensors changed."""
+
+from collections.abc import Iterable, Iterator
+
+from quanterr.documents.base import Finding
+from quanterr.findings.checks import BOTH, HEADERS, RESULT, check
+from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import Comparison
+from quanterr.util.text import count, listed
+
+MAX_BLOCKS = 512  # only synthetic models have more; grouping by block would then take more space than the layers
+
+
+@check(needs=RESULT, of=BOTH)
+def check_weights(comparison: Comparison) -> Iterable[Finding]:
+    """Report what a ``FindingCollector`` found in the errors of weights."""
+    return comparison.weight_findings
+
+
+@check("other_changes", needs=RESULT, of=BOTH)
+def check_vectors(comparison: Comparison) -> Iterator[Finding]:
+    """Report changed 1-D tensors, except corrected biases."""
+    corrected = (one for one in comparison.weight_findings if one.code == "bias_corrected")
+    explained = {name for one in corrected for name in one.evidence["layers"]}
+    if names := [name for name in comparison.changed_vectors if name not in explained]:
+        what = count(len(names), "norm, bias or other 1-D tensor", "norms, biases or other 1-D tensors")
+        message = f"{what} changed: {listed(names, 3)}; see other_changes"
+        yield make_finding("other_changes", "info", None, message, tensors=len(names))
+
+
+@check("many_blocks", needs=HEADERS, of=BOTH)
+def check_blocks(comparison: Comparison) -> Iterator[Finding]:
+    """Report a model of too many blocks."""
+    if not comparison.has_blocks:
+        message = f"more than {MAX_BLOCKS} blocks: not grouped by block"
+        yield make_finding("many_blocks", "info", None, message)
