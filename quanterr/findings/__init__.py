@@ -1,11 +1,16 @@
 """Findings: faults and suspicions, each with its evidence and a remedy.
 
-Small functions produce them, each from one kind of evidence:
+Checks produce them, each from one kind of evidence: ``checks.py`` lists them, ``contents.py`` has what they are told,
+and ``running.py`` their order. The findings of compared weights are collected here, as one may explain another.
 
-files       notes from opening the files, and contradictions between config.json and the codes
+files       notes from opening the files, and files that were not read
 configs     differences between the two models' configurations
-structure   contradictions between a configuration and the stored tensors: blocks, sizes, quantized layers
-headers     headers, labels, importance matrices, and what samples show when weights are paired: folded scales
+structure   contradictions between a configuration and the stored tensors: blocks, sizes
+loading     codes that loaders do not read as such; declared, schemes: what the configuration says of each module
+headers     headers and labels
+importance  what an importance matrix or a sensitivity does not cover
+folding     scales that were folded into the layer before
+inputs      declared static scales of inputs; caches: those of keys and values
 activations stored scales of activations; neighbours and ranges show which ones cannot be right
 sums        the scales and sums of one weight
 excess      a sample of one weight, compared with the nearest codes
@@ -34,12 +39,13 @@ from msgspec.structs import replace
 
 from quanterr.documents.base import Finding
 from quanterr.findings.casts import check_casts
+from quanterr.findings.checks import WEIGHT, WEIGHTS
 from quanterr.findings.codes import make_finding
 from quanterr.findings.columns import name_moved_columns
 from quanterr.findings.compensation import drop_compensated
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
+from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.excess import (
-    check_excess,
     fits_signed_scales,
     has_nearest_codes,
     has_usual_excess,
@@ -63,14 +69,12 @@ from quanterr.findings.explanations import (
     weights_of,
 )
 from quanterr.findings.figures import compute_figures
-from quanterr.findings.headers import report_contradictions
 from quanterr.findings.layers import (
+    AllWeights,
     WeightSummary,
-    check_norm_offsets,
     check_unquantized,
     detect_offset,
     find_common_factor,
-    find_constant_scales,
     find_corrected_biases,
     find_group_outliers,
     is_norm_of_ones,
@@ -81,8 +85,8 @@ from quanterr.findings.layers import (
 from quanterr.findings.merging import merge_bad_rows, merge_excess
 from quanterr.findings.methods import Method, find_declared_method, find_method
 from quanterr.findings.originals import restate_for_another_original, restate_for_quantized_originals
-from quanterr.findings.outliers import find_outlier_columns
 from quanterr.findings.repeats import RepeatedWeights
+from quanterr.findings.running import run_checks_of
 from quanterr.findings.samples import (
     diagnose,
     drop_harmless_zero_scales,
@@ -92,11 +96,10 @@ from quanterr.findings.samples import (
     report_lossless,
 )
 from quanterr.findings.scale_faults import FACTORS, FEW, ORDERS
-from quanterr.findings.scales import check_scales, check_zero_points, has_good_scales
+from quanterr.findings.scales import has_good_scales
 from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.siblings import check_sibling_scales
 from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_sources, find_limited
-from quanterr.findings.sums import check_weight
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import COMPUTED, Bucket, ComparedWeight, Leftover, Pair, Pairing
@@ -144,8 +147,10 @@ class FindingCollector:
             self._equal[done.number] = pair
             return
         method, too_small = self._find_method(pair), underflows(pair, done.sums)
-        of_zeros = list(check_zero_points(pair, done, self._schemes.of(pair.quantized.name) if self._schemes else None))
-        nearest, good = has_nearest_codes(pair, done, method), has_good_scales(pair, done) and not of_zeros
+        scheme = self._schemes.of(pair.quantized.name) if self._schemes else None
+        found = list(run_checks_of(WEIGHT, MeasuredWeight(pair, done, method, scheme)))
+        nearest = has_nearest_codes(pair, done, method)
+        good = has_good_scales(pair, done) and all(one.code != "zero_points" for one in found)
         facts = {
             UNDERFLOWS: too_small,
             NEAR: nearest and good,
@@ -153,8 +158,7 @@ class FindingCollector:
             ONE_WAY: rounds_one_way(done),
             SIGNED: fits_signed_scales(done),
         }
-        of_scales = [*check_scales(pair, done, method), *of_zeros]
-        if found := [*check_weight(pair, done), *check_excess(pair, done, method), *of_scales]:
+        if found:
             self._of_weights[done.number] = found
         figures = None if done.sums.nonfinite else compute_figures(pair, done.sums)
         self._seen.append(
@@ -235,8 +239,7 @@ class FindingCollector:
         common, alike = self._confirm_common_factor(
             [one for one in seen if not one.nearest or (one.figures and one.figures.is_scaled)]
         )
-        found = [*common, *find_constant_scales(seen), *check_norm_offsets(seen, self._plan.pairs)]
-        found += report_contradictions(self._plan.pairs)
+        found = [*common, *run_checks_of(WEIGHTS, AllWeights(seen, self._plan.pairs))]
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         if self._same and not seen:
             coded = [p for p in self._same if p.original.n and p.quantized.has_codes and not p.original.has_codes]
@@ -244,7 +247,6 @@ class FindingCollector:
             unread += len(self._plan.pairs) - len(self._same)  # pairs whose codes were refused when they were read
             whole = self._are_copies(selected)
             found.append(report_lossless(coded) if coded else report_identical(self._same, whole, unread))
-        found += find_outlier_columns(seen)
         found += find_rounded_originals([one.pair for one in seen if one.too_good], self._same if seen else ())
         return found, alike
 

@@ -1,6 +1,6 @@
 """The list of checks: functions that make findings, each with the codes of its findings and with what it needs.
 
-A check takes one argument: the ``Contents`` of a checkpoint, or a ``Comparison``, if it is about one (``of=BOTH``).
+A check takes one argument, which ``Of`` names: the same for all that are about the same.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,16 +21,18 @@ class Needs(IntEnum):
 
 
 class Of(IntEnum):
-    """The checkpoints that a check is about."""
+    """What a check is about."""
 
-    EACH = 0  # each side of a comparison; a checkpoint alone
-    QUANTIZED = 1  # the quantized side; a checkpoint alone
-    ALONE = 2  # a checkpoint alone: in a comparison, the original shows more
-    BOTH = 3  # the two sides of a comparison
+    EACH = 0  # ``Contents``: each side of a comparison; a checkpoint alone
+    QUANTIZED = 1  # ``Contents``: the quantized side; a checkpoint alone
+    ALONE = 2  # ``Contents``: a checkpoint alone; in a comparison, the original shows more
+    BOTH = 3  # ``Comparison``: the two sides
+    WEIGHT = 4  # ``MeasuredWeight``: a compared weight whose sides differ
+    WEIGHTS = 5  # ``layers.AllWeights``: all of these together
 
 
 HEADERS, DECLARED, VALUES, RESULT = Needs
-EACH, QUANTIZED, ALONE, BOTH = Of
+EACH, QUANTIZED, ALONE, BOTH, WEIGHT, WEIGHTS = Of
 Function = TypeVar("Function", bound=Callable[[Any], Iterable[Finding]])
 
 

@@ -1,4 +1,4 @@
-"""What checks are told: what is known of one checkpoint, and of a comparison of two."""
+"""What checks are told: what is known of one checkpoint, of a comparison of two, and of a weight."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import Labels
+from quanterr.declarations import Scheme
 from quanterr.documents.base import Finding
+from quanterr.findings.methods import Method
 from quanterr.formats import Weight, find_rows
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import Inputs, find_declared_inputs
-from quanterr.pairing.model import Leftover, Pairing
+from quanterr.pairing.model import ComparedWeight, Leftover, Pair, Pairing
 
 
 class Stored(NamedTuple):
@@ -93,3 +95,12 @@ class Comparison:
     weight_findings: Sequence[Finding] = ()  # about the errors of compared weights
     changed_vectors: Sequence[str] = field(default=())  # 1-D tensors that differ by more than a conversion rounds
     has_blocks: bool = True  # whether the report groups layers by blocks
+
+
+class MeasuredWeight(NamedTuple):
+    """A compared weight whose sides differ."""
+
+    pair: Pair
+    done: ComparedWeight
+    method: Method  # of its quantization, as far as it is known
+    scheme: Scheme | None  # that is declared for it

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from math import ceil, inf, isfinite, log2, log10, sqrt
 
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.figures import bits_of, level_of
 from quanterr.findings.limits import (
     ALIKE,
@@ -117,8 +119,14 @@ def _best_db(pair: Pair) -> float:
     return BIT_DB * bits_of(pair) + DOUBLE_DB
 
 
-def check_excess(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
+@check(
+    *("excess_error", "excess_rows", "excess_columns", "excess_blocks", "clipped"),
+    needs=RESULT,
+    of=WEIGHT,
+)
+def check_excess(weight: MeasuredWeight) -> Iterator[Finding]:
     """Report a weight, or the worst of its parts, with more error than its scales allow, and values that they clip."""
+    pair, done, method, _ = weight
     found = done.attainable
     if found is None or found.n < ENOUGH or level(found.x_sq, found.e_sq) > FINE_DB:
         return

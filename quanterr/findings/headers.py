@@ -2,8 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from math import log10
+from collections.abc import Iterable, Iterator
 
 from quanterr.documents.base import Finding
 from quanterr.findings.checks import ALONE, BOTH, DECLARED, EACH, HEADERS, QUANTIZED, VALUES, check
@@ -11,7 +10,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Comparison, Contents
 from quanterr.findings.importance import NOT_COLLECTED
 from quanterr.formats import CODE_DTYPES
-from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, Leftover, Pair
+from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, Leftover
 from quanterr.pairing.sampling import on_cpu
 from quanterr.pairing.tied import DROPPED, TIED
 from quanterr.pairing.transforms import find_fused_transforms
@@ -21,7 +20,6 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.util.text import count, display, listed
 
 NUMBER = re.compile(r"\d+\.\d+(e[-+]?\d+)?|\d+e[-+]?\d+|(?<=\.)\d+(?=\.)")  # a fraction, or the number of a block
-SMALLEST_ERROR = 1e-10  # relative errors below this are shown as 200 dB
 
 
 @check("nothing_excluded", needs=HEADERS, of=BOTH)
@@ -204,35 +202,3 @@ def group_omissions(leftovers: Iterable[Leftover]) -> dict[tuple[str, str], list
         if one.bucket is Bucket.FILTERED_OUT and one.reason != NOT_SELECTED:
             omitted.setdefault((one.side, one.reason), []).append(one.name)
     return omitted
-
-
-def report_contradictions(pairs: Iterable[Pair]) -> Iterator[Finding]:
-    """Report weights that fit another reading than the one that a convention prescribes, one finding per reading."""
-    found: dict[tuple[str, str], list[Pair]] = {}
-    for pair in pairs:
-        if pair.contradiction is not None:
-            found.setdefault(pair.contradiction[:2], []).append(pair)
-    for (prescribed, other), same in found.items():
-        names = [pair.name for pair in same]
-        errors = [pair.contradiction for pair in same if pair.contradiction is not None]
-        first, second = (
-            [-20 * log10(max(one, SMALLEST_ERROR)) for one in each]
-            for each in zip(*((one.prescribed_error, one.other_error) for one in errors), strict=True)
-        )
-        layer = names[0] if len(names) == 1 else None
-        whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({listed(names, 3)})"
-        message = (
-            f"{whose}: {format_range(first)} with {prescribed}, which is how it will be loaded; {format_range(second)} "
-            f"with {other}, on a sample"
-        )
-        remedy = "convert or quantize again with a program that writes what is loaded"
-        yield make_finding(
-            "wrong_convention", "error", layer, message, remedy,
-            layers=names, prescribed=prescribed, other=other, snr_db=min(first), snr_db_other=min(second),
-        )  # fmt: skip
-
-
-def format_range(levels: Sequence[float]) -> str:
-    """Return ``12.3 dB``, or ``12.3 to 45.6 dB`` if the levels differ in the digits shown."""
-    low, high = f"{min(levels):.1f}", f"{max(levels):.1f}"
-    return f"{low} dB" if low == high else f"{low} to {high} dB"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import RESULT, WEIGHTS, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.explanations import NEAR, UNDERFLOWS
 from quanterr.findings.factors import explain_factor
@@ -46,6 +47,13 @@ class WeightSummary(Struct, frozen=True, gc=False):  # in all, there are as many
     def near(self) -> bool:
         """True if it is about as good as its scales allow, and good scales would allow no more."""
         return NEAR in self.facts or UNDERFLOWS in self.facts
+
+
+class AllWeights(NamedTuple):
+    """All compared weights: those whose sides differ, and the pairs, which may be identical."""
+
+    seen: Sequence[WeightSummary]
+    pairs: Sequence[Pair]
 
 
 def detect_offset(pair: Pair, sums: Sums) -> float | None:
@@ -184,9 +192,10 @@ def _describe_outlier(one: GroupOutlier) -> str:
     )
 
 
-def find_constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
+@check("scale_constant", needs=RESULT, of=WEIGHTS)
+def check_constant_scales(weights: AllWeights) -> Iterator[Finding]:
     """Report weights whose scales are all 1."""
-    ones = [one for one in seen if one.scales and one.scales.number and one.scales.low == one.scales.high == 1]
+    ones = [one for one in weights.seen if one.scales and one.scales.number and one.scales.low == one.scales.high == 1]
     if ones:
         names = [one.pair.name for one in ones]
         message = f"every scale of {count(len(names), 'weight')} is 1: {listed(names, 3)}"
@@ -194,11 +203,13 @@ def find_constant_scales(seen: Iterable[WeightSummary]) -> Iterator[Finding]:
         yield make_finding("scale_constant", "info", None, message, remedy, layers=names)
 
 
-def check_norm_offsets(seen: Iterable[WeightSummary], pairs: Iterable[Pair]) -> Iterator[Finding]:
+@check("norm_offset", needs=RESULT, of=WEIGHTS)
+def check_norm_offsets(weights: AllWeights) -> Iterator[Finding]:
     """Report norms that one side stores around 0 and the other around 1.
 
     If all norms of a kind differ in this way, a convention explains it (a warning); otherwise it is an error.
     """
+    seen, pairs = weights
     off = [one for one in seen if one.offset is not None]
     if not off:
         return

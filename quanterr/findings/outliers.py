@@ -7,8 +7,9 @@ from statistics import median
 from typing import NamedTuple
 
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import RESULT, WEIGHTS, check
 from quanterr.findings.codes import make_finding
-from quanterr.findings.layers import WeightSummary
+from quanterr.findings.layers import AllWeights, WeightSummary
 from quanterr.findings.limits import BIT_DB, PEERS, SMALL_DB, WORST_DB
 from quanterr.findings.samples import ELEMENTS, read_first_rows
 from quanterr.formats import Weight
@@ -35,8 +36,10 @@ class _Ruling(NamedTuple):
     snr_db: float  # SNR without them
 
 
-def find_outlier_columns(seen: Sequence[WeightSummary]) -> Iterator[Finding]:
+@check("outlier_column", needs=RESULT, of=WEIGHTS)
+def check_outlier_columns(weights: AllWeights) -> Iterator[Finding]:
     """Report the columns that limit the scales, for the worst weights that are as good as their scales allow."""
+    seen = weights.seen
     low = [one for one in seen if one.near and one.figures and _is_low(one, one.figures.snr_db)]
     low.sort(key=lambda one: one.figures.snr_db if one.figures else 0.0)
     usual = _find_usual_levels(seen) if low else {}

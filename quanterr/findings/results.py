@@ -11,9 +11,16 @@ from quanterr.util.text import count, listed
 MAX_BLOCKS = 512  # only synthetic models have more; grouping by block would then take more space than the layers
 
 
-@check(needs=RESULT, of=BOTH)
+@check(
+    *("scale_factor", "zero_points", "permuted", "transposed", "swapped_weight", "codes_without_scale", "shared_scale"),
+    *("another_source", "quantized_original", "lossless_codes", "identical", "group_outlier", "implausible_error"),
+    *("unquantized_changed", "cast_coarse", "cast_down", "bias_corrected", "constant_weight", "repeated_weights"),
+    *("excess_columns", "sibling_scales"),
+    needs=RESULT,
+    of=BOTH,
+)
 def check_weights(comparison: Comparison) -> Iterable[Finding]:
-    """Report what a ``FindingCollector`` found in the errors of weights."""
+    """Report what a ``FindingCollector`` found: by the checks of weights, by repairs, and in all weights together."""
     return comparison.weight_findings
 
 

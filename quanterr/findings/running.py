@@ -1,6 +1,7 @@
 """The order of all checks, and their runs: for a comparison, and for one checkpoint."""
 
 from collections.abc import Iterator
+from functools import cache
 from types import ModuleType
 
 from quanterr.documents.base import Finding
@@ -10,7 +11,9 @@ from quanterr.findings import (
     caches,
     completeness,
     configs,
+    conventions,
     declared,
+    excess,
     file_types,
     files,
     folding,
@@ -18,41 +21,55 @@ from quanterr.findings import (
     heads,
     importance,
     inputs,
+    layers,
     loading,
+    outliers,
     parts,
     results,
     runtimes,
+    scales,
     schemes,
     structure,
+    sums,
     values,
 )
-from quanterr.findings.checks import BOTH, CHECKS, EACH, QUANTIZED, Check, Needs
-from quanterr.findings.contents import Comparison, Contents
+from quanterr.findings.checks import ALONE, BOTH, CHECKS, EACH, QUANTIZED, Check, Needs, Of
+from quanterr.findings.contents import Comparison, Contents, MeasuredWeight
+from quanterr.findings.layers import AllWeights
 
 # Findings are in the order of these modules, and of the checks in each.
 MODULES: tuple[ModuleType, ...] = (
     *(files, adapters, configs),
     *(structure, heads, loading, parts, file_types, runtimes, caches, declared, schemes, completeness),
-    *(headers, activations, inputs, folding, importance, values, results),
+    *(headers, activations, inputs, folding, importance, values),
+    *(sums, excess, scales, layers, conventions, outliers, results),
 )
 
 
-def list_checks() -> list[Check]:
-    """Return all checks in the order of their findings."""
+@cache
+def list_checks(*of: Of) -> list[Check]:
+    """Return the checks about any of these, in the order of their findings."""
     order = {module.__name__: number for number, module in enumerate(MODULES)}
-    return sorted(CHECKS, key=lambda one: order[one.function.__module__])
+    return sorted((one for one in CHECKS if one.of in of), key=lambda one: order[one.function.__module__])
 
 
 def run_checks(comparison: Comparison) -> Iterator[Finding]:
-    """Run the checks of both sides, of each, and of the quantized one."""
-    sides = {EACH: (comparison.original, comparison.quantized), QUANTIZED: (comparison.quantized,)}
-    for one in list_checks():
-        for subject in (comparison,) if one.of is BOTH else sides.get(one.of, ()):
+    """Run the checks of both sides of a comparison, of each, and of the quantized one."""
+    sides = (comparison.original, comparison.quantized)
+    subjects = {BOTH: (comparison,), EACH: sides, QUANTIZED: sides[1:]}
+    for one in list_checks(*subjects):
+        for subject in subjects[one.of]:
             yield from one.function(subject)
 
 
 def run_checks_alone(contents: Contents, known: Needs) -> Iterator[Finding]:
     """Run the checks of one checkpoint that need no more than is ``known``."""
-    for one in list_checks():
-        if one.of is not BOTH and one.needs <= known:
+    for one in list_checks(EACH, QUANTIZED, ALONE):
+        if one.needs <= known:
             yield from one.function(contents)
+
+
+def run_checks_of(of: Of, subject: MeasuredWeight | AllWeights) -> Iterator[Finding]:
+    """Run the checks of a weight, or of all weights."""
+    for one in list_checks(of):
+        yield from one.function(subject)

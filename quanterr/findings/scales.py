@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from math import isfinite, log2
 
-from quanterr.declarations import Scheme
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.code_samples import RUN, find_scaling
 from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.excess import MOST_NAMED, underflows
 from quanterr.findings.figures import bits_of
 from quanterr.findings.limits import (
@@ -52,8 +53,10 @@ POWERS = frozenset({"U8", "F8_E8M0"})  # dtypes of exponents
 REMEDY = "derive scales from the original: for each group its largest absolute value divided by the largest code"
 
 
-def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[Finding]:
+@check("scale_loss", "zero_points", "underflow", needs=RESULT, of=WEIGHT)
+def check_scales(weight: MeasuredWeight) -> Iterator[Finding]:
     """Report scales that are too large or too small, for a whole weight or for some of its groups."""
+    pair, done, method, _ = weight
     found = done.attainable
     if found is None or found.n < ENOUGH or level(found.x_sq, found.e_sq) > FINE_DB:
         return
@@ -86,12 +89,14 @@ def check_scales(pair: Pair, done: ComparedWeight, method: Method) -> Iterator[F
         )
 
 
-def check_zero_points(pair: Pair, done: ComparedWeight, scheme: Scheme | None) -> Iterator[Finding]:
+@check("zero_points", needs=RESULT, of=WEIGHT)
+def check_zero_points(measured: MeasuredWeight) -> Iterator[Finding]:
     """Report zero points that are all the same, where values are clipped and scales were made for other zero points.
 
     Codes are declared to have zero points of their own, or the scales follow the ranges of groups, of which the zero
     points then leave out an end.
     """
+    pair, done, _, scheme = measured
     found, weight = done.attainable, pair.quantized.unrotated
     if found is None or pair.quantized.rotated or (scheme is not None and scheme.is_symmetric):
         return

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from math import inf, isfinite, log10, sqrt
 
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.excess import NIBBLE, allowed_overshoot, underflows
 from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
 from quanterr.findings.limits import (
@@ -31,9 +33,15 @@ BIASED = 0.3  # share of the squared error that comes from the mean error; round
 WEAK = 4
 
 
-def check_weight(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+@check(
+    *("nonfinite_original", "nonfinite_quantized", "scale_nonfinite", "scale_negative", "scale_zero", "underflow"),
+    *("implausible_error", "below_usual", "saturated", "biased_error", "dead_rows", "bad_rows", "zero_original"),
+    needs=RESULT,
+    of=WEIGHT,
+)
+def check_weight(weight: MeasuredWeight) -> Iterator[Finding]:
     """Report what the scales and sums of one weight show."""
-    sums = done.sums
+    pair, done, sums = weight.pair, weight.done, weight.done.sums
     if underflows(pair, sums) and not sums.nonfinite:
         yield _report_underflow(pair, level(as_float(sums.x_sq), as_float(sums.e_sq)))
     for side, n in (("original", sums.nonfinite_original), ("quantized", sums.nonfinite_quantized)):

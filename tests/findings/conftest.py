@@ -1,0 +1,32 @@
+"""In the tests of this folder, each finding must have a code that its check declares."""
+
+import pytest
+
+from quanterr.findings.checks import CHECKS, WEIGHT, WEIGHTS
+from quanterr.findings.results import check_weights
+from quanterr.findings.running import list_checks
+
+INNER = {code for one in CHECKS if one.of in (WEIGHT, WEIGHTS) for code in one.codes}  # check_weights passes these on
+
+
+def strict(one):
+    """Return a check that fails on findings with other codes than it declares."""
+    allowed = {*one.codes, *(INNER if one.function is check_weights else ())}
+
+    def run(subject):
+        for finding in one.function(subject):
+            assert finding.code in allowed, f"{one.function.__name__} does not declare {finding.code}"
+            yield finding
+
+    run.__module__ = one.function.__module__
+    return one._replace(function=run)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def strict_checks():
+    kept = list(CHECKS)
+    CHECKS[:] = map(strict, kept)
+    list_checks.cache_clear()
+    yield
+    CHECKS[:] = kept
+    list_checks.cache_clear()
