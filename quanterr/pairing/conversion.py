@@ -202,6 +202,7 @@ class GgufConversion(Conversion):
         self._side, self._metadata, self._architecture = side, metadata, metadata.architecture or ""
         self._stored = self._sides[side].entries
         self._names = frozenset("".join(_split_name(name)) for name in self._stored)
+        self._translated: dict[tuple[str, str], str] = {}
         self._whole = frozenset(self._translate(*canonicalize(name)) for name in self._sides[1 - side].entries)
 
     @cached_property
@@ -303,6 +304,11 @@ class GgufConversion(Conversion):
 
     def _translate(self, path: str, kind: str) -> str:
         """Return the name in the GGUF file of a path of the original, with its kind but without ``.weight``."""
+        if (path, kind) not in self._translated:  # pairing asks several times
+            self._translated[path, kind] = self._find_name(path, kind)
+        return self._translated[path, kind]
+
+    def _find_name(self, path: str, kind: str) -> str:
         path, end = self._place_merger(self._place_prediction(path)), ""
         if limit := llama_cpp.LIMITS.fullmatch(path):
             path, end = limit.groups()
