@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from quanterr.formats import Weight
 from quanterr.formats.base import FilledWorkspaces
-from quanterr.kernel.levels import CodeCells, Levels, Scaling, find_cells
+from quanterr.kernel.levels import CodeCells, Levels, Scaling, find_cells, find_nearest
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.pairing.sampling import Workspaces
@@ -27,6 +27,10 @@ class CodeSample(NamedTuple):
     def find_cells(self, factor: Tensor | float = 1.0) -> CodeCells:
         """Return the codes around ``factor`` · x."""
         return find_cells(self.levels, self.x * factor, Scaling(self.unit, self.shift))
+
+    def find_nearest(self, factor: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return the values of the nearest codes to ``factor`` · x, and which are neither the first nor the last."""
+        return find_nearest(self.levels, self.x * factor, Scaling(self.unit, self.shift))
 
     def split(self, width: int) -> "CodeSample":
         """Return runs of ``width`` columns, which divides the columns, as rows."""

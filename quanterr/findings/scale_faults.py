@@ -121,14 +121,17 @@ def _try_factors(sample: CodeSample, kind: str) -> ScaleFault | None:
 def _fit_factors(sample: CodeSample, by_row: bool) -> Tensor:
     """Return the f of y = f · x, (1 or r, 1); 0 where it is undefined."""
     dims = (1,) if by_row else (0, 1)
-    inside = sample._replace(x=sample.y).find_cells().inside  # clipped values would bias the factor
+    _, inside = sample._replace(x=sample.y).find_nearest()  # clipped values would bias the factor
 
     def improve(factors: Tensor) -> Tensor:
         for _ in range(ROUNDS):
-            cells = sample.find_cells(factors)
-            nearest = cells.nearest.where(cells.inside & inside, 0.0)
+            nearest, within = sample.find_nearest(factors)
+            nearest = nearest.where(within & inside, 0.0)
             products = (sample.y * nearest).sum(dims, keepdim=True)
-            factors = factors * _divide(products, nearest.square().sum(dims, keepdim=True))
+            better = _divide(products, nearest.square().sum(dims, keepdim=True)) * factors
+            if torch.equal(better, factors):  # as all further rounds are
+                break
+            factors = better
         return factors
 
     first = _divide(sample.y.square().sum(dims, keepdim=True), (sample.x * sample.y).sum(dims, keepdim=True))

@@ -256,15 +256,34 @@ class CodeCells(NamedTuple):
 
 def find_cells(levels: Levels, x: Tensor, scales: Scaling) -> CodeCells:
     """Find the codes around ``x``, (r, c) float32."""
+    codes, numbers, values, inside = _place(levels, x, scales)
+    first, last = _find_ends(levels, codes)
+    beside = levels.values(torch.where(codes < values, numbers - 1, numbers + 1).clamp_(first, last))
+    return CodeCells(_scale(values, scales), (beside - values).abs_().mul_(scales.unit.abs()), inside)
+
+
+def find_nearest(levels: Levels, x: Tensor, scales: Scaling) -> tuple[Tensor, Tensor]:
+    """Return ``nearest`` and ``inside`` of :func:`find_cells`, in half the time."""
+    _, _, values, inside = _place(levels, x, scales)
+    return _scale(values, scales), inside
+
+
+def _place(levels: Levels, x: Tensor, scales: Scaling) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return ``x`` in steps, the number and the value of the nearest code, and whether others are on both its sides."""
     unit, shift = scales
     fixed = unit == 0
     codes = (x if shift is None else x - shift) * unit.reciprocal().masked_fill_(fixed, 0.0)
     numbers = levels.numbers(codes)
-    values = levels.values(numbers)
-    first, last = levels.numbers(codes.new_tensor((levels.lowest, levels.highest))).tolist()
-    inside = (numbers > first) & (numbers < last) & ~fixed
-    beside = levels.values(torch.where(codes < values, numbers - 1, numbers + 1).clamp_(first, last))
-    nearest = values * unit
-    return CodeCells(
-        nearest if shift is None else nearest.add_(shift), (beside - values).abs_().mul_(unit.abs()), inside
-    )
+    first, last = _find_ends(levels, codes)
+    return codes, numbers, levels.values(numbers), (numbers > first) & (numbers < last) & ~fixed
+
+
+def _find_ends(levels: Levels, like: Tensor) -> tuple[int, int]:
+    """Return the numbers of the first and the last code."""
+    first, last = levels.numbers(like.new_tensor((levels.lowest, levels.highest))).tolist()
+    return first, last
+
+
+def _scale(values: Tensor, scales: Scaling) -> Tensor:
+    nearest = values * scales.unit
+    return nearest if scales.shift is None else nearest.add_(scales.shift)
