@@ -83,4 +83,4 @@ SHORT = (
     "../../etc/passwd",
     "$(id) `id`; id",
 )
-HOSTILE = (*SHORT[:-2], "\x1b" * 100_000, "x" * 1_000_000, *SHORT[-2:])
+HOSTILE = (*SHORT[:-2], "\x1b" * 20_000, "x" * 200_000, *SHORT[-2:])
