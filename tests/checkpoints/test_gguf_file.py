@@ -567,7 +567,7 @@ def test_file_cut_anywhere_is_refused(tmp_path):
 
 # Any file
 
-any_file = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)
+any_file = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
 
 
 def outcome(raw):
@@ -651,7 +651,7 @@ class TestGgufPackage:
 
         assert expected == actual
 
-    @settings(any_file, max_examples=100)
+    @settings(any_file, max_examples=50)
     @given(st.integers(0, len(WHOLE)), st.integers(0, 3), st.binary(max_size=3))
     def test_gguf_package_takes_every_file_that_we_take(self, at, taken, put):
         package = pytest.importorskip("gguf", reason="the gguf package is not installed")

@@ -59,14 +59,14 @@ def grouped(parts, random):
 @pytest.mark.slow
 class TestMerging:
     @given(chunks_of_a_weight(), st.randoms(use_true_random=False))
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=60)
     def test_merging_is_exact_in_any_order_and_grouping(self, parts, random):
         in_order = Sums.merge(parts)
 
         assert facts(in_order) == facts(grouped(parts, random))
 
     @given(chunks_of_a_weight())
-    @settings(deadline=None, max_examples=50)
+    @settings(deadline=None, max_examples=25)
     def test_merging_leaves_the_parts_as_they_were(self, parts):
         before = deepcopy([facts(part) for part in parts])
         Sums.merge([*parts, *parts])
@@ -74,7 +74,7 @@ class TestMerging:
         assert before == [facts(part) for part in parts]
 
     @given(chunks_of_a_weight())
-    @settings(deadline=None, max_examples=50)
+    @settings(deadline=None, max_examples=25)
     def test_merging_an_empty_part_changes_nothing(self, parts):
         for part in parts:
             assert facts(part) == facts(Sums.merge([Sums(), part, Sums()]))

@@ -118,9 +118,8 @@ def test_undefined_numbers_can_be_written(report, name):
 @pytest.mark.slow
 def test_output_holds_only_printable_text(evil, name):
     text = rendered(evil, name)
-    escaped = text.encode("unicode_escape").decode()  # JSON Lines are ASCII: escaped characters stay data
 
-    assert not [c for c in text if not c.isprintable() and c != "\n"], escaped[:200]
+    assert [] == [c for c in set(text) if not c.isprintable() and c != "\n"]  # escaped characters stay data
 
 
 # JSON Lines

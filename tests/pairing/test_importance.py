@@ -199,7 +199,7 @@ def test_model_is_not_an_importance_matrix(tmp_path):
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_are_read_or_refused(tmp_path_factory, raw):
     path = tmp_path_factory.mktemp("any") / "m.dat"
     path.write_bytes(raw)

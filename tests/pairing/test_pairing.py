@@ -692,7 +692,7 @@ class TestAnyTwoCheckpoints:
         st.booleans(),
         st.sampled_from([(), ("!norm",), ("re:.",)]),
     )
-    @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_every_entry_is_in_exactly_one_bucket(self, tmp_path, original, quantized, mine, yours, marker, layers):
         x, y = checkpoint_of(original, mine, False), checkpoint_of(quantized, yours, marker)
         try:
