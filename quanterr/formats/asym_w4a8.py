@@ -23,7 +23,7 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/w4a8_int8.py, ba
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from math import lcm
 
 from msgspec import Struct
@@ -42,11 +42,12 @@ from quanterr.formats.base import (
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import INT8, check_labels
+from quanterr.formats.shared.config_checks import read_floats
 from quanterr.formats.shared.convrot import group_size, rotate, unrotate
 from quanterr.formats.shared.padding import Padded, fit_padded
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.kernel.levels import nibbles, uniform
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.lazy_torch import Tensor
 
 LABELS = frozenset({"asym_w4a8_int8"})
 GROUP = 16
@@ -57,7 +58,8 @@ NEEDS = {
     "codebook": PartSpec(("{weight}_codebook",), frozenset({"F32"}), optional=True),
     "correction": PartSpec(("{weight}_correction",), frozenset({"F32", "BF16"}), optional=True),
 }
-HALF = {4: 8.0, 6: 32.0}  # bits of a code → the number to subtract from it
+BITS = (4, 6)
+UPPER_BITS = (-32.0, -16.0, 0.0, 16.0)  # the share of the upper two of six bits, minus the middle
 
 
 class W4A8Layout(Struct, frozen=True):
@@ -84,7 +86,7 @@ def fit(parts: Parts) -> Weight:
     )
     levels = uniform(layout.bits)
     if table := parts.get("codebook"):
-        levels = nibbles(torch.frombuffer(bytearray(table.read()), dtype=torch.float32).tolist())
+        levels = nibbles(read_floats(table))
     plain = replace(plain, levels=levels)  # INT8 rounding then moves each level by at most half an INT8 step
     what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
     return parts.weight(
@@ -109,7 +111,7 @@ def _fit_layout(parts: Parts) -> tuple[W4A8Layout, tuple[str, ...]]:
             f"its scales {s_rel} and {s_channel} should have a row of groups, and one number, for each row of {codes}"
         )
     cols = s_rel.shape[1] * group
-    of_bits = {cols * n // 8: n for n in HALF}.get(codes.shape[1])
+    of_bits = {cols * n // 8: n for n in BITS}.get(codes.shape[1])
     if of_bits is None:
         raise FormatMismatch(f"{codes} with scales {s_rel} in groups of {group} are not {cols} columns of 4 or 6 bits")
     shapes = {"codebook": (16,), "correction": (s_rel.shape[1], rows)}
@@ -149,26 +151,12 @@ def _read_codes(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Works
     stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
     low = stored[:, chunk.col // 2 : chunk.stop_col // 2]
     if layout.bits == 6:
-        values = element_types.unpack(low, element_types.uint4_pairs(workspace.device))
         high = stored[:, half + chunk.col // 4 : half + chunk.stop_col // 4]
-        return values.add_(element_types.unpack(high, _make_high_fours(workspace.device)))
+        values = element_types.unpack(low, element_types.list_integers(4))
+        return values.add_(element_types.unpack(high, UPPER_BITS))
     if parts.get("codebook"):
-        codebook = workspace.read_whole("codebook", parts["codebook"])
-        byte = torch.arange(256, device=workspace.device)
-        return element_types.unpack(low, torch.stack([codebook[byte & 15], codebook[byte >> 4]], 1))
-    return element_types.unpack(low, _make_uniform_pairs(workspace.device))
-
-
-@cache
-def _make_high_fours(device: torch.device) -> Tensor:
-    """Return the contribution of the upper two bits of the four codes in each byte, minus 32: (256, 4) float32."""
-    shifts = torch.arange(0, 8, 2)
-    return ((torch.arange(256)[:, None] >> shifts & 3) * 16 - HALF[6]).float().to(device)
-
-
-@cache
-def _make_uniform_pairs(device: torch.device) -> Tensor:
-    return element_types.nibble_pairs([value - HALF[4] for value in element_types.UINT4], high_first=False).to(device)
+        return element_types.unpack(low, read_floats(parts["codebook"]))
+    return element_types.unpack(low, element_types.list_integers(4, 8))
 
 
 FORMATS = (Format("asym_w4a8_int8", NEEDS, fit, usual_db=(21, 35)),)

@@ -35,7 +35,6 @@ from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    ElementType,
     Format,
     FormatMismatch,
     Native,
@@ -44,10 +43,10 @@ from quanterr.formats.base import (
     Weight,
     Workspace,
 )
-from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.gptq_awq_common import (
     FLOATS,
@@ -188,8 +187,7 @@ def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Native:
     decoder = Decoder(
         parts.codes,
         cols,
-        ElementType.TABLE,
-        bit_stream.byte_table(NIBBLES.bits),
+        levels=list_integers(NIBBLES.bits),
         scale=blocks.restrict(partial(read_of_rows, "scale", parts["scale"], parts["scale"].shape[1])),
         zero=blocks.restrict(partial(_unpack_zero_points, parts["zero_point"])),
         group=blocks.group,

@@ -17,13 +17,12 @@ formats/awq_w4a16.py.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 
 from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    ElementType,
     Format,
     FormatMismatch,
     Parts,
@@ -37,10 +36,10 @@ from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.lazy_torch import Tensor
 
 LABELS = frozenset({"awq_w4a16"})
-OFFSET = 8.0
+LEVELS = element_types.list_integers(4, 8)
 NEEDS = {
     "codes": PartSpec(("{weight}",), INT8),
     "scale": PartSpec(("{weight}_scale",), FLOATS),
@@ -97,26 +96,19 @@ def _read(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
 
     def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:
         stored = workspace.read_whole("whole_codes", parts.codes)[order(chunk, workspace)]
-        pairs = _make_pairs(workspace.device)
-        return element_types.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], pairs)
+        return element_types.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], element_types.list_integers(4))
 
     decoder = Decoder(
         parts.codes,
         cols,
-        ElementType.TABLE if interleaved == 1 else None,
-        _make_pairs(torch.device("cpu")),
-        partial(read, "whole_scale", "scale"),
+        levels=LEVELS,
+        scale=partial(read, "whole_scale", "scale"),
         shift=partial(read, "whole_zero", "zero"),
         group=padded.step,
         stored=StoredScales.fit(parts["scale"], rows, cols // padded.step, turned=True),
         read=None if interleaved == 1 else read_codes,
     )
     return read_padded(padded, decoder)
-
-
-@cache
-def _make_pairs(device: torch.device) -> Tensor:
-    return element_types.nibble_pairs([value - OFFSET for value in element_types.UINT4], high_first=False).to(device)
 
 
 FORMATS = (Format("awq_w4a16", NEEDS, fit, usual_db=(17, 19)),)

@@ -25,7 +25,7 @@ backends/default/ops.py.
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import compress
-from math import prod
+from math import isfinite, prod
 from typing import NamedTuple, TypeGuard
 
 from quanterr.checkpoints import Entry
@@ -33,7 +33,6 @@ from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    ElementType,
     Format,
     FormatMismatch,
     Native,
@@ -44,6 +43,7 @@ from quanterr.formats.base import (
     Workspace,
 )
 from quanterr.formats.shared import element_types
+from quanterr.formats.shared.config_checks import read_floats
 from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.kernel.decoder import NestedScales, StoredScales
 from quanterr.kernel.levels import Levels, ScaleSteps, nibbles
@@ -79,6 +79,7 @@ FP4 = (0.0, 0.0052083335, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25)
 # Half the step between codes in the last decade of the dynamic map, which has 64 codes. It is relative to the largest
 # value, a nested absmax.
 WIDEST_STEP = 0.45 / 63
+CLOSE = 1e-5  # distance up to which a stored table is the usual one
 TABLES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 
@@ -121,7 +122,7 @@ def fit(kind: str, parts: Parts) -> Weight:
         shared = f", one per {state.nested_block} of {blocks} scales"
         _check_size(parts["nested_absmax"], parts["nested_absmax"].n, above, "number", shared)
     if state.kind in (None, kind):
-        table = _read_table(parts["quant_map"].read(), kind)
+        table = _describe_table(read_floats(parts["quant_map"]), kind)
         warnings = (
             f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless",
             f"{parts['state']} declares no quant_type, without which bitsandbytes does not load it",
@@ -130,7 +131,7 @@ def fit(kind: str, parts: Parts) -> Weight:
         return _make_weight(parts, kind, state, table, None, tuple(compress(warnings, true)))
     warning = f"{parts['state']} declares quant_type {state.kind}, which bitsandbytes uses, whatever the name"
     read, named = (
-        _make_weight(parts, one, state, _make_table(torch.tensor(TABLES[one]), one), one, (warning,))
+        _make_weight(parts, one, state, _describe_table(TABLES[one], one), one, (warning,))
         for one in (state.kind, kind)
     )
     return read.with_alternatives([named])
@@ -145,7 +146,7 @@ def _make_weight(
     source = f", as quant_type states {state.kind}" if built_in == state.kind else f", as {parts['state']} is called"
     return parts.weight(
         state.shape,
-        _read(parts, state, table.pairs, built_in),
+        _read(parts, state, table.values),
         code_bits=4,
         levels=table.levels,
         block_size=(1, state.block),
@@ -158,22 +159,19 @@ def _make_weight(
 
 
 class _Table(NamedTuple):
-    """A quant_map: the values of the two codes in each byte, (256, 2), and their levels."""
+    """A quant_map: the value of each code, and their levels."""
 
-    pairs: Tensor
+    values: tuple[float, ...]
     levels: Levels | None  # None if the table is damaged, so that no code is the nearest
     is_usual: bool  # whether runtimes have this table built in
 
 
 @lru_cache  # weights share their table
-def _read_table(stored: bytes, kind: str) -> _Table:
-    return _make_table(torch.frombuffer(bytearray(stored), dtype=torch.float32), kind)
-
-
-def _make_table(table: Tensor, kind: str) -> _Table:
-    is_usual = torch.allclose(table, torch.tensor(TABLES[kind]), atol=1e-5)
-    is_sound = bool(table.isfinite().all()) and bool((table != table[0]).any())
-    return _Table(_make_pairs(table), nibbles(table.tolist()).scaled if is_sound else None, is_usual)
+def _describe_table(values: tuple[float, ...], kind: str) -> _Table:
+    pairs = zip(values, TABLES[kind], strict=True)
+    is_usual = all(abs(value - usual) <= CLOSE * (1 + abs(usual)) for value, usual in pairs)
+    is_sound = all(map(isfinite, values)) and len(set(values)) > 1
+    return _Table(values, nibbles(values).scaled if is_sound else None, is_usual)
 
 
 def _check_size(entry: Entry, found: int, expected: int, noun: str, of_what: str = "") -> None:
@@ -215,24 +213,20 @@ def _is_positive_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def dequantize(parts: Parts, state: State, built_in: str | None, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return quant_map[code] · absmax, (r, c), with the stored table or a built-in one."""
+def dequantize(parts: Parts, state: State, table: tuple[float, ...], chunk: Chunk, workspace: Workspace) -> Values:
+    """Return table[code] · absmax, (r, c)."""
     matrix = as_matrix(state.shape)
     blocks = BlockRun.cover(chunk, matrix, state.block)
     n = blocks.end - blocks.begin
     stored = workspace.read_bytes("codes", parts.codes, blocks.begin // 2, (1, -(-n // 2)))
-    if built_in is None:
-        table = workspace.read_whole("quant_map", parts["quant_map"]).view(-1)
-    else:
-        table = torch.tensor(TABLES[built_in], device=workspace.device)
-    values = element_types.unpack(stored, _make_pairs(table))[0, :n]
+    values = element_types.unpack(stored, table, high_first=True)[0, :n]
     blocks.multiply(values, _read_absmax(parts, state, blocks, workspace))
     return Values(blocks.cut(values, chunk, matrix[1]))
 
 
-def _read(parts: Parts, state: State, pairs: Tensor, built_in: str | None) -> Dequantize:
+def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Dequantize:
     """Return a :class:`Decoder` if rows are whole blocks, else :func:`dequantize`."""
-    plain, matrix = partial(dequantize, parts, state, built_in), as_matrix(state.shape)
+    plain, matrix = partial(dequantize, parts, state, table), as_matrix(state.shape)
     if matrix[1] % state.block:
         return plain
 
@@ -247,7 +241,17 @@ def _read(parts: Parts, state: State, pairs: Tensor, built_in: str | None) -> De
     else:
         nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
         stored = StoredScales(entry, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
-    return Native(Decoder(parts.codes, matrix[1], ElementType.TABLE, pairs, absmax, group=state.block, stored=stored))
+    return Native(
+        Decoder(
+            parts.codes,
+            matrix[1],
+            levels=table,
+            scale=absmax,
+            group=state.block,
+            stored=stored,
+            high_first=True,
+        )
+    )
 
 
 def _copy_nested_map(parts: Parts, workspace: Workspace) -> Tensor:
@@ -257,11 +261,6 @@ def _copy_nested_map(parts: Parts, workspace: Workspace) -> Tensor:
 def _read_nested_map(parts: Parts, workspace: Workspace) -> Tensor:
     """Return the value of each byte of absmax, (256,) float32."""
     return workspace.read_whole("nested_quant_map", parts["nested_quant_map"]).view(-1)
-
-
-def _make_pairs(table: Tensor) -> Tensor:
-    """Return the values of the two codes in each byte, high bits first, (256, 2) float32."""
-    return torch.stack([table.repeat_interleave(16), table.repeat(16)], 1)
 
 
 def _read_absmax(parts: Parts, state: State, blocks: BlockRun, workspace: Workspace) -> Tensor:

@@ -19,7 +19,6 @@ from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    ElementType,
     Format,
     FormatMismatch,
     Parts,
@@ -34,7 +33,7 @@ from quanterr.formats.shared.convrot import group_size, read_rotated, rotate
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.formats.shared.scale_grid import to_float
 from quanterr.kernel.levels import INT4
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.lazy_torch import Tensor
 
 LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "int4_tensorwise"})
 NEEDS = {
@@ -72,8 +71,8 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
 
 def _read(parts: Parts, padded: Padded, rotated: bool) -> Dequantize:
     """Return the function that decodes the weight: code · scale, with the rotation undone if ``rotated``."""
-    pairs = element_types.int4_pairs(torch.device("cpu"))
-    decoder = Decoder(parts.codes, padded.stored_cols, ElementType.TABLE, pairs, partial(_read_scales, parts))
+    scale = partial(_read_scales, parts)
+    decoder = Decoder(parts.codes, padded.stored_cols, levels=element_types.INT4, scale=scale)
     return read_rotated(decoder, padded) if rotated else read_padded(padded, decoder)
 
 

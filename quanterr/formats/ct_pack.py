@@ -25,7 +25,6 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    ElementType,
     Format,
     FormatMismatch,
     Native,
@@ -34,14 +33,14 @@ from quanterr.formats.base import (
     Weight,
     Workspace,
 )
-from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unpack_columns, unpack_rows
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks, list_orders
 from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.ct_row_groups import read_block_values
+from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.padding import check_width
-from quanterr.kernel.decoder import StoredScales, read_constant
+from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import JsonFields
@@ -137,19 +136,16 @@ def _read_version(config: JsonFields) -> tuple[int, ...]:
 def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Native:
     """Return the function that decodes the weight: (code - zero point) · scale."""
     zero_point = parts.get("zero_point")
-    table = bit_stream.byte_table(packing.bits, 0 if zero_point else 1 << packing.bits - 1)
-    middle = None if table is not None else partial(read_constant, 1 << packing.bits - 1)
     decoder = Decoder(
         parts.codes,
         parts.codes.shape[-1] * WORD // packing.bits,
-        None if table is None else ElementType.TABLE,
-        table,
+        levels=list_integers(packing.bits, 0 if zero_point else 1 << packing.bits - 1),
         scale=blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks)),
-        zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else middle,
+        zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else None,
         group=blocks.group,
         stored=StoredScales.fit(parts["scale"], parts.matrix[0], blocks.n),
         columns=blocks.order,
-        read=partial(_read_codes, parts.codes, packing) if table is None else None,
+        read=None if packing.name == "dense" else partial(_read_codes, parts.codes, packing),
     )
     return Native(decoder)
 

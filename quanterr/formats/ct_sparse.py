@@ -24,10 +24,10 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
+from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_row_groups import apply_scales, fit_row_blocks
 from quanterr.kernel.levels import OF_DTYPE
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.workspace import find_dtype
 
 CODES = frozenset({"F8_E4M3", "I8"})
 INTEGERS = frozenset({"I64", "I32"})
@@ -65,7 +65,7 @@ def fit(parts: Parts) -> Weight:
 
 def _read_shape(parts: Parts) -> tuple[int, int]:
     entry, mask = parts["shape"], parts["mask"]
-    shape = torch.frombuffer(bytearray(entry.read()), dtype=find_dtype(entry.dtype)).tolist() if entry.n == 2 else []
+    shape = read_integers(entry) if entry.n == 2 else []
     if len(shape) != 2 or min(shape) < 1 or mask.shape != (shape[0], -(-shape[1] // 8)):
         raise FormatMismatch(f"{entry} declares {shape}, which does not fit {mask}: one bit per column")
     return shape[0], shape[1]

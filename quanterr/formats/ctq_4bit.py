@@ -13,7 +13,7 @@ Reference: silveroxides/convert_to_quant@1.3.4, branches 3d-blockwise and nf4-op
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from math import prod
 
 from quanterr.checkpoints import Entry
@@ -21,7 +21,6 @@ from quanterr.formats.base import (
     Chunk,
     Decoder,
     Dequantize,
-    ElementType,
     Format,
     FormatMismatch,
     Native,
@@ -36,7 +35,7 @@ from quanterr.formats.shared.comfy_labels import check_labels
 from quanterr.formats.shared.padding import labelled_shape
 from quanterr.formats.shared.scale_grid import multiply
 from quanterr.kernel.levels import nibbles
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import as_matrix
 
 BLOCK = 64
@@ -122,7 +121,7 @@ def dequantize(parts: Parts, table: str, cols: int, block: int, chunk: Chunk, wo
     first = chunk.row * cols + chunk.col
     start, stop = first // 2, (first + chunk.n + 1) // 2
     codes = workspace.read("codes", parts.codes, start, (1, stop - start))
-    values = element_types.unpack(codes, _make_pairs(table, workspace.device))
+    values = element_types.unpack(codes, TABLES[table])
     values = values[:, first - 2 * start : first - 2 * start + chunk.n]
     absmax = _read_absmax(parts["absmax"], first, first + chunk.n, block, workspace)
     return Values(multiply(values, absmax, first, block).view(chunk.shape))
@@ -144,13 +143,7 @@ def _read(parts: Parts, table: str, cols: int, block: int) -> Dequantize:
         first = chunk.row * cols + chunk.col
         return _read_absmax(parts["absmax"], first, first + chunk.n, block, workspace).view(chunk.shape[0], -1)
 
-    pairs = _make_pairs(table, torch.device("cpu"))
-    return Native(Decoder(parts.codes, cols, ElementType.TABLE, pairs, absmax, group=block))
-
-
-@cache
-def _make_pairs(table: str, device: torch.device) -> Tensor:
-    return element_types.nibble_pairs(TABLES[table], high_first=False).to(device)
+    return Native(Decoder(parts.codes, cols, levels=TABLES[table], scale=absmax, group=block))
 
 
 FORMATS = tuple(

@@ -13,7 +13,7 @@ config.json must: num_bits, and module_quant_configs for the modules that match.
 Reference: huggingface/transformers@5.23.0 src/transformers/integrations/gemma_quant.py.
 """
 
-from functools import cache, partial
+from functools import partial
 
 from quanterr.formats.base import (
     WEIGHT_SUFFIX,
@@ -33,7 +33,7 @@ from quanterr.formats.shared.config_checks import check_quant_method, matches
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT8, uniform
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.lazy_torch import Tensor
 
 FLOAT = frozenset({"F32"})
 NEEDS = {"codes": PartSpec(("{weight}",), frozenset({"U8"})), "scale": PartSpec(("{weight}_scale",), FLOAT)}
@@ -108,22 +108,14 @@ def _read(parts: Parts, n_bits: int, cols: int) -> Native:
     decoder = Decoder(
         parts["codes"],
         parts["codes"].shape[1] * 8 // n_bits,
-        ElementType.I8 if is_byte else ElementType.TABLE,
-        None if is_byte else _make_table(n_bits),
+        ElementType.I8 if is_byte else None,
+        () if is_byte else element_types.list_integers(n_bits, 1 << n_bits - 1),
         partial(_read_scale, parts, cols),
         group=cols // across if across > 1 else 0,
         ends=element_types.ELEMENTS["I8"][1] if is_byte else (),
         stored=StoredScales.fit(parts["scale"], rows, across),
     )
     return Native(decoder)
-
-
-@cache
-def _make_table(n_bits: int) -> Tensor:
-    """Return the values of the codes in each byte, (256, 8 / bits) float32."""
-    shifts = torch.arange(0, 8, n_bits)
-    codes = torch.arange(256).unsqueeze(1) >> shifts & (1 << n_bits) - 1
-    return (codes - (1 << n_bits - 1)).float()
 
 
 FORMATS = (

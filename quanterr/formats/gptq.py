@@ -35,7 +35,6 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    ElementType,
     Format,
     FormatMismatch,
     Native,
@@ -45,9 +44,9 @@ from quanterr.formats.base import (
     Weight,
     Workspace,
 )
-from quanterr.formats.shared import bit_stream
 from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unpack_columns, unpack_transposed
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks, list_orders
+from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import (
     ORDER,
     SCALE,
@@ -59,8 +58,7 @@ from quanterr.formats.shared.gptq_awq_common import (
 )
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
-from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.workspace import find_dtype
+from quanterr.lazy_torch import Tensor
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
@@ -243,39 +241,43 @@ def _find_common_zero_point(parts: Parts, packing: Packing) -> int | None:
     """Return the stored zero point if all are equal; of many, only the first and the last block are read."""
     entry = parts["zero_point"]
     if entry.nbytes <= FEW:
-        return _find_common_code(entry.read(), entry.dtype, entry.shape, packing, parts.codes.shape[1])
-    blocks, width = entry.shape
+        return _find_common_code(entry.read(), entry.shape[0], packing, parts.codes.shape[1])
+    blocks = entry.shape[0]
     size = entry.nbytes // blocks
     stored = entry.file.read(entry.offset, size) + entry.file.read(entry.offset + (blocks - 1) * size, size)
-    return _find_common_code(stored, entry.dtype, (2, width), packing, parts.codes.shape[1])
+    return _find_common_code(stored, 2, packing, parts.codes.shape[1])
 
 
 @lru_cache(maxsize=8)  # symmetric weights of a model have the same zero points
-def _find_common_code(stored: bytes, dtype: str, shape: tuple[int, ...], packing: Packing, n: int) -> int | None:
-    """Return the code that each row of containers, of this ``shape``, holds ``n`` times; None if there are others."""
-    containers = torch.frombuffer(bytearray(stored), dtype=find_dtype(dtype)).view(shape)
-    found = unpack_columns(containers, packing, Workspace(torch.device("cpu")))[:, :n]
-    return int(found[0, 0]) if bool((found == found[0, 0]).all()) else None
+def _find_common_code(stored: bytes, rows: int, packing: Packing, n: int) -> int | None:
+    """Return the code that each of several rows of containers holds ``n`` times; None if there are others."""
+    size, every = len(stored) // rows, (1 << packing.bits) - 1
+    used = packing.repeat(every, n)
+    row, *others = {
+        int.from_bytes(stored[first : first + size], "little") & used for first in range(0, len(stored), size)
+    }
+    first = row & packing.repeat(every, 1)
+    code = next(code for code in range(every + 1) if packing.repeat(code, 1) == first)
+    return code if not others and row == packing.repeat(code, n) else None
 
 
 def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Native:
     """Return the function that decodes the weight: (code - zero point) · scale."""
     codes, zero_point, bits = parts.codes, parts["zero_point"], variant.packing.bits
-    is_native = codes.bits == WORD and 8 % bits == 0
-    zero = _find_common_zero_point(parts, variant.packing) if is_native and zero_point.nbytes <= FEW else None
+    is_stream = variant.packing.name == "dense"
+    zero = _find_common_zero_point(parts, variant.packing) if is_stream and zero_point.nbytes <= FEW else None
     one_zero = 0 if zero is None else (zero + variant.less_one) % (1 << bits)
     decoder = Decoder(
         codes,
         codes.shape[0] * codes.bits // bits,
-        ElementType.TABLE if is_native else None,
-        bit_stream.byte_table(bits, one_zero) if is_native else None,
+        levels=list_integers(bits, one_zero),
         scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
         zero=blocks.restrict(partial(_read_zero_points, zero_point, variant)) if zero is None else None,
         group=blocks.group,
         order=Order.WORDS_DOWN,
         stored=StoredScales.fit(parts["scale"], codes.shape[1], blocks.n, turned=True),
         columns=blocks.order,
-        read=None if is_native else partial(_read_codes, codes, variant.packing),
+        read=None if is_stream else partial(_read_codes, codes, variant.packing),
     )
     return Native(decoder)
 

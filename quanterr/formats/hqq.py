@@ -26,11 +26,11 @@ from math import ceil, prod
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.shared.config_checks import read_floats, read_integers
 from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
 from quanterr.formats.shared.segmented_packing import PACKINGS, Planes, cut_run
 from quanterr.kernel.levels import Levels
-from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.workspace import find_dtype
+from quanterr.lazy_torch import Tensor
 from quanterr.util.text import display
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -148,8 +148,7 @@ def _read_flag(parts: Parts, name: str) -> bool:
 def _read_numbers(entry: Entry) -> list[float]:
     if not 0 < entry.nbytes <= MAX_TEXT:
         raise FormatMismatch(f"{entry} should hold one or two numbers")
-    numbers: list[float] = torch.frombuffer(bytearray(entry.read()), dtype=find_dtype(entry.dtype)).tolist()
-    return numbers
+    return list(read_floats(entry) if entry.dtype in FLOATS else read_integers(entry))
 
 
 def dequantize(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Values:

@@ -1,7 +1,7 @@
 """MLX: codes in 32-bit words, row by row, with a scale and a bias, or only a scale, for each group of columns.
 
     weight    u32                             (rows, cols·b / 32), or with experts or heads as leading axes; codes
-                                              of b bits follow each other in a stream: see bit_stream.py
+                                              of b bits follow each other in a stream: low bits first
     scales    bf16, f16, f32; u8              (rows, cols / group), with the same leading axes
     biases    bf16, f16, f32                  shaped as scales, if codes are integers; transformers: qbiases
     weight.scale, weight.bias, weight.global_scale
@@ -27,11 +27,9 @@ from collections.abc import Iterator
 from functools import partial
 from math import prod
 
-from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    ElementType,
     Format,
     FormatMismatch,
     Native,
@@ -40,7 +38,7 @@ from quanterr.formats.base import (
     Weight,
     Workspace,
 )
-from quanterr.formats.shared import bit_stream
+from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.microscaling import (
     CODE_BITS,
     LEVELS,
@@ -156,26 +154,17 @@ def _read_groups(parts: Parts, padded: Padded, role: str, chunk: Chunk, workspac
 
 def _read(parts: Parts, padded: Padded, code_bits: int) -> Native:
     """Return the function that decodes the weight: code · scale + bias."""
-    table, cols, group = bit_stream.byte_table(code_bits), padded.stored_cols, padded.step
+    cols, group = padded.stored_cols, padded.step
     decoder = Decoder(
         parts.codes,
         cols,
-        None if table is None else ElementType.TABLE,
-        table,
-        partial(_read_groups, parts, padded, "scale"),
+        levels=list_integers(code_bits),
+        scale=partial(_read_groups, parts, padded, "scale"),
         shift=partial(_read_groups, parts, padded, "bias"),
         group=group,
         stored=StoredScales.fit(parts["scale"], parts.matrix[0], cols // group),
-        read=partial(_read_codes, parts.codes, cols, code_bits) if table is None else None,
     )
     return Native(decoder)
-
-
-def _read_codes(codes: Entry, cols: int, code_bits: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the codes of a chunk of whole groups, (r, c) float32, of which bytes hold no whole number."""
-    first, shape = (chunk.row * cols + chunk.col) * code_bits // 8, (chunk.shape[0], chunk.shape[1] * code_bits // 8)
-    stored = workspace.read_bytes("codes", codes, first, shape)
-    return bit_stream.unpack(stored, bit_stream.integers(code_bits, workspace.device), workspace)
 
 
 def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:

@@ -35,6 +35,7 @@ pytorch/llm_ptq/llm_ptq_tools/calibrator/calibrator_classes/fake_quantize/w8a8_f
 vllm-project/vllm-ascend@182b75ea vllm_ascend/quantization/methods.
 """
 
+import struct
 from functools import partial
 
 from quanterr.checkpoints import Entry
@@ -43,6 +44,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.ascend_types import TYPES
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
+from quanterr.formats.shared.config_checks import read_floats, read_integers
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.microscaling import LEVELS, Microscaled
 from quanterr.formats.shared.padding import fit_unpadded
@@ -50,7 +52,6 @@ from quanterr.formats.shared.row_pairs import read_pairs_of_rows, read_row_pairs
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.kernel.levels import INT4, OF_DTYPE, signed_bytes
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.workspace import find_dtype
 from quanterr.util.text import display
 
 MX, DUAL = 32, 512  # columns that share an exponent, and a second scale
@@ -226,11 +227,10 @@ def _check_four_bits(codes: Entry, declared: str) -> None:
     Raises:
         FormatMismatch: one has more.
     """
-    first = torch.frombuffer(bytearray(codes.file.read(codes.offset, min(codes.nbytes, SAMPLE))), dtype=torch.int8)
-    if len(first) and (int(first.min()) < -8 or int(first.max()) > 7):
-        raise FormatMismatch(
-            f"{declared}but {codes} has codes from {int(first.min())} to {int(first.max())}, not of 4 bits"
-        )
+    first = memoryview(codes.file.read(codes.offset, min(codes.nbytes, SAMPLE))).cast("b")
+    low, high = min(first, default=0), max(first, default=0)
+    if low < -8 or high > 7:
+        raise FormatMismatch(f"{declared}but {codes} has codes from {low} to {high}, not of 4 bits")
 
 
 def _check_deq_scale(parts: Parts, rows: int) -> None:
@@ -245,31 +245,27 @@ def _check_deq_scale(parts: Parts, rows: int) -> None:
             f"a layer with static inputs has one input_scale, and a deq_scale and a weight_scale for each of {rows} "
             f"rows, but found {deq}, {inputs or 'no input_scale'} and {scale or 'no weight_scale'}"
         )
-    product = _to_floats(deq, _read(deq))
+    products = _read_deq_scale(deq)
     if scale is None:
         return
-    expected = _read(scale).double().view(-1) * _read(inputs).double()
-    wrong = ~((product.double() - expected).abs() <= BFLOAT16 * expected.abs())
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise FormatMismatch(
-            f"{deq} is not weight_scale · input_scale: row {row} has {float(product[row]):.6g}, expected "
-            f"{float(expected[row]):.6g}; runtimes multiply by deq_scale: quantize the layer again"
-        )
+    (of_inputs,) = read_floats(inputs)
+    for row, (product, factor) in enumerate(zip(products, read_floats(scale), strict=True)):
+        expected = factor * of_inputs
+        if not abs(product - expected) <= BFLOAT16 * abs(expected):
+            raise FormatMismatch(
+                f"{deq} is not weight_scale · input_scale: row {row} has {product:.6g}, expected {expected:.6g}; "
+                "runtimes multiply by deq_scale: quantize the layer again"
+            )
 
 
-def _read(entry: Entry) -> Tensor:
-    return torch.frombuffer(bytearray(entry.read()), dtype=find_dtype(entry.dtype))
-
-
-def _to_floats(entry: Entry, stored: Tensor) -> Tensor:
-    """Return the numbers of a deq_scale, float32, which may be stored as integers with the same bits."""
-    if stored.dtype == torch.float32:
-        return stored
-    bits = stored.to(torch.int32)
-    if not torch.equal(bits.long(), stored):
-        raise FormatMismatch(f"{entry} should hold the bits of float32 numbers")
-    return bits.view(torch.float32)
+def _read_deq_scale(entry: Entry) -> tuple[float, ...]:
+    """Return the numbers of a deq_scale, which may be stored as integers with the bits of float32 numbers."""
+    if entry.dtype == "F32":
+        return read_floats(entry)
+    try:
+        return struct.unpack(f"<{entry.n}f", struct.pack(f"<{entry.n}i", *read_integers(entry)))
+    except struct.error as error:
+        raise FormatMismatch(f"{entry} should hold the bits of float32 numbers") from error
 
 
 def _divide(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:

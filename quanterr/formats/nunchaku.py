@@ -218,10 +218,10 @@ def _dequantize_residual(parts: Parts, layout: NunchakuLayout, chunk: Chunk, wor
     n_groups = parts["scale"].shape[0]
     scales = read_tiles("scale", parts["scale"], top, bottom, n_groups, workspace)
     if group == GROUPS["int4"]:
-        values = element_types.unpack(codes, element_types.int4_pairs(workspace.device))
+        values = element_types.unpack(codes, element_types.INT4)
         scale = order_scales(scales, n_groups)[rows, groups].float()
         return multiply(values, scale, chunk.col, group)
-    values = element_types.unpack(codes, element_types.e2m1_pairs(False, workspace.device))
+    values = element_types.unpack(codes, element_types.E2M1)
     scale = element_types.decode_e4m3_scales(order_small_scales(scales, n_groups)[rows, groups])
     multiply(values, scale, chunk.col, group)
     if tensor_scale := parts.get("tensor_scale"):

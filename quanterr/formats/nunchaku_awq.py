@@ -82,7 +82,7 @@ def _dequantize_block(parts: Parts, padded: Padded, interleaved: int, chunk: Chu
         workspace.read_whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
     )
     codes = pieces[order // 4, groups, order % 4].view(torch.uint8).view(rows, -1)
-    unpacked = element_types.unpack(codes, element_types.uint4_pairs(workspace.device))
+    unpacked = element_types.unpack(codes, element_types.list_integers(4))
     values = workspace.output((rows, cols))
     values.view(rows, -1, 2, 4, 8).copy_(unpacked.view(rows, -1, 2, 8, 4).transpose(3, 4))
     multiply(values, read_ordered_rows("whole_scale", parts["scale"], order, workspace)[:, groups], chunk.col, GROUP)

@@ -27,6 +27,7 @@ from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Par
 from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.bit_packing import Packing
 from quanterr.formats.shared.column_groups import ColumnBlocks
+from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.lazy_torch import Tensor, torch
@@ -81,8 +82,8 @@ def fit(parts: Parts) -> Weight:
 
 
 def _check_pairs(entry: Entry, size: int) -> None:
-    pairs = torch.frombuffer(bytearray(entry.read()), dtype=torch.int16).view(-1, size)
-    if not torch.equal(pairs.sort(1).values, torch.arange(size, dtype=torch.int16).expand_as(pairs)):
+    pairs, every = read_integers(entry), list(range(size))
+    if any(sorted(pairs[first : first + size]) != every for first in range(0, len(pairs), size)):
         raise FormatMismatch(f"{entry} should name each of {size} columns of a block once in each rotation")
 
 

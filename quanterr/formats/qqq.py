@@ -35,7 +35,9 @@ NEEDS = {
     "channel": PartSpec(("{module}.s_channel",), frozenset({"F32"})),
     "group": PartSpec(("{module}.s_group",), frozenset({"F16"}), optional=True),
 }
-INTERLEAVE = {True: (0, 2, 4, 6, 1, 3, 5, 7), False: (4, 0, 5, 1, 6, 2, 7, 3)}  # True: there are several groups
+# True: there are several groups
+INTERLEAVE = {True: (0, 2, 4, 6, 1, 3, 5, 7), False: (4, 0, 5, 1, 6, 2, 7, 3)}
+LEVELS = {True: element_types.list_integers(4, 8), False: tuple(16 * value for value in element_types.INT4)}
 
 
 def fit(parts: Parts) -> Weight:
@@ -70,8 +72,7 @@ def dequantize(parts: Parts, blocks: ColumnBlocks, grouped: bool, chunk: Chunk, 
     top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
     left, right = chunk.col // COLS, -(-chunk.stop_col // COLS)
     words = workspace.read_whole("tiles", parts.codes)[left:right, top * 2 * ROWS : bottom * 2 * ROWS].contiguous()
-    table = _make_pairs(grouped, workspace.device)
-    packed = element_types.unpack(words.view(torch.uint8), table).view(-1, TILE)
+    packed = element_types.unpack(words.view(torch.uint8), LEVELS[grouped]).view(-1, TILE)
     tiles = workspace.buffer("elements", tuple(packed.shape), torch.float32)
     torch.index_select(packed, 1, _find_places(grouped, workspace.device), out=tiles)
     ordered = workspace.buffer("ordered", (bottom - top, ROWS, right - left, COLS), torch.float32)
@@ -88,13 +89,6 @@ def dequantize(parts: Parts, blocks: ColumnBlocks, grouped: bool, chunk: Chunk, 
     places = rows // 32 * 32 + rows % 8 // 2 * 8 + rows % 32 // 8 * 2 + rows % 2
     of_rows = workspace.read_whole("channels", parts["channel"]).view(-1)[places]
     return Values(values.mul_(of_rows.unsqueeze(1)))
-
-
-@cache
-def _make_pairs(grouped: bool, device: torch.device) -> Tensor:
-    """Return the values of the two codes in each byte, (256, 2) float32."""
-    values = [code - 8.0 for code in range(16)] if grouped else [16 * value for value in element_types.INT4]
-    return element_types.nibble_pairs(values, high_first=False).to(device)
 
 
 @cache

@@ -118,7 +118,7 @@ def _dequantize_block(parts: Parts, padded: Padded, smoothed: bool, chunk: Chunk
     read = _read_tiles if tiled else _read_rows
     codes, scale, up = read(parts, padded, chunk, workspace)
     columns = slice(chunk.col, chunk.stop_col)
-    values = element_types.unpack(codes, element_types.int4_pairs(workspace.device))
+    values = element_types.unpack(codes, element_types.INT4)
     multiply(values, scale.float()[:, chunk.col // GROUP : chunk.stop_col // GROUP], chunk.col, GROUP)
     smooth = workspace.read_whole("smooth", parts["smooth"])[columns]
     down = workspace.read_whole("down", parts["down"])[columns].t()

@@ -50,7 +50,6 @@ from quanterr.formats.shared import element_types, torchao_int4
 from quanterr.formats.shared.microscaling import (
     CODE_BITS,
     LEVELS,
-    SIX_BITS,
     Microscaled,
     ScaleOf,
     SmallFloat,
@@ -241,7 +240,7 @@ def _fit_nvfp4(parts: Parts, declared: Description) -> Weight:
 def _fit_microscaled(parts: Parts, declared: Description, element: SmallFloat, block: int, scale_of: ScaleOf) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}.get(element, ("U8",))
-    unpacked = element in SIX_BITS
+    unpacked = CODE_BITS[element] == 6
     kind = "F8_E8M0" if scale_of is decode_exponents else "F8_E4M3"
     if codes.dtype not in dtypes or scale.dtype not in (kind, "U8") or len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"codes of {parts.format} are {dtypes[0]} with scales {kind}, not {codes} and {scale}")

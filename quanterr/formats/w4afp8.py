@@ -20,7 +20,6 @@ from math import prod
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    ElementType,
     Format,
     FormatMismatch,
     Native,
@@ -35,7 +34,7 @@ from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.padding import check_width
 from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT4
-from quanterr.lazy_torch import torch
+from quanterr.lazy_torch import Tensor
 
 METHOD = "w4afp8"
 GROUP = 128
@@ -61,9 +60,8 @@ def fit(parts: Parts) -> Weight | None:
     decoder = Decoder(
         codes,
         shape[-1],
-        ElementType.TABLE,
-        element_types.int4_pairs(torch.device("cpu")),
-        partial(_read_scales, parts, across),
+        levels=element_types.INT4,
+        scale=partial(_read_scales, parts, across),
         group=GROUP,
         stored=StoredScales.fit(scale, prod(shape[:-1]), across),
     )
@@ -81,7 +79,7 @@ def fit(parts: Parts) -> Weight | None:
     )
 
 
-def _read_scales(parts: Parts, across: int, chunk: Chunk, workspace: Workspace) -> torch.Tensor:
+def _read_scales(parts: Parts, across: int, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Return the scales of a chunk's groups, (r, groups) float32."""
     scale = read_of_rows("scale", parts["scale"], across, chunk, workspace)
     return scale[:, chunk.col // GROUP : -(-chunk.stop_col // GROUP)]

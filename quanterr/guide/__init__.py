@@ -255,7 +255,7 @@ KINDS: tuple[Kind, ...] = (
     list_statuses,
     list_presets,
 )
-LATER = (list_formats, list_recipes)  # they import torch
+LATER = (list_formats, list_recipes)  # importing them takes longer, and recipes need torch
 
 
 def _suggest(name: str, names: Sequence[str]) -> str:

@@ -1,6 +1,8 @@
 """Decoding rules as data: interpreter.py specifies their values, and the compiled kernel carries out most of them."""
 
 from collections.abc import Callable
+from functools import lru_cache
+from math import gcd
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -15,6 +17,7 @@ from quanterr.tensors.workspace import Workspace
 
 __all__ = ["BITS", "Decoder", "ElementType", "Order"]
 
+WORD = 32  # bits
 MOST_ROTATED = 512  # most columns that the compiled kernel rotates together
 FLOATS = {"F32": ElementType.F32, "BF16": ElementType.BF16, "F16": ElementType.F16}
 OfBlocks = Callable[[Chunk, Workspace], Tensor]  # (1 or r, blocks of columns) float32
@@ -27,11 +30,6 @@ BITS: dict[ElementType, tuple[int, int]] = {
     ElementType.I8: (1, 1),
     ElementType.E4M3: (1, 1),
 } | {ElementType[name]: BLOCKS[name] for name in ElementType.__members__ if name in BLOCKS}
-
-
-def read_constant(number: float, _chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return a number that all blocks share, (1, 1) float32."""
-    return torch.full((1, 1), number, dtype=torch.float32, device=workspace.device)
 
 
 class NestedScales(NamedTuple):
@@ -79,23 +77,24 @@ class SharedBytes(NamedTuple):
 class Decoder(Struct, gc=False):
     """A decoding rule, (value of the code - zero) · scale or value · scale + shift, for rows of ``cols`` elements.
 
-    Each operation rounds to float32. If ``factor`` is not 0, the result is multiplied by it. ``table``, for
-    ElementType.TABLE, is (256, elements per byte) float32; for ggml's IQ1 to IQ3, the levels of each index,
-    (entries, levels) int8. ``scale``, ``zero`` and ``shift`` return one value per block of ``group`` columns of a
-    chunk; if ``group`` is 0, one per whole row. ``ends`` are the bytes of saturated codes, at most three. If
-    ``rotation``, a power of two up to MOST_ROTATED, is not 0, columns are finally rotated in groups of that size,
-    as formats/shared/convrot.py specifies. ``stored``, if known, describes the file's tensor of scales, so that the
-    kernel reads them itself instead of calling ``scale``. ``shared`` describes rows in Order.SHARED_BYTES.
-    ``columns``, (cols,) int32, is the block of each column where columns of a block are not next to each other; it
-    requires ``stored``. ``blocks``, for ElementType.BLOCKS, describes blocks that hold their own scales. Codes that the
-    compiled kernel cannot read have no element type, but a function ``read``, which returns the levels of a chunk of
-    whole groups, (r, c) float32 (or float64).
+    Each operation rounds to float32. If ``factor`` is not 0, the result is multiplied by it. ``levels`` has the value
+    of each code of 1 to 8 bits, 2^bits of them; codes follow each other in a stream of bits, low bits first, or from
+    the high bits of each byte if ``high_first`` (4 bits). Codes without levels are numbers of type ``element``.
+    ``grid``, for ggml's IQ1 to IQ3, makes the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and
+    ``shift`` return one value per block of ``group`` columns of a chunk; if ``group`` is 0, one per whole row. ``ends``
+    are the bytes of saturated codes, at most three. If ``rotation``, a power of two up to MOST_ROTATED, is not 0,
+    columns are finally rotated in groups of that size, as formats/shared/convrot.py specifies. ``stored``, if known,
+    describes the file's tensor of scales, so that the kernel reads them itself instead of calling ``scale``. ``shared``
+    describes rows in Order.SHARED_BYTES. ``columns``, (cols,) int32, is the block of each column where columns of a
+    block are not next to each other; the kernel then needs ``stored``. ``blocks``, for ElementType.BLOCKS, describes
+    blocks that hold their own scales. Codes in another order have a function ``read``, which returns those of a chunk
+    of whole groups, (r, c): whole numbers if codes have levels, else float32 (or float64).
     """
 
     codes: Entry
     cols: int
     element: ElementType | None = None
-    table: Tensor | None = None
+    levels: tuple[float, ...] = ()
     scale: OfBlocks | None = None
     zero: OfBlocks | None = None
     shift: OfBlocks | None = None
@@ -107,6 +106,8 @@ class Decoder(Struct, gc=False):
     shared: SharedBytes | None = None
     factor: float = 0.0
     columns: Entry | None = None
+    high_first: bool = False
+    grid: Callable[[], Tensor] | None = None
     blocks: BlocksStruct | None = None
     read: Callable[[Chunk, Workspace], Tensor] | None = None
 
@@ -115,6 +116,40 @@ class Decoder(Struct, gc=False):
         """The (elements, bytes) of the smallest unit of storage."""
         if self.blocks is not None:
             return self.blocks.elements, self.blocks.n_bytes
-        if self.element == ElementType.TABLE and self.table is not None:
-            return int(self.table.shape[1]), 1
+        if self.read is not None:
+            return 1, 1
+        if self.levels and self.order in (Order.ROWS, Order.WORDS_DOWN):
+            shared = gcd(self.bits, 8)
+            return 8 // shared, self.bits // shared
         return (1, 1) if self.element is None else BITS[self.element]
+
+    @property
+    def bits(self) -> int:
+        """The bits of a code that has levels."""
+        return len(self.levels).bit_length() - 1
+
+    @property
+    def native(self) -> ElementType | None:
+        """The type by which the compiled kernel reads the codes; None if it cannot."""
+        if self.read is not None or (self.columns is not None and self.stored is None):
+            return None
+        if self.order == Order.WORDS_DOWN and self.codes.bits != WORD:
+            return None
+        if not self.levels:
+            return self.element
+        return None if 8 % self.bits else ElementType.TABLE
+
+    def make_table(self) -> Tensor | None:
+        """Return what the kernel looks up: the levels of the codes in each byte, (256, codes) float32, or the grid."""
+        if self.levels:
+            return tabulate(self.levels, self.high_first, self.storage_unit[0])
+        return self.grid() if self.grid is not None else None
+
+
+@lru_cache(maxsize=64)  # weights share their levels
+def tabulate(levels: tuple[float, ...], high_first: bool = False, each: int = 0) -> Tensor:
+    """Return the levels of the first ``each`` codes in each byte, (256, each) float32; of all if ``each`` is 0."""
+    bits = len(levels).bit_length() - 1
+    shifts = torch.arange(0, 8, bits)[: each or None]
+    codes = torch.arange(256)[:, None] >> (shifts.flip(0) if high_first else shifts) & len(levels) - 1
+    return torch.tensor(levels, dtype=torch.float32)[codes]

@@ -135,7 +135,7 @@ def make_code_side(
     """
     entry, (together, n_bytes) = decoder.codes, decoder.storage_unit
     row_bytes = decoder.cols // together * n_bytes
-    side = SideStruct(element=decoder.element, order=decoder.order, per_byte=together, row_bytes=row_bytes)
+    side = SideStruct(element=decoder.native, order=decoder.order, per_byte=together, row_bytes=row_bytes)
     if decoder.ends:
         side.ends[:], side.has_ends = (3 * decoder.ends)[:3], True
     if decoder.order == Order.ROWS:
@@ -162,9 +162,9 @@ def make_code_side(
         _place_shared_bytes(side, decoder.shared, entry, chunk, workspace, alive)
     else:
         _place_columns(side, decoder, chunk, workspace, alive)
-    if decoder.table is not None:
-        side.table = decoder.table.data_ptr()
-        alive.append(decoder.table)
+    if (table := decoder.make_table()) is not None:
+        side.table = table.data_ptr()
+        alive.append(table)
     side.group = decoder.group or max(decoder.cols, 1)
     if decoder.rotation:
         side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)

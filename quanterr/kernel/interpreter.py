@@ -6,7 +6,7 @@ and the columns are rotated last. The compiled kernel carries out the same data.
 """
 
 from collections.abc import Callable
-from math import lcm
+from math import gcd, lcm
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -51,9 +51,7 @@ class Native(Struct, frozen=True, gc=False):
 def decoder_of(dequantize: Callable[[Chunk, Workspace], Any]) -> Decoder | None:
     """Return the decoder of a dequantize function; None if the compiled kernel cannot read its codes."""
     decoder = dequantize.decoder if isinstance(dequantize, Native) else None
-    if decoder is None or decoder.element is None or (decoder.columns and not decoder.stored):
-        return None
-    return decoder
+    return decoder if decoder is not None and decoder.native is not None else None
 
 
 def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
@@ -63,6 +61,8 @@ def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
     saturated = None
     if decoder.read is not None:
         values = decoder.read(outer, workspace)
+        if decoder.levels:
+            values = _tell_levels(decoder, values)
     else:
         stored = read_codes(decoder, outer, workspace)
         values = look_up(decoder, stored)
@@ -138,11 +138,31 @@ def _read_shared_bytes(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> 
 
 def look_up(decoder: Decoder, stored: Tensor) -> Tensor:
     """Return the levels of stored codes, float32 (r, c)."""
-    if decoder.table is not None:
-        return decoder.table.to(stored.device)[stored.int()].flatten(1)
+    if decoder.levels and 8 % decoder.bits:
+        return _tell_levels(decoder, unpack_bits(stored, decoder.bits))
+    if (table := decoder.make_table()) is not None:
+        return table.to(stored.device)[stored.int()].flatten(1)
     if decoder.element is None:
         raise AssertionError(f"{decoder.codes}: nothing says what its codes stand for")
     return stored.contiguous().view(getattr(torch, DTYPES[decoder.element])).float()
+
+
+def _tell_levels(decoder: Decoder, codes: Tensor) -> Tensor:
+    """Return the levels of codes, whole numbers of any dtype, as float32."""
+    return torch.tensor(decoder.levels, dtype=torch.float32, device=codes.device)[codes.int()]
+
+
+def unpack_bits(stored: Tensor, bits: int) -> Tensor:
+    """Return the codes of a stream of bits, low bits first: (r, bytes) uint8 to (r, whole codes) int32."""
+    period, each = bits // gcd(bits, 8), 8 // gcd(bits, 8)  # bytes after which codes are placed alike, and their codes
+    wide = torch.nn.functional.pad(stored, (0, 1)).int()
+    pairs = wide[:, :-1] | wide[:, 1:] << 8
+    codes = stored.new_empty((len(stored), 8 * stored.shape[1] // bits), dtype=torch.int32)
+    for k in range(each):
+        of_place = codes[:, k::each]
+        found = pairs[:, k * bits // 8 :: period][:, : of_place.shape[1]]
+        of_place.copy_(found >> k * bits % 8 & (1 << bits) - 1)
+    return codes
 
 
 def spread(decoder: Decoder, numbers: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:

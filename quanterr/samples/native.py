@@ -287,8 +287,9 @@ class _Codes(NamedTuple):
 def _find_codes(levels: Levels, decoder: Decoder) -> _Codes | None:
     """Return the codes of a decoder; None if they do not match the levels, or are not on both sides of zero."""
     low, high = levels.lowest, levels.highest
-    if decoder.element == ElementType.TABLE and decoder.table is not None:
-        low, high = _find_range(decoder.table)
+    if decoder.levels:
+        finite = [level for level in decoder.levels if isfinite(level)]
+        low, high = min(finite), max(finite)
     elif decoder.element not in (ElementType.I8, ElementType.E4M3):
         return None
     offset = low - levels.lowest
@@ -310,12 +311,6 @@ def _find_kind(levels: Levels, is_shifted: bool) -> CodeKind:
 
 
 @lru_cache(maxsize=64)
-def _find_range(table: Tensor) -> tuple[float, float]:
-    """Return the lowest and the highest finite value of a table."""
-    finite = table[table.isfinite()]
-    return float(finite.min()), float(finite.max())
-
-
 @lru_cache(maxsize=64)  # weights share their shapes
 def _lay_out(
     levels: Levels, codes: _Codes, matrix: tuple[int, int], block: tuple[int, int] | None, scales: int, rows: int

@@ -1,12 +1,13 @@
 """The start, duration and machine of a run."""
 
 import platform
+import sys
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from importlib.metadata import version
 
 from quanterr.documents.base import RunInfo
-from quanterr.lazy_torch import torch
 
 
 class Clock:
@@ -26,8 +27,13 @@ class Clock:
             device=device,
             threads=threads,
             kernel=kernel,
-            torch=str(torch.__version__),
+            torch=_find_torch_version(),
             python=platform.python_version(),
             read_bytes=read_bytes,
             command=list(command),
         )
+
+
+def _find_torch_version() -> str:
+    """Return the version of torch without importing it, which takes seconds."""
+    return str(sys.modules["torch"].__version__) if "torch" in sys.modules else version("torch")

@@ -11,8 +11,9 @@ from support.making import chunk_of, compared, dequantized, fp8_codes, numbers, 
 
 import quanterr
 from quanterr.formats import bnb_4bit
-from quanterr.formats.shared import bit_stream, element_types
+from quanterr.formats.shared import element_types
 from quanterr.inspection import inspect
+from quanterr.kernel.interpreter import unpack_bits
 from quanterr.pairing.model import Bucket
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -60,9 +61,9 @@ class TestStreams:
     @pytest.mark.parametrize("code_bits", range(1, 9))
     def test_streams_hold_codes_with_any_width_lowest_bits_first(self, code_bits):
         stored = random_bytes(3, 8 * code_bits, seed=code_bits)
-        values = bit_stream.unpack(stored, bit_stream.integers(code_bits, CPU), Workspace())
+        codes = unpack_bits(stored, code_bits)
 
-        assert [codes_of_stream(row.tolist(), code_bits) for row in stored] == values.tolist()
+        assert [codes_of_stream(row.tolist(), code_bits) for row in stored] == codes.tolist()
 
     @pytest.mark.parametrize(
         ("table", "name"), [(element_types.E2M1, "float4_e2m1fn"), (element_types.E2M3, "float6_e2m3fn")]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from support import stored
+from support.golden_files import CASES
 from support.modules import MODULES
 
 import quanterr
@@ -115,6 +116,18 @@ def test_commands_that_need_no_torch_do_not_import_it():
         "[output.write for output in quanterr.outputs.OUTPUTS]\nassert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_inspecting_headers_of_any_format_does_not_import_torch():
+    """Checks of shapes and of small tensors decide the format; only values need torch."""
+    code = (
+        "import sys\nfrom quanterr.inspection import inspect\n"
+        f"for file in {[str(case) for case in CASES]}:\n    inspect(file)\n"
+        "    assert 'torch' not in sys.modules, file"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
     assert (0, "") == (done.returncode, done.stderr)
 

@@ -3,12 +3,12 @@
 from functools import partial
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Decoder, ElementType, Native, Order, Parts, Workspace
-from quanterr.formats.shared import bit_stream
+from quanterr.formats.base import Chunk, Decoder, Native, Order, Parts, Workspace
 from quanterr.formats.shared.bit_packing import Packing, unpack_transposed
 from quanterr.formats.shared.column_groups import ColumnBlocks
+from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import read_transposed_scale
-from quanterr.kernel.decoder import OfBlocks, StoredScales, read_constant
+from quanterr.kernel.decoder import StoredScales
 from quanterr.lazy_torch import Tensor
 from quanterr.tensors.workspace import OUTPUT
 
@@ -28,16 +28,12 @@ def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspa
 def read_gemm(parts: Parts, cols: int, blocks: ColumnBlocks, packing: Packing) -> Native:
     """Return the function that decodes the weight: (code - zero point) · scale. The kernel reads codes of 4 bits."""
     zero_point, middle, is_native = parts.get("zero_point"), 1 << packing.bits - 1, packing.name == "interleaved"
-    zero: OfBlocks | None = None if is_native else partial(read_constant, middle)
-    if zero_point:
-        zero = blocks.restrict(partial(_read_zero_points, zero_point, packing))
     decoder = Decoder(
         parts.codes,
         cols,
-        ElementType.TABLE if is_native else None,
-        bit_stream.byte_table(8, 0 if zero_point else middle) if is_native else None,
+        levels=list_integers(packing.bits, 0 if zero_point else middle),
         scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
-        zero=zero,
+        zero=blocks.restrict(partial(_read_zero_points, zero_point, packing)) if zero_point else None,
         group=blocks.group,
         order=Order.AWQ_WORDS,
         stored=StoredScales.fit(parts["scale"], parts["scale"].shape[1], blocks.n, turned=True),

@@ -81,6 +81,17 @@ class Packing(NamedTuple):
         """Return the run of codes that repeats in containers of ``unit`` bits."""
         return _find_run(self, unit)
 
+    def repeat(self, code: int, n: int) -> int:
+        """Return the little-endian number whose bytes are ``n`` equal codes."""
+        run, fields = self.run(BYTE), []
+        for pieces in run.codes:
+            parts = ((code >> piece.place & (1 << piece.width) - 1, piece) for piece in pieces)
+            fields.append(sum(part << BYTE * piece.container + piece.shift for part, piece in parts))
+        whole, rest = divmod(n, len(fields))
+        size = BYTE * run.containers
+        every = ((1 << size * whole) - 1) // ((1 << size) - 1)  # the lowest bit of each run
+        return sum(fields) * every + (sum(fields[:rest]) << size * whole)
+
 
 @cache
 def _find_run(packing: Packing, unit: int) -> PackedRun:

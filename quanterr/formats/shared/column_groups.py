@@ -151,8 +151,7 @@ def _examine_order(stored: bytes) -> tuple[int, int, int, int]:
 
     The size is 0 if columns are permuted.
     """
-    order = torch.frombuffer(bytearray(stored), dtype=torch.int32)
-    low, high = (int(bound) for bound in torch.aminmax(order))
-    size = int((order == 0).sum())
-    plain = size and torch.equal(order, torch.arange(len(order), dtype=torch.int32) // size)
-    return low, high, size if plain else 0, len(torch.unique(order))
+    order = memoryview(stored).cast("i").tolist()
+    size = order.count(0)
+    is_plain = size > 0 and all(block == column // size for column, block in enumerate(order))
+    return min(order), max(order), size if is_plain else 0, len(set(order))

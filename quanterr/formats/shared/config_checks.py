@@ -61,6 +61,14 @@ def read_integers(entry: Entry) -> list[int]:
     return list(struct.unpack(f"<{entry.n}{CODES[entry.dtype]}", entry.read()))
 
 
+def read_floats(entry: Entry) -> tuple[float, ...]:
+    """Read all numbers of a small tensor of F32, BF16 or F16."""
+    stored = entry.read()
+    if entry.dtype == "BF16":  # the upper halves of float32 numbers
+        stored = struct.pack(f"<{entry.n}I", *(half << 16 for half in struct.unpack(f"<{entry.n}H", stored)))
+    return struct.unpack(f"<{entry.n}{'e' if entry.dtype == 'F16' else 'f'}", stored)
+
+
 def check_permutation(entry: Entry, numbers: list[int]) -> None:
     """Check that ``numbers``, read from ``entry``, are a permutation.
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache, partial
+from math import inf, nan
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, ElementType, Native, Parts, Values
-from quanterr.kernel.decoder import OfBlocks, StoredScales
+from quanterr.kernel.decoder import OfBlocks, StoredScales, tabulate
 from quanterr.kernel.interpreter import count_ends
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 
-# Dtype → the kernel's element type, and the bytes that count as saturated.
+# Dtype → the kernel's element type, if it has one, and the bytes that count as saturated.
 ELEMENTS = {
     "F32": (ElementType.F32, ()),
     "BF16": (ElementType.BF16, ()),
     "F16": (ElementType.F16, ()),
     "I8": (ElementType.I8, (0x7F, 0x80, 0x81)),
     "F8_E4M3": (ElementType.E4M3, (0x7E, 0xFE)),
-    "F8_E5M2": (ElementType.TABLE, (0x7B, 0xFB)),
+    "F8_E5M2": (None, (0x7B, 0xFB)),  # by its levels
 }
 
 CODES = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # torch's dtypes
@@ -42,7 +42,7 @@ def read_one_by_one(
         codes,
         parts.matrix[1],
         element,
-        e5m2_table() if element == ElementType.TABLE else None,
+        E5M2 if codes.dtype == "F8_E5M2" else (),
         scale,
         zero,
         group=group,
@@ -50,15 +50,9 @@ def read_one_by_one(
         stored=stored,
         factor=factor,
         columns=columns,
-        read=partial(read_floats, codes) if element is None else None,
+        read=None if codes.dtype in ELEMENTS else partial(read_floats, codes),
     )
     return Native(decoder)
-
-
-@cache
-def e5m2_table() -> Tensor:
-    """Return the value of each E5M2 byte, (256, 1) float32."""
-    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()[:, None]
 
 
 # Functions that decode elements stored one by one take the codes' entry, so that weights need not keep their Parts.
@@ -122,44 +116,23 @@ def decode_e5m3(codes: Tensor) -> Tensor:
 # E2M1 values by code: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats 1.0, 5.3.3)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
-UINT4 = tuple(map(float, range(16)))
 
 # OCP Microscaling Formats 1.0, 5.3.2
 E2M3 = list_small_floats(2, 3)
 E3M2 = list_small_floats(3, 2)
-
-
-def nibble_pairs(values: Sequence[float], high_first: bool) -> Tensor:
-    """Return the values of the two 4-bit codes in each byte, (256, 2) float32, given the values of the 16 codes."""
-    table, codes = torch.tensor(values), torch.arange(256)
-    high, low = table[codes >> 4], table[codes & 15]
-    return torch.stack([high, low] if high_first else [low, high], 1)
+E5M2_SIZES = (*list_small_floats(5, 2, signed=False)[:124], inf, nan, nan, nan)
+E5M2 = (*E5M2_SIZES, *(-size for size in E5M2_SIZES))
 
 
 @cache
-def e2m1_pairs(high_first: bool, device: torch.device) -> Tensor:
-    """Return the values of the two E2M1 codes in each byte, (256, 2) float32."""
-    return nibble_pairs(E2M1, high_first).to(device)
+def list_integers(bits: int, zero: int = 0) -> tuple[float, ...]:
+    """Return the value of each unsigned code minus ``zero``."""
+    return tuple(float(code - zero) for code in range(1 << bits))
 
 
-@cache
-def int4_pairs(device: torch.device) -> Tensor:
-    """Return the values of the two signed 4-bit codes in each byte, the low nibble first, (256, 2) float32."""
-    return nibble_pairs(INT4, high_first=False).to(device)
-
-
-@cache
-def uint4_pairs(device: torch.device) -> Tensor:
-    """Return the values of the two unsigned 4-bit codes in each byte, the low nibble first, (256, 2) float32."""
-    return nibble_pairs(UINT4, high_first=False).to(device)
-
-
-def unpack(codes: Tensor, table: Tensor) -> Tensor:
-    """Look up bytes of several codes each, (r, w) uint8 or int8, in a table, (256, v): (r, v · w) float32.
-
-    ``table`` has v values per byte, as from :func:`nibble_pairs`.
-    """
-    return look_up(codes.view(torch.uint8).to(torch.int32), table)
+def unpack(codes: Tensor, levels: tuple[float, ...], high_first: bool = False) -> Tensor:
+    """Return the levels of bytes that hold 1, 2, 4 or 8 codes each, (r, w) to (r, codes) float32."""
+    return look_up(codes.view(torch.uint8).to(torch.int32), tabulate(levels, high_first).to(codes.device))
 
 
 def look_up(indices: Tensor, table: Tensor) -> Tensor:

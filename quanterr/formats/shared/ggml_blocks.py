@@ -131,11 +131,10 @@ def _read(parts: Parts, block: Block, kind: GgmlType) -> Dequantize:
 
 def make_decoder(parts: Parts, block: Block, kind: GgmlType) -> Decoder:
     """Return the decoder of blocks: the kernel has functions of its own for some types."""
-    table = block.numbers.grid and block.numbers.grid()
-    element = ElementType.__members__.get(kind.name)
+    element, grid = ElementType.__members__.get(kind.name), block.numbers.grid
     if element is not None:
-        return Decoder(parts.codes, parts.matrix[1], element, table)
-    return Decoder(parts.codes, parts.matrix[1], ElementType.BLOCKS, table, blocks=describe(block, kind))
+        return Decoder(parts.codes, parts.matrix[1], element, grid=grid)
+    return Decoder(parts.codes, parts.matrix[1], ElementType.BLOCKS, grid=grid, blocks=describe(block, kind))
 
 
 def dequantize(parts: Parts, block: Block, chunk: Chunk, workspace: Workspace) -> Values:

@@ -14,13 +14,12 @@ Reference: OCP Microscaling Formats (MX) 1.0, 5.2 and 5.3.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Literal
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Dequantize, ElementType, FormatMismatch, Parts, PartSpec, Weight
-from quanterr.formats.shared import bit_stream, element_types, pre_quant_scale
+from quanterr.formats.base import Decoder, Dequantize, FormatMismatch, Parts, PartSpec, Weight
+from quanterr.formats.shared import element_types, pre_quant_scale
 from quanterr.formats.shared.padding import Padded, fit_unpadded, read_padded
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.kernel.decoder import StoredScales
@@ -38,10 +37,16 @@ LEVELS: dict[SmallFloat, Levels] = {
     "e4m3": E4M3.scaled,
     "e5m2": E5M2.scaled,
 }
-SIX_BITS: dict[SmallFloat, tuple[float, ...]] = {"e2m3": element_types.E2M3, "e3m2": element_types.E3M2}
+# The levels of codes that are no elements of their own for the kernel, and the dtypes of codes in whole bytes.
+CODES: dict[SmallFloat, tuple[float, ...]] = {
+    "e2m1": element_types.E2M1,
+    "e2m3": element_types.E2M3,
+    "e3m2": element_types.E3M2,
+    "e5m2": element_types.E5M2,
+}
+DTYPES: dict[SmallFloat, str] = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2"}
 ELEMENTS: dict[str, SmallFloat] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
 
-Read = Callable[[Chunk, Workspace], Tensor]
 ScaleOf = Callable[[Tensor, Chunk, Workspace], Tensor]  # scale bytes of a chunk, (r, blocks), to float32
 
 
@@ -62,14 +67,14 @@ class Microscaled:
     padded: Padded
     scales: BlockScales
     scale_of: ScaleOf
-    unpacked: bool = False  # each 6-bit code has a byte of its own
+    unpacked: bool = False  # each 6-bit code has a byte of its own, whose high bits mean nothing
     high_first: bool = False  # the first of two codes in a byte is in the high bits
     tabled: bool = True  # a byte of the scales stands for the same number in all blocks
 
     @property
     def dequantize(self) -> Dequantize:
         """The function that decodes the weight: code · scale."""
-        kind, table, ends, read = self._find_elements()
+        element, ends = element_types.ELEMENTS.get(DTYPES.get(self.element, ""), (None, ()))
         stored = None
         is_stack = self.scales.experts > 1 or len(self.padded.shape) > 2
         if self.tabled and not self.scales.tiled and not is_stack:  # experts may have global scales of their own
@@ -77,29 +82,15 @@ class Microscaled:
         decoder = Decoder(
             self.codes,
             self.padded.stored_cols,
-            kind,
-            table,
+            element,
+            (4 if self.unpacked else 1) * CODES.get(self.element, ()),
             self._read_scales,
             group=self.padded.step,
             ends=ends,
             stored=stored,
-            read=read,
+            high_first=self.high_first,
         )
         return read_padded(self.padded, decoder)
-
-    def _find_elements(self) -> tuple[ElementType | None, Tensor | None, tuple[int, ...], Read | None]:
-        """Return the element type, table, ends and ``read`` of the decoder."""
-        if self.element == "e4m3":
-            kind, ends = element_types.ELEMENTS["F8_E4M3"]
-            return kind, None, ends, None
-        if self.element == "e5m2":
-            kind, ends = element_types.ELEMENTS["F8_E5M2"]
-            return kind, element_types.e5m2_table(), ends, None
-        if self.element == "e2m1":
-            return ElementType.TABLE, element_types.e2m1_pairs(self.high_first, torch.device("cpu")), (), None
-        if self.unpacked:
-            return ElementType.TABLE, _make_byte_table(self.element), (), None
-        return None, None, (), self._read_six_bits
 
     def _make_scale_table(self, workspace: Workspace) -> Tensor:
         """Return the scale that each byte stands for, (256,) float32."""
@@ -111,13 +102,6 @@ class Microscaled:
         block = self.padded.step
         stored = self.scales.read(chunk.row, chunk.stop_row, workspace)
         return self.scale_of(stored[:, chunk.col // block : -(-chunk.stop_col // block)].contiguous(), chunk, workspace)
-
-    def _read_six_bits(self, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Return the levels of codes of six bits, four in three bytes, (r, c)."""
-        first = (chunk.row * self.padded.stored_cols + chunk.col) * 6 // 8
-        shape = chunk.shape[0], chunk.shape[1] * 6 // 8
-        stored = workspace.read_bytes("codes", self.codes, first, shape)
-        return bit_stream.unpack(stored, bit_stream.unit_table(SIX_BITS[self.element], workspace.device), workspace)
 
 
 def make_e5m3_weight(parts: Parts, shape: tuple[int, ...], block: int, scale_of: ScaleOf) -> Weight:
@@ -132,12 +116,6 @@ def make_e5m3_weight(parts: Parts, shape: tuple[int, ...], block: int, scale_of:
         block_size=(1, block),
         evidence=(f"codes {codes}, E5M3 scales {scale}",),
     )
-
-
-@cache
-def _make_byte_table(element: SmallFloat) -> Tensor:
-    """Return the value of the low six bits of each byte, (256, 1) float32."""
-    return torch.tensor(4 * SIX_BITS[element])[:, None]
 
 
 def decode_exponents(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:

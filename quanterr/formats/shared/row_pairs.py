@@ -3,11 +3,9 @@
 codes    u8 or i8    (rows / 2, cols), or (experts, rows / 2, cols): the even row in the low nibble
 """
 
-from functools import cache
-from math import nan
-
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Decoder, ElementType, Native, Order, Workspace
+from quanterr.formats.base import Chunk, Decoder, Native, Order, Workspace
+from quanterr.formats.shared import element_types
 from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
 from quanterr.lazy_torch import Tensor, torch
 
@@ -34,19 +32,12 @@ def read_pairs_of_rows(
         Decoder(
             codes,
             codes.shape[-1],
-            ElementType.TABLE,
-            _make_table(),
-            scale,
-            zero,
+            levels=element_types.INT4,
+            scale=scale,
+            zero=zero,
             group=group,
             order=Order.SHARED_BYTES,
             stored=stored,
             shared=SharedBytes(1, (0, 4), 4),
         )
     )
-
-
-@cache
-def _make_table() -> Tensor:
-    """Return the value of each code, alone in a byte, (256, 1) float32."""
-    return torch.tensor([*range(8), *range(-8, 0), *[nan] * 240])[:, None]

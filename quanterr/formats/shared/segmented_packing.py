@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Order
-from quanterr.formats.shared import bit_stream
+from quanterr.formats.base import Decoder, Dequantize, Native, Order
+from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
 from quanterr.lazy_torch import Tensor, torch
@@ -67,11 +67,10 @@ class Planes:
         decoder = Decoder(
             self.entry,
             cols,
-            ElementType.TABLE,
-            bit_stream.byte_table(8),
-            partial(read_of_rows, "scale", scale, across),
-            zero,
-            shift,
+            levels=list_integers(self.bits),
+            scale=partial(read_of_rows, "scale", scale, across),
+            zero=zero,
+            shift=shift,
             group=group,
             order=Order.SHARED_BYTES,
             stored=StoredScales.fit(scale, rows, across),

@@ -30,7 +30,7 @@ from functools import partial
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Decoder, Dequantize, ElementType, Native, Parts, Values, Weight
+from quanterr.formats.base import Decoder, Dequantize, Native, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.segmented_packing import cut_run
@@ -62,14 +62,13 @@ class PlainCodes:
     @property
     def dequantize(self) -> Dequantize:
         """The function that decodes the weight: code · scale + zero_point, or (code - zero_point) · scale."""
-        cols, group, cpu = self.padded.cols, self.padded.step, torch.device("cpu")
+        cols, group = self.padded.cols, self.padded.step
         zero_point = partial(self._read_groups, "zero_point")
         decoder = Decoder(
             self.parts.codes,
             cols,
-            ElementType.TABLE,
-            element_types.uint4_pairs(cpu) if self.shifted else element_types.int4_pairs(cpu),
-            partial(self._read_groups, "scale"),
+            levels=element_types.list_integers(4) if self.shifted else element_types.INT4,
+            scale=partial(self._read_groups, "scale"),
             zero=zero_point if self.shifted else None,
             shift=None if self.shifted else zero_point,
             group=group,
