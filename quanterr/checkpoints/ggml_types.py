@@ -161,8 +161,11 @@ IN_FORKS = {
 # Name → the scheme by which llama.cpp's CPU backend rounds the inputs of such a weight (its vec_dot_type). For Q4_1 and
 # Q5_1 that is Q8_1: Q8_0 with the sum of each block, whose rounding to float16 adds an error of up to 2^-11 of the sum.
 # Reference: ggml-org/llama.cpp ggml/src/ggml-cpu/ggml-cpu.c, type_traits_cpu.
-# For ik_llama.cpp's types: ggml/src/ggml.c, type_traits. Those without a scheme have inputs in blocks of other sizes.
-_OTHER_INPUTS = frozenset({"I2_S", "Q8_KV", "Q8_KV_R8", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4", "IQ1_S_R4", "IQ1_M_R4"})
+# For ik_llama.cpp's types: ggml/src/ggml.c, type_traits. Those without a scheme have inputs in blocks of other sizes,
+# or that are rotated (PrismML's).
+_OTHER_INPUTS = frozenset(
+    {"PQ2_0", "PTQ1_0", "I2_S", "Q8_KV", "Q8_KV_R8", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4", "IQ1_S_R4", "IQ1_M_R4"}
+)
 INPUT_SCHEMES = {
     name: "q8_k" if size == 256 and not name.endswith("_KT") else "q8_0"
     for name, (size, _) in BLOCKS.items()

@@ -47,7 +47,6 @@ from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.element_types import list_integers
-from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.gptq_awq_common import (
     FLOATS,
     SCALE,
@@ -56,7 +55,6 @@ from quanterr.formats.shared.gptq_awq_common import (
     declared_group_size,
     find_gemm_bits,
     is_gemv,
-    read_transposed_scale,
 )
 from quanterr.kernel.levels import uniform
 from quanterr.lazy_torch import Tensor, torch
@@ -188,7 +186,7 @@ def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Native:
         parts.codes,
         cols,
         levels=list_integers(NIBBLES.bits),
-        scale=blocks.restrict(partial(read_of_rows, "scale", parts["scale"], parts["scale"].shape[1])),
+        scale=blocks.grid(parts["scale"], width=parts["scale"].shape[1]),
         zero=blocks.restrict(partial(_unpack_zero_points, parts["zero_point"])),
         group=blocks.group,
     )
@@ -200,8 +198,8 @@ def _read_fast(parts: Parts, blocks: ColumnBlocks) -> Native:
     decoder = Decoder(
         parts.codes,
         parts.codes.shape[1],
-        scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
-        shift=blocks.restrict(partial(read_transposed_scale, parts["offset"], key="offsets")),
+        scale=blocks.grid(parts["scale"], turned=True, width=parts["scale"].shape[0]),
+        shift=blocks.grid(parts["offset"], "offset", turned=True, width=parts["offset"].shape[0]),
         group=blocks.group,
         read=partial(_unshuffle, parts.codes),
     )

@@ -34,7 +34,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
-from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
 from quanterr.lazy_torch import Tensor
 
@@ -83,16 +83,18 @@ def fit(parts: Parts) -> Weight:
 
 def _read(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
     """Return the function that decodes the weight: float32(code - 8) · float32(scale) + float32(zero)."""
-    rows, cols = padded.stored_rows, padded.stored_cols
+    cols, group = padded.stored_cols, padded.step
+    scale, zero = (Grid(parts[key], cols // group, group, turned=True, key=key) for key in ("scale", "zero"))
+    if interleaved == 1:
+        decoder = Decoder(parts.codes, cols, levels=LEVELS, scale=scale, shift=zero, group=group)
+        return read_padded(padded, decoder)
 
-    def order(chunk: Chunk, workspace: Workspace) -> Tensor | slice:
-        if interleaved == 1:
-            return slice(chunk.row, chunk.stop_row)
+    def order(chunk: Chunk, workspace: Workspace) -> Tensor:
         return stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
 
     def read(key: str, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
         of_rows = read_ordered_rows(key, parts[role], order(chunk, workspace), workspace)
-        return of_rows[:, chunk.col // padded.step : -(-chunk.stop_col // padded.step)]
+        return of_rows[:, chunk.col // group : -(-chunk.stop_col // group)]
 
     def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:
         stored = workspace.read_whole("whole_codes", parts.codes)[order(chunk, workspace)]
@@ -104,9 +106,8 @@ def _read(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
         levels=LEVELS,
         scale=partial(read, "whole_scale", "scale"),
         shift=partial(read, "whole_zero", "zero"),
-        group=padded.step,
-        stored=StoredScales.fit(parts["scale"], rows, cols // padded.step, turned=True),
-        read=None if interleaved == 1 else read_codes,
+        group=group,
+        read=read_codes,
     )
     return read_padded(padded, decoder)
 

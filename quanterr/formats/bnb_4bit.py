@@ -28,6 +28,8 @@ from itertools import compress
 from math import isfinite, prod
 from typing import NamedTuple, TypeGuard
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
@@ -46,6 +48,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import read_floats
 from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.kernel.decoder import NestedScales, StoredScales
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import Levels, ScaleSteps, nibbles
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import as_matrix
@@ -229,29 +232,19 @@ def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Dequantize:
     plain, matrix = partial(dequantize, parts, state, table), as_matrix(state.shape)
     if matrix[1] % state.block:
         return plain
+    entry, across = parts["absmax"], matrix[1] // state.block
+    grid = Grid(entry, across, state.block)
+    decoder = Decoder(parts.codes, matrix[1], levels=table, scale=grid, group=state.block, high_first=True)
+    if entry.dtype != "U8":
+        return Native(decoder)
 
     def absmax(chunk: Chunk, workspace: Workspace) -> Tensor:
-        return _read_absmax(parts, state, BlockRun.cover(chunk, matrix, state.block), workspace).view(
-            chunk.shape[0], -1
-        )
+        blocks = BlockRun.cover(chunk, matrix, state.block)
+        return _read_absmax(parts, state, blocks, workspace).view(chunk.shape[0], -1)
 
-    entry, across = parts["absmax"], matrix[1] // state.block
-    if entry.dtype != "U8":
-        stored = StoredScales.fit(entry, matrix[0], across)
-    else:
-        nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
-        stored = StoredScales(entry, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
-    return Native(
-        Decoder(
-            parts.codes,
-            matrix[1],
-            levels=table,
-            scale=absmax,
-            group=state.block,
-            stored=stored,
-            high_first=True,
-        )
-    )
+    nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
+    stored = StoredScales(entry, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
+    return Native(replace(decoder, scale=absmax, stored=stored))
 
 
 def _copy_nested_map(parts: Parts, workspace: Workspace) -> Tensor:

@@ -10,12 +10,9 @@
 Reference: bitsandbytes-foundation/bitsandbytes@95f9af30 bitsandbytes/nn/modules.py Linear8bitLt.
 """
 
-from functools import partial
-
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.flat_blocks import read_of_rows
-from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT8
 
 UNIT = 0.007874015718698502  # 1 / 127 as bitsandbytes writes it
@@ -40,8 +37,7 @@ def fit(parts: Parts) -> Weight:
         codes.shape,
         element_types.read_one_by_one(
             parts,
-            partial(read_of_rows, "absmax", absmax, 1),
-            stored=StoredScales.fit(absmax, absmax.n, 1),
+            Grid(absmax),
             factor=UNIT,
         ),
         code_bits=8,

@@ -16,7 +16,6 @@ Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/convrot_w4a4.py,
 from functools import partial
 
 from quanterr.formats.base import (
-    Chunk,
     Decoder,
     Dequantize,
     Format,
@@ -25,15 +24,13 @@ from quanterr.formats.base import (
     PartSpec,
     RotatedWeight,
     Weight,
-    Workspace,
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, check_labels
 from quanterr.formats.shared.convrot import group_size, read_rotated, rotate
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
-from quanterr.formats.shared.scale_grid import to_float
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT4
-from quanterr.lazy_torch import Tensor
 
 LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "int4_tensorwise"})
 NEEDS = {
@@ -71,14 +68,8 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
 
 def _read(parts: Parts, padded: Padded, rotated: bool) -> Dequantize:
     """Return the function that decodes the weight: code · scale, with the rotation undone if ``rotated``."""
-    scale = partial(_read_scales, parts)
-    decoder = Decoder(parts.codes, padded.stored_cols, levels=element_types.INT4, scale=scale)
+    decoder = Decoder(parts.codes, padded.stored_cols, levels=element_types.INT4, scale=Grid(parts["scale"]))
     return read_rotated(decoder, padded) if rotated else read_padded(padded, decoder)
-
-
-def _read_scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the scale of each row of a chunk, (r, 1) float32."""
-    return to_float(parts["scale"], workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)))
 
 
 FORMATS = tuple(

@@ -13,14 +13,12 @@ Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/naive_quantized/
 quantization/lifecycle/forward.py.
 """
 
-from functools import partial
-
 from quanterr.formats.base import Format, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_config import read_setting
-from quanterr.formats.shared.ct_row_groups import fit_row_blocks, read_block_values
+from quanterr.formats.shared.ct_row_groups import fit_row_blocks
 from quanterr.kernel.levels import signed_bytes
 
 NEEDS = {
@@ -55,9 +53,9 @@ def _read(parts: Parts, blocks: ColumnBlocks) -> Native:
     zero_point = parts.get("zero_point")
     return element_types.read_one_by_one(
         parts,
-        blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks)),
+        blocks.grid(parts["scale"]),
         blocks.group,
-        blocks.restrict(partial(read_block_values, "zero_point", zero_point, blocks)) if zero_point else None,
+        blocks.grid(zero_point, "zero_point") if zero_point else None,
         columns=blocks.order,
     )
 

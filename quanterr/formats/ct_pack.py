@@ -37,10 +37,8 @@ from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unp
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks, list_orders
 from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_config import read_setting
-from quanterr.formats.shared.ct_row_groups import read_block_values
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.padding import check_width
-from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import JsonFields
@@ -140,10 +138,9 @@ def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Native:
         parts.codes,
         parts.codes.shape[-1] * WORD // packing.bits,
         levels=list_integers(packing.bits, 0 if zero_point else 1 << packing.bits - 1),
-        scale=blocks.restrict(partial(read_block_values, "scale", parts["scale"], blocks)),
+        scale=blocks.grid(parts["scale"]),
         zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else None,
         group=blocks.group,
-        stored=StoredScales.fit(parts["scale"], parts.matrix[0], blocks.n),
         columns=blocks.order,
         read=None if packing.name == "dense" else partial(_read_codes, parts.codes, packing),
     )

@@ -34,6 +34,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_labels
 from quanterr.formats.shared.padding import labelled_shape
 from quanterr.formats.shared.scale_grid import multiply
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import nibbles
 from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import as_matrix
@@ -138,11 +139,7 @@ def _read(parts: Parts, table: str, cols: int, block: int) -> Dequantize:
     plain = partial(dequantize, parts, table, cols, block)
     if cols % block:
         return plain
-
-    def absmax(chunk: Chunk, workspace: Workspace) -> Tensor:
-        first = chunk.row * cols + chunk.col
-        return _read_absmax(parts["absmax"], first, first + chunk.n, block, workspace).view(chunk.shape[0], -1)
-
+    absmax = Grid(parts["absmax"], cols // block, block)
     return Native(Decoder(parts.codes, cols, levels=TABLES[table], scale=absmax, group=block))
 
 

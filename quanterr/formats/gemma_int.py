@@ -13,11 +13,8 @@ config.json must: num_bits, and module_quant_configs for the modules that match.
 Reference: huggingface/transformers@5.23.0 src/transformers/integrations/gemma_quant.py.
 """
 
-from functools import partial
-
 from quanterr.formats.base import (
     WEIGHT_SUFFIX,
-    Chunk,
     Decoder,
     ElementType,
     Format,
@@ -26,14 +23,11 @@ from quanterr.formats.base import (
     Parts,
     PartSpec,
     Weight,
-    Workspace,
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method, matches
-from quanterr.formats.shared.flat_blocks import read_of_rows
-from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT8, uniform
-from quanterr.lazy_torch import Tensor
 
 FLOAT = frozenset({"F32"})
 NEEDS = {"codes": PartSpec(("{weight}",), frozenset({"U8"})), "scale": PartSpec(("{weight}_scale",), FLOAT)}
@@ -93,27 +87,18 @@ def _declared_bits(parts: Parts) -> int | None:
     return declared if isinstance(declared, int) and declared in (2, 4, 8) else None
 
 
-def _read_scale(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the scales of a chunk, (r, blocks)."""
-    stored = parts["scale"]
-    scale = read_of_rows("scale", stored, stored.shape[1], chunk, workspace)
-    block = cols // stored.shape[1]
-    return scale[:, chunk.col // block : -(-chunk.stop_col // block)]
-
-
 def _read(parts: Parts, n_bits: int, cols: int) -> Native:
     """Return the function that decodes the weight: (code - 2^(bits - 1)) · scale."""
-    rows, across = parts["scale"].shape
+    across = parts["scale"].shape[1]
     is_byte = n_bits == 8
     decoder = Decoder(
         parts["codes"],
         parts["codes"].shape[1] * 8 // n_bits,
         ElementType.I8 if is_byte else None,
         () if is_byte else element_types.list_integers(n_bits, 1 << n_bits - 1),
-        partial(_read_scale, parts, cols),
+        Grid(parts["scale"], across, cols // across),
         group=cols // across if across > 1 else 0,
         ends=element_types.ELEMENTS["I8"][1] if is_byte else (),
-        stored=StoredScales.fit(parts["scale"], rows, across),
     )
     return Native(decoder)
 

@@ -54,9 +54,7 @@ from quanterr.formats.shared.gptq_awq_common import (
     declared_group_size,
     find_gemm_bits,
     is_gemv,
-    read_transposed_scale,
 )
-from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import uniform
 from quanterr.lazy_torch import Tensor
 from quanterr.util.strict_json import JsonFields
@@ -271,11 +269,10 @@ def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Native:
         codes,
         codes.shape[0] * codes.bits // bits,
         levels=list_integers(bits, one_zero),
-        scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
+        scale=blocks.grid(parts["scale"], turned=True),
         zero=blocks.restrict(partial(_read_zero_points, zero_point, variant)) if zero is None else None,
         group=blocks.group,
         order=Order.WORDS_DOWN,
-        stored=StoredScales.fit(parts["scale"], codes.shape[1], blocks.n, turned=True),
         columns=blocks.order,
         read=None if is_stream else partial(_read_codes, codes, variant.packing),
     )

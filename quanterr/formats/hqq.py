@@ -27,8 +27,9 @@ from math import ceil, prod
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.config_checks import read_floats, read_integers
-from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
+from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.formats.shared.segmented_packing import PACKINGS, Planes, cut_run
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import Levels
 from quanterr.lazy_torch import Tensor
 from quanterr.util.text import display
@@ -169,7 +170,7 @@ def _read(parts: Parts, planes: Planes, groups: AxisGroups) -> Dequantize:
     plain, across = partial(dequantize, parts, planes, groups), groups.matrix[1] // groups.size
     if groups.axis == 0:
         return plain
-    zero = partial(read_of_rows, "zero", parts["zero"], across)
+    zero = Grid(parts["zero"], across, groups.size, key="zero")
     return planes.read_rows(plain, groups.matrix, groups.size, parts["scale"], zero)
 
 

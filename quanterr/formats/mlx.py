@@ -28,7 +28,6 @@ from functools import partial
 from math import prod
 
 from quanterr.formats.base import (
-    Chunk,
     Decoder,
     Format,
     FormatMismatch,
@@ -36,7 +35,6 @@ from quanterr.formats.base import (
     Parts,
     PartSpec,
     Weight,
-    Workspace,
 )
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.microscaling import (
@@ -52,9 +50,8 @@ from quanterr.formats.shared.microscaling import (
 )
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.swizzled_scales import BlockScales
-from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.lazy_torch import Tensor
 
 WORD = 32  # bits
 BITS = (1, 2, 3, 4, 5, 6, 8)
@@ -145,13 +142,6 @@ def _declared_layouts(config: object, layer: str | None = None) -> Iterator[tupl
             yield bits, group
 
 
-def _read_groups(parts: Parts, padded: Padded, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the scales or biases of a chunk of whole groups, (r, groups) float32."""
-    n, group = padded.stored_cols // padded.step, padded.step
-    stored = workspace.read(role, parts[role], chunk.row * n, (chunk.shape[0], n))
-    return stored.narrow(1, chunk.col // group, chunk.shape[1] // group).float()
-
-
 def _read(parts: Parts, padded: Padded, code_bits: int) -> Native:
     """Return the function that decodes the weight: code · scale + bias."""
     cols, group = padded.stored_cols, padded.step
@@ -159,10 +149,9 @@ def _read(parts: Parts, padded: Padded, code_bits: int) -> Native:
         parts.codes,
         cols,
         levels=list_integers(code_bits),
-        scale=partial(_read_groups, parts, padded, "scale"),
-        shift=partial(_read_groups, parts, padded, "bias"),
+        scale=Grid(parts["scale"], cols // group, group),
+        shift=Grid(parts["bias"], cols // group, group, key="bias"),
         group=group,
-        stored=StoredScales.fit(parts["scale"], parts.matrix[0], cols // group),
     )
     return Native(decoder)
 

@@ -11,16 +11,11 @@
 Reference: NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/quant_utils.py pack_int4_in_uint8.
 """
 
-from functools import partial
-from math import prod
-
 from quanterr.formats.base import Format, Parts, PartSpec, Weight
 from quanterr.formats.shared.column_groups import fit_blocks
-from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.padding import check_width
 from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
 from quanterr.formats.shared.row_pairs import read_pairs_of_rows
-from quanterr.kernel.decoder import StoredScales
 from quanterr.kernel.levels import INT4
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -47,9 +42,8 @@ def fit(parts: Parts) -> Weight | None:
         shape,
         read_pairs_of_rows(
             codes,
-            blocks.restrict(partial(read_of_rows, "scale", scale, blocks.n)),
+            blocks.grid(scale),
             blocks.group,
-            stored=StoredScales.fit(scale, prod(shape[:-1]), blocks.n),
         ),
         block_size=blocks.edges,
         code_bits=4,

@@ -50,6 +50,7 @@ from quanterr.formats.shared.microscaling import LEVELS, Microscaled
 from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.formats.shared.row_pairs import read_pairs_of_rows, read_row_pairs
 from quanterr.formats.shared.swizzled_scales import BlockScales
+from quanterr.kernel.grid import Grid, decode_e8m0
 from quanterr.kernel.levels import INT4, OF_DTYPE, signed_bytes
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.text import display
@@ -107,15 +108,13 @@ def fit_bytes(parts: Parts) -> Weight | None:
     if bits == 4:
         _check_four_bits(codes, declared)
     levels = OF_DTYPE[codes.dtype] if codes.dtype in OF_DTYPE and bits == 8 else signed_bytes(bits)
-    of_rows = partial(read_of_rows, "scale", scale, blocks.n) if scale else partial(_divide, parts)
-    zero = partial(read_of_rows, "zero_point", offset, blocks.n) if offset else None
     return parts.weight(
         (rows, cols),
         element_types.read_one_by_one(
             parts,
-            blocks.restrict(of_rows),
+            blocks.grid(scale) if scale else partial(_divide, parts),
             blocks.group,
-            blocks.restrict(zero) if zero else None,
+            blocks.grid(offset, "zero_point") if offset else None,
         ),
         block_size=blocks.edges,
         code_bits=8,
@@ -142,8 +141,7 @@ def fit_pairs(parts: Parts) -> Weight | None:
         blocks = _fit_blocks(parts, rows, cols, second, parts.get("second_offset"))
         dequantize = partial(_dequantize_twice, parts, blocks)
     else:
-        of_rows, zero = (partial(read_of_rows, key, parts[key], blocks.n) for key in ("scale", "zero_point"))
-        dequantize = read_pairs_of_rows(codes, blocks.restrict(of_rows), blocks.group, blocks.restrict(zero))
+        dequantize = read_pairs_of_rows(codes, blocks.grid(scale), blocks.group, blocks.grid(offset, "zero_point"))
     return parts.weight(
         (rows, cols),
         dequantize,
@@ -181,10 +179,11 @@ def fit_dual(parts: Parts) -> Weight | None:
     if dual.shape != (rows, across, 1):
         raise FormatMismatch(f"{dual} should be {[rows, across, 1]}: a number per {DUAL} columns of {codes}")
 
+    factors = Grid(dual, across, key="dual_scale")
+
     def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-        factors = read_of_rows("dual_scale", dual, across, chunk, workspace)
         columns = torch.arange(chunk.col, chunk.stop_col, MX, device=workspace.device)
-        return element_types.decode_e8m0(stored).mul_(factors[:, columns // DUAL])
+        return decode_e8m0(stored).mul_(factors(chunk, workspace)[:, columns // DUAL])
 
     scales = BlockScales(scale, rows, cols // MX, 1, tiled=False)
     return parts.weight(

@@ -30,9 +30,10 @@ from math import prod
 from msgspec.structs import replace
 
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared.flat_blocks import BlockRun, read_of_rows
+from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.formats.shared.scale_grid import fit_grid, read_grid
 from quanterr.formats.shared.segmented_packing import Planes
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import OF_DTYPE, uniform
 from quanterr.tensors.chunks import as_matrix
 
@@ -128,11 +129,11 @@ def dequantize_packed(
 def _read(parts: Parts, planes: Planes, matrix: tuple[int, int], group: int) -> Dequantize:
     """Return the decoder of the planes if they can have one, else :func:`dequantize_packed`."""
     plain = partial(dequantize_packed, parts, planes, matrix, group)
-    read_shift = partial(read_of_rows, "shift", parts["shift"], matrix[1] // group)
+    shift = Grid(parts["shift"], matrix[1] // group, group, key="shift")
     read = partial(planes.read_rows, plain, matrix, group, parts["scale"])
     if parts["shift"].dtype in INTEGERS:
-        return read(zero=read_shift)
-    return read(shift=lambda chunk, workspace: read_shift(chunk, workspace).neg())
+        return read(zero=shift)
+    return read(shift=lambda chunk, workspace: shift(chunk, workspace).neg())
 
 
 FORMATS = (

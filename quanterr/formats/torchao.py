@@ -27,14 +27,12 @@ workflows; torchao/prototype/mx_formats.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
-    Chunk,
     Decoder,
     Dequantize,
     ElementType,
@@ -44,7 +42,6 @@ from quanterr.formats.base import (
     Parts,
     PartSpec,
     Weight,
-    Workspace,
 )
 from quanterr.formats.shared import element_types, torchao_int4
 from quanterr.formats.shared.microscaling import (
@@ -68,8 +65,8 @@ from quanterr.formats.shared.torchao_header import (
     parse_description,
     read_block_size,
 )
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import OF_DTYPE, signed_bytes
-from quanterr.lazy_torch import Tensor
 from quanterr.util.text import count, display, parse_digits
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -169,25 +166,18 @@ class IntegerTensor:
     def dequantize(self) -> Dequantize:
         """The function that decodes the weight: (code - zero_point) · scale."""
         _, ends = element_types.ELEMENTS["I8"]
+        group, zero_point = self.padded.step, self.parts.get("zero_point")
+        across = 1 if self.one else self.padded.stored_cols // group
         decoder = Decoder(
             self.parts.codes,
             self.padded.stored_cols,
             ElementType.I8,
-            scale=partial(self._read_groups, "scale"),
-            zero=partial(self._read_groups, "zero_point") if "zero_point" in self.parts.entries else None,
+            scale=Grid(self.parts["scale"], across, group),
+            zero=Grid(zero_point, across, group, key="zero_point") if zero_point else None,
             group=0 if self.one else self.padded.step,
             ends=ends if self.counted else (),
         )
         return multiply_columns(Native(decoder), self.pre_scale)
-
-    def _read_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read one number per group of a chunk, (r, groups), or the only number, (1, 1), as float32."""
-        if self.one:
-            return workspace.read_whole(role, self.parts[role]).view(1, 1).float()
-        group = self.padded.step
-        across = self.padded.stored_cols // group
-        stored = workspace.read(role, self.parts[role], chunk.row * across, (chunk.shape[0], across))
-        return stored[:, chunk.col // group : chunk.stop_col // group].float()
 
 
 def _fit_float8(parts: Parts, declared: Description) -> Weight:

@@ -14,11 +14,7 @@ NVIDIA/TensorRT-LLM@2376c67c examples/quantization/quantize_mixed_precision_moe.
 
 from __future__ import annotations
 
-from functools import partial
-from math import prod
-
 from quanterr.formats.base import (
-    Chunk,
     Decoder,
     Format,
     FormatMismatch,
@@ -26,15 +22,12 @@ from quanterr.formats.base import (
     Parts,
     PartSpec,
     Weight,
-    Workspace,
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
-from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.padding import check_width
-from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT4
-from quanterr.lazy_torch import Tensor
 
 METHOD = "w4afp8"
 GROUP = 128
@@ -56,14 +49,12 @@ def fit(parts: Parts) -> Weight | None:
             f"{scale} should be {list(expected)}: a number per {GROUP} columns of {codes}, whose bytes hold two codes"
         )
     check_width(parts, shape)
-    across = expected[-1]
     decoder = Decoder(
         codes,
         shape[-1],
         levels=element_types.INT4,
-        scale=partial(_read_scales, parts, across),
+        scale=Grid(scale, expected[-1], GROUP),
         group=GROUP,
-        stored=StoredScales.fit(scale, prod(shape[:-1]), across),
     )
     return parts.weight(
         shape,
@@ -77,12 +68,6 @@ def fit(parts: Parts) -> Weight | None:
             f"two codes in each byte of {codes}, scale {scale}, {'declared' if declared else 'as the original'}",
         ),
     )
-
-
-def _read_scales(parts: Parts, across: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the scales of a chunk's groups, (r, groups) float32."""
-    scale = read_of_rows("scale", parts["scale"], across, chunk, workspace)
-    return scale[:, chunk.col // GROUP : -(-chunk.stop_col // GROUP)]
 
 
 FORMATS = (

@@ -10,6 +10,7 @@ from msgspec import Struct
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.kernel.enums import ElementType, Order
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.structs import BlocksStruct
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
@@ -58,9 +59,14 @@ class StoredScales(NamedTuple):
     nested: NestedScales | None = None
 
     @classmethod
-    def fit(cls, entry: Entry, rows: int, width: int, height: int = 1, turned: bool = False) -> "StoredScales | None":
-        """Return scales in ``rows`` rows; None if there are more or fewer, or they must be converted."""
-        return cls(entry, height, width, turned) if entry.dtype in FLOATS and entry.n == rows * width else None
+    def of(cls, grid: Grid) -> "StoredScales | None":
+        """Return the scales of a grid; None if they must be converted, or a stack stores them matrix by matrix."""
+        is_row_by_row = not grid.turned and grid.height == 1 and grid.down == grid.stack_rows
+        if grid.entry.dtype not in FLOATS or (grid.stack_rows and not is_row_by_row):
+            return None
+        if grid.entry.n == grid.height == 1:  # a single number for all rows
+            return None
+        return cls(grid.entry, grid.height, grid.width, grid.turned)
 
 
 class SharedBytes(NamedTuple):
@@ -83,12 +89,13 @@ class Decoder(Struct, gc=False):
     ``grid``, for ggml's IQ1 to IQ3, makes the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and
     ``shift`` return one value per block of ``group`` columns of a chunk; if ``group`` is 0, one per whole row. ``ends``
     are the bytes of saturated codes, at most three. If ``rotation``, a power of two up to MOST_ROTATED, is not 0,
-    columns are finally rotated in groups of that size, as formats/shared/convrot.py specifies. ``stored``, if known,
-    describes the file's tensor of scales, so that the kernel reads them itself instead of calling ``scale``. ``shared``
-    describes rows in Order.SHARED_BYTES. ``columns``, (cols,) int32, is the block of each column where columns of a
-    block are not next to each other; the kernel then needs ``stored``. ``blocks``, for ElementType.BLOCKS, describes
-    blocks that hold their own scales. Codes in another order have a function ``read``, which returns those of a chunk
-    of whole groups, (r, c): whole numbers if codes have levels, else float32 (or float64).
+    columns are finally rotated in groups of that size, as formats/shared/convrot.py specifies. ``stored``, which
+    follows from a grid, describes the file's tensor of scales: the kernel reads them itself instead of calling
+    ``scale``. ``shared`` describes rows in Order.SHARED_BYTES. ``columns``, (cols,) int32, is the block of each column
+    where columns of a block are not next to each other; the kernel then needs ``stored``. ``blocks``, for
+    ElementType.BLOCKS, describes blocks that hold their own scales. Codes in another order have a function ``read``,
+    which returns those of a chunk of whole groups, (r, c): whole numbers if codes have levels, else float32 (or
+    float64).
     """
 
     codes: Entry
@@ -110,6 +117,11 @@ class Decoder(Struct, gc=False):
     grid: Callable[[], Tensor] | None = None
     blocks: BlocksStruct | None = None
     read: Callable[[Chunk, Workspace], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        """Describe the scales of a grid."""
+        if self.stored is None and isinstance(self.scale, Grid):
+            self.stored = StoredScales.of(self.scale)
 
     @property
     def storage_unit(self) -> tuple[int, int]:

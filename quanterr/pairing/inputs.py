@@ -116,7 +116,7 @@ def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
     module = weight.name.removesuffix(WEIGHT)
     if scheme := ggml_types.INPUT_SCHEMES.get(weight.codes.dtype):
         is_only_looked_up = weight.codes.name == GGUF_EMBEDDING and GGUF_HEAD in entries
-        return None if is_only_looked_up else Inputs(scheme, rotation=rotation_of(weight))
+        return None if is_only_looked_up else Inputs(scheme)
     own = _read_module(module, labels, entries)
     if own is None or not own.scheme:
         return own

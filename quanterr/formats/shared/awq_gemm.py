@@ -7,8 +7,6 @@ from quanterr.formats.base import Chunk, Decoder, Native, Order, Parts, Workspac
 from quanterr.formats.shared.bit_packing import Packing, unpack_transposed
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.element_types import list_integers
-from quanterr.formats.shared.gptq_awq_common import read_transposed_scale
-from quanterr.kernel.decoder import StoredScales
 from quanterr.lazy_torch import Tensor
 from quanterr.tensors.workspace import OUTPUT
 
@@ -32,11 +30,10 @@ def read_gemm(parts: Parts, cols: int, blocks: ColumnBlocks, packing: Packing) -
         parts.codes,
         cols,
         levels=list_integers(packing.bits, 0 if zero_point else middle),
-        scale=blocks.restrict(partial(read_transposed_scale, parts["scale"])),
+        scale=blocks.grid(parts["scale"], turned=True),
         zero=blocks.restrict(partial(_read_zero_points, zero_point, packing)) if zero_point else None,
         group=blocks.group,
         order=Order.AWQ_WORDS,
-        stored=StoredScales.fit(parts["scale"], parts["scale"].shape[1], blocks.n, turned=True),
         read=None if is_native else partial(_read_codes, parts.codes, packing),
     )
     return Native(decoder)

@@ -15,6 +15,7 @@ from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.shared.scale_grid import apply_by_block
 from quanterr.kernel.decoder import OfBlocks
+from quanterr.kernel.grid import Grid
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -47,6 +48,10 @@ class ColumnBlocks:
     def group(self) -> int:
         """The number of columns that share a scale; 0 if the whole row shares one."""
         return self.size if self.n > 1 else 0
+
+    def grid(self, entry: Entry, key: str = "scale", turned: bool = False, width: int = 0) -> Grid:
+        """Return the numbers of the blocks; ``width`` of them are stored for each row, if they are padded."""
+        return Grid(entry, width or self.n, 0 if self.order else self.size, turned=turned, key=key)
 
     def restrict(self, of_blocks: OfBlocks) -> OfBlocks:
         """Wrap ``of_blocks``, which returns a value per block of whole rows, to return only the values of a chunk.

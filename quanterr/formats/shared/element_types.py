@@ -7,7 +7,7 @@ from math import inf, nan
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, ElementType, Native, Parts, Values
-from quanterr.kernel.decoder import OfBlocks, StoredScales, tabulate
+from quanterr.kernel.decoder import OfBlocks, tabulate
 from quanterr.kernel.interpreter import count_ends
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk, as_matrix
@@ -31,7 +31,6 @@ def read_one_by_one(
     scale: OfBlocks | None = None,
     group: int = 0,
     zero: OfBlocks | None = None,
-    stored: StoredScales | None = None,
     factor: float = 0.0,
     columns: Entry | None = None,
 ) -> Native:
@@ -47,7 +46,6 @@ def read_one_by_one(
         zero,
         group=group,
         ends=ends,
-        stored=stored,
         factor=factor,
         columns=columns,
         read=None if codes.dtype in ELEMENTS else partial(read_floats, codes),
@@ -75,16 +73,6 @@ def decode_codes(stored: Tensor, dtype: str) -> Values:
     """Return the values of codes that are stored one by one as ``dtype``, (r, c), and the number of saturated ones."""
     _, ends = ELEMENTS[dtype]
     return Values(stored.view(getattr(torch, CODES[dtype])).float(), count_ends(stored.view(torch.uint8), ends))
-
-
-def decode_e8m0(codes: Tensor) -> Tensor:
-    """Convert E8M0 exponents, uint8, to float32: 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN."""
-    return _look_up(_make_e8m0_table(codes.device), codes)
-
-
-@cache
-def _make_e8m0_table(device: torch.device) -> Tensor:
-    return torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan], device=device)
 
 
 def _look_up(table: Tensor, codes: Tensor) -> Tensor:

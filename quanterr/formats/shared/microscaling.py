@@ -23,6 +23,7 @@ from quanterr.formats.shared import element_types, pre_quant_scale
 from quanterr.formats.shared.padding import Padded, fit_unpadded, read_padded
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.grid import decode_e8m0
 from quanterr.kernel.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
@@ -120,7 +121,7 @@ def make_e5m3_weight(parts: Parts, shape: tuple[int, ...], block: int, scale_of:
 
 def decode_exponents(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:
     """Decode E8M0 scale bytes to float32."""
-    return element_types.decode_e8m0(stored)
+    return decode_e8m0(stored)
 
 
 def decode_e4m3(stored: Tensor, _chunk: Chunk, _workspace: Workspace) -> Tensor:

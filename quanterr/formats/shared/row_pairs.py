@@ -6,7 +6,7 @@ codes    u8 or i8    (rows / 2, cols), or (experts, rows / 2, cols): the even ro
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Decoder, Native, Order, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
+from quanterr.kernel.decoder import OfBlocks, SharedBytes
 from quanterr.lazy_torch import Tensor, torch
 
 
@@ -24,9 +24,7 @@ def read_row_pairs(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
     return values.view(2 * rows, c)[chunk.row - 2 * top : chunk.stop_row - 2 * top]
 
 
-def read_pairs_of_rows(
-    codes: Entry, scale: OfBlocks, group: int, zero: OfBlocks | None = None, stored: StoredScales | None = None
-) -> Native:
+def read_pairs_of_rows(codes: Entry, scale: OfBlocks, group: int, zero: OfBlocks | None = None) -> Native:
     """Return the function that decodes pairs of rows; see :class:`Decoder`."""
     return Native(
         Decoder(
@@ -37,7 +35,6 @@ def read_pairs_of_rows(
             zero=zero,
             group=group,
             order=Order.SHARED_BYTES,
-            stored=stored,
             shared=SharedBytes(1, (0, 4), 4),
         )
     )

@@ -23,8 +23,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
@@ -34,10 +34,10 @@ from quanterr.formats.base import Format, Native, Parts, PartSpec, Values, Weigh
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.padding import check_unpadded
-from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.grid import FEW, Grid, to_float
 from quanterr.kernel.levels import OF_DTYPE
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.chunks import Chunk, as_matrix
+from quanterr.tensors.chunks import as_matrix
 from quanterr.tensors.workspace import Workspace
 
 Edges = tuple[int, int]
@@ -46,52 +46,15 @@ DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
 DECLARED = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources that declare block sizes
 
-FEW = 1 << 14  # most scales that are read at once, so that later chunks of the weight need no further read
 
+class FittedGrid(NamedTuple):
+    """The scales of a weight, and why they are taken for them."""
 
-class Grid(Struct, frozen=True, gc=False):
-    """The scales of a weight: a stored matrix of ``cols`` columns, row by row.
-
-    The weight's matrix is a stack of matrices of ``stack_rows`` rows, each with ``grid_rows`` rows of scales; ``block``
-    is (rows, cols) of the weight that share a scale. As a function, a grid returns the scales of a chunk.
-    """
-
-    entry: Entry
+    numbers: Grid
     granularity: str  # "tensor" | "row" | "block"
-    stack_rows: int
-    grid_rows: int
-    cols: int
     block: Edges
     reason: str
     warning: str | None = None
-
-    @property
-    def stored(self) -> StoredScales | None:
-        """The scales as stored; None if they must be converted or belong to a stack of matrices."""
-        return StoredScales.fit(self.entry, self.grid_rows, self.cols, self.block[0])
-
-    def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Return the scales of a chunk as float32, (1 or r, blocks of columns)."""
-        if self.entry.n == 1:
-            return to_float(self.entry, workspace.read_whole("scale", self.entry)).view(1, 1)
-        block_cols = self.block[1]
-        first, last = self._grid_row(chunk.row), self._grid_row(chunk.stop_row - 1)
-        left, right = chunk.col // block_cols, -(-chunk.stop_col // block_cols)
-        if self.entry.n <= FEW:
-            stored = workspace.read_whole("scale", self.entry).view(-1, self.cols)[first : last + 1]
-        else:
-            stored = workspace.read_cached("scale", self.entry, first * self.cols, (last - first + 1, self.cols))
-        scale = to_float(self.entry, stored)
-        if right - left < self.cols:
-            scale = scale[:, left:right]
-        if len(scale) in (1, chunk.shape[0]):  # one row of scales for all rows, or one for each
-            return scale
-        rows = torch.arange(chunk.row, chunk.stop_row, device=scale.device)
-        of_row = rows // self.stack_rows * self.grid_rows + rows % self.stack_rows // self.block[0]
-        return scale.index_select(0, of_row - first)
-
-    def _grid_row(self, row: int) -> int:
-        return row // self.stack_rows * self.grid_rows + row % self.stack_rows // self.block[0]
 
 
 def multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor:
@@ -136,11 +99,6 @@ def find_common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
             if len(square) == 1:
                 found |= {(edge, edge) for edge in square}
     return found.pop() if len(found) == 1 else None
-
-
-def to_float(entry: Entry, stored: Tensor) -> Tensor:
-    """Convert stored scales to float32 exactly."""
-    return element_types.decode_e8m0(stored) if entry.dtype in ("U8", "F8_E8M0") else stored.float()
 
 
 def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
@@ -190,7 +148,7 @@ def fit_scaled(
         code_bits=8,
         uniform_bits=uniform_bits,
         levels=OF_DTYPE[codes.dtype].scaled if codes.dtype in OF_DTYPE else None,
-        unit=None if grid.granularity == "block" else grid,
+        unit=None if grid.granularity == "block" else grid.numbers,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
         warnings=(*warnings, grid.warning) if grid.warning else warnings,
@@ -217,10 +175,9 @@ def fit_scaled(
     return first.with_alternatives([alternative])
 
 
-def read_grid(parts: Parts, grid: Grid) -> Native:
+def read_grid(parts: Parts, grid: FittedGrid) -> Native:
     """Return the function that decodes elements stored one by one, times the scales of a grid."""
-    group = grid.block[1] if grid.granularity == "block" else 0
-    return element_types.read_one_by_one(parts, grid, group, stored=grid.stored)
+    return element_types.read_one_by_one(parts, grid.numbers, grid.numbers.group)
 
 
 def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
@@ -268,7 +225,7 @@ def scaled_formats(
     )
 
 
-def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]]) -> Grid:
+def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]]) -> FittedGrid:
     """Return the grid of a scale for a weight of that shape.
 
     ``hints`` are block edges with their source, the most trustworthy first.
@@ -279,14 +236,16 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     rows, cols = as_matrix(shape)
     stored = entry.shape
     if entry.n == 1:
-        return Grid(entry, "tensor", max(rows, 1), 1, 1, _share_edges(max(rows, 1), max(cols, 1)), "one scale")
+        block = _share_edges(max(rows, 1), max(cols, 1))
+        return FittedGrid(Grid(entry, height=block[0]), "tensor", block, "one scale")
     if entry.n == 0 or len(shape) < 2:
         raise FormatMismatch(_describe_misfit(entry, shape))
     if len(shape) == 2:
         return _fit_matrix(entry, rows, cols, _match_matrix_scale(stored, rows), hints, shape)
     if prod(stored) == stored[0] == shape[0]:  # a scale per leading index, with or without trailing ones in the shape
         each = rows // shape[0]
-        return Grid(entry, "row", each, 1, 1, _share_edges(each, cols), f"one scale for each of {shape[0]}")
+        of_each = f"one scale for each of {shape[0]}"
+        return FittedGrid(Grid(entry, height=each), "row", _share_edges(each, cols), of_each)
     if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked experts, not a 1-D convolution
         return _fit_matrix(entry, shape[1], shape[2], _match_expert_scale(stored, shape), hints, shape)
     raise FormatMismatch(_describe_misfit(entry, shape))
@@ -351,18 +310,18 @@ def _fit_matrix(
     grid: tuple[int, ...],
     hints: list[tuple[Edges, str]],
     shape: tuple[int, ...],
-) -> Grid:
+) -> FittedGrid:
     if not grid:
         raise FormatMismatch(_describe_misfit(entry, shape))
     grid_rows, grid_cols = grid
     if grid == (rows, 1):
-        return Grid(entry, "row", rows, rows, 1, _share_edges(1, cols), "one scale per row")
+        return FittedGrid(Grid(entry), "row", _share_edges(1, cols), "one scale per row")
     fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
     wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in DECLARED]
     for (edges, source), needed in zip(hints, fewest, strict=True):
         if needed == grid:
             reason, warning = f"block size from {source}", _describe_contradiction(wrong, edges)
-            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason, warning)
+            return FittedGrid(_make_grid(entry, rows, grid, edges), "block", edges, reason, warning)
     inferred = _infer_edges(entry, (rows, cols), (grid_rows, grid_cols))
     usual = inferred is not None and all(
         edge & (edge - 1) == 0 or edge == n for edge, n in zip(inferred, (rows, cols), strict=True)
@@ -371,14 +330,21 @@ def _fit_matrix(
         padded = needed[0] <= grid_rows and needed[1] <= grid_cols  # padded for a parallel layout
         if not usual and padded and source == CONFIG:
             reason = f"block size from {source}; the scale has more blocks than the weight needs"
-            return Grid(entry, "block", rows, grid_rows, grid_cols, edges, reason)
+            return FittedGrid(_make_grid(entry, rows, grid, edges), "block", edges, reason)
     if inferred is None:
         raise FormatMismatch(_describe_misfit(entry, shape))
     reason = f"block size from the scale's shape {list(entry.shape)}"
     warning = _describe_contradiction(wrong, inferred)
     if warning is None and not usual:
         warning = f"blocks of {inferred[0]} × {inferred[1]} are inferred from the scale's shape alone"
-    return Grid(entry, "block", rows, grid_rows, grid_cols, inferred, reason, warning)
+    return FittedGrid(_make_grid(entry, rows, grid, inferred), "block", inferred, reason, warning)
+
+
+def _make_grid(entry: Entry, rows: int, grid: tuple[int, ...], block: Edges) -> Grid:
+    """Return the grid of blocks, (rows, cols) each, of a matrix of ``rows`` rows or a stack of such matrices."""
+    down, across = grid
+    stack_rows = 0 if entry.n == down * across else rows
+    return Grid(entry, across, block[1], block[0], stack_rows=stack_rows, down=down)
 
 
 def _describe_contradiction(wrong: list[tuple[Edges, str]], block: Edges) -> str | None:

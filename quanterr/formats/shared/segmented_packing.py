@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, Dequantize, Native, Order
 from quanterr.formats.shared.element_types import list_integers
-from quanterr.formats.shared.flat_blocks import read_of_rows
-from quanterr.kernel.decoder import OfBlocks, SharedBytes, StoredScales
+from quanterr.kernel.decoder import OfBlocks, SharedBytes
+from quanterr.kernel.grid import Grid
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
@@ -63,17 +62,15 @@ class Planes:
         rows, cols = matrix
         if self.itemsize != 1 or self.elements % cols or self.codes != rows * cols or cols % group:
             return plain
-        across = cols // group
         decoder = Decoder(
             self.entry,
             cols,
             levels=list_integers(self.bits),
-            scale=partial(read_of_rows, "scale", scale, across),
+            scale=Grid(scale, cols // group, group),
             zero=zero,
             shift=shift,
             group=group,
             order=Order.SHARED_BYTES,
-            stored=StoredScales.fit(scale, rows, across),
             shared=SharedBytes(self.elements // cols, self.shifts, self.bits),
         )
         return Native(decoder)

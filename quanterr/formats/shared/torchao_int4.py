@@ -26,14 +26,12 @@ src/ATen/native/xpu/sycl/WeightInt4PackKernel.cpp; pytorch aten/src/ATen/native/
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, Native, Parts, Values, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.padding import Padded, fit_unpadded
-from quanterr.formats.shared.segmented_packing import cut_run
 from quanterr.formats.shared.torchao_header import (
     Description,
     apply_pre_scale,
@@ -41,7 +39,7 @@ from quanterr.formats.shared.torchao_header import (
     multiply_columns,
     read_block_size,
 )
-from quanterr.kernel.decoder import StoredScales
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT4, Levels, uniform
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
@@ -63,30 +61,21 @@ class PlainCodes:
     def dequantize(self) -> Dequantize:
         """The function that decodes the weight: code · scale + zero_point, or (code - zero_point) · scale."""
         cols, group = self.padded.cols, self.padded.step
-        zero_point = partial(self._read_groups, "zero_point")
+        rows = self.padded.rows if len(self.padded.shape) > 2 else 0
+        scale, zero_point = (
+            Grid(self.parts[key], cols // group, group, turned=True, key=key, stack_rows=rows, down=rows)
+            for key in ("scale", "zero_point")
+        )
         decoder = Decoder(
             self.parts.codes,
             cols,
             levels=element_types.list_integers(4) if self.shifted else element_types.INT4,
-            scale=partial(self._read_groups, "scale"),
+            scale=scale,
             zero=zero_point if self.shifted else None,
             shift=None if self.shifted else zero_point,
             group=group,
-            stored=StoredScales.fit(self.parts["scale"], self.padded.rows, cols // group, turned=True),
         )
         return multiply_columns(Native(decoder), self.pre_scale)
-
-    def _read_groups(self, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read one number per group of a chunk, (r, groups) float32."""
-        rows, group = self.padded.rows, self.padded.step
-        across = self.padded.cols // group
-        found = []
-        for first, stop in cut_run(chunk.row, chunk.stop_row, rows):
-            expert, row = divmod(first, rows)
-            held = workspace.read_cached(role, self.parts[role], expert * across * rows, (across, rows))
-            columns = held[chunk.col // group : chunk.stop_col // group, row : row + stop - first]
-            found.append(columns.t().to(torch.float32, copy=True))
-        return torch.cat(found)
 
 
 def fit_plain(parts: Parts, declared: Description) -> Weight:

@@ -1,0 +1,82 @@
+"""The numbers that blocks of a weight share, such as scales and zero points: which one belongs to each element."""
+
+from functools import cache
+from typing import TypeVar
+
+from msgspec import Struct
+
+from quanterr.checkpoints import Entry
+from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.workspace import Workspace
+
+FEW = 1 << 14  # most numbers that are read at once, so that later chunks of the weight need no further read
+Rows = TypeVar("Rows", int, Tensor)  # a row, or several
+
+
+class Grid(Struct, frozen=True, gc=False):
+    """The numbers of blocks of ``height`` rows and ``group`` columns; if ``group`` is 0, a row needs all its numbers.
+
+    They are stored by rows, (rows / height, width), or if ``turned``, by columns, (width, rows / height). A stack
+    stores one such matrix after the other, of ``down`` rows for each ``stack_rows`` rows of the weight. A single number
+    belongs to all elements. ``key`` names the buffer that holds them. As a function, a grid returns the numbers of a
+    chunk, (1 or r, blocks) float32.
+    """
+
+    entry: Entry
+    width: int = 1
+    group: int = 0
+    height: int = 1
+    turned: bool = False
+    key: str = "scale"
+    stack_rows: int = 0  # 0: the weight is one matrix
+    down: int = 0
+
+    def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Return the numbers of a chunk, (1 or r, blocks) float32."""
+        if self.entry.n == 1:
+            return to_float(self.entry, workspace.read_whole(self.key, self.entry)).view(1, 1)
+        first, stop = self._find_row(chunk.row), self._find_row(chunk.stop_row - 1) + 1
+        numbers = to_float(self.entry, self._read_rows(first, stop, workspace))
+        if self.group:
+            numbers = numbers[:, chunk.col // self.group : -(-chunk.stop_col // self.group)]
+        if len(numbers) == 1 or (self.height == 1 and self.down == self.stack_rows):  # for all rows, or one for each
+            return numbers
+        rows = torch.arange(chunk.row, chunk.stop_row, device=numbers.device)
+        return numbers.index_select(0, self._find_row(rows) - first)
+
+    def _find_row(self, row: Rows) -> Rows:
+        """Return the row of numbers that belongs to a row, or to each of several rows, of the weight."""
+        if not self.stack_rows:
+            return row // self.height
+        return row // self.stack_rows * self.down + row % self.stack_rows // self.height
+
+    def _read_rows(self, first: int, stop: int, workspace: Workspace) -> Tensor:
+        """Read rows of numbers, (stop - first, width)."""
+        if self.turned:
+            down = self.down or self.entry.n // self.width
+            matrix, last = first // down, (stop - 1) // down
+            shape = last + 1 - matrix, self.width, down
+            stored = workspace.read_cached(self.key, self.entry, matrix * self.width * down, shape)
+            if matrix == last:
+                return stored[0, :, first - matrix * down : stop - matrix * down].t()
+            return stored.transpose(1, 2).reshape(-1, self.width)[first - matrix * down : stop - matrix * down]
+        if self.entry.n <= FEW:
+            return workspace.read_whole(self.key, self.entry).view(-1, self.width)[first:stop]
+        return workspace.read_cached(self.key, self.entry, first * self.width, (stop - first, self.width))
+
+
+@cache
+def _make_exponents(device: torch.device) -> Tensor:
+    return torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan], device=device)
+
+
+def decode_e8m0(codes: Tensor) -> Tensor:
+    """Convert E8M0 exponents, uint8, to float32: 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN."""
+    places = codes.contiguous().view(torch.uint8).view(-1).int()
+    return _make_exponents(codes.device).index_select(0, places).view(codes.shape)
+
+
+def to_float(entry: Entry, stored: Tensor) -> Tensor:
+    """Convert stored numbers to float32 exactly; bytes are E8M0 exponents."""
+    return decode_e8m0(stored) if entry.dtype in ("U8", "F8_E8M0") else stored.float()
