@@ -86,7 +86,8 @@ def fit_gemm(parts: Parts) -> Weight | None:
         raise FormatMismatch(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
     packing = Packing("interleaved" if bits == 4 else "dense", bits)
     blocks = fit_blocks(n_blocks, cols, declared_group_size(parts))
-    return _make_weight(parts, (rows, cols), blocks, packing, read_gemm(parts, cols, blocks, packing))
+    levels = list_integers(bits, 0 if zero_point else 1 << bits - 1)
+    return _make_weight(parts, (rows, cols), blocks, packing, read_gemm(parts, cols, blocks, packing, levels))
 
 
 def fit_gemv(parts: Parts) -> Weight | None:

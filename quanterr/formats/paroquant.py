@@ -28,6 +28,7 @@ from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.bit_packing import Packing
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.config_checks import read_integers
+from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.lazy_torch import Tensor, torch
@@ -68,7 +69,7 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(f"{theta} should have a row for each rotation")
     size = cols // blocks
     _check_pairs(parts["pairs"], size)
-    coded = read_gemm(parts, cols, ColumnBlocks(blocks, size), PACKING)
+    coded = read_gemm(parts, cols, ColumnBlocks(blocks, size), PACKING, list_integers(4))
     padded = fit_unpadded(parts, (rows, cols), size)
     return parts.weight(
         (rows, cols),

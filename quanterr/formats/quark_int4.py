@@ -25,16 +25,29 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns, unpack_transposed
+from quanterr.checkpoints import Entry
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Format,
+    FormatMismatch,
+    Native,
+    Parts,
+    PartSpec,
+    Weight,
+    Workspace,
+)
+from quanterr.formats.shared import element_types
+from quanterr.formats.shared.awq_gemm import read_gemm, sign
+from quanterr.formats.shared.bit_packing import Packing, unpack_columns
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
-from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, read_transposed_scale
+from quanterr.formats.shared.config_checks import read_floats
+from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS
 from quanterr.formats.shared.quark_config import find_specifications
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT4, uniform
 from quanterr.lazy_torch import Tensor
-from quanterr.tensors.workspace import OUTPUT
 
-SIGNS = -0x77777778  # the highest bit of eight codes; flipping it makes a signed code unsigned
 NEEDS = {
     "codes": PartSpec(("{weight}",), WORDS),
     "scale": PartSpec(("{weight}_scale",), FLOATS),
@@ -54,15 +67,16 @@ class WordCoding(NamedTuple):
     packing: Packing
     signed: bool
 
-    def prepare(self, words: Tensor) -> Tensor:
-        """Make the codes in ``words`` unsigned in place: signed codes become 8 larger."""
-        return words.bitwise_xor_(SIGNS) if self.signed else words
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The value of each code."""
+        return element_types.INT4 if self.signed else element_types.list_integers(4)
 
     def __str__(self) -> str:
         return f"{'signed' if self.signed else 'unsigned'} 4-bit codes, {self.packing.name}"
 
 
-Dequantize = Callable[[Parts, ColumnBlocks, WordCoding, Chunk, Workspace], Values]
+Read = Callable[[Parts, ColumnBlocks, WordCoding], Native]
 
 
 def fit(parts: Parts) -> Weight:
@@ -81,8 +95,7 @@ def fit(parts: Parts) -> Weight:
     declared = next(iter(find_specifications(parts)), {})
     size = declared.get("group_size")
     blocks = fit_blocks(n_blocks, cols, size if isinstance(size, int) else None)
-    dequantize = dequantize_blocks if transposed else dequantize_rows
-    return _make_weight(parts, (rows, cols), blocks, dequantize, declared.get("dtype"))
+    return _make_weight(parts, (rows, cols), blocks, _read_blocks if transposed else _read_rows, declared.get("dtype"))
 
 
 def fit_twice(parts: Parts) -> Weight:
@@ -93,17 +106,16 @@ def fit_twice(parts: Parts) -> Weight:
     rows, cols = codes.shape[0], _find_cols(parts, codes.shape[1])
     if zero_point is not None and zero_point.shape != (-(-rows // 8),):
         raise FormatMismatch(f"{zero_point} should have one word per 8 rows of {codes}")
-    return _make_weight(parts, (rows, cols), fit_blocks(1, cols), dequantize_twice, "int4")
+    (factor,) = read_floats(outer)
+    return _make_weight(parts, (rows, cols), fit_blocks(1, cols), partial(_read_rows, factor=factor), "int4")
 
 
-def _make_weight(
-    parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, dequantize: Dequantize, dtype: object
-) -> Weight:
+def _make_weight(parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, read: Read, dtype: object) -> Weight:
     """Return the weight in the likeliest coding that the configuration allows, with the others as alternatives."""
     alternatives = [
         parts.weight(
             shape,
-            partial(dequantize, parts, blocks, coding),
+            read(parts, blocks, coding),
             block_size=blocks.edges,
             code_bits=4,
             uniform_bits=4,
@@ -141,46 +153,37 @@ def _possible_codings(parts: Parts, dtype: object) -> list[WordCoding]:
     return [WordCoding(Packing(packing, 4), signed) for packing in packings for signed in signs]
 
 
-def dequantize_blocks(
-    parts: Parts, blocks: ColumnBlocks, coding: WordCoding, chunk: Chunk, workspace: Workspace
-) -> Values:
-    """Return (code - zero point) · scale, (r, c), with a scale per block."""
-    rows = chunk.row, chunk.stop_row
-    stored = workspace.read_whole("columns", parts.codes)[chunk.col : chunk.stop_col]
-    codes = unpack_transposed(stored, coding.packing, rows, workspace, OUTPUT, coding.prepare)
-    zero_point: Tensor | float = 8.0 if coding.signed else 0.0
-    if entry := parts.get("zero_point"):
-        stored = workspace.read_whole("zeros", entry)
-        zero_point = unpack_transposed(stored, coding.packing, rows, workspace, "zero_points", coding.prepare)
-    scale = read_transposed_scale(parts["scale"], chunk, workspace)
-    return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
+def _read_blocks(parts: Parts, blocks: ColumnBlocks, coding: WordCoding) -> Native:
+    """Return the function that decodes transposed codes: (code - zero point) · scale, with a scale per block."""
+    return read_gemm(parts, parts.codes.shape[0], blocks, coding.packing, coding.levels, coding.signed)
 
 
-def dequantize_rows(
-    parts: Parts, blocks: ColumnBlocks, coding: WordCoding, chunk: Chunk, workspace: Workspace
-) -> Values:
-    """Return (code - zero point) · scale, (r, c), with a scale per row."""
-    left, right = chunk.col // 8, -(-chunk.stop_col // 8)
-    first = chunk.row * parts.codes.shape[1] + left
-    words = coding.prepare(workspace.read("words", parts.codes, first, (chunk.shape[0], right - left)))
-    codes = unpack_columns(words, coding.packing, workspace)
-    codes = crop_columns(codes, chunk.col - 8 * left, chunk.stop_col - 8 * left, workspace)
-    zero_point: Tensor | float = 8.0 if coding.signed else 0.0
-    if entry := parts.get("zero_point"):
-        words = coding.prepare(workspace.read("zero_words", entry, 0, (1, entry.n)))
-        found = unpack_columns(words, coding.packing, workspace, "zero_points")
-        zero_point = found[0, chunk.row : chunk.stop_row, None]
-    scale = workspace.read("scale", parts["scale"], chunk.row, (chunk.shape[0], 1)).float()
-    return Values(blocks.dequantize(codes, zero_point, scale, chunk, workspace))
+def _read_rows(parts: Parts, _blocks: ColumnBlocks, coding: WordCoding, factor: float | None = None) -> Native:
+    """Return the function that decodes rows of codes: (code - zero point) · scale · factor, with a scale per row."""
+    zero_point = parts.get("zero_point")
+    decoder = Decoder(
+        parts.codes,
+        8 * parts.codes.shape[1],
+        levels=coding.levels,
+        scale=Grid(parts["scale"]),
+        zero=partial(_read_zero_points, zero_point, coding) if zero_point else None,
+        factor=factor,
+        read=None if coding.packing.name == "dense" else partial(_read_codes, parts.codes, coding.packing),
+    )
+    return Native(decoder)
 
 
-def dequantize_twice(
-    parts: Parts, blocks: ColumnBlocks, coding: WordCoding, chunk: Chunk, workspace: Workspace
-) -> Values:
-    """Return (code - zero point) · scale · outer scale, (r, c)."""
-    values = dequantize_rows(parts, blocks, coding, chunk, workspace)
-    outer = workspace.read_whole("outer_scale", parts["outer_scale"]).view(-1).float()
-    return values._replace(weight=values.weight.mul_(outer))
+def _read_zero_points(entry: Entry, coding: WordCoding, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the zero points of a chunk's rows, (r, 1) float32."""
+    codes = unpack_columns(workspace.read_whole("zeros", entry).view(1, -1), coding.packing, workspace, "zero_points")
+    return (sign(codes, 4) if coding.signed else codes)[:, chunk.row : chunk.stop_row].t()
+
+
+def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the codes of a chunk, (r, c) float32."""
+    width = entry.shape[1]
+    words = workspace.read("words", entry, chunk.row * width, (chunk.shape[0], width))
+    return unpack_columns(words, packing, workspace)[:, chunk.col : chunk.stop_col]
 
 
 FORMATS = (

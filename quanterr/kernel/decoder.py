@@ -83,7 +83,7 @@ class SharedBytes(NamedTuple):
 class Decoder(Struct, gc=False):
     """A decoding rule, (value of the code - zero) · scale or value · scale + shift, for rows of ``cols`` elements.
 
-    Each operation rounds to float32. If ``factor`` is not 0, the result is multiplied by it. ``levels`` has the value
+    Each operation rounds to float32. The result is multiplied by ``factor``, if there is one. ``levels`` has the value
     of each code of 1 to 8 bits, 2^bits of them; codes follow each other in a stream of bits, low bits first, or from
     the high bits of each byte if ``high_first`` (4 bits). Codes without levels are numbers of type ``element``.
     ``grid``, for ggml's IQ1 to IQ3, makes the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and
@@ -111,7 +111,7 @@ class Decoder(Struct, gc=False):
     rotation: int = 0
     stored: StoredScales | None = None
     shared: SharedBytes | None = None
-    factor: float = 0.0
+    factor: float | None = None
     columns: Entry | None = None
     high_first: bool = False
     grid: Callable[[], Tensor] | None = None
@@ -143,7 +143,7 @@ class Decoder(Struct, gc=False):
     @property
     def native(self) -> ElementType | None:
         """The type by which the compiled kernel reads the codes; None if it cannot."""
-        if self.read is not None or (self.columns is not None and self.stored is None):
+        if self.read is not None or (self.columns is not None and self.stored is None) or self.factor == 0:
             return None
         if self.order == Order.WORDS_DOWN and self.codes.bits != WORD:
             return None

@@ -168,7 +168,7 @@ def make_code_side(
     side.group = decoder.group or max(decoder.cols, 1)
     if decoder.rotation:
         side.rotation, side.unit = decoder.rotation, 1 / sqrt(decoder.rotation)
-    side.scale_height, side.factor = 1, decoder.factor
+    side.scale_height, side.factor = 1, decoder.factor or 0.0  # 0: none
     is_read = decoder.stored is not None and _place_scales(
         side, decoder.stored, chunk, decoder.cols, workspace, alive, keeps_scales
     )

@@ -78,7 +78,7 @@ def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
         if of_blocks is not None:
             numbers = of_blocks(outer, workspace).to(values.dtype)
             values = operation(values, spread(decoder, numbers, outer, workspace))
-    if decoder.factor:
+    if decoder.factor is not None:
         values = values * decoder.factor
     return Values(values[:, inside].contiguous(), saturated)
 

@@ -31,7 +31,7 @@ def read_one_by_one(
     scale: OfBlocks | None = None,
     group: int = 0,
     zero: OfBlocks | None = None,
-    factor: float = 0.0,
+    factor: float | None = None,
     columns: Entry | None = None,
 ) -> Native:
     """Return the function that decodes elements stored one by one; see :class:`Decoder`."""
