@@ -315,7 +315,8 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
             return None
         if decoder.zero or decoder.shift or decoder.columns or not decoder.group or chunk.col % decoder.group:
             return None
-        scales = _pick(decoder.scale(chunk, workspace).float() * (decoder.factor or 1.0), rows)
+        factor = decoder.factor if isinstance(decoder.factor, float) else 1.0
+        scales = _pick(decoder.scale(chunk, workspace).float() * factor, rows)
         return scales[:, :, None].expand(-1, -1, decoder.group).flatten(1)[:, : chunk.shape[1]]
 
     @property

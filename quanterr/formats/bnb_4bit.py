@@ -28,29 +28,24 @@ from itertools import compress
 from math import isfinite, prod
 from typing import NamedTuple, TypeGuard
 
-from msgspec.structs import replace
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    Dequantize,
     Format,
     FormatMismatch,
     Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
-from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import read_floats
-from quanterr.formats.shared.flat_blocks import BlockRun
-from quanterr.kernel.decoder import NestedScales, StoredScales
-from quanterr.kernel.grid import Grid
+from quanterr.formats.shared.flat_blocks import read_flat_codes
+from quanterr.kernel.decoder import NestedScales, OfBlocks, StoredScales
+from quanterr.kernel.grid import Grid, Run
 from quanterr.kernel.levels import Levels, ScaleSteps, nibbles
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import as_matrix
 from quanterr.util import strict_json
 from quanterr.util.text import count, display
@@ -216,35 +211,28 @@ def _is_positive_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def dequantize(parts: Parts, state: State, table: tuple[float, ...], chunk: Chunk, workspace: Workspace) -> Values:
-    """Return table[code] · absmax, (r, c)."""
-    matrix = as_matrix(state.shape)
-    blocks = BlockRun.cover(chunk, matrix, state.block)
-    n = blocks.end - blocks.begin
-    stored = workspace.read_bytes("codes", parts.codes, blocks.begin // 2, (1, -(-n // 2)))
-    values = element_types.unpack(stored, table, high_first=True)[0, :n]
-    blocks.multiply(values, _read_absmax(parts, state, blocks, workspace))
-    return Values(blocks.cut(values, chunk, matrix[1]))
-
-
-def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Dequantize:
-    """Return a :class:`Decoder` if rows are whole blocks, else :func:`dequantize`."""
-    plain, matrix = partial(dequantize, parts, state, table), as_matrix(state.shape)
-    if matrix[1] % state.block:
-        return plain
-    entry, across = parts["absmax"], matrix[1] // state.block
-    grid = Grid(entry, across, state.block)
-    decoder = Decoder(parts.codes, matrix[1], levels=table, scale=grid, group=state.block, high_first=True)
-    if entry.dtype != "U8":
-        return Native(decoder)
-
-    def absmax(chunk: Chunk, workspace: Workspace) -> Tensor:
-        blocks = BlockRun.cover(chunk, matrix, state.block)
-        return _read_absmax(parts, state, blocks, workspace).view(chunk.shape[0], -1)
-
-    nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
-    stored = StoredScales(entry, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
-    return Native(replace(decoder, scale=absmax, stored=stored))
+def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Native:
+    """Return the function that decodes the weight: table[code] · absmax."""
+    entry, cols, block = parts["absmax"], as_matrix(state.shape)[1], state.block
+    are_rows = cols % block == 0
+    across = cols // block
+    stored: StoredScales | None = None
+    scale: OfBlocks = Grid(entry, across, block) if are_rows else Run(entry, cols, block)
+    if entry.dtype == "U8":
+        scale = partial(_read_nested_absmax, parts, state, cols)
+        nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
+        stored = StoredScales(entry, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
+    decoder = Decoder(
+        parts.codes,
+        cols,
+        levels=table,
+        scale=scale,
+        group=block if are_rows else 0,
+        stored=stored,
+        high_first=True,
+        read=None if are_rows else partial(read_flat_codes, parts.codes, cols, True),
+    )
+    return Native(decoder)
 
 
 def _copy_nested_map(parts: Parts, workspace: Workspace) -> Tensor:
@@ -256,15 +244,19 @@ def _read_nested_map(parts: Parts, workspace: Workspace) -> Tensor:
     return workspace.read_whole("nested_quant_map", parts["nested_quant_map"]).view(-1)
 
 
-def _read_absmax(parts: Parts, state: State, blocks: BlockRun, workspace: Workspace) -> Tensor:
-    """Return the scale of each block, (blocks,) float32."""
-    stored = workspace.read("absmax", parts["absmax"], blocks.first, (blocks.stop - blocks.first,))
-    if stored.dtype == torch.float32:
-        return stored
-    scale = _read_nested_map(parts, workspace)[stored.int()]
+def _read_nested_absmax(parts: Parts, state: State, cols: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the scale of each block of a chunk if rows are whole blocks, else of each element, float32."""
+    entry, block = parts["absmax"], state.block
+    if cols % block:
+        places = Run(entry, cols, block).find_places(chunk, workspace)
+    else:
+        of_blocks = chunk._replace(col=chunk.col // block, stop_col=-(-chunk.stop_col // block))
+        places = Run(entry, cols // block).find_places(of_blocks, workspace)
+    first, stop = int(places[0, 0]), int(places[-1, -1]) + 1
+    stored = workspace.read("absmax", entry, first, (stop - first,))[places - first]
     nested = workspace.read_whole("nested_absmax", parts["nested_absmax"]).view(-1)
-    of_block = torch.arange(blocks.first, blocks.stop, device=workspace.device) // state.nested_block
-    return scale.mul_(nested[of_block]).add_(state.nested_offset)
+    scale = _read_nested_map(parts, workspace)[stored.int()]
+    return scale.mul_(nested[places // state.nested_block]).add_(state.nested_offset)
 
 
 FORMATS = (

@@ -16,27 +16,20 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
-    Chunk,
     Decoder,
-    Dequantize,
     Format,
     FormatMismatch,
     Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
-    Workspace,
 )
-from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_labels
+from quanterr.formats.shared.flat_blocks import read_flat_codes
 from quanterr.formats.shared.padding import labelled_shape
-from quanterr.formats.shared.scale_grid import multiply
-from quanterr.kernel.grid import Grid
+from quanterr.kernel.grid import Grid, Run
 from quanterr.kernel.levels import nibbles
-from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import as_matrix
 
 BLOCK = 64
@@ -117,30 +110,13 @@ def fit(table: str, parts: Parts) -> Weight | None:
     )
 
 
-def dequantize(parts: Parts, table: str, cols: int, block: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return table[code] · absmax, (r, c)."""
-    first = chunk.row * cols + chunk.col
-    start, stop = first // 2, (first + chunk.n + 1) // 2
-    codes = workspace.read("codes", parts.codes, start, (1, stop - start))
-    values = element_types.unpack(codes, TABLES[table])
-    values = values[:, first - 2 * start : first - 2 * start + chunk.n]
-    absmax = _read_absmax(parts["absmax"], first, first + chunk.n, block, workspace)
-    return Values(multiply(values, absmax, first, block).view(chunk.shape))
-
-
-def _read_absmax(entry: Entry, first: int, stop: int, block: int, workspace: Workspace) -> Tensor:
-    """Read the absmax of the blocks that cover elements ``first:stop``, (1, blocks) float32."""
-    left, right = first // block, -(-stop // block)
-    return workspace.read("absmax", entry, left, (1, right - left))
-
-
-def _read(parts: Parts, table: str, cols: int, block: int) -> Dequantize:
-    """Return a :class:`Decoder` if rows are whole blocks, else :func:`dequantize`."""
-    plain = partial(dequantize, parts, table, cols, block)
-    if cols % block:
-        return plain
-    absmax = Grid(parts["absmax"], cols // block, block)
-    return Native(Decoder(parts.codes, cols, levels=TABLES[table], scale=absmax, group=block))
+def _read(parts: Parts, table: str, cols: int, block: int) -> Native:
+    """Return the function that decodes the weight: table[code] · absmax."""
+    codes, absmax, levels = parts.codes, parts["absmax"], TABLES[table]
+    if cols % block == 0:
+        return Native(Decoder(codes, cols, levels=levels, scale=Grid(absmax, cols // block, block), group=block))
+    read = partial(read_flat_codes, codes, cols, False)
+    return Native(Decoder(codes, cols, levels=levels, scale=Run(absmax, cols, block), read=read))
 
 
 FORMATS = tuple(

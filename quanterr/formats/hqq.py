@@ -21,17 +21,14 @@ Reference: mobiusml/hqq@e0b1d00e hqq/core/quantize.py and bitpack.py.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from math import ceil, prod
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Format, FormatMismatch, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared.config_checks import read_floats, read_integers
-from quanterr.formats.shared.flat_blocks import BlockRun
-from quanterr.formats.shared.segmented_packing import PACKINGS, Planes, cut_run
-from quanterr.kernel.grid import Grid
+from quanterr.formats.shared.segmented_packing import PACKINGS, Planes
+from quanterr.kernel.grid import Grid, Run
 from quanterr.kernel.levels import Levels
-from quanterr.lazy_torch import Tensor
 from quanterr.util.text import display
 
 FLOATS = frozenset({"F32", "BF16", "F16"})
@@ -152,37 +149,18 @@ def _read_numbers(entry: Entry) -> list[float]:
     return list(read_floats(entry) if entry.dtype in FLOATS else read_integers(entry))
 
 
-def dequantize(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - zero) · scale, (r, c)."""
+def _read(parts: Parts, planes: Planes, groups: AxisGroups) -> Native:
+    """Return the function that decodes the weight: (code - zero) · scale."""
+    cols, size = groups.matrix[1], groups.size
+    scale, zero = parts["scale"], parts["zero"]
     if groups.axis == 0:
-        return Values(_dequantize_across(parts, planes, groups, chunk, workspace).view(chunk.shape))
-    blocks = BlockRun.cover(chunk, groups.matrix, groups.size)
-    values = planes.read(blocks.begin, blocks.end, workspace)
-    scale, zero = (
-        workspace.read(role, parts[role], blocks.first, (blocks.stop - blocks.first, 1)) for role in ("scale", "zero")
-    )
-    values.view(-1, groups.size).sub_(zero.float()).mul_(scale.float())
-    return Values(blocks.cut(values, chunk, groups.matrix[1]))
-
-
-def _read(parts: Parts, planes: Planes, groups: AxisGroups) -> Dequantize:
-    """Return the decoder of the planes if rows consist of whole groups, else :func:`dequantize`."""
-    plain, across = partial(dequantize, parts, planes, groups), groups.matrix[1] // groups.size
-    if groups.axis == 0:
-        return plain
-    zero = Grid(parts["zero"], across, groups.size, key="zero")
-    return planes.read_rows(plain, groups.matrix, groups.size, parts["scale"], zero)
-
-
-def _dequantize_across(parts: Parts, planes: Planes, groups: AxisGroups, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the chunk's elements, (n,), for axis 0, where neighbours belong to neighbouring groups."""
-    begin = chunk.row * groups.matrix[1] + chunk.col
-    values = planes.read(begin, begin + chunk.n, workspace)
-    scale, zero = (workspace.read_whole(role, parts[role]).view(-1) for role in ("scale", "zero"))
-    for first, stop in cut_run(begin, begin + chunk.n, groups.number):
-        left, right = first % groups.number, first % groups.number + stop - first
-        values[first - begin : stop - begin].sub_(zero[left:right].float()).mul_(scale[left:right].float())
-    return values
+        return planes.decode(
+            groups.matrix, 0, Run(scale, cols, n=groups.number), Run(zero, cols, n=groups.number, key="zero")
+        )
+    if cols % size:
+        return planes.decode(groups.matrix, 0, Run(scale, cols, size), Run(zero, cols, size, key="zero"))
+    across = cols // size
+    return planes.decode(groups.matrix, size, Grid(scale, across, size), Grid(zero, across, size, key="zero"))
 
 
 FORMATS = (Format("hqq", NEEDS, fit),)

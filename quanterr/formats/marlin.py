@@ -32,15 +32,15 @@ casper-hansen/AutoAWQ@88e4c76b awq/modules/linear/marlin.py; vllm-project/compre
 compressors/sparse_quantized_compressors/marlin_24.py, utils/semi_structured_conversions.py.
 """
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared.bit_packing import crop_columns
+from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight, Workspace
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
+from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, declared_group_size
+from quanterr.kernel.decoder import OfBlocks
 from quanterr.kernel.levels import uniform
 from quanterr.lazy_torch import Tensor, torch
 
@@ -68,6 +68,16 @@ class TileOrder(NamedTuple):
     order: tuple[int, ...]
 
 
+class RowOrder(NamedTuple):
+    """The order of scales: the sizes of the dimensions of a run of rows, and the permutation that puts rows in order.
+
+    In ``order``, dimension 0 is blocks, 1 is runs, and 2 and up are the dimensions of ``dims``.
+    """
+
+    dims: tuple[int, ...]
+    order: tuple[int, ...]
+
+
 DENSE = TileOrder(4, (8, 4, 4), (1, 4, 2, 0, 3))
 SPARSE = {4: TileOrder(4, (4, 2, 4, 4), (1, 2, 3, 5, 0, 4)), 8: TileOrder(8, (4, 2, 4, 4, 2), (1, 2, 3, 6, 5, 0, 4))}
 
@@ -79,7 +89,9 @@ def fit_dense(parts: Parts) -> Weight | None:
         return None
     shape = scale.shape[1], COLS * codes.shape[0]
     blocks = fit_blocks(scale.shape[0], shape[1], declared_group_size(parts))
-    return _make_weight(parts, shape, DENSE, blocks, partial(dequantize_dense, parts, blocks))
+    dims, order = ((8, 8), (1, 3, 2, 0)) if blocks.n > 1 else ((4, 4, 2), (1, 3, 2, 4, 0))
+    read = partial(_read_dense, parts.codes)
+    return _make_weight(parts, shape, DENSE, blocks, list_integers(4, 8), read, RowOrder(dims, order))
 
 
 def fit_sparse(parts: Parts) -> Weight:
@@ -95,7 +107,8 @@ def fit_sparse(parts: Parts) -> Weight:
         )
     shape = rows, 2 * COLS * codes.shape[0]
     blocks = fit_blocks(scale.shape[0], shape[1])
-    return _make_weight(parts, shape, tiles, blocks, partial(dequantize_sparse, parts, blocks, tiles))
+    order = RowOrder((8, 4, 2), (1, 2, 4, 3, 0) if blocks.n > 2 else (1, 2, 3, 4, 0))
+    return _make_weight(parts, shape, tiles, blocks, (), partial(_read_sparse, parts, tiles), order)
 
 
 def _make_weight(
@@ -103,11 +116,15 @@ def _make_weight(
     shape: tuple[int, int],
     tiles: TileOrder,
     blocks: ColumnBlocks,
-    dequantize: Callable[[Chunk, Workspace], Values],
+    levels: tuple[float, ...],
+    read: OfBlocks,
+    order: RowOrder,
 ) -> Weight:
+    scale = blocks.restrict(partial(_read_scales, parts["scale"], order))
+    decoder = Decoder(parts.codes, shape[1], levels=levels, scale=scale, group=blocks.group, read=read)
     return parts.weight(
         shape,
-        dequantize,
+        Native(decoder),
         block_size=blocks.edges,
         code_bits=tiles.bits,
         uniform_bits=tiles.bits,
@@ -118,43 +135,35 @@ def _make_weight(
     )
 
 
-def dequantize_dense(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - 8) · scale, (r, c)."""
+def _read_dense(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the codes of a chunk, (r, c) float32."""
     top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
     left, right = chunk.col // COLS, -(-chunk.stop_col // COLS)
-    codes = _read_codes(parts.codes, DENSE, (top, bottom), (left, right), workspace)
-    codes = codes[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
-    codes = crop_columns(codes, chunk.col - COLS * left, chunk.stop_col - COLS * left, workspace)
-    stored = workspace.read_whole("scales", parts["scale"])[:, ROWS * top : ROWS * bottom]
-    if blocks.n > 1:
-        runs = stored.reshape(blocks.n, -1, 8, 8).permute(1, 3, 2, 0)
-    else:
-        runs = stored.reshape(blocks.n, -1, 4, 4, 2).permute(1, 3, 2, 4, 0)
-    return Values(blocks.dequantize(codes, 8.0, _select_rows(runs, chunk, top), chunk, workspace))
+    codes = _read_codes(entry, DENSE, (top, bottom), (left, right), workspace)
+    return _cut(codes, chunk, ROWS * top, COLS * left)
 
 
-def dequantize_sparse(
-    parts: Parts, blocks: ColumnBlocks, tiles: TileOrder, chunk: Chunk, workspace: Workspace
-) -> Values:
-    """Return (code - 2^(b-1)) · scale where there is a code, else 0: (r, c)."""
+def _read_sparse(parts: Parts, tiles: TileOrder, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read code - 2^(b-1) where there is a code, else 0, of a chunk: (r, c) float32."""
     top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
     left, right = chunk.col // (2 * COLS), -(-chunk.stop_col // (2 * COLS))
-    codes = _read_codes(parts.codes, tiles, (top, bottom), (left, right), workspace).sub_(1 << tiles.bits - 1)
+    codes = _read_codes(parts.codes, tiles, (top, bottom), (left, right), workspace) - (1 << tiles.bits - 1)
     columns = _read_kept_columns(parts["meta"], (top, bottom), (left, right), workspace)
-    values = workspace.buffer("sparse", (len(codes), 2 * codes.shape[1]), torch.float32)
-    values.zero_().scatter_(1, columns, codes)
-    values = values[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
-    values = crop_columns(values, chunk.col - 2 * COLS * left, chunk.stop_col - 2 * COLS * left, workspace)
-    stored = workspace.read_whole("scales", parts["scale"])[:, ROWS * top : ROWS * bottom]
-    runs = stored.reshape(blocks.n, -1, 8, 4, 2)
-    runs = runs.permute(1, 2, 4, 3, 0) if blocks.n > 2 else runs.permute(1, 2, 3, 4, 0)
-    return Values(blocks.apply(torch.Tensor.mul_, values, _select_rows(runs, chunk, top), chunk, workspace))
+    values = codes.new_zeros(len(codes), 2 * codes.shape[1]).scatter_(1, columns, codes)
+    return _cut(values, chunk, ROWS * top, 2 * COLS * left)
 
 
-def _select_rows(runs: Tensor, chunk: Chunk, top: int) -> Tensor:
-    """Select the scales of a chunk's rows, (r, blocks) float32, from whole tiles in row order, (…, blocks)."""
-    scale = runs.float().reshape(-1, runs.shape[-1])
-    return scale[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
+def _cut(tiles: Tensor, chunk: Chunk, row: int, col: int) -> Tensor:
+    """Cut a chunk, (r, c), out of tiles that begin at ``row`` and ``col`` of the weight."""
+    return tiles[chunk.row - row : chunk.stop_row - row, chunk.col - col : chunk.stop_col - col]
+
+
+def _read_scales(entry: Entry, order: RowOrder, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the scales of a chunk's rows, (r, blocks) float32."""
+    top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
+    stored = workspace.read_whole("scales", entry)[:, ROWS * top : ROWS * bottom]
+    rows = stored.reshape(len(stored), -1, *order.dims).permute(order.order).reshape(-1, len(stored)).float()
+    return rows[chunk.row - ROWS * top : chunk.stop_row - ROWS * top]
 
 
 def _read_codes(

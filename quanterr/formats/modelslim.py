@@ -39,16 +39,26 @@ import struct
 from functools import partial
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    Format,
+    FormatMismatch,
+    Native,
+    Parts,
+    PartSpec,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.ascend_types import TYPES
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.config_checks import read_floats, read_integers
-from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.microscaling import LEVELS, Microscaled
 from quanterr.formats.shared.padding import fit_unpadded
-from quanterr.formats.shared.row_pairs import read_pairs_of_rows, read_row_pairs
+from quanterr.formats.shared.row_pairs import read_pairs_of_rows
 from quanterr.formats.shared.swizzled_scales import BlockScales
 from quanterr.kernel.grid import Grid, decode_e8m0
 from quanterr.kernel.levels import INT4, OF_DTYPE, signed_bytes
@@ -139,7 +149,11 @@ def fit_pairs(parts: Parts) -> Weight | None:
         if blocks.n > 1:
             raise FormatMismatch(f"{scale} should have one number for each row if there is {second}")
         blocks = _fit_blocks(parts, rows, cols, second, parts.get("second_offset"))
-        dequantize = partial(_dequantize_twice, parts, blocks)
+        at_first = parts.get("second_offset")
+        zero = blocks.grid(at_first, "second_offset") if at_first else None
+        inner = read_pairs_of_rows(codes, blocks.grid(second, "second_scale"), blocks.group, zero)
+        read = partial(_read_values, inner)
+        dequantize = Native(Decoder(codes, cols, scale=Grid(scale), zero=Grid(offset, key="zero_point"), read=read))
     else:
         dequantize = read_pairs_of_rows(codes, blocks.grid(scale), blocks.group, blocks.grid(offset, "zero_point"))
     return parts.weight(
@@ -155,14 +169,8 @@ def fit_pairs(parts: Parts) -> Weight | None:
     )
 
 
-def _dequantize_twice(parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Values:
-    values = read_row_pairs(parts.codes, chunk, workspace)
-    second, offset = parts["second_scale"], parts.get("second_offset")
-    zero = read_of_rows("second_offset", offset, blocks.n, chunk, workspace) if offset else 0.0
-    scale = read_of_rows("second_scale", second, blocks.n, chunk, workspace)
-    values = blocks.dequantize(values, zero, scale, chunk, workspace)
-    scale, zero = (read_of_rows(key, parts[key], 1, chunk, workspace) for key in ("scale", "zero_point"))
-    return Values(values.sub_(zero).mul_(scale))
+def _read_values(dequantize: Dequantize, chunk: Chunk, workspace: Workspace) -> Tensor:
+    return dequantize(chunk, workspace).weight
 
 
 def fit_dual(parts: Parts) -> Weight | None:

@@ -84,8 +84,9 @@ def dequantize(parts: Parts, blocks: ColumnBlocks, grouped: bool, chunk: Chunk, 
     rows = torch.arange(chunk.row, chunk.stop_row, device=workspace.device)
     if grouped:
         places = rows // 64 * 64 + rows % 8 * 8 + rows % 64 // 8
-        scales = workspace.read_whole("groups", parts["group"]).index_select(1, places).t().float().contiguous()
-        blocks.apply(torch.Tensor.mul_, values, scales, chunk, workspace).round_().clamp_(-128, 127)
+        scales = workspace.read_whole("groups", parts["group"]).index_select(1, places).t().float()
+        groups = blocks.restrict(lambda _chunk, _workspace: scales)
+        blocks.apply(torch.Tensor.mul_, values, groups, chunk, workspace).round_().clamp_(-128, 127)
     places = rows // 32 * 32 + rows % 8 // 2 * 8 + rows % 32 // 8 * 2 + rows % 2
     of_rows = workspace.read_whole("channels", parts["channel"]).view(-1)[places]
     return Values(values.mul_(of_rows.unsqueeze(1)))

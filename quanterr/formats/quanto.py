@@ -29,8 +29,7 @@ from math import prod
 
 from msgspec.structs import replace
 
-from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared.flat_blocks import BlockRun
+from quanterr.formats.base import Format, FormatMismatch, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared.scale_grid import fit_grid, read_grid
 from quanterr.formats.shared.segmented_packing import Planes
 from quanterr.kernel.grid import Grid
@@ -109,31 +108,13 @@ def _fit_bits(code_bits: int, parts: Parts) -> Weight:
     )
 
 
-def dequantize_packed(
-    parts: Parts, planes: Planes, matrix: tuple[int, int], group: int, chunk: Chunk, workspace: Workspace
-) -> Values:
-    """Return scale · code - shift, (r, c); (code - shift) · scale for an integer shift."""
-    groups = BlockRun.cover(chunk, matrix, group)
-    values = planes.read(groups.begin, groups.end, workspace)
-    scale, shift = (
-        workspace.read(role, parts[role], groups.first, (groups.stop - groups.first, 1)) for role in ("scale", "shift")
-    )
-    by_group = values.view(-1, groups.size)
+def _read(parts: Parts, planes: Planes, matrix: tuple[int, int], group: int) -> Native:
+    """Return the function that decodes: scale · code - shift; (code - shift) · scale for an integer shift."""
+    across = matrix[1] // group
+    scale, shift = Grid(parts["scale"], across, group), Grid(parts["shift"], across, group, key="shift")
     if parts["shift"].dtype in INTEGERS:
-        by_group.sub_(shift.float()).mul_(scale.float())
-    else:
-        by_group.mul_(scale.float()).sub_(shift.float())
-    return Values(groups.cut(values, chunk, matrix[1]))
-
-
-def _read(parts: Parts, planes: Planes, matrix: tuple[int, int], group: int) -> Dequantize:
-    """Return the decoder of the planes if they can have one, else :func:`dequantize_packed`."""
-    plain = partial(dequantize_packed, parts, planes, matrix, group)
-    shift = Grid(parts["shift"], matrix[1] // group, group, key="shift")
-    read = partial(planes.read_rows, plain, matrix, group, parts["scale"])
-    if parts["shift"].dtype in INTEGERS:
-        return read(zero=shift)
-    return read(shift=lambda chunk, workspace: shift(chunk, workspace).neg())
+        return planes.decode(matrix, group, scale, zero=shift)
+    return planes.decode(matrix, group, scale, shift=lambda chunk, workspace: shift(chunk, workspace).neg())
 
 
 FORMATS = (

@@ -364,11 +364,9 @@ def _dequantize_block(
     if layout.codebook:
         _look_up(values, parts["scale"], layout, chunk, workspace)
     else:
-        scales = _read_groups("scale", parts, layout, chunk, workspace)
-        layout.blocks.apply(torch.Tensor.mul_, values, scales, chunk, workspace)
-    if parts.get("zero_point"):
-        zero_points = _read_groups("zero_point", parts, layout, chunk, workspace)
-        layout.blocks.apply(torch.Tensor.add_, values, zero_points, chunk, workspace)
+        layout.blocks.apply(torch.Tensor.mul_, values, layout.blocks.grid(parts["scale"]), chunk, workspace)
+    if zero_point := parts.get("zero_point"):
+        layout.blocks.apply(torch.Tensor.add_, values, layout.blocks.grid(zero_point, "zero_point"), chunk, workspace)
     if parts.get("svd_up"):
         up, down = _read_thin(parts, layout, workspace)
         up, down = up[chunk.row : chunk.stop_row], down[:, chunk.col : chunk.stop_col]
@@ -428,14 +426,6 @@ def _make_packing(coding: NumberType) -> Packing:
 @cache
 def _make_table(coding: NumberType, device: torch.device) -> Tensor:
     return torch.tensor(_list_values(coding), device=device)[:, None]
-
-
-def _read_groups(role: str, parts: Parts, layout: SdnqLayout, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the scales or zero points of a chunk's rows, (1 or r, groups) float32."""
-    entry, n = parts[role], layout.blocks.n
-    if entry.n == 1:
-        return workspace.read_whole(role, entry).view(1, 1).float()
-    return workspace.read(role, entry, chunk.row * n, (chunk.shape[0], n)).float()
 
 
 FORMATS = (

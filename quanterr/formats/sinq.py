@@ -17,7 +17,7 @@ Reference: sinq 0.2.0 (PyPI) sinq/quantizer.py Quantizer.dequantize, sinq/patch_
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -27,15 +27,15 @@ from quanterr.formats.base import (
     Chunk,
     Format,
     FormatMismatch,
+    Native,
     Parts,
     PartSpec,
-    Values,
     Weight,
     Workspace,
 )
-from quanterr.formats.shared.flat_blocks import BlockRun
 from quanterr.formats.shared.gptq_awq_common import FLOATS
 from quanterr.formats.shared.segmented_packing import PACKINGS, Planes
+from quanterr.kernel.grid import Grid, of_columns
 from quanterr.kernel.levels import Levels
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import as_object
@@ -96,7 +96,7 @@ def fit(parts: Parts) -> Weight:
     last = 2.0**layout.planes.bits - 1
     return parts.weight(
         (rows, cols),
-        partial(dequantize, parts, layout),
+        _read(parts, layout),
         code_bits=layout.planes.bits,
         uniform_bits=None if layout.table else layout.planes.bits,
         levels=None if layout.table else Levels(0x00, 0xFF, 0.0, last, at=(0.0, last)),
@@ -143,37 +143,28 @@ def _check_numbers(parts: Parts, name: str, groups: int) -> None:
         )
 
 
-def dequantize(parts: Parts, layout: SinqLayout, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return the values of a chunk, (r, c)."""
-    blocks = BlockRun.cover(chunk, layout.shape, layout.size)
-    values = layout.planes.read(blocks.begin, blocks.end, workspace)
-    if layout.table:
-        values.copy_(_make_table(layout.table, workspace.device)[values.int()])
-    groups = values.view(-1, layout.size)
-    for name, operation in (("zero", torch.Tensor.sub_), ("scale", torch.Tensor.mul_)):
-        operation(groups, _read_numbers(parts, name, blocks.first, blocks.stop, workspace))
-    factors = workspace.read_whole("columns", parts["columns"]).view(-1)[chunk.col : chunk.stop_col].float()
-    return Values(blocks.cut(values, chunk, layout.shape[1]).mul_(factors))
+def _read(parts: Parts, layout: SinqLayout) -> Native:
+    """Return the function that decodes the weight: (number(code) - zero) · scale, times the factor of the column."""
+    across = layout.shape[1] // layout.size
+    scale, zero = (
+        Grid(plain, across, layout.size, key=name)
+        if (plain := parts.get(name))
+        else partial(_read_numbers, parts, name, across, layout.size)
+        for name in ("scale", "zero")
+    )
+    factor = of_columns(parts["columns"], "columns")
+    return layout.planes.decode(layout.shape, layout.size, scale, zero, levels=layout.table or (), factor=factor)
 
 
-@cache
-def _make_table(table: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(table, device=device)
-
-
-def _read_numbers(parts: Parts, name: str, first: int, stop: int, workspace: Workspace) -> Tensor:
-    """Return the scales or zero points of groups, (n, 1) or one, float32."""
-    if plain := parts.get(name):
-        if plain.n == 1:
-            return workspace.read_whole(name, plain).view(1, 1).float()
-        return workspace.read(name, plain, first, (stop - first, 1)).float()
+def _read_numbers(parts: Parts, name: str, across: int, size: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the scales or zero points of a chunk that are bytes with steps and least numbers, (r, groups) float32."""
     codes, step, least = (parts[f"{name}.{part}"] for part in "xsm")
-    numbers = workspace.read(f"{name}.x", codes, first, (stop - first, 1)).float()
-    places = torch.arange(first, stop, device=workspace.device) % codes.shape[1]
+    numbers = workspace.read(f"{name}.x", codes, chunk.row * across, (chunk.shape[0], across)).float()
+    groups = torch.arange(chunk.row * across, chunk.stop_row * across, device=workspace.device).view(numbers.shape)
     for role, entry, operation in (("s", step, torch.Tensor.mul_), ("m", least, torch.Tensor.add_)):
-        of_places = workspace.read_whole(f"{name}.{role}", entry).view(-1).float()[places]
-        operation(numbers, of_places.unsqueeze(1))
-    return numbers
+        of_places = workspace.read_whole(f"{name}.{role}", entry).view(-1).float()
+        operation(numbers, of_places[groups % codes.shape[1]])
+    return numbers[:, chunk.col // size : -(-chunk.stop_col // size)]
 
 
 FORMATS = (

@@ -83,13 +83,14 @@ class SharedBytes(NamedTuple):
 class Decoder(Struct, gc=False):
     """A decoding rule, (value of the code - zero) · scale or value · scale + shift, for rows of ``cols`` elements.
 
-    Each operation rounds to float32. The result is multiplied by ``factor``, if there is one. ``levels`` has the value
+    Each operation rounds to float32. The result is multiplied by ``factor``, a number or a grid of a number for
+    each column, if there is one. ``levels`` has the value
     of each code of 1 to 8 bits, 2^bits of them; codes follow each other in a stream of bits, low bits first, or from
     the high bits of each byte if ``high_first`` (4 bits). Codes without levels are numbers of type ``element``.
     ``grid``, for ggml's IQ1 to IQ3, makes the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and
-    ``shift`` return one value per block of ``group`` columns of a chunk; if ``group`` is 0, one per whole row. ``ends``
-    are the bytes of saturated codes, at most three. If ``rotation``, a power of two up to MOST_ROTATED, is not 0,
-    columns are finally rotated in groups of that size, as formats/shared/convrot.py specifies. ``stored``, which
+    ``shift`` return one value per block of ``group`` columns of a chunk; if ``group`` is 0, one per row or element.
+    ``ends`` are the bytes of saturated codes, at most three. If ``rotation``, a power of two up to MOST_ROTATED, is not
+    0, columns are finally rotated in groups of that size, as formats/shared/convrot.py specifies. ``stored``, which
     follows from a grid, describes the file's tensor of scales: the kernel reads them itself instead of calling
     ``scale``. ``shared`` describes rows in Order.SHARED_BYTES. ``columns``, (cols,) int32, is the block of each column
     where columns of a block are not next to each other; the kernel then needs ``stored``. ``blocks``, for
@@ -111,7 +112,7 @@ class Decoder(Struct, gc=False):
     rotation: int = 0
     stored: StoredScales | None = None
     shared: SharedBytes | None = None
-    factor: float | None = None
+    factor: float | Grid | None = None
     columns: Entry | None = None
     high_first: bool = False
     grid: Callable[[], Tensor] | None = None
@@ -143,7 +144,9 @@ class Decoder(Struct, gc=False):
     @property
     def native(self) -> ElementType | None:
         """The type by which the compiled kernel reads the codes; None if it cannot."""
-        if self.read is not None or (self.columns is not None and self.stored is None) or self.factor == 0:
+        if self.read is not None or (self.columns is not None and self.stored is None):
+            return None
+        if self.factor == 0 or isinstance(self.factor, Grid):
             return None
         if self.order == Order.WORDS_DOWN and self.codes.bits != WORD:
             return None

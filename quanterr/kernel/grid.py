@@ -1,5 +1,7 @@
 """The numbers that blocks of a weight share, such as scales and zero points: which one belongs to each element."""
 
+from __future__ import annotations
+
 from functools import cache
 from typing import TypeVar
 
@@ -11,6 +13,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
 FEW = 1 << 14  # most numbers that are read at once, so that later chunks of the weight need no further read
+MANY = 1 << 62  # more rows than any weight has
 Rows = TypeVar("Rows", int, Tensor)  # a row, or several
 
 
@@ -31,19 +34,23 @@ class Grid(Struct, frozen=True, gc=False):
     key: str = "scale"
     stack_rows: int = 0  # 0: the weight is one matrix
     down: int = 0
+    exponents: bool = False  # bytes are E8M0 exponents
 
     def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Return the numbers of a chunk, (1 or r, blocks) float32."""
         if self.entry.n == 1:
-            return to_float(self.entry, workspace.read_whole(self.key, self.entry)).view(1, 1)
+            return self._to_float(workspace.read_whole(self.key, self.entry)).view(1, 1)
         first, stop = self._find_row(chunk.row), self._find_row(chunk.stop_row - 1) + 1
-        numbers = to_float(self.entry, self._read_rows(first, stop, workspace))
+        numbers = self._to_float(self._read_rows(first, stop, workspace))
         if self.group:
             numbers = numbers[:, chunk.col // self.group : -(-chunk.stop_col // self.group)]
         if len(numbers) == 1 or (self.height == 1 and self.down == self.stack_rows):  # for all rows, or one for each
             return numbers
         rows = torch.arange(chunk.row, chunk.stop_row, device=numbers.device)
         return numbers.index_select(0, self._find_row(rows) - first)
+
+    def _to_float(self, stored: Tensor) -> Tensor:
+        return decode_e8m0(stored) if self.exponents else stored.float()
 
     def _find_row(self, row: Rows) -> Rows:
         """Return the row of numbers that belongs to a row, or to each of several rows, of the weight."""
@@ -66,6 +73,39 @@ class Grid(Struct, frozen=True, gc=False):
         return workspace.read_cached(self.key, self.entry, first * self.width, (stop - first, self.width))
 
 
+class Run(Struct, frozen=True, gc=False):
+    """Numbers of elements that are counted row by row, of ``cols`` each: ``size`` elements share a number.
+
+    After ``n`` elements, if ``n`` is not 0, the numbers begin again. As a function, a run returns the numbers of the
+    elements of a chunk, (r, c) float32, or (1, 1) if there is one for all.
+    """
+
+    entry: Entry
+    cols: int
+    size: int = 1
+    n: int = 0
+    key: str = "scale"
+
+    def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Return the numbers of a chunk, (r, c) float32."""
+        places = self.find_places(chunk, workspace)
+        if self.n or self.entry.n <= FEW:
+            return workspace.read_whole(self.key, self.entry).view(-1)[places].float()
+        first, stop = int(places[0, 0]), int(places[-1, -1]) + 1
+        return workspace.read_cached(self.key, self.entry, first, (stop - first,))[places - first].float()
+
+    def find_places(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Return the index of the number of each element, (r, c) int64."""
+        rows = torch.arange(chunk.row, chunk.stop_row, device=workspace.device)
+        elements = rows[:, None] * self.cols + torch.arange(chunk.col, chunk.stop_col, device=workspace.device)
+        return (elements % self.n if self.n else elements) // self.size
+
+
+def of_columns(entry: Entry, key: str) -> Grid:
+    """Return a number for each column of a weight, or one for all, as a grid."""
+    return Grid(entry, entry.n, 1, MANY, key=key)
+
+
 @cache
 def _make_exponents(device: torch.device) -> Tensor:
     return torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan], device=device)
@@ -75,8 +115,3 @@ def decode_e8m0(codes: Tensor) -> Tensor:
     """Convert E8M0 exponents, uint8, to float32: 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN."""
     places = codes.contiguous().view(torch.uint8).view(-1).int()
     return _make_exponents(codes.device).index_select(0, places).view(codes.shape)
-
-
-def to_float(entry: Entry, stored: Tensor) -> Tensor:
-    """Convert stored numbers to float32 exactly; bytes are E8M0 exponents."""
-    return decode_e8m0(stored) if entry.dtype in ("U8", "F8_E8M0") else stored.float()

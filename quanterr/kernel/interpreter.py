@@ -79,7 +79,7 @@ def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
             numbers = of_blocks(outer, workspace).to(values.dtype)
             values = operation(values, spread(decoder, numbers, outer, workspace))
     if decoder.factor is not None:
-        values = values * decoder.factor
+        values = values * (decoder.factor if isinstance(decoder.factor, float) else decoder.factor(outer, workspace))
     return Values(values[:, inside].contiguous(), saturated)
 
 
@@ -166,10 +166,10 @@ def unpack_bits(stored: Tensor, bits: int) -> Tensor:
 
 
 def spread(decoder: Decoder, numbers: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return a number for each column of a chunk, (1 or r, 1 or c), from one for each block of columns."""
+    """Return a number for each column of a chunk, (1 or r, 1 or c), from one for each block of columns or element."""
     if decoder.columns is not None:
         return numbers[:, workspace.read_whole("order", decoder.columns)]
-    if numbers.shape[1] == 1:
+    if numbers.shape[1] == 1 or not decoder.group:
         return numbers
     columns = torch.arange(chunk.col, chunk.stop_col, device=numbers.device) // decoder.group
     of_column = columns - chunk.col // decoder.group

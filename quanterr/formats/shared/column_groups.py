@@ -16,7 +16,7 @@ from quanterr.errors import FormatMismatch
 from quanterr.formats.shared.scale_grid import apply_by_block
 from quanterr.kernel.decoder import OfBlocks
 from quanterr.kernel.grid import Grid
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count
@@ -66,34 +66,19 @@ class ColumnBlocks:
 
         return cut
 
-    def dequantize(
-        self, codes: Tensor, zero_point: Tensor | float, scale: Tensor, chunk: Chunk, workspace: Workspace
-    ) -> Tensor:
-        """Compute (code - zero point) · scale in place; each operation rounds.
-
-        ``codes`` of a chunk are (r, c); ``zero_point`` and ``scale`` are (1 or r, n); all float32.
-        """
-        if isinstance(zero_point, torch.Tensor):
-            self.apply(torch.Tensor.sub_, codes, zero_point, chunk, workspace)
-        elif zero_point:
-            codes.sub_(zero_point)
-        return self.apply(torch.Tensor.mul_, codes, scale, chunk, workspace)
-
     def apply(
         self,
         operation: Callable[[Tensor, Tensor], Tensor],
         values: Tensor,
-        of_block: Tensor,
+        of_blocks: OfBlocks,
         chunk: Chunk,
         workspace: Workspace,
     ) -> Tensor:
-        """Apply ``operation(values, of_block)`` in place to a chunk, (r, c), with a value per block, (1 or r, n)."""
+        """Apply ``operation(values, numbers)`` in place to a chunk, (r, c), with the numbers of its blocks."""
+        numbers = of_blocks(chunk, workspace)
         if self.order is None:
-            left, right = chunk.col // self.size, -(-chunk.stop_col // self.size)
-            return apply_by_block(operation, values, of_block[:, left:right], chunk.col, self.size)
-        order = workspace.read_whole("order", self.order)[chunk.col : chunk.stop_col]
-        of_column = workspace.buffer("of_column", (of_block.shape[0], len(order)), torch.float32)
-        return operation(values, torch.index_select(of_block, 1, order, out=of_column))
+            return apply_by_block(operation, values, numbers, chunk.col, self.size)
+        return operation(values, numbers[:, workspace.read_whole("order", self.order)[chunk.col : chunk.stop_col]])
 
 
 def fit_blocks(n: int, cols: int, configured: int | None = None, order: Entry | None = None) -> ColumnBlocks:

@@ -1,13 +1,11 @@
 """Scales and zero points in compressed-tensors: one for the weight, or one or more per row."""
 
-from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.ct_config import read_setting
-from quanterr.formats.shared.flat_blocks import read_of_rows
 from quanterr.formats.shared.padding import check_width
-from quanterr.lazy_torch import Tensor
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -31,16 +29,8 @@ def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> ColumnBlocks:
     return fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], read_setting(parts, "group_size"), order)
 
 
-def read_block_values(key: str, entry: Entry, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read one number per block and row, or one for the weight, as float32: (r, blocks) or (1, 1)."""
-    if entry.n == 1:
-        return workspace.read_whole(f"one {key}", entry).view(1, 1).float()
-    return read_of_rows(key, entry, blocks.n, chunk, workspace)
-
-
 def apply_scales(codes: Tensor, parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Compute (code - zero point) · scale in place, (r, c); the zero point is 0 if none is stored."""
-    entry = parts.get("zero_point")
-    zero_point = read_block_values("zero_point", entry, blocks, chunk, workspace) if entry else 0.0
-    scale = read_block_values("scale", parts["scale"], blocks, chunk, workspace)
-    return blocks.dequantize(codes, zero_point, scale, chunk, workspace)
+    if entry := parts.get("zero_point"):
+        blocks.apply(torch.Tensor.sub_, codes, blocks.grid(entry, "zero_point"), chunk, workspace)
+    return blocks.apply(torch.Tensor.mul_, codes, blocks.grid(parts["scale"]), chunk, workspace)

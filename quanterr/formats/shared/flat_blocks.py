@@ -1,49 +1,16 @@
-"""Blocks that run over a weight's elements in order, across the ends of its rows."""
-
-from typing import NamedTuple
+"""Codes of 4 bits that follow each other in order, across the ends of a weight's rows."""
 
 from quanterr.checkpoints import Entry
-from quanterr.lazy_torch import Tensor
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
 
-class BlockRun(NamedTuple):
-    """Blocks ``first:stop`` of ``size`` elements each, which cover a chunk of a weight of ``n`` elements."""
-
-    size: int
-    first: int
-    stop: int
-    n: int
-
-    @classmethod
-    def cover(cls, chunk: Chunk, shape: tuple[int, int], size: int) -> "BlockRun":
-        """Return the blocks that cover a chunk of a matrix of that shape."""
-        begin = chunk.row * shape[1] + chunk.col
-        return cls(size, begin // size, -(-(begin + chunk.n) // size), shape[0] * shape[1])
-
-    @property
-    def begin(self) -> int:
-        """The index of the first element in the blocks."""
-        return self.first * self.size
-
-    @property
-    def end(self) -> int:
-        """The index after the last element in the blocks, as the last block may be short."""
-        return min(self.stop * self.size, self.n)
-
-    def multiply(self, values: Tensor, scale: Tensor) -> None:
-        """Multiply the blocks' values, (n,), by a scale per block, (blocks,), in place."""
-        whole = len(values) // self.size
-        values[: whole * self.size].view(whole, self.size).mul_(scale[:whole].unsqueeze(1))
-        values[whole * self.size :].mul_(scale[whole:])
-
-    def cut(self, values: Tensor, chunk: Chunk, cols: int) -> Tensor:
-        """Cut the chunk, (r, c), of a matrix with ``cols`` columns out of the blocks' values, (n,)."""
-        skipped = chunk.row * cols + chunk.col - self.begin
-        return values[skipped : skipped + chunk.n].view(chunk.shape)
-
-
-def read_of_rows(key: str, entry: Entry, across: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the numbers of the ``across`` blocks in each row of a chunk, (r, across) float32."""
-    return workspace.read(key, entry, chunk.row * across, (chunk.shape[0], across)).float()
+def read_flat_codes(entry: Entry, cols: int, high_first: bool, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the codes of whole rows, or of a piece of a row, of a weight of ``cols`` columns: (r, c) uint8."""
+    first = chunk.row * cols + chunk.col
+    begin, end = first // 2, -(-(first + chunk.n) // 2)
+    stored = workspace.read_bytes("codes", entry, begin, (end - begin, 1))
+    shifts = torch.tensor([4, 0] if high_first else [0, 4], dtype=torch.uint8, device=stored.device)
+    codes = (stored >> shifts & 15).view(-1)
+    return codes[first - 2 * begin : first - 2 * begin + chunk.n].view(chunk.shape)

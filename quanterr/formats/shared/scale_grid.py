@@ -34,7 +34,7 @@ from quanterr.formats.base import Format, Native, Parts, PartSpec, Values, Weigh
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.padding import check_unpadded
-from quanterr.kernel.grid import FEW, Grid, to_float
+from quanterr.kernel.grid import FEW, Grid, decode_e8m0
 from quanterr.kernel.levels import OF_DTYPE
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import as_matrix
@@ -42,6 +42,7 @@ from quanterr.tensors.workspace import Workspace
 
 Edges = tuple[int, int]
 
+EXPONENTS = ("U8", "F8_E8M0")  # dtypes of E8M0 exponents
 DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
 DECLARED = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources that declare block sizes
@@ -103,12 +104,13 @@ def find_common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
 
 def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
     """Yield all scales as float32, some at a time, for statistics."""
+    to_float = decode_e8m0 if entry.dtype in EXPONENTS else torch.Tensor.float
     if entry.n <= FEW:  # usually in the workspace already
-        yield to_float(entry, workspace.read_whole("scale", entry)).view(-1)
+        yield to_float(workspace.read_whole("scale", entry)).view(-1)
         return
     for first in range(0, entry.n, at_once):
         n = min(at_once, entry.n - first)
-        yield to_float(entry, workspace.read("scale", entry, first, (n,)))
+        yield to_float(workspace.read("scale", entry, first, (n,)))
 
 
 OF_DEEPSEEK = "_inv"  # suffix of DeepSeek's scales: blocks as in config.json, or 128 × 128
@@ -237,7 +239,7 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     stored = entry.shape
     if entry.n == 1:
         block = _share_edges(max(rows, 1), max(cols, 1))
-        return FittedGrid(Grid(entry, height=block[0]), "tensor", block, "one scale")
+        return FittedGrid(_make_grid(entry, 0, (1, 1), block), "tensor", block, "one scale")
     if entry.n == 0 or len(shape) < 2:
         raise FormatMismatch(_describe_misfit(entry, shape))
     if len(shape) == 2:
@@ -245,7 +247,7 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     if prod(stored) == stored[0] == shape[0]:  # a scale per leading index, with or without trailing ones in the shape
         each = rows // shape[0]
         of_each = f"one scale for each of {shape[0]}"
-        return FittedGrid(Grid(entry, height=each), "row", _share_edges(each, cols), of_each)
+        return FittedGrid(_make_grid(entry, 0, (shape[0], 1), (each, cols)), "row", _share_edges(each, cols), of_each)
     if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked experts, not a 1-D convolution
         return _fit_matrix(entry, shape[1], shape[2], _match_expert_scale(stored, shape), hints, shape)
     raise FormatMismatch(_describe_misfit(entry, shape))
@@ -315,7 +317,7 @@ def _fit_matrix(
         raise FormatMismatch(_describe_misfit(entry, shape))
     grid_rows, grid_cols = grid
     if grid == (rows, 1):
-        return FittedGrid(Grid(entry), "row", _share_edges(1, cols), "one scale per row")
+        return FittedGrid(_make_grid(entry, rows, grid, (1, cols)), "row", _share_edges(1, cols), "one scale per row")
     fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
     wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in DECLARED]
     for (edges, source), needed in zip(hints, fewest, strict=True):
@@ -343,8 +345,9 @@ def _fit_matrix(
 def _make_grid(entry: Entry, rows: int, grid: tuple[int, ...], block: Edges) -> Grid:
     """Return the grid of blocks, (rows, cols) each, of a matrix of ``rows`` rows or a stack of such matrices."""
     down, across = grid
-    stack_rows = 0 if entry.n == down * across else rows
-    return Grid(entry, across, block[1], block[0], stack_rows=stack_rows, down=down)
+    stack_rows, down = (0, 0) if entry.n == down * across else (rows, down)
+    group, exponents = block[1] if across > 1 else 0, entry.dtype in EXPONENTS
+    return Grid(entry, across, group, block[0], stack_rows=stack_rows, down=down, exponents=exponents)
 
 
 def _describe_contradiction(wrong: list[tuple[Edges, str]], block: Edges) -> str | None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Dequantize, Native, Order
+from quanterr.formats.base import Chunk, Decoder, Native, Order, Workspace
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.kernel.decoder import OfBlocks, SharedBytes
 from quanterr.kernel.grid import Grid
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.workspace import Workspace
 
 # HQQ's names → bytes of an element, bits of a code, bit position of each part of the rows
 PACKINGS = {
@@ -49,31 +49,41 @@ class Planes:
         """The number of codes, padding included."""
         return self.elements * len(self.shifts)
 
-    def read_rows(
+    def decode(
         self,
-        plain: Dequantize,
         matrix: tuple[int, int],
         group: int,
-        scale: Entry,
+        scale: OfBlocks,
         zero: OfBlocks | None = None,
         shift: OfBlocks | None = None,
-    ) -> Dequantize:
-        """Return a :class:`Decoder` if whole rows of ``matrix`` share bytes and consist of groups, else ``plain``."""
+        levels: tuple[float, ...] = (),
+        factor: Grid | None = None,
+    ) -> Native:
+        """Return the function that decodes the weight; see :class:`Decoder`. Levels are those of integers by default.
+
+        The kernel reads codes of which whole rows share bytes.
+        """
         rows, cols = matrix
-        if self.itemsize != 1 or self.elements % cols or self.codes != rows * cols or cols % group:
-            return plain
+        are_rows = self.itemsize == 1 and not self.elements % cols and self.codes == rows * cols and group > 0
         decoder = Decoder(
             self.entry,
             cols,
-            levels=list_integers(self.bits),
-            scale=Grid(scale, cols // group, group),
+            levels=levels or list_integers(self.bits),
+            scale=scale,
             zero=zero,
             shift=shift,
             group=group,
-            order=Order.SHARED_BYTES,
-            shared=SharedBytes(self.elements // cols, self.shifts, self.bits),
+            order=Order.SHARED_BYTES if are_rows else Order.ROWS,
+            shared=SharedBytes(self.elements // cols, self.shifts, self.bits) if are_rows else None,
+            factor=factor,
+            read=None if are_rows else partial(self.read_chunk, cols),
         )
         return Native(decoder)
+
+    def read_chunk(self, cols: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Read the codes of whole rows, or of a piece of a row, of a matrix of ``cols`` columns: (r, c) float32."""
+        first = chunk.row * cols + chunk.col
+        return self.read(first, first + chunk.n, workspace).view(chunk.shape)
 
     def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:
         """Read codes ``first:stop`` as float32, (n,)."""
