@@ -84,28 +84,23 @@ def fit(parts: Parts) -> Weight:
 def _read(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
     """Return the function that decodes the weight: float32(code - 8) · float32(scale) + float32(zero)."""
     cols, group = padded.stored_cols, padded.step
-    scale, zero = (Grid(parts[key], cols // group, group, turned=True, key=key) for key in ("scale", "zero"))
     if interleaved == 1:
+        scale, zero = (Grid(parts[key], cols // group, group, turned=True, key=key) for key in ("scale", "zero"))
         decoder = Decoder(parts.codes, cols, levels=LEVELS, scale=scale, shift=zero, group=group)
         return read_padded(padded, decoder)
-
-    def order(chunk: Chunk, workspace: Workspace) -> Tensor:
-        return stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
-
-    def read(key: str, role: str, chunk: Chunk, workspace: Workspace) -> Tensor:
-        of_rows = read_ordered_rows(key, parts[role], order(chunk, workspace), workspace)
-        return of_rows[:, chunk.col // group : -(-chunk.stop_col // group)]
+    of_weight = padded.rows, interleaved
 
     def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:
-        stored = workspace.read_whole("whole_codes", parts.codes)[order(chunk, workspace)]
-        return element_types.unpack(stored[:, chunk.col // 2 : chunk.stop_col // 2], element_types.list_integers(4))
+        order = stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
+        stored = workspace.read_whole("whole_codes", parts.codes)[order, chunk.col // 2 : chunk.stop_col // 2]
+        return element_types.unpack(stored, element_types.list_integers(4))
 
     decoder = Decoder(
         parts.codes,
         cols,
         levels=LEVELS,
-        scale=partial(read, "whole_scale", "scale"),
-        shift=partial(read, "whole_zero", "zero"),
+        scale=partial(read_ordered_rows, "whole_scale", parts["scale"], of_weight, group),
+        shift=partial(read_ordered_rows, "whole_zero", parts["zero"], of_weight, group),
         group=group,
         read=read_codes,
     )

@@ -12,12 +12,11 @@ config.json gives the linear_class; the default is bitlinear. If the original co
 Reference: huggingface/transformers@5.23.0 src/transformers/integrations/bitnet.py.
 """
 
-from functools import partial
-
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Order, Parts, PartSpec, Weight
 from quanterr.formats.shared.config_checks import check_quant_method
+from quanterr.kernel.decoder import SharedBytes
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import TERNARY
-from quanterr.lazy_torch import torch
 
 PER_BYTE = 4
 NEEDS = {
@@ -41,7 +40,7 @@ def fit(parts: Parts) -> Weight | None:
     alternatives = [
         parts.weight(
             (shape[0], cols),
-            partial(dequantize, parts, product),
+            _read(parts, product),
             code_bits=2,
             levels=TERNARY,
             scale=scale,
@@ -54,19 +53,20 @@ def fit(parts: Parts) -> Weight | None:
     return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def dequantize(parts: Parts, product: bool, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - 1) times or divided by the scale, (r, c)."""
-    stored, cols = parts.matrix
-    values = workspace.output(chunk.shape)
-    for plane in range(chunk.row // stored, -(-chunk.stop_row // stored)):
-        first, stop = max(chunk.row, plane * stored), min(chunk.stop_row, (plane + 1) * stored)
-        shape = (stop - first, chunk.shape[1])
-        packed = workspace.read("codes", parts["codes"], (first - plane * stored) * cols + chunk.col, shape)
-        codes = torch.bitwise_right_shift(packed, 2 * plane, out=workspace.buffer("plane", shape, torch.uint8))
-        values[first - chunk.row : stop - chunk.row] = codes.bitwise_and_(3)
-    values.sub_(1)
-    scale = workspace.read_whole("scale", parts["scale"]).view(-1).float()
-    return Values(values.mul_(scale) if product else values.div_(scale))
+def _read(parts: Parts, product: bool) -> Native:
+    """Return the function that decodes the weight: (code - 1) times the scale, or divided by it."""
+    codes, scale = parts.codes, Grid(parts["scale"])
+    rows, cols = codes.shape
+    decoder = Decoder(
+        codes,
+        cols,
+        levels=(-1.0, 0.0, 1.0, 2.0),
+        # The product of these levels with a rounded quotient is their rounded quotient.
+        scale=scale if product else lambda chunk, workspace: 1 / scale(chunk, workspace),
+        order=Order.SHARED_BYTES,
+        shared=SharedBytes(rows, (0, 2, 4, 6), 2),
+    )
+    return Native(decoder)
 
 
 FORMATS = (Format("bitnet", NEEDS, fit, usual_db=(5, 6)),)

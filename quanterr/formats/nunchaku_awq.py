@@ -19,13 +19,22 @@ nunchaku-tech/nunchaku@3a3cc3d nunchaku/models/linear.py AWQW4A16Linear.
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import (
+    Chunk,
+    Decoder,
+    Dequantize,
+    Format,
+    FormatMismatch,
+    Parts,
+    PartSpec,
+    Weight,
+    Workspace,
+)
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
-from quanterr.formats.shared.padding import Padded, fit_padded
-from quanterr.formats.shared.scale_grid import multiply
+from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.levels import uniform
-from quanterr.lazy_torch import torch
+from quanterr.lazy_torch import Tensor, torch
 
 HALVES = frozenset({"BF16", "F16"})
 GROUP = 64
@@ -54,7 +63,7 @@ def fit(parts: Parts) -> Weight:
     alternatives = [
         parts.weight(
             padded.shape,
-            partial(dequantize, parts, padded, n),
+            _read(parts, padded, n),
             code_bits=4,
             uniform_bits=4,
             levels=uniform(4),
@@ -68,27 +77,28 @@ def fit(parts: Parts) -> Weight:
     return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def dequantize(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code) · float32(scale) + float32(zero), (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, interleaved))
+def _read(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
+    """Return the function that decodes the weight: float32(code) · float32(scale) + float32(zero)."""
+    of_weight = padded.rows, interleaved
 
+    def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:
+        order = stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
+        # 64 columns of a row are stored together in 32 bytes, which are four 64-bit numbers.
+        pieces = workspace.read_whole("fragments", parts.codes).view(torch.int64)
+        pieces = pieces.view(-1, padded.stored_cols // GROUP, 4, 4)[:, chunk.col // GROUP : chunk.stop_col // GROUP]
+        stored = pieces[order // 4, :, order % 4].view(torch.uint8).view(len(order), -1)
+        codes = element_types.unpack(stored, element_types.list_integers(4))
+        return codes.view(len(order), -1, 2, 8, 4).transpose(3, 4).reshape(chunk.shape)
 
-def _dequantize_block(parts: Parts, padded: Padded, interleaved: int, chunk: Chunk, workspace: Workspace) -> Values:
-    rows, cols = chunk.shape
-    order = stored_rows(chunk.row, chunk.stop_row, padded.rows, interleaved, workspace.device)
-    groups = slice(chunk.col // GROUP, chunk.stop_col // GROUP)
-    # 64 columns of a row are stored together in 32 bytes, which are four 64-bit numbers.
-    pieces = (
-        workspace.read_whole("fragments", parts.codes).view(torch.int64).view(-1, padded.stored_cols // GROUP, 4, 4)
+    decoder = Decoder(
+        parts.codes,
+        padded.stored_cols,
+        scale=partial(read_ordered_rows, "whole_scale", parts["scale"], of_weight, GROUP),
+        shift=partial(read_ordered_rows, "whole_zero", parts["zero"], of_weight, GROUP),
+        group=GROUP,
+        read=read_codes,
     )
-    codes = pieces[order // 4, groups, order % 4].view(torch.uint8).view(rows, -1)
-    unpacked = element_types.unpack(codes, element_types.list_integers(4))
-    values = workspace.output((rows, cols))
-    values.view(rows, -1, 2, 4, 8).copy_(unpacked.view(rows, -1, 2, 8, 4).transpose(3, 4))
-    multiply(values, read_ordered_rows("whole_scale", parts["scale"], order, workspace)[:, groups], chunk.col, GROUP)
-    zero = read_ordered_rows("whole_zero", parts["zero"], order, workspace)[:, groups]
-    values.view(rows, -1, GROUP).add_(zero.unsqueeze(2))
-    return Values(values)
+    return read_padded(padded, decoder)
 
 
 FORMATS = (Format("nunchaku_awq", NEEDS, fit, usual_db=(12, 18)),)

@@ -16,14 +16,14 @@ maybe_transpose_expert_weight_dimensions.
 
 from __future__ import annotations
 
-from functools import cache, partial
-
-from quanterr.formats.base import Chunk, Format, Parts, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, Native, Parts, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.microscaling import NVFP4_PARTS, check_global_scale, read_global_scale
 from quanterr.formats.shared.padding import fit_unpadded
+from quanterr.formats.shared.row_pairs import read_pairs_of_rows
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import E2M1
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.lazy_torch import Tensor
 
 BLOCK = 16
 
@@ -40,7 +40,7 @@ def fit(parts: Parts) -> Weight | None:
     padded = fit_unpadded(parts, (experts, 2 * pairs, cols), 1)
     return parts.weight(
         padded.shape,
-        partial(dequantize, parts, padded.rows, cols),
+        _read(parts, padded.rows, cols),
         code_bits=4,
         levels=E2M1.scaled,
         block_size=(BLOCK, 1),
@@ -48,35 +48,15 @@ def fit(parts: Parts) -> Weight | None:
     )
 
 
-def dequantize(parts: Parts, rows: int, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return e2m1(code) · (scale · global scale), (r, c); experts have ``rows`` rows, a multiple of 16."""
-    top, bottom = chunk.row // 2, -(-chunk.stop_row // 2)
-    stored = workspace.read_bytes("codes", parts.codes, top * cols, (bottom - top, cols))
-    indices = workspace.buffer("indices", (bottom - top, 2, cols), torch.int32)
-    indices[:, 0].copy_(stored)
-    torch.bitwise_right_shift(indices[:, 0], 4, out=indices[:, 1])
-    indices[:, 0].bitwise_and_(15)
-    values = element_types.look_up(indices.view(-1, cols), _make_table(workspace.device))
-    values = values[chunk.row % 2 : chunk.row % 2 + chunk.shape[0]]
-    first, last = chunk.row // BLOCK, -(-chunk.stop_row // BLOCK)
-    scale = element_types.decode_e4m3_scales(
-        workspace.read("scale", parts["scale"], first * cols, (last - first, cols))
-    )
-    blocks = chunk._replace(row=first, stop_row=last)
-    scale.mul_(read_global_scale(parts["global_scale"], rows // BLOCK, blocks, workspace))
-    of_row = torch.arange(chunk.row, chunk.stop_row, device=workspace.device) // BLOCK - first
-    of_element = workspace.buffer("of_element", (chunk.shape[0], cols), torch.float32)
-    values.mul_(torch.index_select(scale, 0, of_row, out=of_element))
-    if chunk.shape[1] == cols:
-        return Values(values)
-    cropped = workspace.buffer("cropped", chunk.shape, torch.float32)
-    return Values(cropped.copy_(values[:, chunk.col : chunk.stop_col]))
+def _read(parts: Parts, rows: int, cols: int) -> Native:
+    """Return the function that decodes the weight: e2m1(code) · (scale · global scale); experts have ``rows`` rows."""
+    blocks = Grid(parts["scale"], cols, 1, BLOCK, levels=element_types.E4M3)
+    global_scale = parts["global_scale"]
 
+    def scale(chunk: Chunk, workspace: Workspace) -> Tensor:
+        return blocks(chunk, workspace) * read_global_scale(global_scale, rows, chunk, workspace)
 
-@cache
-def _make_table(device: torch.device) -> Tensor:
-    """Return the value of each code, (16, 1) float32."""
-    return torch.tensor(element_types.E2M1, device=device).unsqueeze(1)
+    return read_pairs_of_rows(parts.codes, scale, 1, levels=element_types.E2M1)
 
 
 FORMATS = (Format("nvfp4_experts", NVFP4_PARTS, fit, usual_db=(19, 21)),)

@@ -31,7 +31,6 @@ from math import prod
 
 from msgspec.structs import replace
 
-from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Decoder,
     Dequantize,
@@ -61,7 +60,6 @@ from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockS
 from quanterr.formats.shared.torchao_header import (
     Description,
     fit_pre_scale,
-    multiply_columns,
     parse_description,
     read_block_size,
 )
@@ -160,7 +158,7 @@ class IntegerTensor:
     padded: Padded
     one: bool
     counted: bool  # whether to count codes at either end of their range
-    pre_scale: Entry | None
+    pre_scale: Grid | None
 
     @property
     def dequantize(self) -> Dequantize:
@@ -176,8 +174,9 @@ class IntegerTensor:
             zero=Grid(zero_point, across, group, key="zero_point") if zero_point else None,
             group=0 if self.one else self.padded.step,
             ends=ends if self.counted else (),
+            factor=self.pre_scale,
         )
-        return multiply_columns(Native(decoder), self.pre_scale)
+        return Native(decoder)
 
 
 def _fit_float8(parts: Parts, declared: Description) -> Weight:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import nan
 from typing import TypeVar
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from quanterr.tensors.workspace import Workspace
 
 FEW = 1 << 14  # most numbers that are read at once, so that later chunks of the weight need no further read
 MANY = 1 << 62  # more rows than any weight has
+E8M0 = (*(2.0 ** (code - 127) for code in range(255)), nan)
 Rows = TypeVar("Rows", int, Tensor)  # a row, or several
 
 
@@ -34,7 +36,7 @@ class Grid(Struct, frozen=True, gc=False):
     key: str = "scale"
     stack_rows: int = 0  # 0: the weight is one matrix
     down: int = 0
-    exponents: bool = False  # bytes are E8M0 exponents
+    levels: tuple[float, ...] = ()  # what each byte stands for, if numbers are bytes
 
     def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Return the numbers of a chunk, (1 or r, blocks) float32."""
@@ -50,7 +52,7 @@ class Grid(Struct, frozen=True, gc=False):
         return numbers.index_select(0, self._find_row(rows) - first)
 
     def _to_float(self, stored: Tensor) -> Tensor:
-        return decode_e8m0(stored) if self.exponents else stored.float()
+        return look_up_bytes(stored, self.levels) if self.levels else stored.float()
 
     def _find_row(self, row: Rows) -> Rows:
         """Return the row of numbers that belongs to a row, or to each of several rows, of the weight."""
@@ -107,11 +109,16 @@ def of_columns(entry: Entry, key: str) -> Grid:
 
 
 @cache
-def _make_exponents(device: torch.device) -> Tensor:
-    return torch.tensor([*(2.0 ** (code - 127) for code in range(255)), torch.nan], device=device)
+def _make_table(levels: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(levels, dtype=torch.float32, device=device)
+
+
+def look_up_bytes(stored: Tensor, levels: tuple[float, ...]) -> Tensor:
+    """Return what bytes stand for, float32; on the CPU this is faster than arithmetic and torch's casts."""
+    places = stored.contiguous().view(torch.uint8).view(-1).int()
+    return _make_table(levels, stored.device).index_select(0, places).view(stored.shape)
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:
-    """Convert E8M0 exponents, uint8, to float32: 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN."""
-    places = codes.contiguous().view(torch.uint8).view(-1).int()
-    return _make_exponents(codes.device).index_select(0, places).view(codes.shape)
+    """Convert E8M0 exponents, bytes, to float32: 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN."""
+    return look_up_bytes(codes, E8M0)

@@ -78,9 +78,10 @@ def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
         if of_blocks is not None:
             numbers = of_blocks(outer, workspace).to(values.dtype)
             values = operation(values, spread(decoder, numbers, outer, workspace))
+    values = values[:, inside]
     if decoder.factor is not None:
-        values = values * (decoder.factor if isinstance(decoder.factor, float) else decoder.factor(outer, workspace))
-    return Values(values[:, inside].contiguous(), saturated)
+        values = values * (decoder.factor if isinstance(decoder.factor, float) else decoder.factor(chunk, workspace))
+    return Values(values.contiguous(), saturated)
 
 
 def _widen(decoder: Decoder, chunk: Chunk) -> Chunk:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from quanterr.checkpoints import Entry
 from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
 # Ending of the module's name → number of parts: FLUX single and double blocks, Qwen-Image.
@@ -32,6 +33,12 @@ def stored_rows(row: int, stop_row: int, rows: int, parts: int, device: torch.de
     return wanted % each * parts + wanted // each
 
 
-def read_ordered_rows(key: str, entry: Entry, order: Tensor | slice, workspace: Workspace) -> Tensor:
-    """Read numbers stored as (groups, rows) for the rows in ``order``, as float32 (r, groups)."""
-    return workspace.read_whole(key, entry)[:, order].t().float()
+def read_ordered_rows(
+    key: str, entry: Entry, of_weight: tuple[int, int], group: int, chunk: Chunk, workspace: Workspace
+) -> Tensor:
+    """Read the numbers of a chunk's groups of columns, stored as (groups, rows), float32 (r, groups).
+
+    ``of_weight`` is the weight's number of rows, and of interleaved parts.
+    """
+    order = stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
+    return workspace.read_whole(key, entry)[chunk.col // group : -(-chunk.stop_col // group), order].t().float()

@@ -8,6 +8,7 @@ from math import inf, nan
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, ElementType, Native, Parts, Values
 from quanterr.kernel.decoder import OfBlocks, tabulate
+from quanterr.kernel.grid import look_up_bytes
 from quanterr.kernel.interpreter import count_ends
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk, as_matrix
@@ -75,11 +76,6 @@ def decode_codes(stored: Tensor, dtype: str) -> Values:
     return Values(stored.view(getattr(torch, CODES[dtype])).float(), count_ends(stored.view(torch.uint8), ends))
 
 
-def _look_up(table: Tensor, codes: Tensor) -> Tensor:
-    """Look up the values of bytes, such as scales; on the CPU this is faster than arithmetic and torch's casts."""
-    return table.index_select(0, codes.contiguous().view(torch.uint8).view(-1).int()).view(codes.shape)
-
-
 def list_small_floats(exponent: int, mantissa: int, signed: bool = True) -> tuple[float, ...]:
     """Return the value of each code of a small float: bias 2^(exponent - 1) - 1, subnormals, no infinities or NaN."""
     bias, one = 2 ** (exponent - 1) - 1, 1 << mantissa
@@ -91,16 +87,6 @@ def list_small_floats(exponent: int, mantissa: int, signed: bool = True) -> tupl
     return tuple([*magnitudes, *(-value for value in magnitudes)] if signed else magnitudes)
 
 
-@cache
-def _make_e5m3_table(device: torch.device) -> Tensor:
-    return torch.tensor([*list_small_floats(5, 3, signed=False)[:-1], torch.nan], device=device)
-
-
-def decode_e5m3(codes: Tensor) -> Tensor:
-    """Convert unsigned E5M3 numbers, uint8, to float32: bias 15, subnormals, 255 is NaN (AMD Quark)."""
-    return _look_up(_make_e5m3_table(codes.device), codes)
-
-
 # E2M1 values by code: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats 1.0, 5.3.3)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
@@ -108,6 +94,9 @@ INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3
 # OCP Microscaling Formats 1.0, 5.3.2
 E2M3 = list_small_floats(2, 3)
 E3M2 = list_small_floats(3, 2)
+E5M3 = (*list_small_floats(5, 3, signed=False)[:-1], nan)
+E4M3_SIZES = (*list_small_floats(4, 3, signed=False)[:-1], nan)
+E4M3 = (*E4M3_SIZES, *(-size for size in E4M3_SIZES))
 E5M2_SIZES = (*list_small_floats(5, 2, signed=False)[:124], inf, nan, nan, nan)
 E5M2 = (*E5M2_SIZES, *(-size for size in E5M2_SIZES))
 
@@ -130,9 +119,9 @@ def look_up(indices: Tensor, table: Tensor) -> Tensor:
 
 def decode_e4m3_scales(codes: Tensor) -> Tensor:
     """Convert E4M3 bytes of any dtype to float32; for scales, which are few."""
-    return _look_up(_make_e4m3_table(codes.device), codes)
+    return look_up_bytes(codes, E4M3)
 
 
-@cache
-def _make_e4m3_table(device: torch.device) -> Tensor:
-    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
+def decode_e5m3(codes: Tensor) -> Tensor:
+    """Convert unsigned E5M3 numbers, bytes, to float32: bias 15, subnormals, 255 is NaN (AMD Quark)."""
+    return look_up_bytes(codes, E5M3)

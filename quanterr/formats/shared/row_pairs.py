@@ -9,13 +9,19 @@ from quanterr.formats.shared import element_types
 from quanterr.kernel.decoder import OfBlocks, SharedBytes
 
 
-def read_pairs_of_rows(codes: Entry, scale: OfBlocks, group: int, zero: OfBlocks | None = None) -> Native:
+def read_pairs_of_rows(
+    codes: Entry,
+    scale: OfBlocks,
+    group: int,
+    zero: OfBlocks | None = None,
+    levels: tuple[float, ...] = element_types.INT4,
+) -> Native:
     """Return the function that decodes pairs of rows; see :class:`Decoder`."""
     return Native(
         Decoder(
             codes,
             codes.shape[-1],
-            levels=element_types.INT4,
+            levels=levels,
             scale=scale,
             zero=zero,
             group=group,

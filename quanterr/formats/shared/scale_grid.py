@@ -34,7 +34,7 @@ from quanterr.formats.base import Format, Native, Parts, PartSpec, Values, Weigh
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.padding import check_unpadded
-from quanterr.kernel.grid import FEW, Grid, decode_e8m0
+from quanterr.kernel.grid import E8M0, FEW, Grid, decode_e8m0
 from quanterr.kernel.levels import OF_DTYPE
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import as_matrix
@@ -346,8 +346,8 @@ def _make_grid(entry: Entry, rows: int, grid: tuple[int, ...], block: Edges) -> 
     """Return the grid of blocks, (rows, cols) each, of a matrix of ``rows`` rows or a stack of such matrices."""
     down, across = grid
     stack_rows, down = (0, 0) if entry.n == down * across else (rows, down)
-    group, exponents = block[1] if across > 1 else 0, entry.dtype in EXPONENTS
-    return Grid(entry, across, group, block[0], stack_rows=stack_rows, down=down, exponents=exponents)
+    group, levels = block[1] if across > 1 else 0, E8M0 if entry.dtype in EXPONENTS else ()
+    return Grid(entry, across, group, block[0], stack_rows=stack_rows, down=down, levels=levels)
 
 
 def _describe_contradiction(wrong: list[tuple[Edges, str]], block: Edges) -> str | None:

@@ -8,12 +8,9 @@ Reference: pytorch/ao@36027d82 torchao/prototype/safetensors/safetensors_utils.p
 
 from functools import lru_cache
 
-from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Dequantize, Parts, Values
-from quanterr.lazy_torch import Tensor
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
+from quanterr.formats.base import Parts
+from quanterr.kernel.grid import Grid, of_columns
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonFields
 
@@ -49,7 +46,7 @@ def read_block_size(parts: Parts, declared: Description) -> tuple[int, ...]:
     return tuple(block)
 
 
-def fit_pre_scale(parts: Parts, cols: int) -> Entry | None:
+def fit_pre_scale(parts: Parts, cols: int) -> Grid | None:
     """Return the factors of the layer's input, if stored.
 
     Raises:
@@ -58,25 +55,4 @@ def fit_pre_scale(parts: Parts, cols: int) -> Entry | None:
     entry = parts.get("act_pre_scale")
     if entry and entry.n not in (1, cols):
         raise FormatMismatch(f"{entry} should have one number for each of {cols} columns")
-    return entry
-
-
-def multiply_columns(dequantize: Dequantize, entry: Entry | None) -> Dequantize:
-    """Return ``dequantize``, whose columns are multiplied by the factors of the layer's input, if there are any."""
-    if entry is None:
-        return dequantize
-    factors = entry
-
-    def multiplied(chunk: Chunk, workspace: Workspace) -> Values:
-        values = dequantize(chunk, workspace)
-        return values._replace(weight=apply_pre_scale(values.weight, factors, chunk, workspace))
-
-    return multiplied
-
-
-def apply_pre_scale(values: Tensor, entry: Entry | None, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Multiply values, (r, c), by the factors of the layer's input in place."""
-    if entry is None:
-        return values
-    factors = workspace.read_whole("act_pre_scale", entry).view(-1).float()
-    return values.mul_(factors if len(factors) == 1 else factors[chunk.col : chunk.stop_col])
+    return of_columns(entry, "act_pre_scale") if entry else None

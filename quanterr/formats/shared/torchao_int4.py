@@ -26,17 +26,15 @@ src/ATen/native/xpu/sycl/WeightInt4PackKernel.cpp; pytorch aten/src/ATen/native/
 """
 
 from dataclasses import dataclass
+from functools import partial
 
-from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Decoder, Dequantize, Native, Parts, Values, Weight
+from quanterr.formats.base import Decoder, Dequantize, Native, Parts, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.torchao_header import (
     Description,
-    apply_pre_scale,
     fit_pre_scale,
-    multiply_columns,
     read_block_size,
 )
 from quanterr.kernel.grid import Grid
@@ -54,7 +52,7 @@ class PlainCodes:
 
     parts: Parts
     padded: Padded
-    pre_scale: Entry | None
+    pre_scale: Grid | None
     shifted: bool = False  # codes are unsigned, and zero points are subtracted from them
 
     @property
@@ -74,8 +72,9 @@ class PlainCodes:
             zero=zero_point if self.shifted else None,
             shift=None if self.shifted else zero_point,
             group=group,
+            factor=self.pre_scale,
         )
-        return multiply_columns(Native(decoder), self.pre_scale)
+        return Native(decoder)
 
 
 def fit_plain(parts: Parts, declared: Description) -> Weight:
@@ -134,36 +133,39 @@ class TiledCodes:
     parts: Parts
     shape: tuple[int, int]
     group: int
-    pre_scale: Entry | None
+    pre_scale: Grid | None
 
-    def dequantize(self, chunk: Chunk, workspace: Workspace) -> Values:
-        """Return (code - 8) · scale + zero, (r, c)."""
-        top, bottom = chunk.row // TILE_ROWS, -(-chunk.stop_row // TILE_ROWS)
-        codes = self._read_codes(top, bottom, workspace)
-        skipped = chunk.row - top * TILE_ROWS
-        groups = codes[skipped : skipped + chunk.shape[0]].view(chunk.shape[0], -1, self.group)
-        scales = workspace.read_whole("scale_and_zero", self.parts["scale_and_zero"])[:, chunk.row : chunk.stop_row]
-        scale, zero = (scales[:, :, place].t().float().unsqueeze(2) for place in (0, 1))
-        groups.sub_(8).mul_(scale).add_(zero)
-        cropped = workspace.buffer("cropped", chunk.shape, torch.float32)
-        cropped.copy_(groups.flatten(1)[:, chunk.col : chunk.stop_col])
-        return Values(apply_pre_scale(cropped, self.pre_scale, chunk, workspace))
-
-    def _read_codes(self, top: int, bottom: int, workspace: Workspace) -> Tensor:
-        """Return the codes of rows of tiles ``top:bottom``, (rows, cols) float32 with padding."""
-        n, across = bottom - top, self.parts.codes.shape[1]
-        stored = workspace.read(  # tile, k, row, lane % 4, j
-            "codes", self.parts.codes, top * across * 32 * 4, (n, across, TILE_ROWS, 4, 4)
+    @property
+    def dequantize(self) -> Dequantize:
+        """The function that decodes the weight: (code - 8) · scale + zero."""
+        decoder = Decoder(
+            self.parts.codes,
+            self.parts.codes.shape[1] * TILE_COLS,
+            levels=element_types.list_integers(4, 8),
+            scale=partial(self._read_groups, 0),
+            shift=partial(self._read_groups, 1),
+            group=self.group,
+            factor=self.pre_scale,
+            read=self._read_codes,
         )
-        ordered = workspace.buffer("ordered", (n, TILE_ROWS, across, 4, 4), torch.int32)
-        ordered.copy_(stored.permute(0, 2, 1, 4, 3))  # tile, row, k, j, lane % 4
-        halves = ordered.view(torch.int16).view(-1, 8)  # lane % 4, p2
-        values = workspace.output((len(halves), 4, 8))
-        part = workspace.buffer("part", tuple(halves.shape), torch.int16)
-        for place in range(4):  # p1, p0
-            torch.bitwise_right_shift(halves, 4 * place, out=part).bitwise_and_(15)
-            values[:, place].copy_(part)
-        return values.view(n * TILE_ROWS, across * TILE_COLS)
+        return Native(decoder)
+
+    def _read_groups(self, place: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Read the scales (``place`` 0) or zeros (1) of a chunk, (r, groups) float32."""
+        stored = workspace.read_whole("scale_and_zero", self.parts["scale_and_zero"])
+        groups = slice(chunk.col // self.group, -(-chunk.stop_col // self.group))
+        return stored[groups, chunk.row : chunk.stop_row, place].t().float()
+
+    def _read_codes(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Read the codes of a chunk, (r, c) int32."""
+        top, bottom, across = chunk.row // TILE_ROWS, -(-chunk.stop_row // TILE_ROWS), self.parts.codes.shape[1]
+        shape = bottom - top, across, TILE_ROWS, 4, 4  # tile, k, row, lane % 4, j
+        stored = workspace.read("codes", self.parts.codes, top * across * 32 * 4, shape)
+        # Bits 4 p … of a word are those of place p2 p1 p0; the word's axes are followed by p2, p1 and p0.
+        shifts = 4 * torch.arange(8, dtype=torch.int32, device=stored.device)
+        codes = (stored.unsqueeze(-1) >> shifts & 15).view(*shape, 2, 2, 2)
+        rows = codes.permute(0, 2, 1, 4, 6, 7, 3, 5).reshape(-1, across * TILE_COLS)
+        return rows[chunk.row - top * TILE_ROWS : chunk.stop_row - top * TILE_ROWS, chunk.col : chunk.stop_col]
 
 
 def fit_tiles(parts: Parts, declared: Description) -> Weight:
