@@ -179,7 +179,8 @@ def fit_scaled(
 
 def read_grid(parts: Parts, grid: FittedGrid) -> Native:
     """Return the function that decodes elements stored one by one, times the scales of a grid."""
-    return element_types.read_one_by_one(parts, grid.numbers, grid.numbers.group)
+    group = grid.block[1] if grid.granularity == "block" else 0
+    return element_types.read_one_by_one(parts, grid.numbers, group)
 
 
 def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
