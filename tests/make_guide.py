@@ -193,8 +193,8 @@ def block_map() -> str:
     from rich.console import Console
     from support.sample_reports import report_of, small
 
-    from quanterr.documents.comparison.view import map_cells
     from quanterr.outputs.block_map import draw_block_maps
+    from quanterr.views.comparison.view import map_cells
 
     console = Console(file=io.StringIO(), width=90, color_system=None)
     for picture in draw_block_maps(map_cells(report_of(small())), console.width, unicode=True):

@@ -13,8 +13,7 @@ from rich.console import Console
 from support import sample_documents
 from support.sample_reports import report_of, tiny
 
-from quanterr.documents.diff.base import Difference
-from quanterr.outputs import OUTPUTS
+from quanterr.outputs import OF_DIFFS, OUTPUTS
 from quanterr.outputs.terminal import console
 from quanterr.outputs.terminal import show as print_view
 
@@ -104,12 +103,12 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     **of_document("plan", sample_documents.plan, OUTPUTS, show_view),
     **of_document("inspection", sample_documents.inspection, OUTPUTS, show_view),
     **of_document("images", sample_documents.images, OUTPUTS, show_view),
-    **of_document("diff", sample_documents.report_diff, Difference.OUTPUTS, show_view),
-    **of_document("evaluation_diff", sample_documents.evaluation_diff, Difference.OUTPUTS, show_view),
-    **of_document("ranking_diff", sample_documents.ranking_diff, Difference.OUTPUTS, show_view),
-    **of_document("plan_diff", sample_documents.plan_diff, Difference.OUTPUTS, show_view),
-    **of_document("inspection_diff", sample_documents.inspection_diff, Difference.OUTPUTS, show_view),
-    **of_document("images_diff", sample_documents.images_diff, Difference.OUTPUTS, show_view),
+    **of_document("diff", sample_documents.report_diff, OF_DIFFS, show_view),
+    **of_document("evaluation_diff", sample_documents.evaluation_diff, OF_DIFFS, show_view),
+    **of_document("ranking_diff", sample_documents.ranking_diff, OF_DIFFS, show_view),
+    **of_document("plan_diff", sample_documents.plan_diff, OF_DIFFS, show_view),
+    **of_document("inspection_diff", sample_documents.inspection_diff, OF_DIFFS, show_view),
+    **of_document("images_diff", sample_documents.images_diff, OF_DIFFS, show_view),
 }
 
 

@@ -96,7 +96,7 @@ def compare(
 
 
 def _view(report: "Report", show: Display) -> "View":
-    from quanterr.documents.comparison.view import view
+    from quanterr.views.comparison.view import view
 
     return view(report, show.top, show.sort_by)
 

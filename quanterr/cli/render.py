@@ -66,8 +66,8 @@ def render(
     page = None if evaluation is None else _view_with_evaluation(evaluation, found, targeted)
     with guard_stdout():
         if document:
-            from quanterr.documents.evaluation.front_matter import put_front_matter
             from quanterr.documents.evaluation.model import Evaluation
+            from quanterr.views.evaluation.front_matter import put_front_matter
 
             finish = partial(put_front_matter, evaluation=found) if isinstance(found, Evaluation) else None
             update_section(document, found, by_name["md"], append, finish)
@@ -86,10 +86,10 @@ def _view_with_evaluation(evaluation: str, report: "Document", to: "list[Target]
         UsageError: the document is not a report, or no output is a page.
     """
     from quanterr.documents.comparison.model import Report
-    from quanterr.documents.comparison.view import view
     from quanterr.documents.evaluation.model import Evaluation
     from quanterr.documents.reading import read_stored
     from quanterr.outputs.page.rendering import TOP
+    from quanterr.views.comparison.view import view
 
     if not isinstance(report, Report):
         raise UsageError("--evaluation: only pages of a report of compare can include one")

@@ -1,11 +1,11 @@
-"""Base classes of documents: results that are stored as strict JSON, with their views and outputs."""
+"""Base classes of documents: results that are stored as strict JSON."""
 
 import io
 import zlib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from inspect import cleandoc
-from os import PathLike, fspath
+from os import PathLike
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
@@ -15,8 +15,6 @@ from msgspec.structs import asdict, astuple
 from quanterr.documents import checksum
 from quanterr.documents.base import Model, RunInfo, Tool, dumps, dumps_each
 from quanterr.errors import UsageError
-from quanterr.outputs import OUTPUTS, Output
-from quanterr.outputs.formatting import format_answer
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
@@ -24,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from quanterr.documents.subjects import Subject
-    from quanterr.outputs.sections import View
 
 Frame = Any  # a pandas.DataFrame: pandas is optional
+View = Any  # a View of outputs/sections.py, a room above
 LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 NEXT = ",\n  "  # between the items of a list
@@ -34,37 +32,31 @@ AT_ONCE = 64  # items of a list that are encoded at once
 
 
 class Result:
-    """Base of all results. The modules that render a result are in the package of its class, and imported on use.
-
-    view.py has ``view``, and ``brief`` if the line for ``--quiet`` differs from the conclusion. The module that
-    ``ROWS`` names has ``CSV_COLUMNS``, ``rows`` and ``suites`` (of JUnit tests). plot.py has ``plot``, if there is one.
-    """
+    """Base of all results. ``ROWS`` names the module of its views that lists its rows."""
 
     __slots__ = ()
-    OUTPUTS: ClassVar[tuple[Output, ...]] = OUTPUTS
     ROWS: ClassVar[str] = "view"
 
-    def view(self, top: int) -> "View":
+    def _views(self) -> ModuleType:
+        """Return the room that shows results.
+
+        Documents import nothing else of the rooms above, and this on use and by name: users call ``plot()``, ``save()``
+        and the like of a result itself.
+        """
+        return import_module("quanterr.views")
+
+    def view(self, top: int) -> View:
         """Return the sections that a reader sees, with at most ``top`` layers of each kind."""
-        return self._import("view").view(self, top)  # type: ignore[no-any-return]
+        return self._views().view(self, top)
 
     def brief(self) -> str:
         """Return the result in one line, for ``--quiet``; a ranking adds a line per candidate without a rank."""
-        own = getattr(self._import("view"), "brief", None)
-        return f"quanterr: {self._answer()}" if own is None else own(self)
-
-    def _answer(self) -> str:
-        view = self.view(0)
-        return view.conclusion if view.word is None else format_answer(view.word, view.doubts, view.conclusion)
+        return self._views().brief(self)  # type: ignore[no-any-return]
 
     @property
     def listing(self) -> ModuleType:
         """The module that ``ROWS`` names."""
-        return self._import(self.ROWS)
-
-    def _import(self, name: str) -> ModuleType:
-        """Return a module of the package that has the result's class."""
-        return import_module(f"{type(self).__module__.rpartition('.')[0]}.{name}")
+        return self._views().listing(self)  # type: ignore[no-any-return]
 
     def rows(self) -> Iterator[JsonObject]:
         """Return the rows of the CSV output as values by column; the writer adds the verdict to each row."""
@@ -76,12 +68,12 @@ class Result:
         return type(self).__name__.lower()
 
     def __repr__(self) -> str:
-        return f"<quanterr.{type(self).__name__} {display(self._answer(), LINE)}>"
+        return f"<quanterr.{type(self).__name__} {display(self._views().answer(self), LINE)}>"
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return import_module("quanterr.outputs.notebook").render(self)  # type: ignore[no-any-return]
+        return self._views().render_notebook(self)  # type: ignore[no-any-return]
 
     def to_json(self) -> str:
         """Return the result as strict ASCII JSON."""
@@ -116,10 +108,7 @@ class Result:
             UsageError: the suffix is unknown.
             ResourceError: the file cannot be written.
         """
-        from quanterr.outputs.files import check_targets, write_output
-
-        for target in check_targets([fspath(path)], [], outputs=self.OUTPUTS):
-            write_output(self, target, "save()")
+        self._views().save(self, path)
 
 
 class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
@@ -150,7 +139,8 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         A report's ``global(snr_db)`` is called ``global/snr_db``, and a candidate's ``bytes`` ``NAME/bytes``, as
         trackers allow no parentheses. Numbers without a value are left out.
         """
-        subjects: list[Subject] = self._import("values").list_subjects(self)
+        values = import_module(f"{type(self).__module__.rpartition('.')[0]}.values")
+        subjects: list[Subject] = values.list_subjects(self)
         return {
             name if subject.name is None else f"{subject.name}/{name}": value
             for subject in subjects
@@ -163,13 +153,7 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         Raises:
             UsageError: matplotlib is not installed, or there is nothing to draw.
         """
-        try:
-            drawing = self._import("plot")
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"plot(): there is nothing to draw: this kind of result, {self.noun}, has no figure"
-            ) from error
-        return drawing.plot(self)  # type: ignore[no-any-return]
+        return self._views().plot(self)  # type: ignore[no-any-return]
 
     def write_json(self, file: IO[str]) -> None:
         """Write the document as strict ASCII JSON, one item per line, so that a large one is never in memory twice."""

@@ -17,10 +17,10 @@ from quanterr.documents.gate_results import HasGates, Word
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
 from quanterr.metrics.scores import Score
-from quanterr.outputs.formatting import name_candidates
-from quanterr.util.text import display
+from quanterr.util.text import display, listed
 
 WIDTH = 1.96  # half the width of a 95 % confidence interval, in standard errors
+SHOWN = 5  # candidates that are named
 INFINITE = {name: value for name, value in NONFINITE.items() if isinf(value)}
 
 
@@ -145,6 +145,13 @@ def combine_verdicts(candidates: Mapping[str, HasGates]) -> tuple[Word, list[str
         for reason in one.reasons if one.verdict == verdict else ():
             names.setdefault(reason, []).append(name)
     return verdict, [f"{name_candidates(own, len(candidates))}: {reason}" for reason, own in names.items()]
+
+
+def name_candidates(names: Sequence[str], candidates: int) -> str:
+    """Return the names of candidates that share something, or "all 3 candidates"."""
+    if len(names) < max(candidates, 2):
+        return listed(names, SHOWN)
+    return "both candidates" if candidates == 2 else f"all {candidates:,} candidates"
 
 
 def list_own_reasons(verdict: str, reasons: Sequence[str], of_gates: Collection[str]) -> list[str]:

@@ -161,7 +161,7 @@ def list_statuses() -> Iterator[GuideEntry]:
 
 def list_words() -> Iterator[GuideEntry]:
     """Yield one entry per word of an answer or a table."""
-    from quanterr.documents.comparison.layers import BUCKETS
+    from quanterr.views.comparison.layers import BUCKETS
 
     synonyms = [*ALIASES.items(), *BUCKETS.items()]
     for name, meaning in WORDS.items():

@@ -32,3 +32,4 @@ OUTPUTS: tuple[Output, ...] = (
     Output("md", ".md", "a section for a model card", "quanterr.outputs.card"),
     Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.outputs.junit"),
 )
+OF_DIFFS = tuple(one for one in OUTPUTS if one.name not in ("jsonl", "junit"))

@@ -26,7 +26,7 @@ def write(document: Result, file: IO[str]) -> None:
 
 def section(document: Result) -> str:
     """Return the section of a model card with its comments: one table, warnings and errors; for a diff, all parts."""
-    view = document.view(TOP)
+    view: View = document.view(TOP)
     parts = [part for section in view.sections if CARD in section.media for part in section.parts]
     tables = [part for part in parts if isinstance(part, Table) or (isinstance(part, FigureGroup) and part.shown)]
     wrong: list[Part] = [part for part in parts if isinstance(part, Lines) and part.warn]
@@ -41,7 +41,7 @@ def section(document: Result) -> str:
 
 def format_numbers(document: Result) -> str:
     """Return all numbers for the summary of a job, which shows the results of gates separately."""
-    view = document.view(TOP)
+    view: View = document.view(TOP)
     parts = [part for section in view.sections if CARD in section.media for part in section.parts]
     return "\n".join(_lines(view, drop_gate_messages(view.reasons, view.gates), parts)) + "\n"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from quanterr.documents.gate_results import BECAUSE, Gate, Violation
-from quanterr.util.text import display, format_decisive, format_exact, listed, size
+from quanterr.util.text import display, format_decisive, format_exact, size
 
 if TYPE_CHECKING:
     from quanterr.documents.base import Finding
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 UNDEFINED = "undefined"
 LONG = 2000  # maximum length of a sentence
-SHOWN = 5  # candidates that are named
 
 
 def format_db(value: float | None, unit: str = "") -> str:
@@ -94,13 +93,6 @@ def format_doubts(found: Sequence[str]) -> str:
 def format_answer(word: str, found: Sequence[str], words: str) -> str:
     """Return a verdict with its doubts and conclusion, such as "compared: …"."""
     return f"{word}{format_doubts(found)}{'; ' if found else ': '}{words}"
-
-
-def name_candidates(names: Sequence[str], candidates: int) -> str:
-    """Return the names of candidates that share something, or "all 3 candidates"."""
-    if len(names) < max(candidates, 2):
-        return listed(names, SHOWN)
-    return "both candidates" if candidates == 2 else f"all {candidates:,} candidates"
 
 
 def describe_gate(gate: Gate) -> tuple[str, str]:

@@ -9,8 +9,8 @@ from typing import NamedTuple, Self, TypeVar
 
 from quanterr.documents.base import Finding
 from quanterr.documents.gate_results import Gate
+from quanterr.documents.subjects import name_candidates
 from quanterr.metrics.scores import Score
-from quanterr.outputs.formatting import name_candidates
 from quanterr.util.strict_json import JsonFields, JsonObject
 
 

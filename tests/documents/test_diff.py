@@ -20,14 +20,17 @@ from support.stored import pair
 
 import quanterr
 from quanterr.cli.formats import schema
-from quanterr.documents.diff.base import SAME_DB, Difference, format_sizes
+from quanterr.documents.diff.base import SAME_DB
 from quanterr.documents.diff.changes import CHANGES
 from quanterr.documents.diff.making import diff_reports as diff
 from quanterr.documents.kinds import KINDS
 from quanterr.errors import Status, UsageError
+from quanterr.outputs import OF_DIFFS
 from quanterr.outputs.markdown import format_prose
 from quanterr.outputs.sections import TERMINAL
 from quanterr.outputs.terminal import console, show
+from quanterr.views.diff.candidates.items import ITEM_WORDS
+from quanterr.views.diff.parts import format_sizes
 
 pytestmark = pytest.mark.session
 
@@ -217,8 +220,8 @@ class TestView:
     @pytest.mark.parametrize("kind", ["report", "evaluation", "ranking", "plan"])
     def test_every_output_states_the_changes(self, kind):
         found = getattr(sample_documents, f"{kind}_diff")()
-        outputs = {output.name: io.StringIO() for output in Difference.OUTPUTS}
-        for output in Difference.OUTPUTS:
+        outputs = {output.name: io.StringIO() for output in OF_DIFFS}
+        for output in OF_DIFFS:
             output.write(found, outputs[output.name])
         fields = json.loads(outputs["json"].getvalue())
         changed = fields if kind == "report" else fields["candidates"][0]
@@ -297,4 +300,5 @@ def test_every_kind_of_document_has_a_schema_and_a_row_of_changes():
     kinds = {kind.name.lower() for kind in KINDS.values()}
 
     assert kinds == {"report", *CHANGES}
+    assert CHANGES.keys() == ITEM_WORDS.keys()
     assert kinds == set(get_args(get_args(get_type_hints(schema, include_extras=True)["kind"])[0]))

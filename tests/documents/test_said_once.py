@@ -8,17 +8,16 @@ from msgspec.structs import replace
 from support import sample_documents
 from support.sample_reports import report_of, tiny
 
-from quanterr.documents.comparison import items
 from quanterr.documents.gate_results import Verdict
-from quanterr.documents.subjects import combine_verdicts
+from quanterr.documents.subjects import combine_verdicts, name_candidates
 from quanterr.findings import make_finding
 from quanterr.gates import judge
 from quanterr.gates.as_text import format_gates
 from quanterr.gates.github import format_summary, make_annotations
 from quanterr.outputs import OUTPUTS
 from quanterr.outputs.card import format_numbers
-from quanterr.outputs.formatting import name_candidates
 from quanterr.outputs.sections import merge_findings
+from quanterr.views.comparison import items
 
 RULES = ["upper(kld_mean) <= 0.02", "top1 >= 0.9"]
 MISMATCH = "rope_theta is 10000, the original"

@@ -8,9 +8,9 @@ import pytest
 from support.small_models import ids, saved, with_words
 
 import quanterr
-from quanterr.documents.plan.view import conclusion
 from quanterr.documents.sensitivity import KLD, Sensitivity, read_sensitivity
 from quanterr.errors import UsageError
+from quanterr.views.plan.view import conclusion
 
 pytestmark = pytest.mark.session
 

@@ -8,9 +8,9 @@ from support.small_models import ids, saved
 
 import quanterr
 from quanterr.documents.evaluation.pairs import compare_neighbours, compare_paired
-from quanterr.documents.evaluation.wording import conclusion, describe_nearer, describe_precision, format_metric
 from quanterr.evaluation.measures import scores
 from quanterr.util.student import compute_p_value, find_t
+from quanterr.views.evaluation.wording import conclusion, describe_nearer, describe_precision, format_metric
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 

@@ -12,10 +12,10 @@ from test_evaluate import CONTEXT, expected, plain
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import quanterr
-from quanterr.documents.evaluation.wording import is_below_floor
 from quanterr.evaluation.measures import floor
 from quanterr.evaluation.models.units import Unit
 from quanterr.outputs.card import format_numbers
+from quanterr.views.evaluation.wording import is_below_floor
 
 pytestmark = pytest.mark.session
 

@@ -17,7 +17,6 @@ from torch.nn import functional
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.labels import Label
-from quanterr.documents.evaluation.view import map_rows
 from quanterr.errors import UsageError
 from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.running.rounding import Rounded, RoundingMode, Watched
@@ -27,6 +26,7 @@ from quanterr.outputs.page.columns import make_columns
 from quanterr.pairing.inputs import _read_comfy
 from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
 from quanterr.tensors.workspace import Workspace
+from quanterr.views.evaluation.view import map_rows
 
 pytestmark = pytest.mark.session
 

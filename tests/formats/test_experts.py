@@ -7,10 +7,10 @@ import torch
 from support.making import compared, in_memory, numbers, quantized_fp8, summed, summed_by_chunk
 from support.tolerances import FEW
 
-from quanterr.documents.comparison.items import values
-from quanterr.documents.comparison.layers import find_worst_expert, pick_worst_layers
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.outputs.terminal import console, show
+from quanterr.views.comparison.items import values
+from quanterr.views.comparison.layers import find_worst_expert, pick_worst_layers
 
 PLACE = "model.layers.0.mlp.experts"
 

@@ -12,7 +12,6 @@ from support.sample_reports import report_of, tiny
 from quanterr import guide
 from quanterr.cli import completion
 from quanterr.documents.base import Finding
-from quanterr.documents.comparison.layers import BUCKETS
 from quanterr.documents.diff.candidates.model import Word as Change
 from quanterr.documents.finding_codes import CODES
 from quanterr.documents.gate_results import Word as Verdict
@@ -21,6 +20,7 @@ from quanterr.documents.ranking import gains
 from quanterr.metrics import NONFINITE
 from quanterr.outputs.sections import FigureGroup, Shares, Table
 from quanterr.selection.roles import ALIASES, OTHER, ROLES
+from quanterr.views.comparison.layers import BUCKETS
 
 ROOMS = [Path(guide.__file__).parents[1] / name for name in ("documents", "outputs")]
 # Calls that declare a heading → its argument, by position and by keyword.

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from support.sample_reports import Model, hostile, mixed, report_of, small
 
-from quanterr.documents.comparison.view import map_cells
 from quanterr.outputs import block_map
 from quanterr.outputs.block_map import COLOURS, CURVE, MAX_MODULES, MAX_STACKS, draw_block_maps
+from quanterr.views.comparison.view import map_cells
 
 
 def shown(report, width=100, unicode=True, **options):

@@ -13,13 +13,13 @@ import pytest
 from msgspec.structs import replace
 from support.sample_reports import hostile, large_page, mixed, report_of, small, tiny
 
-from quanterr.documents.comparison import page_data as layers_of_page
-from quanterr.documents.comparison import view
 from quanterr.documents.comparison.model import Report
 from quanterr.outputs.page import rendering as pages
 from quanterr.outputs.page.columns import DIFFERS, DIGITS, round_digits
 from quanterr.outputs.sections import Column, Section, Table
 from quanterr.util.text import display
+from quanterr.views.comparison import page_data as layers_of_page
+from quanterr.views.comparison import view
 
 LIMIT = 2_000_000  # bytes
 SCRIPTS = pages.FOLDER / "scripts"

@@ -21,9 +21,7 @@ from support.sample_reports import HOSTILE, hostile, report_of, tiny
 
 import quanterr
 from quanterr.documents.base import Finding, dumps, dumps_each
-from quanterr.documents.comparison import items
 from quanterr.documents.comparison.model import Report
-from quanterr.documents.document_view import format_score
 from quanterr.errors import UsageError
 from quanterr.metrics.scores import Score
 from quanterr.outputs import OUTPUTS, card, markdown
@@ -31,6 +29,8 @@ from quanterr.outputs import csv as as_csv
 from quanterr.outputs.formatting import format_cosine
 from quanterr.outputs.terminal import console, show
 from quanterr.util.text import display, format_decisive
+from quanterr.views.comparison import items
+from quanterr.views.parts import format_score
 
 pytestmark = pytest.mark.session
 

@@ -22,7 +22,6 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.declarations import Declarations
 from quanterr.documents.plan.model import ORIGINAL, Plan
-from quanterr.documents.plan.view import conclusion
 from quanterr.documents.reading import read_stored
 from quanterr.errors import Interrupted, ReportError, UsageError
 from quanterr.findings.codes import make_finding
@@ -33,6 +32,7 @@ from quanterr.recipes import parse_recipe
 from quanterr.recipes.quantized_file import mix_recipes
 from quanterr.recipes.tensors import fake_quantize
 from quanterr.samples.measuring import SampleMeasurer
+from quanterr.views.plan.view import conclusion
 
 LAYERS = [
     f"model.layers.{n}.{module}.weight"

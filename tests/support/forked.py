@@ -43,7 +43,7 @@ USED = (
     "quanterr.gates.github",
     "quanterr.gates.explanation",
     "quanterr.cli.progress",
-    "quanterr.documents.comparison.view",
+    "quanterr.views.comparison.view",
     "quanterr.outputs.terminal",
     "quanterr.documents.reading",
 )

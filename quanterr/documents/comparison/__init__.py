@@ -1,4 +1,4 @@
-"""The report of a comparison: its data, the metrics that rules may name, and its view."""
+"""The report of a comparison: its data, and the metrics that rules may name."""
 
 SCHEMA = "quanterr.report"
 NORM = "original_norm"  # per tensor: identifies the original; equal on all devices within a tolerance

@@ -1,6 +1,6 @@
-"""The comparison of the items of each kind of document with candidates, and its view in diffs."""
+"""The comparison of the items of each kind of document with candidates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf, log
 from typing import Any, NamedTuple
 
@@ -19,28 +19,17 @@ from quanterr.documents.images.model import find_difference as of_images
 from quanterr.documents.plan.model import Plan
 from quanterr.documents.ranking.model import Ranking
 from quanterr.documents.subjects import Item
-from quanterr.outputs.formatting import format_if_known, format_percent, format_size_change
-from quanterr.outputs.sections import CellColumn, Column
 
 SAME = 0.01  # relative change of an output error up to which it counts as unchanged
 SAME_SSIM = 1e-6
-ABOUT = (
-    "From two stored results. ± is a standard error as if both had read different tokens. Within chance: the change is "
-    "no larger than different tokens would cause."
-)
 
 
 class Changes(NamedTuple):
-    """The comparison of two documents of a kind, and the view of their changed items."""
+    """The comparison of two documents of a kind."""
 
     item: str  # kind of items: weight, layer, pair
-    worse: str  # "12 layers …" above the items that are worse, and those that are better
-    better: str
     compare: Callable[[Item, Item], tuple[float, ItemChange] | None]  # how much worse an item is; None: unchanged
     find_difference: Callable[[Any, Any], str | None]  # returns why two documents are not comparable
-    columns: Sequence[CellColumn[Any]]
-    ends: Callable[[Any], tuple[object, object, object]]  # the old value, the new one and the change, for CSV
-    about: str = ABOUT
 
 
 def _compare_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
@@ -98,79 +87,10 @@ def _find_other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None
     return None
 
 
-def _format_bytes(one: RecipeChange | StoredChange) -> str:
-    return format_size_change(one.new_bytes - one.old_bytes)
-
-
 CHANGES: Mapping[str, Changes] = {
-    "evaluation": Changes(
-        "weight",
-        "with worse output",
-        "with better output",
-        _compare_weight,
-        of_evaluations,
-        columns=(
-            (Column("old output error", 1), lambda one: format_percent(one.old_output_error)),
-            (Column("new output error", 2), lambda one: format_percent(one.new_output_error)),
-            (Column("ratio", 0), lambda one: "-" if one.ratio is None else f"× {one.ratio:.3g}"),
-        ),
-        ends=lambda one: (one.old_output_error, one.new_output_error, one.new_output_error - one.old_output_error),
-    ),
-    "ranking": Changes(
-        "layer",
-        "worse",
-        "better",
-        _compare_layer,
-        _find_ranking_difference,
-        columns=(
-            (Column("old dB", 1), lambda one: format_if_known(one.old_snr_db, otherwise="exact")),
-            (Column("new dB", 2), lambda one: format_if_known(one.new_snr_db, otherwise="exact")),
-            (Column("change dB", 0), lambda one: format_if_known(one.change_db, "+.4g")),
-        ),
-        ends=lambda one: (one.old_snr_db, one.new_snr_db, one.change_db),
-        about="From two stored rankings. A positive change of SNR is better. Weight error is not task accuracy.",
-    ),
-    "plan": Changes(
-        "layer",
-        "changed, at more cost",
-        "changed, at no more cost",
-        _compare_recipe,
-        _find_plan_difference,
-        columns=(
-            (Column("old recipe", 0, right=False), lambda one: one.old_recipe),
-            (Column("new recipe", 1, right=False), lambda one: one.new_recipe),
-            (Column("bytes", 3), _format_bytes),
-            (Column("cost", 2), lambda one: f"{one.new_cost - one.old_cost:+.3g}"),
-        ),
-        ends=lambda one: (one.old_recipe, one.new_recipe, one.new_bytes - one.old_bytes),
-        about="From two stored plans. Costs are predicted, in the same measure for both.",
-    ),
-    "inspection": Changes(
-        "weight",
-        "changed, with more bytes",
-        "changed, with no more bytes",
-        _compare_stored,
-        lambda old, new: None,
-        columns=(
-            (Column("old format", 0, right=False), lambda one: one.old_format or "unread"),
-            (Column("new format", 1, right=False), lambda one: one.new_format or "unread"),
-            (Column("bytes", 2), _format_bytes),
-        ),
-        ends=lambda one: (one.old_format, one.new_format, one.new_bytes - one.old_bytes),
-        about="From two stored inspections: formats and sizes, no values.",
-    ),
-    "images": Changes(
-        "pair",
-        "further from the original",
-        "nearer to it",
-        _compare_image,
-        of_images,
-        columns=(
-            (Column("old SSIM", 1), lambda one: f"{one.old_ssim:.4g}"),
-            (Column("new SSIM", 2), lambda one: f"{one.new_ssim:.4g}"),
-            (Column("change", 0), lambda one: f"{one.change:+.3g}"),
-        ),
-        ends=lambda one: (one.old_ssim, one.new_ssim, one.change),
-        about="From two stored results. ± is a standard error as if both had compared different images.",
-    ),
+    "evaluation": Changes("weight", _compare_weight, of_evaluations),
+    "ranking": Changes("layer", _compare_layer, _find_ranking_difference),
+    "plan": Changes("layer", _compare_recipe, _find_plan_difference),
+    "inspection": Changes("weight", _compare_stored, lambda old, new: None),
+    "images": Changes("pair", _compare_image, of_images),
 }

@@ -1,1 +1,1 @@
-"""The evaluation of candidates on a text, and its outputs."""
+"""The evaluation of candidates on a text."""

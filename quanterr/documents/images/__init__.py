@@ -1,1 +1,1 @@
-"""The comparison of two folders of images, and its outputs."""
+"""The comparison of two folders of images."""

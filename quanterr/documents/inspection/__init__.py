@@ -1,1 +1,1 @@
-"""The inspection of one checkpoint, and its outputs."""
+"""The inspection of one checkpoint."""

@@ -1,1 +1,1 @@
-"""Plans: a recipe for each layer under a budget; model, views and outputs."""
+"""Plans: a recipe for each layer under a budget."""

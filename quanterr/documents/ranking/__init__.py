@@ -1,1 +1,1 @@
-"""Several candidates for one original: a ranking made from their reports, and its outputs."""
+"""Several candidates for one original: a ranking made from their reports."""

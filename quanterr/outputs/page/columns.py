@@ -12,6 +12,7 @@ DIGITS = ".4g"  # significant digits of a number in a column
 MORE_DIGITS = ".5g"  # significant digits in the details
 SHARE_DIGITS = ".3g"
 DB_PLACES = 2
+DETAILED = 3000  # number of layers with details
 
 SAME = "="  # in place of a number: the layer equals the original
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from quanterr.documents.comparison.page_data import DETAILED
 from quanterr.documents.document import Result
-from quanterr.outputs.page.columns import make_columns
+from quanterr.outputs.page.columns import DETAILED, make_columns
 from quanterr.outputs.page.environment import MAX_LISTED, environment
 from quanterr.outputs.sections import PAGE, Findings, Maps, PageScripts, Section, Table, View
 from quanterr.util.strict_json import JsonObject

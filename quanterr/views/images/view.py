@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from quanterr.documents.document_view import make_view
 from quanterr.documents.images.model import SCORES, ImagePair, Images, Mean
 from quanterr.documents.images.values import LEAST_PAIRS
 from quanterr.metrics.scores import Score
@@ -25,6 +24,7 @@ from quanterr.outputs.sections import (
 )
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
+from quanterr.views.parts import make_view
 
 MEANS = (Column("mean", 0), Column("95 % interval", 1), Column("pairs", 2))
 PAIRS: Sequence[CellColumn[ImagePair]] = (

@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING
 from quanterr.documents.base import Finding
 from quanterr.documents.comparison.aggregate import Aggregate
 from quanterr.documents.comparison.layer import Layer
-from quanterr.documents.comparison.layers import (
-    BUCKETS,
-    SORTS,
-    WorstLayerRow,
-    describe_comparison,
-    describe_coverage,
-    pick_worst_layers,
-)
 from quanterr.documents.comparison.model import Report, Side
-from quanterr.documents.comparison.page_data import page_data
-from quanterr.documents.comparison.summary import is_faultless, summarize
-from quanterr.documents.document_view import format_score, list_number_columns, make_view
 from quanterr.errors import UsageError
 from quanterr.metrics.scores import collect_scores
 from quanterr.outputs.formatting import (
@@ -61,6 +50,17 @@ from quanterr.outputs.sections import (
     fill,
 )
 from quanterr.util.text import count, display, listed, size
+from quanterr.views.comparison.layers import (
+    BUCKETS,
+    SORTS,
+    WorstLayerRow,
+    describe_comparison,
+    describe_coverage,
+    pick_worst_layers,
+)
+from quanterr.views.comparison.page_data import page_data
+from quanterr.views.comparison.summary import is_faultless, summarize
+from quanterr.views.parts import format_score, list_number_columns, make_view
 
 if TYPE_CHECKING:
     from quanterr.documents.evaluation.model import Evaluated, Evaluation
@@ -187,7 +187,7 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
     if report.verdict != "inconclusive" and not is_faultless(report):
         yield KEEP
     if evaluation is not None:
-        from quanterr.documents.evaluation.view import make_scores_table
+        from quanterr.views.evaluation.view import make_scores_table
 
         found = [(candidate.name, one) for candidate in evaluation.candidates for one in candidate.findings]
         yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(found)], (PAGE,))

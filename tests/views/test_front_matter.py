@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from support.hostile_names import SHORT
 from support.sample_documents import evaluation
 
-from quanterr.documents.evaluation.front_matter import put_front_matter
 from quanterr.errors import UsageError
 from quanterr.outputs import OUTPUTS
 from quanterr.outputs.files import update_section
 from quanterr.outputs.markdown import BEGIN, END
+from quanterr.views.evaluation.front_matter import put_front_matter
 
 MD = next(output for output in OUTPUTS if output.name == "md")
 

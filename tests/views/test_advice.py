@@ -3,8 +3,8 @@
 from support.making import compared, numbers, quantized_int8, store
 
 import quanterr
-from quanterr.documents.comparison.summary import summarize
-from quanterr.documents.ranking.view import conclusion
+from quanterr.views.comparison.summary import summarize
+from quanterr.views.ranking.view import conclusion
 
 NAMES = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(6)]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from quanterr.documents.document_view import make_view
 from quanterr.documents.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.outputs.formatting import format_if_known, format_percent, sentence
 from quanterr.outputs.page.columns import CHANGED, DIFFERS, DIGITS, NOT_COMPARED, round_digits
@@ -26,6 +25,7 @@ from quanterr.outputs.sections import (
 )
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
+from quanterr.views.parts import make_view
 
 WEIGHTS: Sequence[CellColumn[StoredWeight]] = (
     (Column("format", 0, right=False), lambda weight: weight.format or "unread"),

@@ -11,12 +11,9 @@ from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from quanterr.documents.base import Finding
-from quanterr.documents.comparison.kept_commands import list_words
 from quanterr.documents.comparison.kept_layers import DTYPES, list_keepable, order_by_worth, stored_bytes
 from quanterr.documents.comparison.layer import Layer
-from quanterr.documents.comparison.layers import sort_layers
 from quanterr.documents.comparison.model import Report
-from quanterr.documents.comparison.summary import propose_kept
 from quanterr.documents.comparison.values import LAYER_METRICS
 from quanterr.metrics import PREDICTED
 from quanterr.metrics.scores import Score, list_columns
@@ -24,6 +21,7 @@ from quanterr.outputs.formatting import sentence
 from quanterr.outputs.page.columns import (
     CHANGED,
     DB_PLACES,
+    DETAILED,
     DIFFERS,
     DIGITS,
     IDENTICAL,
@@ -37,6 +35,9 @@ from quanterr.outputs.sections import MapMetric
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
+from quanterr.views.comparison.kept_commands import list_words
+from quanterr.views.comparison.layers import sort_layers
+from quanterr.views.comparison.summary import propose_kept
 
 if TYPE_CHECKING:
     from quanterr.documents.evaluation.model import Evaluated
@@ -50,7 +51,6 @@ SHARE, SIZE = (
     MapMetric("Size", "lower", "B", log=True, column="Size", is_wide=True),
 )
 WORDS = {"role": "Role", "format": "Format", "shape": "Shape"}
-DETAILED = 3000  # number of layers with details
 MAX_FINDINGS = 500
 MAX_KEPT = 1000  # proposed layers; whoever keeps more needs another format
 

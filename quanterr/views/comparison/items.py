@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from quanterr.documents.comparison.layer import Layer
-from quanterr.documents.comparison.layers import BUCKETS, describe_coverage, find_worst_expert
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.gate_results import drop_gate_messages
 from quanterr.metrics import NONFINITE, PERCENTILES
@@ -15,6 +14,7 @@ from quanterr.outputs.formatting import sentence
 from quanterr.outputs.sections import Case, Suite
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display
+from quanterr.views.comparison.layers import BUCKETS, describe_coverage, find_worst_expert
 
 
 class Split(NamedTuple):

@@ -6,7 +6,6 @@ This module also makes its CSV rows and JUnit tests.
 from collections.abc import Callable, Iterator, Sequence
 
 from quanterr.documents.comparison.kept_layers import FEW
-from quanterr.documents.document_view import make_view
 from quanterr.documents.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
 from quanterr.outputs.formatting import LONG, format_answer, format_change, format_db, format_if_known, sentence
 from quanterr.outputs.page.columns import DB_PLACES, DIFFERS, DIGITS, SAME, SHARE_DIGITS, round_digits
@@ -34,6 +33,7 @@ from quanterr.outputs.sections import (
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
+from quanterr.views.parts import make_view
 
 # Of the two costs that a sensitivity may predict, a ranking has one.
 PREDICTED = {"predicted_kld": "predicted KLD", "predicted_output_error": "predicted output error"}

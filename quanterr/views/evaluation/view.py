@@ -9,7 +9,6 @@ from itertools import product
 from math import exp
 from statistics import fmean
 
-from quanterr.documents.document_view import list_number_columns, make_view
 from quanterr.documents.evaluation.model import (
     METRICS,
     OF_ROLLOUTS,
@@ -29,19 +28,6 @@ from quanterr.documents.evaluation.model import (
     WorstToken,
 )
 from quanterr.documents.evaluation.pairs import compare_neighbours
-from quanterr.documents.evaluation.wording import (
-    conclusion,
-    describe_floor,
-    describe_nearer,
-    describe_precision,
-    describe_setup,
-    find_nearest,
-    format_caveat,
-    format_inputs,
-    format_metric,
-    list_floor_lines,
-    list_metrics,
-)
 from quanterr.outputs.formatting import format_if_known, format_percent, sentence
 from quanterr.outputs.page.columns import DIFFERS, DIGITS, SHARE_DIGITS, round_digits
 from quanterr.outputs.sections import (
@@ -73,6 +59,20 @@ from quanterr.outputs.sections import (
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, quote, size
+from quanterr.views.evaluation.wording import (
+    conclusion,
+    describe_floor,
+    describe_nearer,
+    describe_precision,
+    describe_setup,
+    find_nearest,
+    format_caveat,
+    format_inputs,
+    format_metric,
+    list_floor_lines,
+    list_metrics,
+)
+from quanterr.views.parts import list_number_columns, make_view
 
 BROKEN = "not finite"
 MOST_METRICS, MOST_CANDIDATES, WORST = 4, 4, 3  # in the summary

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from math import inf, log10
 
-from quanterr.documents.diff.base import format_answer, format_sizes, join_counts, list_names, make_view
 from quanterr.documents.diff.reports.model import Both, Change, Diff, Totals
 from quanterr.outputs.formatting import format_if_known
 from quanterr.outputs.page.columns import DB_PLACES, DIFFERS, IDENTICAL, SAME
@@ -25,6 +24,7 @@ from quanterr.outputs.sections import (
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed, size
+from quanterr.views.diff.parts import format_answer, format_sizes, join_counts, list_names, make_view
 
 MINOR_DB = 10 * log10(1.01)  # a change of the squared error by 1 %
 MOST = 3  # most layers of each kind in the summary

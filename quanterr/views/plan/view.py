@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import fsum, log10
 
-from quanterr.documents.document_view import make_view
 from quanterr.documents.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
 from quanterr.outputs.formatting import format_if_known, format_percent, sentence
 from quanterr.outputs.page.columns import DIFFERS, DIGITS, IDENTICAL, SHARE_DIGITS, round_digits
@@ -31,6 +30,7 @@ from quanterr.outputs.sections import (
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed, size
+from quanterr.views.parts import make_view
 
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from quanterr.documents.diff.base import format_answer, format_sizes, list_names, make_view
 from quanterr.documents.diff.candidates.model import CandidateChange, CandidateDiff, MetricChange
 from quanterr.documents.diff.changes import CHANGES
 from quanterr.documents.kinds import KINDS
@@ -12,6 +11,8 @@ from quanterr.outputs.formatting import format_in_units
 from quanterr.outputs.sections import Column, Lines, Name, Part, Section, Table, View, fill
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
+from quanterr.views.diff.candidates.items import ITEM_WORDS
+from quanterr.views.diff.parts import format_answer, format_sizes, list_names, make_view
 
 NUMBERS = (Column("old", 1), Column("new", 2), Column("change", 0), Column("", 3, right=False))
 MOST = 3  # candidates, numbers and items in the summary
@@ -21,16 +22,16 @@ CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se",
 
 def view(diff: CandidateDiff, top: int) -> View:
     """Return the view of the changes with ``top`` items of each kind."""
-    how = CHANGES[find_document_kind(diff)]
+    words = ITEM_WORDS[find_document_kind(diff)]
     summary = list(_list_changes(diff))
-    return make_view((diff.old, diff.new), conclusion(diff), _sections(diff, top), how.about, summary=summary)
+    return make_view((diff.old, diff.new), conclusion(diff), _sections(diff, top), words.about, summary=summary)
 
 
 def _list_changes(diff: CandidateDiff) -> Iterator[str]:
     """Yield the numbers of each candidate that changed by more than chance, and the items that changed most."""
     document = find_document_kind(diff)
     scores = _find_scores(document)
-    cells = [cell for _, cell in CHANGES[document].columns]
+    cells = [cell for _, cell in ITEM_WORDS[document].columns]
     for one in diff.candidates[:MOST]:
         changed = [change for change in one.metrics if change.change and not change.chance][:MOST]
         for change in changed:
@@ -95,14 +96,14 @@ def _title(found: CandidateChange) -> str:
 def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
     scores = _find_scores(document)
     yield Table(_title(found), "number", NUMBERS, [_number(one, scores[one.metric]) for one in found.metrics])
-    how = CHANGES[document]
-    for word, items in ((how.worse, found.worse), (how.better, found.better)):
+    kind, words = CHANGES[document].item, ITEM_WORDS[document]
+    for word, items in ((words.worse, found.worse), (words.better, found.better)):
         if items:
-            filled = fill(how.columns, ((Name(one.layer), one) for one in items[:top]))
-            yield Table(f"{count(len(items), how.item)} {word}", how.item, *filled, max(len(items) - top, 0))
-    for section in list_names(how.item, (("new", "new", found.added), ("gone", "gone", found.gone)), top):
+            filled = fill(words.columns, ((Name(one.layer), one) for one in items[:top]))
+            yield Table(f"{count(len(items), kind)} {word}", kind, *filled, max(len(items) - top, 0))
+    for section in list_names(kind, (("new", "new", found.added), ("gone", "gone", found.gone)), top):
         yield from section.parts
-    yield Lines([f"{count(found.unchanged, how.item)} unchanged"])
+    yield Lines([f"{count(found.unchanged, kind)} unchanged"])
 
 
 def _number(change: MetricChange, score: Score) -> Sequence[str]:
@@ -114,14 +115,14 @@ def _number(change: MetricChange, score: Score) -> Sequence[str]:
 
 def rows(diff: CandidateDiff) -> Iterator[JsonObject]:
     """Yield CSV rows: the metrics and the changed, new and gone items of each candidate, by ``list``."""
-    how = CHANGES[find_document_kind(diff)]
+    ends_of = ITEM_WORDS[find_document_kind(diff)].ends
     for one in diff.candidates:
         for change in one.metrics:
             numbers = {key: value for key, value in asdict(change).items() if key != "metric"}
             yield {"list": "numbers", "candidate": one.name, "name": change.metric, **numbers}
         for word, items in (("worse", one.worse), ("better", one.better)):
             for item in items:
-                ends = zip(("old", "new", "change"), how.ends(item), strict=True)
+                ends = zip(("old", "new", "change"), ends_of(item), strict=True)
                 yield {"list": word, "candidate": one.name, "name": item.layer, **dict(ends)}
         for word, names in (("new", one.added), ("gone", one.gone)):
             yield from ({"list": word, "candidate": one.name, "name": name} for name in names)

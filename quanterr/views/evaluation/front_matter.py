@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from quanterr.documents.evaluation.model import Evaluated, Evaluation
-from quanterr.documents.evaluation.wording import list_metrics
 from quanterr.errors import UsageError
 from quanterr.util.text import display
+from quanterr.views.evaluation.wording import list_metrics
 
 FENCE, BASE, RELATION, INDEX, OWN = "---", "base_model", "base_model_relation", "model-index", "quanterr"
 TASKS = {

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from math import fsum, log10
 
 from quanterr.documents.comparison.kept_layers import DTYPES, KeptLayer, choose_few, list_keepable, order_by_worth
-from quanterr.documents.comparison.layers import describe_coverage, pick_worst_layers
 from quanterr.documents.comparison.model import Report
 from quanterr.outputs.formatting import format_db, format_percent
 from quanterr.util.text import count, display, size
+from quanterr.views.comparison.layers import describe_coverage, pick_worst_layers
 
 WORST = 3  # layers
 FORMATS = 2  # formats whose usual SNR is given

@@ -1,0 +1,1 @@
+"""The view of a report: its sections, the data of its page, its figure and its rows."""

@@ -1,0 +1,1 @@
+"""The view of a diff of two reports."""
