@@ -147,7 +147,7 @@ def deliver(
 
                 stream = sys.stderr if to_stdout else sys.stdout
                 tables = display.verbose or display.top_layers is not None
-                shown = found.view(display.top) if view is None else view(found, display)
+                shown: View = found.view(display.top) if view is None else view(found, display)
                 outcome = terminal.Outcome(status, wrote, next_step)
                 console = terminal.console(stream, display.colors)
                 terminal.show(shown, console, outcome, tables, not display.no_plot)

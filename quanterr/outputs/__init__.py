@@ -32,4 +32,5 @@ OUTPUTS: tuple[Output, ...] = (
     Output("md", ".md", "a section for a model card", "quanterr.outputs.card"),
     Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.outputs.junit"),
 )
+# Diffs have neither lists of items to stream nor tests.
 OF_DIFFS = tuple(one for one in OUTPUTS if one.name not in ("jsonl", "junit"))
