@@ -142,7 +142,7 @@ def look_up(decoder: Decoder, stored: Tensor) -> Tensor:
     if decoder.levels and 8 % decoder.bits:
         return _tell_levels(decoder, unpack_bits(stored, decoder.bits))
     if (table := decoder.make_table()) is not None:
-        return table.to(stored.device)[stored.int()].flatten(1)
+        return table.to(stored.device).index_select(0, stored.reshape(-1).int()).view(len(stored), -1)
     if decoder.element is None:
         raise AssertionError(f"{decoder.codes}: nothing says what its codes stand for")
     return stored.contiguous().view(getattr(torch, DTYPES[decoder.element])).float()
@@ -150,13 +150,14 @@ def look_up(decoder: Decoder, stored: Tensor) -> Tensor:
 
 def _tell_levels(decoder: Decoder, codes: Tensor) -> Tensor:
     """Return the levels of codes, whole numbers of any dtype, as float32."""
-    return torch.tensor(decoder.levels, dtype=torch.float32, device=codes.device)[codes.int()]
+    levels = torch.tensor(decoder.levels, dtype=torch.float32, device=codes.device)
+    return levels.index_select(0, codes.reshape(-1).int()).view(codes.shape)
 
 
 def unpack_bits(stored: Tensor, bits: int) -> Tensor:
     """Return the codes of a stream of bits, low bits first: (r, bytes) uint8 to (r, whole codes) int32."""
     period, each = bits // gcd(bits, 8), 8 // gcd(bits, 8)  # bytes after which codes are placed alike, and their codes
-    wide = torch.nn.functional.pad(stored, (0, 1)).int()
+    wide = torch.nn.functional.pad(stored, (0, 1)).short()
     pairs = wide[:, :-1] | wide[:, 1:] << 8
     codes = stored.new_empty((len(stored), 8 * stored.shape[1] // bits), dtype=torch.int32)
     for k in range(each):
