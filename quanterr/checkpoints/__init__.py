@@ -3,8 +3,8 @@
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from quanterr.util.platform import with_slashes
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
 
-__all__ = ["Checkpoint", "CheckpointFile", "Entry", "GgufMetadata", "enter_checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointFile", "Entry", "GgufMetadata", "open_checkpoint", "open_checkpoints"]
 
 GGUF = ".gguf"
 SUFFIXES = (*WEIGHTS, GGUF)
@@ -99,14 +99,21 @@ def open_checkpoint(
         raise CheckpointError(f"{display(given)}: not a file name") from error
 
 
-def enter_checkpoint(
-    stack: ExitStack,
-    side: str | os.PathLike[str] | Checkpoint,
+@contextmanager
+def open_checkpoints(
+    sides: Iterable[str | os.PathLike[str] | Checkpoint],
     lenient: bool = False,
     cache: str | os.PathLike[str] | None = None,
-) -> Checkpoint:
-    """Return an open checkpoint as it is, or open a path like :func:`open_checkpoint` and close it with the stack."""
-    return side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient, cache))
+) -> Iterator[list[Checkpoint]]:
+    """Open the paths among the sides of a run like :func:`open_checkpoint`, and close them at the end.
+
+    Checkpoints that are open already are shared as they are, and left open.
+    """
+    with ExitStack() as stack:
+        yield [
+            side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient, cache))
+            for side in sides
+        ]
 
 
 def _find_on_hub(given: str, cache: str | os.PathLike[str] | None) -> tuple[Place, str | None]:

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quanterr.checkpoints import Checkpoint, open_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.checkpoints.base import CheckpointFile
 from quanterr.checkpoints.read_ahead import read_ahead
 from quanterr.cli.interrupt import Interrupt
@@ -19,7 +19,6 @@ from quanterr.cli.process import command_line, is_other_rank, require_memory
 from quanterr.cli.progress import show_bytes
 from quanterr.errors import UsageError
 from quanterr.options import DEVICE_CHOICES, KNOWN_DEVICES, ComparisonOptions
-from quanterr.selection import LayerSelection
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
 
@@ -48,7 +47,7 @@ def open_run(
     later, when it can tell the others of an error.
 
     Raises:
-        UsageError: the device is unknown, or a pattern of layers is invalid; or as :func:`open_checkpoint`.
+        UsageError: the device is unknown; or as :func:`open_checkpoint`.
         CheckpointError: the importance matrix is missing; or as :func:`open_checkpoint`.
         ResourceError: as :func:`require_memory`.
     """
@@ -57,11 +56,9 @@ def open_run(
     with ExitStack() as stack:
         opened: Opened = list(paths)
         if this_process().world == 1:
-            found = [stack.enter_context(open_checkpoint(path, options.lenient, options.cache)) for path in paths]
-            if isinstance(options, ComparisonOptions):
-                LayerSelection(options.layers, options.exclude)  # raises for an invalid pattern
-                if options.importance is not None:
-                    CheckpointFile(Path(options.importance)).close()
+            found = stack.enter_context(open_checkpoints(paths, options.lenient, options.cache))
+            if isinstance(options, ComparisonOptions) and options.importance is not None:
+                CheckpointFile(Path(options.importance)).close()
             stack.enter_context(read_ahead(found))
             opened = found
         silent = quiet or is_other_rank()

@@ -1,21 +1,18 @@
 """Bounds that a machine's memory bandwidth sets on the decoding speed of a sweep's candidates."""
 
-import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint
 from quanterr.documents.ranking.model import Ranking
 from quanterr.inspection import inspect
 from quanterr.options import ComparisonOptions
 from quanterr.recipes import Recipe
 from quanterr.recipes.quantized_file import quantize_by
-from quanterr.selection import LayerSelection
 
 
 def add_bounds(
     ranking: Ranking,
-    original: str | os.PathLike[str] | Checkpoint,
+    original: Checkpoint,
     recipes: Sequence[Recipe],
     options: ComparisonOptions,
     hardware: str,
@@ -24,14 +21,11 @@ def add_bounds(
 
     Raises:
         UsageError: the hardware is unknown.
-        CheckpointError: the original cannot be read.
     """
     found = {}
-    with ExitStack() as stack:
-        checkpoint = enter_checkpoint(stack, original, options.lenient, options.cache)
-        for virtual in quantize_by(recipes, checkpoint, LayerSelection(options.layers, options.exclude)):
-            decode = inspect(virtual, hardware=hardware).decode
-            found[virtual.path] = None if decode is None else decode.tokens_per_second
+    for virtual in quantize_by(recipes, original, options.selection):
+        decode = inspect(virtual, hardware=hardware).decode
+        found[virtual.path] = None if decode is None else decode.tokens_per_second
     for candidate in ranking.candidates:
         candidate.tokens_per_second = found.get(candidate.name)
     return ranking

@@ -4,11 +4,10 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from functools import partial
 from math import prod
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.journal import digest_file
 from quanterr.comparison.scheduler import Progress
@@ -70,10 +69,8 @@ def _estimate(
     stop: threading.Event,
     group: RankGroup | None,
 ) -> Ranking:
-    clock = Clock()
-    selection = LayerSelection(options.layers, options.exclude)
-    with ExitStack() as stack:
-        checkpoint = enter_checkpoint(stack, original, options.lenient, options.cache)
+    clock, selection = Clock(), options.selection
+    with open_checkpoints([original], options.lenient, options.cache) as [checkpoint]:
         selection.check(checkpoint.entries)
         means = None if options.importance is None else read_importance(options.importance)
         sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))

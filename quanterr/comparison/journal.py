@@ -25,7 +25,6 @@ from quanterr.errors import ResourceError, UsageError
 from quanterr.metrics import METRICS_VERSION
 from quanterr.options import ComparisonOptions
 from quanterr.pairing.model import ComparedWeight, Pairing
-from quanterr.selection import LayerSelection
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 from quanterr.version import __version__
@@ -76,7 +75,7 @@ def make_identity(
         "inputs": [checkpoint.identity for checkpoint in checkpoints],
         "contents": [file.digest() for checkpoint in checkpoints for file in checkpoint.files],
         "written": [file.written for checkpoint in checkpoints for file in checkpoint.files],
-        "layers": list(LayerSelection(options.layers, options.exclude).patterns),
+        "layers": list(options.selection.patterns),
         "outlier_threshold": options.outlier_threshold,
         "importance": digest_file(options.importance),
         "plan": [hashlib.sha256(plan.encode("utf-8", "surrogatepass")).hexdigest() for plan in plans],

@@ -2,12 +2,11 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from typing import Unpack
 
 from msgspec.structs import replace
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison import Path, compare_each
 from quanterr.comparison.bounds import add_bounds
 from quanterr.comparison.estimating import estimate
@@ -21,7 +20,6 @@ from quanterr.pairing.importance import make_importance_lookup, read_importance
 from quanterr.recipes import PRESETS, Recipe, parse_recipes
 from quanterr.recipes.sampling import parse_share
 from quanterr.recipes.studies import study_recipes
-from quanterr.selection import LayerSelection
 from quanterr.tensors.in_memory import Side, hold, hold_all
 from quanterr.util.hardware import bandwidth_of
 
@@ -83,9 +81,13 @@ def sweep_recipes(original: Path | Checkpoint, options: SweepOptions, rules: Pre
         found = estimate(original, recipes, parse_share(options.sample), keep, options)
     else:
         found = _rank(original, recipes, list_names(recipes), options, options.keep_original, rules)
-    if options.study and found.complete:
-        found = add_studies(found, original, recipes, options)
-    return found if options.hardware is None else add_bounds(found, original, recipes, options, options.hardware)
+    studied = options.study and found.complete
+    if not studied and options.hardware is None:
+        return found
+    with open_checkpoints([original], options.lenient, options.cache) as [checkpoint]:
+        if studied:
+            found = add_studies(found, checkpoint, recipes, options)
+        return found if options.hardware is None else add_bounds(found, checkpoint, recipes, options, options.hardware)
 
 
 def _rank(
@@ -103,15 +105,13 @@ def _rank(
 
 
 def add_studies(
-    ranking: Ranking, original: Path | Checkpoint, recipes: Sequence[Recipe], options: ComparisonOptions
+    ranking: Ranking, original: Checkpoint, recipes: Sequence[Recipe], options: ComparisonOptions
 ) -> Ranking:
     """Add the study of each recipe to the ranking: the effect of outliers and scales."""
-    with ExitStack() as stack:
-        checkpoint = enter_checkpoint(stack, original, options.lenient, options.cache)
-        means = None if options.importance is None else read_importance(options.importance)
-        weigh = make_importance_lookup(checkpoint, means)
-        found = study_recipes(checkpoint, recipes, LayerSelection(options.layers, options.exclude), options.stop, weigh)
-        checkpoint.check_unchanged()
+    means = None if options.importance is None else read_importance(options.importance)
+    weigh = make_importance_lookup(original, means)
+    found = study_recipes(original, recipes, options.selection, options.stop, weigh)
+    original.check_unchanged()
     return replace(ranking, studies=found)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.checkpoints.base import RECIPE
 from quanterr.comparison.assembly import ReportBuilder
 from quanterr.comparison.scheduler import Scheduler
@@ -124,15 +124,13 @@ def _open(
     options: ComparisonOptions,
 ) -> _Inputs:
     sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
-    selection = LayerSelection(options.layers, options.exclude)
-    before = enter_checkpoint(stack, original, options.lenient, options.cache)
+    sides = [original, *(side for side in candidates if isinstance(side, STORED))]
+    before, *others = stack.enter_context(open_checkpoints(sides, options.lenient, options.cache))
     means = None if options.importance is None else read_importance(options.importance)
-    made = _quantize([side for side in candidates if not isinstance(side, STORED)], before, selection, means)
-    after = [
-        enter_checkpoint(stack, side, options.lenient, options.cache) if isinstance(side, STORED) else next(made)
-        for side in candidates
-    ]
-    return _Inputs(before, after, selection, means, sensitivity)
+    recipes = [side for side in candidates if not isinstance(side, STORED)]
+    stored, made = iter(others), _quantize(recipes, before, options.selection, means)
+    after = [next(stored if isinstance(side, STORED) else made) for side in candidates]
+    return _Inputs(before, after, options.selection, means, sensitivity)
 
 
 def _quantize(

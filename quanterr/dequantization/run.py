@@ -6,14 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, log10
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison.scheduler import Progress
 from quanterr.dequantization.layout import (
     OutputFile,
@@ -124,10 +123,9 @@ def dequantize_checkpoint(
     model: str | os.PathLike[str] | Checkpoint, output: Path, chosen: DequantizeOptions
 ) -> Dequantized:
     """Write a checkpoint back as :func:`dequantize` does, with all options in one object."""
-    with ExitStack() as stack:
-        checkpoint = enter_checkpoint(stack, model, chosen.lenient, chosen.cache)
-        like = None if chosen.like is None else enter_checkpoint(stack, chosen.like, chosen.lenient, chosen.cache)
-        sources = [checkpoint] if like is None else [checkpoint, like]
+    sides = [model] if chosen.like is None else [model, chosen.like]
+    with open_checkpoints(sides, chosen.lenient, chosen.cache) as sources:
+        checkpoint, like = sources[0], sources[1] if len(sources) > 1 else None
         _check_output(output, sources)
         selection = LayerSelection(chosen.layers, chosen.exclude)
         dtype = None if chosen.dtype is None else DTYPES[chosen.dtype]

@@ -3,9 +3,8 @@
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.documents.evaluation.model import Evaluation, Rollout
 from quanterr.documents.plan.model import Plan
 from quanterr.documents.ranking.making import shorten_names
@@ -44,14 +43,14 @@ def measure(
     if not given.names and not chosen.draft:
         raise UsageError(NOTHING_TO_DO)
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
-    with join_rank_group(stop) as group, ExitStack() as stack:
-        opened = as_original(enter_checkpoint(stack, original, chosen.lenient, chosen.cache), chosen.config)
+    sides_given = [original, *given.stored, *chosen.draft]
+    with join_rank_group(stop) as group, open_checkpoints(sides_given, chosen.lenient, chosen.cache) as (first, *rest):
+        opened, stored, others = as_original(first, chosen.config), rest[: len(given.stored)], rest[len(given.stored) :]
         prepared = prepare(chosen, opened)
         architecture = prepared.architecture
-        every = [opened, *given.open(opened, stack, chosen)]
+        every = [opened, *given.add_made(stored, opened)]
         sides = Sides(opened, architecture.device)
         names, found = _candidates(given.names, every[1:], prepared, sides, chosen)
-        others = [enter_checkpoint(stack, draft, chosen.lenient, chosen.cache) for draft in chosen.draft]
         drafts = [read_draft(other, opened, prepared, chosen) for other in others]
         every += others
         together.agree(group, every, prepared.chunks, chosen.batch, chosen.dtype)
@@ -84,8 +83,8 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
     """
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     chosen.check_alone()
-    with join_rank_group(stop) as group, ExitStack() as stack:
-        checkpoint = as_original(enter_checkpoint(stack, original, chosen.lenient, chosen.cache), chosen.config)
+    with join_rank_group(stop) as group, open_checkpoints([original], chosen.lenient, chosen.cache) as [opened]:
+        checkpoint = as_original(opened, chosen.config)
         prepared = prepare(chosen, checkpoint)
         sides = Sides(checkpoint, prepared.architecture.device)
         together.agree(group, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)

@@ -3,10 +3,9 @@
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.documents.evaluation.model import Evaluation
 from quanterr.documents.plan.model import Plan
 from quanterr.documents.ranking.making import shorten_names
@@ -41,11 +40,10 @@ def measure_beside(
     stop = chosen.stop or threading.Event()
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     reference = Reference(folder)
-    with ExitStack() as stack:
+    with open_checkpoints(candidates, chosen.lenient, chosen.cache) as every:
         original = reference.checkpoint()
         prepared = prepare(chosen, original)
         reference.check(reference_settings(chosen, prepared))
-        every = [enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in candidates]
         sides = Sides(original, prepared.architecture.device)
         kv = list(chosen.kv) or [DECLARED]
         ways = [

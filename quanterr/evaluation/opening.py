@@ -1,17 +1,15 @@
-"""Opens candidates: stored checkpoints, and the original quantized by recipes and plans."""
+"""The candidates: stored checkpoints, and the original quantized by recipes and plans."""
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from typing import NamedTuple
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.base import RECIPE
 from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.documents.reading import read_stored
 from quanterr.errors import UsageError
 from quanterr.evaluation.models.gguf_original import find_parts
-from quanterr.options import EvaluateOptions
 from quanterr.recipes import Recipe, parse_recipe, parse_recipes
 from quanterr.recipes.names import split_at_commas
 from quanterr.recipes.quantized_file import mix_recipes, quantize_by
@@ -34,15 +32,14 @@ class Given(NamedTuple):
         paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in self.stored]
         return [*paths, *(recipe.name for recipe in self.recipes), *self.plans]
 
-    def open(self, original: Checkpoint, stack: ExitStack, chosen: EvaluateOptions) -> list[Checkpoint]:
-        """Open all candidates, in the order of the names, until ``stack`` ends.
+    def add_made(self, stored: Iterable[Checkpoint], original: Checkpoint) -> list[Checkpoint]:
+        """Return all candidates in the order of the names: the ``stored`` ones, open, and those made of the original.
 
         Raises:
-            CheckpointError: a checkpoint is missing or damaged.
             UsageError: a plan was made for another original.
         """
         return [
-            *(enter_checkpoint(stack, side, chosen.lenient, chosen.cache) for side in self.stored),
+            *stored,
             *quantize_by(self.recipes, original, LayerSelection(())),
             *(_quantize_as_planned(plan, name, original) for name, plan in self.plans.items()),
         ]

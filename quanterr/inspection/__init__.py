@@ -5,12 +5,11 @@ Reads headers and labels only, unless values are asked for.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.checkpoints.checksums import find_stated_sha256
 from quanterr.documents.base import Finding, RunInfo, Tool
 from quanterr.documents.comparison.model import StoredFile
@@ -64,8 +63,8 @@ def inspect(
     """
     machine = None if hardware is None else bandwidth_of(hardware)
     asked = _Asked(machine, command, values, verify)
-    with ExitStack() as stack:
-        return _inspect(enter_checkpoint(stack, hold(checkpoint), lenient), asked)
+    with open_checkpoints([hold(checkpoint)], lenient) as [opened]:
+        return _inspect(opened, asked)
 
 
 class _Asked(NamedTuple):

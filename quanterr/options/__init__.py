@@ -9,12 +9,13 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 from quanterr.errors import UsageError
 from quanterr.metrics import OUTLIER
+from quanterr.selection import LayerSelection
 
 Path = str | os.PathLike[str]
 SameIn = Literal["fused", "block", "role"]
@@ -62,7 +63,7 @@ class Option(NamedTuple):
 
 
 class CheckedOptions:
-    """Base class: a single string or path given for a field of several values becomes a tuple of one.
+    """Base class: what is given for a field of several values becomes a tuple; a single string or path, a tuple of one.
 
     Raises:
         UsageError: a number is not finite or outside of its range.
@@ -71,8 +72,7 @@ class CheckedOptions:
     def __post_init__(self) -> None:
         for name in list_multiple_fields(type(self)):
             value = getattr(self, name)
-            if isinstance(value, str | os.PathLike):
-                object.__setattr__(self, name, (value,))
+            object.__setattr__(self, name, (value,) if isinstance(value, str | os.PathLike) else tuple(value))
         for name, option in list_options(type(self)).items():
             _check_range(name, getattr(self, name), option)
 
@@ -262,6 +262,19 @@ class ComparisonOptions(ReadOptions):
     ] = None
     on_progress: Callable[[Any], None] | None = None
     on_layer: Callable[[Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.selection  # an invalid pattern is a mistake at once, before anything is opened
+
+    @cached_property
+    def selection(self) -> LayerSelection:
+        """The selected layers.
+
+        Raises:
+            UsageError: a pattern is invalid.
+        """
+        return LayerSelection(self.layers, self.exclude)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,14 +4,13 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from math import fsum, log10, sqrt
 from typing import Unpack
 
 from msgspec.structs import replace
 
-from quanterr.checkpoints import Checkpoint, enter_checkpoint
+from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison import compare_each
 from quanterr.documents.base import Tool
 from quanterr.documents.comparison.kept_layers import original_bytes, stored_bytes
@@ -104,8 +103,7 @@ def plan_layers(original: str | os.PathLike[str] | Checkpoint, chosen: PlanOptio
     """Choose a recipe for each layer as :func:`plan` does, with all options in one object."""
     goal = parse_goal(chosen)
     recipes = parse_recipes(chosen.to or PRESETS, chosen.scales)
-    with ExitStack() as stack:
-        checkpoint = enter_checkpoint(stack, original, chosen.lenient, chosen.cache)
+    with open_checkpoints([original], chosen.lenient, chosen.cache) as [checkpoint]:
         reports = compare_each(checkpoint, recipes, chosen, samples=False)
         if not all(report.complete for report in reports):
             raise Interrupted("interrupted before all layers were measured: no plan")

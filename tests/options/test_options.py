@@ -30,8 +30,11 @@ def test_library_keywords_equal_the_fields(kind):
     )
 
 
-@pytest.mark.parametrize(("given", "expected"), [("attn", ("attn",)), (["attn", "mlp"], ["attn", "mlp"]), ((), ())])
-def test_single_string_counts_as_a_list(given, expected):
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("attn", ("attn",)), (["attn", "mlp"], ("attn", "mlp")), (iter(["attn"]), ("attn",)), ((), ())],
+)
+def test_values_become_a_tuple_and_a_single_string_one_of_itself(given, expected):
     assert expected == CompareOptions(layers=given).layers
 
 
@@ -106,7 +109,7 @@ class TestCommand:
     def test_command_has_the_fields_in_its_options(self):
         found = self.seen(CompareOptions, "-l", "attn", "-l", "mlp", "--outlier-threshold", "0.5", "--fail-if", "a < 1")
 
-        assert (["attn", "mlp"], 0.5, ["a < 1"], ()) == (
+        assert (("attn", "mlp"), 0.5, ("a < 1",), ()) == (
             found.layers,
             found.outlier_threshold,
             found.fail_if,
