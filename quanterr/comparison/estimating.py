@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from math import prod
 
@@ -20,7 +19,6 @@ from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import report_notes
 from quanterr.findings.importance import report_insensitive
-from quanterr.lazy_torch import torch
 from quanterr.options import ComparisonOptions
 from quanterr.pairing.importance import make_importance_lookup, read_importance
 from quanterr.recipes import Recipe
@@ -30,13 +28,12 @@ from quanterr.recipes.sampling import Estimate, estimate_matrix, find_margin, pa
 from quanterr.recipes.tensors import read_weight
 from quanterr.selection import LayerSelection
 from quanterr.tensors.clock import Clock
+from quanterr.tensors.pool import map_in_threads
 from quanterr.util.platform import usable_cores
 from quanterr.util.rank_group import RankGroup, join_rank_group
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 from quanterr.version import __version__
-
-LOOK = 0.1  # seconds between two progress updates
 
 
 def estimate(
@@ -195,7 +192,8 @@ def _estimate_all(
     asked = {name: matrices[name] for own in files for name in own}
     progress = Progress(sum(matrix.nbytes for matrix in asked.values()), total_weights=len(asked))
 
-    def one(number: int, name: str) -> list[Estimate | None] | None:
+    def estimate_one(task: tuple[int, str], buffers: None) -> list[Estimate | None] | None:
+        number, name = task
         if stop.is_set():
             raise Interrupted("interrupted before all weights were sampled: no estimate")
         if group is not None and group.add(f"claim/{number}", 1) > 1:
@@ -206,18 +204,13 @@ def _estimate_all(
         progress.done_weights += 1
         return made
 
-    with ThreadPoolExecutor(usable_cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
-        futures = {name: pool.submit(one, number, name) for number, name in enumerate(asked)}
-        missing = set(futures.values())
-        while missing and not any(future.exception() for future in futures.values() if future.done()):
-            _, missing = wait(missing, LOOK, FIRST_EXCEPTION)
-            if on_progress is not None:
-                on_progress(progress)
-        for future in missing:
-            future.cancel()
+    show = None if on_progress is None else partial(on_progress, progress)
+    try:
+        with map_in_threads(estimate_one, enumerate(asked), [None] * usable_cores(), on_wait=show) as results:
+            found = {name: made for name, made in zip(asked, results, strict=True) if made is not None}
+    finally:
         if group is not None:
             group.check()  # another rank's error explains a stop
-        found = {name: made for name, future in futures.items() if (made := future.result()) is not None}
     for packed in () if group is None else group.gather(partial(pack_estimates, found)):
         found |= unpack_estimates(packed)
     return {name: found[name] for name in asked}  # in the order of a single process

@@ -2,12 +2,9 @@
 
 import os
 import shutil
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from math import isfinite, log10
 from pathlib import Path
 from typing import NamedTuple, Unpack
@@ -33,6 +30,7 @@ from quanterr.options.keywords import accept_fields_of
 from quanterr.outputs.files import DEFAULT_MODE
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.pool import map_in_threads
 from quanterr.tensors.workspace import Workspace, find_dtype, view_memory
 from quanterr.util import platform
 from quanterr.util.atomic_file import replace_atomically
@@ -186,26 +184,25 @@ def _write_all(
     if needed > free:
         raise ResourceError(f"-o {display(str(output))}: needs {size(needed)}, but only {size(free)} are free there")
     progress = Progress(needed * (2 if chosen.verify else 1), total_weights=sum(len(file.tensors) for file in left))
-    own, rounding = threading.local(), _Rounding()
-    pool = ThreadPoolExecutor(platform.usable_cores(), initializer=partial(_prepare_thread, own))
+    rounding, workspaces = _Rounding(), [Workspace() for _ in range(platform.usable_cores())]
     try:
         for file in left:
             unfinished = folder / f"{file.name}.unfinished"
             unfinished.parent.mkdir(exist_ok=True)  # of a module
             with unfinished.open("wb") as to:
                 to.write(file.header)
-                for piece in _decode_all(pool, own, file, chosen, progress):
-                    to.write(piece.memory)
-                    rounding = rounding.add(piece.rounding)
+                with closing(_decode_all(file, workspaces, chosen, progress)) as pieces:
+                    for piece in pieces:
+                        to.write(piece.memory)
+                        rounding = rounding.add(piece.rounding)
                 to.flush()
                 os.fsync(to.fileno())
             if chosen.verify:
-                _verify(unfinished, _decode_all(pool, own, file, chosen, progress), len(file.header))
+                with closing(_decode_all(file, workspaces, chosen, progress)) as pieces:
+                    _verify(unfinished, pieces, len(file.header))
             os.replace(unfinished, folder / file.name)
     except OSError as error:
         raise ResourceError(f"-o {display(str(output))}: {error.strerror}") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
     return rounding if len(left) == len(files) else _Rounding()  # an earlier run has rounded the others
 
 
@@ -229,29 +226,28 @@ def _begin(output: Path, identity: str) -> Path:
 
 
 def _decode_all(
-    pool: ThreadPoolExecutor, own: threading.local, file: OutputFile, chosen: DequantizeOptions, progress: Progress
-) -> Iterator[_Piece]:
-    """Yield the bytes of a file's tensors in order; a few pieces are decoded ahead."""
-    waiting: deque[Future[_Piece]] = deque()
+    file: OutputFile, workspaces: Sequence[Workspace], chosen: DequantizeOptions, progress: Progress
+) -> Generator[_Piece, None, None]:
+    """Yield the bytes of a file's tensors in order; a few pieces are decoded ahead.
+
+    Raises:
+        Interrupted: the run was stopped.
+    """
+    with map_in_threads(_decode, _list_tasks(file, progress), workspaces, AHEAD * len(workspaces)) as pieces:
+        for piece in pieces:
+            if chosen.stop is not None and chosen.stop.is_set():
+                raise Interrupted("interrupted; the same command goes on with the files that are complete")
+            progress.done_bytes += len(piece.memory)
+            if chosen.on_progress is not None:
+                chosen.on_progress(progress)
+            yield piece
+
+
+def _list_tasks(file: OutputFile, progress: Progress) -> Iterator[_Task]:
     for tensor in file.tensors:
         progress.name = tensor.name
-        for task in _split(tensor):
-            waiting.append(pool.submit(_decode, own, task))
-            if len(waiting) > AHEAD * platform.usable_cores():
-                yield _take(waiting, chosen, progress)
+        yield from _split(tensor)
         progress.done_weights += 1
-    while waiting:
-        yield _take(waiting, chosen, progress)
-
-
-def _take(waiting: "deque[Future[_Piece]]", chosen: DequantizeOptions, progress: Progress) -> _Piece:
-    if chosen.stop is not None and chosen.stop.is_set():
-        raise Interrupted("interrupted; the same command goes on with the files that are complete")
-    piece = waiting.popleft().result()
-    progress.done_bytes += len(piece.memory)
-    if chosen.on_progress is not None:
-        chosen.on_progress(progress)
-    return piece
 
 
 def _split(tensor: WrittenTensor) -> Iterator[_Task]:
@@ -264,12 +260,7 @@ def _split(tensor: WrittenTensor) -> Iterator[_Task]:
     yield from (_Task(tensor, at, min(at + CHUNKS_AT_ONCE, n)) for at in range(0, n, CHUNKS_AT_ONCE))
 
 
-def _prepare_thread(own: threading.local) -> None:
-    torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
-    own.workspace = Workspace()
-
-
-def _decode(own: threading.local, task: _Task) -> _Piece:
+def _decode(task: _Task, workspace: Workspace) -> _Piece:
     weight, entry = task.tensor.weight, task.tensor.entry
     if weight is None:
         assert entry is not None  # noqa: S101 - a tensor has one of both
@@ -278,13 +269,12 @@ def _decode(own: threading.local, task: _Task) -> _Piece:
     weight.will_need(chunks[0], chunks[-1])
     made = torch.empty(sum(chunk.n for chunk in chunks), dtype=find_dtype(task.tensor.dtype))
     at, rounding = 0, _Rounding()
-    with torch.inference_mode():
-        for chunk in chunks:
-            values = read_values(kernel, weight, chunk, own.workspace).reshape(-1)
-            rounded = made[at : at + chunk.n].copy_(values)
-            if made.dtype != values.dtype:
-                rounding = rounding.add(_measure(values, rounded, task.tensor))
-            at += chunk.n
+    for chunk in chunks:
+        values = read_values(kernel, weight, chunk, workspace).reshape(-1)
+        rounded = made[at : at + chunk.n].copy_(values)
+        if made.dtype != values.dtype:
+            rounding = rounding.add(_measure(values, rounded, task.tensor))
+        at += chunk.n
     return _Piece(view_memory(made), rounding, made)
 
 

@@ -3,10 +3,7 @@
 Memory does not grow with the size of a weight: a thread holds a chunk, and three numbers for each row that it has read.
 """
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import groupby
 from math import inf
 from typing import NamedTuple
@@ -20,6 +17,7 @@ from quanterr.kernel.library import choose_kernel
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.tensors.pool import map_in_threads
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.platform import usable_cores
 
@@ -69,13 +67,12 @@ def _read_each(pairs: Sequence[Pair]) -> Iterator[list[_Result]]:
     numbers = [n for n, pair in enumerate(pairs) if pair.quantized.n and pair.quantized.encoding != "bits"]
     numbers.sort(key=lambda n: (str(pairs[n].quantized.codes.file.path), pairs[n].quantized.codes.offset))
     tasks = (_Task(n, pairs[n], *span) for n in numbers for span in _split(*pairs[n].quantized.matrix))
-    own = threading.local()
-    pool = ThreadPoolExecutor(usable_cores(), initializer=partial(_prepare_thread, own))
-    try:
-        for _, results in groupby(pool.map(partial(_read, own), tasks), key=lambda result: result.task.number):
+    buffers = [
+        _Buffers(Workspace(), (FilledWorkspace(), FilledWorkspace()), FilledWorkspace()) for _ in range(usable_cores())
+    ]
+    with map_in_threads(_read, tasks, buffers) as found:
+        for _, results in groupby(found, key=lambda result: result.task.number):
             yield list(results)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _split(rows: int, cols: int) -> Iterator[tuple[int, int]]:
@@ -94,18 +91,12 @@ class _Buffers(NamedTuple):
     scales: FilledWorkspace
 
 
-def _prepare_thread(own: threading.local) -> None:
-    torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
-    own.buffers = _Buffers(Workspace(), (FilledWorkspace(), FilledWorkspace()), FilledWorkspace())
-
-
-def _read(own: threading.local, task: _Task) -> _Result:
+def _read(task: _Task, buffers: _Buffers) -> _Result:
     """Read the rows of a task; the task with a weight's first row also reads its scales."""
-    weight, buffers, chunks = task.pair.quantized, own.buffers, task.chunks
+    weight, chunks = task.pair.quantized, task.chunks
     weight.will_need(chunks[0], chunks[-1])
-    with torch.inference_mode():
-        codes = _read_codes(weight, buffers) if task.first == 0 else CodeValues()
-        return _Result(task, _read_rows(weight, chunks, buffers.values), codes)
+    codes = _read_codes(weight, buffers) if task.first == 0 else CodeValues()
+    return _Result(task, _read_rows(weight, chunks, buffers.values), codes)
 
 
 def _read_rows(weight: Weight, chunks: Sequence[Chunk], workspace: Workspace) -> RowValues:

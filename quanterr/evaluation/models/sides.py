@@ -7,7 +7,6 @@ quantizer folded into norms stay where the file has them.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
 
@@ -34,6 +33,7 @@ from quanterr.pairing.views import hold_values, is_view, undo_views
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, Chunk, Cut
 from quanterr.tensors.memory import room_for_weight
+from quanterr.tensors.pool import map_in_threads
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
 
@@ -80,8 +80,8 @@ class Sides:
             self._read(weight, out, chunks, self._workspaces[0])
             return out.view(weight.shape)
         shares = [chunks[n::threads] for n in range(threads)]
-        with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
-            list(pool.map(partial(self._read, weight, out), shares, self._workspaces))  # raises their errors
+        with map_in_threads(partial(self._read, weight, out), shares, self._workspaces[:threads]) as read:
+            list(read)  # raises their errors
         return out.view(weight.shape)
 
     def _read(self, weight: Weight, out: Tensor, chunks: Sequence[Chunk], workspace: Workspace) -> None:
