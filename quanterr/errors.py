@@ -102,22 +102,5 @@ class ElsewhereError(QuanterrError):
         self.status = status
 
 
-# Parts of the messages by which Python, the C library, C++ and torch report a lack of memory or threads.
-NO_MEMORY = (
-    "can't allocate memory",
-    "not enough memory",  # Windows
-    "Cannot allocate memory",
-    "can't start new thread",
-    "failed to map segment",  # while loading a library
-    "bad_alloc",
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception of any kind means that the host or a device is out of memory."""
-    kinds = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # the second is torch's
-    return kinds or any(description in str(error) for description in NO_MEMORY)
-
-
 class FormatMismatch(Exception):
     """The reason why a stored weight does not fit a format, as the report shows it."""

@@ -38,8 +38,9 @@ from quanterr.checkpoints.base import (
     make_truncation_error,
     refuse,
 )
-from quanterr.errors import CheckpointError, is_out_of_memory
-from quanterr.util.platform import give_back_memory, require_memory
+from quanterr.errors import CheckpointError
+from quanterr.util.memory import is_out_of_memory, require_memory
+from quanterr.util.platform import give_back_memory
 from quanterr.util.strict_json import DuplicateKey, InvalidJson, loads
 from quanterr.util.text import count, display
 from quanterr.version import __version__

@@ -32,8 +32,9 @@ from quanterr.cli import (
 )
 from quanterr.cli.options import Command, ProgramGroup, wrap_help
 from quanterr.cli.process import is_other_rank
-from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError, is_out_of_memory
-from quanterr.util.platform import is_closed_pipe, require_memory
+from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError
+from quanterr.util.memory import is_out_of_memory, require_memory
+from quanterr.util.platform import is_closed_pipe
 from quanterr.util.text import escape_text
 from quanterr.version import __version__
 

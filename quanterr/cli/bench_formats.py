@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from quanterr.cli.display import TABLE_OPTIONS, Color, Display, guard_stdout
 from quanterr.cli.options import with_options
-from quanterr.cli.process import require_memory
 from quanterr.options import BenchOptions
 from quanterr.util import strict_json
+from quanterr.util.memory import require_memory_for_torch
 
 if TYPE_CHECKING:
     from quanterr.recipes.synthetic import BenchResult
@@ -28,7 +28,7 @@ def bench_formats(options: BenchOptions, show: Annotated[Display, TABLE_OPTIONS]
     large, and with rows of log-normal scale. The same seed gives the same weights. For your own weights, use quanterr
     sweep.
     """  # noqa: E501 - an example is one line
-    require_memory()
+    require_memory_for_torch()
     from quanterr.recipes import PRESETS, parse_recipes
     from quanterr.recipes.synthetic import bench_formats as measured
 

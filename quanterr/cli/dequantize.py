@@ -9,9 +9,9 @@ from typing import Annotated
 from quanterr.cli.interrupt import Interrupt
 from quanterr.cli.notices import announce
 from quanterr.cli.options import AllBut, argument, with_options
-from quanterr.cli.process import require_memory
 from quanterr.cli.progress import show_bytes
 from quanterr.options import OUTPUT, DequantizeOptions, Option
+from quanterr.util.memory import require_memory_for_torch
 from quanterr.util.text import count, display, size
 
 
@@ -41,7 +41,7 @@ def dequantize(
     Exit status: 0 written; 2 wrong usage; 3 an input is unreadable, or a tensor cannot be written; 5 memory or disk.
     """
     announce([model, *([] if options.like is None else [str(options.like)])], quiet)
-    require_memory()
+    require_memory_for_torch()
     from quanterr.dequantization.run import dequantize_checkpoint
 
     with Interrupt(keeps=False) as interrupt, ExitStack() as stack:

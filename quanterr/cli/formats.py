@@ -10,11 +10,11 @@ import typer
 from quanterr.cli import completion
 from quanterr.cli.display import TABLE_OPTIONS, Display
 from quanterr.cli.options import with_options
-from quanterr.cli.process import require_memory
 from quanterr.errors import UsageError
 from quanterr.options import Option
 from quanterr.util import strict_json
 from quanterr.util.colors import paint, use_color
+from quanterr.util.memory import require_memory_for_torch
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def formats(
     recipes: Annotated[bool, Option("List the recipes of sweep, plan and --against.")] = False,
 ) -> None:
     """List the supported formats, or print the specification of one."""
-    require_memory()
+    require_memory_for_torch()
     if recipes:
         _list_recipes(show.as_json)
         return

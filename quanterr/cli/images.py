@@ -4,9 +4,10 @@ from typing import Annotated
 
 from quanterr.cli.display import RESULT_OPTIONS, Display
 from quanterr.cli.options import argument, with_options
-from quanterr.cli.process import command_line, require_memory
+from quanterr.cli.process import command_line
 from quanterr.cli.verdicts import finish
 from quanterr.options import GateOptions
+from quanterr.util.memory import require_memory_for_torch
 
 
 @with_options
@@ -35,7 +36,7 @@ def images(
 
     to = show.targets([original, quantized, gates.baseline])
     rules = prepare(gates, KINDS["quanterr.images"])
-    require_memory()
+    require_memory_for_torch()
     from quanterr.evaluation.images import judge_images
 
     found = judge_images(original, quantized, rules, command_line())

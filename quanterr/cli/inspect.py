@@ -7,9 +7,10 @@ import typer
 from quanterr.cli.display import Display, deliver
 from quanterr.cli.notices import announce, warn
 from quanterr.cli.options import AllBut, Only, argument, with_options
-from quanterr.cli.process import command_line, require_memory
+from quanterr.cli.process import command_line
 from quanterr.errors import Status
 from quanterr.options import Option, ReadOptions
+from quanterr.util.memory import require_memory_for_torch
 
 
 @with_options
@@ -45,7 +46,7 @@ def inspect(
         bandwidth_of(hardware)  # raises before torch is imported
     to = show.targets([checkpoint])
     announce([checkpoint], quiet=show.quiet or show.as_json)
-    require_memory()
+    require_memory_for_torch()
     with open_checkpoint(checkpoint, options.lenient) as found:
         from quanterr.inspection import inspect as run
 

@@ -15,10 +15,11 @@ from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.checkpoints.base import CheckpointFile
 from quanterr.checkpoints.read_ahead import read_ahead
 from quanterr.cli.interrupt import Interrupt
-from quanterr.cli.process import command_line, is_other_rank, require_memory
+from quanterr.cli.process import command_line, is_other_rank
 from quanterr.cli.progress import show_bytes
 from quanterr.errors import UsageError
 from quanterr.options import DEVICE_CHOICES, KNOWN_DEVICES, ComparisonOptions
+from quanterr.util.memory import require_memory_for_torch
 from quanterr.util.processes import this_process
 from quanterr.util.text import display
 
@@ -49,9 +50,9 @@ def open_run(
     Raises:
         UsageError: the device is unknown; or as :func:`open_checkpoint`.
         CheckpointError: the importance matrix is missing; or as :func:`open_checkpoint`.
-        ResourceError: as :func:`require_memory`.
+        ResourceError: as :func:`require_memory_for_torch`.
     """
-    require_memory()
+    require_memory_for_torch()
     _check_device(options.device)
     with ExitStack() as stack:
         opened: Opened = list(paths)

@@ -6,7 +6,6 @@ buffers and its own stream, so that reading and copying in one overlap with arit
 do not depend on which thread computed which chunk.
 """
 
-import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
-from quanterr.errors import Interrupted, ResourceError, is_out_of_memory
+from quanterr.errors import Interrupted
 from quanterr.formats import Weight
 from quanterr.kernel.library import Kernel
 from quanterr.lazy_torch import torch
@@ -25,9 +24,9 @@ from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.samples.small import AT_ONCE, ENOUGH
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunk
 from quanterr.tensors.devices import give_back_device_memory
-from quanterr.util.platform import keep_freed_memory, limit_of_memory, usable_cores
+from quanterr.util.memory import name_lack_of_memory, require_memory_for_threads
+from quanterr.util.platform import keep_freed_memory, usable_cores
 from quanterr.util.processes import this_process
-from quanterr.util.text import display
 from quanterr.util.waiting import allow_stop
 
 Result = TypeVar("Result")
@@ -39,7 +38,6 @@ READ_AHEAD = 8  # ranges that are read ahead
 MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interpreter, and are slower
 DEVICE_THREADS = 4
 LOOK_AGAIN = 0.02  # seconds between two checks of how far the workers are
-THREAD_ROOM = 10 * 2**20  # bytes per thread: the usual stack of 8 MiB, and thread-local data
 SCRATCH = 16 << 20  # bytes of freed memory to keep for further small weights: fresh pages cost more than arithmetic
 TICK = 0.1  # seconds between two progress updates
 
@@ -149,7 +147,7 @@ class Scheduler:
         threads_before = torch.get_num_threads()
         if self._small:
             keep_freed_memory(SCRATCH, SCRATCH)
-        _require_room(self.threads + 1)
+        require_memory_for_threads(self.threads + 1)
         workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
         helper = threading.Thread(target=self._read_ahead if self._claims is None else int, daemon=True)
         started: list[threading.Thread] = []
@@ -231,7 +229,7 @@ class Scheduler:
         except Interrupted:  # stopped while waiting for a store
             self._ended.set()
         except BaseException as error:  # run() raises it again
-            self._error = self._error or _name_error(error, self.progress.name)
+            self._error = self._error or name_lack_of_memory(error, self.progress.name)
             self._ended.set()
 
     def _work_through(self, worker: Worker, small_too: bool) -> None:
@@ -340,25 +338,6 @@ class Scheduler:
                     weight.will_need(chunks[chunk_range.first], chunks[chunk_range.stop - 1])
 
 
-def _require_room(threads: int) -> None:
-    """Raise OSError if the address space is limited and has no room for this many threads.
-
-    A thread without room for its first objects never reports its start, so waiting for it hangs; without room for
-    thread-local data, the loader ends the process with status 127.
-    """
-    if limit_of_memory() is not None:
-        mmap.mmap(-1, threads * THREAD_ROOM).close()
-
-
 def _list_weights(jobs: Sequence[Job]) -> list[Weight]:
     """Return the original's weight, then the weight of each candidate."""
     return [jobs[0].pair.original, *(job.pair.quantized for job in jobs)]
-
-
-def _name_error(error: BaseException, name: str) -> BaseException:
-    """Convert an out-of-memory error to one that names the weight and the remedy; return other errors unchanged."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return ResourceError(f"out of GPU memory at {display(name)}; try --device cpu")
-    if is_out_of_memory(error):
-        return ResourceError(f"out of memory at {display(name)}; more memory is needed than is available or allowed")
-    return error

@@ -17,8 +17,8 @@ from quanterr.gates import PreparedRules, prepare
 from quanterr.options import EvaluateKeywords, EvaluateOptions
 from quanterr.options.keywords import accept_fields_of, list_given
 from quanterr.tensors.clock import Clock
-from quanterr.tensors.devices import device_memory
 from quanterr.tensors.in_memory import Side, hold_all
+from quanterr.util.memory import device_memory
 
 
 @accept_fields_of(EvaluateOptions)

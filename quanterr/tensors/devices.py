@@ -84,15 +84,6 @@ def own_stream(device: torch.device) -> Iterator[None]:
         torch.accelerator.set_stream(before)
 
 
-@contextmanager
-def device_memory() -> Iterator[None]:
-    """Raise ResourceError where a device runs out of memory: for work that cannot go on in smaller pieces."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise ResourceError(f"out of GPU memory ({display(str(error), 200)}); try --device cpu") from error
-
-
 def give_back_device_memory(device: torch.device) -> None:
     """Return freed memory to the device, as another size may be needed, or another process needs it."""
     if device.type != "cpu":

@@ -190,18 +190,6 @@ def limit_of_memory() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def require_memory(n_bytes: int) -> None:
-    """Check that ``n_bytes`` could be allocated, before a library in Rust allocates them: it would abort the process.
-
-    Raises:
-        MemoryError: they could not.
-    """
-    try:
-        allocate_pages(n_bytes).close()
-    except OSError as error:
-        raise MemoryError from error
-
-
 def give_back_memory() -> None:
     """Make glibc return freed memory to the system; call it after freeing much that will not be needed again.
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from quanterr.checkpoints import Checkpoint
-from quanterr.errors import CheckpointError, ResourceError, UsageError, is_out_of_memory
+from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.evaluation.denoisers.families import MARKERS, recognize
 from quanterr.evaluation.models.folder import ModelFolder
 from quanterr.evaluation.models.layouts import Layout, find_layout
@@ -22,6 +22,7 @@ from quanterr.evaluation.models.sides import Sides
 from quanterr.evaluation.models.units import CPU
 from quanterr.evaluation.running.memory import heap_for_activations
 from quanterr.evaluation.running.workload import CALLS, Workload, workload_of
+from quanterr.util.memory import is_out_of_memory
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display, listed
 

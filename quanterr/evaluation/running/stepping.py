@@ -11,11 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from quanterr.errors import CheckpointError, QuanterrError, UsageError, is_out_of_memory
+from quanterr.errors import CheckpointError, QuanterrError, UsageError
 from quanterr.evaluation.denoisers.calls import map_tensors
 from quanterr.evaluation.models.building import EXTRA
 from quanterr.evaluation.models.names import Get, Names
 from quanterr.evaluation.models.units import Unit, convert, kept_slots, units_of
+from quanterr.util.memory import is_out_of_memory
 from quanterr.util.text import display
 
 try:
@@ -61,7 +62,7 @@ class _Forward(greenlet):
 
 def explain_failure(error: BaseException, model: nn.Module, recorded: bool) -> BaseException:
     """Turn an error in the model's own code into one that names the model, and the recorded calls, if any."""
-    if isinstance(error, QuanterrError | MemoryError) or is_out_of_memory(error):
+    if isinstance(error, QuanterrError) or is_out_of_memory(error):
         return error
     name, reason = type(model).__name__, display(str(error), 300)
     if recorded:
