@@ -15,7 +15,7 @@ from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.lazy_torch import torch
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Bucket, Pairing
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import Workspace, read_entry
 from quanterr.util.text import count, listed
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -46,10 +46,9 @@ def check_activation_scales(contents: Contents) -> Iterator[Finding]:
 
 def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
     """Check tables such as rope_freqs, which are part of no weight but are read by every runtime."""
-    workspace = Workspace(torch.device("cpu"))
     bad = []
     for entry in entries:
-        table = workspace.read("table", entry, 0, (entry.n,)).double()
+        table = read_entry(entry).double()
         if not bool(((table.abs() < MOST_SCALE) | (table == NOT_ROTATED)).all()):
             bad.append(entry.name)
     if bad:

@@ -17,7 +17,7 @@ from math import isqrt
 
 from quanterr.checkpoints import Entry
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.workspace import TORCH_DTYPES, Workspace
+from quanterr.tensors.workspace import TORCH_DTYPES, read_entry
 
 LARGEST = 1 << 26  # most bytes of a buffer that is checked
 ROUNDED = 2.0**-7  # relative tolerance: the numbers may have been cast to BF16
@@ -29,8 +29,7 @@ def is_computed(entry: Entry) -> bool:
     holds = next((holds for name, holds in BUFFERS if re.search(name, entry.name)), None)
     if holds is None or entry.dtype not in TORCH_DTYPES or not 0 < entry.nbytes <= LARGEST:
         return False
-    values = Workspace(torch.device("cpu")).read("buffer", entry, 0, (entry.n,)).double()
-    return holds(values.view(entry.shape))
+    return holds(read_entry(entry).double())
 
 
 def _are_positions(values: Tensor) -> bool:

@@ -38,7 +38,7 @@ from quanterr.pairing.views import (
     transpose_weight,
 )
 from quanterr.selection.roles import block_of, role_of
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import read_entry
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
 
@@ -445,7 +445,7 @@ class GgufConversion(Conversion):
         other = (pair.original, pair.quantized)[1 - self._side]
         if other.matrix[0] % experts:
             return pair
-        factors = Workspace(torch.device("cpu")).read("factors", entry, 0, (experts,)).float()
+        factors = read_entry(entry).flatten().float()
         scaled = scale_weight(other, factors.repeat_interleave(other.matrix[0] // experts), 0)
         return _put(pair, 1 - self._side, replace(scaled, evidence=(*scaled.evidence, f"times {entry.name}")))
 

@@ -33,7 +33,7 @@ from quanterr.pairing.converters.gguf_names import architectures
 from quanterr.pairing.model import ImportanceCoverage, Pairing
 from quanterr.pairing.names import EXPERTS, atoms_of, canonicalize
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import read_entry
 from quanterr.util.text import display
 
 Means = Mapping[str, tuple[Tensor, Tensor]]  # the result of read_importance()
@@ -86,7 +86,7 @@ def _read_gguf(checkpoint: Checkpoint) -> dict[str, tuple[Tensor, Tensor]]:
     kind = checkpoint.gguf.values.get("general.type") if checkpoint.gguf else None
     if kind != "imatrix":
         raise CheckpointError(f"{display(checkpoint.path)}: not an importance matrix: general.type is {kind!r}")
-    found, workspace = {}, Workspace(torch.device("cpu"))
+    found = {}
     for name, entry in checkpoint.entries.items():
         if not name.endswith(SUMS):
             continue
@@ -94,8 +94,7 @@ def _read_gguf(checkpoint: Checkpoint) -> dict[str, tuple[Tensor, Tensor]]:
         counts = checkpoint.entries.get(weight + COUNTS)
         if entry.dtype != "F32" or counts is None or counts.dtype != "F32":
             raise CheckpointError(f"{display(checkpoint.path)}: {entry}: expected F32, with {display(weight + COUNTS)}")
-        sums = workspace.read("sums", entry, 0, (entry.n,)).clone()
-        calls = workspace.read("counts", counts, 0, (counts.n,)).clone()
+        sums, calls = read_entry(entry).flatten(), read_entry(counts).flatten()
         if not calls.numel() or sums.numel() % calls.numel():
             raise CheckpointError(f"{display(checkpoint.path)}: {entry} does not divide into {calls.numel()} matrices")
         sums = sums.view(calls.numel(), -1)

@@ -277,6 +277,15 @@ class FilledWorkspace(Workspace):
                 (stored.view(-1, self._block)[:, slice(*self._span)] if self._span else stored).fill_(self._byte)
 
 
+def read_entry(entry: Entry) -> Tensor:
+    """Return all elements of a small entry, in its shape, on the CPU.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    return Workspace().read_whole("entry", entry)
+
+
 def view_memory(host: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the CPU, which must outlive them."""
     memory = (ctypes.c_char * (host.numel() * host.itemsize)).from_address(host.data_ptr())

@@ -19,7 +19,7 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.gguf_metadata import Scalar, Value
 from quanterr.errors import CheckpointError
 from quanterr.pairing.converters.llama_cpp import DERIVED
-from quanterr.tensors.workspace import Workspace
+from quanterr.tensors.workspace import read_entry
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
 
@@ -138,7 +138,7 @@ class Facts:
             return None
         if entry.dtype != "F32":
             raise self.refusal(f"{display(name)} is {entry.dtype}, F32 is expected")
-        values: list[float] = Workspace().read("factors", entry, 0, (1, entry.n))[0].tolist()
+        values: list[float] = read_entry(entry).flatten().tolist()
         return [_shortest(value) for value in values]
 
     def check_all_read(self) -> None:
