@@ -186,8 +186,10 @@ def _list_storages(found: Any) -> Iterator[Storage]:
 def _find_weights(file: CheckpointFile, found: Any, notes: list[str]) -> dict[Any, Any]:
     """Return the dictionary of weights in what a file holds, with notes on the rest."""
     if not isinstance(found, dict):
-        kind = f"a {found.kind}" if isinstance(found, Record) else f"a {type(found).__name__}"
-        raise CheckpointError(f"{file}: holds {kind}, not a dictionary of tensors: save model.state_dict()")
+        kind = found.kind if isinstance(found, Record) else type(found).__name__
+        raise CheckpointError(
+            f"{file}: holds a value of type {kind}, not a dictionary of tensors: save model.state_dict()"
+        )
     if any(isinstance(value, StoredTensor) for value in found.values()):
         return found
     holding = [key for key, value in found.items() if isinstance(value, dict) and _holds_tensors(value)]

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.documents.evaluation.model import Evaluation, Rollout
@@ -43,11 +44,13 @@ def measure(
     if not given.names and not chosen.draft:
         raise UsageError(NOTHING_TO_DO)
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
-    sides_given = [original, *given.stored, *chosen.draft]
-    with join_rank_group(stop) as group, open_checkpoints(sides_given, chosen.lenient, chosen.cache) as (first, *rest):
-        opened, stored, others = as_original(first, chosen.config), rest[: len(given.stored)], rest[len(given.stored) :]
+    with join_rank_group(stop) as group, ExitStack() as stack:
+        [first] = stack.enter_context(open_checkpoints([original], chosen.lenient, chosen.cache))
+        opened = as_original(first, chosen.config)
         prepared = prepare(chosen, opened)
         architecture = prepared.architecture
+        rest = stack.enter_context(open_checkpoints([*given.stored, *chosen.draft], chosen.lenient, chosen.cache))
+        stored, others = rest[: len(given.stored)], rest[len(given.stored) :]
         every = [opened, *given.add_made(stored, opened)]
         sides = Sides(opened, architecture.device)
         names, found = _candidates(given.names, every[1:], prepared, sides, chosen)

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from quanterr.checkpoints import Checkpoint, open_checkpoints
@@ -40,10 +41,11 @@ def measure_beside(
     stop = chosen.stop or threading.Event()
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     reference = Reference(folder)
-    with open_checkpoints(candidates, chosen.lenient, chosen.cache) as every:
+    with ExitStack() as stack:
         original = reference.checkpoint()
         prepared = prepare(chosen, original)
         reference.check(reference_settings(chosen, prepared))
+        every = stack.enter_context(open_checkpoints(candidates, chosen.lenient, chosen.cache))
         sides = Sides(original, prepared.architecture.device)
         kv = list(chosen.kv) or [DECLARED]
         ways = [

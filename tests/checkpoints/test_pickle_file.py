@@ -179,8 +179,8 @@ def test_handwritten_archive_is_read(tmp_path):
         (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R)R.", "damaged at byte"),
         (b"\x80\x02}ctorch\nFloatStorage\n)R.", "calls torch.FloatStorage"),
         (b"\x80\x02}r\xff\xff\xff\xff.", "no tensors"),  # a huge memo is only a number
-        (b"\x80\x02" + b"(" * 100_000 + b".", "holds a object"),
-        (b"\x80\x02" + b"}" + b"\x85" * 100_000 + b".", "holds a tuple"),
+        (b"\x80\x02" + b"(" * 100_000 + b".", "a value of type object"),
+        (b"\x80\x02" + b"}" + b"\x85" * 100_000 + b".", "a value of type tuple"),
         (b"\x80\x02\x8e\xff\xff\xff\xff\xff\xff\xff\x7fab.", "damaged at byte"),
         (b"\x80\x02(i__main__\nA\n.", "opcode INST"),
         (b"\x80\x02}\x82\x01.", "opcode EXT1"),
@@ -197,7 +197,7 @@ def test_handwritten_archive_is_read(tmp_path):
         (tensor(storage=STORAGE.replace(b"X\x01\x00\x00\x000", b"K\x00")), "damaged at byte"),
         (tensor(storage=STORAGE.replace(b"\x000X", b"\x001X")), "its storage 1 is not in the file"),
         (b"\x80\x02}.", "no tensors"),
-        (b"\x80\x02K\x07.", "holds a int"),
+        (b"\x80\x02K\x07.", "a value of type int"),
     ],
 )  # fmt: skip
 def test_hostile_pickle_is_refused_with_its_place(program, says, tmp_path, monkeypatch):
