@@ -11,7 +11,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow test-all test-matrix lint types tests mutate producers fuzz sanitize bench bench-evaluate bench-scale wheels docs clean
+.PHONY: help install demo test test-fast test-slow test-all test-matrix lint types tests mutate producers loaders fuzz sanitize bench bench-evaluate bench-scale wheels docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,16 @@ mutate: install ## pairs of checkpoints, broken and sound: what is noticed of ea
 
 producers: install ## small models quantized by other programs, against what these dequantize (an hour, 30 GB)
 	$(BIN)/python tests/producers/run.py
+
+# In an environment of its own: these packages ask for other versions of torch.
+LOADERS = .loaders
+
+loaders: install ## what transformers and mlx-lm do with small checkpoints, against the verdicts of inspect --for (minutes)
+	$(PYTHON) -m venv $(LOADERS)
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) "mlx[cpu]" loguru
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' transformers==5.24.0
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps compressed-tensors==0.20.1 mlx-lm==0.32.2
+	PYTHONPATH=tests $(LOADERS)/bin/python tests/loaders/run.py
 
 N ?= 1000000
 TARGETS ?=

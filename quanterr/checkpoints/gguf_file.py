@@ -52,7 +52,7 @@ ALIGNMENT = 32  # if the file declares none
 ALIGNMENT_KEY = "general.alignment"
 ALIGNMENT_TYPE = 4  # required type (u32) of the key: llama.cpp and the gguf package reject any other
 ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
-TOKENIZER = "tokenizer."
+TOKENIZER, TOKENIZER_MODEL = "tokenizer.", "tokenizer.ggml.model"  # llama.cpp refuses a file without the second
 I2_S = 36
 NEEDED = (ORIGINAL_SHAPE, ALIGNMENT_KEY, "split.")
 
@@ -257,7 +257,7 @@ def _read_count(cursor: _Cursor, what: str, limit: int) -> int:
 
 
 def _read_values(cursor: _Cursor, n: int, whole: bool = False) -> dict[str, Value]:
-    """Read the next ``n`` keys; unless ``whole``, leave out the tokenizer and long values."""
+    """Read the next ``n`` keys; unless ``whole``, leave out all of the tokenizer but its model, and long values."""
     values: dict[str, Value] = {}
     seen: set[str] = set()
     for number in range(n):
@@ -271,7 +271,8 @@ def _read_values(cursor: _Cursor, n: int, whole: bool = False) -> dict[str, Valu
         kind = cursor.read_number(U32, what)
         if key == ALIGNMENT_KEY and kind != ALIGNMENT_TYPE:
             raise CheckpointError(f"{cursor.file}: {what} has type {kind}; it must be of type {ALIGNMENT_TYPE} (u32)")
-        value = _read_value(cursor, kind, what, whole or not key.startswith(TOKENIZER), whole)
+        is_kept = whole or not key.startswith(TOKENIZER) or key == TOKENIZER_MODEL
+        value = _read_value(cursor, kind, what, is_kept, whole)
         if key.startswith(NEEDED) and not isinstance(value, int | tuple):
             raise CheckpointError(f"{cursor.file}: {what} should be a whole number or a shape")
         if value is not None:

@@ -10,7 +10,7 @@ Value = Scalar | tuple[Scalar, ...]
 
 @dataclass(frozen=True, slots=True)
 class GgufMetadata:
-    """Keys and values of a GGUF file, without the tokenizer, long texts and long arrays.
+    """Keys and values of a GGUF file, without the tokenizer (but its model), long texts and long arrays.
 
     Keys, as in ggml-org/ggml docs/gguf.md, are ``general.file_type``, ``llama.attention.head_count`` …
     """

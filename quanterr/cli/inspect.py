@@ -33,25 +33,40 @@ def inspect(
         bool,
         Option("Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads."),
     ] = False,
+    runtimes: Annotated[
+        str | None,
+        Option(
+            "Say whether these programs load the checkpoint: transformers, vllm, llama.cpp, comfyui, mlx, or all.",
+            metavar="NAMES",
+            flags="--for",
+        ),
+    ] = None,
 ) -> None:
     """List a checkpoint's formats, sizes, bits per weight and problems. Reads headers only, unless asked for more.
 
-    Exit status: 0 no error was found; 2 wrong usage; 3 an input is unreadable; 4 a weight is in no readable format, or
-    another error was found; 5 memory or disk.
+    Exit status: 0 no error was found; 2 wrong usage; 3 an input is unreadable; 4 a weight is in no readable format,
+    another error was found, or a program named with --for does not surely load it as stored; 5 memory or disk.
     """
     from quanterr.checkpoints import open_checkpoint
+    from quanterr.documents.inspection.model import LOADS
+    from quanterr.findings.runtimes.judging import ALL, choose_runtimes
     from quanterr.util.hardware import bandwidth_of
 
     if hardware is not None:
         bandwidth_of(hardware)  # raises before torch is imported
+    wanted = (runtimes or "").split(",") if runtimes is not None else []
+    choose_runtimes(wanted)  # raises before the checkpoint is opened
     to = show.targets([checkpoint])
     announce([checkpoint], quiet=show.quiet or show.as_json)
     require_memory_for_torch()
     with open_checkpoint(checkpoint, options.lenient) as found:
         from quanterr.inspection import inspect as run
 
-        inspection = run(found, hardware=hardware, command=command_line(), values=values, verify=verify)
+        inspection = run(
+            found, hardware=hardware, command=command_line(), values=values, verify=verify, runtimes=wanted
+        )
     warn(inspection.findings)
     deliver(inspection, to, show)
-    if inspection.problems:
+    is_asked = ALL not in wanted  # a table of all is no demand
+    if inspection.problems or (is_asked and any(one.verdict != LOADS for one in inspection.loading)):
         raise typer.Exit(Status.INCONCLUSIVE)

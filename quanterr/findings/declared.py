@@ -90,17 +90,9 @@ def _check_unnamed(declared: Declarations, coded: Sequence[tuple[Stored, Scheme 
 
 
 def _check_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme | None]]) -> Iterator[Finding]:
-    """Report linear layers that are stored unquantized although the configuration quantizes them.
-
-    Where the program lists what it leaves out, each of them is reported. Elsewhere the layers of one kind must be
-    quantized in other blocks, or few may be left.
-    """
-    linear = [(one, scheme) for one, scheme in schemes if _is_linear(declared, one)]
-    planned = [(one.name, scheme) for one, scheme in linear if one.is_left and scheme and scheme.is_quantized]
-    left = [name for name, scheme in planned if scheme.entry or not declared.follows_tensors]
-    few = 0 < 4 * len(left) < len(linear)
-    is_certain = declared.lists_exclusions or any(scheme.entry for _, scheme in planned)
-    if not left or not (is_certain or few or _are_quantized_elsewhere(left, linear)):
+    """Report linear layers that are stored unquantized although the configuration quantizes them."""
+    left = _find_left(declared, schemes)
+    if not left:
         return
     program = declared.program.name if declared.program else ""
     method = declared.config.get("quant_method") or declared.config.get("quant_algo") or program
@@ -109,6 +101,29 @@ def _check_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme |
         f"which {'is' if len(left) == 1 else 'are'} stored unquantized"
     )
     yield report_mismatch(message, left)
+
+
+def list_left(contents: Contents) -> list[str]:
+    """Return the names of linear layers that are stored unquantized although the configuration quantizes them."""
+    declared = contents.labels.declarations
+    if declared.program is None or declared.program.name == "ModelSlim":
+        return []
+    schemes = [(one, declared.of(one.weight.name)) for one in contents.stored]
+    return _find_left(declared, schemes) if any(one.weight.has_codes for one, _ in schemes) else []
+
+
+def _find_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme | None]]) -> list[str]:
+    """Return layers that are stored unquantized against the configuration.
+
+    Where the program lists what it leaves out, each of them counts. Elsewhere the layers of one kind must be quantized
+    in other blocks, or few may be left.
+    """
+    linear = [(one, scheme) for one, scheme in schemes if _is_linear(declared, one)]
+    planned = [(one.name, scheme) for one, scheme in linear if one.is_left and scheme and scheme.is_quantized]
+    left = [name for name, scheme in planned if scheme.entry or not declared.follows_tensors]
+    few = 0 < 4 * len(left) < len(linear)
+    is_certain = declared.lists_exclusions or any(scheme.entry for _, scheme in planned)
+    return left if is_certain or few or _are_quantized_elsewhere(left, linear) else []
 
 
 def _is_linear(declared: Declarations, one: Stored) -> bool:

@@ -111,7 +111,7 @@ def check_loading(contents: Contents) -> Iterator[Finding]:
         and not _is_declared_elsewhere(checkpoint, labels, {weight.name for weight, _ in coded})
     ):
         yield from _report_undeclared(
-            [weight for weight, family in coded if not family.has_own and not _is_of_comfy(weight, labels)]
+            [weight for weight, family in coded if not family.has_own and not is_of_comfy(weight, labels)]
         )
 
 
@@ -140,7 +140,7 @@ def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
     """
     yield from _check_label_formats(labels)
     of_comfy = [weight for weight in weights if weight.format in OF_COMFY and weight.codes.name == weight.name]
-    names = [weight.name for weight in of_comfy if not _is_of_comfy(weight, labels)]
+    names = [weight.name for weight in of_comfy if not is_of_comfy(weight, labels)]
     if not names or labels.marker or labels.config:
         return
     few = 2 * len(names) <= len(of_comfy)  # a file of many programs' layouts is not ComfyUI's
@@ -223,7 +223,7 @@ def _mentions_quantization(declared: object) -> bool:
     )
 
 
-def _is_of_comfy(weight: Weight, labels: Labels) -> bool:
+def is_of_comfy(weight: Weight, labels: Labels) -> bool:
     """Return whether ComfyUI reads the weight, which needs no config.json."""
     return bool(labels.of(weight.codes.name)) or any(
         entry.name.endswith(COMFY_SCALE) for entry in weight.parts.values()

@@ -4,7 +4,7 @@ Reads headers and labels only, unless values are asked for.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from quanterr.errors import FormatMismatch
 from quanterr.findings.checks import DECLARED, VALUES
 from quanterr.findings.contents import Contents
 from quanterr.findings.running import run_checks_alone
+from quanterr.findings.runtimes.judging import choose_runtimes, judge
+from quanterr.findings.runtimes.model import Runtime
 from quanterr.formats import Weight, is_auxiliary
 from quanterr.inspection.values import collect_values
 from quanterr.inspection.verification import verify as verify_files
@@ -48,6 +50,7 @@ def inspect(
     command: Iterable[str] = (),
     values: bool = False,
     verify: bool = False,
+    runtimes: Iterable[str] = (),
 ) -> Inspection:
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, an open checkpoint, or one in memory.
 
@@ -55,14 +58,15 @@ def inspect(
     in GB/s, adds an upper bound on tokens per second, as far as memory bandwidth limits it. ``command`` is the command
     line, which ``run`` records. With ``values``, every weight is read once and checked: NaN and infinity, zeros,
     constants, repetitions, scales, unused codes. With ``verify``, the SHA-256 of each file is compared with the one
-    that the Hugging Face hub states.
+    that the Hugging Face hub states. ``runtimes``, such as ``["vllm", "llama.cpp"]`` or ``["all"]``, adds whether each
+    of them loads the checkpoint, by its names, configuration and headers.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
-        UsageError: the hardware is unknown, or there is no checksum to verify.
+        UsageError: the hardware or a runtime is unknown, or there is no checksum to verify.
     """
     machine = None if hardware is None else bandwidth_of(hardware)
-    asked = _Asked(machine, command, values, verify)
+    asked = _Asked(machine, command, values, verify, choose_runtimes(runtimes))
     with open_checkpoints([hold(checkpoint)], lenient) as [opened]:
         return _inspect(opened, asked)
 
@@ -74,6 +78,7 @@ class _Asked(NamedTuple):
     command: Iterable[str]
     values: bool
     verify: bool
+    runtimes: Sequence[Runtime]
 
 
 def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
@@ -109,6 +114,7 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
         activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
         kv="fp8" if find_declared_cache(side.labels.config, checkpoint.entries)[0] else None,
         decode=None if asked.machine is None else _bound_decoding(*asked.machine, weights, checkpoint),
+        loading=[judge(runtime, contents, findings) for runtime in asked.runtimes],
         findings=findings,
         weights=weights,
         values=asked.values,

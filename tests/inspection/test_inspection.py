@@ -123,7 +123,7 @@ class TestCommand:
         done = self.run(store(tmp_path / "m.safetensors", MODEL), "--json")
         document = json.loads(done.stdout, parse_constant=pytest.fail)
 
-        assert ("quanterr.inspection", "1.4") == (document["schema"], document["schema_version"])
+        assert ("quanterr.inspection", "1.5") == (document["schema"], document["schema_version"])
         assert 4 == len(document["weights"]) == document["total"]["weights"]
 
     def test_file_name_with_invalid_unicode_is_escaped(self, tmp_path):

@@ -62,13 +62,40 @@ class DecodeBound(Model):
     experts: Annotated[str | None, doc("counted share of the experts, and why; null: no experts")]
 
 
+# Whether a runtime loads a checkpoint.
+LOADS, DIFFERS, REFUSES, NOT_KNOWN = "loads", "loads, but", "refuses", "not known"
+
+
+class LoadingReason(Model):
+    """A reason why a runtime does not load a checkpoint as it is stored, or why that is not known."""
+
+    effect: Annotated[str, doc("`loads, but`, `refuses` or `not known`")]
+    message: Annotated[str, doc("what the runtime does, without its name")]
+    place: Annotated[str, doc("the place in its code; empty: the message is a finding's")]
+    layers: Annotated[list[str], doc("names of the weights or tensors concerned")]
+
+
+class Loading(Model):
+    """Whether a runtime loads a checkpoint, by what was read in its code."""
+
+    runtime: str
+    version: Annotated[str, doc("the version or commit that was read")]
+    verdict: Annotated[str, doc("`loads`, `loads, but` (not as it is stored), `refuses`, `not known`")]
+    proof: Annotated[str, doc("`run`: the runtime has loaded files of these layouts; `read`: its code was read")]
+    reasons: Annotated[list[LoadingReason], doc("the worst first; none: it loads")]
+
+    def __str__(self) -> str:
+        return f"{LOADS} ({self.proof})" if self.verdict == LOADS else self.verdict
+
+
 class Inspection(Document, kw_only=True):
     """The formats, weights and findings of one checkpoint, from headers and labels, and from values if asked for."""
 
     ITEMS: ClassVar[Mapping[str, str]] = {"weights": "weight"}
 
     schema_: str = "quanterr.inspection"
-    schema_version: str = "1.4"  # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum, run; 1.4 values, verified
+    # 1.1 adds decode; 1.2 activations and kv; 1.3 checksum, run; 1.4 values, verified; 1.5 loading
+    schema_version: str = "1.5"
     path: str
     kind: str
     files: list[StoredFile]
@@ -84,6 +111,7 @@ class Inspection(Document, kw_only=True):
     decode: Annotated[DecodeBound | None, doc("only with --hardware")] = None
     values: Annotated[bool, doc("whether every value was read (--values)")] = False
     verified: Annotated[int, doc("files whose SHA-256 is the one that the hub states (--verify)")] = 0
+    loading: Annotated[list[Loading], doc("only with --for: each runtime that was asked for")] = []
     findings: list[Finding]
     weights: list[StoredWeight]
     run: RunInfo

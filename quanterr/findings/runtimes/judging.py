@@ -1,0 +1,118 @@
+"""Whether a runtime loads a checkpoint: by its names, configuration and headers, without running it."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from quanterr.documents.base import Finding
+from quanterr.documents.inspection.model import DIFFERS, LOADS, NOT_KNOWN, REFUSES, Loading, LoadingReason
+from quanterr.errors import UsageError
+from quanterr.findings.contents import Contents, Stored
+from quanterr.findings.runtimes import comfyui, llama_cpp, mlx, transformers, vllm
+from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, list_unread
+from quanterr.util.text import count, display, listed
+
+RUNTIMES: Sequence[Runtime] = (
+    transformers.RUNTIME,
+    vllm.RUNTIME,
+    llama_cpp.RUNTIME,
+    comfyui.RUNTIME,
+    mlx.RUNTIME,
+)
+ALL = "all"
+WORST_FIRST = (REFUSES, NOT_KNOWN, DIFFERS)
+FLOATS = frozenset({"F32", "F16", "BF16"})  # dtypes of unquantized weights
+RUN, READ = "run", "read"
+
+
+def choose_runtimes(names: Iterable[str]) -> list[Runtime]:
+    """Return the runtimes of these names, in the order in which reports list them; ``all`` stands for each.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    wanted = [name.strip().lower() for name in names]
+    known = [runtime.name.lower() for runtime in RUNTIMES]
+    for name in wanted:
+        if name not in (*known, ALL):
+            raise UsageError(f"no rules for the runtime {display(name)}: choose from {', '.join(known)} or {ALL}")
+    return [runtime for runtime in RUNTIMES if ALL in wanted or runtime.name.lower() in wanted]
+
+
+def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding]) -> Loading:
+    """Return whether a runtime loads a checkpoint, about which checks made these findings."""
+    reasons = [one for rule in runtime.rules for one in rule(contents)]
+    if not any(one.effect == REFUSES for one in reasons):  # else the rest is of no interest
+        of_config = list(_judge_config(runtime, contents))
+        reasons += [*of_config, *_judge_tensors(runtime, contents), *_judge_findings(runtime, findings)]
+        if not of_config:  # which says what becomes of all weights
+            named = {name for one in reasons for name in one.layers}
+            reasons += _judge_weights(runtime, contents, named)
+    reasons.sort(key=lambda one: WORST_FIRST.index(one.effect))
+    if reasons:
+        return Loading(runtime.name, runtime.version, reasons[0].effect, READ, reasons)
+    is_run = all(any(one.is_run for one in _find_layouts(runtime, contents, weight)) for weight in contents.stored)
+    return Loading(runtime.name, runtime.version, LOADS, RUN if is_run else READ, [])
+
+
+def _judge_config(runtime: Runtime, contents: Contents) -> Iterator[LoadingReason]:
+    config = runtime.read_config(contents)
+    method = str(config.get("quant_method") or config.get("quant_algo") or "").lower()
+    for rule in runtime.configs:
+        if config and (not rule.methods or method in rule.methods) and rule.is_broken(config):
+            yield LoadingReason(rule.effect, rule.message, rule.place, [])
+
+
+def _judge_tensors(runtime: Runtime, contents: Contents) -> Iterator[LoadingReason]:
+    for rule in runtime.tensors:
+        if found := rule.find(contents):
+            names = [entry.name for entry in found]
+            message = f"expects {rule.expects}, and {rule.fails}: {count(len(names), 'tensor')}: {listed(names, 3)}"
+            yield LoadingReason(rule.effect, message, rule.place, names)
+
+
+def _judge_weights(runtime: Runtime, contents: Contents, named: Collection[str]) -> Iterator[LoadingReason]:
+    """Yield a reason for each kind of weights that the runtime does not load, or of which nothing is known.
+
+    Other reasons name the weights in ``named``.
+    """
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for one in contents.stored:
+        if one.name not in named and (reason := _judge_weight(runtime, contents, one)) is not None:
+            found.setdefault(reason, []).append(one.name)
+    if unread := [name for name in list_unread(contents) if name not in named]:
+        found[NOT_KNOWN, "quanterr reads these in no format", ""] = unread
+    for (effect, message, place), names in found.items():
+        shown = f"{message}: {count(len(names), 'weight')}: {listed(names, 3)}"
+        yield LoadingReason(effect, shown, place, names)
+
+
+def _judge_weight(runtime: Runtime, contents: Contents, one: Stored) -> tuple[str, str, str] | None:
+    """Return what the runtime does with a weight, a message and the place in its code; None if it loads it."""
+    if layouts := _find_layouts(runtime, contents, one):
+        return _judge_limits(layouts, contents, one)
+    if runtime.other_formats:
+        return REFUSES, f"{runtime.other_formats}: {one.weight.format}", ""
+    method = contents.labels.method
+    of_method = f" with quant_method {display(method)}" if method and one.weight.has_codes else ""
+    return NOT_KNOWN, f"no rule covers {one.weight.format}{of_method}", ""
+
+
+def _find_layouts(runtime: Runtime, contents: Contents, one: Stored) -> list[Layout]:
+    """Return the layouts under which the runtime loads a weight, whatever its bits and groups."""
+    is_plain = not one.weight.has_codes and one.weight.codes.dtype in FLOATS
+    name, method = PLAIN if is_plain else one.weight.format, (contents.labels.method or "").lower()
+    return [row for row in runtime.layouts if name in row.formats and (not row.methods or method in row.methods)]
+
+
+def _judge_limits(layouts: Sequence[Layout], contents: Contents, one: Stored) -> tuple[str, str, str] | None:
+    scheme = contents.labels.declarations.of(one.weight.name)
+    excesses = [layout.limits.find_excess(one.weight, scheme) for layout in layouts]
+    if not all(excesses):
+        return None
+    return REFUSES, f"{one.weight.format} has {excesses[0]}", layouts[0].place
+
+
+def _judge_findings(runtime: Runtime, findings: Sequence[Finding]) -> Iterator[LoadingReason]:
+    """Yield what findings about the files mean to this runtime."""
+    for finding in findings:
+        if finding.severity != "info" and (effect := runtime.findings.get(finding.code)):
+            yield LoadingReason(effect, finding.message, "", [finding.layer] if finding.layer else [])

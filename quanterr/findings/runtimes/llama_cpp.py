@@ -1,0 +1,60 @@
+"""What llama.cpp loads.
+
+Reference: ggml-org/llama.cpp@0c1e57098bba (1 October 2026) src/llama-arch.cpp, src/llama-model.cpp,
+src/llama-vocab.cpp, src/llama-model-loader.cpp, ggml/include/ggml.h.
+"""
+
+from collections.abc import Iterator
+
+from quanterr.documents.inspection.model import DIFFERS, REFUSES, LoadingReason
+from quanterr.findings.contents import Contents
+from quanterr.findings.runtimes.classes import LLAMA_CPP
+from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, leave_open, refuse, words
+from quanterr.util.text import display, listed
+
+TOWER = "clip"  # architecture of a file with the tower of images or sounds alone, or of an adapter
+NEEDED = ("context_length", "embedding_length", "block_count")  # keys of the architecture
+TOKENIZER = "tokenizer.ggml.model"
+
+
+def check_file(contents: Contents) -> Iterator[LoadingReason]:
+    """Yield why the file is not read: another container, an unknown architecture, keys that are not stored."""
+    metadata = contents.checkpoint.gguf
+    if metadata is None:
+        yield refuse(
+            "reads GGUF files alone; convert_hf_to_gguf.py writes one", "ggml/src/gguf.cpp: gguf_init_from_file"
+        )
+        return
+    name = metadata.architecture
+    if name == TOWER:
+        message = "loads such a file beside a model, with --mmproj; no rule covers it"
+        yield leave_open(message, "tools/mtmd/clip.cpp")
+        return
+    if name not in LLAMA_CPP:
+        message = f"does not know the architecture {display(str(name))}: unknown model architecture"
+        yield refuse(message, "src/llama-arch.cpp: LLM_ARCH_NAMES")
+        return
+    keys = [*(f"{name}.{key}" for key in NEEDED), TOKENIZER]
+    if lacking := [key for key in keys if key not in metadata.values]:
+        message = f"needs keys that are not stored: {listed(lacking, 4)}: key not found in model"
+        yield refuse(message, "src/llama-model.cpp: load_hparams; src/llama-vocab.cpp: impl::load")
+
+
+RUNTIME = Runtime(
+    "llama.cpp",
+    "0c1e57098bba",
+    layouts=(
+        Layout(frozenset({PLAIN}), "ggml/include/ggml.h: enum ggml_type"),
+        Layout(
+            words(
+                "gguf_q4_0 gguf_q4_1 gguf_q5_0 gguf_q5_1 gguf_q8_0 gguf_q2_k gguf_q3_k gguf_q4_k gguf_q5_k gguf_q6_k "
+                "gguf_iq1_s gguf_iq1_m gguf_iq2_xxs gguf_iq2_xs gguf_iq2_s gguf_iq3_xxs gguf_iq3_s gguf_iq4_nl "
+                "gguf_iq4_xs gguf_tq1_0 gguf_tq2_0 gguf_mxfp4 gguf_nvfp4 gguf_q1_0 gguf_q2_0"
+            ),
+            "ggml/include/ggml.h: enum ggml_type",
+        ),
+    ),
+    rules=(check_file,),
+    findings={"incomplete": REFUSES, "config_mismatch": DIFFERS, "wrong_convention": DIFFERS},
+    other_formats="has no such type of ggml: invalid ggml type",
+)

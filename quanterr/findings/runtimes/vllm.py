@@ -1,0 +1,232 @@
+"""What vLLM loads.
+
+Reference: vllm-project/vllm@0.33.0 config/model.py, model_executor/models/registry.py,
+model_executor/layers/quantization/, model_executor/model_loader/.
+"""
+
+import re
+from collections.abc import Iterator
+
+from quanterr.documents.inspection.model import DIFFERS, REFUSES, LoadingReason
+from quanterr.findings.configs import CONFIG
+from quanterr.findings.contents import Contents
+from quanterr.findings.declared import list_left
+from quanterr.findings.runtimes.classes import VLLM
+from quanterr.findings.runtimes.compressed import has_groups_where, has_integers_alone
+from quanterr.findings.runtimes.model import (
+    FLOAT8,
+    PLAIN,
+    WHOLE_ROW,
+    ConfigRule,
+    Layout,
+    Limits,
+    Runtime,
+    TensorRule,
+    differ,
+    leave_open,
+    refuse,
+    tensor_name,
+    words,
+)
+from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.text import count, display, listed
+
+LAYERS = "model_executor/layers/quantization/"
+METHODS = words(
+    "auto-round auto_awq auto_gptq awq awq_marlin compressed-tensors deepseek_v4_fp8 experts_int8 fbgemm_fp8 fp8 "
+    "fp_quant gpt_oss_mxfp4 gptq gptq_marlin humming inc modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 "
+    "moe_wna16 mxfp4 mxfp8 online quark torchao"
+)
+GPTQ, AWQ, CT = words("gptq gptq_marlin auto_gptq"), words("awq awq_marlin auto_awq"), words("compressed-tensors")
+MODELOPT = words("modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8")
+ALGORITHMS = words("FP8 FP8_PER_CHANNEL_PER_TOKEN FP8_PB_WO NVFP4 W4A16_NVFP4 MXFP8 FP8_BLOCK_SCALES MIXED_PRECISION")
+# Names of scales of a KV cache, and those that maybe_remap_kv_scale_name and get_cache_scale_mapper map.
+OF_CACHE = re.compile(r"\b(?:k|v|kv)_(?:proj\.)?(?:cache_)?(?:output_)?(?:scales?|scaling_factor)$")
+MAPPED = re.compile(r"\.(?:[kv]_scale|kv_scale|[kv]_proj\.output_scale)$")
+
+
+def check_class(contents: Contents) -> Iterator[LoadingReason]:
+    """Yield why no class is found for the model."""
+    if contents.checkpoint.gguf is not None:
+        yield leave_open("has no loader of GGUF files of its own; a plugin may", LAYERS + "__init__.py")
+        return
+    config = as_object(contents.checkpoint.config.get(CONFIG))
+    names = config.get("architectures")
+    if not config:
+        yield refuse(f"needs {CONFIG}, which is not stored: ValueError", "transformers_utils/config.py: get_config")
+    elif not isinstance(names, list) or not any(name in VLLM for name in names):
+        said = display(str(names[0])) if isinstance(names, list) and names else "a model without architectures"
+        message = f"has no class of its own for {said}, and tries those of transformers"
+        yield leave_open(message, "model_executor/models/registry.py: _VLLM_MODELS")
+
+
+def check_left(contents: Contents) -> Iterator[LoadingReason]:
+    """Yield what becomes of modules that the configuration quantizes and that are stored unquantized."""
+    names = list_left(contents)
+    scheme = contents.labels.declarations.of(names[0]) if names else None
+    if scheme is None:
+        return
+    shown = f"{count(len(names), 'layer')} that the configuration does not exclude: {listed(names, 3)}"
+    if (scheme.number, scheme.bits) == ("float", 8):
+        message = f"casts unquantized weights to FP8, without scales, in {shown}"
+        yield differ(message, LAYERS + "fp8.py: Fp8LinearMethod.create_weights", names)
+    else:
+        message = f"builds quantized modules, and finds no codes, for {shown}: KeyError, or shapes that differ"
+        yield refuse(message, "model_executor/models/: load_weights, params_dict", names)
+
+
+def check_cache_scales(contents: Contents) -> Iterator[LoadingReason]:
+    """Yield that scales of a KV cache have names that nothing maps, so that the cache has no scales."""
+    names = [name for name in contents.checkpoint.entries if OF_CACHE.search(name) and not MAPPED.search(name)]
+    if names:
+        message = f"does not map {count(len(names), 'scale')} of a KV cache, and takes 1: {listed(names, 3)}"
+        yield differ(message, "model_executor/model_loader/weight_utils.py: maybe_remap_kv_scale_name", names)
+
+
+def _orders_groups(config: JsonFields) -> bool:
+    return has_groups_where(config, lambda _, weights: weights.get("actorder") in ("group", "dynamic"))
+
+
+def _is_sparse(config: JsonFields) -> bool:
+    return bool(as_object(config.get("sparsity_config")).get("targets"))
+
+
+def _orders_columns(config: JsonFields) -> bool:
+    """Return whether GPTQ's groups follow an order of columns."""
+    return config.get("desc_act") is True and config.get("group_size") != -1
+
+
+def _algorithm(config: JsonFields) -> str:
+    return str(as_object(config.get("quantization")).get("quant_algo") or config.get("quant_algo") or "").upper()
+
+
+RUNTIME = Runtime(
+    "vLLM",
+    "0.33.0",
+    layouts=(
+        Layout(frozenset({PLAIN}), "model_executor/model_loader/default_loader.py"),
+        Layout(
+            words("gptq gptq_v2"),
+            LAYERS + "auto_gptq.py: AutoGPTQConfig.TYPE_MAP; utils/marlin_utils.py: MARLIN_SUPPORTED_GROUP_SIZES",
+            GPTQ,
+            Limits(frozenset({4, 8}), frozenset({WHOLE_ROW, 32, 64, 128}), symmetric=True),
+        ),
+        Layout(words("awq_gemm"), LAYERS + "auto_awq.py: AutoAWQConfig.TYPE_MAP", AWQ, Limits(frozenset({4}))),
+        Layout(
+            words("ct_pack"),
+            LAYERS + "compressed_tensors/schemes/compressed_tensors_wNa16.py: WNA16_SUPPORTED_TYPES_MAP",
+            CT,
+            Limits(frozenset(range(2, 9))),
+        ),
+        Layout(
+            words("ct_int ct_nvfp4 ct_mxfp4 fp8_tensor fp8_row fp8_block int8_tensor int8_row mxfp8"),
+            LAYERS + "compressed_tensors/compressed_tensors.py: _get_scheme_from_parts",
+            CT,
+        ),
+        Layout(words("fp8_tensor fp8_block"), LAYERS + "fp8.py: Fp8LinearMethod.create_weights", words("fp8")),
+        Layout(
+            words("fp8_tensor fp8_row fp8_block mxfp8 nvfp4 nvfp4_experts"),
+            LAYERS + "modelopt.py: LINEAR_ALGOS",
+            MODELOPT | words("nvfp4 w4a16_nvfp4 fp8 mxfp8 mixed_precision"),
+        ),
+        Layout(words("gpt_oss_mxfp4"), LAYERS + "mxfp4.py", words("mxfp4 gpt_oss_mxfp4")),
+        Layout(words("mxfp8"), LAYERS + "__init__.py: mxfp8", words("mxfp8")),
+    ),
+    rules=(check_class, check_left, check_cache_scales),
+    configs=(
+        ConfigRule(
+            frozenset(),
+            lambda config: config.get("quant_method") not in {None, *METHODS},
+            "does not know the quant_method: ValueError, Unknown quantization method",
+            "config/model.py: ModelConfig._verify_quantization",
+        ),
+        ConfigRule(
+            words("fbgemm_fp8 fp_quant"),
+            lambda _: True,
+            "refuses this method, which is deprecated, unless allow_deprecated_quantization is set: ValueError",
+            LAYERS + "__init__.py: DEPRECATED_QUANTIZATION_METHODS",
+        ),
+        ConfigRule(
+            GPTQ,
+            lambda config: not {"bits", "group_size", "desc_act", "sym"} <= config.keys(),
+            "needs bits, group_size, desc_act and sym in the configuration: ValueError",
+            LAYERS + "auto_gptq.py: AutoGPTQConfig.from_config",
+        ),
+        ConfigRule(
+            GPTQ,
+            _orders_columns,
+            "no longer loads GPTQ with groups in the order of activations (desc_act true): ValueError",
+            LAYERS + "utils/gptq_utils.py: normalize_and_validate_gptq_desc_act",
+        ),
+        ConfigRule(
+            AWQ,
+            lambda config: (
+                "zero_point" not in config
+                or not config.keys() & {"w_bit", "bits"}
+                or not config.keys() & {"q_group_size", "group_size"}
+            ),
+            "needs bits, group_size and zero_point in the configuration: ValueError",
+            LAYERS + "auto_awq.py: AutoAWQConfig.from_config",
+        ),
+        ConfigRule(
+            words("fp8"),
+            lambda config: "quant_algo" not in config and "activation_scheme" not in config,
+            "needs activation_scheme in the configuration: ValueError",
+            LAYERS + "fp8.py: Fp8Config.from_config",
+        ),
+        ConfigRule(
+            words("fp8"),
+            lambda config: config.get("weight_block_size") is not None and config.get("activation_scheme") == "static",
+            "takes blocks with dynamic activations only: ValueError",
+            LAYERS + "fp8.py: Fp8Config.__init__",
+        ),
+        ConfigRule(
+            CT,
+            _orders_groups,
+            "no longer loads groups in the order of activations (actorder group or dynamic): ValueError",
+            LAYERS + "compressed_tensors/compressed_tensors.py: _quantization_scheme_map_from_config",
+        ),
+        ConfigRule(
+            CT,
+            has_integers_alone,
+            "takes int-quantized weights only with quantized inputs (input_activations): AssertionError",
+            LAYERS + "compressed_tensors/compressed_tensors.py: _quantization_scheme_map_from_config",
+        ),
+        ConfigRule(
+            CT,
+            _is_sparse,
+            "no longer loads sparse weights (sparsity_config): DeprecationWarning, raised",
+            LAYERS + "compressed_tensors/compressed_tensors.py: _parse_sparsity_config",
+        ),
+        ConfigRule(
+            MODELOPT,
+            lambda config: _algorithm(config) not in ALGORITHMS,
+            f"takes of ModelOpt's quant_algo only {', '.join(sorted(ALGORITHMS))}: ValueError",
+            LAYERS + "modelopt.py: QUANT_ALGOS",
+        ),
+    ),
+    tensors=(
+        TensorRule(
+            "vLLM (at 0045689bdb23)",
+            "vllm/model_executor/parameter.py: _ColumnvLLMParameter.load_column_parallel_weight and BasevLLMParameter."
+            "_assert_and_load want equal shapes; fp8_utils.py, create_fp8_scale_parameter, and "
+            "schemes/compressed_tensors_w8a8_int8.py make it (rows, 1)",
+            "scales of channels as [rows, 1], not [rows]",
+            "refuses the file with an AssertionError",
+            tensor_name(r"\.weight_scale$"),
+            dimensions=1,
+            method="compressed-tensors",
+            beside={".weight": FLOAT8 | {"I8"}},
+        ),
+        TensorRule(
+            "vLLM (at 0045689bdb23)",
+            "vllm/model_executor/layers/quantization/modelopt.py: ModelOptFp8LinearMethod.create_weights; the names "
+            "are in NVIDIA/TensorRT-LLM docs/source/architecture/checkpoint.md",
+            "scales as weight_scale, not under TensorRT-LLM's name weights_scaling_factor",
+            "does not find them; TensorRT-LLM reads them",
+            tensor_name(r"\.weights_scaling_factor$"),
+            beside={".weight": FLOAT8},
+        ),
+    ),
+    findings={"missing_codes": REFUSES, "incomplete": REFUSES, "config_mismatch": DIFFERS, "undeclared_codes": REFUSES},
+)

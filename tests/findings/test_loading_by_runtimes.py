@@ -1,0 +1,212 @@
+"""Whether runtimes load a checkpoint: verdicts beside what the runtimes did, and cases that people reported."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from loaders.cases import CASES
+from support.making import fp8_codes, label, numbers, quantized_fp8, quantized_int8, store
+from typer.testing import CliRunner
+
+import quanterr
+from quanterr.cli import app
+from quanterr.errors import Status, UsageError
+from quanterr.findings.runtimes.judging import RUNTIMES
+
+RESULTS = json.loads((Path(__file__).parents[1] / "loaders" / "results.json").read_text())
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
+
+
+def judge(path, runtime):
+    """Return the verdict about a checkpoint, and the first reason."""
+    [found] = quanterr.inspect(path, runtimes=[runtime]).loading
+    return found.verdict, found.reasons[0].message if found.reasons else ""
+
+
+def find_checkpoint(folder):
+    """Return the file to open: a GGUF file, or the folder."""
+    return next(folder.glob("*.gguf"), folder)
+
+
+class TestResults:
+    """``make loaders`` writes what the runtimes did."""
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_verdict_is_what_the_runtime_did(self, tmp_path, name):
+        CASES[name].make(tmp_path)
+
+        assert RESULTS[name]["outcome"] == judge(find_checkpoint(tmp_path), CASES[name].runtime)[0]
+
+    def test_loaded_layouts_are_those_that_a_runtime_has_loaded(self, tmp_path):
+        claimed = {(one.name, name) for one in RUNTIMES for row in one.layouts if row.is_run for name in row.formats}
+        loaded = set()
+        for name, case in CASES.items():
+            if RESULTS[name]["outcome"] == "loads":
+                folder = tmp_path / name
+                folder.mkdir()
+                case.make(folder)
+                found = quanterr.inspect(find_checkpoint(folder), runtimes=[case.runtime])
+                loaded |= {(case.runtime, form) for form in found.formats}
+                assert ["run"] == [one.proof for one in found.loading]
+
+        assert claimed == loaded - {("transformers", "gguf_f32")}
+
+    def test_rules_are_of_the_versions_that_were_run(self):
+        versions = {one["runtime"]: one["version"] for one in RESULTS.values()}
+
+        assert versions == {one.name: one.version.split()[-1] for one in RUNTIMES if one.name in versions}
+
+
+def make_fp8(names):
+    return {
+        key: tensor
+        for name in names
+        for key, tensor in zip((f"{name}.weight", f"{name}.weight_scale"), quantized_fp8(numbers(64, 64)), strict=True)
+    }
+
+
+def declare(**fields):
+    return LLAMA | {"quantization_config": fields}
+
+
+class TestVllm:
+    FP8 = declare(quant_method="fp8", activation_scheme="dynamic")
+
+    def test_fp8_of_whole_tensors_is_loaded(self, tmp_path):
+        assert ("loads", "") == judge(store(tmp_path / "m", make_fp8([UP]), config=self.FP8), "vllm")
+
+    def test_dense_layer_that_nothing_excludes_has_no_scale(self, tmp_path):
+        tensors = make_fp8([UP]) | {"mtp.fc.weight": numbers(64, 128).bfloat16()}
+        weights = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": weights}}
+        config = declare(quant_method="compressed-tensors", format="float-quantized", config_groups=groups)
+        verdict, reason = judge(store(tmp_path / "m", tensors, config=config), "vllm")
+
+        assert "loads, but" == verdict
+        assert "without scales" in reason
+        assert "mtp.fc.weight" in reason
+
+    def test_dense_layer_under_packed_codes_is_refused(self, tmp_path):
+        CASES["compressed-tensors, a layer left dense"].make(tmp_path)
+
+        assert "refuses" == judge(tmp_path, "vllm")[0]
+
+    @pytest.mark.parametrize(
+        ("name", "verdict"),
+        [("k_scale", "loads"), ("k_cache_scale", "loads, but"), ("kv_scaling_factor", "loads, but")],
+    )
+    def test_scales_of_a_cache_need_a_name_that_is_mapped(self, tmp_path, name, verdict):
+        cache = {f"model.layers.0.self_attn.{name}": torch.tensor(0.5)}
+        config = declare(**self.FP8["quantization_config"], kv_cache_scheme=None)
+
+        assert verdict == judge(store(tmp_path / "m", make_fp8([UP]) | cache, config=config), "vllm")[0]
+
+    def test_flat_scales_of_channels_are_refused(self, tmp_path):
+        codes, scale = quantized_int8(numbers(64, 128))
+        tensors = {f"{UP}.weight": codes, f"{UP}.weight_scale": scale.expand(64).contiguous()}
+        config = declare(quant_method="compressed-tensors", format="int-quantized")
+        verdict, reason = judge(store(tmp_path / "m", tensors, config=config), "vllm")
+
+        assert "refuses" == verdict
+        assert "[rows, 1]" in reason
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"quant_method": "fp8"}, "activation_scheme"),
+            ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "Unknown quantization method"),
+            ({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [64, 64]}, "dynamic"),
+            ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "desc_act"),
+            ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True}, "activations"),
+            ({"quant_method": "awq", "bits": 4, "group_size": 32}, "zero_point"),
+            ({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}, "quant_algo"),
+            (
+                {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"actorder": "group"}}},
+                },
+                "actorder",
+            ),
+        ],
+    )
+    def test_configuration_is_refused(self, tmp_path, fields, said):
+        found = quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=declare(**fields)), runtimes=["vllm"])
+
+        assert "refuses" == found.loading[0].verdict
+        assert any(said in one.message for one in found.loading[0].reasons)
+        assert found.loading[0].reasons[0].place
+
+    def test_class_of_transformers_is_not_known(self, tmp_path):
+        config = self.FP8 | {"architectures": ["NoSuchModel"]}
+
+        assert "not known" == judge(store(tmp_path / "m", make_fp8([UP]), config=config), "vllm")[0]
+
+
+class TestComfy:
+    BLOCK = "double_blocks.0.img_attn.qkv"
+
+    def make(self, *, with_label=True, dtype=torch.float32):
+        codes, scale = quantized_fp8(numbers(64, 64))
+        found = {f"{self.BLOCK}.weight": codes, f"{self.BLOCK}.weight_scale": scale.to(dtype)}
+        return found | ({f"{self.BLOCK}.comfy_quant": label(format="float8_e4m3fn")} if with_label else {})
+
+    def test_labelled_file_is_loaded(self, tmp_path):
+        assert ("loads", "") == judge(store(tmp_path / "m.safetensors", self.make()), "comfyui")
+
+    def test_codes_without_label_are_taken_for_weights(self, tmp_path):
+        verdict, reason = judge(store(tmp_path / "m.safetensors", self.make(with_label=False)), "comfyui")
+
+        assert "loads, but" == verdict
+        assert "takes codes for weights" in reason
+
+    def test_label_without_format_is_refused(self, tmp_path):
+        tensors = self.make() | {f"{self.BLOCK}.comfy_quant": label(group_size=64)}
+
+        assert "refuses" == judge(store(tmp_path / "m.safetensors", tensors), "comfyui")[0]
+
+    def test_scale_of_sixteen_bits_is_refused_by_older_versions(self, tmp_path):
+        verdict, reason = judge(store(tmp_path / "m.safetensors", self.make(dtype=torch.bfloat16)), "comfyui")
+
+        assert "loads, but" == verdict
+        assert "NoCapableBackendError" in reason
+
+    def test_names_of_no_denoiser_are_not_known(self, tmp_path):
+        assert "not known" == judge(store(tmp_path / "m.safetensors", make_fp8(["a"])), "comfyui")[0]
+
+
+class TestLlamaCpp:
+    @pytest.mark.parametrize("name", ["GGUF", "GGUF of an unknown class"])  # unknown to transformers alone
+    def test_whole_file_is_loaded(self, tmp_path, name):
+        CASES[name].make(tmp_path)
+
+        assert ("loads", "") == judge(find_checkpoint(tmp_path), "llama.cpp")
+
+    def test_other_files_are_refused(self, tmp_path):
+        assert "refuses" == judge(store(tmp_path / "m", make_fp8([UP]), config=LLAMA), "llama.cpp")[0]
+
+
+class TestAnswers:
+    def test_weight_of_no_format_is_not_known(self, tmp_path):
+        tensors = {f"{UP}.weight": fp8_codes(4, 64), f"{UP}.weight_scale": torch.ones(3, 1)}
+        config = declare(quant_method="compressed-tensors")
+
+        assert "not known" == judge(store(tmp_path / "m", tensors, config=config), "vllm")[0]
+
+    def test_unknown_runtime_is_wrong_usage(self, tmp_path):
+        with pytest.raises(UsageError, match=r"no rules for the runtime vlm: choose from transformers, vllm"):
+            quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=LLAMA), runtimes=["vlm"])
+
+    def test_no_runtime_is_judged_unasked(self, tmp_path):
+        assert [] == quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=LLAMA)).loading
+
+    @pytest.mark.parametrize(
+        ("wanted", "status"), [("vllm", Status.OK), ("vllm,llama.cpp", Status.INCONCLUSIVE), ("all", Status.OK)]
+    )
+    def test_command_fails_unless_each_named_runtime_loads(self, tmp_path, wanted, status):
+        path = store(tmp_path / "m", make_fp8([UP]), config=TestVllm.FP8)
+        done = CliRunner().invoke(app, ["inspect", str(path), "--for", wanted])
+
+        assert status == done.exit_code
+        assert "vLLM (0.33.0): loads (read)" in done.output

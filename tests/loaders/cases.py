@@ -1,0 +1,223 @@
+"""Small checkpoints that a runtime loads, or does not: for each rule of ``findings/runtimes/`` that is run, both.
+
+A model of Llama with one block; each case changes one thing.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+WIDTH, INNER, HEADS, WORDS = 64, 128, 4, 32
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "vocab_size": WORDS,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
+BLOCK = "model.layers.0."
+LINEAR = {
+    **{f"{BLOCK}self_attn.{one}_proj": (WIDTH, WIDTH) for one in "qkvo"},
+    **{f"{BLOCK}mlp.{one}_proj": (INNER, WIDTH) for one in ("gate", "up")},
+    f"{BLOCK}mlp.down_proj": (WIDTH, INNER),
+}
+GROUP = 32
+Config = dict[str, object]
+Tensors = dict[str, Tensor]
+
+
+class Case(NamedTuple):
+    """A checkpoint, and the runtime that is asked to load it."""
+
+    runtime: str
+    make: Callable[[Path], None]
+
+
+def _numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.02
+
+
+def _dense() -> Tensors:
+    weights = {f"{name}.weight": _numbers(*shape) for name, shape in LINEAR.items()}
+    norms = {f"{BLOCK}{name}_layernorm.weight": torch.ones(WIDTH) for name in ("input", "post_attention")}
+    outside = {"model.embed_tokens.weight": _numbers(WORDS, WIDTH), "lm_head.weight": _numbers(WORDS, WIDTH)}
+    found = weights | norms | outside | {"model.norm.weight": torch.ones(WIDTH)}
+    return {name: tensor.bfloat16() for name, tensor in found.items()}
+
+
+def _save(folder: Path, tensors: Tensors, config: Config | None = None, name: str = "model.safetensors") -> None:
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name, {"format": "pt"})
+
+
+def _quantize(by: Callable[[str, Tensor], Tensors], leave: tuple[str, ...] = ()) -> Tensors:
+    """Return the model with all linear layers of the block stored as ``by`` makes them."""
+    tensors = _dense()
+    for name in LINEAR:
+        if name not in leave:
+            tensors |= by(name, tensors.pop(f"{name}.weight").float())
+    return tensors
+
+
+def _by_rows(name: str, x: Tensor) -> Tensors:
+    scale = x.abs().amax(1, keepdim=True) / 127
+    return {f"{name}.weight": (x / scale).round().to(torch.int8), f"{name}.weight_scale": scale.bfloat16()}
+
+
+def _by_blocks(name: str, x: Tensor) -> Tensors:
+    tiles = x.unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))
+    scale = tiles.abs().amax((1, 3)) / 448
+    codes = (tiles / scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(x.shape)
+    return {f"{name}.weight": codes, f"{name}.weight_scale_inv": scale}
+
+
+def _pack(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """Pack codes of 4 bits along rows, eight in a word, the lowest bits first."""
+    words = codes.to(torch.int64).unflatten(1, (-1, 8))
+    return sum(words[..., at] << (4 * n) for n, at in enumerate(order)).to(torch.int32)  # type: ignore[union-attr]
+
+
+def _by_groups(name: str, x: Tensor) -> Tensors:
+    groups = x.unflatten(1, (-1, GROUP))
+    scale = groups.abs().amax(2) / 7
+    codes = (groups / scale[..., None]).round().clamp(-8, 7).reshape(x.shape) + 8
+    shape = torch.tensor(x.shape)
+    return {
+        f"{name}.weight_packed": _pack(codes),
+        f"{name}.weight_scale": scale.bfloat16(),
+        f"{name}.weight_shape": shape,
+    }
+
+
+def _by_mlx(name: str, x: Tensor) -> Tensors:
+    groups = x.unflatten(1, (-1, GROUP))
+    low, high = groups.amin(2), groups.amax(2)
+    scale = (high - low) / 15
+    codes = ((groups - low[..., None]) / scale[..., None]).round().reshape(x.shape)
+    packed = _pack(codes).view(torch.uint32)
+    return {f"{name}.weight": packed, f"{name}.scales": scale.bfloat16(), f"{name}.biases": low.bfloat16()}
+
+
+def _by_gptq(name: str, x: Tensor) -> Tensors:
+    columns = x.shape[1]
+    found = _by_groups(name, x)
+    return {
+        f"{name}.qweight": found[f"{name}.weight_packed"].T,
+        f"{name}.qzeros": _pack(torch.full((columns // GROUP, x.shape[0]), 7)),
+        f"{name}.scales": found[f"{name}.weight_scale"].T.half(),
+        f"{name}.g_idx": torch.arange(columns, dtype=torch.int32) // GROUP,
+    }
+
+
+def _compressed(form: str, bits: int, inputs: object = None, **weights: object) -> Config:
+    """Return the configuration of compressed-tensors for all linear layers but the head."""
+    usual = {"num_bits": bits, "type": "int", "symmetric": True, "dynamic": False, "observer": "minmax"}
+    group = {"targets": ["Linear"], "weights": usual | weights, "input_activations": inputs, "output_activations": None}
+    declared = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
+    return {"quantization_config": declared | {"config_groups": {"group_0": group}, "ignore": ["lm_head"]}}
+
+
+TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+ALONE = _compressed("int-quantized", 8, strategy="channel")
+INTEGERS = _compressed("int-quantized", 8, TOKENS, strategy="channel")
+PACKED = _compressed("pack-quantized", 4, strategy="group", group_size=GROUP)
+FLOAT8: Config = {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [GROUP, GROUP],
+        "modules_to_not_convert": ["lm_head"],
+    }
+}
+OF_MLX = {"group_size": GROUP, "bits": 4}
+
+
+def _write_gguf(folder: Path, architecture: str = "llama", kind: str = "Q8_0") -> None:
+    """Write the model as GGUF, with the tokens that its vocabulary has."""
+    writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
+    writer.add_context_length(64)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(WORDS)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"w{n}" for n in range(WORDS)])
+    names = {"self_attn.": "attn_", "mlp.": "ffn_", "_proj": "", "input_layernorm": "attn_norm"}
+    names |= {"post_attention_layernorm": "ffn_norm", BLOCK: "blk.0.", "attn_o.": "attn_output."}
+    names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    for name, tensor in _dense().items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        x = tensor.float().numpy()
+        if x.ndim == 1:
+            writer.add_tensor(name, x)
+        else:
+            wanted = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(name, gguf.quantize(x, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+TRANSFORMERS, MLX = "transformers", "MLX"
+DOWN = f"{BLOCK}mlp.down_proj"
+CASES = {
+    "plain": Case(TRANSFORMERS, lambda to: _save(to, _dense(), {})),
+    "no config.json": Case(TRANSFORMERS, lambda to: _save(to, _dense())),
+    "unknown class": Case(TRANSFORMERS, lambda to: _save(to, _dense(), {"model_type": "no_such_model"})),
+    "compressed-tensors INT8": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_rows), INTEGERS)),
+    "compressed-tensors INT8, inputs unquantized": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_rows), ALONE)),
+    "compressed-tensors packed INT4": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_groups), PACKED)),
+    "compressed-tensors, a layer left dense": Case(
+        TRANSFORMERS, lambda to: _save(to, _quantize(_by_groups, leave=(DOWN,)), PACKED)
+    ),
+    "FP8 in blocks": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_blocks), FLOAT8)),
+    "unknown quant_method": Case(
+        TRANSFORMERS,
+        lambda to: _save(to, _quantize(_by_rows), {"quantization_config": {"quant_method": "no_such_method"}}),
+    ),
+    "no quant_method": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_mlx), {"quantization_config": OF_MLX})),
+    "codes of MLX": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_mlx), {"quantization": OF_MLX})),
+    "undeclared INT8": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_rows), {})),
+    "GGUF": Case(TRANSFORMERS, _write_gguf),
+    "GGUF of an unknown class": Case(TRANSFORMERS, lambda to: _write_gguf(to, "grok")),
+    "MLX: plain": Case(MLX, lambda to: _save(to, _dense(), {})),
+    "MLX: another file name": Case(MLX, lambda to: _save(to, _dense(), {}, "weights.safetensors")),
+    "MLX: unknown class": Case(MLX, lambda to: _save(to, _dense(), {"model_type": "no_such_model"})),
+    "MLX: affine": Case(MLX, lambda to: _save(to, _quantize(_by_mlx), {"quantization": OF_MLX})),
+    "MLX: undeclared": Case(MLX, lambda to: _save(to, _quantize(_by_mlx), {})),
+    "MLX: INT8 of compressed-tensors": Case(MLX, lambda to: _save(to, _quantize(_by_rows), INTEGERS)),
+    "MLX: unknown quant_method": Case(
+        MLX, lambda to: _save(to, _quantize(_by_rows), {"quantization_config": {"quant_method": "bitsandbytes"}})
+    ),
+    "MLX: GPTQ": Case(
+        MLX,
+        lambda to: _save(
+            to,
+            _quantize(_by_gptq),
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}},
+        ),
+    ),
+    "MLX: GGUF": Case(MLX, _write_gguf),
+}

@@ -1,0 +1,83 @@
+"""Load the checkpoints of ``cases.py`` by the runtimes themselves, and keep what happened in ``results.json``.
+
+``make loaders`` installs the runtimes into a folder of their own and runs this. It fails if a verdict of quanterr's
+contradicts its runtime.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from loaders.cases import CASES
+
+import quanterr
+
+RESULTS = Path(__file__).parent / "results.json"
+LOADS, DIFFERS, REFUSES = "loads", "loads, but", "refuses"
+
+
+def load_by_transformers(folder: Path) -> tuple[str, str]:
+    """Return what transformers does with a checkpoint, and what it says."""
+    from transformers import AutoModelForCausalLM
+
+    files = [path.name for path in folder.glob("*.gguf")]
+    options = {"gguf_file": files[0]} if files else {}
+    _, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    told = {key: sorted(map(str, info[key])) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    found = [f"{key} {names[0]}" for key, names in told.items() if names]
+    return (DIFFERS, "; ".join(found)) if found else (LOADS, "")
+
+
+def load_by_mlx(folder: Path) -> tuple[str, str]:
+    """Return what mlx-lm does with a checkpoint."""
+    from mlx_lm.utils import load_model
+
+    load_model(folder)
+    return LOADS, ""
+
+
+LOADERS: dict[str, tuple[str, Callable[[Path], tuple[str, str]]]] = {
+    "transformers": ("transformers", load_by_transformers),
+    "MLX": ("mlx-lm", load_by_mlx),
+}
+
+
+def run_case(name: str, folder: Path) -> dict[str, str]:
+    """Make a checkpoint, load it, and return the outcome."""
+    case = CASES[name]
+    package, load = LOADERS[case.runtime]
+    case.make(folder)
+    try:
+        outcome, said = load(folder)
+    except Exception as error:
+        outcome, said = REFUSES, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    said = said.replace(str(folder), "FOLDER")[:160]
+    return {"runtime": case.runtime, "version": version(package), "outcome": outcome, "said": said}
+
+
+def find_verdict(runtime: str, folder: Path) -> str:
+    """Return quanterr's verdict about a checkpoint."""
+    files = list(folder.glob("*.gguf"))
+    [loading] = quanterr.inspect(files[0] if files else folder, runtimes=[runtime]).loading
+    return loading.verdict
+
+
+def main() -> int:
+    """Run all cases; the exit status is 1 if a verdict contradicts a runtime."""
+    results, contradictions = {}, 0
+    for name, case in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            results[name] = run_case(name, Path(folder))
+            verdict = find_verdict(case.runtime, Path(folder))
+        is_right = verdict == results[name]["outcome"]
+        contradictions += not is_right
+        print(f"{'' if is_right else 'WRONG '}{name}: {verdict}; {results[name]}", flush=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    return 1 if contradictions else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
