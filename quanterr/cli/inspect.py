@@ -41,6 +41,9 @@ def inspect(
             flags="--for",
         ),
     ] = None,
+    devices: Annotated[
+        int, Option("Number of devices among which vLLM splits the model.", metavar="N", flags="--tp")
+    ] = 1,
 ) -> None:
     """List a checkpoint's formats, sizes, bits per weight and problems. Reads headers only, unless asked for more.
 
@@ -63,7 +66,13 @@ def inspect(
         from quanterr.inspection import inspect as run
 
         inspection = run(
-            found, hardware=hardware, command=command_line(), values=values, verify=verify, runtimes=wanted
+            found,
+            hardware=hardware,
+            command=command_line(),
+            values=values,
+            verify=verify,
+            runtimes=wanted,
+            devices=devices,
         )
     warn(inspection.findings)
     deliver(inspection, to, show)

@@ -14,7 +14,7 @@ from quanterr.checkpoints.checksums import find_stated_sha256
 from quanterr.documents.base import Finding, RunInfo, Tool
 from quanterr.documents.comparison.model import StoredFile
 from quanterr.documents.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
-from quanterr.errors import FormatMismatch
+from quanterr.errors import FormatMismatch, UsageError
 from quanterr.findings.checks import DECLARED, VALUES
 from quanterr.findings.contents import Contents
 from quanterr.findings.running import run_checks_alone
@@ -51,6 +51,7 @@ def inspect(
     values: bool = False,
     verify: bool = False,
     runtimes: Iterable[str] = (),
+    devices: int = 1,
 ) -> Inspection:
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, an open checkpoint, or one in memory.
 
@@ -59,14 +60,16 @@ def inspect(
     line, which ``run`` records. With ``values``, every weight is read once and checked: NaN and infinity, zeros,
     constants, repetitions, scales, unused codes. With ``verify``, the SHA-256 of each file is compared with the one
     that the Hugging Face hub states. ``runtimes``, such as ``["vllm", "llama.cpp"]`` or ``["all"]``, adds whether each
-    of them loads the checkpoint, by its names, configuration and headers.
+    of them loads the checkpoint, by its names, configuration and headers; vLLM splits it among ``devices``.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
-        UsageError: the hardware or a runtime is unknown, or there is no checksum to verify.
+        UsageError: the hardware or a runtime is unknown, there are no devices, or there is no checksum to verify.
     """
     machine = None if hardware is None else bandwidth_of(hardware)
-    asked = _Asked(machine, command, values, verify, choose_runtimes(runtimes))
+    if devices < 1:
+        raise UsageError(f"{devices} devices: must be at least 1")
+    asked = _Asked(machine, command, values, verify, choose_runtimes(runtimes), devices)
     with open_checkpoints([hold(checkpoint)], lenient) as [opened]:
         return _inspect(opened, asked)
 
@@ -79,6 +82,7 @@ class _Asked(NamedTuple):
     values: bool
     verify: bool
     runtimes: Sequence[Runtime]
+    devices: int
 
 
 def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
@@ -114,7 +118,7 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
         activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
         kv="fp8" if find_declared_cache(side.labels.config, checkpoint.entries)[0] else None,
         decode=None if asked.machine is None else _bound_decoding(*asked.machine, weights, checkpoint),
-        loading=[judge(runtime, contents, findings) for runtime in asked.runtimes],
+        loading=[judge(runtime, contents, findings, asked.devices) for runtime in asked.runtimes],
         findings=findings,
         weights=weights,
         values=asked.values,

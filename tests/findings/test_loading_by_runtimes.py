@@ -138,6 +138,23 @@ class TestVllm:
         assert any(said in one.message for one in found.loading[0].reasons)
         assert found.loading[0].reasons[0].place
 
+    @pytest.mark.parametrize(
+        ("devices", "said"),
+        [(1, ""), (2, ""), (3, "cannot split 4 attention heads"), (4, "would cut groups of columns")],
+    )
+    def test_devices_share_whole_groups_and_heads(self, tmp_path, devices, said):
+        CASES["compressed-tensors packed INT4"].make(tmp_path)  # groups of 32; o_proj has 64 columns
+        [found] = quanterr.inspect(tmp_path, runtimes=["vllm"], devices=devices).loading
+
+        assert ("refuses" if said else "loads") == found.verdict
+        assert said in "".join(one.message for one in found.reasons)
+
+    @pytest.mark.parametrize(("devices", "verdict"), [(1, "loads"), (2, "loads"), (4, "refuses")])
+    def test_devices_share_whole_blocks_of_rows(self, tmp_path, devices, verdict):
+        CASES["FP8 in blocks"].make(tmp_path)
+
+        assert verdict == quanterr.inspect(tmp_path, runtimes=["vllm"], devices=devices).loading[0].verdict
+
     def test_class_of_transformers_is_not_known(self, tmp_path):
         config = self.FP8 | {"architectures": ["NoSuchModel"]}
 
@@ -198,6 +215,10 @@ class TestAnswers:
         with pytest.raises(UsageError, match=r"no rules for the runtime vlm: choose from transformers, vllm"):
             quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=LLAMA), runtimes=["vlm"])
 
+    def test_no_devices_are_wrong_usage(self, tmp_path):
+        with pytest.raises(UsageError, match="0 devices: must be at least 1"):
+            quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=LLAMA), runtimes=["vllm"], devices=0)
+
     def test_no_runtime_is_judged_unasked(self, tmp_path):
         assert [] == quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=LLAMA)).loading
 
@@ -210,3 +231,10 @@ class TestAnswers:
 
         assert status == done.exit_code
         assert "vLLM (0.33.0): loads (read)" in done.output
+
+    def test_command_is_told_the_number_of_devices(self, tmp_path):
+        CASES["FP8 in blocks"].make(tmp_path)
+        done = CliRunner().invoke(app, ["inspect", str(tmp_path), "--for", "vllm", "--tp", "4"])
+
+        assert Status.INCONCLUSIVE == done.exit_code
+        assert "among 4 devices" in done.output

@@ -37,12 +37,13 @@ def choose_runtimes(names: Iterable[str]) -> list[Runtime]:
     return [runtime for runtime in RUNTIMES if ALL in wanted or runtime.name.lower() in wanted]
 
 
-def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding]) -> Loading:
-    """Return whether a runtime loads a checkpoint, about which checks made these findings."""
+def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding], devices: int = 1) -> Loading:
+    """Return whether a runtime loads a checkpoint, about which checks made these findings, on a number of devices."""
     reasons = [one for rule in runtime.rules for one in rule(contents)]
     if not any(one.effect == REFUSES for one in reasons):  # else the rest is of no interest
         of_config = list(_judge_config(runtime, contents))
         reasons += [*of_config, *_judge_tensors(runtime, contents), *_judge_findings(runtime, findings)]
+        reasons += runtime.split(contents, devices) if runtime.split else ()
         if not of_config:  # which says what becomes of all weights
             named = {name for one in reasons for name in one.layers}
             reasons += _judge_weights(runtime, contents, named)

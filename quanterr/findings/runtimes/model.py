@@ -122,6 +122,8 @@ class Runtime(NamedTuple):
     tensors: tuple[TensorRule, ...] = ()
     findings: Mapping[str, str] = {}  # code of a finding → its effect
     read_config: Callable[[Contents], JsonFields] = lambda contents: contents.labels.config  # of the quantization
+    # What it refuses on several devices, of which it is told the number.
+    split: Callable[[Contents, int], Iterable[LoadingReason]] | None = None
     other_formats: str = ""  # what it does with formats without a layout; empty: not known
 
 

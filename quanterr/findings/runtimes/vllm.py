@@ -28,6 +28,7 @@ from quanterr.findings.runtimes.model import (
     tensor_name,
     words,
 )
+from quanterr.findings.runtimes.tensor_parallel import find_cuts
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
@@ -228,5 +229,6 @@ RUNTIME = Runtime(
             beside={".weight": FLOAT8},
         ),
     ),
+    split=find_cuts,
     findings={"missing_codes": REFUSES, "incomplete": REFUSES, "config_mismatch": DIFFERS, "undeclared_codes": REFUSES},
 )
