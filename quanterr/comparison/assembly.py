@@ -389,6 +389,8 @@ def _make_header(pair: Pair) -> JsonObject:
         "quantized_dtype": reported_dtype(y.codes.dtype),
         "tensor_shape": x.shape,
         "tensor_elements": x.n,
+        "original_bytes": x.nbytes,
+        "quantized_bytes": y.nbytes,
     }
 
 

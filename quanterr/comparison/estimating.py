@@ -12,6 +12,7 @@ from quanterr.comparison.journal import digest_file
 from quanterr.comparison.scheduler import Progress
 from quanterr.documents.base import Tool
 from quanterr.documents.comparison.kept_layers import Budget
+from quanterr.documents.comparison.layer import StoredSizes
 from quanterr.documents.comparison.model import Selection as Selected
 from quanterr.documents.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
 from quanterr.documents.ranking.model import Candidate, Ranking, WorstLayer
@@ -89,7 +90,13 @@ def _estimate(
         checkpoint.check_unchanged()
         others = {
             name: StoredTensor(
-                entry.dtype, prod(entry.shape), entry.nbytes, 0.0, None, reported_dtype(entry.dtype), False
+                entry.dtype,
+                prod(entry.shape),
+                StoredSizes(entry.nbytes, entry.nbytes),
+                0.0,
+                None,
+                reported_dtype(entry.dtype),
+                False,
             )
             for name, entry in checkpoint.entries.items()
             if selection.takes(name)
@@ -100,6 +107,7 @@ def _estimate(
                 recipe,
                 virtual,
                 own,
+                matrices,
                 {name: each[n] for name, each in found.items()},
                 signals,
                 {name: one for name, one in others.items() if virtual.entries.get(name) is checkpoint.entries[name]},
@@ -220,6 +228,7 @@ def _make_rankable(
     recipe: Recipe,
     virtual: Checkpoint,
     files: dict[str, QuantizedFile],
+    matrices: Mapping[str, Matrix],
     estimates: dict[str, Estimate | None],
     signals: dict[str, float],
     others: dict[str, StoredTensor],
@@ -236,7 +245,8 @@ def _make_rankable(
         formats[form] = formats.get(form, 0) + 1
         n = file.source.rows * file.source.cols
         dtype, noise = reported_dtype(file.source.dtype), one.ratio * signals[name]
-        tensors[name] = StoredTensor(form, n, file.size, noise, signals[name], dtype, True, find_margin([one]))
+        sizes = StoredSizes(matrices[name].nbytes, file.size)
+        tensors[name] = StoredTensor(form, n, sizes, noise, signals[name], dtype, True, find_margin([one]))
     worst = min(known, key=lambda name: -known[name].ratio)
     total = [sum(part) for part in zip(*((one.signal, one.noise) for one in known.values()), strict=True)]
     weighted = [sum(part) for part in zip(*(one.weighted for one in known.values() if one.weighted), strict=True)]

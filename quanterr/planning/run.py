@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison import compare_each
 from quanterr.documents.base import Tool
-from quanterr.documents.comparison.kept_layers import original_bytes, stored_bytes
-from quanterr.documents.comparison.layer import Layer, LosslessLayer
+from quanterr.documents.comparison.layer import Layer, LosslessLayer, find_sizes
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
 from quanterr.documents.runtimes import load_together
@@ -229,8 +228,7 @@ def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[li
         if len(known) < len(options):
             left_out.append(name)
             continue
-        nbytes = original_bytes(any_layer.original_dtype, any_layer.tensor_elements)
-        known[ORIGINAL] = _LayerOption(ORIGINAL, nbytes, 0.0, 0.0, None)
+        known[ORIGINAL] = _LayerOption(ORIGINAL, find_sizes(any_layer).original, 0.0, 0.0, None)
         rows.append(
             _PlannableLayer(
                 name,
@@ -246,13 +244,12 @@ def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[li
 
 def _make_option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) -> _LayerOption | None:
     """Return a layer's option for a recipe; None if its cost is unknown."""
-    nbytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
+    nbytes = find_sizes(layer).quantized
     recipe = parse_recipe(recipe).for_columns(layer.tensor_shape[-1]).name
     if isinstance(layer, LosslessLayer):
         return _LayerOption(recipe, nbytes, 0.0, 0.0, layer)
-    if layer.error_norm is None:
+    if (error := layer.squared_error) is None:
         return None
-    error = layer.error_norm**2
     weighted = layer.weighted_error_norm
     costs = {SQUARED: error, WEIGHTED: None if weighted is None else weighted**2}
     cost = costs[measure] if measure in costs else getattr(layer, METRICS[measure])

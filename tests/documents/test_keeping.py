@@ -5,6 +5,8 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from support.sample_reports import report_of, small
 
 from quanterr.documents.comparison.kept_layers import (
     Budget,
@@ -12,9 +14,9 @@ from quanterr.documents.comparison.kept_layers import (
     choose_few,
     choose_within,
     order_by_worth,
-    original_bytes,
     parse_budget,
 )
+from quanterr.documents.comparison.layer import find_sizes
 from quanterr.errors import UsageError
 
 LAYERS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=7).map(
@@ -101,7 +103,10 @@ class TestChoice:
 
         assert outliers == choose_few([*outliers, *rest], 100.0, nbytes=600)
 
-    def test_bytes_follow_the_original_dtype(self):
-        assert (400, 200, 200) == tuple(
-            original_bytes(d, 100) for d in ("torch.float32", "torch.bfloat16", "ggml.q8_0")
-        )
+    def test_bytes_of_an_older_report_follow_from_dtype_and_bits(self):
+        layer = report_of(small()).layers[0]
+        new, older = find_sizes(layer), replace(layer, original_bytes=None, quantized_bytes=None)
+
+        assert new == find_sizes(older)
+        assert (2 * new.original, new.quantized) == find_sizes(replace(older, original_dtype="torch.float32"))
+        assert new == find_sizes(replace(older, original_dtype="ggml.q8_0"))

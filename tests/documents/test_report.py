@@ -202,6 +202,18 @@ def test_every_output_can_be_imported():
 
 
 @pytest.mark.session
+def test_layer_states_the_bytes_of_all_parts_of_both_sides(tmp_path):
+    x, y = pair(tmp_path)
+    quantized_original = quanterr.compare(y, y, device="cpu").lossless
+    found = {layer.layer_name: layer for layer in (*quanterr.compare(x, y, device="cpu").layers, *quantized_original)}
+    with quanterr.open_checkpoint(y) as stored:
+        codes = "model.layers.0.self_attn.q_proj.weight"
+        nbytes = stored.entries[codes].nbytes + stored.entries[f"{codes}_scale"].nbytes
+
+    assert {nbytes} == {one.quantized_bytes for name, one in found.items() if name == codes}
+    assert [nbytes] == [one.original_bytes for one in quantized_original if one.layer_name == codes]
+
+
 def test_too_many_blocks_are_not_grouped(tmp_path):
     x = {f"layers.{n}.weight": torch.ones(2, 2) for n in range(600)}
     y = {name: weight / 2 for name, weight in x.items()}

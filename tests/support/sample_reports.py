@@ -223,6 +223,8 @@ def header(name: str, shape: tuple[int, ...], format_name: str) -> dict[str, obj
         "quantized_dtype": DTYPES.get(format_name, "torch.bfloat16"),
         "tensor_shape": shape,
         "tensor_elements": n,
+        "original_bytes": 2 * n,
+        "quantized_bytes": n + 4 * shape[0] if format_name in DTYPES else 2 * n,
     }
 
 
@@ -259,8 +261,8 @@ def report_of(model: Model) -> Report:
         sums = sums_of(shape, level, random)
         layer = layer_of(name, shape, format_name, sums)
         pair = SimpleNamespace(
-            quantized=SimpleNamespace(nbytes=int(layer.bits_per_weight * sums.n) // 8),
-            original=SimpleNamespace(nbytes=2 * sums.n),
+            quantized=SimpleNamespace(nbytes=layer.quantized_bytes),
+            original=SimpleNamespace(nbytes=layer.original_bytes),
         )
         layers.append(layer)
         whole.add(sums, pair, layer)

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
-from math import inf, isfinite
+from math import fsum, inf, isfinite
 from sys import maxsize
 from typing import NamedTuple
 
 from quanterr.documents.base import Finding
-from quanterr.documents.comparison.layer import Layer
+from quanterr.documents.comparison.layer import Layer, find_sizes
+from quanterr.documents.comparison.model import Report
 from quanterr.errors import UsageError
 from quanterr.util.knapsack import KnapsackItem, solve
 from quanterr.util.text import display
@@ -22,14 +23,8 @@ LITTLE = 0.1
 LEAST_GAIN = 0.01  # share of the error that one more layer must gain beyond its share of the bytes
 KNEE, WORTHWHILE = 0.95, 2 / 3  # a budget is not filled if 2/3 of its bytes give 95 % of its gain
 
-# Plain floats: name in a report → name in a file, bits per element.
-DTYPES = {
-    "torch.float64": ("F64", 64),
-    "torch.float32": ("F32", 32),
-    "torch.float16": ("F16", 16),
-    "torch.bfloat16": ("BF16", 16),
-}
-USUAL_BITS = 16  # assumed for an original that is not a plain float
+# Plain floats: name in a report → name in a file.
+DTYPES = {"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
 class KeptLayer(NamedTuple):
@@ -76,22 +71,6 @@ def parse_amount(text: str) -> tuple[float, str]:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*([a-z]*)", text.strip().lower())
     amount = float(found[1]) if found else 0.0
     return (amount, found[2]) if found and isfinite(amount) and amount > 0 else (0.0, "?")
-
-
-def original_bytes(dtype: str, elements: int) -> int:
-    """Return the bytes of a weight in the original."""
-    _, bits = DTYPES.get(dtype, ("", USUAL_BITS))
-    return elements * bits // 8
-
-
-def stored_bytes(bits_per_weight: float | None, elements: int) -> int:
-    """Return the bytes of a weight in the quantized checkpoint."""
-    return round((bits_per_weight or 0) * elements / 8)
-
-
-def dtype_name(dtype: str) -> str:
-    """Return the name that files use for a dtype of a report, such as ``BF16`` for ``torch.bfloat16``."""
-    return DTYPES.get(dtype, (dtype, 0))[0]
 
 
 def order_by_worth(layers: Iterable[KeptLayer], most: int = maxsize) -> list[KeptLayer]:
@@ -164,11 +143,23 @@ def list_keepable(layers: Iterable[Layer], findings: Iterable[Finding]) -> list[
     bound, found = find_bound_layers(findings), []
     for layer in layers:
         is_kept = layer.quantized_dtype == layer.original_dtype and layer.original_dtype in DTYPES
-        if layer.error_norm is not None and layer.layer_name not in bound and not is_kept:
-            stored = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
-            added = original_bytes(layer.original_dtype, layer.tensor_elements) - stored
-            found.append(KeptLayer(layer.layer_name, added, layer.error_norm**2))
+        if layer.squared_error is not None and layer.layer_name not in bound and not is_kept:
+            sizes = find_sizes(layer)
+            found.append(KeptLayer(layer.layer_name, sizes.original - sizes.quantized, layer.squared_error))
     return found
+
+
+def propose_kept(report: Report) -> tuple[list[KeptLayer], float]:
+    """Return the few layers that are worth keeping as in the original, and Σe² of all layers."""
+    total = fsum(layer.squared_error for layer in report.layers if layer.squared_error is not None)
+    free = list_keepable(report.layers, report.findings)
+    return (choose_few(order_by_worth(free), total, report.quantized.bytes) if total else []), total
+
+
+def find_common_dtype(report: Report) -> str | None:
+    """Return the name in files of the float dtype in which the original stores all layers; None if there is none."""
+    dtypes = {DTYPES.get(layer.original_dtype) for layer in report.layers}
+    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def find_bound_layers(findings: Iterable[Finding]) -> set[str]:

@@ -6,7 +6,7 @@ quantized weight, e = y - x, and n the number of elements that are finite on bot
 
 from collections.abc import Callable
 from math import inf, isnan, nan, sqrt
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from quanterr.documents.base import Model
 from quanterr.metrics import (
@@ -89,6 +89,8 @@ class _Weight(Model, kw_only=True):
     tensor_shape: tuple[int, ...]
     tensor_elements: Count
     original_fingerprint: Annotated[str | None, doc("CRC-32 of some stored bytes: identifies the original")] = None
+    original_bytes: Annotated[Count | None, doc("bytes of all its parts in the original; null up to schema 1.7")] = None
+    quantized_bytes: Annotated[Count | None, doc("bytes of all its quantized parts; null up to schema 1.7")] = None
 
 
 class LosslessLayer(_Weight, kw_only=True):
@@ -450,6 +452,31 @@ class Layer(_Weight, kw_only=True):
     effective_bits: Annotated[
         Number, score("effective bits", "higher", "(snr_db - 1.76) / 6.02", "bit", of=effective_bits, equal=inf)
     ]
+
+    @property
+    def squared_error(self) -> float | None:
+        """Σe²; None if undefined."""
+        return None if self.error_norm is None else self.error_norm**2
+
+
+# For reports up to schema 1.7: bits of an element in the original, by its dtype; other dtypes count as 16-bit floats.
+WIDE_BITS = {"torch.float64": 64, "torch.float32": 32}
+USUAL_BITS = 16
+
+
+class StoredSizes(NamedTuple):
+    """The bytes of a weight on both sides, scales and other parts included."""
+
+    original: int
+    quantized: int
+
+
+def find_sizes(layer: Layer | LosslessLayer) -> StoredSizes:
+    """Return the bytes of a weight; in older reports they follow from its bits per weight and the original's dtype."""
+    if layer.original_bytes is not None and layer.quantized_bytes is not None:
+        return StoredSizes(layer.original_bytes, layer.quantized_bytes)
+    n, bits = layer.tensor_elements, WIDE_BITS.get(layer.original_dtype, USUAL_BITS)
+    return StoredSizes(n * bits // 8, round((layer.bits_per_weight or 0) * n / 8))
 
 
 METRICS: tuple[Score, ...] = tuple(collect_scores(Layer).values())

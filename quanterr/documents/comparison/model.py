@@ -105,8 +105,8 @@ class Report(Document, kw_only=True):
 
     schema_: str = SCHEMA
     # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints;
-    # 1.7 predicted_output_error
-    schema_version: str = "1.7"
+    # 1.7 predicted_output_error; 1.8 bytes of layers
+    schema_version: str = "1.8"
     verdict: Word
     reasons: list[str]
     complete: Annotated[bool, doc("false if the run was interrupted")]

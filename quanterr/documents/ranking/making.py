@@ -15,18 +15,17 @@ from typing import NamedTuple
 
 from quanterr.documents.base import Tool
 from quanterr.documents.comparison.kept_layers import (
+    DTYPES,
     FEW,
     Budget,
     KeptLayer,
     choose_few,
     choose_within,
     cut_at_knee,
-    dtype_name,
     find_bound_layers,
     order_by_worth,
-    original_bytes,
-    stored_bytes,
 )
+from quanterr.documents.comparison.layer import StoredSizes, find_sizes
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.ranking.gains import find_gains
 from quanterr.documents.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
@@ -56,7 +55,7 @@ class StoredTensor(NamedTuple):
 
     format: str
     elements: int
-    nbytes: int
+    sizes: StoredSizes
     error: float  # Σe²
     signal: float | None  # Σx²; None if identical on both sides, as reports omit it then
     dtype: str  # dtype in the original
@@ -151,7 +150,7 @@ def compare_candidates(
     common = sorted(names, key=_natural_key)
     layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]
     for candidate in chosen:
-        candidate.nbytes = sum(candidate.tensors[name].nbytes for name in common)
+        candidate.nbytes = sum(candidate.tensors[name].sizes.quantized for name in common)
         candidate.error = sum(candidate.tensors[name].error for name in layers)
     chosen.sort(key=lambda candidate: (candidate.error, candidate.nbytes))
     signal = sum(_find_signal(chosen, name) for name in layers)
@@ -192,16 +191,14 @@ def _collect_tensors(report: Report) -> dict[str, StoredTensor]:
     for tensors, is_layer in ((report.layers, True), (report.other_changes, False)):
         for layer in tensors:
             error, signal = 0.0, None
-            if is_layer and layer.error_norm is not None and layer.original_norm is not None:
-                error, signal = layer.error_norm**2, layer.original_norm**2
-            n_bytes = stored_bytes(layer.bits_per_weight, layer.tensor_elements)
+            if is_layer and layer.squared_error is not None and layer.original_norm is not None:
+                error, signal = layer.squared_error, layer.original_norm**2
             found[layer.layer_name] = StoredTensor(
-                layer.format, layer.tensor_elements, n_bytes, error, signal, layer.original_dtype, is_layer
+                layer.format, layer.tensor_elements, find_sizes(layer), error, signal, layer.original_dtype, is_layer
             )
     for same in report.lossless:
-        n_bytes = stored_bytes(same.bits_per_weight, same.tensor_elements)
         found[same.layer_name] = StoredTensor(
-            same.format, same.tensor_elements, n_bytes, 0.0, None, same.original_dtype, False
+            same.format, same.tensor_elements, find_sizes(same), 0.0, None, same.original_dtype, False
         )
     return found
 
@@ -263,7 +260,8 @@ def _make_layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
     for candidate in chosen:
         stored = candidate.tensors[name]
         snr_db = compute_snr(signal, stored.error)
-        choices.append(Choice(candidate.name, stored.format, stored.nbytes, stored.error, snr_db, stored.margin))
+        size = stored.sizes.quantized
+        choices.append(Choice(candidate.name, stored.format, size, stored.error, snr_db, stored.margin))
     best = min(choices, key=lambda choice: (choice.squared_error, choice.bytes))
     return RankedLayer(name, display(name), chosen[0].tensors[name].elements, best.candidate, choices)
 
@@ -306,14 +304,18 @@ def _sum_swaps(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:
 def _propose_kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budget | None) -> Swaps:
     """Return layers to leave unquantized: those within a budget, or the few that make most of the error."""
     stored = {name: candidate.tensors[name] for name in layers if name not in candidate.bound}
-    added = {name: original_bytes(own.dtype, own.elements) - own.nbytes for name, own in stored.items()}
+    added = {name: own.sizes.original - own.sizes.quantized for name, own in stored.items()}
     changed = [name for name, own in stored.items() if added[name] or own.format != PLAIN]  # others are kept already
     ordered = order_by_worth(KeptLayer(name, added[name], stored[name].error) for name in changed)
     error = candidate.error
     found = choose_within(ordered, keep, error) if keep else choose_few(ordered, error, candidate.nbytes)
     if keep and not keep.is_gain:
         found = cut_at_knee(found)
-    swaps = [Swap(k.name, display(k.name), None, dtype_name(stored[k.name].dtype), k.added, -k.error) for k in found]
+    dtypes = {one.name: stored[one.name].dtype for one in found}
+    swaps = [
+        Swap(one.name, display(one.name), None, DTYPES.get(dtype := dtypes[one.name], dtype), one.added, -one.error)
+        for one in found
+    ]
     return _sum_swaps(candidate, swaps, signal)
 
 
@@ -322,7 +324,8 @@ def _make_swap(candidate: Rankable, other: Rankable, name: str) -> Swap | None:
     was, would_be = candidate.tensors[name], other.tensors[name]
     if would_be.error >= was.error or name in candidate.bound or name in other.bound:
         return None
-    bytes_change, error_change = would_be.nbytes - was.nbytes, would_be.error - was.error
+    bytes_change = would_be.sizes.quantized - was.sizes.quantized
+    error_change = would_be.error - was.error
     return Swap(name, display(name), other.name, would_be.format, bytes_change, error_change)
 
 

@@ -7,12 +7,17 @@ and all details only for the worst ones.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from quanterr.documents.base import Finding
-from quanterr.documents.comparison.kept_layers import DTYPES, list_keepable, order_by_worth, stored_bytes
-from quanterr.documents.comparison.layer import Layer
+from quanterr.documents.comparison.kept_layers import (
+    KeptLayer,
+    find_common_dtype,
+    list_keepable,
+    order_by_worth,
+    propose_kept,
+)
+from quanterr.documents.comparison.layer import Layer, find_sizes
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.comparison.values import LAYER_METRICS
 from quanterr.metrics import PREDICTED
@@ -37,7 +42,6 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 from quanterr.views.comparison.kept_commands import list_words
 from quanterr.views.comparison.layers import sort_layers
-from quanterr.views.comparison.summary import propose_kept
 
 if TYPE_CHECKING:
     from quanterr.documents.evaluation.model import Evaluated
@@ -62,7 +66,7 @@ def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObjec
     weights = {weight.layer_name: weight for weight in evaluated.weights} if evaluated else {}
     every = (*weights.values(), *report.layers)
     shown = [key for key in EVALUATED if any(getattr(one, key, None) is not None for one in every)]
-    total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
+    proposed, total = propose_kept(report)
     rows = {name: row for row, name in reversed(list(enumerate(names)))}
     columns = {one.name: MapMetric.of(one) for one in list_columns(Layer)}
     metrics = columns | {"error_share": SHARE, "bytes": SIZE} | {key: EVALUATED[key] for key in shown}
@@ -78,7 +82,7 @@ def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObjec
         "findings": [_finding(found, rows) for found in pick_findings(report)],
         "found": _rows_by_finding(report.findings, rows),
         "details": _details(report, rows),
-        "keep": _keep(report, rows, total),
+        "keep": _keep(report, rows, proposed, total),
     }
 
 
@@ -98,18 +102,13 @@ def _describe(name: str, declared: Score) -> JsonObject:
 
 
 def _list_numbers(tensors: Sequence[tuple[int, Any]], total: float, columns: Iterable[str]) -> JsonObject:
-    errors = [one.error_norm if status == DIFFERS else None for status, one in tensors]
+    errors = [one.squared_error if status == DIFFERS else None for status, one in tensors]
     entries = [one for _, one in tensors]
     return {
         "error_share": [
-            round_digits(error**2 / total, SHARE_DIGITS) if error is not None and total else None for error in errors
+            round_digits(error / total, SHARE_DIGITS) if error is not None and total else None for error in errors
         ],
-        "bytes": [
-            one.bytes
-            if status == NOT_COMPARED
-            else stored_bytes(getattr(one, "bits_per_weight", None), one.tensor_elements)
-            for status, one in tensors
-        ],
+        "bytes": [one.bytes if status == NOT_COMPARED else find_sizes(one).quantized for status, one in tensors],
         **{key: _round_column(entries, key) for key in columns},
     }
 
@@ -126,19 +125,18 @@ def _format_shape(shape: tuple[int, ...] | None) -> str | None:
     return None if shape is None else " × ".join(map(str, shape)) or "scalar"
 
 
-def _keep(report: Report, rows: Mapping[str, int], total: float) -> JsonObject:
+def _keep(report: Report, rows: Mapping[str, int], proposed: Sequence[KeptLayer], total: float) -> JsonObject:
     """Return layers ranked by error removed per extra byte, with the error and bytes of each."""
     free = list_keepable(report.layers, report.findings)
     ordered = order_by_worth(free, MAX_KEPT)
-    dtypes = {DTYPES.get(layer.original_dtype, (None,))[0] for layer in report.layers}
     return {
         "rows": [rows[layer.name] for layer in ordered],
         "shares": [round_digits(layer.error / total, MORE_DIGITS) for layer in ordered],
         "added": [layer.added for layer in ordered],
-        "proposed": len(propose_kept(report)[0]),
+        "proposed": len(proposed),
         "bytes": report.quantized.bytes,
         "snr_db": report.aggregate.overall_snr_db,
-        "dtype": dtypes.pop() if len(dtypes) == 1 else None,
+        "dtype": find_common_dtype(report),
         "bound": len(report.layers) - len(free),
         "programs": [
             words._asdict() | {"quantized": [rows[name] for name in words.quantized] if words.quantized else None}

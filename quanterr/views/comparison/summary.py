@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import fsum, log10
 
-from quanterr.documents.comparison.kept_layers import DTYPES, KeptLayer, choose_few, list_keepable, order_by_worth
+from quanterr.documents.comparison.kept_layers import find_common_dtype, list_keepable, propose_kept
 from quanterr.documents.comparison.model import Report
 from quanterr.outputs.formatting import format_db, format_percent
 from quanterr.util.text import count, display, size
@@ -32,8 +32,7 @@ def _judge(report: Report) -> Iterator[str]:
         return
     left = max(1 - fsum(layer.error for layer in kept) / total, 0.0)
     added = sum(layer.added for layer in kept)
-    dtypes = {DTYPES.get(layer.original_dtype, ("",))[0] for layer in report.layers}
-    dtype = dtypes.pop() if len(dtypes) == 1 else ""
+    dtype = find_common_dtype(report)
     makes = "makes" if len(kept) == 1 else "make"
     before = report.aggregate.overall_snr_db
     snr = ""
@@ -61,13 +60,6 @@ def _is_sound(report: Report) -> bool:
             return False
     sound = report.verdict == "pass" and report.complete and bool(report.layers)
     return sound and all(one.severity == "info" for one in report.findings)
-
-
-def propose_kept(report: Report) -> tuple[list[KeptLayer], float]:
-    """Return the few layers that are worth keeping as in the original, and Σe² of all layers."""
-    total = fsum(layer.error_norm**2 for layer in report.layers if layer.error_norm is not None)
-    free = list_keepable(report.layers, report.findings)
-    return (choose_few(order_by_worth(free), total, report.quantized.bytes) if total else []), total
 
 
 def _describe_usual(report: Report) -> Iterator[str]:

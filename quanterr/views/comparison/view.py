@@ -254,11 +254,11 @@ def _show(a: Aggregate, name: str) -> str:
 
 def _describe_finite_snr(report: Report) -> str:
     """Return the pooled SNR of layers with a defined SNR, as text, if other layers make the pooled SNR undefined."""
-    finite = [layer for layer in report.layers if layer.snr_db is not None and layer.error_norm]
+    finite = [layer for layer in report.layers if layer.snr_db is not None and layer.squared_error]
     if report.aggregate.overall_snr_db is not None or not finite:
         return ""
     signal = sum((layer.original_norm or 0.0) ** 2 for layer in finite)
-    error = sum((layer.error_norm or 0.0) ** 2 for layer in finite)
+    error = sum(layer.squared_error or 0.0 for layer in finite)
     if not 0 < error < inf or not 0 < signal < inf:
         return ""
     left_out = count(len(report.layers) - len(finite), "layer")
