@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from quanterr.comparison.measure import measure
     from quanterr.comparison.ranking import rank, sweep
     from quanterr.dequantization.run import dequantize
+    from quanterr.differences.making import diff
     from quanterr.documents.comparison.layer import METRICS
     from quanterr.documents.comparison.model import Report
-    from quanterr.documents.diff.making import diff
     from quanterr.documents.kinds import read_document
     from quanterr.documents.reading import read_report
     from quanterr.errors import CheckpointError, QuanterrError, UsageError
@@ -48,7 +48,7 @@ _HOMES = {
     "compare": "quanterr.comparison",
     "compare_images": "quanterr.evaluation.images",
     "dequantize": "quanterr.dequantization.run",
-    "diff": "quanterr.documents.diff.making",
+    "diff": "quanterr.differences.making",
     "evaluate": "quanterr.evaluation.run",
     "inspect": "quanterr.inspection",
     "open_checkpoint": "quanterr.checkpoints",

@@ -33,7 +33,7 @@ def diff(
     Exit status: 0 whatever changed (to fail on a change, use quanterr gate --baseline); 2 wrong usage, or results that
     cannot be compared; 3 one is unreadable.
     """
-    from quanterr.documents.diff.making import diff as compared
+    from quanterr.differences.making import diff as compared
     from quanterr.outputs import OF_DIFFS
 
     to = show.targets([old, new], OF_DIFFS)

@@ -52,7 +52,7 @@ def suggest_after_rank(ranking: "Ranking", paths: Sequence[str], command: Sequen
         return ""
     from statistics import median  # few commands need it, and importing it takes 3 ms
 
-    from quanterr.documents.runtimes import load_together
+    from quanterr.advice.runtimes import load_together
 
     planned: list[Candidate] = []  # the best, and what a runtime loads together with it
     for candidate in ranked:

@@ -44,8 +44,8 @@ def rank(
     Exit status: 0 all candidates compared completely, and all gates hold for each; 1 a gate does not hold; 2 wrong
     usage; 3 an input is unreadable; 4 a candidate is inconclusive; 5 memory, device or disk; 70 a bug.
     """
-    from quanterr.documents.ranking.making import name_candidates
     from quanterr.gates import prepare
+    from quanterr.ranking.making import name_candidates
 
     if not options.against:
         name_candidates(candidates)  # raises before the run

@@ -53,7 +53,7 @@ def summarize(document: "Document", baseline: Path | None = None) -> None:
 
     if not github.has_summary():
         return
-    from quanterr.documents.diff.making import diff
+    from quanterr.differences.making import diff
     from quanterr.outputs.card import format_numbers
 
     change = ""

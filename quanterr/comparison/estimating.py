@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 
+from quanterr.advice.kept_layers import Budget
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison.assembly import reported_dtype
 from quanterr.comparison.journal import digest_file
 from quanterr.comparison.scheduler import Progress
 from quanterr.documents.base import Tool
-from quanterr.documents.comparison.kept_layers import Budget
 from quanterr.documents.comparison.layer import StoredSizes
 from quanterr.documents.comparison.model import Selection as Selected
-from quanterr.documents.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
 from quanterr.documents.ranking.model import Candidate, Ranking, WorstLayer
 from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
 from quanterr.errors import Interrupted, UsageError
@@ -22,6 +21,7 @@ from quanterr.findings.files import report_notes
 from quanterr.findings.importance import report_insensitive
 from quanterr.options import ComparisonOptions
 from quanterr.pairing.importance import make_importance_lookup, read_importance
+from quanterr.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
 from quanterr.recipes import Recipe
 from quanterr.recipes.matrices import Matrix, matrices_of
 from quanterr.recipes.quantized_file import ImportanceOf, QuantizedFile, choose_weights, quantize_by

@@ -6,17 +6,17 @@ from typing import Unpack
 
 from msgspec.structs import replace
 
+from quanterr.advice.kept_layers import parse_budget
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison import Path, compare_each
 from quanterr.comparison.bounds import add_bounds
 from quanterr.comparison.estimating import estimate
-from quanterr.documents.comparison.kept_layers import parse_budget
-from quanterr.documents.ranking.making import make_ranking, name_candidates
 from quanterr.documents.ranking.model import Ranking
 from quanterr.gates import PreparedRules, prepare
 from quanterr.options import ComparisonOptions, RankKeywords, RankOptions, SweepKeywords, SweepOptions
 from quanterr.options.keywords import accept_fields_of, list_given
 from quanterr.pairing.importance import make_importance_lookup, read_importance
+from quanterr.ranking.making import make_ranking, name_candidates
 from quanterr.recipes import PRESETS, Recipe, parse_recipes
 from quanterr.recipes.sampling import parse_share
 from quanterr.recipes.studies import study_recipes

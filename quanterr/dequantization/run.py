@@ -9,6 +9,7 @@ from math import isfinite, log10
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
+from quanterr.advice.kept_layers import parse_bytes
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison.scheduler import Progress
 from quanterr.dequantization.layout import (
@@ -20,7 +21,6 @@ from quanterr.dequantization.layout import (
     make_index,
 )
 from quanterr.dequantization.tensors import WrittenTensor, count_formats, list_tensors, list_tensors_like
-from quanterr.documents.comparison.kept_layers import parse_bytes
 from quanterr.errors import Interrupted, ResourceError, UsageError
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.library import choose_kernel

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.documents.evaluation.model import Evaluation, Rollout
 from quanterr.documents.plan.model import Plan
-from quanterr.documents.ranking.making import shorten_names
 from quanterr.errors import UsageError
 from quanterr.evaluation.assembly import Baseline, Measured, assemble
 from quanterr.evaluation.by_products.writing import check_saliency, predict, write_by_products
@@ -23,6 +22,7 @@ from quanterr.evaluation.running.lockstep import Draft, Lockstep, Outcome
 from quanterr.evaluation.running.rounding import DECLARED, check_schemes, list_caches
 from quanterr.evaluation.texts.tasks import answered
 from quanterr.options import NOTHING_TO_DO, EvaluateOptions
+from quanterr.ranking.making import shorten_names
 from quanterr.tensors.clock import Clock
 from quanterr.util.rank_group import join_rank_group
 from quanterr.util.text import display

@@ -9,7 +9,6 @@ from pathlib import Path
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.documents.evaluation.model import Evaluation
 from quanterr.documents.plan.model import Plan
-from quanterr.documents.ranking.making import shorten_names
 from quanterr.errors import UsageError
 from quanterr.evaluation.assembly import Baseline, Measured, assemble
 from quanterr.evaluation.by_products.references import SAVE, USE, Reference
@@ -19,6 +18,7 @@ from quanterr.evaluation.preparation import prepare, reference_settings, run_set
 from quanterr.evaluation.running.lockstep import BesideReference
 from quanterr.evaluation.running.rounding import DECLARED, check_schemes
 from quanterr.options import EvaluateOptions
+from quanterr.ranking.making import shorten_names
 from quanterr.tensors.clock import Clock
 from quanterr.util.rank_group import join_rank_group
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, cast
 
-from quanterr.documents.comparison.kept_layers import parse_bytes
+from quanterr.advice.kept_layers import parse_bytes
 from quanterr.documents.plan.model import Measure
 from quanterr.documents.sensitivity import COSTS, KLD, OUTPUT_ERROR, read_sensitivity
 from quanterr.errors import UsageError

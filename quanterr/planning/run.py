@@ -10,13 +10,13 @@ from typing import Unpack
 
 from msgspec.structs import replace
 
+from quanterr.advice.runtimes import load_together
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison import compare_each
 from quanterr.documents.base import Tool
 from quanterr.documents.comparison.layer import Layer, LosslessLayer, find_sizes
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
-from quanterr.documents.runtimes import load_together
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import FALLBACK, LEFT
 from quanterr.options import PlanKeywords, PlanOptions, SameIn

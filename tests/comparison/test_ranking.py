@@ -11,12 +11,12 @@ from support.making import numbers, quantized_fp8, quantized_int8, store
 
 import quanterr
 from quanterr.comparison import compare_each
-from quanterr.documents.ranking.making import make_ranking, name_candidates
 from quanterr.errors import ReportError, UsageError
 from quanterr.gates import apply_rules
 from quanterr.gates.expression import parse
 from quanterr.gates.rules import Rule
 from quanterr.options import CompareOptions
+from quanterr.ranking.making import make_ranking, name_candidates
 from quanterr.views.ranking.view import conclusion
 
 A, B, C = "layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight", "layers.2.mlp.up_proj.weight"

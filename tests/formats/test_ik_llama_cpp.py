@@ -12,11 +12,11 @@ from support.gguf_stored import I32, Stored, array, write_gguf
 from support.making import dequantized, same_bits, store
 
 import quanterr
+from quanterr.advice.kept_commands import list_words
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.ggml_types import IN_FORKS, OF_NAME, REFUSED, TYPES
 from quanterr.errors import CheckpointError
 from quanterr.pairing.side import CheckpointSide
-from quanterr.views.comparison.kept_commands import list_words
 
 SHAPE = 64, 512
 # Type → its blocks begin with a float16 scale for each of its rows.

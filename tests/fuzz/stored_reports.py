@@ -14,11 +14,11 @@ from support.stored import original, quantized, write
 import quanterr
 from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, Pairs, Raw, changed, changed_bytes, dumped, few, other_text, seed
+from quanterr.differences.making import METRICS
+from quanterr.differences.making import diff_reports as diff
 from quanterr.documents.checksum import KEY as CHECKSUM
 from quanterr.documents.comparison import LISTS
 from quanterr.documents.comparison.values import ReportValues
-from quanterr.documents.diff.making import METRICS
-from quanterr.documents.diff.making import diff_reports as diff
 from quanterr.documents.reading import read_report
 from quanterr.errors import QuanterrError
 from quanterr.gates.as_text import format_gates

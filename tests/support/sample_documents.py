@@ -5,10 +5,10 @@ import dataclasses
 from msgspec.structs import replace
 from support.sample_reports import Model, report_of, tiny
 
+from quanterr.differences.making import diff
 from quanterr.documents.base import RunInfo, Tool
 from quanterr.documents.comparison.model import Selection, StoredFile
 from quanterr.documents.diff.candidates.model import CandidateDiff
-from quanterr.documents.diff.making import diff
 from quanterr.documents.diff.reports.model import Diff
 from quanterr.documents.evaluation.model import (
     BlockError,
@@ -27,10 +27,10 @@ from quanterr.documents.evaluation.model import (
 from quanterr.documents.images.model import ImagePair, Images, Mean, NotCompared, WorstPair
 from quanterr.documents.inspection.model import Inspection, StoredWeight, Tally
 from quanterr.documents.plan.model import Plan, PlannedLayer, Point, Uniform
-from quanterr.documents.ranking.making import make_ranking
 from quanterr.documents.ranking.model import Changed, Ranking, Study
 from quanterr.findings import make_finding
 from quanterr.gates import judge
+from quanterr.ranking.making import make_ranking
 
 TOOL = Tool(name="quanterr", version="1.0")
 RUN = RunInfo(

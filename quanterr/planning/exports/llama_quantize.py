@@ -5,8 +5,8 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from quanterr.advice.quantizers import CONTINUED, GGUF_FILES, escape, gguf_input, tensor_type
 from quanterr.documents.plan.model import ORIGINAL, Plan
-from quanterr.documents.quantizers import CONTINUED, GGUF_FILES, escape, gguf_input, tensor_type
 from quanterr.errors import UsageError
 from quanterr.pairing.conversion import to_llama_name
 from quanterr.pairing.names import atoms_of, canonicalize

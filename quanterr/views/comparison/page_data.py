@@ -9,14 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from quanterr.documents.base import Finding
-from quanterr.documents.comparison.kept_layers import (
+from quanterr.advice.kept_commands import list_words
+from quanterr.advice.kept_layers import (
     KeptLayer,
     find_common_dtype,
     list_keepable,
     order_by_worth,
     propose_kept,
 )
+from quanterr.documents.base import Finding
 from quanterr.documents.comparison.layer import Layer, find_sizes
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.comparison.values import LAYER_METRICS
@@ -40,7 +41,6 @@ from quanterr.outputs.sections import MapMetric
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
-from quanterr.views.comparison.kept_commands import list_words
 from quanterr.views.comparison.layers import sort_layers
 
 if TYPE_CHECKING:

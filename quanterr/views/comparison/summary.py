@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import fsum, log10
 
-from quanterr.documents.comparison.kept_layers import find_common_dtype, list_keepable, propose_kept
+from quanterr.advice.kept_layers import find_common_dtype, list_keepable, propose_kept
 from quanterr.documents.comparison.model import Report
 from quanterr.outputs.formatting import format_db, format_percent
 from quanterr.util.text import count, display, size

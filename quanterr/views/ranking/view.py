@@ -5,7 +5,7 @@ This module also makes its CSV rows and JUnit tests.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from quanterr.documents.comparison.kept_layers import FEW
+from quanterr.advice.kept_layers import FEW
 from quanterr.documents.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
 from quanterr.outputs.formatting import LONG, format_answer, format_change, format_db, format_if_known, sentence
 from quanterr.outputs.page.columns import DB_PLACES, DIFFERS, DIGITS, SAME, SHARE_DIGITS, round_digits

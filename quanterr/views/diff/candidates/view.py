@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from quanterr.differences.changes import CHANGES
 from quanterr.documents.diff.candidates.model import CandidateChange, CandidateDiff, MetricChange
-from quanterr.documents.diff.changes import CHANGES
 from quanterr.documents.kinds import KINDS
 from quanterr.metrics.scores import Score
 from quanterr.outputs.formatting import format_in_units

@@ -13,8 +13,7 @@ from math import log10
 from pathlib import PurePath
 from typing import NamedTuple
 
-from quanterr.documents.base import Tool
-from quanterr.documents.comparison.kept_layers import (
+from quanterr.advice.kept_layers import (
     DTYPES,
     FEW,
     Budget,
@@ -25,12 +24,13 @@ from quanterr.documents.comparison.kept_layers import (
     find_bound_layers,
     order_by_worth,
 )
+from quanterr.advice.runtimes import load_together
+from quanterr.documents.base import Tool
 from quanterr.documents.comparison.layer import StoredSizes, find_sizes
 from quanterr.documents.comparison.model import Report
-from quanterr.documents.ranking.gains import find_gains
 from quanterr.documents.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
-from quanterr.documents.runtimes import load_together
 from quanterr.errors import UsageError
+from quanterr.ranking.gains import find_gains
 from quanterr.util.addresses import strip_credentials
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, escape_surrogates

@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quanterr.documents.comparison.layer import Layer, LosslessLayer
-from quanterr.documents.comparison.model import Report
-from quanterr.documents.quantizers import (
+from quanterr.advice.quantizers import (
     CONTINUED,
     CONVERT_TO_QUANT,
     GGUF_FILES,
@@ -23,6 +21,8 @@ from quanterr.documents.quantizers import (
     gguf_input,
     tensor_type,
 )
+from quanterr.documents.comparison.layer import Layer, LosslessLayer
+from quanterr.documents.comparison.model import Report
 
 GGUF = "gguf_"
 LONGEST = 100_000  # characters of a pattern; Linux passes at most 128 KiB as one argument

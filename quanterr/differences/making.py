@@ -5,6 +5,7 @@ from math import hypot, inf, isfinite
 from os import PathLike, fspath
 from typing import NamedTuple, TypeVar, cast, overload
 
+from quanterr.differences.changes import CHANGES, Changes
 from quanterr.documents.comparison import NORM
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.comparison.same_original import find_difference
@@ -12,7 +13,6 @@ from quanterr.documents.comparison.values import ReportValues
 from quanterr.documents.diff.base import SAME_DB
 from quanterr.documents.diff.candidates import model as candidates
 from quanterr.documents.diff.candidates.model import CandidateChange, CandidateDiff, MetricChange, Word
-from quanterr.documents.diff.changes import CHANGES, Changes
 from quanterr.documents.diff.reports import model as reports
 from quanterr.documents.diff.reports.model import Both, Change, Diff, FormatChange, Totals
 from quanterr.documents.document import Document

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from quanterr.documents.quantizers import UNQUANTIZED
+from quanterr.advice.quantizers import UNQUANTIZED
 
 # Runtime → formats that different layers of a checkpoint may have. A format that is missing here allows no others.
 LOADED_TOGETHER = {

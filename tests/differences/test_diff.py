@@ -20,9 +20,9 @@ from support.stored import pair
 
 import quanterr
 from quanterr.cli.formats import schema
+from quanterr.differences.changes import CHANGES
+from quanterr.differences.making import diff_reports as diff
 from quanterr.documents.diff.base import SAME_DB
-from quanterr.documents.diff.changes import CHANGES
-from quanterr.documents.diff.making import diff_reports as diff
 from quanterr.documents.kinds import KINDS
 from quanterr.errors import Status, UsageError
 from quanterr.outputs import OF_DIFFS

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.sample_reports import report_of, small
 
-from quanterr.documents.comparison.kept_layers import (
+from quanterr.advice.kept_layers import (
     Budget,
     KeptLayer,
     choose_few,

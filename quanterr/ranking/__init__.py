@@ -1,0 +1,1 @@
+"""The ranking of candidates for one original, from their reports."""
