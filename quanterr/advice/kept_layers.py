@@ -1,9 +1,8 @@
 """The choice of layers to leave unquantized, by the error that this removes per added byte."""
 
-import re
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
-from math import fsum, inf, isfinite
+from math import fsum, inf
 from sys import maxsize
 from typing import NamedTuple
 
@@ -11,10 +10,10 @@ from quanterr.documents.base import Finding
 from quanterr.documents.comparison.layer import Layer, find_sizes
 from quanterr.documents.comparison.model import Report
 from quanterr.errors import UsageError
+from quanterr.util.amounts import UNITS, parse_amount
 from quanterr.util.knapsack import KnapsackItem, solve
 from quanterr.util.text import display
 
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 DB = "db"
 # Without a budget, layers are proposed only if at most FEW cause MOST_ERROR of the error and add LITTLE to the bytes.
 FEW = 5
@@ -52,25 +51,6 @@ def parse_budget(text: str) -> Budget:
     if unit not in {*UNITS, DB}:
         raise UsageError(f"--keep-original {display(text)}: give bytes, such as 500MiB, or a gain, such as 3dB")
     return Budget(amount, is_gain=True) if unit == DB else Budget(amount * UNITS[unit])
-
-
-def parse_bytes(option: str, text: str, examples: str) -> float:
-    """Parse an option's amount of bytes, such as ``1.5GB``.
-
-    Raises:
-        UsageError: the text is not an amount of bytes; the message gives the ``examples``.
-    """
-    amount, unit = parse_amount(text)
-    if unit not in UNITS:
-        raise UsageError(f"{option} {display(text)}: give bytes, such as {examples}")
-    return amount * UNITS[unit]
-
-
-def parse_amount(text: str) -> tuple[float, str]:
-    """Split a positive number from its unit, in lower case; return 0 and a question mark for anything else."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*([a-z]*)", text.strip().lower())
-    amount = float(found[1]) if found else 0.0
-    return (amount, found[2]) if found and isfinite(amount) and amount > 0 else (0.0, "?")
 
 
 def order_by_worth(layers: Iterable[KeptLayer], most: int = maxsize) -> list[KeptLayer]:

@@ -9,7 +9,6 @@ from math import isfinite, log10
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
-from quanterr.advice.kept_layers import parse_bytes
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison.scheduler import Progress
 from quanterr.dequantization.layout import (
@@ -33,6 +32,7 @@ from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.pool import map_in_threads
 from quanterr.tensors.workspace import Workspace, find_dtype, view_memory
 from quanterr.util import platform
+from quanterr.util.amounts import parse_bytes
 from quanterr.util.atomic_file import replace_atomically
 from quanterr.util.small_file import read_small
 from quanterr.util.text import display, size

@@ -4,11 +4,11 @@ import os
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, cast
 
-from quanterr.advice.kept_layers import parse_bytes
 from quanterr.documents.plan.model import Measure
 from quanterr.documents.sensitivity import COSTS, KLD, OUTPUT_ERROR, read_sensitivity
 from quanterr.errors import UsageError
 from quanterr.options import PlanOptions
+from quanterr.util.amounts import parse_bytes
 from quanterr.util.text import display, size
 
 SQUARED: Final = "squared error"

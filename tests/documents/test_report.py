@@ -204,14 +204,13 @@ def test_every_output_can_be_imported():
 @pytest.mark.session
 def test_layer_states_the_bytes_of_all_parts_of_both_sides(tmp_path):
     x, y = pair(tmp_path)
-    quantized_original = quanterr.compare(y, y, device="cpu").lossless
-    found = {layer.layer_name: layer for layer in (*quanterr.compare(x, y, device="cpu").layers, *quantized_original)}
-    with quanterr.open_checkpoint(y) as stored:
-        codes = "model.layers.0.self_attn.q_proj.weight"
-        nbytes = stored.entries[codes].nbytes + stored.entries[f"{codes}_scale"].nbytes
+    name = "model.layers.0.self_attn.q_proj.weight"
+    with quanterr.open_checkpoint(x) as floats, quanterr.open_checkpoint(y) as codes:
+        nbytes = codes.entries[name].nbytes + codes.entries[f"{name}_scale"].nbytes
+        expected = [(floats.entries[name].nbytes, nbytes), (nbytes, nbytes)]
+    rows = [*quanterr.compare(x, y, device="cpu").layers, *quanterr.compare(y, y, device="cpu").lossless]
 
-    assert {nbytes} == {one.quantized_bytes for name, one in found.items() if name == codes}
-    assert [nbytes] == [one.original_bytes for one in quantized_original if one.layer_name == codes]
+    assert expected == [(one.original_bytes, one.quantized_bytes) for one in rows if one.layer_name == name]
 
 
 def test_too_many_blocks_are_not_grouped(tmp_path):
