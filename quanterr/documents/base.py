@@ -14,6 +14,7 @@ from quanterr.documents.finding_codes import FORMER_NAMES
 from quanterr.metrics.scores import doc
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
+from quanterr.util.text import display
 
 _encoder = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder().encode
@@ -43,6 +44,11 @@ class Finding(Model):
     def rank(self) -> int:
         """The place of its severity in :data:`SEVERITIES`: 0 for an error."""
         return SEVERITIES.index(self.severity)
+
+    @property
+    def statement(self) -> str:
+        """The message without the name of the layer, where that is said already."""
+        return self.message if self.layer is None else self.message.removeprefix(f"{display(self.layer)}: ")
 
     def __post_init__(self) -> None:
         """Rename a finding of version 0.1.0."""

@@ -115,7 +115,7 @@ def _try_one_factor(sample: Sample) -> Correction | None:
     agree = float(((each - factor).abs() < (factor - 1).abs() / 2).double().mean())
     if not float(factor) or agree < AGREE:
         return None
-    return _measure_correction(check, check.y * factor, f"{1 / float(factor):.4g}")
+    return _measure_correction(check, check.y * factor, f"{1 / float(factor):.4g}")._replace(factors=1 / factor)
 
 
 def _try_row_factors(sample: Sample) -> Correction | None:

@@ -235,10 +235,8 @@ def _diagnose_weight(
     if figures.is_peaked and repair.code == "scale_factor" and repair is not ONE_FACTOR:
         return None  # the factor of the column, or row, that holds the largest value: rounding it has one
     explanation = (
-        explain_factor(
-            float(corrected.description), one.scales, factors, pair.quantized.encoding == "cast", figures.doubt
-        )
-        if repair is ONE_FACTOR
+        explain_factor(float(corrected.factors), one.scales, factors, pair.quantized.encoding == "cast", figures.doubt)
+        if repair is ONE_FACTOR and corrected.factors is not None
         else _explain_scales(pair, corrected, workspaces[1])
     )
     description = repair.message.format(description=corrected.description) + explanation

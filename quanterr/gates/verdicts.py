@@ -305,8 +305,12 @@ def _make_gate(rule: Rule, outcome: _Outcome) -> Gate:
 
 def format_rule(rule: Rule) -> str:
     """Return the name of a rule: its id and its condition."""
-    text = display(rule.condition.text)
-    return text if rule.id == rule.condition.text else f"{display(rule.id)}: {text}"
+    return name_rule(rule.id, rule.condition.text)
+
+
+def name_rule(id: str, condition: str) -> str:
+    """Return the name of the rule with this id, which is its condition if no other was given."""
+    return display(condition) if id == condition else f"{display(id)}: {display(condition)}"
 
 
 def _format_message(rule: Rule, outcome: _Outcome) -> str:

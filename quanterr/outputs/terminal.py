@@ -263,8 +263,7 @@ def _print_findings(found: Sequence[tuple[str, Finding]], to: Console, most: int
         message = f"{display(name)}: {first.message}" if name else first.message
         to.print(_finding(first, message), soft_wrap=wrap)
         for _, item in others:
-            message = item.message.removeprefix(f"{display(item.layer or '')}: ")
-            to.print(Text("  and ") + _finding(item, message), soft_wrap=wrap)
+            to.print(Text("  and ") + _finding(item, item.statement), soft_wrap=wrap)
     left = sum(map(len, groups[len(shown) :]))
     if left:
         to.print(Text(f"and {count(left, 'more finding')}"))

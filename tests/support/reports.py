@@ -3,6 +3,7 @@
 from math import isfinite
 from types import SimpleNamespace
 
+from quanterr.documents.base import Finding
 from quanterr.documents.comparison.values import LAYER_METRICS, MODEL_METRICS
 
 SETTINGS = {"outlier_threshold": 0.01, "importance": None, "sensitivity": None, "metrics_version": 1}
@@ -67,7 +68,7 @@ def made(
         "selection": {"patterns": []},
         "settings": SETTINGS | (settings or {}),
         "coverage": {"original_compared_fraction": 0.75, "quantized_compared_fraction": 1.0},
-        "findings": list(findings),
+        "findings": [Finding(**{"remedy": None, "evidence": {}} | one) for one in findings],
         "gates": [],
         "aggregate": whole | {"overall_snr_db": overall} | (aggregate or {}),
         "layers": rows,

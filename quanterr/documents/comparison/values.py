@@ -113,7 +113,7 @@ class ReportValues(Subject):
         if metric not in {**EQUAL_LAYER, **EQUAL_MODEL}:  # such as a size, which no fault explains
             return None
         known = [found for found in self._warnings if found.code in EXPLAINING and item in (None, found.layer)]
-        return known[0].message.removeprefix("" if item is None else f"{display(item)}: ") if known else None
+        return (known[0].message if item is None else known[0].statement) if known else None
 
     def list_items(self, metric: str) -> list[Item]:
         """Return all items: each has every metric."""
@@ -174,7 +174,7 @@ def _make_items(report: Report) -> list[Item]:
     trouble = {row.layer_name: f"not compared: {row.reason}" for row in reversed(report.not_compared)}
     for found in reversed(report.findings):
         if found.severity == "error" and found.layer is not None:
-            trouble[found.layer] = found.message.removeprefix(f"{display(found.layer)}: ")
+            trouble[found.layer] = found.statement
     perfect = _pick_perfect(EQUAL_LAYER, report)
     items = []
     for kind in ("layers", "other_changes", "lossless"):

@@ -84,7 +84,7 @@ def _list_worst(report: Report, sort_by: str) -> Iterator[str]:
     causes: dict[str, str] = {}
     for one in sorted(report.findings, key=lambda one: one.rank):
         if one.layer is not None:
-            causes.setdefault(one.layer, one.message.removeprefix(f"{display(one.layer)}: "))
+            causes.setdefault(one.layer, one.statement)
     for row in pick_worst_layers(report.layers, WORST, sort_by):
         layer = row.layer
         cause = causes.get(layer.layer_name, "")
