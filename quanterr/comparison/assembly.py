@@ -256,19 +256,32 @@ class ReportBuilder:
         """Tensors that are not compared: the pairing's leftovers, then refused pairs, both in their order."""
         return [*self._pairing.leftovers, *(left for number in sorted(self._refused) for left in self._refused[number])]
 
+    def check(self, original: Checkpoint, quantized: Checkpoint, complete: bool) -> list[Finding]:
+        """Run all checks on the weights that were added, which reads a few of them again; return their findings."""
+        comparison = Comparison(
+            self._pairing,
+            Contents(original, self._pairing, "original", quantized),
+            Contents(quantized, self._pairing, "quantized", original),
+            self._alphas,
+            self._noticed.findings(complete),
+            [one.layer_name for one in self._other_changes if one.layer_name not in self._same_numbers],
+            self._by_block,
+        )
+        return list(run_checks(comparison))
+
     def report(
         self,
         original: Checkpoint,
         quantized: Checkpoint,
+        findings: list[Finding],
         patterns: tuple[str, ...],
         settings: Settings,
         complete: bool,
         run: RunInfo,
     ) -> Report:
-        """Make the report from all weights that were added."""
+        """Make the report from all weights that were added and the findings about them; nothing is read."""
         self._end_batch()
         not_compared = [_make_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
-        findings = self._list_findings(original, quantized, complete)
         reasons = self._list_reasons(complete, not_compared, findings, original, quantized)
         return Report(
             tool=Tool(name="quanterr", version=__version__),
@@ -294,18 +307,6 @@ class ReportBuilder:
             not_compared=not_compared,
             run=run,
         )
-
-    def _list_findings(self, original: Checkpoint, quantized: Checkpoint, complete: bool) -> list[Finding]:
-        comparison = Comparison(
-            self._pairing,
-            Contents(original, self._pairing, "original", quantized),
-            Contents(quantized, self._pairing, "quantized", original),
-            self._alphas,
-            self._noticed.findings(complete),
-            [one.layer_name for one in self._other_changes if one.layer_name not in self._same_numbers],
-            self._by_block,
-        )
-        return list(run_checks(comparison))
 
     def _make_coverage(self) -> Coverage:
         found = {side: {bucket: list[Entry]() for bucket in WORST_FIRST} for side in SIDES}

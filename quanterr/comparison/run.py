@@ -1,4 +1,4 @@
-"""The run of a comparison: open, pair, split into pieces, measure, collect, judge."""
+"""The run of a comparison: open, pair, split into pieces, measure, collect, check, put the report together."""
 
 import os
 import threading
@@ -98,8 +98,6 @@ def compare_each(
         complete = run.run(on_progress)
         if sharing is not None:
             complete = sharing.collect(run, complete, lambda: on_progress(progress))
-        for checkpoint in (inputs.original, *inputs.candidates):
-            checkpoint.check_unchanged()
         used = KernelChoice(None) if run.device.type != "cpu" else choice
         device = describe_device(run.device)
         if run.moved_at:
@@ -107,10 +105,16 @@ def compare_each(
         info = clock.describe_run(options.command, device, run.threads, progress.done_bytes, str(used))
         del run  # its tasks take about 200 bytes per weight
         give_back_memory()  # the workers' buffers
+        findings = [
+            builder.check(inputs.original, candidate, complete)
+            for builder, candidate in zip(builders, inputs.candidates, strict=True)
+        ]
+        for checkpoint in (inputs.original, *inputs.candidates):  # from here on, nothing is read
+            checkpoint.check_unchanged()
         settings = _make_settings(options, inputs.sensitivity)
         reports = [
-            builder.report(inputs.original, candidate, inputs.selection.patterns, settings, complete, info)
-            for builder, candidate in zip(builders, inputs.candidates, strict=True)
+            builder.report(inputs.original, candidate, found, inputs.selection.patterns, settings, complete, info)
+            for builder, candidate, found in zip(builders, inputs.candidates, findings, strict=True)
         ]
         if group is not None:
             group.end()
