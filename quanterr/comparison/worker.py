@@ -21,7 +21,7 @@ from quanterr.samples.small import MOST_KEPT
 from quanterr.tensors.casts import least_normal
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import own_stream
-from quanterr.tensors.workspace import OUTPUT, Workspace
+from quanterr.tensors.workspace import OUTPUT
 
 LoadOriginal = Callable[[Chunk], torch.Tensor]  # chunk → x, (r, c), which may be overwritten
 
@@ -53,9 +53,7 @@ class Worker:
         self._buffers = Buffers(device, size, self._candidates, self._compiled)
         self._keeper = SampleKeeper(self._buffers, self._samples)
         self._summer = Summer(self._buffers.kernel, self._buffers.computed, self.outlier)
-        self._copies = Workspace(device)
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
-        self._ahead = Workspace(device), Workspace(device)  # one for each side, for small weights that are begun
         self._known: dict[int, Sums] = {}  # by the pair's id
 
     def begin(self, pairs: Iterable[Pair]) -> None:
@@ -65,7 +63,7 @@ class Worker:
         """
         self._buffers.small.turn()
         begun: list[tuple[Pair, Task]] = []
-        x, y = self._ahead
+        x, y = self._buffers.ahead
         for pair in pairs:
             if not 0 < pair.original.n <= min(MOST_KEPT, self.size):
                 continue
@@ -92,7 +90,7 @@ class Worker:
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         shared = 0 if self._sides is None else self._sides.numel()
-        return shared + sum(each.nbytes for each in (self._summer, self._buffers, self._copies, *self._ahead))
+        return shared + self._summer.nbytes + self._buffers.nbytes
 
     def sum_chunks(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Compute the sums of a few chunks of each pair; the pairs share one weight of the original."""
@@ -100,7 +98,7 @@ class Worker:
         if self._sides is None:  # both sides dequantize into one buffer, so that x and y are adjacent for the kernel
             self._sides = torch.empty((2, self.size * torch.float32.itemsize), dtype=torch.uint8, device=self.device)
             self._buffers.original.lend(OUTPUT, self._sides[0])
-            self._copies.lend("copy", self._sides[0])
+            self._buffers.copies.lend("copy", self._sides[0])
             for workspace in self._buffers.quantized:
                 workspace.lend(OUTPUT, self._sides[1])
         load = self._make_loader(pairs[0].original) if len(pairs) == 1 else self._make_shared_loader(pairs[0].original)
@@ -111,14 +109,14 @@ class Worker:
 
     def _make_shared_loader(self, original: Weight) -> LoadOriginal:
         """Make a loader that dequantizes each chunk once and returns copies later, as callers overwrite the values."""
-        kept: dict[Chunk, torch.Tensor] = {}
+        kept, copies = dict[Chunk, torch.Tensor](), self._buffers.copies
 
         def load(chunk: Chunk) -> torch.Tensor:
             if chunk in kept:
                 values = kept[chunk]
-                return self._copies.buffer("copy", tuple(values.shape), values.dtype).copy_(values)
+                return copies.buffer("copy", tuple(values.shape), values.dtype).copy_(values)
             values = original.dequantize(chunk, self._buffers.original).weight
-            kept[chunk] = self._copies.buffer(f"{len(kept)}", tuple(values.shape), values.dtype).copy_(values)
+            kept[chunk] = copies.buffer(f"{len(kept)}", tuple(values.shape), values.dtype).copy_(values)
             return values
 
         return load

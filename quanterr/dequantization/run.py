@@ -21,8 +21,7 @@ from quanterr.dequantization.layout import (
 )
 from quanterr.dequantization.tensors import WrittenTensor, count_formats, list_tensors, list_tensors_like
 from quanterr.errors import Interrupted, ResourceError, UsageError
-from quanterr.kernel.decoding import read_values
-from quanterr.kernel.library import choose_kernel
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.options import DequantizeKeywords, DequantizeOptions
 from quanterr.options.keywords import accept_fields_of
@@ -30,7 +29,7 @@ from quanterr.outputs.files import DEFAULT_MODE
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.pool import map_in_threads
-from quanterr.tensors.workspace import Workspace, find_dtype, view_memory
+from quanterr.tensors.workspace import find_dtype, view_memory
 from quanterr.util import platform
 from quanterr.util.amounts import parse_bytes
 from quanterr.util.atomic_file import replace_atomically
@@ -184,21 +183,21 @@ def _write_all(
     if needed > free:
         raise ResourceError(f"-o {display(str(output))}: needs {size(needed)}, but only {size(free)} are free there")
     progress = Progress(needed * (2 if chosen.verify else 1), total_weights=sum(len(file.tensors) for file in left))
-    rounding, workspaces = _Rounding(), [Workspace() for _ in range(platform.usable_cores())]
+    rounding, readers = _Rounding(), [Reader() for _ in range(platform.usable_cores())]
     try:
         for file in left:
             unfinished = folder / f"{file.name}.unfinished"
             unfinished.parent.mkdir(exist_ok=True)  # of a module
             with unfinished.open("wb") as to:
                 to.write(file.header)
-                with closing(_decode_all(file, workspaces, chosen, progress)) as pieces:
+                with closing(_decode_all(file, readers, chosen, progress)) as pieces:
                     for piece in pieces:
                         to.write(piece.memory)
                         rounding = rounding.add(piece.rounding)
                 to.flush()
                 os.fsync(to.fileno())
             if chosen.verify:
-                with closing(_decode_all(file, workspaces, chosen, progress)) as pieces:
+                with closing(_decode_all(file, readers, chosen, progress)) as pieces:
                     _verify(unfinished, pieces, len(file.header))
             os.replace(unfinished, folder / file.name)
     except OSError as error:
@@ -226,14 +225,14 @@ def _begin(output: Path, identity: str) -> Path:
 
 
 def _decode_all(
-    file: OutputFile, workspaces: Sequence[Workspace], chosen: DequantizeOptions, progress: Progress
+    file: OutputFile, readers: Sequence[Reader], chosen: DequantizeOptions, progress: Progress
 ) -> Generator[_Piece, None, None]:
     """Yield the bytes of a file's tensors in order; a few pieces are decoded ahead.
 
     Raises:
         Interrupted: the run was stopped.
     """
-    with map_in_threads(_decode, _list_tasks(file, progress), workspaces, AHEAD * len(workspaces)) as pieces:
+    with map_in_threads(_decode, _list_tasks(file, progress), readers, AHEAD * len(readers)) as pieces:
         for piece in pieces:
             if chosen.stop is not None and chosen.stop.is_set():
                 raise Interrupted("interrupted; the same command goes on with the files that are complete")
@@ -260,17 +259,17 @@ def _split(tensor: WrittenTensor) -> Iterator[_Task]:
     yield from (_Task(tensor, at, min(at + CHUNKS_AT_ONCE, n)) for at in range(0, n, CHUNKS_AT_ONCE))
 
 
-def _decode(task: _Task, workspace: Workspace) -> _Piece:
+def _decode(task: _Task, reader: Reader) -> _Piece:
     weight, entry = task.tensor.weight, task.tensor.entry
     if weight is None:
         assert entry is not None  # noqa: S101 - a tensor has one of both
         return _Piece(memoryview(entry.file.read(entry.offset + task.first, task.stop - task.first)), _Rounding())
-    kernel, chunks = choose_kernel().kernel, Cut(*weight.matrix, CPU_CHUNK)[task.first : task.stop]
+    chunks = Cut(*weight.matrix, CPU_CHUNK)[task.first : task.stop]
     weight.will_need(chunks[0], chunks[-1])
     made = torch.empty(sum(chunk.n for chunk in chunks), dtype=find_dtype(task.tensor.dtype))
     at, rounding = 0, _Rounding()
     for chunk in chunks:
-        values = read_values(kernel, weight, chunk, workspace).reshape(-1)
+        values = reader.read(weight, chunk).view(-1)
         rounded = made[at : at + chunk.n].copy_(values)
         if made.dtype != values.dtype:
             rounding = rounding.add(_measure(values, rounded, task.tensor))

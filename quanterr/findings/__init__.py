@@ -101,9 +101,9 @@ from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.siblings import check_sibling_scales
 from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_sources, find_limited
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
+from quanterr.formats.reading import open_reader
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import COMPUTED, Bucket, ComparedWeight, Leftover, Pair, Pairing
-from quanterr.pairing.sampling import on_cpu
 from quanterr.tensors.in_memory import is_dequantized
 
 __all__ = ["FindingCollector", "make_finding"]
@@ -193,11 +193,11 @@ class FindingCollector:
             return drop_explained(single, _gather_facts(seen, single))
         single = drop_harmless_zero_scales(single, {one.pair.name: one.pair for one in seen})
         compensated = {one.pair.name: one for one in seen if self._find_method(one.pair).may_compensate}
-        with on_cpu() as workspaces:
+        with open_reader() as reader:
             single = excuse_shared_scales(
-                drop_compensated(single, compensated, self._declared.compensates, workspaces), seen
+                drop_compensated(single, compensated, self._declared.compensates, reader), seen
             )
-            single = name_moved_columns(single, seen, workspaces)
+            single = name_moved_columns(single, seen, reader)
         whole, alike = self._check_all(seen)
         outliers = find_group_outliers(seen)
         faulty = {found.layer for found in single if found.code in SAMPLED and found.severity != "info"}
@@ -223,8 +223,8 @@ class FindingCollector:
         unbroken = [one for one in others if one.pair.name not in broken]
         faults += check_scale_faults([one for one in unbroken if one.pair.name not in self._undone], again, FEW)
         sources = check_sources(unbroken, again)
-        with on_cpu() as workspaces:
-            siblings = list(check_sibling_scales(seen, workspaces[1]))
+        with open_reader() as reader:
+            siblings = list(check_sibling_scales(seen, reader))
         found = [*whole, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *changed, *lowered, *siblings]
         found += [*self._constant.findings(), *self._repeated.findings()]
         kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found, corrected)), seen)

@@ -10,12 +10,11 @@ from quanterr.findings.contents import Contents
 from quanterr.findings.neighbours import compare_with_neighbours
 from quanterr.findings.ranges import Ranges
 from quanterr.formats import is_auxiliary
-from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.reading import Reader
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
-from quanterr.lazy_torch import torch
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Bucket, Pairing
-from quanterr.tensors.workspace import Workspace, read_entry
+from quanterr.tensors.workspace import read_entry
 from quanterr.util.text import count, listed
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -77,7 +76,7 @@ def check_scale_sizes(contents: Contents) -> Iterator[Finding]:
 
 def _check_side(side: str, stored: Sequence[Entry], plan: Pairing) -> Iterator[Finding]:
     """Check the values of the activation scales of one side."""
-    workspace, left = Workspace(torch.device("cpu")), MOST
+    reader, left = Reader(), MOST
     bad: dict[tuple[str, str, str], list[str]] = {
         ("scale_nonfinite", "error", "NaN or infinite"): [],
         ("scale_negative", "warning", "negative"): [],
@@ -89,7 +88,7 @@ def _check_side(side: str, stored: Sequence[Entry], plan: Pairing) -> Iterator[F
         left -= entry.n
         if left < 0:
             break
-        scales = ScaleStatistics.compute(iterate_scales(entry, workspace))
+        scales = ScaleStatistics.compute(reader.iterate_scales(entry))
         zero = 0 if name.endswith(MAY_BE_ZERO) else scales.zero
         extreme = scales.number and not scales.nonfinite and not zero and _is_extreme(scales)
         for names, n in zip(bad.values(), (scales.nonfinite, scales.negative, zero, extreme), strict=True):
@@ -105,9 +104,9 @@ def _check_side(side: str, stored: Sequence[Entry], plan: Pairing) -> Iterator[F
             )
             remedy = "recalibrate: no weight depends on these scales, but runtimes that use them give wrong outputs"
             yield make_finding(code, severity, None, message, remedy, tensors=names)
-    ranges = None if plan.folded else Ranges(plan.pairs, SIDES.index(side), workspace)
+    ranges = None if plan.folded else Ranges(plan.pairs, SIDES.index(side), reader)
     of_all = {entry.name for entry in stored}
-    yield from compare_with_neighbours(side, means, of_all, plan.pairs, ranges, workspace)
+    yield from compare_with_neighbours(side, means, of_all, plan.pairs, ranges, reader)
 
 
 def _is_extreme(scales: ScaleStatistics) -> bool:

@@ -3,13 +3,11 @@
 from typing import NamedTuple
 
 from quanterr.formats import Weight
-from quanterr.formats.base import FilledWorkspaces
+from quanterr.formats.reading import Reader
 from quanterr.kernel.levels import CodeCells, Levels, Scaling, find_cells, find_nearest
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
-from quanterr.pairing.sampling import Workspaces
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import FilledWorkspace
 
 RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
 READ = 1 << 20  # elements read of a weight
@@ -39,36 +37,25 @@ class CodeSample(NamedTuple):
         return CodeSample(x, y, unit, shift, self.levels)
 
 
-def read_code_sample(pair: Pair, workspaces: Workspaces) -> CodeSample | None:
+def read_code_sample(pair: Pair, reader: Reader) -> CodeSample | None:
     """Read runs of rows spread over a weight; None if its levels or scales are unknown."""
     weight, turn = pair.quantized.unrotated, pair.quantized.rotated
     if weight.levels is None:
         return None
-    ends = FilledWorkspace(), FilledWorkspace()
     sides: list[tuple[Tensor, Tensor]] = []
-    scales: list[tuple[Tensor, Tensor | None]] = []
+    scales: list[Scaling] = []
     for run in choose_runs(*weight.matrix):
         chunk = Chunk(run.start, run.stop, 0, weight.matrix[1])
-        x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
-        x = turn.rotate(x.clone(), workspaces[0]) if turn else x.clone()
-        found = find_scaling(weight, chunk, ends)
+        x, y = (side.float() for side in reader.read_both((pair.original, weight), chunk))
+        found = reader.read_scaling(weight, chunk)
         if found is None:
             return None
-        sides.append((x, weight.dequantize(chunk, workspaces[1]).weight.float().clone()))
+        sides.append((turn.rotate(x, reader.sides[0]) if turn else x, y))
         scales.append(found)
     x, y = (torch.cat(side) for side in zip(*sides, strict=True))
     units, shifts = zip(*scales, strict=True)
     shift = None if shifts[0] is None else torch.cat(shifts)
     return CodeSample(x, y, torch.cat(units), shift, weight.levels)
-
-
-def find_scaling(weight: Weight, chunk: Chunk, ends: FilledWorkspaces) -> tuple[Tensor, Tensor | None] | None:
-    """Return the factor and the shift of each code of a chunk, (r, c) float32; None if they are unknown."""
-    found = weight.scaling(chunk, ends)
-    if found is None:
-        return None
-    unit, shift = (None if side is None else side.float().expand(chunk.shape).clone() for side in found)
-    return None if unit is None else (unit, shift)
 
 
 def choose_runs(rows: int, cols: int) -> list[range]:
@@ -79,7 +66,7 @@ def choose_runs(rows: int, cols: int) -> list[range]:
     return [range(max(start, end), start + height) for start, end in zip(starts, after, strict=False)]
 
 
-def find_cells_of(weight: Weight, chunk: Chunk, x: Tensor, ends: FilledWorkspaces) -> CodeCells | None:
+def find_cells_of(weight: Weight, chunk: Chunk, x: Tensor, reader: Reader) -> CodeCells | None:
     """Return the codes around the numbers ``x`` of a chunk, (r, c) float32; None if levels or scales are unknown."""
-    scales = find_scaling(weight, chunk, ends)
-    return None if scales is None or weight.levels is None else find_cells(weight.levels, x, Scaling(*scales))
+    scales = reader.read_scaling(weight, chunk)
+    return None if scales is None or weight.levels is None else find_cells(weight.levels, x, scales)

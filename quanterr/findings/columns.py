@@ -12,24 +12,22 @@ from quanterr.findings.code_samples import CodeSample, read_code_sample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import BIT_DB, DOUBLE_DB, ENOUGH
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import torch
 from quanterr.metrics.attainable import level
-from quanterr.pairing.sampling import Workspaces
 from quanterr.util.text import display, listed
 
 MOST_COLUMNS = 64  # columns of a weight that are compared with all others, at most
 MOST_NAMED = 3
 
 
-def name_moved_columns(
-    found: Sequence[Finding], seen: Sequence[WeightSummary], workspaces: Workspaces
-) -> list[Finding]:
+def name_moved_columns(found: Sequence[Finding], seen: Sequence[WeightSummary], reader: Reader) -> list[Finding]:
     """Return the findings, with a finding for each weight whose columns hold the values of others.
 
     It replaces those that only say that these columns lost much. Weights are read again only if they have columns that
     are unlike their own.
     """
-    moved = [one for weight in seen if weight.unlike_columns for one in _check_weight(weight, workspaces)]
+    moved = [one for weight in seen if weight.unlike_columns for one in _check_weight(weight, reader)]
     places = {one.layer: one.evidence["places"] for one in moved}
 
     def is_named(one: Finding) -> bool:
@@ -39,8 +37,8 @@ def name_moved_columns(
     return [*(one for one in found if not is_named(one)), *moved]
 
 
-def _check_weight(one: WeightSummary, workspaces: Workspaces) -> Iterator[Finding]:
-    sample = None if one.pair.quantized.rotated else read_code_sample(one.pair, workspaces)
+def _check_weight(one: WeightSummary, reader: Reader) -> Iterator[Finding]:
+    sample = None if one.pair.quantized.rotated else read_code_sample(one.pair, reader)
     if sample is None or len(sample.x) < 2 * ENOUGH:  # of fewer rows, two columns may look alike by chance
         return
     alike = _equalize_rows(sample)

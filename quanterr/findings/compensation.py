@@ -33,13 +33,12 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import ALIKE, APART, DEVIATIONS, DOUBLE_DB, ENOUGH, TINY, UNRELATED
 from quanterr.findings.methods import GPTQ
 from quanterr.findings.sources import has_nearest_column
+from quanterr.formats.reading import Reader
 from quanterr.kernel.structs import TILE
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
-from quanterr.pairing.sampling import Workspaces
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import FilledWorkspace
 
 CHANCE = 0.455  # median of a squared normal number
 DIRECTED, AMONG_OTHERS = 4.0, 2.0  # energy of the row's direction over a random one, and over other rows' directions
@@ -50,7 +49,7 @@ CODES = ("excess_rows", "excess_blocks", "bad_rows", "scale_loss")  # findings a
 
 
 def drop_compensated(
-    found: Sequence[Finding], weights: Mapping[str, WeightSummary], is_declared: bool, workspaces: Workspaces
+    found: Sequence[Finding], weights: Mapping[str, WeightSummary], is_declared: bool, reader: Reader
 ) -> list[Finding]:
     """Return the findings without those that compensation explains; the excess of a whole weight becomes an info.
 
@@ -58,10 +57,10 @@ def drop_compensated(
         found: findings about single weights.
         weights: the weights by a method that compensates errors, or may, by name.
         is_declared: whether it does.
-        workspaces: buffers for the two sides.
+        reader: reads them again.
     """
     # Findings about a weight come one after the other, so that its rows are read once.
-    read = lru_cache(maxsize=1)(lambda name: _read_rows(weights[name].pair, workspaces))
+    read = lru_cache(maxsize=1)(lambda name: _read_rows(weights[name].pair, reader))
 
     def is_left(one: Finding) -> bool:
         weight = weights.get(one.layer or "")
@@ -70,7 +69,7 @@ def drop_compensated(
         if not is_declared and weight.pair.quantized.uniform_bits is None:
             return False  # steps of floats grow with the values, so that errors of rounding share directions as well
         if one.code in WHOLE:
-            return _is_shared(weight, read(weight.pair.name)) and has_nearest_column(weight.pair, workspaces)
+            return _is_shared(weight, read(weight.pair.name)) and has_nearest_column(weight.pair, reader)
         places = _places_of(one) if one.code in CODES and one.severity == "warning" else []
         factor = one.evidence.get("factor")
         is_scaled = factor is not None and abs(factor - 1) >= ALIKE
@@ -78,7 +77,7 @@ def drop_compensated(
             return False
         spread = read(weight.pair.name)
         by_level = (is_declared or spread.alike > APART) and not is_scaled
-        return all(_is_compensation(weight, *place, spread, by_level, workspaces) for place in places)
+        return all(_is_compensation(weight, *place, spread, by_level, reader) for place in places)
 
     kept = []
     for one in found:
@@ -107,13 +106,11 @@ def _places_of(one: Finding) -> list[tuple[int, int]]:
     return [(row, -1 if whole else col) for row, col in one.evidence.get("places", ())]
 
 
-def _is_compensation(
-    weight: WeightSummary, row: int, col: int, spread: _Rows, by_level: bool, workspaces: Workspaces
-) -> bool:
+def _is_compensation(weight: WeightSummary, row: int, col: int, spread: _Rows, by_level: bool, reader: Reader) -> bool:
     """Return True if the error of a row, or of a block from a column on, is one that compensation leaves."""
     if row < 0:
         return False
-    x, errors = _read_errors(weight.pair, row, row + 1, workspaces)
+    x, errors = _read_errors(weight.pair, row, row + 1, reader)
     error, others = errors[0], spread.errors[spread.numbers != row]
     if _has_factor(float(_measure_cosines(x, errors)), spread.cosines):
         return False
@@ -122,7 +119,7 @@ def _is_compensation(
     if float(_measure_energy(_normalize(error / spread.columns), others)) > least:
         return True
     level_db = DOUBLE_DB + (weight.excess_db or 0.0)  # above what the weight loses by compensation
-    return by_level and col >= 0 and _compare_levels(weight.pair, row, col, error, workspaces) < level_db
+    return by_level and col >= 0 and _compare_levels(weight.pair, row, col, error, reader) < level_db
 
 
 def _is_shared(weight: WeightSummary, spread: _Rows) -> bool:
@@ -155,23 +152,23 @@ def _measure_energy(directions: Tensor, errors: Tensor) -> Tensor:
     return (directions @ errors.T).square().median(-1).values * (errors.shape[1] / CHANCE)
 
 
-def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, workspaces: Workspaces) -> float:
+def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, reader: Reader) -> float:
     """Return by how many dB a block's error exceeds that of the nearest codes of its whole row; inf if unknown."""
     if pair.quantized.rotated:
         return inf
     chunk = Chunk(row, row + 1, 0, len(error))
-    x = pair.original.dequantize(chunk, workspaces[0]).weight.float()
-    around = find_cells_of(pair.quantized, chunk, x, (FilledWorkspace(), FilledWorkspace()))
+    x = reader.read(pair.original, chunk).float()
+    around = find_cells_of(pair.quantized, chunk, x, reader)
     if around is None:
         return inf
     nearest = (around.nearest - x).masked_fill(~around.inside, 0.0).double()
     return level(float(error[col : col + TILE].square().mean()), float(nearest.square().mean()))
 
 
-def _read_rows(pair: Pair, workspaces: Workspaces) -> _Rows:
+def _read_rows(pair: Pair, reader: Reader) -> _Rows:
     runs = choose_runs(*pair.quantized.matrix)
     numbers = torch.tensor([number for run in runs for number in run])
-    read = [_read_errors(pair, run.start, run.stop, workspaces) for run in runs]
+    read = [_read_errors(pair, run.start, run.stop, reader) for run in runs]
     x, errors = (torch.cat(side) for side in zip(*read, strict=True))
     cosines, errors = _measure_cosines(x, errors), _normalize(errors)
     columns = errors.square().mean(0).sqrt().clamp(min=torch.finfo(errors.dtype).tiny)
@@ -179,8 +176,8 @@ def _read_rows(pair: Pair, workspaces: Workspaces) -> _Rows:
     return _Rows(numbers, errors, columns, cosines, float(_measure_energy(errors, errors).median()))
 
 
-def _read_errors(pair: Pair, first: int, stop: int, workspaces: Workspaces) -> tuple[Tensor, Tensor]:
+def _read_errors(pair: Pair, first: int, stop: int, reader: Reader) -> tuple[Tensor, Tensor]:
     """Return x and y - x of rows, (r, c) float64 each."""
     chunk = Chunk(first, stop, 0, pair.quantized.matrix[1])
-    x = pair.original.dequantize(chunk, workspaces[0]).weight.double()
-    return x, pair.quantized.dequantize(chunk, workspaces[1]).weight.double() - x
+    x, y = (side.double() for side in reader.read_both((pair.original, pair.quantized), chunk))
+    return x, y - x

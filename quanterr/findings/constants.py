@@ -13,12 +13,11 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.limits import TINY
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader, open_reader
 from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import Pair
-from quanterr.pairing.sampling import on_cpu
 from quanterr.selection.roles import role_of, unify_numbers
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 
 # Matrices that may rightly be zero: those that training starts at zero, and never changes where it does not reach
@@ -112,17 +111,16 @@ def _list_experts(numbers: Sequence[int]) -> str:
 
 def _keep_constant(pairs: Iterable[Pair]) -> Iterator[Pair]:
     """Return the pairs of which both sides hold a single value each; reading stops at the first other value."""
-    with on_cpu() as workspaces:
+    with open_reader() as reader:
         for pair in pairs:
-            sides = zip((pair.original, pair.quantized), workspaces, strict=True)
-            if all(_is_constant(side, workspace) for side, workspace in sides):
+            if all(_is_constant(side, reader) for side in (pair.original, pair.quantized)):
                 yield pair
 
 
-def _is_constant(weight: Weight, workspace: Workspace) -> bool:
+def _is_constant(weight: Weight, reader: Reader) -> bool:
     first: float | None = None
     for chunk in Cut(*weight.matrix, CPU_CHUNK):
-        values = weight.dequantize(chunk, workspace).weight
+        values = reader.read(weight, chunk)
         first = float(values[0, 0]) if first is None else first
         if not bool((values == first).all()):
             return False

@@ -10,8 +10,8 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Comparison, Contents
 from quanterr.findings.importance import NOT_COLLECTED
 from quanterr.formats import CODE_DTYPES
+from quanterr.formats.reading import open_reader
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, Leftover
-from quanterr.pairing.sampling import on_cpu
 from quanterr.pairing.tied import DROPPED, TIED
 from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.pairing.views import find_whole
@@ -169,10 +169,10 @@ def check_padding(comparison: Comparison) -> Iterator[Finding]:
         and users[pair.quantized.codes.name] == 1
     ]
     wholes = [(pair, whole) for pair in padded if (whole := find_whole(pair.quantized)) is not pair.quantized]
-    with on_cpu() as workspaces:
+    with open_reader() as reader:
         for pair, whole in wholes:
             first, stop = pair.original.matrix[0], whole.matrix[0]
-            rows = whole.dequantize(Chunk(first, stop, 0, whole.matrix[1]), workspaces[1]).weight
+            rows = reader.read(whole, Chunk(first, stop, 0, whole.matrix[1]))
             is_padding = bool((rows == rows[:1]).all())
             message = f"{display(pair.name)}: {count(stop - first, 'more row')} than in the original"
             message += ", all alike, are padding" if is_padding else " are not compared: new tokens?"

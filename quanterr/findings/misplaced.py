@@ -12,37 +12,36 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.limits import ALIKE, ENOUGH, LIKE
 from quanterr.findings.repairs import describe_order
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import has_equal_parts
-from quanterr.pairing.sampling import Workspaces
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 SAMPLED = 1 << 12  # most elements of each part to compare
 REMEDY = "find out where the program that wrote it put each expert"
 
 
-def find_misplaced(pair: Pair, workspaces: Workspaces) -> Finding | None:
+def find_misplaced(pair: Pair, reader: Reader) -> Finding | None:
     """Report the parts of a weight that hold other parts of the original, if all parts are parts of it."""
     rows = pair.original.matrix_rows
     if rows != pair.quantized.matrix_rows:
         return None
     experts = pair.original.matrix[0] // rows if rows else 1
-    if experts > 1 and (places := _find_places(pair, rows, experts, workspaces)):
+    if experts > 1 and (places := _find_places(pair, rows, experts, reader)):
         return _report_experts(pair, places)
     half, odd = divmod(rows or pair.original.matrix[0], 2)
-    if has_equal_parts(pair.name) and half and not odd and _find_places(pair, half, 2, workspaces) == [1, 0]:
+    if has_equal_parts(pair.name) and half and not odd and _find_places(pair, half, 2, reader) == [1, 0]:
         message = f"{display(pair.name)}: its halves are exchanged: gate is stored where up belongs, and up for gate"
         return make_finding("permuted", "error", pair.name, message, "exchange the halves of its rows", found="halves")
     return None
 
 
-def _find_places(pair: Pair, rows: int, parts: int, workspaces: Workspaces) -> list[int]:
+def _find_places(pair: Pair, rows: int, parts: int, reader: Reader) -> list[int]:
     """Return the part of the original that each part holds; empty if some hold none, or all are in their places."""
-    x = _read_parts(pair.original, rows, parts, workspaces[0])
-    y = _read_parts(pair.quantized, rows, parts, workspaces[1])
+    x = _read_parts(pair.original, rows, parts, reader)
+    y = _read_parts(pair.quantized, rows, parts, reader)
     if x.shape[1] < ENOUGH:
         return []
     alike, places = (y @ x.T).max(1)
@@ -51,14 +50,11 @@ def _find_places(pair: Pair, rows: int, parts: int, workspaces: Workspaces) -> l
     return found if bool((alike > LIKE).all()) and found != list(range(parts)) else []
 
 
-def _read_parts(weight: Weight, rows: int, parts: int, workspace: Workspace) -> Tensor:
+def _read_parts(weight: Weight, rows: int, parts: int, reader: Reader) -> Tensor:
     """Return a sample of each part, of length 1, (parts, elements)."""
     cols = min(weight.matrix[1], SAMPLED)
     n = min(rows, SAMPLED // cols)
-    read = [
-        weight.dequantize(Chunk(at * rows, at * rows + n, 0, cols), workspace).weight.double().flatten()
-        for at in range(parts)
-    ]
+    read = [reader.read(weight, Chunk(at * rows, at * rows + n, 0, cols)).double().flatten() for at in range(parts)]
     return torch.nn.functional.normalize(torch.stack(read)).nan_to_num(0.0)
 
 

@@ -18,11 +18,10 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.limits import DEVIATIONS, FAR, PEERS
 from quanterr.findings.ranges import Ranges
-from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.reading import Reader
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of, without_numbers
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 
 FAR_EXPERTS = 1e4  # factor from the median of the other experts; for other weights FAR
@@ -46,7 +45,7 @@ def compare_with_neighbours(
     stored: Collection[str],
     pairs: Sequence[Pair],
     ranges: Ranges | None,
-    read: Workspace,
+    reader: Reader,
 ) -> Iterator[Finding]:
     """Report scales of one side that differ from their neighbours.
 
@@ -56,7 +55,7 @@ def compare_with_neighbours(
         stored: names of all scales, whatever their values.
         pairs: the paired weights.
         ranges: the ranges that norms and weights allow; None if these are not as stored.
-        read: a workspace for reading the scales of weights.
+        reader: reads the scales of weights.
     """
     if not scales:  # then none can be missing, and modules need not be listed
         return
@@ -66,7 +65,7 @@ def compare_with_neighbours(
         far |= _find_far(group) or _find_implausible(group, ranges)
     huge = {name: f"{name} ({value:.3g})" for name, value in scales.items() if _is_huge(name, value)}
     missing = _find_missing(groups, stored, pairs, number)
-    equal = _find_copied(scales, pairs, number, read)
+    equal = _find_copied(scales, pairs, number, reader)
     for found, what in (
         (far, f"far from their neighbours in {count(len(far), 'tensor')}"),
         (huge, f"above {MOST_OF_CACHE:.0e} for {count(len(huge), 'tensor')} of the KV cache"),
@@ -199,7 +198,7 @@ def _classify_modules(pairs: Sequence[Pair], side: int) -> dict[str, object]:
     return {module: frozenset(names) for module, names in inner.items()} | found
 
 
-def _find_copied(scales: Mapping[str, float], pairs: Sequence[Pair], side: int, read: Workspace) -> Found:
+def _find_copied(scales: Mapping[str, float], pairs: Sequence[Pair], side: int, reader: Reader) -> Found:
     """Return the activation scales that equal their weight's scale in every digit.
 
     If most are equal, none is returned, as convert_to_quant copies all scales.
@@ -209,7 +208,7 @@ def _find_copied(scales: Mapping[str, float], pairs: Sequence[Pair], side: int, 
         weight = (pair.original, pair.quantized)[side]
         own = [entry for entry in weight.parts.values() if entry.n == 1 and entry.dtype == "F32"]
         for name in (entry.name for entry in pair.consumed[side] if entry.n == 1 and entry.name in scales):
-            values = {float(next(iterate_scales(entry, read))) for entry in own}
+            values = {reader.read_number(entry) for entry in own}
             compared += bool(values)
             if scales[name] in values and _has_many_digits(scales[name]):
                 equal[name] = f"{name} ({scales[name]:.3g})"

@@ -13,11 +13,10 @@ from quanterr.findings.layers import AllWeights, WeightSummary
 from quanterr.findings.limits import BIT_DB, PEERS, SMALL_DB, WORST_DB
 from quanterr.findings.samples import ELEMENTS, read_first_rows
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader, open_reader
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.pairing.sampling import on_cpu
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 PLACES = 32  # places of a weight to read rows from: outliers may be in one part of a fused weight
@@ -43,28 +42,28 @@ def check_outlier_columns(weights: AllWeights) -> Iterator[Finding]:
     low = [one for one in seen if one.near and one.figures and _is_low(one, one.figures.snr_db)]
     low.sort(key=lambda one: one.figures.snr_db if one.figures else 0.0)
     usual = _find_usual_levels(seen) if low else {}
-    with on_cpu() as workspaces:
+    with open_reader() as reader:
         for one in low[:MOST]:
             assert one.figures is not None  # noqa: S101 - others are not low
             by_row = one.pair.quantized.scale is not None and one.pair.quantized.scale.n > 1
-            rows, x = _read_spread_rows(one.pair.original, workspaces[0])
+            rows, x = _read_spread_rows(one.pair.original, reader)
             found = _find_ruling_columns(x, by_row, one.figures.snr_db)
             if found:
                 whose = _describe_rows(rows, found.ruled) if by_row else "the whole weight"
                 yield _describe(one.pair.name, one.figures.snr_db, found, whose, usual.get(_find_group(one)))
 
 
-def _read_spread_rows(weight: Weight, workspace: Workspace) -> tuple[list[int], Tensor]:
+def _read_spread_rows(weight: Weight, reader: Reader) -> tuple[list[int], Tensor]:
     """Return the indices of rows from PLACES places, and these rows, (r, c) float64 of about ELEMENTS elements."""
     rows, cols = weight.matrix
     if rows * cols <= ELEMENTS or cols >= ELEMENTS:
-        x = read_first_rows(weight, workspace)
+        x = read_first_rows(weight, reader)
         return list(range(len(x))), x
     n = max(ELEMENTS // cols, 1)
     places = min(PLACES, n)
     starts = [place * rows // places for place in range(places)]
     chunks = [Chunk(start, start + n // places, 0, cols) for start in starts]
-    x = torch.cat([weight.dequantize(chunk, workspace).weight.double() for chunk in chunks])
+    x = torch.cat([reader.read(weight, chunk).double() for chunk in chunks])
     return [row for chunk in chunks for row in range(chunk.row, chunk.stop_row)], x
 
 

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from quanterr.findings.limits import TRACE
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.tensors.workspace import Workspace
 
 SAMPLED = 128  # most rows of a weight to read
 NORM = "input_layernorm"  # the norm of each block that bounds the inputs
@@ -56,9 +56,9 @@ class _Normed(NamedTuple):
 class Ranges:
     """The ranges that the weights of one side allow."""
 
-    def __init__(self, pairs: Sequence[Pair], side: int, read: Workspace) -> None:
+    def __init__(self, pairs: Sequence[Pair], side: int, reader: Reader) -> None:
         """Take the weights of a side; they are looked up, and read, when they are asked for."""
-        self._pairs, self._side, self._read = pairs, side, read
+        self._pairs, self._side, self._reader = pairs, side, reader
 
     @cached_property
     def _weights(self) -> Mapping[tuple[str, str], Weight]:
@@ -124,7 +124,7 @@ class Ranges:
         norm = self._weights.get((path, ""))
         if norm is None or (path, ".bias") in self._weights or not norm.n or norm.matrix[0] != 1:
             return None
-        w = _read_vector(norm, self._read)
+        w = _read_vector(norm, self._reader)
         if not self._may_be_minus_one:
             return _Normed(w.abs(), w.abs())
         return _Normed(torch.minimum(w.abs(), (w + 1).abs()), torch.maximum(w.abs(), (w + 1).abs()))
@@ -133,7 +133,7 @@ class Ranges:
     def _may_be_minus_one(self) -> bool:
         """True if the model may multiply by one plus the norms: without that, few elements of most are negative."""
         norms = [norm for (path, kind), norm in self._weights.items() if path.endswith(NORM) and norm.n and not kind]
-        shares = [float((_read_vector(norm, self._read) < 0).double().mean()) for norm in norms]
+        shares = [float((_read_vector(norm, self._reader) < 0).double().mean()) for norm in norms]
         return bool(shares) and median(shares) > TRACE
 
     def _of_keys(self, block: str) -> Range | None:
@@ -171,7 +171,7 @@ class Ranges:
             chunks = [Chunk(at, at + 1, 0, cols) for at in places]
         squares = torch.zeros(2, rows, dtype=torch.float64)
         for chunk in chunks:
-            x = weight.dequantize(chunk, self._read).weight
+            x = self._reader.read(weight, chunk)
             for side, bound in zip(squares, normed, strict=True):
                 factors = bound[chunk.col : chunk.stop_col].to(x.dtype)
                 side[chunk.row : chunk.stop_row] += (x * factors).square().sum(1).double()
@@ -182,8 +182,8 @@ class Ranges:
         bias = self._weights.get((path, ".bias"))
         if bias is None or not bias.n:
             return 0.0
-        return float(_read_vector(bias, self._read).abs().max())
+        return float(_read_vector(bias, self._reader).abs().max())
 
 
-def _read_vector(weight: Weight, read: Workspace) -> Tensor:
-    return weight.dequantize(Chunk(0, 1, 0, weight.n), read).weight[0].double()
+def _read_vector(weight: Weight, reader: Reader) -> Tensor:
+    return reader.read(weight, Chunk(0, 1, 0, weight.n))[0].double()

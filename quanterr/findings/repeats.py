@@ -16,12 +16,11 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.constants import is_kept
 from quanterr.findings.limits import ENOUGH
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader, open_reader
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair
-from quanterr.pairing.sampling import on_cpu
 from quanterr.selection.roles import block_of, role_of, unify_numbers
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, listed
 
 # Largest relative difference of equal energies: chunks cut equal experts of a stack differently, and parts of a sum may
@@ -65,9 +64,9 @@ class RepeatedWeights:
 
     def findings(self) -> Iterator[Finding]:
         """Report experts and layers that repeat each other."""
-        with on_cpu() as workspaces:
-            groups = list(self._confirm_weights(workspaces[0]))
-            stacks = list(self._confirm_stacks(workspaces[0]))
+        with open_reader() as reader:
+            groups = list(self._confirm_weights(reader))
+            stacks = list(self._confirm_stacks(reader))
         experts = [found for found in map(_keep_experts, groups) if found]
         layers = [group for group in groups if not _keep_experts(group)]
         labels = [
@@ -89,20 +88,20 @@ class RepeatedWeights:
             message = _describe("layers", [*map(_label, layers)], self._alone)
             yield make_finding("repeated_weights", "info", None, message, remedy, layers=names)
 
-    def _confirm_weights(self, workspace: Workspace) -> Iterator[list[Pair]]:
+    def _confirm_weights(self, reader: Reader) -> Iterator[list[Pair]]:
         """Return the groups of weights with equal samples, in the order of the pairing."""
         groups = []
         for energies in self._energies.values():
             for alike in _group_alike(energies):
-                groups += _group_equal((n, _read_sample(self._pairs[n].original, workspace)) for n in alike)
+                groups += _group_equal((n, _read_sample(self._pairs[n].original, reader)) for n in alike)
         return ([self._pairs[number] for number in group] for group in sorted(groups))
 
-    def _confirm_stacks(self, workspace: Workspace) -> Iterator[_Stack]:
+    def _confirm_stacks(self, reader: Reader) -> Iterator[_Stack]:
         """Return the stacks with experts that have equal samples, in the order of the pairing."""
         for number, (experts, energies) in sorted(self._stacks.items()):
             pair, copies = self._pairs[number], 0
             for alike in energies:
-                groups = _group_equal((n, _read_sample(pair.original, workspace, n)) for n in alike)
+                groups = _group_equal((n, _read_sample(pair.original, reader, n)) for n in alike)
                 copies += sum(len(group) - 1 for group in groups)
             if copies:
                 yield _Stack(pair, experts, experts - copies)
@@ -131,11 +130,11 @@ def _group_equal(samples: Iterable[tuple[int, bytes]]) -> list[list[int]]:
     return [sorted(group) for group in found.values() if len(group) > 1]
 
 
-def _read_sample(weight: Weight, workspace: Workspace, matrix: int = 0) -> bytes:
+def _read_sample(weight: Weight, reader: Reader, matrix: int = 0) -> bytes:
     """Return the checksum of the first values of a weight, or of one matrix of a stack."""
     rows, cols = weight.matrix_rows or weight.matrix[0], min(weight.matrix[1], SAMPLED)
     first, n = matrix * rows, min(rows, SAMPLED // cols)
-    values = weight.dequantize(Chunk(first, first + n, 0, cols), workspace).weight
+    values = reader.read(weight, Chunk(first, first + n, 0, cols))
     return sha256(values.contiguous().numpy().tobytes()).digest()
 
 

@@ -8,7 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from quanterr.documents.base import Finding
-from quanterr.findings.code_samples import find_scaling, read_code_sample
+from quanterr.findings.code_samples import read_code_sample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.figures import EXACT_DB, Figures
@@ -18,13 +18,11 @@ from quanterr.findings.misplaced import find_misplaced
 from quanterr.findings.repairs import ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.findings.scale_faults import find_factor
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader, open_reader
 from quanterr.formats.shared.cast_codes import describe_codes
-from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
-from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.text import count, display, listed
 
 MOST_WRONG = 8  # most weights with a finding to read again
@@ -55,10 +53,10 @@ def diagnose(
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
     factors = [abs(figures.factor) for _, figures in wrong if figures.gains]
     diagnoses: list[_Diagnosis] = []
-    with on_cpu() as workspaces:
+    with open_reader() as reader:
         for one, figures in sorted(chosen, key=lambda item: item[0].number):
-            elsewhere = find_misplaced(one.pair, workspaces) or _find_swapped(one.pair, figures, pairs, workspaces)
-            found = _Diagnosis(elsewhere) if elsewhere else _diagnose_weight(one, figures, factors, workspaces)
+            elsewhere = find_misplaced(one.pair, reader) or _find_swapped(one.pair, figures, pairs, reader)
+            found = _Diagnosis(elsewhere) if elsewhere else _diagnose_weight(one, figures, factors, reader)
             if found:
                 diagnoses.append(found)
     unread = [one.pair.name for one, _ in wrong[MOST_WRONG:]]
@@ -96,11 +94,11 @@ def _merge_diagnoses(diagnoses: Sequence[_Diagnosis], unread: Sequence[str]) -> 
 def find_cast_codes(seen: Sequence[WeightSummary], doubtful: Collection[str | None]) -> Iterator[Finding]:
     """Report doubtful weights whose plain numbers are codes that were cast without their scales."""
     found: dict[str, list[WeightSummary]] = {}
-    with on_cpu() as workspaces:
+    with open_reader() as reader:
         for one in seen:
             is_read_otherwise = one.pair.contradiction is not None
             if one.pair.name in doubtful and one.pair.quantized.encoding == "floats" and not is_read_otherwise:
-                kind = describe_codes(_read_rows(one.pair.quantized, workspaces[1], ENOUGH**2))
+                kind = describe_codes(reader.read_first_rows(one.pair.quantized, ENOUGH**2))
                 if kind:
                     found.setdefault(f"{kind} codes as {one.pair.quantized.codes.dtype}", []).append(one)
     for what, same in found.items():
@@ -124,8 +122,8 @@ def find_rounded_originals(better: Sequence[Pair], same: Sequence[Pair]) -> Iter
         same: pairs that are identical.
     """
     coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= ENOUGH**2]
-    with on_cpu() as workspaces:
-        found = [pair.name for pair in (*better, *coded[:MOST_OTHERS]) if _is_varied(pair, workspaces[0])]
+    with open_reader() as reader:
+        found = [pair.name for pair in (*better, *coded[:MOST_OTHERS]) if _is_varied(pair, reader)]
     if found:
         message = (
             f"{count(len(found), 'quantized weight')} lost far less than rounding costs: {listed(found, 3)}; "
@@ -145,8 +143,8 @@ def report_lossless(coded: Sequence[Pair]) -> Finding:
         f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
         f"{listed(names, 3)}"
     )
-    with on_cpu() as workspaces:
-        ternary = all(_is_ternary(pair, workspaces[0]) for pair in coded[:MOST_OTHERS])
+    with open_reader() as reader:
+        ternary = all(_is_ternary(pair, reader) for pair in coded[:MOST_OTHERS])
     if ternary:
         message += "; the original is ternary, binary or constant, like BitNet's weights, and codes hold that exactly"
         remedy = "nothing, if the model was trained so: 2-bit codes (BitNet, TQ2_0) hold it exactly in less space"
@@ -156,9 +154,9 @@ def report_lossless(coded: Sequence[Pair]) -> Finding:
     return make_finding("lossless_codes", "warning", None, message, remedy, weights=len(coded))
 
 
-def _is_ternary(pair: Pair, workspace: Workspace) -> bool:
+def _is_ternary(pair: Pair, reader: Reader) -> bool:
     """Return True if each sampled row has at most three distinct values."""
-    return all(len(torch.unique(row)) <= TERNARY for row in _read_rows(pair.original, workspace, ENOUGH**2))
+    return all(len(torch.unique(row)) <= TERNARY for row in reader.read_first_rows(pair.original, ENOUGH**2))
 
 
 def drop_harmless_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair]) -> list[Finding]:
@@ -167,32 +165,30 @@ def drop_harmless_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair
     Whole weights are read to decide.
     """
     suspects = {one.layer for one in found if one.code == "scale_zero"}
-    with on_cpu() as workspaces:
+    with open_reader() as reader:
         harmless = {
-            name for name, pair in pairs.items() if name in suspects and not _loses_to_zero_scales(pair, workspaces)
+            name for name, pair in pairs.items() if name in suspects and not _loses_to_zero_scales(pair, reader)
         }
     return [one for one in found if one.code != "scale_zero" or one.layer not in harmless]
 
 
-def _loses_to_zero_scales(pair: Pair, workspaces: Workspaces) -> bool:
+def _loses_to_zero_scales(pair: Pair, reader: Reader) -> bool:
     """Return True if scales of zero lose values, or if that is unknown."""
-    ends = FilledWorkspace(workspaces[0].device), FilledWorkspace(workspaces[0].device)
     for chunk in Cut(*pair.original.matrix, CPU_CHUNK):
-        scales = pair.quantized.scaling(chunk, ends)
+        scales = reader.read_scaling(pair.quantized, chunk)
         if scales is None:
             return True
         zero = scales.unit == 0
         if bool(zero.any()):
-            x = pair.original.dequantize(chunk, workspaces[0]).weight
-            y = pair.quantized.dequantize(chunk, workspaces[1]).weight
+            x, y = reader.read_both((pair.original, pair.quantized), chunk)
             if bool((zero & ((y - x).abs() > x.abs() / 2)).any()):
                 return True
     return False
 
 
-def _is_varied(pair: Pair, workspace: Workspace) -> bool:
+def _is_varied(pair: Pair, reader: Reader) -> bool:
     """Return True if a weight has more distinct values than codes of few bits, and its rows than their scales hold."""
-    values = _read_rows(pair.original, workspace, ENOUGH**2)
+    values = reader.read_first_rows(pair.original, ENOUGH**2)
     return values.shape[1] > TERNARY and len(torch.unique(values)) > ENOUGH
 
 
@@ -202,13 +198,11 @@ def measure_factor(pair: Pair, figures: Figures, is_doubtful: bool) -> tuple[flo
     Codes show the factor exactly if they are the nearest ones once it is undone. Otherwise, if the weight is worse than
     its scales allow (``is_doubtful``) and the factor removes much of the error, most rows must agree on it.
     """
-    with on_cpu() as workspaces:
-        of_codes = read_code_sample(pair, workspaces)
+    with open_reader() as reader:
+        of_codes = read_code_sample(pair, reader)
         if of_codes and (fault := find_factor(of_codes)):
             return fault.low, TINY
-        found = (
-            find_simplest_repair(read_sample(pair, workspaces), figures.bits) if is_doubtful and figures.gains else None
-        )
+        found = find_simplest_repair(read_sample(pair, reader), figures.bits) if is_doubtful and figures.gains else None
     return (figures.factor, figures.doubt) if found and found[0] is ONE_FACTOR else None
 
 
@@ -218,13 +212,13 @@ def _is_repairable_shape(pair: Pair) -> bool:
 
 
 def _diagnose_weight(
-    one: WeightSummary, figures: Figures, factors: Sequence[float], workspaces: Workspaces
+    one: WeightSummary, figures: Figures, factors: Sequence[float], reader: Reader
 ) -> _Diagnosis | None:
     """Report the simplest repair that corrects a sample of a weight; ``factors`` are those of all such weights."""
     pair, bits = one.pair, figures.bits
     if bits < 2:
         return None
-    sample = read_sample(pair, workspaces)
+    sample = read_sample(pair, reader)
     levels = pair.quantized.levels
     has_zero = levels is None or not (levels.table or levels.mantissa)
     found = find_simplest_repair(sample, bits, -inf if one.attainable_db is None else one.attainable_db, has_zero)
@@ -237,7 +231,7 @@ def _diagnose_weight(
     explanation = (
         explain_factor(float(corrected.factors), one.scales, factors, pair.quantized.encoding == "cast", figures.doubt)
         if repair is ONE_FACTOR and corrected.factors is not None
-        else _explain_scales(pair, corrected, workspaces[1])
+        else _explain_scales(pair, corrected, reader)
     )
     description = repair.message.format(description=corrected.description) + explanation
     before = measure_snr(sample.x, sample.y - sample.x)
@@ -256,11 +250,11 @@ def _diagnose_weight(
     return _Diagnosis(finding, (repair.code, repair.message, explanation))
 
 
-def _explain_scales(pair: Pair, corrected: Correction, workspace: Workspace) -> str:
+def _explain_scales(pair: Pair, corrected: Correction, reader: Reader) -> str:
     """Explain the factors of a correction by the stored scales, if there is one scale per factor."""
     if corrected.factors is None or pair.quantized.scale is None or pair.quantized.scale.n != corrected.factors.numel():
         return ""
-    stored = torch.cat([piece.flatten().double() for piece in iterate_scales(pair.quantized.scale, workspace)])
+    stored = torch.cat([piece.flatten().double() for piece in reader.iterate_scales(pair.quantized.scale)])
     return explain_factors(corrected.factors.flatten(), stored)
 
 
@@ -282,16 +276,16 @@ def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
     )
 
 
-def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], workspaces: Workspaces) -> Finding | None:
+def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], reader: Reader) -> Finding | None:
     """Report that the values match another weight of the same shape far better: experts may be much alike."""
     if figures.cosine > 1 - ALIKE:
         return None
     shape = pair.original.shape
     others = [one for one in pairs if one.original.shape == shape and one.name != pair.name][:MOST_OTHERS]
-    y = _read_rows(pair.quantized, workspaces[1], ELEMENTS // 16)
-    own = _cosine(_read_rows(pair.original, workspaces[0], ELEMENTS // 16), y) if others else 1.0
+    y = reader.read_first_rows(pair.quantized, ELEMENTS // 16)
+    own = _cosine(reader.read_first_rows(pair.original, ELEMENTS // 16), y) if others else 1.0
     for other in others:
-        cosine = _cosine(_read_rows(other.original, workspaces[0], ELEMENTS // 16), y)
+        cosine = _cosine(reader.read_first_rows(other.original, ELEMENTS // 16), y)
         if cosine > LIKE and 2 * (1 - cosine) < 1 - own:
             return make_finding(
                 "swapped_weight",
@@ -311,32 +305,22 @@ def _cosine(x: Tensor, y: Tensor) -> float:
     return float((x * y).sum() / (x.norm() * y.norm()))
 
 
-def read_sample(pair: Pair, workspaces: Workspaces) -> Sample:
+def read_sample(pair: Pair, reader: Reader) -> Sample:
     """Return the first rows of a pair."""
-    x, y = read_first_rows(pair.original, workspaces[0]), read_first_rows(pair.quantized, workspaces[1])
+    x, y = (read_first_rows(side, reader) for side in (pair.original, pair.quantized))
     finite = x.isfinite() & y.isfinite()
-    return Sample(x.where(finite, 0.0), y.where(finite, 0.0), _read_unit(pair.quantized, len(x)))
+    return Sample(x.where(finite, 0.0), y.where(finite, 0.0), _read_unit(pair.quantized, len(x), reader))
 
 
-def _read_unit(weight: Weight, rows: int) -> Tensor | None:
+def _read_unit(weight: Weight, rows: int, reader: Reader) -> Tensor | None:
     """Return the factors of the codes in the first rows of a weight, (r, c) float64; None if they are unknown."""
     if weight.rotated or weight.levels is None or weight.matrix[1] > ELEMENTS:
         return None
     chunk = Chunk(0, rows, 0, weight.matrix[1])
-    found = find_scaling(weight, chunk, (FilledWorkspace(), FilledWorkspace()))
-    return found[0].double() if found else None
+    found = reader.read_scaling(weight, chunk)
+    return found.unit.double() if found else None
 
 
-def read_first_rows(weight: Weight, workspace: Workspace) -> Tensor:
+def read_first_rows(weight: Weight, reader: Reader) -> Tensor:
     """Return the first rows of a weight, ELEMENTS elements at most, as (r, c) float64."""
-    return _read_rows(weight, workspace, ELEMENTS)
-
-
-def _read_rows(weight: Weight, workspace: Workspace, elements: int) -> Tensor:
-    """Return the first rows with at most ``elements`` elements, or a piece of the first row, as (r, c) float64."""
-    rows, cols = weight.matrix
-    if cols >= elements:
-        return weight.dequantize(Chunk(0, 1, 0, elements), workspace).weight.double()
-    n = min(elements // max(cols, 1), rows)
-    chunks = Cut(n, cols, CPU_CHUNK)
-    return torch.cat([weight.dequantize(chunk, workspace).weight.double() for chunk in chunks])
+    return reader.read_first_rows(weight, ELEMENTS)

@@ -5,7 +5,7 @@ from math import isfinite, log2
 
 from quanterr.documents.base import Finding
 from quanterr.findings.checks import RESULT, WEIGHT, check
-from quanterr.findings.code_samples import RUN, find_scaling
+from quanterr.findings.code_samples import RUN
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.excess import MOST_NAMED, underflows
@@ -27,6 +27,7 @@ from quanterr.findings.limits import (
     WORST_DB,
 )
 from quanterr.findings.methods import Method
+from quanterr.formats.reading import Reader
 from quanterr.kernel.levels import Levels
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable, BadRegion, level
@@ -35,7 +36,6 @@ from quanterr.pairing.model import ComparedWeight, Pair
 from quanterr.samples.good_scales import FEW_LEVELS, ScaleGroups
 from quanterr.samples.scales import BYTE, get_clipping_limit
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import FilledWorkspace
 from quanterr.util.text import count, display
 
 # Stored scales of sound files lose -5 to 0.6 dB compared with good ones, if absolute maxima were rounded or searched;
@@ -106,7 +106,7 @@ def check_zero_points(measured: MeasuredWeight) -> Iterator[Finding]:
         return
     rows, cols = weight.matrix
     chunk = Chunk(0, min(RUN, rows), 0, cols)
-    scales = find_scaling(weight, chunk, (FilledWorkspace(), FilledWorkspace()))
+    scales = Reader().read_scaling(weight, chunk)
     if scales is None or not _are_zero_points_alike(*scales):
         return
     if not is_declared and not _follow_ranges(pair, chunk, scales[0]):
@@ -145,7 +145,7 @@ def _follow_ranges(pair: Pair, chunk: Chunk, unit: Tensor) -> bool:
     block = pair.quantized.unrotated.block_size
     if block is None or block[0] != 1 or unit.shape[1] % block[1]:
         return False
-    x = pair.original.dequantize(chunk, FilledWorkspace()).weight.float()
+    x = Reader().read(pair.original, chunk).float()
     groups, codes = ScaleGroups(*block), (x / unit).nan_to_num(0.0, 0.0, 0.0)
     low, high = groups.min(codes).clamp(max=0.0), groups.max(codes).clamp(min=0.0)
     used = high > low

@@ -15,20 +15,19 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import BIT_DB, TINY
-from quanterr.formats.shared.scale_grid import iterate_scales
-from quanterr.tensors.workspace import Workspace
+from quanterr.formats.reading import Reader
 from quanterr.util.text import count, display, listed
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 DIVISOR = "weight_global_scale"  # compressed-tensors divides by it; ModelOpt's weight_scale_2 multiplies
 
 
-def check_sibling_scales(seen: Sequence[WeightSummary], read: Workspace) -> Iterator[Finding]:
+def check_sibling_scales(seen: Sequence[WeightSummary], reader: Reader) -> Iterator[Finding]:
     """Report the SNR of fused weights if all use the largest of their global scales."""
     groups = [
         (ratio, worst)
         for group in _group_siblings(seen)
-        if (found := _measure_spread(group, read))
+        if (found := _measure_spread(group, reader))
         for ratio, worst in [found]
     ]
     if not groups:
@@ -71,12 +70,12 @@ def _find_global_scale(one: WeightSummary) -> Entry | None:
     return entry if entry is not None and entry.n == 1 else None
 
 
-def _measure_spread(group: Sequence[WeightSummary], read: Workspace) -> tuple[float, tuple[str, float, float]] | None:
+def _measure_spread(group: Sequence[WeightSummary], reader: Reader) -> tuple[float, tuple[str, float, float]] | None:
     """Return the ratio of the largest to the smallest scale of a group, and the weight that loses most.
 
     The weight is given as name, dB as stored and dB as fused. None if the scales are equal.
     """
-    scales = [float(next(iterate_scales(entry, read))) for one in group if (entry := _find_global_scale(one))]
+    scales = [reader.read_number(entry) for one in group if (entry := _find_global_scale(one))]
     if min(scales) <= 0 or max(scales) / min(scales) <= 1 + TINY:
         return None
     largest, rows = max(scales), []

@@ -34,10 +34,10 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import AGREE, DEVIATIONS, ENOUGH, NEAR_DB, PEERS, SLIGHT_DB, SMALL_DB, TRACE
 from quanterr.findings.methods import Method, find_method
 from quanterr.findings.scale_faults import ScaleFault, find_scale_fault, report_scale_faults
+from quanterr.formats.reading import Reader, open_reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
-from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.util.text import count, listed
 
 MOST_OUTLIERS = 16  # weights far below their peers to read again, at most
@@ -106,10 +106,10 @@ class CodesReadAgain:
         self._declared, self._folded, self._undone = declared, folded, undone
         self._found: dict[int, tuple[ScaleFault | None, list[str]]] = {}
 
-    def find(self, one: WeightSummary, workspaces: Workspaces) -> tuple[ScaleFault | None, list[str]]:
+    def find(self, one: WeightSummary, reader: Reader) -> tuple[ScaleFault | None, list[str]]:
         """Return the fault of a weight's scales, or else the signs of another source."""
         if one.number not in self._found:
-            sample = read_code_sample(one.pair, workspaces)
+            sample = read_code_sample(one.pair, reader)
             is_folded = one.pair.name.rpartition(".")[0] in self._folded
             fault = find_scale_fault(one.pair, sample) if sample and not is_folded else None
             signs = find_signs(one.pair, sample, self._declared) if sample and not fault else []
@@ -125,9 +125,9 @@ def find_limited(outliers: Sequence[WeightSummary]) -> set[str]:
     The sample that is taken of every weight may leave out the rows that lower its SNR; these rows are more.
     """
     found = {one.pair.name for one in outliers if {NEAR, USUAL} & one.facts}
-    with on_cpu() as workspaces:
+    with open_reader() as reader:
         for one in [one for one in outliers if one.pair.name not in found][:MOST_OUTLIERS]:
-            sample = read_code_sample(one.pair, workspaces)
+            sample = read_code_sample(one.pair, reader)
             if sample and one.figures and _is_limited(sample, one.figures.snr_db):
                 found.add(one.pair.name)
     return found
@@ -145,16 +145,16 @@ def _is_limited(sample: CodeSample, snr_db: float) -> bool:
 def check_scale_faults(seen: Sequence[WeightSummary], again: CodesReadAgain, kinds: Collection[str]) -> list[Finding]:
     """Report weights whose codes fit other scales; of those with excess error, only a few are read."""
     off, read = _choose_weights(seen)
-    with on_cpu() as workspaces:
-        faults = [(one, fault) for one in read if (fault := again.find(one, workspaces)[0]) and fault.kind in kinds]
+    with open_reader() as reader:
+        faults = [(one, fault) for one in read if (fault := again.find(one, reader)[0]) and fault.kind in kinds]
     return list(report_scale_faults(faults, off, len(read)))
 
 
 def check_sources(seen: Sequence[WeightSummary], again: CodesReadAgain) -> Iterator[Finding]:
     """Report weights that show a sign of another source; only a few weights with excess error are read."""
     off, read = _choose_weights(seen)
-    with on_cpu() as workspaces:
-        signs = {one.pair.name: again.find(one, workspaces)[1] for one in read}
+    with open_reader() as reader:
+        signs = {one.pair.name: again.find(one, reader)[1] for one in read}
     if 2 * sum("rounding" in found for found in signs.values()) < len(read):
         signs = {name: [sign for sign in found if sign != "rounding"] for name, found in signs.items()}
     losses = [one.excess_db for one in read if signs[one.pair.name] and one.excess_db is not None]
@@ -292,9 +292,9 @@ def _is_off_everywhere(sample: ErrorSample) -> bool:
     return _find_least_ratio(sample) > ABOVE
 
 
-def has_nearest_column(pair: Pair, workspaces: Workspaces) -> bool:
+def has_nearest_column(pair: Pair, reader: Reader) -> bool:
     """Return True if a column has the nearest codes, as the one that GPTQ rounds first; False if that is unknown."""
-    of_codes = read_code_sample(pair, workspaces)
+    of_codes = read_code_sample(pair, reader)
     sample = _measure_errors(of_codes) if of_codes else None
     return sample is not None and _find_least_ratio(sample) < 1 + TRACE
 

@@ -19,14 +19,13 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import ALIGNED, ALIKE, CHANGED_DB, DEVIATIONS, ENOUGH, MANY, UNRELATED
 from quanterr.findings.repairs import BETTER_DB, Sample, measure_snr
 from quanterr.findings.samples import read_first_rows, read_sample
+from quanterr.formats.reading import Reader, open_reader
 from quanterr.lazy_torch import Tensor
 from quanterr.metrics.sums import ratio
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize
-from quanterr.pairing.sampling import Workspaces, on_cpu
 from quanterr.selection.roles import role_of
 from quanterr.tensors.casts import CastTest, Copy
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
@@ -52,13 +51,13 @@ def check_vectors(
     shifts: dict[str, _BiasShift] = {}
     weights = {pair.name: pair for pair in pairs if corrected}
     vectors = {canonicalize(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
-    with on_cpu() as workspaces:
+    with open_reader() as reader:
         for one in seen:
             beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
             is_corrected = one.pair.name in corrected and one.copy == Copy.CHANGED and beside is not None
             if not is_vector(one.pair) or one.offset or (not is_corrected and _is_near(one)):
                 continue
-            sample = read_sample(one.pair, workspaces)
+            sample = read_sample(one.pair, reader)
             if not bool(sample.x.any()):  # check_weight reports an original of zeros
                 continue
             may_scale = one.pair.name.rpartition(".")[0] in folded
@@ -68,12 +67,12 @@ def check_vectors(
                 found = None if may_differ else _check_one_factor(one.pair, sample)
                 if not found and sought < MOST_SOUGHT and _changed_much(sample):
                     sought += 1
-                    found = _find_swapped(one.pair, sample, pairs, workspaces[0])
+                    found = _find_swapped(one.pair, sample, pairs, reader)
                 found = found or (None if may_differ else _check_related(one.pair, sample))
             if found:
                 yield found
             elif is_corrected and beside and not may_scale:
-                shifts[one.pair.name] = _measure_shift(sample, beside, vectors, workspaces)
+                shifts[one.pair.name] = _measure_shift(sample, beside, vectors, reader)
             elif not may_scale and one.ones:
                 ones.append(one.pair.name)
             elif not may_scale and _changed_much(sample):
@@ -110,8 +109,8 @@ def classify_shifted_copy(one: WeightSummary) -> Copy | None:
     """Return the kind of copy that a norm is after undoing its constant offset; for other weights, the known kind."""
     if not one.offset or one.copy is None:
         return one.copy
-    with on_cpu() as workspaces:
-        x, y = (values.float() for values in read_sample(one.pair, workspaces)[:2])
+    with open_reader() as reader:
+        x, y = (values.float() for values in read_sample(one.pair, reader)[:2])
     found = []
     for a, b in ((x + one.offset, y), (x, y - one.offset)):  # either side may have lost digits
         forth, back = (CastTest(*dtypes, computed=True) for dtypes in _dtypes(one.pair))
@@ -145,22 +144,22 @@ class _BiasShift(NamedTuple):
     unlike: str = ""  # why it cannot be a correction; empty if it may be one
 
 
-def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, workspaces: Workspaces) -> _BiasShift:
+def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, reader: Reader) -> _BiasShift:
     """Return the effect of a changed bias on outputs.
 
     Args:
         sample: the bias.
         weight: the weight of the same module.
         vectors: the vectors, among which the norm before the weight is looked up.
-        workspaces: one per side.
+        reader: reads the weight and the norm.
     """
-    x, y = read_sample(weight, workspaces)[:2]
+    x, y = read_sample(weight, reader)[:2]
     bias = Sample(*(side.flatten()[: len(x)] for side in sample[:2]))
     changes = bias.y - bias.x
     if not len(changes):
         return _BiasShift(0.0, 0.0)
     norms, errors = x.norm(dim=1)[: len(changes)], (y - x).norm(dim=1)[: len(changes)]
-    error = float((y - x).norm()) / sqrt(x.shape[1]) * _typical_input_norm(weight, vectors, workspaces[0])
+    error = float((y - x).norm()) / sqrt(x.shape[1]) * _typical_input_norm(weight, vectors, reader)
     of_rows = float((changes.abs() / norms).nan_to_num(0.0, 0.0, inf).max())
     return _BiasShift(of_rows, ratio(float(changes.norm()), error), _contradict_correction(bias, errors))
 
@@ -191,7 +190,7 @@ def _contradict_correction(bias: Sample, errors: Tensor) -> str:
     return ""
 
 
-def _typical_input_norm(weight: Pair, vectors: _Vectors, workspace: Workspace) -> float:
+def _typical_input_norm(weight: Pair, vectors: _Vectors, reader: Reader) -> float:
     """Return the norm of typical inputs of a weight.
 
     It is the norm of the preceding normalization's weight; without one, inputs of size one are assumed.
@@ -202,7 +201,7 @@ def _typical_input_norm(weight: Pair, vectors: _Vectors, workspace: Workspace) -
         names = [before[1] + norm for norm in norms.split("|")] if before else []
         norm = next((vectors[name, ""] for name in names if (name, "") in vectors), None)
         if norm:
-            factors = read_first_rows(norm.original, workspace)
+            factors = read_first_rows(norm.original, reader)
             return float(max(factors.norm(), (1 + factors).norm() if bool((factors < 0).any()) else 0.0))
     return sqrt(weight.original.matrix[1])
 
@@ -293,12 +292,12 @@ def _check_one_factor(pair: Pair, sample: Sample) -> Finding | None:
     return make_finding("scale_factor", "error", pair.name, message, remedy, **evidence)
 
 
-def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], workspace: Workspace) -> Finding | None:
+def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], reader: Reader) -> Finding | None:
     """Report that the values match another tensor of the same shape."""
     before = measure_snr(sample.x, sample.y - sample.x)
     others = [one for one in pairs if one.original.shape == pair.original.shape and one.name != pair.name]
     for other in others[:MOST_OTHERS]:
-        x = read_first_rows(other.original, workspace)
+        x = read_first_rows(other.original, reader)
         after = measure_snr(x, sample.y - x)
         if after > max(CHANGED_DB, before + BETTER_DB):
             message = f"{display(pair.name)}: its values match {display(other.name)} of the original"

@@ -10,15 +10,12 @@ from typing import NamedTuple
 
 from quanterr.findings.values import CodeValues, RowValues, ValueFindings
 from quanterr.formats import Weight
-from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.formats.reading import Reader
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
-from quanterr.kernel.decoding import read_values
-from quanterr.kernel.library import choose_kernel
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.pool import map_in_threads
-from quanterr.tensors.workspace import FilledWorkspace, Workspace
 from quanterr.util.platform import usable_cores
 
 CHUNKS_AT_ONCE = 32  # chunks that a thread reads before it asks for more
@@ -67,10 +64,7 @@ def _read_each(pairs: Sequence[Pair]) -> Iterator[list[_Result]]:
     numbers = [n for n, pair in enumerate(pairs) if pair.quantized.n and pair.quantized.encoding != "bits"]
     numbers.sort(key=lambda n: (str(pairs[n].quantized.codes.file.path), pairs[n].quantized.codes.offset))
     tasks = (_Task(n, pairs[n], *span) for n in numbers for span in _split(*pairs[n].quantized.matrix))
-    buffers = [
-        _Buffers(Workspace(), (FilledWorkspace(), FilledWorkspace()), FilledWorkspace()) for _ in range(usable_cores())
-    ]
-    with map_in_threads(_read, tasks, buffers) as found:
+    with map_in_threads(_read, tasks, [Reader() for _ in range(usable_cores())]) as found:
         for _, results in groupby(found, key=lambda result: result.task.number):
             yield list(results)
 
@@ -83,29 +77,21 @@ def _split(rows: int, cols: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, n)
 
 
-class _Buffers(NamedTuple):
-    """The buffers of a thread: for values, and for codes and scales that are replaced."""
-
-    values: Workspace
-    ends: tuple[FilledWorkspace, FilledWorkspace]
-    scales: FilledWorkspace
-
-
-def _read(task: _Task, buffers: _Buffers) -> _Result:
+def _read(task: _Task, reader: Reader) -> _Result:
     """Read the rows of a task; the task with a weight's first row also reads its scales."""
     weight, chunks = task.pair.quantized, task.chunks
     weight.will_need(chunks[0], chunks[-1])
-    codes = _read_codes(weight, buffers) if task.first == 0 else CodeValues()
-    return _Result(task, _read_rows(weight, chunks, buffers.values), codes)
+    codes = _read_codes(weight, reader) if task.first == 0 else CodeValues()
+    return _Result(task, _read_rows(weight, chunks, reader), codes)
 
 
-def _read_rows(weight: Weight, chunks: Sequence[Chunk], workspace: Workspace) -> RowValues:
-    kernel, first, n = choose_kernel().kernel, chunks[0].row, chunks[-1].stop_row - chunks[0].row
+def _read_rows(weight: Weight, chunks: Sequence[Chunk], reader: Reader) -> RowValues:
+    first, n = chunks[0].row, chunks[-1].stop_row - chunks[0].row
     low, high, energy = (torch.full((n,), start, dtype=torch.float64) for start in (inf, -inf, 0.0))
     found = RowValues(low, high, energy)
     for chunk in chunks:
-        values = read_values(kernel, weight, chunk, workspace).view(chunk.shape)
-        found = _add_values(found, slice(chunk.row - first, chunk.stop_row - first), values)
+        place = slice(chunk.row - first, chunk.stop_row - first)
+        found = _add_values(found, place, reader.read(weight, chunk))
     return found
 
 
@@ -135,19 +121,17 @@ def _square_norms(values: Tensor) -> Tensor:
     return norms.square_()
 
 
-def _read_codes(weight: Weight, buffers: _Buffers) -> CodeValues:
+def _read_codes(weight: Weight, reader: Reader) -> CodeValues:
     scales, lost = None, 0
     if weight.scale is not None:
-        scales = ScaleStatistics.compute(iterate_scales(weight.scale, buffers.values))
-        if scales.zero:
-            buffers.scales.fill((weight.scale,), OTHER_SCALE)
-            for chunk in Cut(*weight.matrix, CPU_CHUNK):  # elements that are zero, but not with another scale
-                zero = weight.dequantize(chunk, buffers.values).weight == 0
-                lost += int((zero & (weight.dequantize(chunk, buffers.scales).weight != 0)).sum())
-    return CodeValues(scales, lost, _find_span(weight.unrotated, buffers))
+        scales = ScaleStatistics.compute(reader.iterate_scales(weight.scale))
+        for chunk in Cut(*weight.matrix, CPU_CHUNK) if scales.zero else ():
+            rescaled = reader.read_filled(weight, chunk, weight.scale, OTHER_SCALE)
+            lost += int(((reader.read(weight, chunk) == 0) & (rescaled != 0)).sum())
+    return CodeValues(scales, lost, _find_span(weight.unrotated, reader))
 
 
-def _find_span(weight: Weight, buffers: _Buffers) -> tuple[int, int, int] | None:
+def _find_span(weight: Weight, reader: Reader) -> tuple[int, int, int] | None:
     """Return the least and the largest sampled code, and the number of codes; None if unknown or if both are equal."""
     levels = weight.levels
     if levels is None or weight.matrix[1] > CPU_CHUNK:
@@ -155,10 +139,10 @@ def _find_span(weight: Weight, buffers: _Buffers) -> tuple[int, int, int] | None
     first, last = map(int, levels.numbers(torch.tensor([levels.lowest, levels.highest])).tolist())
     low, high = last, first
     for chunk in _sample(weight):
-        scaling = weight.scaling(chunk, buffers.ends)
+        scaling = reader.read_scaling(weight, chunk)
         if scaling is None:
             return None
-        values = weight.dequantize(chunk, buffers.values).weight
+        values = reader.read(weight, chunk)
         codes = (values if scaling.shift is None else values - scaling.shift) / scaling.unit
         numbers = levels.numbers(codes[codes.isfinite()].float())
         if numbers.numel():

@@ -19,9 +19,10 @@ from math import isfinite
 
 from msgspec.structs import replace
 
+from quanterr.formats.reading import Reader, open_reader
 from quanterr.pairing.experts import restore_experts
 from quanterr.pairing.model import Alternative, Contradiction, Leftover, Pair, Pairing
-from quanterr.pairing.sampling import CLOSE_READING, ORDER, ReadingThreshold, Workspaces, choose_nearest, on_cpu
+from quanterr.pairing.sampling import CLOSE_READING, ORDER, ReadingThreshold, choose_nearest
 from quanterr.pairing.smoothing import undo_smoothing
 
 
@@ -33,26 +34,26 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
     """
     pairs: list[Pair] = []
     leftovers = list(pairing.leftovers)
-    with on_cpu() as workspaces:
+    with open_reader() as reader:
         for pair in pairing.pairs:
             is_doubted = pair.quantized.alternatives and not pair.quantized.codes.file.is_certain
-            read = _choose_reading(pair, workspaces) if is_doubted or pair.original.alternatives else pair
-            chosen = _choose_alternative(read, workspaces) if read.alternatives else read
+            read = _choose_reading(pair, reader) if is_doubted or pair.original.alternatives else pair
+            chosen = _choose_alternative(read, reader) if read.alternatives else read
             if isinstance(chosen, Pair):
                 pairs.append(chosen)
             else:
                 leftovers += chosen
-        reordered = restore_experts(pairs, workspaces) if undo else []
-        pairs, folded = undo_smoothing(pairs, workspaces, pairing.key_heads) if undo else (pairs, [])
+        reordered = restore_experts(pairs, reader) if undo else []
+        pairs, folded = undo_smoothing(pairs, reader, pairing.key_heads) if undo else (pairs, [])
     return replace(pairing, pairs=pairs, leftovers=leftovers, folded=folded, reordered=reordered)
 
 
-def _choose_reading(pair: Pair, workspaces: Workspaces) -> Pair:
+def _choose_reading(pair: Pair, reader: Reader) -> Pair:
     """Return the pair in the prescribed reading, or in the nearest one if nothing prescribes a reading."""
     x, y = pair.original, pair.quantized
     others = chain(((x, other) for other in y.alternatives), ((other, y) for other in x.alternatives))
     bar = CLOSE_READING if y.close_alternatives or x.close_alternatives else ORDER
-    choice = choose_nearest((x, y), others, bar, workspaces)
+    choice = choose_nearest((x, y), others, bar, reader)
     if choice.number is None:
         y.alternatives = ()  # no longer needed: they are as large as the weight
         return pair
@@ -74,22 +75,22 @@ def _choose_reading(pair: Pair, workspaces: Workspaces) -> Pair:
     return replace(pair, quantized=chosen) if of_x < 0 else replace(pair, original=chosen)
 
 
-def _choose_alternative(pair: Pair, workspaces: Workspaces) -> Pair | Sequence[Leftover]:
+def _choose_alternative(pair: Pair, reader: Reader) -> Pair | Sequence[Leftover]:
     """Return the pair, in the nearest of its readings if nothing prescribes one; or its leftovers."""
     for bar in dict.fromkeys(other.bar for other in pair.alternatives):
         same = [other for other in pair.alternatives if other.bar == bar]
-        chosen = _choose_among(pair, same, bar, workspaces)
+        chosen = _choose_among(pair, same, bar, reader)
         if chosen is not None:
             return chosen
     return replace(pair, alternatives=())
 
 
 def _choose_among(
-    pair: Pair, others: Sequence[Alternative], bar: ReadingThreshold, workspaces: Workspaces
+    pair: Pair, others: Sequence[Alternative], bar: ReadingThreshold, reader: Reader
 ) -> Pair | Sequence[Leftover] | None:
     """Return the choice of the nearest alternative; None if the first reading is as near."""
     tried = [(other.original, other.quantized or pair.quantized) for other in others]
-    choice = choose_nearest((pair.original, pair.quantized), tried, bar, workspaces)
+    choice = choose_nearest((pair.original, pair.quantized), tried, bar, reader)
     if choice.number is None:
         return None
     other = others[choice.number]

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import torch
 from quanterr.pairing.converters.orders import Order
 from quanterr.pairing.model import Pair
-from quanterr.pairing.sampling import CLEARLY, SAME, Workspaces, relative_error
+from quanterr.pairing.sampling import CLEARLY, SAME, relative_error
 from quanterr.pairing.views import reorder
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 OF_EXPERTS = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?(.+)")
 OF_ROUTERS = re.compile(r"(.+)\.(?:gate|router)\.(?:\w+\.)?(\w+)")
@@ -35,13 +35,13 @@ class _Block(NamedTuple):
     routers: list[int]
 
 
-def restore_experts(pairs: list[Pair], workspaces: Workspaces) -> list[str]:
+def restore_experts(pairs: list[Pair], reader: Reader) -> list[str]:
     """Pair experts, and rows of routers, that are in another order; return the names of the blocks' routers."""
     found = []
     for block in _find_blocks(pairs).values():
         router = next((n for n in block.routers if len(pairs[n].original.shape) == 2), None)
-        places = [] if router is None else _find_places(pairs[router], workspaces)
-        if router is not None and places and (changed := _move(pairs, block, places, workspaces)):
+        places = [] if router is None else _find_places(pairs[router], reader)
+        if router is not None and places and (changed := _move(pairs, block, places, reader)):
             for number, pair in changed.items():
                 pairs[number] = pair
             found.append(pairs[router].name)
@@ -64,14 +64,11 @@ def _find_blocks(pairs: Sequence[Pair]) -> Mapping[str, _Block]:
     return blocks
 
 
-def _find_places(router: Pair, workspaces: Workspaces) -> list[int]:
+def _find_places(router: Pair, reader: Reader) -> list[int]:
     """Return the row of the original that each row of a router holds; empty if they are in order, or are others."""
     if router.original.shape != router.quantized.shape:
         return []
-    x, y = (
-        _read_directions(side, workspace)
-        for side, workspace in zip((router.original, router.quantized), workspaces, strict=True)
-    )
+    x, y = (_read_directions(side, reader) for side in (router.original, router.quantized))
     if torch.equal(x, y):
         return []
     alike, places = (y @ x.T).max(1)
@@ -81,13 +78,13 @@ def _find_places(router: Pair, workspaces: Workspaces) -> list[int]:
     return places.tolist() if is_order and not torch.equal(places, in_order) else []
 
 
-def _read_directions(weight: Weight, workspace: Workspace) -> torch.Tensor:
+def _read_directions(weight: Weight, reader: Reader) -> torch.Tensor:
     rows, cols = weight.matrix
-    values = weight.dequantize(Chunk(0, rows, 0, cols), workspace).weight.double()
+    values = reader.read(weight, Chunk(0, rows, 0, cols)).double()
     return torch.nn.functional.normalize(values).nan_to_num(0.0)
 
 
-def _move(pairs: Sequence[Pair], block: _Block, places: Sequence[int], workspaces: Workspaces) -> dict[int, Pair]:
+def _move(pairs: Sequence[Pair], block: _Block, places: Sequence[int], reader: Reader) -> dict[int, Pair]:
     """Return the pairs once each expert of the original has its own; empty if some weight is in another order."""
     experts = len(places)
     holders = [places.index(expert) for expert in range(experts)]
@@ -97,7 +94,7 @@ def _move(pairs: Sequence[Pair], block: _Block, places: Sequence[int], workspace
             return {}
         for expert, holder in enumerate(holders):
             moved[numbers[expert]] = _give_codes(pairs[numbers[expert]], pairs[numbers[holder]])
-    agree = all(_agrees(pairs[number], pair, workspaces) for number, pair in moved.items())
+    agree = all(_agrees(pairs[number], pair, reader) for number, pair in moved.items())
     return moved if agree and (block.apart or block.stacked) else {}
 
 
@@ -122,11 +119,11 @@ def _give_codes(pair: Pair, other: Pair) -> Pair:
     )
 
 
-def _agrees(before: Pair, after: Pair, workspaces: Workspaces) -> bool:
+def _agrees(before: Pair, after: Pair, reader: Reader) -> bool:
     """Return whether a quantized weight is clearly nearer once it is moved, or as near as before."""
     if before.quantized is after.quantized:
         return True
     if after.original.shape != after.quantized.shape:
         return False
-    first, moved = (relative_error(one.original, one.quantized, workspaces) for one in (before, after))
+    first, moved = (relative_error(one.original, one.quantized, reader) for one in (before, after))
     return moved <= SAME or moved == first or CLEARLY * moved < first

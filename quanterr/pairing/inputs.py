@@ -30,11 +30,10 @@ from quanterr.checkpoints.labels import Label, Labels
 from quanterr.declarations import Scheme, keep_texts
 from quanterr.formats import Weight
 from quanterr.formats.base import Branch, InputRotation
+from quanterr.formats.reading import Reader
 from quanterr.formats.shared.ascend_types import NOT_EMULATED, TYPES
-from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.pairing.model import Pairing
 from quanterr.pairing.transforms import Transforms
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
 
@@ -101,9 +100,9 @@ class StaticScale(NamedTuple):
 
 def read_static_scales(declared: Mapping[str, Inputs]) -> dict[str, StaticScale]:
     """Map names of weights to the static scales of their inputs, if these are single numbers."""
-    workspace = Workspace()
+    reader = Reader()
     return {
-        name: StaticScale(float(next(iterate_scales(inputs.scale, workspace))), inputs.multiplies)
+        name: StaticScale(reader.read_number(inputs.scale), inputs.multiplies)
         for name, inputs in declared.items()
         if inputs.scale is not None and inputs.scale.n == 1
     }

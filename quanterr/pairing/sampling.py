@@ -1,19 +1,14 @@
 """Errors between two weights on a sample of rows, and the choice among several readings by these errors."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
 from quanterr.formats import Weight
-from quanterr.kernel.decoding import measure_error, read_values
-from quanterr.kernel.library import choose_kernel
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
-
-Workspaces = tuple[Workspace, Workspace]
 
 # Relative error ||e|| / ||x||: correct readings are below SUSPICIOUS, and wrong ones BETTER times worse.
 SUSPICIOUS = 0.35
@@ -66,13 +61,13 @@ def choose_nearest(
     first: tuple[Weight, Weight],
     others: Iterable[tuple[Weight, Weight]],
     bar: ReadingThreshold,
-    workspaces: "Workspaces",
+    reader: Reader,
 ) -> ChosenReading:
     """Choose among (original, quantized) pairs by their errors on a few rows; ``bar`` decides if others are tried."""
-    if bar.tried_above >= SUSPICIOUS and 0 < (error := _error_of_first_rows(*first, workspaces)) <= SUSPICIOUS:
+    if bar.tried_above >= SUSPICIOUS and 0 < (error := _error_of_first_rows(*first, reader)) <= SUSPICIOUS:
         return ChosenReading(None, error, error)  # no other reading can also be right in these rows
-    error = relative_error(*first, workspaces)
-    errors = [] if error <= bar.tried_above else [relative_error(*other, workspaces) for other in others]
+    error = relative_error(*first, reader)
+    errors = [] if error <= bar.tried_above else [relative_error(*other, reader) for other in others]
     if not errors:
         return ChosenReading(None, error, error)
     least = min(errors)
@@ -82,34 +77,15 @@ def choose_nearest(
 PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # number of places in a sample, and most rows and elements at a place
 
 
-@contextmanager
-def on_cpu() -> Iterator[Workspaces]:
-    """Open workspaces on the CPU for reading rows of two weights, in inference mode.
-
-    Torch is limited to one thread: samples are so small that several threads would only wait for each other.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            yield Workspace(torch.device("cpu")), Workspace(torch.device("cpu"))
-    finally:
-        torch.set_num_threads(before)
-
-
-def relative_error(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
+def relative_error(original: Weight, quantized: Weight, reader: Reader) -> float:
     """Return ||y - x|| / ||x|| over a few rows; infinity if a value is not finite, or x is zero and y is not."""
-    return _pool_errors(_measure_error(x, y) for x, y in _read_sample(original, quantized, workspaces))
+    return _pool_errors(_measure_error(x, y) for x, y in _read_sample(original, quantized, reader))
 
 
-def _error_of_first_rows(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
+def _error_of_first_rows(original: Weight, quantized: Weight, reader: Reader) -> float:
     """Return ||y - x|| / ||x|| over the first rows of the sample alone."""
-    kernel = None if original.needs_float64 or quantized.needs_float64 else choose_kernel().kernel
-    sides, errors = ((original, workspaces[0]), (quantized, workspaces[1])), []
-    for chunk in _first_of_sample(*original.matrix):
-        found = kernel and measure_error(kernel, sides, chunk)
-        errors.append(found or _measure_error(*(_read(side, chunk, workspace).double() for side, workspace in sides)))
-    return _pool_errors(errors)
+    weights = original, quantized
+    return _pool_errors(reader.measure_error(weights, chunk) for chunk in _first_of_sample(*original.matrix))
 
 
 def _measure_error(x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -130,55 +106,50 @@ def _pool_errors(energies: Iterable[tuple[float, float]]) -> float:
     return sqrt(noise / signal)
 
 
-def fit_row_factors(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, float]:
+def fit_row_factors(original: Weight, quantized: Weight, reader: Reader) -> tuple[Tensor, float]:
     """Fit a factor for each of a few rows, float64, that maps x to y; also return its uncertainty from rounding."""
-    xx, xy, yy = _sum_row_products(original, quantized, workspaces)
+    xx, xy, yy = _sum_row_products(original, quantized, reader)
     kept = xx > 0
     factors = xy[kept] / xx[kept]
     rest = (yy[kept] - factors * xy[kept]).clamp_(0).sum() / yy[kept].sum()
     return factors, sqrt(float(rest) / original.matrix[1]) if len(factors) and isfinite(rest) else inf
 
 
-def error_up_to_row_factors(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
+def error_up_to_row_factors(original: Weight, quantized: Weight, reader: Reader) -> float:
     """Return ||y - x|| / ||x|| over a few rows after fitting a factor to each row; infinity if undefined."""
-    xx, xy, yy = _sum_row_products(original, quantized, workspaces)
+    xx, xy, yy = _sum_row_products(original, quantized, reader)
     noise = (xx - (xy * xy / yy).nan_to_num(0.0, inf, inf)).clamp_(0).sum()
     error = float((noise / xx.sum()).sqrt())
     return error if isfinite(error) else inf
 
 
-def error_up_to_factor(original: Weight, quantized: Weight, workspaces: Workspaces) -> float:
+def error_up_to_factor(original: Weight, quantized: Weight, reader: Reader) -> float:
     """Return ||y - x|| / ||x|| over a few rows after fitting one common factor; infinity if undefined."""
-    xx, xy, yy = (float(products.sum()) for products in _sum_row_products(original, quantized, workspaces))
+    xx, xy, yy = (float(products.sum()) for products in _sum_row_products(original, quantized, reader))
     error = max(xx - xy * xy / yy, 0.0) / xx if xx and yy and xy > 0 else inf
     return sqrt(error) if isfinite(error) else inf
 
 
-def _sum_row_products(original: Weight, quantized: Weight, workspaces: Workspaces) -> tuple[Tensor, Tensor, Tensor]:
+def _sum_row_products(original: Weight, quantized: Weight, reader: Reader) -> tuple[Tensor, Tensor, Tensor]:
     """Return x · x, x · y and y · y for each of a few rows, float64."""
     if not original.n:
         xx, xy, yy = torch.zeros(3, 0, dtype=torch.float64)
         return xx, xy, yy
-    x, y = map(torch.cat, zip(*_read_sample(original, quantized, workspaces), strict=True))
+    x, y = map(torch.cat, zip(*_read_sample(original, quantized, reader), strict=True))
     return (x * x).sum(1), (x * y).sum(1), (y * y).sum(1)
 
 
-def _read_sample(original: Weight, quantized: Weight, workspaces: Workspaces) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield copies of both sides of the sampled chunks, (r, c) float64 each; a small weight is read at once."""
-    sides = tuple(zip((original, quantized), workspaces, strict=True))
+def _read_sample(original: Weight, quantized: Weight, reader: Reader) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield both sides of the sampled chunks, (r, c) float64 each; a small weight is read at once."""
+    weights = original, quantized
     if 0 < original.n <= ELEMENTS:
         chunk, rows = _sample_at_once(*original.matrix)
-        x, y = (_read(side, chunk, workspace).index_select(0, rows).double() for side, workspace in sides)
+        x, y = (side.index_select(0, rows).double() for side in reader.read_both(weights, chunk))
         yield x, y
         return
     for chunk in _sample(*original.matrix):
-        x, y = (_read(side, chunk, workspace).to(torch.float64, copy=True) for side, workspace in sides)
+        x, y = (side.double() for side in reader.read_both(weights, chunk))
         yield x, y
-
-
-def _read(weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the values of a chunk, (r, c), in a buffer of the workspace."""
-    return read_values(choose_kernel().kernel, weight, chunk, workspace)
 
 
 @lru_cache

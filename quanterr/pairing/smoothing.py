@@ -23,11 +23,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import FoldedScales, KeyHeads, Pair
 from quanterr.pairing.names import FED_BY_NORM, FED_BY_WEIGHT, canonicalize
 from quanterr.pairing.sampling import (
-    Workspaces,
     error_up_to_factor,
     error_up_to_row_factors,
     fit_row_factors,
@@ -55,7 +55,7 @@ Places = Mapping[tuple[str, str], int]  # (path, kind) as names.canonicalize ret
 
 
 def undo_smoothing(
-    pairs: Sequence[Pair], workspaces: Workspaces, key_heads: KeyHeads | None = None
+    pairs: Sequence[Pair], reader: Reader, key_heads: KeyHeads | None = None
 ) -> tuple[list[Pair], list[FoldedScales]]:
     """Return the pairs with folded scales moved back, and a description of each fold that was undone.
 
@@ -64,33 +64,33 @@ def undo_smoothing(
     """
     undone = list(pairs)
     places = {canonicalize(pair.name): number for number, pair in enumerate(pairs)}
-    found = [*_undo_norms(undone, places, workspaces), *_undo_weights(undone, places, key_heads, workspaces)]
-    return undone, [_measure(one, pairs, undone, places, workspaces) for one in found]
+    found = [*_undo_norms(undone, places, reader), *_undo_weights(undone, places, key_heads, reader)]
+    return undone, [_measure(one, pairs, undone, places, reader) for one in found]
 
 
 def _measure(
-    found: FoldedScales, before: Sequence[Pair], after: Sequence[Pair], places: Places, workspaces: Workspaces
+    found: FoldedScales, before: Sequence[Pair], after: Sequence[Pair], places: Places, reader: Reader
 ) -> FoldedScales:
     """Add the SNR of the fold's worst weight, as stored and with all factors undone."""
     errors = {}
     for name in found.names:
         number = places[canonicalize(name)]
         stored, undone = (
-            relative_error(pairs[number].original, pairs[number].quantized, workspaces) for pairs in (before, after)
+            relative_error(pairs[number].original, pairs[number].quantized, reader) for pairs in (before, after)
         )
         errors[name] = stored, undone
     worst = max(errors, key=lambda name: errors[name])
     return replace(found, worst=worst, before_db=_db(errors[worst][0]), after_db=_db(errors[worst][1]))
 
 
-def _undo_norms(pairs: list[Pair], places: Places, workspaces: Workspaces) -> Iterator[FoldedScales]:
+def _undo_norms(pairs: list[Pair], places: Places, reader: Reader) -> Iterator[FoldedScales]:
     changed = {}  # (block, pattern of the weights that the norm feeds) → the norm's name, factors to try
     for (path, kind), number in places.items():
         if kind or len(pairs[number].original.shape) != 1 or not pairs[number].original.n:
             continue
         block, _, word = path.rpartition(".")
         for norms, fed in FED_BY_NORM:
-            if re.fullmatch(norms, word) and (factors := _find_norm_factors(pairs[number], workspaces)):
+            if re.fullmatch(norms, word) and (factors := _find_norm_factors(pairs[number], reader)):
                 changed[block, fed] = pairs[number].name, factors
     if not changed:
         return
@@ -103,14 +103,13 @@ def _undo_norms(pairs: list[Pair], places: Places, workspaces: Workspaces) -> It
                 if re.fullmatch(fed, path.removeprefix(block + ".")):
                     behind.setdefault((block, fed), []).append(number)
     for place, (name, candidates) in changed.items():
-        yield from _undo_columns(pairs, name, behind.get(place, []), candidates, places, workspaces)
+        yield from _undo_columns(pairs, name, behind.get(place, []), candidates, places, reader)
 
 
-def _find_norm_factors(norm: Pair, workspaces: Workspaces) -> list[Tensor] | None:
+def _find_norm_factors(norm: Pair, reader: Reader) -> list[Tensor] | None:
     """Return the ratios norm_q / norm, and (1 + norm_q) / (1 + norm) for norms stored minus one; None if unchanged."""
     whole = Chunk(0, 1, 0, norm.original.n)
-    x = norm.original.dequantize(whole, workspaces[0]).weight[0].float()
-    y = norm.quantized.dequantize(whole, workspaces[1]).weight[0].float()
+    x, y = (side[0].float() for side in reader.read_both((norm.original, norm.quantized), whole))
     ratio = torch.where((x == 0) & (y == 0), 1.0, y / x)
     if bool(((ratio - 1).abs() <= CAST).all()):
         return None
@@ -128,34 +127,34 @@ def _undo_columns(
     numbers: Sequence[int],
     candidates: Sequence[Tensor],
     places: Places,
-    workspaces: Workspaces,
+    reader: Reader,
 ) -> Iterator[FoldedScales]:
     """Undo the factors in the columns of the weights that a norm feeds, if that reduces their pooled error."""
     stored = {number: pairs[number].quantized for number in numbers}
-    before = {n: error_up_to_row_factors(pairs[n].original, weight, workspaces) for n, weight in stored.items()}
+    before = {n: error_up_to_row_factors(pairs[n].original, weight, reader) for n, weight in stored.items()}
     for factors in candidates:
         columns = {n: scale_weight(w, factors, 1) for n, w in stored.items() if w.matrix[1] == len(factors)}
-        after = {n: error_up_to_row_factors(pairs[n].original, weight, workspaces) for n, weight in columns.items()}
+        after = {n: error_up_to_row_factors(pairs[n].original, weight, reader) for n, weight in columns.items()}
         having = [n for n in columns if after[n] < CLEARLY * before[n]]
         if not having:
             continue
         gained = _pool_errors(before, having) / max(_pool_errors(after, having), LEAST)
         of_length = gained * NEARER > 1 and abs(float(factors.median()) - 1) > CAST
-        if gained < EXACTLY and not (of_length and _is_nearer(pairs, columns, workspaces)):
+        if gained < EXACTLY and not (of_length and _is_nearer(pairs, columns, reader)):
             continue
         for n in having:
             pairs[n] = replace(pairs[n], quantized=_add_evidence(columns[n], source))
         without = tuple(pairs[n].name for n in columns if n not in having)
         found = FoldedScales(source, tuple(pairs[n].name for n in having), without=without)
-        yield _undo_bias(found, pairs, places, factors, workspaces)
+        yield _undo_bias(found, pairs, places, factors, reader)
         return
 
 
-def _is_nearer(pairs: Sequence[Pair], undone: Mapping[int, Weight], workspaces: Workspaces) -> bool:
+def _is_nearer(pairs: Sequence[Pair], undone: Mapping[int, Weight], reader: Reader) -> bool:
     """Return whether nearly constant factors, which row factors would absorb, correct the length of a weight."""
     for n, weight in undone.items():
         stored, mended = (
-            fit_row_factors(pairs[n].original, one, workspaces)[0].median() for one in (pairs[n].quantized, weight)
+            fit_row_factors(pairs[n].original, one, reader)[0].median() for one in (pairs[n].quantized, weight)
         )
         if float((mended - 1).abs()) < LENGTH * float((stored - 1).abs()):
             return True
@@ -167,7 +166,7 @@ def _pool_errors(errors: Mapping[int, float], numbers: Sequence[int]) -> float:
 
 
 def _undo_weights(
-    pairs: list[Pair], places: Places, key_heads: KeyHeads | None, workspaces: Workspaces
+    pairs: list[Pair], places: Places, key_heads: KeyHeads | None, reader: Reader
 ) -> Iterator[FoldedScales]:
     for path, kind in places:
         block, _, word = path.rpartition(".")
@@ -176,27 +175,27 @@ def _undo_weights(
         if behind is None:
             continue
         number = places[path, kind]
-        if _have_row_factors(pairs[number], workspaces):
+        if _have_row_factors(pairs[number], reader):
             heads = key_heads if word in OF_VALUES else None
-            yield from _undo_between(pairs, number, behind, heads, places, workspaces)
+            yield from _undo_between(pairs, number, behind, heads, places, reader)
 
 
 def _undo_between(
-    pairs: list[Pair], number: int, behind: int, heads: KeyHeads | None, places: Places, workspaces: Workspaces
+    pairs: list[Pair], number: int, behind: int, heads: KeyHeads | None, places: Places, reader: Reader
 ) -> Iterator[FoldedScales]:
     """Undo factors in the rows of one weight and the columns of the next, if that reduces the next weight's error."""
     first, second = pairs[number], pairs[behind]
     rows, cols = first.original.matrix[0], second.original.matrix[1]
-    fitted = _fit_factors(first, 1, workspaces)
-    before = error_up_to_factor(second.original, second.quantized, workspaces)  # 2-bit codes shrink a weight
+    fitted = _fit_factors(first, 1, reader)
+    before = error_up_to_factor(second.original, second.quantized, reader)  # 2-bit codes shrink a weight
     errors, declared = {}, _find_declared_layout(heads, rows, cols)
     for head in dict.fromkeys((*([declared] if declared else []), *_list_head_layouts(rows, cols))):
         columns = scale_weight(second.quantized, _repeat_factors(fitted.factors, head), 1)
-        errors[head] = error_up_to_factor(second.original, columns, workspaces)
+        errors[head] = error_up_to_factor(second.original, columns, reader)
     best = min(errors, key=lambda head: errors[head], default=None)
     if best is None or not errors[best] * NEARER <= before:
         return
-    of_columns = _fit_factors(second, 0, workspaces)
+    of_columns = _fit_factors(second, 0, reader)
     if not _agree(fitted, of_columns, best):
         return
     is_misplaced = declared is not None and errors[best] * NEARER <= errors[declared]
@@ -208,19 +207,17 @@ def _undo_between(
     misplaced = second.name if is_misplaced else ""
     unlike = () if is_misplaced else tuple(_find_unlike(fitted, of_columns, best, (cols, second.original.matrix[0])))
     found = FoldedScales(first.name, (first.name, second.name), misplaced=misplaced, unlike=unlike)
-    yield _undo_bias(found, pairs, places, factors, workspaces)
+    yield _undo_bias(found, pairs, places, factors, reader)
 
 
-def _undo_bias(
-    found: FoldedScales, pairs: list[Pair], places: Places, factors: Tensor, workspaces: Workspaces
-) -> FoldedScales:
+def _undo_bias(found: FoldedScales, pairs: list[Pair], places: Places, factors: Tensor, reader: Reader) -> FoldedScales:
     """Undo the factors in the bias of the fold's source as well, or record that the bias lacks them."""
     number = places.get((canonicalize(found.source)[0], ".bias"))
     if number is None or pairs[number].original.n != len(factors):
         return found
     bias = pairs[number]
     undone = scale_weight(bias.quantized, 1 / factors, 1)
-    before, after = (relative_error(bias.original, weight, workspaces) for weight in (bias.quantized, undone))
+    before, after = (relative_error(bias.original, weight, reader) for weight in (bias.quantized, undone))
     if after < before:
         pairs[number] = replace(bias, quantized=_add_evidence(undone, found.source))
         return replace(found, names=(*found.names, bias.name))
@@ -307,21 +304,20 @@ def _combine_factors(of_rows: FittedFactors, of_columns: FittedFactors, head: He
     return found
 
 
-def _have_row_factors(pair: Pair, workspaces: Workspaces) -> bool:
+def _have_row_factors(pair: Pair, reader: Reader) -> bool:
     """Return whether the row factors of a sample scatter by more than rounding explains."""
-    factors, doubt = fit_row_factors(pair.original, pair.quantized, workspaces)
+    factors, doubt = fit_row_factors(pair.original, pair.quantized, reader)
     if not len(factors) or not _are_factors(factors):
         return False
     return float((factors / factors.median() - 1).abs().max()) > DOUBTS * doubt + SCATTER
 
 
-def _fit_factors(pair: Pair, dim: int, workspaces: Workspaces) -> FittedFactors:
+def _fit_factors(pair: Pair, dim: int, reader: Reader) -> FittedFactors:
     """Fit the factors that map x to y, for rows (``dim`` 1, the summed dimension) or columns (``dim`` 0)."""
     n, of = pair.original.matrix[1 - dim], pair.original.matrix[dim]
     xx, xy, yy = torch.zeros(3, n, dtype=torch.float64)
     for chunk in Cut(*pair.original.matrix, CPU_CHUNK):
-        x = pair.original.dequantize(chunk, workspaces[0]).weight.double()
-        y = pair.quantized.dequantize(chunk, workspaces[1]).weight.double()
+        x, y = (side.double() for side in reader.read_both((pair.original, pair.quantized), chunk))
         own = slice(chunk.row, chunk.stop_row) if dim else slice(chunk.col, chunk.stop_col)
         for sums, product in ((xx, x * x), (xy, x * y), (yy, y * y)):
             sums[own] += product.sum(dim)

@@ -22,13 +22,13 @@ from math import ceil, log, sqrt
 from typing import NamedTuple
 
 from quanterr.errors import UsageError
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import FLOATS
 from quanterr.recipes.matrices import Matrix
 from quanterr.recipes.quantized_file import QuantizedFile
 from quanterr.recipes.tensors import apply_recipe, read_weight
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
 
 RUN_BYTES = 1 << 16  # size of a run if a weight has enough runs: smaller ones are slow to read
@@ -210,9 +210,8 @@ def _quantize_rows(file: QuantizedFile, x: Tensor, spans: Sequence[tuple[int, in
     """Return the rows as the recipe stores them, float32."""
     if file.recipe.encoder.is_local:
         return apply_recipe(x, file.recipe, importance=file.importance)
-    weight, workspace = read_weight(file), Workspace(torch.device("cpu"))
-    chunks = [Chunk(first, stop, 0, x.shape[1]) for first, stop in spans]
-    return torch.cat([weight.dequantize(chunk, workspace).weight.clone() for chunk in chunks])
+    weight, reader = read_weight(file), Reader()
+    return torch.cat([reader.read(weight, Chunk(first, stop, 0, x.shape[1])) for first, stop in spans])
 
 
 def _sum_by_runs(values: Tensor, heights: Sequence[int]) -> list[float]:

@@ -8,13 +8,14 @@ from typing import Any
 from quanterr.declarations import Declarations
 from quanterr.errors import UsageError
 from quanterr.formats import Hints, StoredParts, Weight, recognize
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import FLOATS, Recipe, Rows, Source
 from quanterr.recipes.names import parse_recipe
 from quanterr.recipes.quantized_file import QuantizedFile
 from quanterr.recipes.scales import ScaleCache
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import TORCH_DTYPES, FilledWorkspace, Workspace, find_dtype
+from quanterr.tensors.workspace import TORCH_DTYPES, find_dtype
 
 NAME = "tensor.weight"
 ROUNDINGS = 1e-6  # relative rounding of float32 in scales and products
@@ -89,12 +90,11 @@ def theoretical_max_error(tensor: Tensor, recipe: str) -> Tensor:
     """
     file = _make_file(tensor, _parse_exact(tensor, recipe))
     weight, chunk = read_weight(file), Chunk(0, file.source.rows, 0, file.source.cols)
-    filled = FilledWorkspace(torch.device("cpu")), FilledWorkspace(torch.device("cpu"))
-    scales = weight.scaling(chunk, filled)
+    scales = Reader().read_scaling(weight, chunk)
     assert weight.levels is not None and scales is not None  # noqa: S101, PT018 - every recipe's codes have levels
     x = tensor.detach().cpu().float()
     codes = x if scales.shift is None else x - scales.shift
-    unit = scales.unit.abs().expand_as(x)
+    unit = scales.unit.abs()
     return torch.where(unit == 0, codes.abs(), weight.levels.room(codes / scales.unit) * unit).view(x.shape)
 
 
@@ -176,5 +176,4 @@ def read_weight(file: QuantizedFile) -> Weight:
 def _dequantize(file: QuantizedFile) -> Tensor:
     """Return the values that readers see, float32 (rows, cols)."""
     rows, cols = file.source.rows, file.source.cols
-    weight, workspace = read_weight(file), Workspace(torch.device("cpu"))
-    return weight.dequantize(Chunk(0, rows, 0, cols), workspace).weight.clone().view(rows, cols)
+    return Reader().read(read_weight(file), Chunk(0, rows, 0, cols))

@@ -21,7 +21,6 @@ from quanterr.samples.reading import Group, PairReader
 from quanterr.samples.rows import WIDEST, list_rows, sample_blocks, sample_chunks
 from quanterr.samples.scales import ScaleSampler, find_run_steps, has_row_scales
 from quanterr.tensors.chunks import Chunk, split_chunk
-from quanterr.tensors.workspace import FilledWorkspace
 
 MOST_ROWS = 2  # number of the worst rows whose scale blocks are inspected
 STACK = 1 << 17  # elements of a sample processed at a time
@@ -169,7 +168,7 @@ class SampleMeasurer:
 
     def _find_least_units(self, weight: Weight, row: int) -> Tensor | None:
         """Return the factors of a row's codes with the least scale, (1, c); None if unknown."""
-        return weight.least_units(Chunk(row, row + 1, 0, weight.matrix[1]), FilledWorkspace(self._buffers.device))
+        return weight.least_units(Chunk(row, row + 1, 0, weight.matrix[1]), self._buffers.least)
 
     def _add_blocks(self, chunk: Chunk, to: ScaleSampler) -> None:
         scales = self._weight.scaling(chunk, self._buffers.ends)

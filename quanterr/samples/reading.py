@@ -43,16 +43,19 @@ class Buffers:
     def __init__(self, device: torch.device, size: int, candidates: int, kernel: Kernel | None) -> None:
         """Start empty, for chunks of ``size`` elements; ``kernel`` decodes for the CPU, if there is one."""
         self.device, self.size, self.kernel = device, size, kernel if device.type == "cpu" else None
-        self.original, self.computed = Workspace(device), Workspace(device)
-        self.quantized = [Workspace(device) for _ in range(candidates)]  # each may keep parts between ranges
-        self.ends = FilledWorkspace(device), FilledWorkspace(device)
+        # Those of the quantized side may keep parts between ranges; of small weights, both sides are read ahead.
+        self.original, self.computed, self.copies, x, y, *each = (Workspace(device) for _ in range(5 + candidates))
+        self.ahead, self.quantized = (x, y), each
+        *ends, self.least = (FilledWorkspace(device) for _ in range(3))
+        self.ends = ends[0], ends[1]
         self.small = SmallWeights(self.computed)
         self.kept_samples: dict[int, KeptSample] = {}  # by the pair's index in its task
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(each.nbytes for each in (self.original, self.computed, *self.ends, *self.quantized))
+        own = self.original, self.computed, self.copies, *self.ahead, *self.quantized, *self.ends, self.least
+        return sum(each.nbytes for each in own)
 
 
 class PairReader:

@@ -6,8 +6,9 @@ from support.smoothed import BLOCK, FED, factors, int4, model
 from quanterr.checkpoints import open_checkpoint
 from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
+from quanterr.formats.reading import open_reader
 from quanterr.pairing import pair
-from quanterr.pairing.sampling import error_up_to_factor, on_cpu, relative_error
+from quanterr.pairing.sampling import error_up_to_factor, relative_error
 from quanterr.selection import LayerSelection
 
 
@@ -259,7 +260,7 @@ def test_float64_sample_has_all_its_rows(tmp_path, rows):
     x = torch.randn(rows, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     sides = [open_checkpoint(store(tmp_path / f"{y.dtype}.safetensors", {"a.weight": y})) for y in (x, x.float())]
     made = pair(*sides, LayerSelection()).pairs[0]
-    with on_cpu() as workspaces:
-        errors = [find(made.original, made.quantized, workspaces) for find in (relative_error, error_up_to_factor)]
+    with open_reader() as reader:
+        errors = [find(made.original, made.quantized, reader) for find in (relative_error, error_up_to_factor)]
 
     assert max(errors) <= 2**-24  # the largest relative rounding error of float32

@@ -11,9 +11,9 @@ from quanterr.checkpoints import CheckpointFile, Entry
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.evaluation.models.layouts import Rows, Shape
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader
 from quanterr.pairing.views import is_plain
 from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
 
 DEQUANTIZED = "F32"  # dtype of rows whose weight is quantized
@@ -59,7 +59,7 @@ class _DequantizedRows:
         each = rows // self._weight.shape[0]  # matrix rows in a row of the weight: several in a stack, none in a vector
         chunk = Chunk(first * each, stop * each, 0, cols) if len(self._weight.shape) > 1 else Chunk(0, 1, first, stop)
         with torch.inference_mode():
-            return self._weight.dequantize(chunk, Workspace()).weight
+            return Reader().read(self._weight, chunk)
 
 
 class RowsFile(CheckpointFile):

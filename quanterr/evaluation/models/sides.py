@@ -21,12 +21,12 @@ from quanterr.evaluation.models.rows import RowsFile
 from quanterr.evaluation.models.units import CPU
 from quanterr.evaluation.running.rounding import DECLARED, NONE, Rounding
 from quanterr.formats import Weight
+from quanterr.formats.reading import open_reader
 from quanterr.kernel.decoding import read_into
 from quanterr.kernel.library import choose_kernel
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.model import Bucket, Pair, Pairing
-from quanterr.pairing.sampling import on_cpu
 from quanterr.pairing.side import CheckpointSide, WeightCache
 from quanterr.pairing.smoothing import undo_smoothing
 from quanterr.pairing.views import hold_values, is_view, undo_views
@@ -163,8 +163,8 @@ class Candidate:
 
     def _unfold(self) -> dict[str, Pair]:
         """Return the pairs that change once all folded factors are undone."""
-        with on_cpu() as workspaces:
-            undone, _ = undo_smoothing(list(self.plan.pairs), workspaces, self.plan.key_heads)
+        with open_reader() as reader:
+            undone, _ = undo_smoothing(list(self.plan.pairs), reader, self.plan.key_heads)
         return {
             after.name: after
             for before, after in zip(self.plan.pairs, undone, strict=True)

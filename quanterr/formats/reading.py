@@ -1,0 +1,95 @@
+"""The reader of values and scales: the few rows of weights that are read beside the pass over all of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quanterr.checkpoints import Entry
+from quanterr.formats.base import Weight
+from quanterr.formats.shared.scale_grid import iterate_scales
+from quanterr.kernel.decoding import measure_error, read_into
+from quanterr.kernel.levels import Scaling
+from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.tensors.workspace import FilledWorkspace, Workspace
+
+Weights = tuple[Weight, Weight]  # the original's and the quantized one
+
+
+class Reader:
+    """Reads weights on the CPU, for one thread. Unless stated otherwise, the tensors that it returns are the caller's.
+
+    The compiled kernel decodes what it can, to the bits of ``Weight.dequantize``. Every method raises CheckpointError
+    if a file cannot be read.
+    """
+
+    def __init__(self) -> None:
+        """Start without buffers."""
+        self.sides = Workspace(), Workspace()  # two weights that are read in turn keep their parts
+        self._filled = FilledWorkspace(), FilledWorkspace()
+        self._kernel = choose_kernel().kernel
+
+    def read(self, weight: Weight, chunk: Chunk, side: int = 0) -> Tensor:
+        """Return the values of a chunk, (r, c) float32, or float64 where float32 would round them."""
+        out = torch.empty(chunk.shape, dtype=torch.float64 if weight.needs_float64 else torch.float32)
+        return read_into(out, self._kernel, weight, chunk, self.sides[side])
+
+    def read_both(self, weights: Weights, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Return the values of a chunk of two weights, as :meth:`read` does."""
+        x, y = (self.read(weight, chunk, side) for side, weight in enumerate(weights))
+        return x, y
+
+    def read_first_rows(self, weight: Weight, elements: int) -> Tensor:
+        """Return the first rows, at most ``elements`` elements, or a piece of the first row, (r, c) float64."""
+        rows, cols = weight.matrix
+        if cols >= elements:
+            return self.read(weight, Chunk(0, 1, 0, elements)).double()
+        chunks = Cut(min(elements // max(cols, 1), rows), cols, CPU_CHUNK)
+        return torch.cat([self.read(weight, chunk).double() for chunk in chunks])
+
+    def read_filled(self, weight: Weight, chunk: Chunk, part: Entry, byte: int) -> Tensor:
+        """Return the values of a chunk if all bytes of one part were ``byte``, (r, c); valid until the next call."""
+        self._filled[0].fill((part,), byte)
+        return weight.dequantize(chunk, self._filled[0]).weight
+
+    def read_scaling(self, weight: Weight, chunk: Chunk) -> Scaling | None:
+        """Return the factor and the offset of each code of a chunk, (r, c) float32 each; None if they are unknown."""
+        found = weight.scaling(chunk, self._filled)
+        if found is None:
+            return None
+        unit, shift = (None if side is None else side.float().expand(chunk.shape).clone() for side in found)
+        return None if unit is None else Scaling(unit, shift)
+
+    def iterate_scales(self, entry: Entry) -> Iterator[Tensor]:
+        """Yield all numbers of an entry as float32, some at a time; each is valid until the next."""
+        return iterate_scales(entry, self.sides[0])
+
+    def read_number(self, entry: Entry) -> float:
+        """Return the only number of an entry."""
+        return float(next(self.iterate_scales(entry)))
+
+    def measure_error(self, weights: Weights, chunk: Chunk) -> tuple[float, float]:
+        """Return Σx² and Σ(y - x)² over a chunk."""
+        is_fine = not any(weight.needs_float64 for weight in weights)
+        if is_fine and self._kernel and (found := measure_error(self._kernel, self._pair_up(weights), chunk)):
+            return found
+        x, y = (side.double().flatten() for side in self.read_both(weights, chunk))
+        return float(x.dot(x)), float((e := y - x).dot(e))
+
+    def _pair_up(self, weights: Weights) -> tuple[tuple[Weight, Workspace], tuple[Weight, Workspace]]:
+        return (weights[0], self.sides[0]), (weights[1], self.sides[1])
+
+
+@contextmanager
+def open_reader() -> Iterator[Reader]:
+    """Open a reader for samples, in inference mode.
+
+    Torch is limited to one thread: samples are so small that several threads would only wait for each other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            yield Reader()
+    finally:
+        torch.set_num_threads(before)
