@@ -28,6 +28,7 @@ from quanterr.findings.contents import Comparison, Contents
 from quanterr.findings.results import MAX_BLOCKS
 from quanterr.findings.running import run_checks
 from quanterr.formats import CODE_DTYPES, FORMATS
+from quanterr.formats.reading import Reader
 from quanterr.kernel.native_sums import add_histograms
 from quanterr.metrics import PREDICTED, LayerValues, Measurement, finite, original_norm
 from quanterr.metrics.attainable import Attainable
@@ -256,14 +257,14 @@ class ReportBuilder:
         """Tensors that are not compared: the pairing's leftovers, then refused pairs, both in their order."""
         return [*self._pairing.leftovers, *(left for number in sorted(self._refused) for left in self._refused[number])]
 
-    def check(self, original: Checkpoint, quantized: Checkpoint, complete: bool) -> list[Finding]:
-        """Run all checks on the weights that were added, which reads a few of them again; return their findings."""
+    def check(self, original: Checkpoint, quantized: Checkpoint, complete: bool, reader: Reader) -> list[Finding]:
+        """Run all checks on the weights that were added, and return their findings; a few weights are read again."""
         comparison = Comparison(
             self._pairing,
-            Contents(original, self._pairing, "original", quantized),
-            Contents(quantized, self._pairing, "quantized", original),
+            Contents(original, self._pairing, "original", quantized, reader=reader),
+            Contents(quantized, self._pairing, "quantized", original, reader=reader),
             self._alphas,
-            self._noticed.findings(complete),
+            self._noticed.findings(complete, reader),
             [one.layer_name for one in self._other_changes if one.layer_name not in self._same_numbers],
             self._by_block,
         )

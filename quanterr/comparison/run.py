@@ -13,6 +13,7 @@ from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import group_by_original
 from quanterr.documents.comparison.model import Report, Settings
 from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
+from quanterr.formats.reading import open_reader
 from quanterr.kernel.library import KernelChoice, choose_kernel
 from quanterr.metrics import METRICS_VERSION
 from quanterr.options import ComparisonOptions
@@ -105,10 +106,11 @@ def compare_each(
         info = clock.describe_run(options.command, device, run.threads, progress.done_bytes, str(used))
         del run  # its tasks take about 200 bytes per weight
         give_back_memory()  # the workers' buffers
-        findings = [
-            builder.check(inputs.original, candidate, complete)
-            for builder, candidate in zip(builders, inputs.candidates, strict=True)
-        ]
+        with open_reader() as reader:
+            findings = [
+                builder.check(inputs.original, candidate, complete, reader)
+                for builder, candidate in zip(builders, inputs.candidates, strict=True)
+            ]
         for checkpoint in (inputs.original, *inputs.candidates):  # from here on, nothing is read
             checkpoint.check_unchanged()
         settings = _make_settings(options, inputs.sensitivity)

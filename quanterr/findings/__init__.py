@@ -101,7 +101,7 @@ from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.siblings import check_sibling_scales
 from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_sources, find_limited
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
-from quanterr.formats.reading import open_reader
+from quanterr.formats.reading import Reader
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import COMPUTED, Bucket, ComparedWeight, Leftover, Pair, Pairing
 from quanterr.tensors.in_memory import is_dequantized
@@ -185,48 +185,45 @@ class FindingCollector:
         """Weights that are identical on both sides, in the order of the pairing."""
         return [self._equal[number] for number in sorted(self._equal)]
 
-    def findings(self, complete: bool) -> list[Finding]:
+    def findings(self, complete: bool, reader: Reader) -> list[Finding]:
         """Return all findings; for an interrupted run (not ``complete``) only those about single weights."""
         seen = sorted(self._seen, key=attrgetter("number"))
         single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
             return drop_explained(single, _gather_facts(seen, single))
-        single = drop_harmless_zero_scales(single, {one.pair.name: one.pair for one in seen})
+        single = drop_harmless_zero_scales(single, {one.pair.name: one.pair for one in seen}, reader)
         compensated = {one.pair.name: one for one in seen if self._find_method(one.pair).may_compensate}
-        with open_reader() as reader:
-            single = excuse_shared_scales(
-                drop_compensated(single, compensated, self._declared.compensates, reader), seen
-            )
-            single = name_moved_columns(single, seen, reader)
-        whole, alike = self._check_all(seen)
+        single = excuse_shared_scales(drop_compensated(single, compensated, self._declared.compensates, reader), seen)
+        single = name_moved_columns(single, seen, reader)
+        whole, alike = self._check_all(seen, reader)
         outliers = find_group_outliers(seen)
         faulty = {found.layer for found in single if found.code in SAMPLED and found.severity != "info"}
-        limited = find_limited([one.weight for one in outliers if one.weight.pair.name not in faulty])
+        limited = find_limited([one.weight for one in outliers if one.weight.pair.name not in faulty], reader)
         below = list(report_group_outliers(outliers, limited))
         single = [one for one in single if one.layer not in limited or one.code not in LOW or one.severity == "error"]
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
-        again, alike_names = CodesReadAgain(self._declared, self._folded, self._undone), _names_of(seen, alike)
+        again = CodesReadAgain(reader, self._declared, self._folded, self._undone)
+        alike_names = _names_of(seen, alike)
         exact = [one for one in seen if one.pair.name not in alike_names | self._undone]  # others are known roughly
         damaged = {found.layer for found in single if found.severity == "error"}  # a repair may say more of these
         faults = check_scale_faults(exact, again, ORDERS)
         faults += check_scale_faults([one for one in exact if one.pair.name not in damaged], again, FACTORS)
         corrected = alike_names.union(*map(weights_of, faults))
-        casts = list(find_cast_codes(seen, doubtful))
+        casts = list(find_cast_codes(seen, doubtful, reader))
         others = [one for one in seen if one.pair.name not in corrected.union(*map(weights_of, casts))]
-        repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs))
-        vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs))
+        repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs, reader))
+        vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs, reader))
         coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
-        copies = [replace(one, copy=classify_shifted_copy(one)) if one.offset else one for one in seen]
+        copies = [replace(one, copy=classify_shifted_copy(one, reader)) if one.offset else one for one in seen]
         lowered = check_casts(copies, self._plan.pairs)
         changed = check_unquantized(copies, self._same, self._explained, coded)
         broken = set[str]().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
         unbroken = [one for one in others if one.pair.name not in broken]
         faults += check_scale_faults([one for one in unbroken if one.pair.name not in self._undone], again, FEW)
         sources = check_sources(unbroken, again)
-        with open_reader() as reader:
-            siblings = list(check_sibling_scales(seen, reader))
+        siblings = list(check_sibling_scales(seen, reader))
         found = [*whole, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *changed, *lowered, *siblings]
-        found += [*self._constant.findings(), *self._repeated.findings()]
+        found += [*self._constant.findings(reader), *self._repeated.findings(reader)]
         kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found, corrected)), seen)
         return merge_bad_rows(merge_excess(restate_for_another_original(kept, seen)), len(seen))
 
@@ -234,20 +231,20 @@ class FindingCollector:
         method = find_method(self._declared, pair.quantized.format, pair.name in self._undone)
         return method._replace(by_norm=True) if pair.name in self._by_norm else method
 
-    def _check_all(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
+    def _check_all(self, seen: list[WeightSummary], reader: Reader) -> tuple[list[Finding], set[int]]:
         """Return the findings about all weights together, and the numbers of the weights that share one factor."""
         common, alike = self._confirm_common_factor(
-            [one for one in seen if not one.nearest or (one.figures and one.figures.is_scaled)]
+            [one for one in seen if not one.nearest or (one.figures and one.figures.is_scaled)], reader
         )
-        found = [*common, *run_checks_of(WEIGHTS, AllWeights(seen, self._plan.pairs))]
+        found = [*common, *run_checks_of(WEIGHTS, AllWeights(seen, self._plan.pairs, reader))]
         selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
         if self._same and not seen:
             coded = [p for p in self._same if p.original.n and p.quantized.has_codes and not p.original.has_codes]
             unread = sum(left.bucket in UNREAD and left.side == "original" for left in selected)
             unread += len(self._plan.pairs) - len(self._same)  # pairs whose codes were refused when they were read
             whole = self._are_copies(selected)
-            found.append(report_lossless(coded) if coded else report_identical(self._same, whole, unread))
-        found += find_rounded_originals([one.pair for one in seen if one.too_good], self._same if seen else ())
+            found.append(report_lossless(coded, reader) if coded else report_identical(self._same, whole, unread))
+        found += find_rounded_originals([one.pair for one in seen if one.too_good], self._same if seen else (), reader)
         return found, alike
 
     def _are_copies(self, leftovers: Sequence[Leftover]) -> bool:
@@ -258,12 +255,12 @@ class FindingCollector:
         ]
         return stored[0] == stored[1] and all(one.bucket == Bucket.CONSUMED for one in leftovers)
 
-    def _confirm_common_factor(self, seen: list[WeightSummary]) -> tuple[list[Finding], set[int]]:
+    def _confirm_common_factor(self, seen: list[WeightSummary], reader: Reader) -> tuple[list[Finding], set[int]]:
         """Return the finding of a factor that many weights share, and their numbers, if a sample confirms it."""
         unfolded = [one for one in seen if one.pair.name.rpartition(".")[0] not in self._folded]
         alike = find_common_factor(unfolded)
         for one in alike[:PROOFS]:
-            if one.figures and (measured := measure_factor(one.pair, one.figures, not one.nearest)):
+            if one.figures and (measured := measure_factor(one.pair, one.figures, not one.nearest, reader)):
                 return [report_common_factor(alike, unfolded, *measured)], {one.number for one in alike}
         return [], set()
 

@@ -38,7 +38,7 @@ def check_activation_scales(contents: Contents) -> Iterator[Finding]:
     of_none = [entry for one in contents.leftovers if one.bucket == Bucket.CONSUMED for entry in one.entries]
     of_weights = [entry for pair in contents.pairing.pairs for entry in pair.consumed[contents.number]]
     scales = [entry for entry in (*of_weights, *of_none) if is_auxiliary(entry.name)]
-    yield from _check_side(contents.side, scales, contents.pairing)
+    yield from _check_side(contents.side, scales, contents.pairing, contents.reader)
     tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_readable(entry)]
     yield from _check_tables(contents.side, tables)
 
@@ -74,9 +74,9 @@ def check_scale_sizes(contents: Contents) -> Iterator[Finding]:
         yield make_finding("scale_misfit", "warning", None, message, "recalibrate", tensors=odd)
 
 
-def _check_side(side: str, stored: Sequence[Entry], plan: Pairing) -> Iterator[Finding]:
+def _check_side(side: str, stored: Sequence[Entry], plan: Pairing, reader: Reader) -> Iterator[Finding]:
     """Check the values of the activation scales of one side."""
-    reader, left = Reader(), MOST
+    left = MOST
     bad: dict[tuple[str, str, str], list[str]] = {
         ("scale_nonfinite", "error", "NaN or infinite"): [],
         ("scale_negative", "warning", "negative"): [],

@@ -13,7 +13,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.limits import TINY
 from quanterr.formats import Weight
-from quanterr.formats.reading import Reader, open_reader
+from quanterr.formats.reading import Reader
 from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of, unify_numbers
@@ -74,12 +74,12 @@ class ConstantWeights:
         self._filled.add(pair.original.shape)
         return False
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self, reader: Reader) -> Iterator[Finding]:
         """Report the matrices, in the order of the pairing."""
         zero = [self._zero[number] for number in sorted(self._zero)]
         labels = [(pair, pair.name + _list_experts(experts)) for pair, experts in zero]
         suspects = [self._suspects[number] for number in sorted(self._suspects)]
-        constant = [(pair, pair.name) for pair in _keep_constant(suspects)]
+        constant = [(pair, pair.name) for pair in _keep_constant(suspects, reader)]
         for what, found in (("zero", labels), ("a single value", constant)):
             for severity in ("warning", "info"):
                 same = [one for one in found if (one[0].original.shape in self._filled) == (severity == "warning")]
@@ -109,12 +109,11 @@ def _list_experts(numbers: Sequence[int]) -> str:
     return f" ({'expert' if len(numbers) == 1 else 'experts'} {', '.join(map(str, numbers[:LISTED]))}{more})"
 
 
-def _keep_constant(pairs: Iterable[Pair]) -> Iterator[Pair]:
+def _keep_constant(pairs: Iterable[Pair], reader: Reader) -> Iterator[Pair]:
     """Return the pairs of which both sides hold a single value each; reading stops at the first other value."""
-    with open_reader() as reader:
-        for pair in pairs:
-            if all(_is_constant(side, reader) for side in (pair.original, pair.quantized)):
-                yield pair
+    for pair in pairs:
+        if all(_is_constant(side, reader) for side in (pair.original, pair.quantized)):
+            yield pair
 
 
 def _is_constant(weight: Weight, reader: Reader) -> bool:

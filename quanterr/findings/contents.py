@@ -11,6 +11,7 @@ from quanterr.declarations import Scheme
 from quanterr.documents.base import Finding
 from quanterr.findings.methods import Method
 from quanterr.formats import Weight, find_rows
+from quanterr.formats.reading import Reader
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import Inputs, find_declared_inputs
 from quanterr.pairing.model import ComparedWeight, Leftover, Pair, Pairing
@@ -38,7 +39,9 @@ class Contents:
     pairing: Pairing
     side: str = "quantized"
     other: Checkpoint | None = None  # the other side; None for a checkpoint alone
-    value_findings: Callable[[], Iterable[Finding]] = tuple  # what a pass over all values of a checkpoint alone showed
+    # What a pass over all values of a checkpoint alone showed.
+    value_findings: Callable[[Reader], Iterable[Finding]] = lambda reader: ()
+    reader: Reader = field(default_factory=Reader)
 
     @property
     def is_alone(self) -> bool:

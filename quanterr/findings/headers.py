@@ -10,7 +10,6 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Comparison, Contents
 from quanterr.findings.importance import NOT_COLLECTED
 from quanterr.formats import CODE_DTYPES
-from quanterr.formats.reading import open_reader
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, Leftover
 from quanterr.pairing.tied import DROPPED, TIED
 from quanterr.pairing.transforms import find_fused_transforms
@@ -169,14 +168,13 @@ def check_padding(comparison: Comparison) -> Iterator[Finding]:
         and users[pair.quantized.codes.name] == 1
     ]
     wholes = [(pair, whole) for pair in padded if (whole := find_whole(pair.quantized)) is not pair.quantized]
-    with open_reader() as reader:
-        for pair, whole in wholes:
-            first, stop = pair.original.matrix[0], whole.matrix[0]
-            rows = reader.read(whole, Chunk(first, stop, 0, whole.matrix[1]))
-            is_padding = bool((rows == rows[:1]).all())
-            message = f"{display(pair.name)}: {count(stop - first, 'more row')} than in the original"
-            message += ", all alike, are padding" if is_padding else " are not compared: new tokens?"
-            yield make_finding("ambiguous_layout", "info" if is_padding else "warning", pair.name, message)
+    for pair, whole in wholes:
+        first, stop = pair.original.matrix[0], whole.matrix[0]
+        rows = comparison.quantized.reader.read(whole, Chunk(first, stop, 0, whole.matrix[1]))
+        is_padding = bool((rows == rows[:1]).all())
+        message = f"{display(pair.name)}: {count(stop - first, 'more row')} than in the original"
+        message += ", all alike, are padding" if is_padding else " are not compared: new tokens?"
+        yield make_finding("ambiguous_layout", "info" if is_padding else "warning", pair.name, message)
 
 
 def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from quanterr.findings.factors import explain_factor
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.limits import ALIGNED, ALIKE, BIT_DB, DEVIATIONS, FINE_DB, PEERS
 from quanterr.formats import find_rows
+from quanterr.formats.reading import Reader
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair
@@ -54,6 +55,7 @@ class AllWeights(NamedTuple):
 
     seen: Sequence[WeightSummary]
     pairs: Sequence[Pair]
+    reader: Reader
 
 
 def detect_offset(pair: Pair, sums: Sums) -> float | None:
@@ -209,7 +211,7 @@ def check_norm_offsets(weights: AllWeights) -> Iterator[Finding]:
 
     If all norms of a kind differ in this way, a convention explains it (a warning); otherwise it is an error.
     """
-    seen, pairs = weights
+    seen, pairs = weights.seen, weights.pairs
     off = [one for one in seen if one.offset is not None]
     if not off:
         return

@@ -13,7 +13,7 @@ from quanterr.findings.layers import AllWeights, WeightSummary
 from quanterr.findings.limits import BIT_DB, PEERS, SMALL_DB, WORST_DB
 from quanterr.findings.samples import ELEMENTS, read_first_rows
 from quanterr.formats import Weight
-from quanterr.formats.reading import Reader, open_reader
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
@@ -42,15 +42,14 @@ def check_outlier_columns(weights: AllWeights) -> Iterator[Finding]:
     low = [one for one in seen if one.near and one.figures and _is_low(one, one.figures.snr_db)]
     low.sort(key=lambda one: one.figures.snr_db if one.figures else 0.0)
     usual = _find_usual_levels(seen) if low else {}
-    with open_reader() as reader:
-        for one in low[:MOST]:
-            assert one.figures is not None  # noqa: S101 - others are not low
-            by_row = one.pair.quantized.scale is not None and one.pair.quantized.scale.n > 1
-            rows, x = _read_spread_rows(one.pair.original, reader)
-            found = _find_ruling_columns(x, by_row, one.figures.snr_db)
-            if found:
-                whose = _describe_rows(rows, found.ruled) if by_row else "the whole weight"
-                yield _describe(one.pair.name, one.figures.snr_db, found, whose, usual.get(_find_group(one)))
+    for one in low[:MOST]:
+        assert one.figures is not None  # noqa: S101 - others are not low
+        by_row = one.pair.quantized.scale is not None and one.pair.quantized.scale.n > 1
+        rows, x = _read_spread_rows(one.pair.original, weights.reader)
+        found = _find_ruling_columns(x, by_row, one.figures.snr_db)
+        if found:
+            whose = _describe_rows(rows, found.ruled) if by_row else "the whole weight"
+            yield _describe(one.pair.name, one.figures.snr_db, found, whose, usual.get(_find_group(one)))
 
 
 def _read_spread_rows(weight: Weight, reader: Reader) -> tuple[list[int], Tensor]:

@@ -16,7 +16,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.constants import is_kept
 from quanterr.findings.limits import ENOUGH
 from quanterr.formats import Weight
-from quanterr.formats.reading import Reader, open_reader
+from quanterr.formats.reading import Reader
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import block_of, role_of, unify_numbers
@@ -62,11 +62,10 @@ class RepeatedWeights:
             if alike := list(_group_alike(energies)):
                 self._stacks[number] = len(sums.matrices), alike
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self, reader: Reader) -> Iterator[Finding]:
         """Report experts and layers that repeat each other."""
-        with open_reader() as reader:
-            groups = list(self._confirm_weights(reader))
-            stacks = list(self._confirm_stacks(reader))
+        groups = list(self._confirm_weights(reader))
+        stacks = list(self._confirm_stacks(reader))
         experts = [found for found in map(_keep_experts, groups) if found]
         layers = [group for group in groups if not _keep_experts(group)]
         labels = [

@@ -18,7 +18,7 @@ from quanterr.findings.misplaced import find_misplaced
 from quanterr.findings.repairs import ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.findings.scale_faults import find_factor
 from quanterr.formats import Weight
-from quanterr.formats.reading import Reader, open_reader
+from quanterr.formats.reading import Reader
 from quanterr.formats.shared.cast_codes import describe_codes
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
@@ -33,7 +33,7 @@ ELEMENTS = 1 << 18  # elements of a sample
 
 
 def diagnose(
-    seen: Sequence[WeightSummary], doubtful: Collection[str | None], pairs: Sequence[Pair]
+    seen: Sequence[WeightSummary], doubtful: Collection[str | None], pairs: Sequence[Pair], reader: Reader
 ) -> Iterator[Finding]:
     """Report what corrects the worst of the doubtful weights.
 
@@ -43,6 +43,7 @@ def diagnose(
         seen: the weights that differ.
         doubtful: names of weights with a doubtful finding.
         pairs: all pairs, among which swapped weights are searched.
+        reader: reads the first rows of weights.
     """
     matrices = [
         (o, o.figures) for o in seen if o.figures and o.figures.snr_db < FINE_DB and _is_repairable_shape(o.pair)
@@ -53,12 +54,11 @@ def diagnose(
     chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
     factors = [abs(figures.factor) for _, figures in wrong if figures.gains]
     diagnoses: list[_Diagnosis] = []
-    with open_reader() as reader:
-        for one, figures in sorted(chosen, key=lambda item: item[0].number):
-            elsewhere = find_misplaced(one.pair, reader) or _find_swapped(one.pair, figures, pairs, reader)
-            found = _Diagnosis(elsewhere) if elsewhere else _diagnose_weight(one, figures, factors, reader)
-            if found:
-                diagnoses.append(found)
+    for one, figures in sorted(chosen, key=lambda item: item[0].number):
+        elsewhere = find_misplaced(one.pair, reader) or _find_swapped(one.pair, figures, pairs, reader)
+        found = _Diagnosis(elsewhere) if elsewhere else _diagnose_weight(one, figures, factors, reader)
+        if found:
+            diagnoses.append(found)
     unread = [one.pair.name for one, _ in wrong[MOST_WRONG:]]
     yield from _merge_diagnoses(diagnoses, unread if len(diagnoses) >= len(chosen) else ())
 
@@ -91,16 +91,17 @@ def _merge_diagnoses(diagnoses: Sequence[_Diagnosis], unread: Sequence[str]) -> 
         yield make_finding(worst.code, worst.severity, None, message, worst.remedy, **evidence)
 
 
-def find_cast_codes(seen: Sequence[WeightSummary], doubtful: Collection[str | None]) -> Iterator[Finding]:
+def find_cast_codes(
+    seen: Sequence[WeightSummary], doubtful: Collection[str | None], reader: Reader
+) -> Iterator[Finding]:
     """Report doubtful weights whose plain numbers are codes that were cast without their scales."""
     found: dict[str, list[WeightSummary]] = {}
-    with open_reader() as reader:
-        for one in seen:
-            is_read_otherwise = one.pair.contradiction is not None
-            if one.pair.name in doubtful and one.pair.quantized.encoding == "floats" and not is_read_otherwise:
-                kind = describe_codes(reader.read_first_rows(one.pair.quantized, ENOUGH**2))
-                if kind:
-                    found.setdefault(f"{kind} codes as {one.pair.quantized.codes.dtype}", []).append(one)
+    for one in seen:
+        is_read_otherwise = one.pair.contradiction is not None
+        if one.pair.name in doubtful and one.pair.quantized.encoding == "floats" and not is_read_otherwise:
+            kind = describe_codes(reader.read_first_rows(one.pair.quantized, ENOUGH**2))
+            if kind:
+                found.setdefault(f"{kind} codes as {one.pair.quantized.codes.dtype}", []).append(one)
     for what, same in found.items():
         names = [one.pair.name for one in same]
         worst = min((one.figures.snr_db for one in same if one.figures), default=-inf)
@@ -112,7 +113,7 @@ def find_cast_codes(seen: Sequence[WeightSummary], doubtful: Collection[str | No
         yield make_finding("codes_without_scale", "error", None, message, remedy, layers=names, snr_db=worst)
 
 
-def find_rounded_originals(better: Sequence[Pair], same: Sequence[Pair]) -> Iterator[Finding]:
+def find_rounded_originals(better: Sequence[Pair], same: Sequence[Pair], reader: Reader) -> Iterator[Finding]:
     """Report quantized weights whose original already holds dequantized values.
 
     Weights of few distinct values (ternary ones, for instance) are left out: many formats hold them exactly.
@@ -120,10 +121,10 @@ def find_rounded_originals(better: Sequence[Pair], same: Sequence[Pair]) -> Iter
     Args:
         better: pairs with less error than rounding causes.
         same: pairs that are identical.
+        reader: reads the first rows of weights.
     """
     coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= ENOUGH**2]
-    with open_reader() as reader:
-        found = [pair.name for pair in (*better, *coded[:MOST_OTHERS]) if _is_varied(pair, reader)]
+    found = [pair.name for pair in (*better, *coded[:MOST_OTHERS]) if _is_varied(pair, reader)]
     if found:
         message = (
             f"{count(len(found), 'quantized weight')} lost far less than rounding costs: {listed(found, 3)}; "
@@ -133,7 +134,7 @@ def find_rounded_originals(better: Sequence[Pair], same: Sequence[Pair]) -> Iter
         yield make_finding("lossless_codes", "warning", None, message, remedy, layers=found)
 
 
-def report_lossless(coded: Sequence[Pair]) -> Finding:
+def report_lossless(coded: Sequence[Pair], reader: Reader) -> Finding:
     """Report that no quantized weight lost anything.
 
     Either the original was rounded before (a warning), or it has so few values that codes hold them exactly.
@@ -143,8 +144,7 @@ def report_lossless(coded: Sequence[Pair]) -> Finding:
         f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
         f"{listed(names, 3)}"
     )
-    with open_reader() as reader:
-        ternary = all(_is_ternary(pair, reader) for pair in coded[:MOST_OTHERS])
+    ternary = all(_is_ternary(pair, reader) for pair in coded[:MOST_OTHERS])
     if ternary:
         message += "; the original is ternary, binary or constant, like BitNet's weights, and codes hold that exactly"
         remedy = "nothing, if the model was trained so: 2-bit codes (BitNet, TQ2_0) hold it exactly in less space"
@@ -159,16 +159,13 @@ def _is_ternary(pair: Pair, reader: Reader) -> bool:
     return all(len(torch.unique(row)) <= TERNARY for row in reader.read_first_rows(pair.original, ENOUGH**2))
 
 
-def drop_harmless_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair]) -> list[Finding]:
+def drop_harmless_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair], reader: Reader) -> list[Finding]:
     """Drop findings about zero scales if the original is zero there too, as in pruned weights.
 
     Whole weights are read to decide.
     """
     suspects = {one.layer for one in found if one.code == "scale_zero"}
-    with open_reader() as reader:
-        harmless = {
-            name for name, pair in pairs.items() if name in suspects and not _loses_to_zero_scales(pair, reader)
-        }
+    harmless = {name for name, pair in pairs.items() if name in suspects and not _loses_to_zero_scales(pair, reader)}
     return [one for one in found if one.code != "scale_zero" or one.layer not in harmless]
 
 
@@ -192,17 +189,16 @@ def _is_varied(pair: Pair, reader: Reader) -> bool:
     return values.shape[1] > TERNARY and len(torch.unique(values)) > ENOUGH
 
 
-def measure_factor(pair: Pair, figures: Figures, is_doubtful: bool) -> tuple[float, float] | None:
+def measure_factor(pair: Pair, figures: Figures, is_doubtful: bool, reader: Reader) -> tuple[float, float] | None:
     """Return the f of y = f · x, and its relative error, if a sample shows that one factor corrects a weight.
 
     Codes show the factor exactly if they are the nearest ones once it is undone. Otherwise, if the weight is worse than
     its scales allow (``is_doubtful``) and the factor removes much of the error, most rows must agree on it.
     """
-    with open_reader() as reader:
-        of_codes = read_code_sample(pair, reader)
-        if of_codes and (fault := find_factor(of_codes)):
-            return fault.low, TINY
-        found = find_simplest_repair(read_sample(pair, reader), figures.bits) if is_doubtful and figures.gains else None
+    of_codes = read_code_sample(pair, reader)
+    if of_codes and (fault := find_factor(of_codes)):
+        return fault.low, TINY
+    found = find_simplest_repair(read_sample(pair, reader), figures.bits) if is_doubtful and figures.gains else None
     return (figures.factor, figures.doubt) if found and found[0] is ONE_FACTOR else None
 
 

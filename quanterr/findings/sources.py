@@ -34,7 +34,7 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import AGREE, DEVIATIONS, ENOUGH, NEAR_DB, PEERS, SLIGHT_DB, SMALL_DB, TRACE
 from quanterr.findings.methods import Method, find_method
 from quanterr.findings.scale_faults import ScaleFault, find_scale_fault, report_scale_faults
-from quanterr.formats.reading import Reader, open_reader
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
@@ -93,23 +93,24 @@ MEANINGS = {
 class CodesReadAgain:
     """What samples of the few weights that are read again show; each is read once."""
 
-    def __init__(self, declared: Method, folded: Collection[str], undone: Collection[str] = ()) -> None:
+    def __init__(self, reader: Reader, declared: Method, folded: Collection[str], undone: Collection[str] = ()) -> None:
         """Start without weights.
 
         Args:
+            reader: reads the samples.
             declared: the method that config.json names: if this method does not round to the nearest, codes beyond any
                 rounding prove nothing.
             folded: modules that absorbed scales of others: their own are known only as exactly as codes show them.
             undone: names of weights that absorbed scales, which were undone as exactly as that. All errors of a row or
                 column follow from it, but none of single codes.
         """
-        self._declared, self._folded, self._undone = declared, folded, undone
+        self._reader, self._declared, self._folded, self._undone = reader, declared, folded, undone
         self._found: dict[int, tuple[ScaleFault | None, list[str]]] = {}
 
-    def find(self, one: WeightSummary, reader: Reader) -> tuple[ScaleFault | None, list[str]]:
+    def find(self, one: WeightSummary) -> tuple[ScaleFault | None, list[str]]:
         """Return the fault of a weight's scales, or else the signs of another source."""
         if one.number not in self._found:
-            sample = read_code_sample(one.pair, reader)
+            sample = read_code_sample(one.pair, self._reader)
             is_folded = one.pair.name.rpartition(".")[0] in self._folded
             fault = find_scale_fault(one.pair, sample) if sample and not is_folded else None
             signs = find_signs(one.pair, sample, self._declared) if sample and not fault else []
@@ -119,17 +120,16 @@ class CodesReadAgain:
         return self._found[one.number]
 
 
-def find_limited(outliers: Sequence[WeightSummary]) -> set[str]:
+def find_limited(outliers: Sequence[WeightSummary], reader: Reader) -> set[str]:
     """Return the names of weights whose codes are about the nearest, on the same rows, so that scales limit them.
 
     The sample that is taken of every weight may leave out the rows that lower its SNR; these rows are more.
     """
     found = {one.pair.name for one in outliers if {NEAR, USUAL} & one.facts}
-    with open_reader() as reader:
-        for one in [one for one in outliers if one.pair.name not in found][:MOST_OUTLIERS]:
-            sample = read_code_sample(one.pair, reader)
-            if sample and one.figures and _is_limited(sample, one.figures.snr_db):
-                found.add(one.pair.name)
+    for one in [one for one in outliers if one.pair.name not in found][:MOST_OUTLIERS]:
+        sample = read_code_sample(one.pair, reader)
+        if sample and one.figures and _is_limited(sample, one.figures.snr_db):
+            found.add(one.pair.name)
     return found
 
 
@@ -145,16 +145,14 @@ def _is_limited(sample: CodeSample, snr_db: float) -> bool:
 def check_scale_faults(seen: Sequence[WeightSummary], again: CodesReadAgain, kinds: Collection[str]) -> list[Finding]:
     """Report weights whose codes fit other scales; of those with excess error, only a few are read."""
     off, read = _choose_weights(seen)
-    with open_reader() as reader:
-        faults = [(one, fault) for one in read if (fault := again.find(one, reader)[0]) and fault.kind in kinds]
+    faults = [(one, fault) for one in read if (fault := again.find(one)[0]) and fault.kind in kinds]
     return list(report_scale_faults(faults, off, len(read)))
 
 
 def check_sources(seen: Sequence[WeightSummary], again: CodesReadAgain) -> Iterator[Finding]:
     """Report weights that show a sign of another source; only a few weights with excess error are read."""
     off, read = _choose_weights(seen)
-    with open_reader() as reader:
-        signs = {one.pair.name: again.find(one, reader)[1] for one in read}
+    signs = {one.pair.name: again.find(one)[1] for one in read}
     if 2 * sum("rounding" in found for found in signs.values()) < len(read):
         signs = {name: [sign for sign in found if sign != "rounding"] for name, found in signs.items()}
     losses = [one.excess_db for one in read if signs[one.pair.name] and one.excess_db is not None]

@@ -17,6 +17,7 @@ from quanterr.findings.contents import Contents
 from quanterr.findings.limits import ENOUGH, FAR, FEW, PEERS
 from quanterr.findings.repeats import RepeatedWeights
 from quanterr.formats import Weight
+from quanterr.formats.reading import Reader
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.sums import RowSums, Sums, exact
@@ -62,7 +63,7 @@ class CodeValues(NamedTuple):
 )
 def check_values(contents: Contents) -> Iterable[Finding]:
     """Report what a pass over all values of a checkpoint showed."""
-    return contents.value_findings()
+    return contents.value_findings(contents.reader)
 
 
 class ValueFindings:
@@ -125,8 +126,8 @@ class ValueFindings:
                 top = float(largest[far].amax())
                 self._note("far_rows", weight.name, f"{_describe_rows(far)}: up to {top:.3g} for {middle:.3g}")
 
-    def findings(self) -> Iterator[Finding]:
-        """Report everything that was found, each kind in one finding."""
+    def findings(self, reader: Reader) -> Iterator[Finding]:
+        """Report everything that was found, each kind in one finding; ``reader`` reads a few weights again."""
         self._note_unlike()
         for kind, (code, severity, what, remedy) in KINDS.items():
             if found := self._found.get(kind):
@@ -135,8 +136,8 @@ class ValueFindings:
                 message = f"{what} in {count(len(names), 'tensor')}: {listed(labels, 3)}"
                 layer = names[0] if len(names) == 1 else None
                 yield make_finding(code, severity, layer, message, remedy, tensors=names)
-        yield from self._constant.findings()
-        yield from self._repeated.findings()
+        yield from self._constant.findings(reader)
+        yield from self._repeated.findings(reader)
 
     def _note_unlike(self) -> None:
         """Note the weights that are far larger or smaller than the same weight in other blocks, not by a few rows."""

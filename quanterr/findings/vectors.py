@@ -19,7 +19,7 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import ALIGNED, ALIKE, CHANGED_DB, DEVIATIONS, ENOUGH, MANY, UNRELATED
 from quanterr.findings.repairs import BETTER_DB, Sample, measure_snr
 from quanterr.findings.samples import read_first_rows, read_sample
-from quanterr.formats.reading import Reader, open_reader
+from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor
 from quanterr.metrics.sums import ratio
 from quanterr.pairing.model import Pair
@@ -37,7 +37,11 @@ MOST_OTHERS = 512  # most vectors to compare each with
 
 
 def check_vectors(
-    seen: Sequence[WeightSummary], folded: Collection[str], corrected: Collection[str], pairs: Sequence[Pair]
+    seen: Sequence[WeightSummary],
+    folded: Collection[str],
+    corrected: Collection[str],
+    pairs: Sequence[Pair],
+    reader: Reader,
 ) -> Iterator[Finding]:
     """Report faults of the vectors that differ.
 
@@ -46,37 +50,37 @@ def check_vectors(
         folded: modules that absorbed scales; their vectors are expected to change.
         corrected: names of biases of quantized weights, which are expected to change.
         pairs: all pairs.
+        reader: reads vectors, and weights beside biases.
     """
     changed, ones, sought = [], [], 0
     shifts: dict[str, _BiasShift] = {}
     weights = {pair.name: pair for pair in pairs if corrected}
     vectors = {canonicalize(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
-    with open_reader() as reader:
-        for one in seen:
-            beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
-            is_corrected = one.pair.name in corrected and one.copy == Copy.CHANGED and beside is not None
-            if not is_vector(one.pair) or one.offset or (not is_corrected and _is_near(one)):
-                continue
-            sample = read_sample(one.pair, reader)
-            if not bool(sample.x.any()):  # check_weight reports an original of zeros
-                continue
-            may_scale = one.pair.name.rpartition(".")[0] in folded
-            may_differ = may_scale or one.pair.name in corrected
-            found = _check_lost(one.pair, sample) or _check_order(one.pair, sample)
-            if not found and sample.x.numel() >= ENOUGH:
-                found = None if may_differ else _check_one_factor(one.pair, sample)
-                if not found and sought < MOST_SOUGHT and _changed_much(sample):
-                    sought += 1
-                    found = _find_swapped(one.pair, sample, pairs, reader)
-                found = found or (None if may_differ else _check_related(one.pair, sample))
-            if found:
-                yield found
-            elif is_corrected and beside and not may_scale:
-                shifts[one.pair.name] = _measure_shift(sample, beside, vectors, reader)
-            elif not may_scale and one.ones:
-                ones.append(one.pair.name)
-            elif not may_scale and _changed_much(sample):
-                changed.append(one.pair.name)
+    for one in seen:
+        beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
+        is_corrected = one.pair.name in corrected and one.copy == Copy.CHANGED and beside is not None
+        if not is_vector(one.pair) or one.offset or (not is_corrected and _is_near(one)):
+            continue
+        sample = read_sample(one.pair, reader)
+        if not bool(sample.x.any()):  # check_weight reports an original of zeros
+            continue
+        may_scale = one.pair.name.rpartition(".")[0] in folded
+        may_differ = may_scale or one.pair.name in corrected
+        found = _check_lost(one.pair, sample) or _check_order(one.pair, sample)
+        if not found and sample.x.numel() >= ENOUGH:
+            found = None if may_differ else _check_one_factor(one.pair, sample)
+            if not found and sought < MOST_SOUGHT and _changed_much(sample):
+                sought += 1
+                found = _find_swapped(one.pair, sample, pairs, reader)
+            found = found or (None if may_differ else _check_related(one.pair, sample))
+        if found:
+            yield found
+        elif is_corrected and beside and not may_scale:
+            shifts[one.pair.name] = _measure_shift(sample, beside, vectors, reader)
+        elif not may_scale and one.ones:
+            ones.append(one.pair.name)
+        elif not may_scale and _changed_much(sample):
+            changed.append(one.pair.name)
     if shifts:
         yield _report_corrected(shifts)
     if ones:
@@ -105,12 +109,11 @@ def check_vectors(
         yield make_finding("implausible_error", "warning", None, message, remedy, layers=changed)
 
 
-def classify_shifted_copy(one: WeightSummary) -> Copy | None:
+def classify_shifted_copy(one: WeightSummary, reader: Reader) -> Copy | None:
     """Return the kind of copy that a norm is after undoing its constant offset; for other weights, the known kind."""
     if not one.offset or one.copy is None:
         return one.copy
-    with open_reader() as reader:
-        x, y = (values.float() for values in read_sample(one.pair, reader)[:2])
+    x, y = (values.float() for values in read_sample(one.pair, reader)[:2])
     found = []
     for a, b in ((x + one.offset, y), (x, y - one.offset)):  # either side may have lost digits
         forth, back = (CastTest(*dtypes, computed=True) for dtypes in _dtypes(one.pair))

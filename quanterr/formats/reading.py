@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Weight
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.kernel.decoding import measure_error, read_into
 from quanterr.kernel.levels import Scaling
-from quanterr.kernel.library import choose_kernel
+from quanterr.kernel.library import Kernel, choose_kernel
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
@@ -17,17 +18,25 @@ Weights = tuple[Weight, Weight]  # the original's and the quantized one
 
 
 class Reader:
-    """Reads weights on the CPU, for one thread. Unless stated otherwise, the tensors that it returns are the caller's.
+    """Reads weights on the CPU, for one thread; it starts without buffers.
 
-    The compiled kernel decodes what it can, to the bits of ``Weight.dequantize``. Every method raises CheckpointError
-    if a file cannot be read.
+    The compiled kernel decodes what it can, to the bits of ``Weight.dequantize``. Unless stated otherwise, the tensors
+    that a method returns are the caller's. Every method raises CheckpointError if a file cannot be read.
     """
 
-    def __init__(self) -> None:
-        """Start without buffers."""
-        self.sides = Workspace(), Workspace()  # two weights that are read in turn keep their parts
-        self._filled = FilledWorkspace(), FilledWorkspace()
-        self._kernel = choose_kernel().kernel
+    @cached_property
+    def sides(self) -> tuple[Workspace, Workspace]:
+        """Buffers for two weights that are read in turn, whose parts they keep."""
+        return Workspace(), Workspace()
+
+    @cached_property
+    def _filled(self) -> tuple[FilledWorkspace, FilledWorkspace, FilledWorkspace]:
+        """Buffers for the lowest codes, for the highest, and for another part that is replaced."""
+        return FilledWorkspace(), FilledWorkspace(), FilledWorkspace()
+
+    @cached_property
+    def _kernel(self) -> Kernel | None:
+        return choose_kernel().kernel
 
     def read(self, weight: Weight, chunk: Chunk, side: int = 0) -> Tensor:
         """Return the values of a chunk, (r, c) float32, or float64 where float32 would round them."""
@@ -49,12 +58,12 @@ class Reader:
 
     def read_filled(self, weight: Weight, chunk: Chunk, part: Entry, byte: int) -> Tensor:
         """Return the values of a chunk if all bytes of one part were ``byte``, (r, c); valid until the next call."""
-        self._filled[0].fill((part,), byte)
-        return weight.dequantize(chunk, self._filled[0]).weight
+        self._filled[2].fill((part,), byte)
+        return weight.dequantize(chunk, self._filled[2]).weight
 
     def read_scaling(self, weight: Weight, chunk: Chunk) -> Scaling | None:
         """Return the factor and the offset of each code of a chunk, (r, c) float32 each; None if they are unknown."""
-        found = weight.scaling(chunk, self._filled)
+        found = weight.scaling(chunk, self._filled[:2])
         if found is None:
             return None
         unit, shift = (None if side is None else side.float().expand(chunk.shape).clone() for side in found)

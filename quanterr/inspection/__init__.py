@@ -21,6 +21,7 @@ from quanterr.findings.running import run_checks_alone
 from quanterr.findings.runtimes.judging import choose_runtimes, judge
 from quanterr.findings.runtimes.model import Runtime
 from quanterr.formats import Weight, is_auxiliary
+from quanterr.formats.reading import open_reader
 from quanterr.inspection.values import collect_values
 from quanterr.inspection.verification import verify as verify_files
 from quanterr.pairing import SIDES
@@ -147,7 +148,9 @@ def _run_checks(contents: Contents, with_values: bool) -> list[Finding]:
     if not with_values:
         return list(run_checks_alone(contents, DECLARED))
     collected = collect_values(contents.pairing.pairs)
-    found = list(run_checks_alone(replace(contents, value_findings=collected.findings), VALUES))
+    with open_reader() as reader:
+        contents = replace(contents, value_findings=collected.findings, reader=reader)
+        found = list(run_checks_alone(contents, VALUES))
     contents.checkpoint.check_unchanged()
     return found
 
