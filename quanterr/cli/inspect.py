@@ -36,7 +36,7 @@ def inspect(
     runtimes: Annotated[
         str | None,
         Option(
-            "Say whether these programs load the checkpoint: transformers, vllm, llama.cpp, comfyui, mlx, or all.",
+            "Say whether programs load it: transformers, vllm, sglang, llama.cpp, ik_llama.cpp, comfyui, mlx, or all.",
             metavar="NAMES",
             flags="--for",
         ),

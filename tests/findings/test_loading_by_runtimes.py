@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from loaders.cases import CASES
+from support.gguf_stored import LLAMA as LLAMA_KEYS
+from support.gguf_stored import TEXT, U32, Stored, key, write_gguf
 from support.making import fp8_codes, label, numbers, quantized_fp8, quantized_int8, store
 from typer.testing import CliRunner
 
@@ -161,6 +163,23 @@ class TestVllm:
         assert "not known" == judge(store(tmp_path / "m", make_fp8([UP]), config=config), "vllm")[0]
 
 
+class TestSglang:
+    def test_fp8_of_whole_tensors_is_loaded(self, tmp_path):
+        assert ("loads", "") == judge(store(tmp_path / "m", make_fp8([UP]), config=TestVllm.FP8), "sglang")
+
+    def test_order_of_columns_is_loaded_where_vllm_refuses_it(self, tmp_path):
+        fields = {"bits": 4, "group_size": 32, "desc_act": True, "sym": True}
+        CASES["MLX: GPTQ"].make(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps(declare(quant_method="gptq", **fields)))
+
+        assert ["loads", "refuses"] == [judge(tmp_path, one)[0] for one in ("sglang", "vllm")]
+
+    def test_unknown_method_is_refused(self, tmp_path):
+        path = store(tmp_path / "m", make_fp8([UP]), config=declare(quant_method="hqq"))
+
+        assert "refuses" == judge(path, "sglang")[0]
+
+
 class TestComfy:
     BLOCK = "double_blocks.0.img_attn.qkv"
 
@@ -199,6 +218,27 @@ class TestLlamaCpp:
         CASES[name].make(tmp_path)
 
         assert ("loads", "") == judge(find_checkpoint(tmp_path), "llama.cpp")
+
+    def make(self, folder, dtype, *keys):
+        sizes = {"context_length": 64, "embedding_length": 256, "block_count": 1}
+        known = [key(f"llama.{name}", U32, n) for name, n in sizes.items()]
+        tensors = [Stored("blk.0.attn_output.weight", dtype, (256, 256))]
+        return write_gguf(folder / "m.gguf", tensors, [*LLAMA_KEYS, *known, *keys])
+
+    @pytest.mark.parametrize(
+        ("dtype", "theirs", "forks"),
+        [("Q4_K", "loads", "loads"), ("IQ2_K", "refuses", "loads"), ("TQ1_0", "loads", "not known")],
+    )
+    def test_types_of_forks_are_loaded_by_forks(self, tmp_path, dtype, theirs, forks):
+        path = self.make(tmp_path, dtype, key("tokenizer.ggml.model", TEXT, "llama"))
+
+        assert [theirs, forks] == [judge(path, one)[0] for one in ("llama.cpp", "ik_llama.cpp")]
+
+    def test_file_without_tokenizer_is_refused(self, tmp_path):
+        verdict, reason = judge(self.make(tmp_path, "Q4_K"), "llama.cpp")
+
+        assert "refuses" == verdict
+        assert "tokenizer.ggml.model" in reason
 
     def test_other_files_are_refused(self, tmp_path):
         assert "refuses" == judge(store(tmp_path / "m", make_fp8([UP]), config=LLAMA), "llama.cpp")[0]

@@ -6,14 +6,16 @@ from quanterr.documents.base import Finding
 from quanterr.documents.inspection.model import DIFFERS, LOADS, NOT_KNOWN, REFUSES, Loading, LoadingReason
 from quanterr.errors import UsageError
 from quanterr.findings.contents import Contents, Stored
-from quanterr.findings.runtimes import comfyui, llama_cpp, mlx, transformers, vllm
+from quanterr.findings.runtimes import comfyui, llama_cpp, mlx, sglang, transformers, vllm
 from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, list_unread
 from quanterr.util.text import count, display, listed
 
 RUNTIMES: Sequence[Runtime] = (
     transformers.RUNTIME,
     vllm.RUNTIME,
+    sglang.RUNTIME,
     llama_cpp.RUNTIME,
+    llama_cpp.IK_RUNTIME,
     comfyui.RUNTIME,
     mlx.RUNTIME,
 )

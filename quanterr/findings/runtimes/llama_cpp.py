@@ -1,14 +1,15 @@
-"""What llama.cpp loads.
+"""What llama.cpp loads, and its fork ik_llama.cpp.
 
 Reference: ggml-org/llama.cpp@0c1e57098bba (1 October 2026) src/llama-arch.cpp, src/llama-model.cpp,
 src/llama-vocab.cpp, src/llama-model-loader.cpp, ggml/include/ggml.h.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import partial
 
 from quanterr.documents.inspection.model import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.contents import Contents
-from quanterr.findings.runtimes.classes import LLAMA_CPP
+from quanterr.findings.runtimes.classes import IK_LLAMA_CPP, LLAMA_CPP
 from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, leave_open, refuse, words
 from quanterr.util.text import display, listed
 
@@ -17,20 +18,19 @@ NEEDED = ("context_length", "embedding_length", "block_count")  # keys of the ar
 TOKENIZER = "tokenizer.ggml.model"
 
 
-def check_file(contents: Contents) -> Iterator[LoadingReason]:
+def check_file(contents: Contents, architectures: Collection[str]) -> Iterator[LoadingReason]:
     """Yield why the file is not read: another container, an unknown architecture, keys that are not stored."""
     metadata = contents.checkpoint.gguf
     if metadata is None:
-        yield refuse(
-            "reads GGUF files alone; convert_hf_to_gguf.py writes one", "ggml/src/gguf.cpp: gguf_init_from_file"
-        )
+        message = "reads GGUF files alone; convert_hf_to_gguf.py writes one"
+        yield refuse(message, "ggml/src/gguf.cpp: gguf_init_from_file")
         return
     name = metadata.architecture
     if name == TOWER:
         message = "loads such a file beside a model, with --mmproj; no rule covers it"
         yield leave_open(message, "tools/mtmd/clip.cpp")
         return
-    if name not in LLAMA_CPP:
+    if name not in architectures:
         message = f"does not know the architecture {display(str(name))}: unknown model architecture"
         yield refuse(message, "src/llama-arch.cpp: LLM_ARCH_NAMES")
         return
@@ -40,21 +40,39 @@ def check_file(contents: Contents) -> Iterator[LoadingReason]:
         yield refuse(message, "src/llama-model.cpp: load_hparams; src/llama-vocab.cpp: impl::load")
 
 
+TYPES = "ggml/include/ggml.h: enum ggml_type"
+UNKNOWN = "has no such type of ggml: invalid ggml type"
+FINDINGS = {"incomplete": REFUSES, "config_mismatch": DIFFERS, "wrong_convention": DIFFERS}
+OF_BOTH = (
+    "gguf_q4_0 gguf_q4_1 gguf_q5_0 gguf_q5_1 gguf_q8_0 gguf_q2_k gguf_q3_k gguf_q4_k gguf_q5_k gguf_q6_k gguf_iq1_s "
+    "gguf_iq1_m gguf_iq2_xxs gguf_iq2_xs gguf_iq2_s gguf_iq3_xxs gguf_iq3_s gguf_iq4_nl gguf_iq4_xs"
+)
 RUNTIME = Runtime(
     "llama.cpp",
     "0c1e57098bba",
     layouts=(
-        Layout(frozenset({PLAIN}), "ggml/include/ggml.h: enum ggml_type"),
+        Layout(frozenset({PLAIN}), TYPES),
+        Layout(words(f"{OF_BOTH} gguf_tq1_0 gguf_tq2_0 gguf_mxfp4 gguf_nvfp4 gguf_q1_0 gguf_q2_0"), TYPES),
+    ),
+    rules=(partial(check_file, architectures=LLAMA_CPP),),
+    findings=FINDINGS,
+    other_formats=UNKNOWN,
+)
+# Of the types of llama.cpp that are newer than the fork, nothing is known.
+IK_RUNTIME = Runtime(
+    "ik_llama.cpp",
+    "0a9ff1255454",
+    layouts=(
+        Layout(frozenset({PLAIN}), TYPES),
         Layout(
             words(
-                "gguf_q4_0 gguf_q4_1 gguf_q5_0 gguf_q5_1 gguf_q8_0 gguf_q2_k gguf_q3_k gguf_q4_k gguf_q5_k gguf_q6_k "
-                "gguf_iq1_s gguf_iq1_m gguf_iq2_xxs gguf_iq2_xs gguf_iq2_s gguf_iq3_xxs gguf_iq3_s gguf_iq4_nl "
-                "gguf_iq4_xs gguf_tq1_0 gguf_tq2_0 gguf_mxfp4 gguf_nvfp4 gguf_q1_0 gguf_q2_0"
+                f"{OF_BOTH} gguf_iq2_k gguf_iq3_k gguf_iq4_k gguf_iq5_k gguf_iq6_k gguf_iq2_ks gguf_iq3_ks gguf_iq4_ks "
+                "gguf_iq5_ks gguf_iq4_kss gguf_iq2_kl gguf_q6_0 gguf_q8_kv gguf_q8_k_r8 gguf_iq1_bn gguf_iq2_bn "
+                "gguf_i2_s gguf_iq1_kt gguf_iq2_kt gguf_iq3_kt gguf_iq4_kt"
             ),
-            "ggml/include/ggml.h: enum ggml_type",
+            TYPES,
         ),
     ),
-    rules=(check_file,),
-    findings={"incomplete": REFUSES, "config_mismatch": DIFFERS, "wrong_convention": DIFFERS},
-    other_formats="has no such type of ggml: invalid ggml type",
+    rules=(partial(check_file, architectures=IK_LLAMA_CPP),),
+    findings=FINDINGS,
 )

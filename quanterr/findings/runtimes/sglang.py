@@ -1,0 +1,111 @@
+"""What SGLang loads.
+
+Reference: sgl-project/sglang@0.5.23 srt/configs/model_config.py _verify_quantization, srt/layers/quantization/.
+"""
+
+from collections.abc import Iterator
+
+from quanterr.documents.inspection.model import DIFFERS, REFUSES, LoadingReason
+from quanterr.findings.configs import CONFIG
+from quanterr.findings.contents import Contents
+from quanterr.findings.runtimes.classes import SGLANG
+from quanterr.findings.runtimes.compressed import has_integers_alone
+from quanterr.findings.runtimes.model import (
+    PLAIN,
+    WHOLE_ROW,
+    ConfigRule,
+    Layout,
+    Limits,
+    Runtime,
+    leave_open,
+    refuse,
+    words,
+)
+from quanterr.util.strict_json import as_object
+from quanterr.util.text import display
+
+LAYERS = "srt/layers/quantization/"
+METHODS = words(
+    "auto-round auto-round-int8 awq awq_marlin bitsandbytes blockwise_int8 compressed-tensors fp8 gguf gptq "
+    "gptq_marlin humming minimax_m3_nvfp4 modelopt modelopt_fp4 modelopt_fp8 modelopt_mixed modelslim moe_wna16 mxfp4 "
+    "mxfp8 mxfp_w4a8 nvfp4_online petit_nvfp4 quark quark_int4fp8_moe quark_mxfp4 w4afp8 w8a8_fp8 w8a8_int8"
+)
+GPTQ, AWQ, CT = words("gptq gptq_marlin"), words("awq awq_marlin"), words("compressed-tensors")
+
+
+def check_class(contents: Contents) -> Iterator[LoadingReason]:
+    """Yield why no class is found for the model."""
+    if contents.checkpoint.gguf is not None:
+        yield leave_open("reads some GGUF files, with gguf; no rule covers these", LAYERS + "gguf.py")
+        return
+    config = as_object(contents.checkpoint.config.get(CONFIG))
+    names = config.get("architectures")
+    if not config:
+        yield refuse(f"needs {CONFIG}, which is not stored", "srt/utils/hf_transformers_utils.py: get_config")
+    elif not isinstance(names, list) or not any(name in SGLANG for name in names):
+        said = display(str(names[0])) if isinstance(names, list) and names else "a model without architectures"
+        yield leave_open(f"has no class of its own for {said}, and tries those of transformers", "srt/models/")
+
+
+RUNTIME = Runtime(
+    "SGLang",
+    "0.5.23",
+    layouts=(
+        Layout(frozenset({PLAIN}), "srt/model_loader/loader.py"),
+        Layout(
+            words("gptq gptq_v2"),
+            LAYERS + "gptq/gptq.py: GPTQMarlinConfig.TYPE_MAP; marlin_utils.py",
+            GPTQ,
+            Limits(frozenset({4, 8}), frozenset({WHOLE_ROW, 32, 64, 128}), symmetric=True),
+        ),
+        Layout(words("awq_gemm"), LAYERS + "awq/awq.py: AWQConfig", AWQ, Limits(frozenset({4}))),
+        Layout(
+            words("ct_pack"),
+            LAYERS + "compressed_tensors/compressed_tensors.py: WNA16_SUPPORTED_BITS",
+            CT,
+            Limits(frozenset({4, 8})),
+        ),
+        Layout(
+            words("ct_int ct_nvfp4 fp8_tensor fp8_row fp8_block int8_tensor int8_row"),
+            LAYERS + "compressed_tensors/compressed_tensors.py: _get_scheme_from_parts",
+            CT,
+        ),
+        Layout(words("fp8_tensor fp8_block"), LAYERS + "fp8.py: Fp8LinearMethod", words("fp8")),
+        Layout(words("w4afp8 fp8_block"), LAYERS + "w4afp8.py", words("w4afp8")),
+        Layout(words("gpt_oss_mxfp4"), LAYERS + "mxfp4.py", words("mxfp4")),
+    ),
+    rules=(check_class,),
+    configs=(
+        ConfigRule(
+            frozenset(),
+            lambda config: config.get("quant_method") not in {None, *METHODS},
+            "does not know the quant_method: ValueError, Invalid quantization method",
+            LAYERS + "__init__.py: get_quantization_config",
+        ),
+        ConfigRule(
+            GPTQ,
+            lambda config: not {"bits", "group_size", "desc_act", "sym"} <= config.keys(),
+            "needs bits, group_size, desc_act and sym in the configuration: ValueError",
+            LAYERS + "gptq/gptq.py: GPTQMarlinConfig.from_config",
+        ),
+        ConfigRule(
+            AWQ,
+            lambda config: "zero_point" not in config,
+            "needs zero_point in the configuration: ValueError",
+            LAYERS + "awq/awq.py: AWQConfig.from_config",
+        ),
+        ConfigRule(
+            words("fp8"),
+            lambda config: "quant_algo" not in config and "activation_scheme" not in config,
+            "needs activation_scheme in the configuration: ValueError",
+            LAYERS + "fp8.py: Fp8Config.from_config",
+        ),
+        ConfigRule(
+            CT,
+            has_integers_alone,
+            "takes int-quantized weights only with quantized inputs (input_activations)",
+            LAYERS + "compressed_tensors/compressed_tensors.py: _get_scheme_from_parts",
+        ),
+    ),
+    findings={"missing_codes": REFUSES, "incomplete": REFUSES, "config_mismatch": DIFFERS, "undeclared_codes": REFUSES},
+)
