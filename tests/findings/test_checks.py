@@ -35,7 +35,8 @@ def inspected(folder, tensors, values=False):
 
 def test_every_module_with_a_check_has_its_place_in_the_order():
     folder = Path(findings.__file__).parent
-    modules = {path.stem for path in folder.glob("*.py") if re.search(r"^@check\(", path.read_text(), re.MULTILINE)}
+    having = [path for path in folder.rglob("*.py") if re.search(r"^@check\(", path.read_text(), re.MULTILINE)]
+    modules = {(path.parent if path.stem == "__init__" else path).stem for path in having}
 
     assert modules == {module.__name__.rpartition(".")[2] for module in MODULES}
 
