@@ -197,11 +197,11 @@ def find_quantization_config(config: JsonObject) -> tuple[JsonObject, str]:
         beside = beside | {SINQ_CONFIG: layers}
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
         for key in QUANTIZATION_KEYS:
-            if found := as_object(place.get(key)):
+            if key in place and (found := as_object(place[key])):
                 return beside | found, CONFIG
     if found := as_object(as_object(config.get(MODELOPT_CONFIG)).get("quantization")):
         return found, MODELOPT_CONFIG
-    others = ((as_object(config.get(name)), name) for name in (*QUANTIZATION_CONFIGS, QUANTO_MAP))
+    others = ((as_object(config[name]), name) for name in (*QUANTIZATION_CONFIGS, QUANTO_MAP) if name in config)
     return next(((found, name) for found, name in others if found), (beside, CONFIG))
 
 

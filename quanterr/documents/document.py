@@ -161,7 +161,7 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         for name, value in self._stored_fields():
             if name == "run":
                 file.write(f'{separator}"checksum": "{crc:08x}"')
-            for piece in _split_json(f"{separator}{dumps(name)}: ", value):
+            for piece in _split_json(f'{separator}"{name}": ', value):
                 crc = zlib.crc32(piece.encode("ascii"), crc)
                 file.write(piece)
             separator = ",\n"

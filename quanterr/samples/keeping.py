@@ -89,12 +89,9 @@ class SampleKeeper:
 def _find_sample(shape: tuple[int, ...]) -> _Sample | None:
     """Return the rows of a weight's sample; None if a chunk does not span all columns."""
     rows, cols = as_matrix(shape)
-    chunks, first_rows, n = sample_chunks(shape), dict[Chunk, int](), 0
-    places = torch.full((rows,), -1)
-    for chunk in chunks:
-        if chunk.shape[1] < cols:
-            return None
-        first_rows[chunk] = n
-        places[chunk.row : chunk.stop_row] = torch.arange(n, n + chunk.shape[0])
-        n += chunk.shape[0]
-    return _Sample(list_rows(chunks), places, first_rows)
+    chunks = sample_chunks(shape)
+    if any(chunk.stop_col - chunk.col < cols for chunk in chunks):
+        return None
+    numbers, places = list_rows(chunks), torch.full((rows,), -1)
+    places[numbers] = torch.arange(len(numbers))
+    return _Sample(numbers, places, {chunk: numbers.index(chunk.row) for chunk in chunks})

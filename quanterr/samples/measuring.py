@@ -221,13 +221,14 @@ def find_near_scales(weight: Weight, sums: Sums, rows: Sequence[int]) -> Tensor 
 def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
     """Group consecutive chunks of the same columns, up to ``size`` elements, to process them together."""
     stacks: list[list[Chunk]] = []
+    left = 0  # elements for which the last group has room
     for chunk in chunks:
-        last = stacks[-1] if stacks else []
-        alike = last and (last[0].col, last[0].stop_col) == (chunk.col, chunk.stop_col)
-        if alike and sum(one.n for one in last) + chunk.n <= size:
-            last.append(chunk)
+        if stacks and stacks[-1][0][2:] == chunk[2:] and chunk.n <= left:
+            stacks[-1].append(chunk)
         else:
             stacks.append([chunk])
+            left = size
+        left -= chunk.n
     return stacks
 
 

@@ -113,6 +113,9 @@ class ScaleSampler:
         self._within: list[_SampledGroups] = []  # parts of groups
         self.one_zero: bool | None = None  # whether all groups share a zero point; None if unknown
         self._is_stacked = False  # whether several weights with one scale each are stacked
+        self.has_row_scales, self._has_one_scale = has_row_scales(weight), _has_one_scale(weight)
+        # Small floats lose precision if the scale is too large.
+        self.has_floats, self._lucky = bool(weight.levels and weight.levels.mantissa), get_lucky_share(weight.levels)
 
     def make_companion(self) -> "ScaleSampler":
         """Return a sampler for further groups of the weight, which knows already whether zero points differ."""
@@ -259,24 +262,6 @@ class ScaleSampler:
         if stored is None:
             return None
         return torch.frombuffer(bytearray(stored.read()), dtype=torch.int32).long().argsort(stable=True)
-
-    @property
-    def has_floats(self) -> bool:
-        """True if codes are floats: small ones lose precision if the scale is too large."""
-        return bool(self._weight.levels and self._weight.levels.mantissa)
-
-    @property
-    def has_row_scales(self) -> bool:
-        """True if each row of the weight has its own scales."""
-        return has_row_scales(self._weight)
-
-    @property
-    def _lucky(self) -> float:
-        return get_lucky_share(self._weight.levels)
-
-    @property
-    def _has_one_scale(self) -> bool:
-        return _has_one_scale(self._weight)
 
     def _find_groups(self, scales: Scaling, shape: tuple[int, ...]) -> tuple[ScaleGroups | None, Tensor | None]:
         """Return how sampled elements share scales, and the column order that makes groups contiguous, if needed."""
