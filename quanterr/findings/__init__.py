@@ -1,27 +1,8 @@
 """Findings: faults and suspicions, each with its evidence and a remedy.
 
-Checks produce them, each from one kind of evidence: ``checks.py`` lists them, ``contents.py`` has what they are told,
-and ``running.py`` their order. The findings of compared weights are collected here, as one may explain another.
-
-files       notes from opening the files, and files that were not read
-configs     differences between the two models' configurations
-structure   contradictions between a configuration and the stored tensors: blocks, sizes
-loading     codes that loaders do not read as such; declared, schemes: what the configuration says of each module
-headers     headers and labels
-importance  what an importance matrix or a sensitivity does not cover
-folding     scales that were folded into the layer before
-inputs      declared static scales of inputs; caches: those of keys and values
-activations stored scales of activations; neighbours and ranges show which ones cannot be right
-sums        the scales and sums of one weight
-excess      a sample of one weight, compared with the nearest codes
-scales      the same sample, compared with good scales
-layers      all weights together
-sources     a sample of weights with excess error: were they made from other values?
-columns     the few columns of a weight that hold the values of other columns, read again
-samples     repairs, tried on the first rows of the worst weights; misplaced: experts, gate and up in other places
-vectors     norms and biases that changed much, read again
-constants   matrices that are zero, or a single value, on both sides
-repeats     experts and layers that repeat each other on both sides
+Checks produce them, each from one kind of evidence, which the docstring of its module names: ``checks.py`` lists them,
+``contents.py`` has what they are told, and ``running.py`` their order. The findings of compared weights are collected
+here, as one may explain another.
 
 Each function reports everything it sees. ``explanations`` drops findings that others explain, ``originals``
 restates those that a quantized original misleads, and ``merging`` merges findings that many weights

@@ -11,9 +11,8 @@ from quanterr.findings.checks import RESULT, WEIGHTS, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import AllWeights, WeightSummary
 from quanterr.findings.limits import BIT_DB, PEERS, SMALL_DB, WORST_DB
-from quanterr.findings.samples import ELEMENTS, read_first_rows
 from quanterr.formats import Weight
-from quanterr.formats.reading import Reader
+from quanterr.formats.reading import FIRST_ROWS, Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
@@ -53,12 +52,12 @@ def check_outlier_columns(weights: AllWeights) -> Iterator[Finding]:
 
 
 def _read_spread_rows(weight: Weight, reader: Reader) -> tuple[list[int], Tensor]:
-    """Return the indices of rows from PLACES places, and these rows, (r, c) float64 of about ELEMENTS elements."""
+    """Return the indices of rows from PLACES places, and these rows, (r, c) float64 of about FIRST_ROWS elements."""
     rows, cols = weight.matrix
-    if rows * cols <= ELEMENTS or cols >= ELEMENTS:
-        x = read_first_rows(weight, reader)
+    if rows * cols <= FIRST_ROWS or cols >= FIRST_ROWS:
+        x = reader.read_first_rows(weight)
         return list(range(len(x))), x
-    n = max(ELEMENTS // cols, 1)
+    n = max(FIRST_ROWS // cols, 1)
     places = min(PLACES, n)
     starts = [place * rows // places for place in range(places)]
     chunks = [Chunk(start, start + n // places, 0, cols) for start in starts]

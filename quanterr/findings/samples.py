@@ -18,7 +18,7 @@ from quanterr.findings.misplaced import find_misplaced
 from quanterr.findings.repairs import ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.findings.scale_faults import find_factor
 from quanterr.formats import Weight
-from quanterr.formats.reading import Reader
+from quanterr.formats.reading import FIRST_ROWS, Reader
 from quanterr.formats.shared.cast_codes import describe_codes
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
@@ -29,7 +29,6 @@ MOST_WRONG = 8  # most weights with a finding to read again
 MOST_LOW = 3  # most weights to read again that are merely below the usual level
 MOST_OTHERS = 64  # most other weights to compare a weight with
 TERNARY = 3  # distinct values in a row of a ternary weight
-ELEMENTS = 1 << 18  # elements of a sample
 
 
 def diagnose(
@@ -278,10 +277,10 @@ def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], reader: R
         return None
     shape = pair.original.shape
     others = [one for one in pairs if one.original.shape == shape and one.name != pair.name][:MOST_OTHERS]
-    y = reader.read_first_rows(pair.quantized, ELEMENTS // 16)
-    own = _cosine(reader.read_first_rows(pair.original, ELEMENTS // 16), y) if others else 1.0
+    y = reader.read_first_rows(pair.quantized, FIRST_ROWS // 16)
+    own = _cosine(reader.read_first_rows(pair.original, FIRST_ROWS // 16), y) if others else 1.0
     for other in others:
-        cosine = _cosine(reader.read_first_rows(other.original, ELEMENTS // 16), y)
+        cosine = _cosine(reader.read_first_rows(other.original, FIRST_ROWS // 16), y)
         if cosine > LIKE and 2 * (1 - cosine) < 1 - own:
             return make_finding(
                 "swapped_weight",
@@ -303,20 +302,15 @@ def _cosine(x: Tensor, y: Tensor) -> float:
 
 def read_sample(pair: Pair, reader: Reader) -> Sample:
     """Return the first rows of a pair."""
-    x, y = (read_first_rows(side, reader) for side in (pair.original, pair.quantized))
+    x, y = (reader.read_first_rows(side) for side in (pair.original, pair.quantized))
     finite = x.isfinite() & y.isfinite()
     return Sample(x.where(finite, 0.0), y.where(finite, 0.0), _read_unit(pair.quantized, len(x), reader))
 
 
 def _read_unit(weight: Weight, rows: int, reader: Reader) -> Tensor | None:
     """Return the factors of the codes in the first rows of a weight, (r, c) float64; None if they are unknown."""
-    if weight.rotated or weight.levels is None or weight.matrix[1] > ELEMENTS:
+    if weight.rotated or weight.levels is None or weight.matrix[1] > FIRST_ROWS:
         return None
     chunk = Chunk(0, rows, 0, weight.matrix[1])
     found = reader.read_scaling(weight, chunk)
     return found.unit.double() if found else None
-
-
-def read_first_rows(weight: Weight, reader: Reader) -> Tensor:
-    """Return the first rows of a weight, ELEMENTS elements at most, as (r, c) float64."""
-    return reader.read_first_rows(weight, ELEMENTS)

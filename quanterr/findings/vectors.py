@@ -18,7 +18,7 @@ from quanterr.findings.figures import CAST_BF16
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import ALIGNED, ALIKE, CHANGED_DB, DEVIATIONS, ENOUGH, MANY, UNRELATED
 from quanterr.findings.repairs import BETTER_DB, Sample, measure_snr
-from quanterr.findings.samples import read_first_rows, read_sample
+from quanterr.findings.samples import read_sample
 from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor
 from quanterr.metrics.sums import ratio
@@ -204,7 +204,7 @@ def _typical_input_norm(weight: Pair, vectors: _Vectors, reader: Reader) -> floa
         names = [before[1] + norm for norm in norms.split("|")] if before else []
         norm = next((vectors[name, ""] for name in names if (name, "") in vectors), None)
         if norm:
-            factors = read_first_rows(norm.original, reader)
+            factors = reader.read_first_rows(norm.original)
             return float(max(factors.norm(), (1 + factors).norm() if bool((factors < 0).any()) else 0.0))
     return sqrt(weight.original.matrix[1])
 
@@ -300,7 +300,7 @@ def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], reader: Rea
     before = measure_snr(sample.x, sample.y - sample.x)
     others = [one for one in pairs if one.original.shape == pair.original.shape and one.name != pair.name]
     for other in others[:MOST_OTHERS]:
-        x = read_first_rows(other.original, reader)
+        x = reader.read_first_rows(other.original)
         after = measure_snr(x, sample.y - x)
         if after > max(CHANGED_DB, before + BETTER_DB):
             message = f"{display(pair.name)}: its values match {display(other.name)} of the original"

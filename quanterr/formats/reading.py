@@ -14,6 +14,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
+FIRST_ROWS = 1 << 18  # usual number of elements in a sample of first rows
 Weights = tuple[Weight, Weight]  # the original's and the quantized one
 
 
@@ -48,7 +49,7 @@ class Reader:
         x, y = (self.read(weight, chunk, side) for side, weight in enumerate(weights))
         return x, y
 
-    def read_first_rows(self, weight: Weight, elements: int) -> Tensor:
+    def read_first_rows(self, weight: Weight, elements: int = FIRST_ROWS) -> Tensor:
         """Return the first rows, at most ``elements`` elements, or a piece of the first row, (r, c) float64."""
         rows, cols = weight.matrix
         if cols >= elements:
@@ -79,14 +80,11 @@ class Reader:
 
     def measure_error(self, weights: Weights, chunk: Chunk) -> tuple[float, float]:
         """Return Σx² and Σ(y - x)² over a chunk."""
-        is_fine = not any(weight.needs_float64 for weight in weights)
-        if is_fine and self._kernel and (found := measure_error(self._kernel, self._pair_up(weights), chunk)):
+        (first, second), is_fine = zip(weights, self.sides, strict=True), not any(one.needs_float64 for one in weights)
+        if is_fine and self._kernel and (found := measure_error(self._kernel, (first, second), chunk)):
             return found
         x, y = (side.double().flatten() for side in self.read_both(weights, chunk))
         return float(x.dot(x)), float((e := y - x).dot(e))
-
-    def _pair_up(self, weights: Weights) -> tuple[tuple[Weight, Workspace], tuple[Weight, Workspace]]:
-        return (weights[0], self.sides[0]), (weights[1], self.sides[1])
 
 
 @contextmanager
