@@ -31,22 +31,25 @@ from msgspec.structs import replace
 
 from quanterr.formats.base import (
     Chunk,
+    Decoder,
     Format,
     FormatMismatch,
+    Native,
     Parts,
     PartSpec,
     RotatedWeight,
-    Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import INT8, check_labels
 from quanterr.formats.shared.config_checks import read_floats
-from quanterr.formats.shared.convrot import group_size, rotate, unrotate
-from quanterr.formats.shared.padding import Padded, fit_padded
-from quanterr.formats.shared.scale_grid import multiply
+from quanterr.formats.shared.convrot import group_size, rotate
+from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
+from quanterr.kernel.grid import Grid
+from quanterr.kernel.interpreter import Nested
 from quanterr.kernel.levels import nibbles, uniform
+from quanterr.kernel.packing import Packing
 from quanterr.lazy_torch import Tensor
 
 LABELS = frozenset({"asym_w4a8_int8"})
@@ -59,7 +62,6 @@ NEEDS = {
     "correction": PartSpec(("{weight}_correction",), frozenset({"F32", "BF16"}), optional=True),
 }
 BITS = (4, 6)
-UPPER_BITS = (-32.0, -16.0, 0.0, 16.0)  # the share of the upper two of six bits, minus the middle
 
 
 class W4A8Layout(Struct, frozen=True):
@@ -69,7 +71,6 @@ class W4A8Layout(Struct, frozen=True):
     group: int
     rotation: int
     padded: Padded
-    turned: bool = True  # dequantizing undoes the rotation
 
 
 def fit(parts: Parts) -> Weight:
@@ -80,7 +81,7 @@ def fit(parts: Parts) -> Weight:
         warnings += ("weight_correction is added, as comfy-kitchen does; ComfyUI 0.30 leaves it out",)
     plain = parts.weight(
         layout.padded.shape,
-        partial(dequantize, parts, replace(layout, turned=False)),
+        _read(parts, layout, 0),
         code_bits=layout.bits,
         block_size=(1, layout.group),
     )
@@ -91,7 +92,7 @@ def fit(parts: Parts) -> Weight:
     what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
     return parts.weight(
         layout.padded.shape,
-        partial(dequantize, parts, layout),
+        _read(parts, layout, layout.rotation),
         code_bits=layout.bits,
         block_size=(1, layout.group),
         evidence=(what,),
@@ -124,39 +125,43 @@ def _fit_layout(parts: Parts) -> tuple[W4A8Layout, tuple[str, ...]]:
     return W4A8Layout(of_bits, group, rotation, padded), warning
 
 
-def dequantize(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return the rotated integers times their row's scale, with the rotation undone, (r, c)."""
-    return layout.padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, layout))
+def _read(parts: Parts, layout: W4A8Layout, rotation: int) -> Native:
+    """Return the function that decodes the weight: INT8 values times the scales of rows, plus the correction.
 
-
-def _dequantize_block(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Workspace) -> Values:
-    group = layout.group
-    left, right = chunk.col // group, -(-chunk.stop_col // group)
-    values = _read_codes(parts, layout, chunk, workspace)
-    entry, groups = parts["s_rel"], parts["s_rel"].shape[1]
-    stored = workspace.read("s_rel", entry, chunk.row * groups, (chunk.shape[0], groups))
-    scales = stored if entry.dtype == "F32" else element_types.decode_e4m3_scales(stored)
-    multiply(values, scales[:, left:right], chunk.col, group)
-    values.round_().clamp_(-127, 127)
-    values.mul_(workspace.read("s_channel", parts["s_channel"], chunk.row, (chunk.shape[0], 1)))
-    if parts.get("correction"):
-        correction = workspace.read_whole("correction", parts["correction"])[left:right, chunk.row : chunk.stop_row]
-        values.view(chunk.shape[0], -1, group).add_(correction.t().float().unsqueeze(2))
-    return Values(unrotate(values, layout.rotation, workspace) if layout.turned else values)
-
-
-def _read_codes(parts: Parts, layout: W4A8Layout, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the codes' values before any scale, (r, c)."""
-    width, half = parts.codes.shape[1], layout.padded.stored_cols // 2
-    stored = workspace.read("codes", parts.codes, chunk.row * width, (chunk.shape[0], width))
-    low = stored[:, chunk.col // 2 : chunk.stop_col // 2]
+    ``rotation`` is 0 for the weight whose columns are still rotated.
+    """
+    codes, cols, group, s_rel = parts.codes, layout.padded.stored_cols, layout.group, parts["s_rel"]
+    across, table, read = cols // group, parts.get("codebook"), None
     if layout.bits == 6:
-        high = stored[:, half + chunk.col // 4 : half + chunk.stop_col // 4]
-        values = element_types.unpack(low, element_types.list_integers(4))
-        return values.add_(element_types.unpack(high, UPPER_BITS))
-    if parts.get("codebook"):
-        return element_types.unpack(low, read_floats(parts["codebook"]))
-    return element_types.unpack(low, element_types.list_integers(4, 8))
+        low, high = (
+            Grid(codes, codes.shape[1] * 8 // bits, 1, key="codes", packing=Packing("dense", bits)) for bits in (4, 2)
+        )
+        read = partial(_read_six_bits, low, high, 2 * cols)
+    inner = Decoder(
+        codes,
+        cols,
+        levels=read_floats(table) if table else element_types.list_integers(layout.bits, 1 << layout.bits - 1),
+        scale=Grid(s_rel, across, group, key="s_rel", levels=() if s_rel.dtype == "F32" else element_types.E4M3),
+        group=group,
+        read=read,
+    )
+    correction = parts.get("correction")
+    decoder = Decoder(
+        codes,
+        cols,
+        scale=Grid(parts["s_channel"]),
+        shift=Grid(correction, across, group, turned=True, key="correction") if correction else None,
+        group=group,
+        rotation=rotation,
+        read=Nested(inner, (-127, 127)),
+    )
+    return read_padded(layout.padded, decoder)
+
+
+def _read_six_bits(low: Grid, high: Grid, offset: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the codes of a chunk, (r, c): four bits in order, and two bits from column ``offset`` of such codes on."""
+    upper = chunk._replace(col=offset + chunk.col, stop_col=offset + chunk.stop_col)
+    return low(chunk, workspace) + 16 * high(upper, workspace)
 
 
 FORMATS = (Format("asym_w4a8_int8", NEEDS, fit, usual_db=(21, 35)),)

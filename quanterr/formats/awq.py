@@ -28,23 +28,11 @@ bits; mit-han-lab/llm-awq awq/quantize/qmodule.py.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
-from quanterr.checkpoints import Entry
-from quanterr.formats.base import (
-    Chunk,
-    Decoder,
-    Dequantize,
-    Format,
-    FormatMismatch,
-    Native,
-    Parts,
-    PartSpec,
-    Weight,
-    Workspace,
-)
+from msgspec.structs import replace
+
+from quanterr.formats.base import Decoder, Dequantize, Format, FormatMismatch, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared.awq_gemm import read_gemm
-from quanterr.formats.shared.bit_packing import Packing, crop_columns, unpack_columns
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import (
@@ -56,12 +44,15 @@ from quanterr.formats.shared.gptq_awq_common import (
     find_gemm_bits,
     is_gemv,
 )
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.kernel.packing import Packing
+from quanterr.kernel.tiles import Tiles
 
 SIZES = (128, 64, 32)  # sizes of blocks, the likeliest first
 NIBBLES = Packing("dense", 4)
 ROWS, COLS = 4, 64  # the tile that gemv_fast shuffles
+SHUFFLED = Tiles("R C r4 h2 q4 t2 p4", "Rr", "Chpqt", 4)
 MIDDLE = {4: b"\x88", 8: b"\x80"}  # bits of a code: a byte of zero points in the middle
 PADDING = b"\x00"  # beyond the last block, in gemv
 
@@ -174,21 +165,15 @@ def _find_denied_zero_points(parts: Parts, bits: int) -> tuple[str, ...]:
     )
 
 
-def _unpack_zero_points(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the zero points of a chunk's rows, stored as (rows, w), as float32 (r, 8 · w)."""
-    r, w = chunk.shape[0], entry.shape[1]
-    containers = workspace.read("zero_containers", entry, chunk.row * w, (r, w))
-    return unpack_columns(containers, NIBBLES, workspace, "zero_points")
-
-
 def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Native:
     """Return the function that decodes gemv: (code - zero point) · scale."""
+    width = parts["scale"].shape[1]
     decoder = Decoder(
         parts.codes,
         cols,
         levels=list_integers(NIBBLES.bits),
-        scale=blocks.grid(parts["scale"], width=parts["scale"].shape[1]),
-        zero=blocks.restrict(partial(_unpack_zero_points, parts["zero_point"])),
+        scale=blocks.grid(parts["scale"], width=width),
+        zero=replace(blocks.packed(parts["zero_point"], NIBBLES), width=width),
         group=blocks.group,
     )
     return Native(decoder)
@@ -196,30 +181,16 @@ def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Native:
 
 def _read_fast(parts: Parts, blocks: ColumnBlocks) -> Native:
     """Return the function that decodes gemv_fast: code · scale, rounded, plus the offset, rounded."""
+    cols = parts.codes.shape[1]
     decoder = Decoder(
         parts.codes,
-        parts.codes.shape[1],
+        cols,
         scale=blocks.grid(parts["scale"], turned=True, width=parts["scale"].shape[0]),
         shift=blocks.grid(parts["offset"], "offset", turned=True, width=parts["offset"].shape[0]),
         group=blocks.group,
-        read=partial(_unshuffle, parts.codes),
+        read=Grid(parts.codes, cols, 1, key="codes", tiles=SHUFFLED),
     )
     return Native(decoder)
-
-
-def _unshuffle(entry: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Unshuffle the codes of gemv_fast in a chunk, (r, c) float32."""
-    top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
-    left, right = 0, entry.shape[1]
-    if bottom - top == 1:
-        left, right = chunk.col // COLS * COLS, -(-chunk.stop_col // COLS) * COLS
-    stored = workspace.read("containers", entry, top * entry.shape[1] + left, (bottom - top, right - left))
-    tiles = (right - left) // COLS
-    codes = unpack_columns(stored, NIBBLES, workspace, "shuffled").view(bottom - top, tiles, ROWS, 2, 4, 2, 4)
-    shape = (bottom - top, ROWS, tiles, 2, 4, 4, 2)
-    ordered = workspace.buffer("ordered", shape, torch.float32).copy_(codes.permute(0, 2, 1, 3, 6, 4, 5))
-    rows = ordered.view(-1, right - left)[chunk.row - top * ROWS : chunk.stop_row - top * ROWS]
-    return crop_columns(rows, chunk.col - left, chunk.stop_col - left, workspace)
 
 
 def _make_row(name: str, summary: str, needs: Mapping[str, PartSpec], fit: Callable[[Parts], Weight | None]) -> Format:

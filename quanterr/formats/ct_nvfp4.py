@@ -18,12 +18,12 @@ auto_round/data_type/nvfp.py e5m3_to_float_tensor, auto_round/export/export_to_l
 """
 
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
+from quanterr.formats.shared.element_types import E4M3
 from quanterr.formats.shared.microscaling import (
-    Microscaled,
     check_global_scale,
-    decode_e5m3,
-    divide_scales,
     make_e5m3_weight,
+    multiply_scales,
+    read_microscaled,
 )
 from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
@@ -44,15 +44,16 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(f"NVFP4 codes are (rows, cols / 2) or (experts, rows, cols / 2), not {codes}")
     stored = (*codes.shape[:-1], 2 * codes.shape[-1])
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
-    layouts = fit_block_scales(scale, stored[-2], -(-stored[-1] // BLOCK), experts)
-    if not layouts or layouts[0].tiled:
+    layouts = fit_block_scales(scale, stored[-2], -(-stored[-1] // BLOCK), experts, BLOCK, E4M3)
+    if not layouts or layouts[0].tiles:
         expected = [*stored[:-1], -(-stored[-1] // BLOCK)]
         raise FormatMismatch(f"its scale {scale} does not fit {codes}: expected one per 16 columns, {expected}")
     check_global_scale(global_scale, experts)
     padded = fit_unpadded(parts, stored, BLOCK)
+    scales = multiply_scales(layouts[0], global_scale, padded.stored_rows, "div")
     return parts.weight(
         padded.shape,
-        Microscaled(codes, "e2m1", padded, layouts[0], divide_scales(global_scale, padded.stored_rows)).dequantize,
+        read_microscaled(codes, "e2m1", padded, scales),
         code_bits=4,
         levels=E2M1.scaled,
         block_size=(1, BLOCK),
@@ -66,7 +67,7 @@ def fit_e5m3(parts: Parts) -> Weight | None:
     shape = (*codes.shape[:-1], 2 * codes.shape[-1]) if codes.shape else (0,)
     if len(shape) not in (2, 3) or scale.shape != (*shape[:-1], -(-shape[-1] // BLOCK)):
         return None
-    return make_e5m3_weight(parts, shape, BLOCK, decode_e5m3)
+    return make_e5m3_weight(parts, shape, BLOCK)
 
 
 FORMATS = (

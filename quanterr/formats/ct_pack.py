@@ -19,28 +19,18 @@ Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/b
 compressed-tensors@0.13.0 compressors/quantized_compressors/pack_quantized.py for the old packing and weight_g_idx.
 """
 
-from functools import partial
+from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import (
-    Chunk,
-    Decoder,
-    Format,
-    FormatMismatch,
-    Native,
-    Parts,
-    PartSpec,
-    Weight,
-    Workspace,
-)
-from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unpack_columns, unpack_rows
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks, list_orders
 from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.padding import check_width
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.kernel.packing import WORD, Packing
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import parse_digits
 
@@ -102,7 +92,7 @@ def _find_packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[
     fitting = [
         packing
         for packing in (*PACKINGS, *FLOOR)
-        if packing.words(shape[-1]) == codes.shape[-1] and _fits(zero_point, packing, shape, n_blocks)
+        if packing.count(shape[-1]) == codes.shape[-1] and _fits(zero_point, packing, shape, n_blocks)
     ]
     if not fitting:
         beside = f" with {zero_point}" if zero_point else ""
@@ -120,7 +110,7 @@ def _fits(entry: Entry | None, packing: Packing, shape: tuple[int, ...], n_block
         return True
     if entry.dtype == "I8":
         return entry.n == n_blocks == 1
-    return entry.shape == (*shape[:-2], packing.words(shape[-2]), n_blocks)
+    return entry.shape == (*shape[:-2], packing.count(shape[-2]), n_blocks)
 
 
 def _read_version(config: JsonFields) -> tuple[int, ...]:
@@ -133,49 +123,32 @@ def _read_version(config: JsonFields) -> tuple[int, ...]:
 
 def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Native:
     """Return the function that decodes the weight: (code - zero point) · scale."""
-    zero_point = parts.get("zero_point")
+    codes, zero_point = parts.codes, parts.get("zero_point")
+    cols = (
+        codes.shape[-1]
+        * (WORD // packing.bits if packing.name == "floor" else WORD)
+        // (1 if packing.name == "floor" else packing.bits)
+    )
     decoder = Decoder(
-        parts.codes,
-        parts.codes.shape[-1] * WORD // packing.bits,
+        codes,
+        cols,
         levels=list_integers(packing.bits, 0 if zero_point else 1 << packing.bits - 1),
         scale=blocks.grid(parts["scale"]),
-        zero=blocks.restrict(partial(_read_zero_point, parts, packing)) if zero_point else None,
+        zero=_read_zero_points(zero_point, codes, packing, blocks) if zero_point else None,
         group=blocks.group,
         columns=blocks.order,
-        read=None if packing.name == "dense" else partial(_read_codes, parts.codes, packing),
+        read=None if packing.name == "dense" else Grid(codes, cols, 1, key="words", packing=packing),
     )
     return Native(decoder)
 
 
-def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the codes of a chunk as float32, (r, c)."""
-    run, width = packing.run(WORD), entry.shape[-1]
-    first, last = chunk.col // len(run.codes), -(-chunk.stop_col // len(run.codes))
-    left, right = first * run.containers, min(last * run.containers, width)
-    words = workspace.read("words", entry, chunk.row * width + left, (chunk.shape[0], right - left))
-    start = first * len(run.codes)
-    return crop_columns(unpack_columns(words, packing, workspace), chunk.col - start, chunk.stop_col - start, workspace)
-
-
-def _read_zero_point(parts: Parts, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the zero points of a chunk's rows, or the only zero point, as float32 (r or 1, blocks)."""
-    entry = parts["zero_point"]
+def _read_zero_points(entry: Entry, codes: Entry, packing: Packing, blocks: ColumnBlocks) -> Grid:
+    """Return the zero points: the only one, or codes packed down the columns of each expert."""
     if entry.dtype == "I8":
-        return workspace.read_whole("zeros", entry).view(1, 1).float() + (1 << packing.bits - 1)
-    return _unpack_zero_points(parts.codes, entry, packing, chunk, workspace)
-
-
-def _unpack_zero_points(codes: Entry, entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Unpack the zero points of a chunk's rows to float32, (r, blocks)."""
-    rows, (words, n_blocks), run = codes.shape[-2], entry.shape[-2:], packing.run(WORD)
-    pieces = []
-    for expert in range(chunk.row // rows, (chunk.stop_row - 1) // rows + 1):
-        row, stop_row = max(chunk.row - expert * rows, 0), min(chunk.stop_row - expert * rows, rows)
-        first, last = row // len(run.codes), -(-stop_row // len(run.codes))
-        stored = workspace.read_cached("zeros", entry, expert * words * n_blocks, (words, n_blocks))
-        found = unpack_rows(stored[first * run.containers : last * run.containers], packing, workspace, "zero_points")
-        pieces.append(found[row - first * len(run.codes) : stop_row - first * len(run.codes)].clone())
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return Grid(entry, key="zero_point", steps=(("add", float(1 << packing.bits - 1)),))
+    rows = codes.shape[-2] if len(codes.shape) > 2 else 0
+    packed = blocks.packed(entry, packing, turned=True)
+    return replace(packed, words_down=True, stack_rows=rows, down=rows)
 
 
 FORMATS = (Format("ct_pack", NEEDS, fit, usual_db=(6, 42), corrects_biases=True),)

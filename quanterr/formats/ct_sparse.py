@@ -17,19 +17,21 @@ sparse_bitmask.py.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 
 from quanterr.errors import CheckpointError
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.config_checks import read_integers
-from quanterr.formats.shared.ct_row_groups import apply_scales, fit_row_blocks
+from quanterr.formats.shared.ct_row_groups import fit_row_blocks
 from quanterr.kernel.levels import OF_DTYPE
+from quanterr.kernel.packing import Packing
 from quanterr.lazy_torch import Tensor, torch
 
 CODES = frozenset({"F8_E4M3", "I8"})
+LEVELS = {"F8_E4M3": element_types.E4M3, "I8": element_types.INT8}
 INTEGERS = frozenset({"I64", "I32"})
 
 
@@ -79,7 +81,7 @@ def _make_weight(parts: Parts, shape: tuple[int, int]) -> Weight:
     blocks = fit_row_blocks(parts, shape) if scale else None
     return parts.weight(
         shape,
-        partial(dequantize, parts, shape, blocks),
+        _read(parts, shape, blocks),
         block_size=blocks.edges if blocks else None,
         code_bits=8 if are_codes else None,
         levels=OF_DTYPE[parts.codes.dtype] if are_codes else None,
@@ -90,71 +92,59 @@ def _make_weight(parts: Parts, shape: tuple[int, int]) -> Weight:
     )
 
 
-def dequantize(
-    parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks | None, chunk: Chunk, workspace: Workspace
-) -> Values:
-    """Return the stored elements in their places, scaled if they are codes: (r, c).
+def _read(parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks | None) -> Native:
+    """Return the function that decodes the weight: elements in their places, or (code - zero point) · scale."""
+    codes, read = parts.codes, partial(_scatter, parts, shape)
+    if blocks is None:
+        return Native(Decoder(codes, shape[1], read=read))
+    zero_point = parts.get("zero_point")
+    decoder = Decoder(
+        codes,
+        shape[1],
+        levels=LEVELS[codes.dtype],
+        scale=blocks.grid(parts["scale"]),
+        zero=blocks.grid(zero_point, "zero_point") if zero_point else None,
+        group=blocks.group,
+        ends=element_types.ELEMENTS[codes.dtype][1],
+        read=read,
+    )
+    return Native(decoder)
+
+
+def _scatter(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the stored elements and zeros, (r, c): codes as uint8, numbers as float32.
 
     Raises:
         CheckpointError: the number of bits set in a row of the mask is not the number of stored elements.
     """
-    stored = _scatter(parts, shape, chunk, workspace)
-    if blocks is None:
-        return Values(stored)
-    codes = element_types.decode_codes(stored, parts.codes.dtype)
-    return codes._replace(weight=apply_scales(codes.weight, parts, blocks, chunk, workspace))
-
-
-def _scatter(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the stored elements and zeros, (r, c): codes as stored, numbers as float32."""
-    r, cols = chunk.shape[0], shape[1]
+    codes, cols, r = parts.codes, shape[1], chunk.shape[0]
     width = -(-cols // 8)
     packed = workspace.read("mask", parts["mask"], chunk.row * width, (r, width))
-    indices = workspace.buffer("indices", (r * width,), torch.int32).copy_(packed.view(-1))
-    flags = workspace.buffer("flags", (r * width, 8), torch.int32)
-    flags = torch.index_select(_make_bits(workspace.device), 0, indices, out=flags).view(r, 8 * width)
-    first, last = _find_bounds(parts, shape, chunk, flags.sum(1), workspace)
-    if chunk.shape[1] < cols:
-        first += int(flags[:, : chunk.col].sum())
-        last = first + int(flags[:, chunk.col : chunk.stop_col].sum())
-    elements = workspace.read("elements", parts.codes, first, (last - first,))
-    dtype = torch.int8 if parts.codes.dtype in CODES else torch.float32
-    choices = workspace.buffer("choices", (1 + last - first,), dtype)
-    choices[:1] = 0
-    choices[1:].copy_(elements)
-    flags = flags[:, chunk.col : chunk.stop_col].reshape(-1)
-    places = workspace.buffer("places", (chunk.n,), torch.int32)
-    torch.cumsum(flags, 0, dtype=torch.int32, out=places).mul_(flags)
-    out = workspace.buffer("scattered", (chunk.n,), dtype)
-    return torch.index_select(choices, 0, places, out=out).view(chunk.shape)
-
-
-def _find_bounds(
-    parts: Parts, shape: tuple[int, int], chunk: Chunk, counts: Tensor, workspace: Workspace
-) -> tuple[int, int]:
-    """Return the index of the first stored element in the chunk's rows, and of the one after the last."""
-    codes, (rows, cols), (top, bottom) = parts.codes, shape, (chunk.row, chunk.stop_row)
+    flags = Packing("dense", 1).unpack(packed, 0, 8 * width).bool()
     if entry := parts.get("row_offsets"):
         offsets = workspace.read_whole("row_offsets", entry)
-        begins, after = offsets[top:bottom], int(offsets[bottom]) if bottom < rows else codes.n
-        expected = torch.diff(begins, append=begins.new_tensor([after]))
-        first, last = int(begins[0]), after
+        begins = torch.cat([offsets, offsets.new_tensor([codes.n])])[chunk.row : chunk.stop_row + 1]
     else:
-        expected = torch.full_like(counts, cols // 2)
-        first, last = top * cols // 2, bottom * cols // 2
-    if not torch.equal(counts, expected) or not 0 <= first <= last <= codes.n:
-        row = int((counts != expected).to(torch.uint8).argmax())
-        raise CheckpointError(
-            f"{codes.file}: {parts['mask']} marks {int(counts[row])} elements in row {top + row}, "
-            f"{codes} holds {int(expected[row])}: damaged"
-        )
-    return first, last
+        begins = torch.arange(chunk.row, chunk.stop_row + 1, device=flags.device) * (cols // 2)
+    _check_counts(parts, chunk.row, flags.sum(1), begins)
+    first, last = int(begins[0]), int(begins[-1])
+    stored = workspace.read("elements", codes, first, (last - first,))
+    elements = stored.view(torch.uint8) if codes.dtype in CODES else stored.float()
+    whole = elements.new_zeros(flags.shape)
+    whole[flags] = elements
+    return whole[:, chunk.col : chunk.stop_col]
 
 
-@cache
-def _make_bits(device: torch.device) -> Tensor:
-    """Return the bits of each byte, low first: (256, 8) int32."""
-    return (torch.arange(256)[:, None] >> torch.arange(8) & 1).int().to(device)
+def _check_counts(parts: Parts, row: int, counts: Tensor, begins: Tensor) -> None:
+    """Check how many elements rows from ``row`` on have in the mask, (r,), against their places, (r + 1,)."""
+    codes, expected = parts.codes, begins.diff()
+    if torch.equal(counts, expected) and 0 <= int(begins[0]) <= int(begins[-1]) <= codes.n:
+        return
+    wrong = int((counts != expected).to(torch.uint8).argmax())
+    raise CheckpointError(
+        f"{codes.file}: {parts['mask']} marks {int(counts[wrong])} elements in row {row + wrong}, "
+        f"{codes} holds {int(expected[wrong])}: damaged"
+    )
 
 
 FORMATS = (

@@ -14,15 +14,16 @@ This is the order for GPUs of compute capability 7.5 to 8.9; such a GPU must hav
 Reference: NetEase-FuXi/EETQ@465e972 csrc/cutlass_kernels/cutlass_preprocessors.cc.
 """
 
-from functools import partial
-
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.lazy_torch import torch
+from quanterr.kernel.tiles import Tiles
 
 RUN = 64  # consecutive bytes of one row
+TILES = Tiles("R C r2 x4 p8 h2", "Rr", "Cxhp", 8)
+SATURATED = (0x00, 0x01, 0xFF)
 NEEDS = {
     "codes": PartSpec(("{weight}",), frozenset({"I8"})),
     "scale": PartSpec(("{weight}_scales",), frozenset({"F16"})),
@@ -41,7 +42,7 @@ def fit(parts: Parts) -> Weight:
         )
     return parts.weight(
         (rows, cols),
-        partial(dequantize, parts, cols),
+        _read(parts, cols),
         code_bits=8,
         uniform_bits=8,
         levels=uniform(8),
@@ -51,18 +52,18 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-def dequantize(parts: Parts, cols: int, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code) · float32(scale), (r, c)."""
-    first, stop = chunk.row // 2, -(-chunk.stop_row // 2)  # pairs of rows
-    stored = workspace.read("codes", parts["codes"], first * 2 * cols, ((stop - first) * cols // 8, 8, 2))
-    runs = workspace.buffer("ordered", (stop - first, cols // RUN, 2, RUN), torch.int8)
-    for half in range(2):
-        runs.view(-1, 2, 8)[:, half].copy_(stored[:, :, half])
-    rows = runs.transpose(1, 2).reshape(-1, cols)[chunk.row - 2 * first : chunk.stop_row - 2 * first]
-    codes = workspace.buffer("signed", chunk.shape, torch.int8).copy_(rows[:, chunk.col : chunk.stop_col])
-    found = element_types.decode_codes(codes.bitwise_xor_(-128), "I8")  # equals subtracting 128
-    scale = workspace.read_whole("scale", parts["scale"]).float()[chunk.row : chunk.stop_row, None]
-    return found._replace(weight=found.weight * scale)
+def _read(parts: Parts, cols: int) -> Native:
+    """Return the function that decodes the weight: (code - 128) · scale."""
+    codes = parts.codes
+    decoder = Decoder(
+        codes,
+        cols,
+        levels=element_types.list_integers(8, 128),
+        scale=Grid(parts["scale"]),
+        ends=SATURATED,
+        read=Grid(codes, cols, 1, key="codes", tiles=TILES),
+    )
+    return Native(decoder)
 
 
 FORMATS = (Format("eetq", NEEDS, fit, usual_db=(32, 43)),)

@@ -29,22 +29,10 @@ intel/auto-round@b9f3d007 auto_round_extension/torch/qlinear_torch.py, qlinear_t
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import (
-    Chunk,
-    Decoder,
-    Format,
-    FormatMismatch,
-    Native,
-    Order,
-    Parts,
-    PartSpec,
-    Weight,
-    Workspace,
-)
-from quanterr.formats.shared.bit_packing import WORD, Packing, crop_columns, unpack_columns, unpack_transposed
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Order, Parts, PartSpec, Weight
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks, list_orders
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import (
@@ -55,13 +43,13 @@ from quanterr.formats.shared.gptq_awq_common import (
     find_gemm_bits,
     is_gemv,
 )
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.lazy_torch import Tensor
+from quanterr.kernel.packing import WHOLE, WORD, Packing
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
-WHOLE = (2, 4, 8)  # numbers of bits for which a 32-bit word holds whole codes
 CONTAINERS = frozenset({"I32", "I8", "I16", "I64"})
 NEEDS = {
     "codes": PartSpec(("{module}.qweight",), CONTAINERS),
@@ -265,42 +253,20 @@ def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Native:
     is_stream = variant.packing.name == "dense"
     zero = _find_common_zero_point(parts, variant.packing) if is_stream and zero_point.nbytes <= FEW else None
     one_zero = 0 if zero is None else (zero + variant.less_one) % (1 << bits)
+    stored = variant.packing._replace(less_one=variant.less_one)
+    cols = codes.shape[0] * codes.bits // bits
     decoder = Decoder(
         codes,
-        codes.shape[0] * codes.bits // bits,
+        cols,
         levels=list_integers(bits, one_zero),
         scale=blocks.grid(parts["scale"], turned=True),
-        zero=blocks.restrict(partial(_read_zero_points, zero_point, variant)) if zero is None else None,
+        zero=blocks.packed(zero_point, stored, turned=True) if zero is None else None,
         group=blocks.group,
         order=Order.WORDS_DOWN,
         columns=blocks.order,
-        read=None if is_stream else partial(_read_codes, codes, variant.packing),
+        read=None if is_stream else Grid(codes, cols, 1, key="columns", packing=variant.packing, words_down=True),
     )
     return Native(decoder)
-
-
-def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the codes of a chunk as float32, (r, c)."""
-    first = chunk.col // WORD * WORD  # WORD codes fill whole containers
-    top, bottom = (n * packing.bits // entry.bits for n in (first, -(-chunk.stop_col // WORD) * WORD))
-    containers = workspace.read_whole("columns", entry)[top:bottom, chunk.row : chunk.stop_row].t()
-    transposed = workspace.buffer("turned", tuple(containers.shape), containers.dtype).copy_(containers)
-    codes = unpack_columns(transposed, packing, workspace)
-    return crop_columns(codes, chunk.col - first, chunk.stop_col - first, workspace)
-
-
-def _read_zero_points(entry: Entry, variant: Variant, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the zero points of a chunk's rows as float32, (r, blocks)."""
-    (_, bits), rows, key = variant.packing, (chunk.row, chunk.stop_row), "zero_points"
-    stored = workspace.read_whole("zeros", entry)
-    if not variant.less_one:
-        return unpack_transposed(stored, variant.packing, rows, workspace, key)
-    if bits in WHOLE:  # add 1 to each code of a container, which also returns the borrow of a zero point of 0
-        ones = sum(1 << place for place in range(0, entry.bits, bits))
-        return unpack_transposed(
-            stored, variant.packing, rows, workspace, key, lambda containers: containers.add_(ones)
-        )
-    return unpack_transposed(stored, variant.packing, rows, workspace, key).add_(1).remainder_(1 << bits)
 
 
 FORMATS = tuple(

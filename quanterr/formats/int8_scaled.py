@@ -19,7 +19,7 @@ from functools import partial
 
 from quanterr.formats.base import Parts, PartSpec, Readings, Weight
 from quanterr.formats.shared.comfy_labels import INT8, INT8_LABELS
-from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
+from quanterr.formats.shared.pre_quant_scale import PART
 from quanterr.formats.shared.scale_grid import fit_scaled, scaled_formats
 from quanterr.formats.shared.scaled_int8 import NEEDS, read_as_rotated
 
@@ -40,7 +40,7 @@ def fit(parts: Parts) -> Weight | None:
     weight = _fit_plain(parts)
     is_plain = parts.hints.config or parts.get("pre_quant_scale") or parts.codes.name.endswith(OF_TURBO)
     if len(weight.shape) != 2 or is_plain:
-        return apply_pre_quant_scale(parts, weight)
+        return weight
     sizes = [size for size in ROTATIONS if weight.shape[1] % size == 0]
     rotated = Readings(partial(_make_rotated, parts), sizes)
     weight.alternatives = (*weight.alternatives, *rotated) if weight.alternatives else rotated

@@ -25,7 +25,6 @@ ml-explore/mlx-lm@d78bf58e mlx_lm/utils.py; huggingface/transformers@5.23.0 inte
 
 from collections.abc import Iterator
 from functools import partial
-from math import prod
 
 from quanterr.formats.base import (
     Decoder,
@@ -36,21 +35,17 @@ from quanterr.formats.base import (
     PartSpec,
     Weight,
 )
-from quanterr.formats.shared.element_types import list_integers
+from quanterr.formats.shared.element_types import E4M3, list_integers
 from quanterr.formats.shared.microscaling import (
     CODE_BITS,
     LEVELS,
-    Microscaled,
-    ScaleOf,
     SmallFloat,
     check_global_scale,
-    decode_e4m3,
-    decode_exponents,
     multiply_scales,
+    read_microscaled,
 )
 from quanterr.formats.shared.padding import Padded, fit_unpadded
-from quanterr.formats.shared.swizzled_scales import BlockScales
-from quanterr.kernel.grid import Grid
+from quanterr.kernel.grid import E8M0, Grid
 from quanterr.kernel.levels import uniform
 
 WORD = 32  # bits
@@ -156,7 +151,7 @@ def _read(parts: Parts, padded: Padded, code_bits: int) -> Native:
     return Native(decoder)
 
 
-def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) -> Weight | None:
+def fit_float(element: SmallFloat, group: int, levels: tuple[float, ...], parts: Parts) -> Weight | None:
     """Return the weight if its codes have this element type."""
     codes, scale = parts.codes, parts["scale"]
     _check_rows(parts)
@@ -168,15 +163,14 @@ def fit_float(element: SmallFloat, group: int, scale_of: ScaleOf, parts: Parts) 
     shape = (*codes.shape[:-1], scale.shape[-1] * group)
     if (global_scale := parts.get("global_scale")) is not None:
         check_global_scale(global_scale, shape[0] if len(shape) == 3 else 1)
-        scale_of = multiply_scales(global_scale, shape[-2], scale_of)
-    scales = BlockScales(scale, prod(shape[:-1]), scale.shape[-1], 1, tiled=False)
+    scales = multiply_scales(Grid(scale, scale.shape[-1], group, levels=levels), global_scale, shape[-2])
     return parts.weight(
         shape,
-        Microscaled(codes, element, fit_unpadded(parts, shape, group), scales, scale_of).dequantize,
+        read_microscaled(codes, element, fit_unpadded(parts, shape, group), scales),
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, group),
-        scale=scale if scale_of is decode_exponents else None,
+        scale=scale if levels is E8M0 else None,
         evidence=(f"codes {codes}, scales {scale}",),
     )
 
@@ -191,21 +185,21 @@ FORMATS = (
     Format(
         "mlx_mxfp4",
         FLOAT,
-        partial(fit_float, "e2m1", 32, decode_exponents),
+        partial(fit_float, "e2m1", 32, E8M0),
         summary="MLX: E2M1 codes, an E8M0 exponent per 32 columns",
         usual_db=(17, 19),
     ),
     Format(
         "mlx_nvfp4",
         FLOAT | GLOBAL,
-        partial(fit_float, "e2m1", 16, decode_e4m3),
+        partial(fit_float, "e2m1", 16, E4M3),
         summary="MLX: E2M1 codes, an E4M3 scale per 16 columns",
         usual_db=(19, 21),
     ),
     Format(
         "mlx_mxfp8",
         FLOAT,
-        partial(fit_float, "e4m3", 32, decode_exponents),
+        partial(fit_float, "e4m3", 32, E8M0),
         summary="MLX: E4M3 codes, an E8M0 exponent per 32 columns",
         usual_db=(30, 32),
     ),

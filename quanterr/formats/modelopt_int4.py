@@ -14,7 +14,7 @@ Reference: NVIDIA/Model-Optimizer@a2fbac7b modelopt/torch/export/quant_utils.py 
 from quanterr.formats.base import Format, Parts, PartSpec, Weight
 from quanterr.formats.shared.column_groups import fit_blocks
 from quanterr.formats.shared.padding import check_width
-from quanterr.formats.shared.pre_quant_scale import PART, apply_pre_quant_scale
+from quanterr.formats.shared.pre_quant_scale import PART, fit_pre_scale
 from quanterr.formats.shared.row_pairs import read_pairs_of_rows
 from quanterr.kernel.levels import INT4
 
@@ -38,12 +38,13 @@ def fit(parts: Parts) -> Weight | None:
     check_width(parts, shape)
     size = parts.hints.config.get("group_size")
     blocks = fit_blocks(scale.shape[-1], shape[-1], size if isinstance(size, int) else None)
-    weight = parts.weight(
+    return parts.weight(
         shape,
         read_pairs_of_rows(
             codes,
             blocks.grid(scale),
             blocks.group,
+            factor=fit_pre_scale(parts, shape[-1]),
         ),
         block_size=blocks.edges,
         code_bits=4,
@@ -53,7 +54,6 @@ def fit(parts: Parts) -> Weight | None:
         evidence=(f"two rows of 4-bit codes in each of {codes}, scale {scale}",),
         warnings=blocks.warnings,
     )
-    return apply_pre_quant_scale(parts, weight)
 
 
 FORMATS = (Format("modelopt_int4", NEEDS, fit, usual_db=(17, 22)),)

@@ -56,11 +56,11 @@ from quanterr.formats.shared.ascend_types import TYPES
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.config_checks import read_floats, read_integers
-from quanterr.formats.shared.microscaling import LEVELS, Microscaled
+from quanterr.formats.shared.microscaling import LEVELS, read_microscaled
 from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.formats.shared.row_pairs import read_pairs_of_rows
-from quanterr.formats.shared.swizzled_scales import BlockScales
-from quanterr.kernel.grid import Grid, decode_e8m0
+from quanterr.kernel.grid import E8M0, Grid
+from quanterr.kernel.interpreter import Nested
 from quanterr.kernel.levels import INT4, OF_DTYPE, signed_bytes
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.text import display
@@ -150,10 +150,10 @@ def fit_pairs(parts: Parts) -> Weight | None:
             raise FormatMismatch(f"{scale} should have one number for each row if there is {second}")
         blocks = _fit_blocks(parts, rows, cols, second, parts.get("second_offset"))
         at_first = parts.get("second_offset")
-        zero = blocks.grid(at_first, "second_offset") if at_first else None
-        inner = read_pairs_of_rows(codes, blocks.grid(second, "second_scale"), blocks.group, zero)
-        read = partial(_read_values, inner)
-        dequantize = Native(Decoder(codes, cols, scale=Grid(scale), zero=Grid(offset, key="zero_point"), read=read))
+        first_zero = blocks.grid(at_first, "second_offset") if at_first else None
+        inner = read_pairs_of_rows(codes, blocks.grid(second, "second_scale"), blocks.group, first_zero)
+        read, zero = Nested(inner.decoder), Grid(offset, key="zero_point")
+        dequantize = Native(Decoder(codes, cols, scale=Grid(scale), zero=zero, read=read))
     else:
         dequantize = read_pairs_of_rows(codes, blocks.grid(scale), blocks.group, blocks.grid(offset, "zero_point"))
     return parts.weight(
@@ -169,10 +169,6 @@ def fit_pairs(parts: Parts) -> Weight | None:
     )
 
 
-def _read_values(dequantize: Dequantize, chunk: Chunk, workspace: Workspace) -> Tensor:
-    return dequantize(chunk, workspace).weight
-
-
 def fit_dual(parts: Parts) -> Weight | None:
     """Return the weight of MXFP4 codes whose scales are multiplied by a second scale, if one is stored."""
     codes, scale, dual = parts.codes, parts["scale"], parts.get("dual_scale")
@@ -186,17 +182,11 @@ def fit_dual(parts: Parts) -> Weight | None:
         raise FormatMismatch(f"{scale} should have an exponent per {MX} columns of {codes}")
     if dual.shape != (rows, across, 1):
         raise FormatMismatch(f"{dual} should be {[rows, across, 1]}: a number per {DUAL} columns of {codes}")
-
-    factors = Grid(dual, across, key="dual_scale")
-
-    def scale_of(stored: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-        columns = torch.arange(chunk.col, chunk.stop_col, MX, device=workspace.device)
-        return decode_e8m0(stored).mul_(factors(chunk, workspace)[:, columns // DUAL])
-
-    scales = BlockScales(scale, rows, cols // MX, 1, tiled=False)
+    second = Grid(dual, across, DUAL, key="dual_scale")
+    scales = Grid(scale, cols // MX, MX, levels=E8M0, steps=(("mul", second),))
     return parts.weight(
         (rows, cols),
-        Microscaled(codes, "e2m1", fit_unpadded(parts, (rows, cols), MX), scales, scale_of, tabled=False).dequantize,
+        read_microscaled(codes, "e2m1", fit_unpadded(parts, (rows, cols), MX), scales),
         code_bits=4,
         levels=LEVELS["e2m1"],
         block_size=(1, MX),

@@ -27,15 +27,15 @@ integrations/finegrained_fp8.py (DeepSeek-V4).
 """
 
 from functools import partial
-from math import prod
 
 from msgspec.structs import replace
 
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
-from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, Microscaled, SmallFloat, decode_exponents
+from quanterr.formats.shared.microscaling import CODE_BITS, LEVELS, SmallFloat, read_microscaled
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.quark_config import find_specifications, has_e5m3_scales
-from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
+from quanterr.formats.shared.swizzled_scales import fit_block_scales
+from quanterr.kernel.grid import E8M0, Grid
 
 BLOCK = 32
 SIX_BIT_KINDS: tuple[SmallFloat, ...] = ("e2m3", "e3m2")  # the likelier first
@@ -112,14 +112,14 @@ def fit_gpt_oss(parts: Parts) -> Weight:
             f"and its scales {parts['scale']} the same without the last axis"
         )
     shape = (*codes.shape[:-2], codes.shape[-2] * BLOCK)
-    scales = BlockScales(parts["scale"], prod(shape[:-1]), codes.shape[-2], 1, tiled=False)
+    scales = Grid(parts["scale"], codes.shape[-2], BLOCK, levels=E8M0)
     return _make_weight(parts, "e2m1", fit_unpadded(parts, shape, BLOCK), scales)
 
 
 def _fit(parts: Parts, element: SmallFloat, stored: tuple[int, ...], warnings: tuple[str, ...] = ()) -> Weight:
     experts = stored[0] if len(stored) == 3 else 1
-    layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // BLOCK), experts)
-    if not layouts or layouts[0].tiled:
+    layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // BLOCK), experts, BLOCK, E8M0)
+    if not layouts or layouts[0].tiles:
         raise FormatMismatch(
             f"its scale {parts['scale']} does not fit {parts.codes}: expected an exponent per 32 columns, "
             f"{[*stored[:-1], -(-stored[-1] // BLOCK)]}"
@@ -131,12 +131,12 @@ def _make_weight(
     parts: Parts,
     element: SmallFloat,
     padded: Padded,
-    scales: BlockScales,
+    scales: Grid,
     warnings: tuple[str, ...] = (),
 ) -> Weight:
     return parts.weight(
         padded.shape,
-        Microscaled(parts.codes, element, padded, scales, decode_exponents).dequantize,
+        read_microscaled(parts.codes, element, padded, scales),
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, BLOCK),

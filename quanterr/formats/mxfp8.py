@@ -18,9 +18,10 @@ formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors@ac8e2ba8 com
 from quanterr.formats.base import Format, Parts, PartSpec, Weight
 from quanterr.formats.shared.comfy_labels import FP8_LABELS, MXFP8_LABELS, check_labels
 from quanterr.formats.shared.config_checks import find_declared_method
-from quanterr.formats.shared.microscaling import Microscaled, decode_exponents
+from quanterr.formats.shared.microscaling import read_microscaled
 from quanterr.formats.shared.padding import fit_padded
 from quanterr.formats.shared.swizzled_scales import fit_block_scales
+from quanterr.kernel.grid import E8M0
 from quanterr.kernel.levels import E4M3
 
 BLOCK = 32
@@ -38,7 +39,7 @@ def fit(parts: Parts) -> Weight | None:
     codes, scale = parts.codes, parts["scale"]
     stored_rows, stored_cols = codes.shape[-2:] if len(codes.shape) > 1 else (0, 0)
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
-    layouts = fit_block_scales(scale, stored_rows, -(-stored_cols // BLOCK), experts)
+    layouts = fit_block_scales(scale, stored_rows, -(-stored_cols // BLOCK), experts, BLOCK, E8M0)
     if not layouts:
         return None
     comfy_format, warnings = check_labels(parts, LABELS)
@@ -49,13 +50,13 @@ def fit(parts: Parts) -> Weight | None:
     alternatives = [
         parts.weight(
             padded.shape,
-            Microscaled(codes, "e4m3", padded, layout, decode_exponents).dequantize,
+            read_microscaled(codes, "e4m3", padded, layout),
             code_bits=8,
             levels=E4M3.scaled,
             block_size=(1, BLOCK),
             evidence=(
-                f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiled else 'rows'}"
-                + (f", as {declared} prescribes" if declared and not layout.tiled else ""),
+                f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiles else 'rows'}"
+                + (f", as {declared} prescribes" if declared and not layout.tiles else ""),
             ),
             warnings=warnings,
             comfy_format=comfy_format,

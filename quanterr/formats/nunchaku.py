@@ -32,31 +32,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.lowrank_branch import add_branch
-from quanterr.formats.shared.nunchaku_order import (
-    TILE,
-    find_tiles,
-    order_codes,
-    order_down,
-    order_scales,
-    order_small_scales,
-    order_up,
-    read_tiles,
-)
-from quanterr.formats.shared.padding import Padded, fit_padded
-from quanterr.formats.shared.scale_grid import multiply
+from quanterr.formats.shared.nunchaku_order import CODES, DOWN, OF_BYTES, OF_ROWS, TILE, UP
+from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
+from quanterr.kernel.decoder import LowRank
+from quanterr.kernel.grid import Grid
+from quanterr.kernel.interpreter import Nested
 from quanterr.kernel.levels import E2M1, INT4
-from quanterr.lazy_torch import Tensor
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.util import strict_json
 from quanterr.util.text import display
 
 HALVES = frozenset({"BF16", "F16"})
 ONE = {"BF16": b"\x80\x3f", "F16": b"\x00\x3c"}
 GROUPS = {"int4": 64, "nvfp4": 16}
-CODES = {"int4": "int4", "fp4_e2m1_all": "nvfp4"}  # names in quantization_config
+NAMES = {"int4": "int4", "fp4_e2m1_all": "nvfp4"}  # names in quantization_config
 
 # Fused projections, and the projection that consumes their V rows; relative to the name of the block.
 BEFORE = {
@@ -101,7 +95,7 @@ def fit(codes: str, parts: Parts) -> Weight | None:
         declared += f"; V rows times {layout.v_factors.name}, which is folded into them"
     return parts.weight(
         layout.padded.shape,
-        partial(dequantize, parts, layout),
+        _read(parts, layout),
         code_bits=4,
         levels=E2M1 if codes == "nvfp4" else INT4,
         block_size=(1, layout.group),
@@ -179,61 +173,46 @@ def _find_doubts(codes: str, parts: Parts) -> Iterable[str]:
         return
     weight = config.get("weight") if isinstance(config, dict) else None
     dtype = weight.get("dtype") if isinstance(weight, dict) else None
-    if dtype is not None and CODES.get(str(dtype)) != codes:
+    if dtype is not None and NAMES.get(str(dtype)) != codes:
         yield f"quantization_config in the header declares {display(str(dtype))}, but {parts['scale']} is of {codes}"
 
 
-def dequantize(parts: Parts, layout: NunchakuLayout, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return the codes' values with smoothing undone, plus the low-rank branch, (r, c)."""
-    return layout.padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, layout))
-
-
-def _dequantize_block(parts: Parts, layout: NunchakuLayout, chunk: Chunk, workspace: Workspace) -> Values:
-    top, bottom = find_tiles(chunk.row, chunk.stop_row)
-    rows = slice(chunk.row - top * TILE, chunk.stop_row - top * TILE)
-    cols = slice(chunk.col, chunk.stop_col)
-    rank = parts["up"].shape[1]
-    residual = _dequantize_residual(parts, layout, chunk, workspace)
-    smooth = _read_factors("smooth_orig" if layout.folded else "smooth", parts, workspace)[cols]
-    down = order_down(workspace.read_whole("down", parts["down"]))[:, cols]
-    up = order_up(read_tiles("up", parts["up"], top, bottom, rank, workspace).view(-1, rank))[rows]
-    values = add_branch(residual, smooth, up, down, layout.folded, workspace)
+def _read(parts: Parts, layout: NunchakuLayout) -> Native:
+    """Return the function that decodes the weight: codes with smoothing undone, plus the product, times V factors."""
+    codes, padded, group, is_int4 = parts.codes, layout.padded, layout.group, layout.group == GROUPS["int4"]
+    cols, rank = 2 * codes.shape[1], parts["up"].shape[1]
+    levels, order = (element_types.INT4, OF_ROWS) if is_int4 else (element_types.E2M1, OF_BYTES)
+    scale = Grid(parts["scale"], parts["scale"].shape[0], group, tiles=order)
+    tensor_scale, row_scale = parts.get("tensor_scale"), parts.get("row_scale")
+    decoder = Decoder(
+        codes,
+        padded.stored_cols,
+        scale=scale if is_int4 else replace(scale, levels=element_types.E4M3),
+        group=group,
+        factor=Grid(tensor_scale, key="tensor_scale") if tensor_scale else None,
+        read=Grid(codes, cols, 1, key="codes", tiles=CODES, levels=levels),
+    )
+    if row_scale:
+        of_rows = Grid(row_scale, key="row_scale", tiles=OF_ROWS)
+        decoder = Decoder(codes, padded.stored_cols, scale=of_rows, group=group, read=Nested(decoder))
+    decoder.low_rank = LowRank(
+        Grid(parts["up"], rank, key="up", tiles=UP),
+        Grid(parts["down"], rank, key="down", tiles=DOWN),
+        Grid(parts["smooth_orig" if layout.folded else "smooth"], key="smooth", tiles=OF_ROWS),
+        layout.folded,
+    )
     if layout.v_factors:
-        first_v = layout.padded.rows // 3 * 2
-        begin = max(first_v, chunk.row)
-        if begin < chunk.stop_row:
-            factors = order_scales(workspace.read_whole("v_factors", layout.v_factors)).float()
-            values[begin - chunk.row :].mul_(factors[begin - first_v : chunk.stop_row - first_v])
-    return Values(values)
+        factors = partial(_read_v_factors, layout.v_factors, padded.rows // 3)
+        decoder = Decoder(codes, padded.stored_cols, scale=factors, group=group, read=Nested(decoder))
+    return read_padded(padded, decoder)
 
 
-def _dequantize_residual(parts: Parts, layout: NunchakuLayout, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return codes times their scales, (r, c)."""
-    top, bottom = find_tiles(chunk.row, chunk.stop_row)
-    rows = slice(chunk.row - top * TILE, chunk.stop_row - top * TILE)
-    width, group = parts.codes.shape[1], layout.group
-    groups = slice(chunk.col // group, -(-chunk.stop_col // group))
-    stored = read_tiles("codes", parts.codes, top, bottom, width, workspace).view(-1, width)
-    codes = order_codes(stored, workspace)[rows, chunk.col // 2 : chunk.stop_col // 2]
-    n_groups = parts["scale"].shape[0]
-    scales = read_tiles("scale", parts["scale"], top, bottom, n_groups, workspace)
-    if group == GROUPS["int4"]:
-        values = element_types.unpack(codes, element_types.INT4)
-        scale = order_scales(scales, n_groups)[rows, groups].float()
-        return multiply(values, scale, chunk.col, group)
-    values = element_types.unpack(codes, element_types.E2M1)
-    scale = element_types.decode_e4m3_scales(order_small_scales(scales, n_groups)[rows, groups])
-    multiply(values, scale, chunk.col, group)
-    if tensor_scale := parts.get("tensor_scale"):
-        values.mul_(workspace.read_whole("tensor_scale", tensor_scale).view(()).float())
-    if parts.get("row_scale"):
-        values.mul_(_read_factors("row_scale", parts, workspace)[chunk.row : chunk.stop_row, None])
-    return values
-
-
-def _read_factors(role: str, parts: Parts, workspace: Workspace) -> Tensor:
-    """Read one number per row or column, in order, as flat float32."""
-    return order_scales(workspace.read_whole(role, parts[role])).view(-1).float()
+def _read_v_factors(entry: Entry, n: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the factors of a chunk's rows, (r, 1) float32: ones for the first 2 ``n``, which are not V's."""
+    factors = Grid(entry, key="v_factors", tiles=OF_ROWS)(Chunk(0, n, 0, 1), workspace)
+    padding = chunk.stop_row - 3 * n
+    whole = torch.cat([factors.new_ones(2 * n, 1), factors, factors.new_ones(max(padding, 0), 1)])
+    return whole[chunk.row : chunk.stop_row]
 
 
 FORMATS = tuple(

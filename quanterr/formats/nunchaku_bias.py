@@ -18,7 +18,8 @@ from functools import partial
 from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import count_parts_by_name, stored_rows
-from quanterr.formats.shared.nunchaku_order import TILE, order_scales
+from quanterr.formats.shared.nunchaku_order import OF_ROWS, TILE
+from quanterr.kernel.grid import Grid
 
 HALVES = frozenset({"BF16", "F16"})
 NEEDS = {"codes": PartSpec(("{weight}",), HALVES)}
@@ -35,9 +36,8 @@ def fit(parts: Parts) -> Weight | None:
     in_fragments = qweight.dtype == "I8"
     if len(bias.shape) != 1 or bias.n % (TILE if in_fragments else interleaved):
         refusal = f"a bias of {qweight} should have one element per row, not {bias}"
-        return parts.weight(
-            bias.shape, partial(_read_as_stored, parts), encoding="floats", refusal=refusal, format="dense"
-        )
+        as_stored = element_types.read_one_by_one(parts)
+        return parts.weight(bias.shape, as_stored, encoding="floats", refusal=refusal, format="dense")
     if in_fragments:
         shape = parts.hints.shape or bias.shape
         if len(shape) != 1 or -(-shape[0] // TILE) * TILE != bias.n:
@@ -52,17 +52,14 @@ def _make_weight(parts: Parts, shape: tuple[int, ...], interleaved: int | None, 
     return parts.weight(shape, partial(dequantize, parts, interleaved), evidence=(f"a bias {declared}",))
 
 
-def _read_as_stored(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    return Values(element_types.read_floats(parts.codes, chunk, workspace))
-
-
 def dequantize(parts: Parts, interleaved: int | None, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the stored numbers in order, (1, c)."""
-    stored = workspace.read_whole("bias", parts.codes)
+    bias = parts.codes
     if interleaved is None:
-        values = order_scales(stored).view(-1).float()
+        values = Grid(bias, key="bias", tiles=OF_ROWS)(Chunk(0, bias.n, 0, 1), workspace).view(-1)
     else:
-        values = stored[stored_rows(0, len(stored), len(stored), interleaved, stored.device)].float()
+        stored = workspace.read_whole("bias", bias)
+        values = stored[stored_rows(0, bias.n, bias.n, interleaved, stored.device)].float()
         if interleaved > 1:  # these parts are scales, to which 1 was added
             values.view(interleaved, -1)[[1, interleaved - 2] if interleaved > 3 else [1]] -= 1
     return Values(values[chunk.col : chunk.stop_col].view(1, -1))

@@ -26,11 +26,13 @@ _postprocess_safetensors for exports in tiles; vllm-project/vllm vllm/model_exec
 from quanterr.formats.base import Format, FormatMismatch, Parts, Weight
 from quanterr.formats.shared.comfy_labels import NVFP4_LABELS, check_labels
 from quanterr.formats.shared.config_checks import find_declared_method
-from quanterr.formats.shared.microscaling import NVFP4_PARTS, Microscaled, check_global_scale, multiply_scales
+from quanterr.formats.shared.element_types import E4M3
+from quanterr.formats.shared.microscaling import NVFP4_PARTS, check_global_scale, multiply_scales, read_microscaled
 from quanterr.formats.shared.padding import fit_padded
-from quanterr.formats.shared.pre_quant_scale import apply_pre_quant_scale
+from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
 from quanterr.formats.shared.quark_config import has_e5m3_scales
-from quanterr.formats.shared.swizzled_scales import BlockScales, fit_block_scales
+from quanterr.formats.shared.swizzled_scales import fit_block_scales
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import E2M1
 
 MULTIPLE = 16  # ComfyUI pads rows and columns to multiples of this
@@ -51,7 +53,7 @@ def fit(parts: Parts) -> Weight | None:
     block, layouts = _fit_layouts(parts, stored, experts)
     check_global_scale(parts["global_scale"], experts)
     padded = fit_padded(parts, stored, block, MULTIPLE)
-    scale_of = multiply_scales(parts["global_scale"], padded.stored_rows)
+    factor = fit_pre_scale(parts, padded.cols, padded.stored_cols)
     orders = [label.fields.get("nibble_order") for label in parts.hints.labels]
     tiled_first = comfy_format is not None
     high_first = tiled_first and "lo_first" not in orders
@@ -62,29 +64,36 @@ def fit(parts: Parts) -> Weight | None:
     alternatives = [
         parts.weight(
             padded.shape,
-            Microscaled(codes, "e2m1", padded, layout, scale_of, high_first=high).dequantize,
+            read_microscaled(
+                codes,
+                "e2m1",
+                padded,
+                multiply_scales(layout, parts["global_scale"], padded.stored_rows),
+                factor,
+                high_first=high,
+            ),
             code_bits=4,
             levels=E2M1.scaled,
             block_size=(1, block),
             evidence=(
                 f"NVFP4, first column in the {'high' if high else 'low'} nibble, "
-                f"scales in {'tiles' if layout.tiled else 'rows'}"
-                + (f", as {declared} prescribes" if declared and (layout.tiled, high) == (False, False) else ""),
+                f"scales in {'tiles' if layout.tiles else 'rows'}"
+                + (f", as {declared} prescribes" if declared and not layout.tiles and not high else ""),
             ),
             warnings=warnings,
             comfy_format=comfy_format,
             prescribed=comfy_format is not None or (declared is not None and not may_be_tiled),
         )
-        for layout in sorted(layouts, key=lambda layout: layout.tiled != tiled_first)
+        for layout in sorted(layouts, key=lambda layout: bool(layout.tiles) != tiled_first)
         for high in (high_first, not high_first)
     ]
-    return apply_pre_quant_scale(parts, alternatives[0].with_alternatives(alternatives[1:]), padded.stored_cols)
+    return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def _fit_layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[BlockScales, ...]]:
+def _fit_layouts(parts: Parts, stored: tuple[int, ...], experts: int) -> tuple[int, tuple[Grid, ...]]:
     """Return the columns that share a scale, and the possible layouts of the scales."""
     for block in (BLOCK, WIDE_BLOCK):
-        layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // block), experts)
+        layouts = fit_block_scales(parts["scale"], stored[-2], -(-stored[-1] // block), experts, block, E4M3)
         if layouts and block == WIDE_BLOCK and parts.hints.config and not _declares_wide_blocks(parts.hints.config):
             raise FormatMismatch(f"{_describe_wide_blocks(parts)}; quantize this layer again")
         if layouts:

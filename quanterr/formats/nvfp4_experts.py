@@ -18,15 +18,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from quanterr.formats.base import Chunk, Dequantize, Format, Parts, Weight, Workspace
+from quanterr.formats.base import Dequantize, Format, Parts, Weight
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.microscaling import NVFP4_PARTS, check_global_scale, read_global_scale
+from quanterr.formats.shared.microscaling import NVFP4_PARTS, check_global_scale, multiply_scales
 from quanterr.formats.shared.padding import fit_unpadded
 from quanterr.formats.shared.row_pairs import read_pairs_of_rows
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.interpreter import interpret
 from quanterr.kernel.levels import E2M1
-from quanterr.lazy_torch import Tensor
 
 BLOCK = 16
 
@@ -54,11 +53,7 @@ def fit(parts: Parts) -> Weight | None:
 def _read(parts: Parts, rows: int, cols: int) -> Dequantize:
     """Return the function that decodes the weight: e2m1(code) · (scale · global scale); experts have ``rows`` rows."""
     blocks = Grid(parts["scale"], cols, 1, BLOCK, levels=element_types.E4M3)
-    global_scale = parts["global_scale"]
-
-    def scale(chunk: Chunk, workspace: Workspace) -> Tensor:
-        return blocks(chunk, workspace) * read_global_scale(global_scale, rows, chunk, workspace)
-
+    scale = multiply_scales(blocks, parts["global_scale"], rows)
     # The kernel could read the decoder, too; its sums would differ from torch's in the last digits.
     return partial(interpret, read_pairs_of_rows(parts.codes, scale, 1, levels=element_types.E2M1).decoder)
 

@@ -20,21 +20,18 @@ apply_paroquant_rotation_reference, nn_modules/qlinear/paroquant.py.
 """
 
 from functools import partial
-from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.awq_gemm import read_gemm
-from quanterr.formats.shared.bit_packing import Packing
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
-from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.kernel.packing import Packing
 from quanterr.lazy_torch import Tensor, torch
 
 PACKING = Packing("interleaved", 4)
-AT_ONCE = 1 << 16  # elements that are turned together, which stay in the cache
 NEEDS = {
     "codes": PartSpec(("{module}.qweight",), WORDS),
     "scale": SCALE,
@@ -70,10 +67,9 @@ def fit(parts: Parts) -> Weight:
     size = cols // blocks
     _check_pairs(parts["pairs"], size)
     coded = read_gemm(parts, cols, ColumnBlocks(blocks, size), PACKING, list_integers(4))
-    padded = fit_unpadded(parts, (rows, cols), size)
     return parts.weight(
         (rows, cols),
-        partial(dequantize, parts, coded, padded),
+        partial(dequantize, parts, coded, size),
         block_size=(1, size),
         code_bits=4,
         uniform_bits=4,
@@ -88,74 +84,25 @@ def _check_pairs(entry: Entry, size: int) -> None:
         raise FormatMismatch(f"{entry} should name each of {size} columns of a block once in each rotation")
 
 
-def dequantize(parts: Parts, coded: Dequantize, padded: Padded, chunk: Chunk, workspace: Workspace) -> Values:
+def dequantize(parts: Parts, coded: Dequantize, size: int, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the values with the rotations undone, (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_dequantize_blocks, parts, coded))
+    values = coded(chunk._replace(col=0, stop_col=parts.codes.shape[0]), workspace).weight
+    theta, pairs, factors = (workspace.read_whole(role, parts[role]) for role in ("theta", "pairs", "channel_scales"))
+    turned = turn_back(values, theta, pairs, size) * factors.view(1, -1).double()
+    return Values(turned[:, chunk.col : chunk.stop_col].float().contiguous())
 
 
-def _dequantize_blocks(parts: Parts, coded: Dequantize, chunk: Chunk, workspace: Workspace) -> Values:
-    values = coded(chunk, workspace).weight
-    turns = _find_turns(parts, chunk, workspace)
-    factors = workspace.read_whole("channel_scales", parts["channel_scales"]).view(-1, 1).double()
-    rows, size = chunk.shape[0], parts.codes.shape[0] // parts["scale"].shape[0]
-    step = max(1, AT_ONCE // (rows * size)) * size
-    for left in range(0, chunk.shape[1], step):
-        part = values[:, left : left + step]
-        turned = _turn_back(part, turns, left, workspace)
-        part.copy_(turned.mul_(factors[chunk.col + left : chunk.col + left + part.shape[1]]).t())
-    return Values(values)
-
-
-class Turns(NamedTuple):
-    """The rotations from the last to the first: the places of each pair's columns at that point, and the angles.
-
-    Each rotation writes the first columns of all pairs of a block, then the second; ``home`` finds each column again.
-    """
-
-    places: list[tuple[Tensor, Tensor]]  # (blocks, pairs of a block) each
-    angles: list[tuple[Tensor, Tensor]]  # cosines and sines, the same shape, float64
-    home: Tensor  # (blocks, columns of a block)
-
-
-def _find_turns(parts: Parts, chunk: Chunk, workspace: Workspace) -> Turns:
-    cols, size = parts.codes.shape[0], parts.codes.shape[0] // parts["scale"].shape[0]
-    theta, pairs = (workspace.read_whole(role, parts[role]) for role in ("theta", "pairs"))
-    angles = theta.view(-1, cols // 2)[:, chunk.col // 2 : chunk.stop_col // 2].double().flip(0)
-    pairs = pairs.view(-1, cols)[:, chunk.col : chunk.stop_col].long().flip(0).view(len(angles), -1, size // 2, 2)
-    where = torch.arange(size, device=workspace.device).expand(pairs.shape[1], -1)
-    places = []
-    for one, other in zip(pairs[..., 0], pairs[..., 1], strict=True):
-        places.append((where.gather(1, one), where.gather(1, other)))
-        where = torch.cat([one, other], 1).argsort(1)
-    halves = angles.view(len(angles), -1, size // 2)
-    return Turns(places, list(zip(halves.cos(), halves.sin(), strict=True)), where)
-
-
-def _turn_back(values: Tensor, turns: Turns, left: int, workspace: Workspace) -> Tensor:
-    """Return blocks of columns from ``left`` on, (r, c), with all pairs turned back: (c, r) float64.
-
-    Columns are rows here, so that each is moved as a whole.
-    """
-    shape, size = (values.shape[1], values.shape[0]), turns.home.shape[1]
-    held, made, one, other, product = (
-        workspace.buffer(name, (shape[0] // halved, shape[1]), torch.float64)
-        for name, halved in (("held", 1), ("made", 1), ("one", 2), ("other", 2), ("product", 2))
-    )
-    held.copy_(values.t())
-    blocks = slice(left // size, (left + shape[0]) // size)
-    first = torch.arange(0, shape[0], size, device=workspace.device).unsqueeze(1)
-    for places, angles in zip(turns.places, turns.angles, strict=True):
-        for place, taken in zip(places, (one, other), strict=True):
-            torch.index_select(held, 0, (place[blocks] + first).view(-1), out=taken)
-        cos, sin = (factor[blocks].reshape(-1, 1) for factor in angles)
-        firsts, seconds = made.view(-1, 2, size // 2, shape[1]).unbind(1)
-        torch.mul(other, sin, out=product)
-        torch.sub(torch.mul(one, cos, out=held[: len(one)]), product, out=product)
-        firsts.copy_(product.view(firsts.shape))
-        one.mul_(sin).add_(other.mul_(cos))
-        seconds.copy_(one.view(seconds.shape))
-        held, made = made, held
-    return torch.index_select(held, 0, (turns.home[blocks] + first).view(-1), out=made)
+def turn_back(values: Tensor, theta: Tensor, pairs: Tensor, size: int) -> Tensor:
+    """Return whole rows, (r, cols) float32, with all pairs in blocks of ``size`` columns turned back, in float64."""
+    columns = values.t().contiguous().double()  # each is moved as a whole
+    angles, places = theta.view(-1, len(columns) // 2).double(), pairs.view(-1, len(columns)).long()
+    places = places + torch.arange(len(columns), device=values.device) // size * size
+    for angle, place in zip(angles.flip(0), places.flip(0), strict=True):
+        cos, sin = angle.cos().unsqueeze(1), angle.sin().unsqueeze(1)
+        one, other = columns.index_select(0, place[::2]), columns.index_select(0, place[1::2])
+        columns.index_copy_(0, place[::2], one * cos - other * sin)
+        columns.index_copy_(0, place[1::2], one * sin + other * cos)
+    return columns.t()
 
 
 FORMATS = (Format("paroquant", NEEDS, fit, summary="ParoQuant: 4-bit integers of columns that were rotated in pairs"),)

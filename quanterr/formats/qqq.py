@@ -19,24 +19,27 @@ Reference: ModelCloud/GPTQModel@f4c327a1 gptqmodel/nn_modules/qlinear/qqq.py, QQ
 
 from __future__ import annotations
 
-from functools import cache, partial
-
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import WORDS
+from quanterr.formats.shared.marlin_order import OF_GROUPS, OF_ROWS
+from quanterr.kernel.grid import Grid
+from quanterr.kernel.interpreter import Nested
 from quanterr.kernel.levels import INT4
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.kernel.tiles import Tiles
 
 ROWS, COLS = 64, 16  # size of a tile
-TILE = ROWS * COLS
 NEEDS = {
     "codes": PartSpec(("{module}.B",), WORDS),
     "channel": PartSpec(("{module}.s_channel",), frozenset({"F32"})),
     "group": PartSpec(("{module}.s_group",), frozenset({"F16"}), optional=True),
 }
 # True: there are several groups
-INTERLEAVE = {True: (0, 2, 4, 6, 1, 3, 5, 7), False: (4, 0, 5, 1, 6, 2, 7, 3)}
+TILES = {
+    True: Tiles("C R s8 q4 t4 x2 h2 m2", "Rths", "Cqmx", 4),
+    False: Tiles("C R s8 q4 t4 n4 h2", "Rths", "Cqn", 4, high_first=True),
+}
 LEVELS = {True: element_types.list_integers(4, 8), False: tuple(16 * value for value in element_types.INT4)}
 
 
@@ -57,7 +60,7 @@ def fit(parts: Parts) -> Weight:
     blocks = ColumnBlocks(n, cols // n)
     return parts.weight(
         (rows, cols),
-        partial(dequantize, parts, blocks, grouped),
+        _read(parts, blocks, grouped),
         block_size=blocks.edges,
         code_bits=4,
         uniform_bits=None if grouped else 4,
@@ -67,39 +70,17 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-def dequantize(parts: Parts, blocks: ColumnBlocks, grouped: bool, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return the values of a chunk, (r, c)."""
-    top, bottom = chunk.row // ROWS, -(-chunk.stop_row // ROWS)
-    left, right = chunk.col // COLS, -(-chunk.stop_col // COLS)
-    words = workspace.read_whole("tiles", parts.codes)[left:right, top * 2 * ROWS : bottom * 2 * ROWS].contiguous()
-    packed = element_types.unpack(words.view(torch.uint8), LEVELS[grouped]).view(-1, TILE)
-    tiles = workspace.buffer("elements", tuple(packed.shape), torch.float32)
-    torch.index_select(packed, 1, _find_places(grouped, workspace.device), out=tiles)
-    ordered = workspace.buffer("ordered", (bottom - top, ROWS, right - left, COLS), torch.float32)
-    ordered.copy_(tiles.view(right - left, bottom - top, ROWS, COLS).permute(1, 2, 0, 3))
-    above, before = chunk.row - top * ROWS, chunk.col - left * COLS
-    matrix = ordered.view((bottom - top) * ROWS, -1)
-    values = workspace.output(chunk.shape)
-    values.copy_(matrix[above : above + chunk.shape[0], before : before + chunk.shape[1]])
-    rows = torch.arange(chunk.row, chunk.stop_row, device=workspace.device)
-    if grouped:
-        places = rows // 64 * 64 + rows % 8 * 8 + rows % 64 // 8
-        scales = workspace.read_whole("groups", parts["group"]).index_select(1, places).t().float()
-        groups = blocks.restrict(lambda _chunk, _workspace: scales)
-        blocks.apply(torch.Tensor.mul_, values, groups, chunk, workspace).round_().clamp_(-128, 127)
-    places = rows // 32 * 32 + rows % 8 // 2 * 8 + rows % 32 // 8 * 2 + rows % 2
-    of_rows = workspace.read_whole("channels", parts["channel"]).view(-1)[places]
-    return Values(values.mul_(of_rows.unsqueeze(1)))
-
-
-@cache
-def _find_places(grouped: bool, device: torch.device) -> Tensor:
-    """Return the place among a tile's packed codes of each of its elements, row by row: (1024,) int64."""
-    number = torch.arange(TILE)
-    row, column = number // COLS, number % COLS
-    word = 16 * (row % 8) + 4 * (column // 4) + row // 16
-    inside = torch.tensor(INTERLEAVE[grouped]).argsort()[4 * (row % 16 // 8) + column % 4]
-    return (8 * word + inside).to(device)
+def _read(parts: Parts, blocks: ColumnBlocks, grouped: bool) -> Native:
+    """Return the function that decodes the weight: INT8 values times the scales of rows."""
+    codes = parts.codes
+    cols = COLS * codes.shape[0]
+    read = Grid(codes, cols, 1, key="codes", tiles=TILES[grouped])
+    channel = Grid(parts["channel"], tiles=OF_ROWS)
+    if not grouped:
+        return Native(Decoder(codes, cols, levels=LEVELS[grouped], scale=channel, read=read))
+    group = Grid(parts["group"], blocks.n, blocks.size, key="group", tiles=OF_GROUPS)
+    inner = Decoder(codes, cols, levels=LEVELS[grouped], scale=group, group=blocks.size, read=read)
+    return Native(Decoder(codes, cols, scale=channel, read=Nested(inner, (-128, 127))))
 
 
 FORMATS = (Format("qqq", NEEDS, fit, summary="QQQ: 4-bit codes of INT8 values, a scale for each row and each group"),)

@@ -13,10 +13,8 @@ Reference: amd-quark 0.13, quark/torch/quantization/config/config.py AmdFP4Spec,
 lookup.py, quark/torch/utils/pack.py Pack_fp4.
 """
 
-from math import prod
-
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
-from quanterr.formats.shared.microscaling import decode_e5m3, make_e5m3_weight, multiply_scales
+from quanterr.formats.shared.microscaling import make_e5m3_weight
 from quanterr.formats.shared.quark_config import find_specifications, has_e5m3_scales
 
 BYTES = frozenset({"U8"})
@@ -37,9 +35,7 @@ def fit(parts: Parts) -> Weight | None:
         return None
     if block is None or (global_scale is not None and global_scale.n != 1):
         raise FormatMismatch(f"its scale {scale} has no E5M3 number per 16 or 32 columns of {codes}")
-    rows = prod(shape[:-1])
-    scale_of = multiply_scales(global_scale, rows, decode_e5m3) if global_scale else decode_e5m3
-    return make_e5m3_weight(parts, shape, block, scale_of)
+    return make_e5m3_weight(parts, shape, block, global_scale)
 
 
 FORMATS = (Format("quark_fp4", NEEDS, fit, usual_db=(17, 21)),)

@@ -25,28 +25,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from quanterr.checkpoints import Entry
-from quanterr.formats.base import (
-    Chunk,
-    Decoder,
-    Format,
-    FormatMismatch,
-    Native,
-    Parts,
-    PartSpec,
-    Weight,
-    Workspace,
-)
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.awq_gemm import read_gemm, sign
-from quanterr.formats.shared.bit_packing import Packing, unpack_columns
+from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.config_checks import read_floats
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS
 from quanterr.formats.shared.quark_config import find_specifications
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT4, uniform
-from quanterr.lazy_torch import Tensor
+from quanterr.kernel.packing import Packing
 
 NEEDS = {
     "codes": PartSpec(("{weight}",), WORDS),
@@ -71,6 +59,11 @@ class WordCoding(NamedTuple):
     def levels(self) -> tuple[float, ...]:
         """The value of each code."""
         return element_types.INT4 if self.signed else element_types.list_integers(4)
+
+    @property
+    def zero_levels(self) -> tuple[float, ...]:
+        """The zero point that each code stands for, if it is not the code."""
+        return element_types.INT4 if self.signed else ()
 
     def __str__(self) -> str:
         return f"{'signed' if self.signed else 'unsigned'} 4-bit codes, {self.packing.name}"
@@ -155,35 +148,23 @@ def _possible_codings(parts: Parts, dtype: object) -> list[WordCoding]:
 
 def _read_blocks(parts: Parts, blocks: ColumnBlocks, coding: WordCoding) -> Native:
     """Return the function that decodes transposed codes: (code - zero point) · scale, with a scale per block."""
-    return read_gemm(parts, parts.codes.shape[0], blocks, coding.packing, coding.levels, coding.signed)
+    return read_gemm(parts, parts.codes.shape[0], blocks, coding.packing, coding.levels, coding.zero_levels)
 
 
 def _read_rows(parts: Parts, _blocks: ColumnBlocks, coding: WordCoding, factor: float | None = None) -> Native:
     """Return the function that decodes rows of codes: (code - zero point) · scale · factor, with a scale per row."""
-    zero_point = parts.get("zero_point")
+    codes, zero_point, packing = parts.codes, parts.get("zero_point"), coding.packing
+    cols = 8 * codes.shape[1]
     decoder = Decoder(
-        parts.codes,
-        8 * parts.codes.shape[1],
+        codes,
+        cols,
         levels=coding.levels,
         scale=Grid(parts["scale"]),
-        zero=partial(_read_zero_points, zero_point, coding) if zero_point else None,
+        zero=ColumnBlocks(1, cols).packed(zero_point, packing, True, coding.zero_levels) if zero_point else None,
         factor=factor,
-        read=None if coding.packing.name == "dense" else partial(_read_codes, parts.codes, coding.packing),
+        read=None if packing.name == "dense" else Grid(codes, cols, 1, key="words", packing=packing),
     )
     return Native(decoder)
-
-
-def _read_zero_points(entry: Entry, coding: WordCoding, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the zero points of a chunk's rows, (r, 1) float32."""
-    codes = unpack_columns(workspace.read_whole("zeros", entry).view(1, -1), coding.packing, workspace, "zero_points")
-    return (sign(codes, 4) if coding.signed else codes)[:, chunk.row : chunk.stop_row].t()
-
-
-def _read_codes(entry: Entry, packing: Packing, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the codes of a chunk, (r, c) float32."""
-    width = entry.shape[1]
-    words = workspace.read("words", entry, chunk.row * width, (chunk.shape[0], width))
-    return unpack_columns(words, packing, workspace)[:, chunk.col : chunk.stop_col]
 
 
 FORMATS = (

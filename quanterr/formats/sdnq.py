@@ -33,7 +33,7 @@ sdnq/quant_utils.py build_hadamard.
 from __future__ import annotations
 
 import re
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -43,23 +43,25 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Branch,
     Chunk,
+    Decoder,
     Format,
     FormatMismatch,
+    Native,
     Parts,
     PartSpec,
     RotatedWeight,
-    Values,
     Weight,
     Workspace,
 )
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.bit_packing import BYTE, Packing, unpack_columns
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS
-from quanterr.formats.shared.convrot import rotate, unrotate
-from quanterr.formats.shared.lowrank_branch import add_branch
-from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.formats.shared.convrot import rotate
+from quanterr.formats.shared.padding import check_width
+from quanterr.kernel.decoder import LowRank
+from quanterr.kernel.grid import MANY, Grid
 from quanterr.kernel.levels import OF_DTYPE, Levels, uniform
+from quanterr.kernel.packing import Packing
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
@@ -77,6 +79,7 @@ SHORT = {  # exponent bits of fpN and ufpN
     "": {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3},
     "u": {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 4},
 }
+LEVELS = {"I8": element_types.INT8, "F8_E4M3": element_types.E4M3, "F8_E5M2": element_types.E5M2}
 STORED = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "fp8": "float8_e4m3fn"}
 CODEBOOKS = tuple((1 << bits,) for bits in range(2, 9))  # last axes of tables of values
 HADAMARD = 256  # default number of columns that are rotated together
@@ -273,7 +276,7 @@ def _fit_layout(parts: Parts, bits: int | None) -> SdnqLayout:
 def _check_layout(parts: Parts, layout: SdnqLayout) -> SdnqLayout:
     codes, zero_point = parts.codes, parts.get("zero_point")
     rows, cols = layout.shape
-    run = len(Packing("spread", layout.bits).run(BYTE).codes) if 2 <= layout.bits <= 8 else 0
+    run = len(Packing("spread", layout.bits).run.codes) if 2 <= layout.bits <= 8 else 0
     if not run or 8 * codes.nbytes != layout.bits * rows * cols or cols % run or 0 in layout.shape:
         raise FormatMismatch(f"{codes} does not hold {rows} × {cols} codes of 2 to 8 bits")
     scales = {role: parts[role] for role in ("scale", "zero_point") if parts.get(role)}
@@ -314,13 +317,16 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
     levels = None if layout.codebook else coding.levels if coding else OF_DTYPE[parts.codes.dtype]
     is_uniform = not layout.codebook and not (coding.exponent if coding else parts.codes.dtype != "I8")
     scale = None if layout.codebook else parts["scale"]
-    padded = fit_unpadded(parts, layout.shape, rotation or len(Packing("spread", layout.bits).run(BYTE).codes))
+    check_width(parts, layout.shape)
     name = coding.name if coding else STORED[parts.codes.dtype]
-    branch = Branch(partial(_read_branch, parts, layout, rotation)) if parts.get("svd_up") else None
+    low_rank = _fit_low_rank(parts, layout) if parts.get("svd_up") else None
+    branch = Branch(partial(low_rank.read_factors, layout.shape, rotation)) if low_rank else None
     described = f"SDNQ {name} in {parts.codes}, scale {parts['scale']}"
+    decoder = _describe_codes(parts, layout, coding)
+    decoder.low_rank = low_rank
     plain = parts.weight(
         layout.shape,
-        partial(dequantize, parts, layout, coding, padded, 0),
+        Native(decoder),
         code_bits=layout.bits,
         uniform_bits=layout.bits if is_uniform else None,
         levels=levels,
@@ -331,101 +337,61 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
     )
     if not rotation:
         return plain
-    return parts.weight(
-        layout.shape,
-        partial(dequantize, parts, layout, coding, padded, rotation),
-        code_bits=layout.bits,
-        uniform_bits=plain.uniform_bits,
+    return replace(
+        plain,
+        dequantize=Native(replace(decoder, rotation=rotation)),
+        levels=None,
         rotated=RotatedWeight(plain, partial(rotate, rotation)),
-        block_size=layout.blocks.edges,
-        scale=scale,
-        branch=branch,
         evidence=(f"{described}; rotated in groups of {rotation}",),
     )
 
 
-def dequantize(
-    parts: Parts,
-    layout: SdnqLayout,
-    coding: NumberType | None,
-    padded: Padded,
-    rotation: int,
-    chunk: Chunk,
-    workspace: Workspace,
-) -> Values:
-    """Return number(code) · scale + zero point + branch, (r, c), with the rotation undone if there is one."""
-    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, layout, coding, rotation))
+def _fit_low_rank(parts: Parts, layout: SdnqLayout) -> LowRank:
+    up, down = parts["svd_up"], parts["svd_down"]
+    rank = up.shape[0 if layout.transposed else 1]
+    return LowRank(
+        Grid(up, rank, turned=layout.transposed, key="svd_up"),
+        Grid(down, rank, turned=not layout.transposed, key="svd_down"),
+    )
 
 
-def _dequantize_block(
-    parts: Parts, layout: SdnqLayout, coding: NumberType | None, rotation: int, chunk: Chunk, workspace: Workspace
-) -> Values:
-    values = _read_values(parts.codes, layout, coding, chunk, workspace)
-    if layout.codebook:
-        _look_up(values, parts["scale"], layout, chunk, workspace)
-    else:
-        layout.blocks.apply(torch.Tensor.mul_, values, layout.blocks.grid(parts["scale"]), chunk, workspace)
-    if zero_point := parts.get("zero_point"):
-        layout.blocks.apply(torch.Tensor.add_, values, layout.blocks.grid(zero_point, "zero_point"), chunk, workspace)
-    if parts.get("svd_up"):
-        up, down = _read_thin(parts, layout, workspace)
-        up, down = up[chunk.row : chunk.stop_row], down[:, chunk.col : chunk.stop_col]
-        add_branch(values, None, up, down, False, workspace)
-    return Values(unrotate(values, rotation, workspace) if rotation else values)
-
-
-def _look_up(codes: Tensor, tables: Entry, layout: SdnqLayout, chunk: Chunk, workspace: Workspace) -> None:
-    """Replace codes, (r, c) float32, by the values in their groups' tables, in place."""
-    each = 1 << layout.bits
-    places = workspace.buffer("places", chunk.shape, torch.int64).copy_(codes)
-    if tables.n == each:
-        values = workspace.read_whole("tables", tables).view(1, each).expand(chunk.shape[0], -1)
-    else:
-        of_row = layout.blocks.n * each
-        values = workspace.read("tables", tables, chunk.row * of_row, (chunk.shape[0], of_row))
-        groups = torch.arange(chunk.col, chunk.stop_col, device=workspace.device) // layout.blocks.size
-        places.add_(groups.mul_(each))
-    torch.gather(values.float(), 1, places, out=codes)
-
-
-def _read_thin(parts: Parts, layout: SdnqLayout, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    up, down = (workspace.read_whole(role, parts[role]) for role in ("svd_up", "svd_down"))
-    return (up.t(), down.t()) if layout.transposed else (up, down)
-
-
-def _read_branch(parts: Parts, layout: SdnqLayout, rotation: int, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Read the whole branch, (rows, rank) and (rank, cols) float32, for inputs that are not rotated."""
-    up, down = (each.float().contiguous().clone() for each in _read_thin(parts, layout, workspace))
-    return up, unrotate(down, rotation, workspace) if rotation else down
-
-
-def _read_values(
-    codes: Entry, layout: SdnqLayout, coding: NumberType | None, chunk: Chunk, workspace: Workspace
-) -> Tensor:
-    """Return the numbers of a chunk's codes, (r, c) float32."""
-    if layout.transposed:
-        stored = workspace.read_whole("columns", codes)[chunk.col : chunk.stop_col, chunk.row : chunk.stop_row].t()
-        stored = workspace.buffer("turned", chunk.shape, stored.dtype).copy_(stored)
-    else:
-        first = (chunk.row * layout.shape[1] + chunk.col) * layout.bits // 8
-        stored = workspace.read_bytes("codes", codes, first, (chunk.shape[0], chunk.shape[1] * layout.bits // 8))
+def _describe_codes(parts: Parts, layout: SdnqLayout, coding: NumberType | None) -> Decoder:
+    """Return the decoder of the codes: number(code) · scale + zero point."""
+    codes, scale, zero_point, blocks, cols = (
+        parts.codes,
+        parts["scale"],
+        parts.get("zero_point"),
+        layout.blocks,
+        layout.shape[1],
+    )
+    shift = blocks.grid(zero_point, "zero_point") if zero_point else None
     if coding is None:
-        return element_types.decode_codes(stored, codes.dtype).weight
-    if coding.exponent:
-        unpacked = stored if coding.bits == 8 else unpack_columns(stored, _make_packing(coding), workspace, "unpacked")
-        indices = workspace.buffer("indices", chunk.shape, torch.int32).copy_(unpacked)
-        return element_types.look_up(indices, _make_table(coding, workspace.device))
-    values = unpack_columns(stored, _make_packing(coding), workspace)
-    return values if coding.unsigned else values.sub_(1 << coding.bits - 1)
+        order = Grid(codes, cols, 1, turned=layout.transposed, key="codes", levels=LEVELS[codes.dtype])
+        return Decoder(codes, cols, scale=blocks.grid(scale), shift=shift, group=blocks.group, read=order)
+    packed = Grid(codes, cols, 1, key="codes", packing=Packing("spread", coding.bits))
+    if layout.codebook:
+        n_tables = scale.n >> layout.bits
+        numbers = Grid(scale, blocks.n << layout.bits, key="tables") if n_tables > 1 else Grid(scale, scale.n, 0, MANY)
+        return Decoder(codes, cols, shift=shift, group=blocks.group, read=partial(_look_up, packed, numbers, layout))
+    middle = 0 if coding.unsigned else 1 << coding.bits - 1
+    return Decoder(
+        codes,
+        cols,
+        levels=_list_values(coding) if coding.exponent else element_types.list_integers(coding.bits, middle),
+        scale=blocks.grid(scale),
+        shift=shift,
+        group=blocks.group,
+        read=packed,
+    )
 
 
-def _make_packing(coding: NumberType) -> Packing:
-    return Packing("spread", coding.bits)
-
-
-@cache
-def _make_table(coding: NumberType, device: torch.device) -> Tensor:
-    return torch.tensor(_list_values(coding), device=device)[:, None]
+def _look_up(codes: Grid, tables: Grid, layout: SdnqLayout, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the values of a chunk's codes in the tables of their groups, (r, c) float32."""
+    values, places = tables(chunk, workspace), codes(chunk, workspace).long()
+    if values.shape[1] > 1 << layout.bits:
+        groups = torch.arange(chunk.col, chunk.stop_col, device=places.device) // layout.blocks.size
+        places = places + (groups << layout.bits)
+    return values.expand(len(places), -1).gather(1, places)
 
 
 FORMATS = (

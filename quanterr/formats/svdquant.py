@@ -28,21 +28,24 @@ Comfy-Org/comfy-quants@55f0a26 formats/kitchen_tilepack.py, formats/svdquant_w4a
 
 from functools import partial
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Branch, Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Branch, Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
-from quanterr.formats.shared.lowrank_branch import add_branch
-from quanterr.formats.shared.padding import Padded, fit_padded
-from quanterr.formats.shared.scale_grid import multiply
+from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
+from quanterr.kernel.decoder import LowRank
+from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT4
-from quanterr.lazy_torch import Tensor
+from quanterr.kernel.tiles import Tiles
 from quanterr.util.text import display
 
 LABELS = frozenset({"svdquant_w4a4"})
 GROUP = 64
 TILE_ROWS, INTERLEAVED = 128, 4
 TILE = (TILE_ROWS // INTERLEAVED, INTERLEAVED * GROUP // 2)
+TILES, OF_ROWS = Tiles("R C a32 b4 d32 n2", "Rab", "Cdn", 4), Tiles("R C a128", "Ra", "C")
 BASES = {None: False, "raw": False, "post_smoothing": True}
 NEEDS = {
     "codes": PartSpec(("{weight}",), INT8),
@@ -69,17 +72,19 @@ def fit(parts: Parts) -> Weight:
     for role, shape in expected.items():
         if parts[role].shape != shape:
             raise FormatMismatch(f"{parts[role]} should be {list(shape)} for codes {parts.codes}")
-    smoothed = _smooths_branch(parts)
+    low_rank = _fit_low_rank(parts, rank)
     padded = fit_padded(parts, (rows, cols), GROUP, 1)
     lies = "in tiles" if tiled else "in order"
     return parts.weight(
         padded.shape,
-        partial(dequantize, parts, padded, smoothed),
+        _read(parts, padded, low_rank),
         code_bits=4,
         levels=INT4,
         block_size=(1, GROUP),
-        branch=Branch(partial(_read_branch, parts, padded, smoothed), parts["smooth"]),
-        evidence=(f"4-bit codes {lies}, a branch of rank {rank}" + (", the branch smoothed too" if smoothed else ""),),
+        branch=Branch(partial(low_rank.read_factors, (padded.rows, padded.cols), 0), parts["smooth"]),
+        evidence=(
+            f"4-bit codes {lies}, a branch of rank {rank}" + (", the branch smoothed too" if low_rank.smoothed else ""),
+        ),
         warnings=warnings,
         comfy_format=comfy_format,
     )
@@ -108,60 +113,22 @@ def _smooths_branch(parts: Parts) -> bool:
     return BASES[basis]
 
 
-def dequantize(parts: Parts, padded: Padded, smoothed: bool, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return float32(code) · float32(scale) with smoothing undone, plus the low-rank branch, (r, c)."""
-    return padded.dequantize(chunk, workspace, partial(_dequantize_block, parts, padded, smoothed))
+def _read(parts: Parts, padded: Padded, low_rank: LowRank) -> Native:
+    """Return the function that decodes the weight: code · scale with smoothing undone, plus the low-rank product."""
+    codes, cols, scale = parts.codes, padded.stored_cols, Grid(parts["scale"], padded.stored_cols // GROUP, GROUP)
+    if len(codes.shape) == 4:
+        read = Grid(codes, cols, 1, key="codes", tiles=TILES, levels=element_types.INT4)
+        decoder = Decoder(codes, cols, scale=replace(scale, tiles=OF_ROWS), group=GROUP, read=read, low_rank=low_rank)
+    else:
+        scale = replace(scale, turned=True)
+        decoder = Decoder(codes, cols, levels=element_types.INT4, scale=scale, group=GROUP, low_rank=low_rank)
+    return read_padded(padded, decoder)
 
 
-def _dequantize_block(parts: Parts, padded: Padded, smoothed: bool, chunk: Chunk, workspace: Workspace) -> Values:
-    tiled = len(parts.codes.shape) == 4
-    read = _read_tiles if tiled else _read_rows
-    codes, scale, up = read(parts, padded, chunk, workspace)
-    columns = slice(chunk.col, chunk.stop_col)
-    values = element_types.unpack(codes, element_types.INT4)
-    multiply(values, scale.float()[:, chunk.col // GROUP : chunk.stop_col // GROUP], chunk.col, GROUP)
-    smooth = workspace.read_whole("smooth", parts["smooth"])[columns]
-    down = workspace.read_whole("down", parts["down"])[columns].t()
-    return Values(add_branch(values, smooth, up, down, smoothed, workspace))
-
-
-def _read_rows(parts: Parts, padded: Padded, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
-    """Read codes, (r, c / 2), scales, (r, groups), and rows of proj_up, (r, rank), stored in order."""
-    rows, rank = slice(chunk.row, chunk.stop_row), parts["up"].shape[1]
-    first = (chunk.row * padded.stored_cols + chunk.col) // 2
-    codes = workspace.read("codes", parts.codes, first, (chunk.shape[0], chunk.shape[1] // 2))
-    scale = workspace.read_whole("whole_scale", parts["scale"])[:, rows].t()
-    return codes, scale, workspace.read("up", parts["up"], chunk.row * rank, (chunk.shape[0], rank))
-
-
-def _read_tiles(parts: Parts, padded: Padded, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
-    """Read codes, scales and rows of proj_up stored in tiles, like :func:`_read_rows`."""
-    top, bottom = chunk.row // TILE_ROWS, -(-chunk.stop_row // TILE_ROWS)
-    groups, rank = padded.stored_cols // GROUP, parts["up"].shape[1]
-    tiles, inside = bottom - top, slice(chunk.row - top * TILE_ROWS, chunk.stop_row - top * TILE_ROWS)
-    whole = tiles, groups, TILE[0], INTERLEAVED, GROUP // 2
-    stored = workspace.read("codes", parts.codes, top * groups * TILE[0] * TILE[1], whole)
-    codes = stored.permute(0, 2, 3, 1, 4).reshape(tiles * TILE_ROWS, padded.stored_cols // 2)
-    codes = codes[inside, chunk.col // 2 : chunk.stop_col // 2]
-    scale = workspace.read("scale", parts["scale"], top * groups * TILE_ROWS, (tiles, groups, TILE_ROWS))
-    up = workspace.read("up", parts["up"], top * rank * TILE_ROWS, (tiles, rank, TILE_ROWS))
-    return codes, _untile(scale)[inside], _untile(up)[inside]
-
-
-def _read_branch(parts: Parts, padded: Padded, smoothed: bool, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Read the whole branch, (rows, rank) and (rank, cols) float32, for inputs that are not smoothed."""
-    rows, cols = padded.shape
-    stored = workspace.read_whole("up", parts["up"])
-    up = (_untile(stored) if len(stored.shape) == 3 else stored)[:rows].float()
-    down = workspace.read_whole("down", parts["down"])[:cols].t().float()
-    if smoothed:
-        down = down / workspace.read_whole("smooth", parts["smooth"])[:cols].float()
-    return up.clone(), down.clone()
-
-
-def _untile(stored: Tensor) -> Tensor:
-    """Reorder (tiles, n, 128) to (rows, n)."""
-    return stored.transpose(1, 2).reshape(-1, stored.shape[1])
+def _fit_low_rank(parts: Parts, rank: int) -> LowRank:
+    tiles = OF_ROWS if len(parts.codes.shape) == 4 else None
+    up, down = Grid(parts["up"], rank, key="up", tiles=tiles), Grid(parts["down"], rank, key="down")
+    return LowRank(up, down, Grid(parts["smooth"], key="smooth"), _smooths_branch(parts))
 
 
 FORMATS = (Format("svdquant_w4a4", NEEDS, fit, usual_db=(24, 26), corrects_biases=True),)

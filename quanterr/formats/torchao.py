@@ -46,24 +46,17 @@ from quanterr.formats.shared import element_types, torchao_int4
 from quanterr.formats.shared.microscaling import (
     CODE_BITS,
     LEVELS,
-    Microscaled,
-    ScaleOf,
     SmallFloat,
     check_global_scale,
-    decode_e4m3,
-    decode_exponents,
     multiply_scales,
+    read_microscaled,
 )
 from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
 from quanterr.formats.shared.scale_grid import fit_grid, read_grid
-from quanterr.formats.shared.swizzled_scales import TILE_COLS, TILE_ROWS, BlockScales
-from quanterr.formats.shared.torchao_header import (
-    Description,
-    fit_pre_scale,
-    parse_description,
-    read_block_size,
-)
-from quanterr.kernel.grid import Grid
+from quanterr.formats.shared.swizzled_scales import SWIZZLED, TILE_COLS, TILE_ROWS
+from quanterr.formats.shared.torchao_header import Description, parse_description, read_block_size
+from quanterr.kernel.grid import E8M0, Grid
 from quanterr.kernel.levels import OF_DTYPE, signed_bytes
 from quanterr.util.text import count, display, parse_digits
 
@@ -137,10 +130,10 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     target = declared.get("target_dtype")
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
     code_bits = parse_digits(named.removeprefix("int")) or 8
-    padded = fit_unpadded(parts, codes.shape, group)
+    padded, factor = fit_unpadded(parts, codes.shape, group), fit_pre_scale(parts, cols, 1, role="act_pre_scale")
     return parts.weight(
         codes.shape,
-        IntegerTensor(parts, padded, one, code_bits == 8, fit_pre_scale(parts, cols)).dequantize,
+        IntegerTensor(parts, padded, one, code_bits == 8, factor).dequantize,
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=signed_bytes(code_bits),
@@ -214,7 +207,7 @@ def _fit_mx(parts: Parts, declared: Description) -> Weight:
         raise FormatMismatch(
             f"the header declares elements {display(named)} in blocks of {block}, which is not supported"
         )
-    return _fit_microscaled(parts, declared, element, block, decode_exponents)
+    return _fit_microscaled(parts, declared, element, block, E8M0)
 
 
 def _fit_nvfp4(parts: Parts, declared: Description) -> Weight:
@@ -222,15 +215,16 @@ def _fit_nvfp4(parts: Parts, declared: Description) -> Weight:
     experts = codes.shape[0] if len(codes.shape) == 3 else 1
     if per_tensor:
         check_global_scale(per_tensor, experts)
-    scale_of = multiply_scales(per_tensor, (1, 1, *codes.shape)[-2]) if per_tensor else decode_e4m3
-    return _fit_microscaled(parts, declared, "e2m1", 16, scale_of)
+    return _fit_microscaled(parts, declared, "e2m1", 16, element_types.E4M3)
 
 
-def _fit_microscaled(parts: Parts, declared: Description, element: SmallFloat, block: int, scale_of: ScaleOf) -> Weight:
+def _fit_microscaled(
+    parts: Parts, declared: Description, element: SmallFloat, block: int, levels: tuple[float, ...]
+) -> Weight:
     codes, scale = parts.codes, parts["scale"]
     dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}.get(element, ("U8",))
     unpacked = CODE_BITS[element] == 6
-    kind = "F8_E8M0" if scale_of is decode_exponents else "F8_E4M3"
+    kind = "F8_E8M0" if levels is E8M0 else "F8_E4M3"
     if codes.dtype not in dtypes or scale.dtype not in (kind, "U8") or len(codes.shape) not in (2, 3):
         raise FormatMismatch(f"codes of {parts.format} are {dtypes[0]} with scales {kind}, not {codes} and {scale}")
     shape = (*codes.shape[:-1], codes.shape[-1] * (2 if codes.dtype == "U8" and not unpacked else 1))
@@ -242,10 +236,11 @@ def _fit_microscaled(parts: Parts, declared: Description, element: SmallFloat, b
         raise FormatMismatch(
             f"its scale {scale} should have {count(stored, 'number')}, {way}: one per {block} columns of {list(shape)}"
         )
-    scales = BlockScales(scale, rows, blocks, 1, tiled)
+    scales = Grid(scale, blocks, block, levels=levels, tiles=SWIZZLED if tiled else None)
+    scales = multiply_scales(scales, parts.get("per_tensor_scale"), shape[-2])
     return parts.weight(
         shape,
-        Microscaled(codes, element, fit_unpadded(parts, shape, block), scales, scale_of, unpacked).dequantize,
+        read_microscaled(codes, element, fit_unpadded(parts, shape, block), scales, unpacked=unpacked),
         code_bits=CODE_BITS[element],
         levels=LEVELS[element],
         block_size=(1, block),

@@ -11,6 +11,7 @@ from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.kernel.enums import ElementType, Order
 from quanterr.kernel.grid import Grid
+from quanterr.kernel.rotation import rotate
 from quanterr.kernel.structs import BlocksStruct
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
@@ -62,11 +63,15 @@ class StoredScales(NamedTuple):
     def of(cls, grid: Grid) -> "StoredScales | None":
         """Return the scales of a grid; None if they must be converted, or a stack stores them matrix by matrix."""
         is_row_by_row = not grid.turned and grid.height == 1 and grid.down == grid.stack_rows
-        if grid.entry.dtype not in FLOATS or (grid.stack_rows and not is_row_by_row):
+        if grid.tiles or grid.packing or (grid.stack_rows and not is_row_by_row):
             return None
         if grid.entry.n == grid.height == 1:  # a single number for all rows
             return None
-        return cls(grid.entry, grid.height, grid.width, grid.turned)
+        if grid.entry.dtype in FLOATS:
+            return None if grid.steps else cls(grid.entry, grid.height, grid.width, grid.turned)
+        if not grid.levels or not is_row_by_row or any(isinstance(n, Grid) and n.entry.n > 1 for _, n in grid.steps):
+            return None
+        return cls(grid.entry, 1, grid.width, table=grid.make_table)
 
 
 class SharedBytes(NamedTuple):
@@ -80,23 +85,67 @@ class SharedBytes(NamedTuple):
     bits: int
 
 
+class LowRank(Struct, frozen=True, gc=False):
+    """A low-rank product in a weight, which runtimes multiply by inputs that they have not rounded (SVDQuant, SDNQ).
+
+        weight = values / smooth + up @ down        if down is already divided by smooth
+        weight = (values + up @ down) / smooth      if ``smoothed``
+
+    ``up`` has a row for each row of the weight. ``down`` and ``smooth`` have a row for each column.
+    The sum is computed in float64 and rounded to float32 once.
+
+    Reference: mit-han-lab/nunchaku (SVDQuant, arXiv 2411.05007); Comfy-Org/comfy-kitchen@7d86acf
+    tensor/svdquant_w4a4.py, whose weight is the output of its kernel for an identity matrix.
+    """
+
+    up: Grid
+    down: Grid
+    smooth: Grid | None = None
+    smoothed: bool = False
+
+    def add_to(self, values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Return the weight's values in a chunk, (r, c) float32, from those of its codes."""
+        of_columns = Chunk(chunk.col, chunk.stop_col, 0, self.down.width)
+        wide = values.double()
+        smooth = None if self.smooth is None else self.smooth(of_columns, workspace).t().double()
+        if smooth is not None and not self.smoothed:
+            wide = wide / smooth
+        up, down = self.up(chunk, workspace).double(), self.down(of_columns, workspace).t().double()
+        wide = torch.addmm(wide, up, down)
+        return (wide / smooth if smooth is not None and self.smoothed else wide).float()
+
+    def read_factors(self, matrix: tuple[int, int], rotation: int, workspace: Workspace) -> tuple[Tensor, Tensor]:
+        """Return the factors of a weight of (rows, cols), (rows, rank) and (rank, cols) float32, for plain inputs.
+
+        ``rotation`` is the decoder's.
+        """
+        rows, cols = matrix
+        up = self.up(Chunk(0, rows, 0, self.up.width), workspace)
+        of_columns = Chunk(0, cols, 0, self.down.width)
+        down = self.down(of_columns, workspace).t()
+        if self.smooth is not None and self.smoothed:
+            down = down / self.smooth(of_columns, workspace).t()
+        return up.clone(), rotate(down.contiguous().clone(), rotation) if rotation else down.clone()
+
+
 class Decoder(Struct, gc=False):
     """A decoding rule, (value of the code - zero) · scale or value · scale + shift, for rows of ``cols`` elements.
 
     Each operation rounds to float32. The result is multiplied by ``factor``, a number or a grid of a number for
-    each column, if there is one. ``levels`` has the value
+    each column, if there is one, and the ``low_rank`` product is added. ``levels`` has the value
     of each code of 1 to 8 bits, 2^bits of them; codes follow each other in a stream of bits, low bits first, or from
     the high bits of each byte if ``high_first`` (4 bits). Codes without levels are numbers of type ``element``.
     ``grid``, for ggml's IQ1 to IQ3, makes the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and
     ``shift`` return one value per block of ``group`` columns of a chunk; if ``group`` is 0, one per row or element.
-    ``ends`` are the bytes of saturated codes, at most three. If ``rotation``, a power of two up to MOST_ROTATED, is not
-    0, columns are finally rotated in groups of that size, as formats/shared/convrot.py specifies. ``stored``, which
+    ``ends`` are the bytes of saturated codes, at most three. If ``rotation``, a power of two, is not
+    0, columns are finally rotated in groups of that size, as rotation.py specifies. ``stored``, which
     follows from a grid, describes the file's tensor of scales: the kernel reads them itself instead of calling
     ``scale``. ``shared`` describes rows in Order.SHARED_BYTES. ``columns``, (cols,) int32, is the block of each column
     where columns of a block are not next to each other; the kernel then needs ``stored``. ``blocks``, for
     ElementType.BLOCKS, describes blocks that hold their own scales. Codes in another order have a function ``read``,
-    which returns those of a chunk of whole groups, (r, c): whole numbers if codes have levels, else float32 (or
-    float64).
+    usually a grid of a number for each element, which returns those of a chunk of whole groups, (r, c): whole numbers
+    if codes have levels, else float32 (or float64). The rows of each matrix of a stack, ``rows`` of them, may be
+    stored with padding, as ``stored_rows``.
     """
 
     codes: Entry
@@ -118,6 +167,9 @@ class Decoder(Struct, gc=False):
     grid: Callable[[], Tensor] | None = None
     blocks: BlocksStruct | None = None
     read: Callable[[Chunk, Workspace], Tensor] | None = None
+    low_rank: LowRank | None = None
+    rows: int = 0
+    stored_rows: int = 0
 
     def __post_init__(self) -> None:
         """Describe the scales of a grid."""
@@ -146,7 +198,9 @@ class Decoder(Struct, gc=False):
         """The type by which the compiled kernel reads the codes; None if it cannot."""
         if self.read is not None or (self.columns is not None and self.stored is None):
             return None
-        if self.factor == 0 or isinstance(self.factor, Grid):
+        if self.factor == 0 or isinstance(self.factor, Grid) or self.low_rank is not None:
+            return None
+        if self.rotation > MOST_ROTATED or self.rows != self.stored_rows:
             return None
         if self.order == Order.WORDS_DOWN and self.codes.bits != WORD:
             return None

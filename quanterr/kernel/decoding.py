@@ -93,6 +93,8 @@ def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
         return None
     cols, (together, _), rotated = weight.matrix[1], decoder.storage_unit, decoder.rotation or 1
     blocks = decoder.blocks
+    if decoder.rotation and decoder.cols != cols:
+        return None
     if cols % together or decoder.cols % together or (decoder.order == Order.AWQ_WORDS and chunks[0].row % AWQ_ROWS):
         return None
     if chunks[0].stop_col - chunks[0].col == cols:

@@ -9,6 +9,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from quanterr.checkpoints import Entry
+from quanterr.kernel.packing import Packing
+from quanterr.kernel.tiles import Tiles
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -24,8 +26,16 @@ class Grid(Struct, frozen=True, gc=False):
 
     They are stored by rows, (rows / height, width), or if ``turned``, by columns, (width, rows / height). A stack
     stores one such matrix after the other, of ``down`` rows for each ``stack_rows`` rows of the weight. A single number
-    belongs to all elements. ``key`` names the buffer that holds them. As a function, a grid returns the numbers of a
-    chunk, (1 or r, blocks) float32.
+    belongs to all elements. ``key`` names the buffer that holds them.
+
+    With ``packing``, they are codes, each row (or column) of which is packed in containers; these follow each other, or
+    if ``words_down``, lie in a column (or row). With ``tiles``, they are stored in that order. ``levels`` has what each
+    code, or each byte, stands for.
+
+    Each of ``steps`` then changes the numbers: the name of a method of tensors, and its operand, if it takes one: a
+    number, or other numbers, of blocks that are at least as wide. Each rounds to float32.
+
+    As a function, a grid returns the numbers of a chunk, (1 or r, blocks) float32; codes without levels as uint8.
     """
 
     entry: Entry
@@ -36,23 +46,54 @@ class Grid(Struct, frozen=True, gc=False):
     key: str = "scale"
     stack_rows: int = 0  # 0: the weight is one matrix
     down: int = 0
-    levels: tuple[float, ...] = ()  # what each byte stands for, if numbers are bytes
+    levels: tuple[float, ...] = ()
+    packing: Packing | None = None
+    words_down: bool = False
+    tiles: Tiles | None = None
+    steps: tuple[tuple[str, Grid | float | None], ...] = ()
 
     def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Return the numbers of a chunk, (1 or r, blocks) float32."""
-        if self.entry.n == 1:
+        """Return the numbers of a chunk, (1 or r, blocks) float32, or uint8 codes."""
+        numbers = self._read(chunk, workspace)
+        for operation, operand in self.steps:
+            operands = () if operand is None else (self._read_operand(operand, chunk, workspace),)
+            numbers = getattr(numbers, operation)(*operands)
+        return numbers
+
+    def make_table(self, workspace: Workspace) -> Tensor:
+        """Return what each byte stands for after all steps, (256,) float32; operands are single numbers."""
+        numbers, single = _make_table(self.levels, workspace.device).view(1, -1), Chunk(0, 1, 0, 1)
+        for operation, operand in self.steps:
+            numbers = getattr(numbers, operation)(self._read_operand(operand, single, workspace))
+        return numbers.view(-1)
+
+    def _read_operand(self, operand: Grid | float | None, chunk: Chunk, workspace: Workspace) -> Tensor | float | None:
+        if not isinstance(operand, Grid):
+            return operand
+        numbers = operand(chunk, workspace)
+        if operand.group in (0, self.group):
+            return numbers
+        columns = torch.arange(chunk.col // self.group, -(-chunk.stop_col // self.group), device=numbers.device)
+        return numbers[:, columns * self.group // operand.group - chunk.col // operand.group]
+
+    def _read(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Return the numbers of a chunk as they are stored, (1 or r, blocks)."""
+        if self.entry.n == 1 and not (self.packing or self.tiles):
             return self._to_float(workspace.read_whole(self.key, self.entry)).view(1, 1)
         first, stop = self._find_row(chunk.row), self._find_row(chunk.stop_row - 1) + 1
-        numbers = self._to_float(self._read_rows(first, stop, workspace))
+        numbers = self._read_rows(first, stop, workspace)
         if self.group:
             numbers = numbers[:, chunk.col // self.group : -(-chunk.stop_col // self.group)]
+        numbers = self._to_float(numbers)
         if len(numbers) == 1 or (self.height == 1 and self.down == self.stack_rows):  # for all rows, or one for each
             return numbers
         rows = torch.arange(chunk.row, chunk.stop_row, device=numbers.device)
         return numbers.index_select(0, self._find_row(rows) - first)
 
     def _to_float(self, stored: Tensor) -> Tensor:
-        return look_up_bytes(stored, self.levels) if self.levels else stored.float()
+        if self.levels:
+            return look_up_bytes(stored, self.levels)
+        return stored if self.packing or (self.tiles and self.tiles.bits) else stored.float()
 
     def _find_row(self, row: Rows) -> Rows:
         """Return the row of numbers that belongs to a row, or to each of several rows, of the weight."""
@@ -62,17 +103,36 @@ class Grid(Struct, frozen=True, gc=False):
 
     def _read_rows(self, first: int, stop: int, workspace: Workspace) -> Tensor:
         """Read rows of numbers, (stop - first, width)."""
+        if self.tiles is not None:
+            return self.tiles.read(self.key, self.entry, self.width, first, stop, workspace)
         if self.turned:
-            down = self.down or self.entry.n // self.width
-            matrix, last = first // down, (stop - 1) // down
-            shape = last + 1 - matrix, self.width, down
-            stored = workspace.read_cached(self.key, self.entry, matrix * self.width * down, shape)
-            if matrix == last:
-                return stored[0, :, first - matrix * down : stop - matrix * down].t()
-            return stored.transpose(1, 2).reshape(-1, self.width)[first - matrix * down : stop - matrix * down]
+            return self._read_columns(first, stop, workspace)
+        if self.packing is None:
+            return self._read_in_order(self.width, first, stop, workspace)
+        if self.words_down:
+            containers = workspace.read_whole(self.key, self.entry)[:, first:stop].t()
+        else:
+            width = self.packing.count(self.width, self.entry.bits)
+            containers = self._read_in_order(width, first, stop, workspace)
+        return self.packing.unpack(containers, 0, self.width)
+
+    def _read_in_order(self, width: int, first: int, stop: int, workspace: Workspace) -> Tensor:
         if self.entry.n <= FEW:
-            return workspace.read_whole(self.key, self.entry).view(-1, self.width)[first:stop]
-        return workspace.read_cached(self.key, self.entry, first * self.width, (stop - first, self.width))
+            return workspace.read_whole(self.key, self.entry).view(-1, width)[first:stop]
+        return workspace.read_cached(self.key, self.entry, first * width, (stop - first, width))
+
+    def _read_columns(self, first: int, stop: int, workspace: Workspace) -> Tensor:
+        """Read rows of numbers that are stored by columns, matrix by matrix."""
+        size = self.entry.n // (self.entry.shape[0] if self.stack_rows else 1)
+        down = self.down or (MANY if self.packing else size // self.width)
+        matrix, last = first // down, (stop - 1) // down
+        shape = (last + 1 - matrix, *((-1, self.width) if self.words_down else (self.width, -1)))
+        stored = workspace.read_cached(self.key, self.entry, matrix * size, (last + 1 - matrix, size)).view(shape)
+        columns = stored.transpose(1, 2) if self.words_down else stored
+        begin, end = (first - matrix * down, stop - matrix * down) if matrix == last else (0, down)
+        columns = self.packing.unpack(columns, begin, end) if self.packing else columns[..., begin:end]
+        rows = columns.transpose(1, 2).reshape(-1, self.width)
+        return rows if matrix == last else rows[first - matrix * down : stop - matrix * down]
 
 
 class Run(Struct, frozen=True, gc=False):

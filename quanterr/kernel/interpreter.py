@@ -2,16 +2,18 @@
 
     value = ((level of the code - zero) · scale + shift) · factor        each operation rounds to float32
 
-and the columns are rotated last. The compiled kernel carries out the same data.
+then a low-rank product is added, and the columns are rotated last. The compiled kernel carries out the same data.
 """
 
-from collections.abc import Callable
-from math import gcd, lcm
+from collections.abc import Callable, Iterator
+from math import lcm
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from quanterr.kernel.decoder import Decoder, ElementType, Order
+from quanterr.kernel.packing import Packing
+from quanterr.kernel.rotation import rotate
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -24,7 +26,7 @@ DTYPES = {
     ElementType.I8: "int8",
     ElementType.E4M3: "float8_e4m3fn",
 }
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight rows
+AWQ_WORDS = Packing("interleaved", 4)
 
 
 class Values(NamedTuple):
@@ -37,7 +39,7 @@ class Values(NamedTuple):
 class Native(Struct, frozen=True, gc=False):
     """A ``dequantize`` function that is data. Wrapping it drops the data, which would no longer fit.
 
-    ``specify`` returns the values of decoders with blocks or a rotation, which :func:`interpret` does not know.
+    ``specify`` returns the values of decoders with blocks, which :func:`interpret` does not know.
     """
 
     decoder: Decoder
@@ -48,6 +50,18 @@ class Native(Struct, frozen=True, gc=False):
         return self.specify(chunk, workspace) if self.specify else interpret(self.decoder, chunk, workspace)
 
 
+class Nested(Struct, frozen=True, gc=False):
+    """The values of a decoder, (r, c) float32, as the codes of another; ``within`` two numbers, they are rounded."""
+
+    decoder: Decoder
+    within: tuple[int, int] | None = None
+
+    def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
+        """Return the values of a chunk."""
+        values = interpret(self.decoder, chunk, workspace).weight
+        return values if self.within is None else values.round().clamp(*self.within)
+
+
 def decoder_of(dequantize: Callable[[Chunk, Workspace], Any]) -> Decoder | None:
     """Return the decoder of a dequantize function; None if the compiled kernel cannot read its codes."""
     decoder = dequantize.decoder if isinstance(dequantize, Native) else None
@@ -56,18 +70,32 @@ def decoder_of(dequantize: Callable[[Chunk, Workspace], Any]) -> Decoder | None:
 
 def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the values of a chunk, (r, c) float32, and the number of its saturated codes, if the decoder has ends."""
+    if decoder.rows == decoder.stored_rows:
+        return _interpret_piece(decoder, chunk, workspace)
+    pieces = [_interpret_piece(decoder, piece, workspace) for piece in _skip_padding(decoder, chunk)]
+    counts = [piece.saturated for piece in pieces if piece.saturated is not None]
+    return Values(torch.cat([piece.weight for piece in pieces]), torch.stack(counts).sum() if counts else None)
+
+
+def _skip_padding(decoder: Decoder, chunk: Chunk) -> Iterator[Chunk]:
+    """Yield the rows of a chunk that are stored together, counted as they are stored."""
+    for matrix in range(chunk.row // decoder.rows, (chunk.stop_row - 1) // decoder.rows + 1):
+        first, stop = max(chunk.row, matrix * decoder.rows), min(chunk.stop_row, (matrix + 1) * decoder.rows)
+        padding = matrix * (decoder.stored_rows - decoder.rows)
+        yield chunk._replace(row=first + padding, stop_row=stop + padding)
+
+
+def _interpret_piece(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
     outer = _widen(decoder, chunk)
     inside = slice(chunk.col - outer.col, chunk.stop_col - outer.col)
-    saturated = None
     if decoder.read is not None:
-        values = decoder.read(outer, workspace)
-        if decoder.levels:
-            values = _tell_levels(decoder, values)
+        stored = decoder.read(outer, workspace)
+        values = _tell_levels(decoder, stored) if decoder.levels else stored
+        values = values.float() if values.dtype == torch.uint8 else values
     else:
         stored = read_codes(decoder, outer, workspace)
         values = look_up(decoder, stored)
-        if decoder.ends:
-            saturated = count_ends(stored[:, inside], decoder.ends)
+    saturated = count_ends(stored[:, inside], decoder.ends) if decoder.ends else None
     if decoder.columns is not None:
         values = values[:, : decoder.columns.n]
     for operation, of_blocks in (
@@ -78,9 +106,14 @@ def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
         if of_blocks is not None:
             numbers = of_blocks(outer, workspace).to(values.dtype)
             values = operation(values, spread(decoder, numbers, outer, workspace))
-    values = values[:, inside]
+    if not decoder.rotation:
+        values, outer = values[:, inside], chunk
     if decoder.factor is not None:
-        values = values * (decoder.factor if isinstance(decoder.factor, float) else decoder.factor(chunk, workspace))
+        values = values * (decoder.factor if isinstance(decoder.factor, float) else decoder.factor(outer, workspace))
+    if decoder.low_rank is not None:
+        values = decoder.low_rank.add_to(values, outer, workspace)
+    if decoder.rotation:
+        values = rotate(values.contiguous(), decoder.rotation)[:, inside]
     return Values(values.contiguous(), saturated)
 
 
@@ -88,7 +121,7 @@ def _widen(decoder: Decoder, chunk: Chunk) -> Chunk:
     """Return a chunk of whole units of storage and groups, or of whole rows if columns are not stored in order."""
     if decoder.order != Order.ROWS or decoder.columns is not None:
         return chunk._replace(col=0, stop_col=decoder.cols)
-    unit = lcm(decoder.storage_unit[0], decoder.group or 1)
+    unit = lcm(decoder.storage_unit[0], decoder.group or 1, decoder.rotation or 1)
     stop = min(-(-chunk.stop_col // unit) * unit, decoder.cols)
     return chunk._replace(col=chunk.col // unit * unit, stop_col=stop)
 
@@ -108,17 +141,10 @@ def read_codes(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Tensor:
             words = workspace.read_whole("columns", decoder.codes)[:, chunk.row : chunk.stop_row]
             return words.t().contiguous().view(torch.uint8)
         case Order.AWQ_WORDS:
-            return _read_awq_words(decoder, chunk, workspace)
+            words = workspace.read_whole("columns", decoder.codes)
+            return AWQ_WORDS.unpack(words, chunk.row, chunk.stop_row).t()
         case Order.SHARED_BYTES:
             return _read_shared_bytes(decoder, chunk, workspace)
-
-
-def _read_awq_words(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read codes of 4 bits of words, (cols, rows / 8), one in each byte: uint8 (r, cols)."""
-    rows = torch.arange(chunk.row, chunk.stop_row, device=workspace.device)
-    place = 4 * torch.tensor(AWQ_ORDER, device=workspace.device, dtype=torch.int32)[rows % 8]
-    words = workspace.read_whole("columns", decoder.codes)[:, rows // 8]
-    return (words >> place & 15).to(torch.uint8).t()
 
 
 def _read_shared_bytes(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Tensor:
@@ -140,7 +166,9 @@ def _read_shared_bytes(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> 
 def look_up(decoder: Decoder, stored: Tensor) -> Tensor:
     """Return the levels of stored codes, float32 (r, c)."""
     if decoder.levels and 8 % decoder.bits:
-        return _tell_levels(decoder, unpack_bits(stored, decoder.bits))
+        return _tell_levels(
+            decoder, Packing("dense", decoder.bits).unpack(stored, 0, 8 * stored.shape[1] // decoder.bits)
+        )
     if (table := decoder.make_table()) is not None:
         return table.to(stored.device).index_select(0, stored.reshape(-1).int()).view(len(stored), -1)
     if decoder.element is None:
@@ -154,30 +182,17 @@ def _tell_levels(decoder: Decoder, codes: Tensor) -> Tensor:
     return levels.index_select(0, codes.reshape(-1).int()).view(codes.shape)
 
 
-def unpack_bits(stored: Tensor, bits: int) -> Tensor:
-    """Return the codes of a stream of bits, low bits first: (r, bytes) uint8 to (r, whole codes) int32."""
-    period, each = bits // gcd(bits, 8), 8 // gcd(bits, 8)  # bytes after which codes are placed alike, and their codes
-    wide = torch.nn.functional.pad(stored, (0, 1)).short()
-    pairs = wide[:, :-1] | wide[:, 1:] << 8
-    codes = stored.new_empty((len(stored), 8 * stored.shape[1] // bits), dtype=torch.int32)
-    for k in range(each):
-        of_place = codes[:, k::each]
-        found = pairs[:, k * bits // 8 :: period][:, : of_place.shape[1]]
-        of_place.copy_(found >> k * bits % 8 & (1 << bits) - 1)
-    return codes
-
-
 def spread(decoder: Decoder, numbers: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Return a number for each column of a chunk, (1 or r, 1 or c), from one for each block of columns or element."""
     if decoder.columns is not None:
-        return numbers[:, workspace.read_whole("order", decoder.columns)]
+        return numbers.index_select(1, workspace.read_whole("order", decoder.columns))
     if numbers.shape[1] == 1 or not decoder.group:
         return numbers
-    columns = torch.arange(chunk.col, chunk.stop_col, device=numbers.device) // decoder.group
-    of_column = columns - chunk.col // decoder.group
-    return numbers[:, of_column.clamp_(max=numbers.shape[1] - 1)]  # stored columns may be padding
+    of_columns = numbers.unsqueeze(2).expand(-1, -1, decoder.group).flatten(1)
+    missing = chunk.shape[1] - of_columns.shape[1]  # stored columns may be padding
+    return torch.nn.functional.pad(of_columns, (0, missing))
 
 
 def count_ends(stored: Tensor, ends: tuple[int, ...]) -> Tensor:
-    """Count the bytes, uint8, that are ``ends``: those of saturated codes; 0-d."""
-    return torch.isin(stored, torch.tensor(ends, dtype=torch.uint8, device=stored.device)).sum()
+    """Count the bytes that are ``ends``: those of saturated codes; 0-d."""
+    return torch.isin(stored.to(torch.uint8), torch.tensor(ends, dtype=torch.uint8, device=stored.device)).sum()

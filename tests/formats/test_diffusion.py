@@ -21,7 +21,7 @@ from support.making import (
 
 import quanterr
 from quanterr.formats.shared.adanorm_rows import stored_rows
-from quanterr.formats.shared.convrot import unrotate
+from quanterr.kernel.rotation import rotate
 from quanterr.tensors.chunks import Cut
 from quanterr.tensors.workspace import Workspace
 
@@ -378,7 +378,7 @@ def test_rotation_is_undone_by_its_matrix(size):
     x = numbers(3, 2 * size, dtype=torch.float32)
     expected = (x.double().view(-1, size) @ hadamard(size)).view(x.shape).float()
 
-    assert torch.allclose(expected, unrotate(x.clone(), size, Workspace()), rtol=0, atol=1e-7 * float(x.abs().max()))
+    assert torch.allclose(expected, rotate(x.clone(), size), rtol=0, atol=1e-7 * float(x.abs().max()))
 
 
 def quantized_rows(x, steps):

@@ -32,9 +32,9 @@ from quanterr.comparison.worker import Worker
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.findings import FindingCollector
 from quanterr.formats import exl3, gguf_basic, gguf_codebook, gguf_ik, gguf_iq, gguf_k, gguf_low, gguf_trellis
-from quanterr.formats.shared import code_tiles, convrot, hadamard
+from quanterr.formats.shared import code_tiles, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
-from quanterr.kernel import library, rounding, structs
+from quanterr.kernel import library, rotation, rounding, structs
 from quanterr.kernel.decoder import MOST_ROTATED
 from quanterr.kernel.decoding import decode, measure_error
 from quanterr.kernel.enums import ElementType, Packing
@@ -105,10 +105,10 @@ def decoded(weight, kernel=BUILT, size=1 << 22):
 def test_rotated_values_equal_torch(monkeypatch, kernel, size):
     values = normal(8192, 3).view(-1) * torch.tensor(10.0) ** torch.randint(-30, 30, (3 * 8192,))
     found, expected = values.clone(), values.clone()
-    monkeypatch.setattr(convrot, "choose_kernel", lambda: library.KernelChoice(None))
-    convrot.unrotate(expected, size, Workspace())
-    monkeypatch.setattr(convrot, "choose_kernel", lambda: library.KernelChoice(kernel))
-    convrot.unrotate(found, size, Workspace())
+    monkeypatch.setattr(rotation, "choose_kernel", lambda: library.KernelChoice(None))
+    rotation.rotate(expected, size)
+    monkeypatch.setattr(rotation, "choose_kernel", lambda: library.KernelChoice(kernel))
+    rotation.rotate(found, size)
 
     assert same_bits(expected, found)
 

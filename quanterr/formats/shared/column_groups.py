@@ -7,18 +7,16 @@ The size is not stored. It is the first of these that gives the stored number of
 two, a divisor of the number of columns.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as change
 from functools import lru_cache
+
+from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
-from quanterr.formats.shared.scale_grid import apply_by_block
-from quanterr.kernel.decoder import OfBlocks
 from quanterr.kernel.grid import Grid
-from quanterr.lazy_torch import Tensor
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
+from quanterr.kernel.packing import Packing
 from quanterr.util.text import count
 
 SIZES = tuple(1 << n for n in range(3, 15))
@@ -53,32 +51,9 @@ class ColumnBlocks:
         """Return the numbers of the blocks; ``width`` of them are stored for each row, if they are padded."""
         return Grid(entry, width or self.n, 0 if self.order else self.size, turned=turned, key=key)
 
-    def restrict(self, of_blocks: OfBlocks) -> OfBlocks:
-        """Wrap ``of_blocks``, which returns a value per block of whole rows, to return only the values of a chunk.
-
-        If columns are permuted, a chunk may need all blocks.
-        """
-        if self.order is not None:
-            return of_blocks
-
-        def cut(chunk: Chunk, workspace: Workspace) -> Tensor:
-            return of_blocks(chunk, workspace)[:, chunk.col // self.size : -(-chunk.stop_col // self.size)]
-
-        return cut
-
-    def apply(
-        self,
-        operation: Callable[[Tensor, Tensor], Tensor],
-        values: Tensor,
-        of_blocks: OfBlocks,
-        chunk: Chunk,
-        workspace: Workspace,
-    ) -> Tensor:
-        """Apply ``operation(values, numbers)`` in place to a chunk, (r, c), with the numbers of its blocks."""
-        numbers = of_blocks(chunk, workspace)
-        if self.order is None:
-            return apply_by_block(operation, values, numbers, chunk.col, self.size)
-        return operation(values, numbers[:, workspace.read_whole("order", self.order)[chunk.col : chunk.stop_col]])
+    def packed(self, entry: Entry, packing: Packing, turned: bool = False, levels: tuple[float, ...] = ()) -> Grid:
+        """Return the zero points of the blocks, which are packed codes; ``levels`` has what they stand for."""
+        return replace(self.grid(entry, "zero_point", turned), packing=packing, levels=levels)
 
 
 def fit_blocks(n: int, cols: int, configured: int | None = None, order: Entry | None = None) -> ColumnBlocks:
@@ -131,7 +106,7 @@ def list_orders(stored: ColumnBlocks) -> list[tuple[ColumnBlocks, str]]:
     name = stored.order.name.rpartition(".")[2]
     return [
         (stored, f"; columns in the order of {name}, which names {stored.named} of {count(stored.n, 'block')}"),
-        (replace(stored, order=None), "; columns in order"),
+        (change(stored, order=None), "; columns in order"),
     ]
 
 

@@ -5,9 +5,6 @@ from quanterr.formats.base import Parts
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.padding import check_width
-from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
 
 
 def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> ColumnBlocks:
@@ -27,10 +24,3 @@ def fit_row_blocks(parts: Parts, shape: tuple[int, ...]) -> ColumnBlocks:
         raise FormatMismatch(f"{order} should have one number for each column of a weight of shape {list(shape)}")
     check_width(parts, shape)
     return fit_blocks(scale.shape[-1] if scale.n > 1 else 1, shape[-1], read_setting(parts, "group_size"), order)
-
-
-def apply_scales(codes: Tensor, parts: Parts, blocks: ColumnBlocks, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Compute (code - zero point) · scale in place, (r, c); the zero point is 0 if none is stored."""
-    if entry := parts.get("zero_point"):
-        blocks.apply(torch.Tensor.sub_, codes, blocks.grid(entry, "zero_point"), chunk, workspace)
-    return blocks.apply(torch.Tensor.mul_, codes, blocks.grid(parts["scale"]), chunk, workspace)

@@ -8,7 +8,7 @@ from math import inf, nan
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, ElementType, Native, Parts, Values
 from quanterr.kernel.decoder import OfBlocks, tabulate
-from quanterr.kernel.grid import look_up_bytes
+from quanterr.kernel.grid import Grid, look_up_bytes
 from quanterr.kernel.interpreter import count_ends
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk, as_matrix
@@ -32,7 +32,7 @@ def read_one_by_one(
     scale: OfBlocks | None = None,
     group: int = 0,
     zero: OfBlocks | None = None,
-    factor: float | None = None,
+    factor: float | Grid | None = None,
     columns: Entry | None = None,
 ) -> Native:
     """Return the function that decodes elements stored one by one; see :class:`Decoder`."""
@@ -89,6 +89,7 @@ def list_small_floats(exponent: int, mantissa: int, signed: bool = True) -> tupl
 
 # E2M1 values by code: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats 1.0, 5.3.3)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+INT8 = tuple(map(float, (*range(128), *range(-128, 0))))
 INT4 = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0)
 
 # OCP Microscaling Formats 1.0, 5.3.2

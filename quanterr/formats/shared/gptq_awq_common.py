@@ -7,10 +7,7 @@ group_size, q_group_size          -1: a whole row
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Parts, PartSpec
-from quanterr.formats.shared.bit_packing import Packing
-from quanterr.lazy_torch import Tensor
-from quanterr.tensors.chunks import Chunk
-from quanterr.tensors.workspace import Workspace
+from quanterr.kernel.packing import Packing
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 WORDS = frozenset({"I32"})
@@ -35,7 +32,7 @@ def find_gemm_bits(codes: Entry, scale: Entry) -> list[int]:
     """Return the numbers of bits per code with which the shapes fit AWQ's gemm layout, the likeliest first."""
     if len(codes.shape) != 2 or len(scale.shape) != 2:
         return []
-    return [bits for bits in (4, 2, 3, 5, 6, 7, 8) if codes.shape[1] == Packing("dense", bits).words(scale.shape[1])]
+    return [bits for bits in (4, 2, 3, 5, 6, 7, 8) if codes.shape[1] == Packing("dense", bits).count(scale.shape[1])]
 
 
 def is_gemv(parts: Parts) -> bool:
@@ -45,8 +42,3 @@ def is_gemv(parts: Parts) -> bool:
         return False
     codes, scale, zero_point = shapes
     return codes[0] == scale[0] == zero_point[0] and scale[1] == 8 * zero_point[1]
-
-
-def read_transposed_scale(entry: Entry, chunk: Chunk, workspace: Workspace, key: str = "scales") -> Tensor:
-    """Read the scales of a chunk's rows, stored as (blocks, rows), as float32 (r, blocks)."""
-    return workspace.read_whole(key, entry)[:, chunk.row : chunk.stop_row].t().float().contiguous()

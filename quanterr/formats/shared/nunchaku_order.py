@@ -16,49 +16,11 @@ slowest first:
 Reference: mit-han-lab/deepcompressor@69f3473 deepcompressor/backend/nunchaku/utils.py, NunchakuWeightPacker.
 """
 
-from quanterr.checkpoints import Entry
-from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.workspace import Workspace
+from quanterr.kernel.tiles import Tiles
 
 TILE = 128  # rows of a tile
-
-
-def find_tiles(row: int, stop_row: int) -> tuple[int, int]:
-    """Return the first tile that holds any of the rows, and the tile after the last such tile."""
-    return row // TILE, -(-stop_row // TILE)
-
-
-def read_tiles(key: str, entry: Entry, top: int, bottom: int, width: int, workspace: Workspace) -> Tensor:
-    """Read the elements of tiles ``top:bottom``, flat; each row has ``width`` elements."""
-    return workspace.read(key, entry, top * TILE * width, ((bottom - top) * TILE * width,))
-
-
-def order_codes(stored: Tensor, workspace: Workspace) -> Tensor:
-    """Reorder codes of whole tiles, (rows, bytes) int8, to row-major order, the first column in the low nibble."""
-    rows, width = stored.shape
-    tiles, across = rows // TILE, width // 32
-    words = stored.view(torch.int32).view(tiles, across, 8, 8, 4, 2, 2)
-    ordered = workspace.buffer("ordered", (tiles, 8, 2, 8, across, 2, 4), torch.int32)
-    return ordered.copy_(words.permute(0, 2, 5, 3, 1, 6, 4)).view(torch.int8).view(rows, width)
-
-
-def order_scales(stored: Tensor, groups: int = 1) -> Tensor:
-    """Reorder 16-bit numbers of whole tiles, flat, to (rows, groups)."""
-    return stored.reshape(-1, groups, 8, 4, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, groups)
-
-
-def order_small_scales(stored: Tensor, groups: int) -> Tensor:
-    """Reorder 8-bit numbers of whole tiles, flat, to (rows, groups)."""
-    return stored.view(-1, groups // 4, 8, 4, 4, 4).permute(0, 4, 3, 2, 1, 5).reshape(-1, groups)
-
-
-def order_down(stored: Tensor) -> Tensor:
-    """Reorder a stored (columns, rank) matrix to (rank, columns)."""
-    cols, rank = stored.shape
-    return stored.view(cols // 16, rank // 16, 8, 4, 2, 2, 2).permute(1, 4, 2, 0, 5, 3, 6).reshape(rank, cols)
-
-
-def order_up(stored: Tensor) -> Tensor:
-    """Reorder a stored (rows, rank) matrix to row-major (rows, rank)."""
-    rows, rank = stored.shape
-    return stored.view(rows // 16, rank // 16, 8, 4, 2, 2, 2).permute(0, 4, 2, 1, 5, 3, 6).reshape(rows, rank)
+CODES = Tiles("R C a8 b8 c4 d2 e2 f8", "Radb", "Cecf", 4)
+OF_ROWS = Tiles("R C a8 b4 c2 d2", "Racbd", "C")  # numbers of 16 bits
+OF_BYTES = Tiles("R C a8 b4 c4 d4", "Rcba", "Cd")
+UP = Tiles("R C a8 b4 d2 e2 f2", "Rda", "Cebf")
+DOWN = Tiles("R C a8 b4 d2 e2 f2", "Rebf", "Cda")  # its rows are the weight's columns

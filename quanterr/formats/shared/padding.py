@@ -6,18 +6,15 @@
 The true shape is the original's; the label's orig_shape must agree. Without either, the stored shape is the weight's.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+
+from msgspec.structs import replace
 
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Decoder, Dequantize, Native, Parts, Values
-from quanterr.kernel.interpreter import interpret
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.formats.base import Decoder, Native, Parts
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import KERNEL_WIDTH, Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
-
-Block = Callable[[Chunk, Workspace], Values]  # returns the values of whole blocks of the stored matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,40 +28,10 @@ class Padded:
     stored_cols: int
     step: int
 
-    def dequantize(self, chunk: Chunk, workspace: Workspace, block: Block) -> Values:
-        """Return a chunk's values, (r, c), from whole blocks; ``saturated`` counts all codes of these blocks."""
-        first, last = chunk.row // self.rows, (chunk.stop_row - 1) // self.rows
-        if first == last or self.rows == self.stored_rows:
-            return self._dequantize_piece(chunk, first * (self.stored_rows - self.rows), workspace, block)
-        values = torch.empty(chunk.shape, device=workspace.device)
-        saturated = None
-        for expert in range(first, last + 1):
-            top = expert * self.rows
-            part = chunk._replace(row=max(chunk.row, top), stop_row=min(chunk.stop_row, top + self.rows))
-            piece = self._dequantize_piece(part, expert * (self.stored_rows - self.rows), workspace, block)
-            values[part.row - chunk.row : part.stop_row - chunk.row] = piece.weight
-            if piece.saturated is not None:
-                saturated = piece.saturated if saturated is None else saturated + piece.saturated
-        return Values(values, saturated)
 
-    def _dequantize_piece(self, chunk: Chunk, shift: int, workspace: Workspace, block: Block) -> Values:
-        col, stop_col = chunk.col, chunk.stop_col
-        if chunk.stop_row - chunk.row > 1 or stop_col - col == self.cols:
-            col, stop_col = 0, self.stored_cols
-        else:
-            col, stop_col = col // self.step * self.step, min(-(-stop_col // self.step) * self.step, self.stored_cols)
-        found = block(Chunk(chunk.row + shift, chunk.stop_row + shift, col, stop_col), workspace)
-        if (col, stop_col) == (chunk.col, chunk.stop_col):
-            return found
-        cropped = workspace.buffer("cropped", chunk.shape, found.weight.dtype)
-        return Values(cropped.copy_(found.weight[:, chunk.col - col : chunk.stop_col - col]), found.saturated)
-
-
-def read_padded(padded: Padded, decoder: Decoder) -> Dequantize:
+def read_padded(padded: Padded, decoder: Decoder) -> Native:
     """Return the function that decodes the weight in a stored matrix; see :class:`Decoder`."""
-    if padded.rows == padded.stored_rows:
-        return Native(decoder)
-    return partial(padded.dequantize, block=partial(interpret, decoder))
+    return Native(replace(decoder, rows=padded.rows, stored_rows=padded.stored_rows))
 
 
 def crop(values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -7,6 +7,7 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, Native, Order
 from quanterr.formats.shared import element_types
 from quanterr.kernel.decoder import OfBlocks, SharedBytes
+from quanterr.kernel.grid import Grid
 
 
 def read_pairs_of_rows(
@@ -15,6 +16,7 @@ def read_pairs_of_rows(
     group: int,
     zero: OfBlocks | None = None,
     levels: tuple[float, ...] = element_types.INT4,
+    factor: Grid | None = None,
 ) -> Native:
     """Return the function that decodes pairs of rows; see :class:`Decoder`."""
     return Native(
@@ -27,5 +29,6 @@ def read_pairs_of_rows(
             group=group,
             order=Order.SHARED_BYTES,
             shared=SharedBytes(1, (0, 4), 4),
+            factor=factor,
         )
     )

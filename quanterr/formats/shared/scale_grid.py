@@ -30,10 +30,11 @@ from msgspec.structs import replace
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import HEADER, TENSOR
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Native, Parts, PartSpec, Values, Weight
+from quanterr.formats.base import Format, Native, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.padding import check_unpadded
+from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
 from quanterr.kernel.grid import E8M0, FEW, Grid, decode_e8m0
 from quanterr.kernel.levels import OF_DTYPE
 from quanterr.lazy_torch import Tensor, torch
@@ -143,14 +144,15 @@ def fit_scaled(
             raise
         return _make_zeros(parts, comfy_format, warnings)
     warnings += check_granularity(parts, comfy_format, grid.granularity)
+    factor = fit_pre_scale(parts, as_matrix(codes.shape)[1])
     weight = parts.weight(
         codes.shape,
-        read_grid(parts, grid),
+        read_grid(parts, grid, factor),
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
         uniform_bits=uniform_bits,
         levels=OF_DTYPE[codes.dtype].scaled if codes.dtype in OF_DTYPE else None,
-        unit=None if grid.granularity == "block" else grid.numbers,
+        unit=None if factor or grid.granularity == "block" else grid.numbers,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),
         warnings=(*warnings, grid.warning) if grid.warning else warnings,
@@ -163,7 +165,7 @@ def fit_scaled(
         return weight
     alternative = replace(
         weight,
-        dequantize=read_grid(parts, fit_grid(scale, codes.shape, [(other, "")])),
+        dequantize=read_grid(parts, fit_grid(scale, codes.shape, [(other, "")]), factor),
         unit=None,
         block_size=other,
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
@@ -177,10 +179,10 @@ def fit_scaled(
     return first.with_alternatives([alternative])
 
 
-def read_grid(parts: Parts, grid: FittedGrid) -> Native:
-    """Return the function that decodes elements stored one by one, times the scales of a grid."""
+def read_grid(parts: Parts, grid: FittedGrid, factor: Grid | None = None) -> Native:
+    """Return the function that decodes elements stored one by one, times scales and factors of columns."""
     group = grid.block[1] if grid.granularity == "block" else 0
-    return element_types.read_one_by_one(parts, grid.numbers, group)
+    return element_types.read_one_by_one(parts, grid.numbers, group, factor=factor)
 
 
 def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...]) -> Weight:
@@ -191,7 +193,7 @@ def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...
     )
     return parts.weight(
         parts.codes.shape,
-        lambda chunk, workspace: Values(workspace.output(chunk.shape).zero_()),
+        element_types.read_one_by_one(parts),
         code_bits=8,
         evidence=("all codes are zero",),
         warnings=(*warnings, warning),

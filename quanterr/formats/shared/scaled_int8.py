@@ -23,13 +23,11 @@ NEEDS = {"codes": PartSpec(("{weight}",), INT8), "scale": PartSpec(NAMES, FLOATS
 def read_as_rotated(parts: Parts, plain: Weight, size: int) -> Weight:
     """Return the weight ``plain``, read as if its columns were rotated in groups of ``size``."""
     padded = fit_padded(parts, plain.shape, size, 1)
-    dequantize = plain.dequantize  # of zeros, if it is not data
-    if isinstance(dequantize, Native):
-        dequantize = read_rotated(dequantize.decoder, padded)
+    assert isinstance(plain.dequantize, Native)  # noqa: S101 - shared/scale_grid.py makes it
     return replace(
         plain,
         format="int8_convrot",
-        dequantize=dequantize,
+        dequantize=read_rotated(plain.dequantize.decoder, padded),
         levels=None,
         rotated=RotatedWeight(plain, partial(rotate, size)),
         evidence=(f"{plain.evidence[0]}; rotated in groups of {size}",),

@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Parts
-from quanterr.kernel.grid import Grid, of_columns
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonFields
 
@@ -44,15 +43,3 @@ def read_block_size(parts: Parts, declared: Description) -> tuple[int, ...]:
     if not isinstance(block, list) or len(block) != len(shape) or not all(isinstance(b, int) and b > 0 for b in block):
         raise FormatMismatch(f"the header declares block_size {block} for {parts.codes}")
     return tuple(block)
-
-
-def fit_pre_scale(parts: Parts, cols: int) -> Grid | None:
-    """Return the factors of the layer's input, if stored.
-
-    Raises:
-        FormatMismatch: there is neither a single factor nor one for each column.
-    """
-    entry = parts.get("act_pre_scale")
-    if entry and entry.n not in (1, cols):
-        raise FormatMismatch(f"{entry} should have one number for each of {cols} columns")
-    return of_columns(entry, "act_pre_scale") if entry else None

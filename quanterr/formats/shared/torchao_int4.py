@@ -32,18 +32,17 @@ from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Dequantize, Native, Parts, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.padding import Padded, fit_unpadded
-from quanterr.formats.shared.torchao_header import (
-    Description,
-    fit_pre_scale,
-    read_block_size,
-)
+from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
+from quanterr.formats.shared.torchao_header import Description, read_block_size
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT4, Levels, uniform
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.kernel.tiles import Tiles
+from quanterr.lazy_torch import Tensor
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
 TILE_ROWS, TILE_COLS = 8, 128
+TILES = Tiles("R C r8 l4 j4 a2 b2 c2", "Rr", "Cjbcla", 4)  # a, b, c: p2, p1, p0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def fit_plain(parts: Parts, declared: Description) -> Weight:
                 f"{part} should have the shape {[*stack, cols // group, rows]}: groups of {group} columns"
             )
     shape = (*stack, rows, cols)
-    plain = PlainCodes(parts, fit_unpadded(parts, shape, group), fit_pre_scale(parts, cols))
+    plain = PlainCodes(parts, fit_unpadded(parts, shape, group), fit_pre_scale(parts, cols, 1, role="act_pre_scale"))
     return _make_weight(parts, shape, plain.dequantize, INT4, group)
 
 
@@ -122,7 +121,12 @@ def fit_words(parts: Parts, declared: Description) -> Weight:
     for part in (parts["scale"], zero_point):
         if part.shape != (cols // group, rows):
             raise FormatMismatch(f"{part} should have the shape {[cols // group, rows]}: groups of {group} columns")
-    plain = PlainCodes(parts, fit_unpadded(parts, (rows, cols), group), fit_pre_scale(parts, cols), shifted=True)
+    plain = PlainCodes(
+        parts,
+        fit_unpadded(parts, (rows, cols), group),
+        fit_pre_scale(parts, cols, 1, role="act_pre_scale"),
+        shifted=True,
+    )
     return _make_weight(parts, (rows, cols), plain.dequantize, uniform(4), group)
 
 
@@ -138,15 +142,16 @@ class TiledCodes:
     @property
     def dequantize(self) -> Dequantize:
         """The function that decodes the weight: (code - 8) · scale + zero."""
+        cols = self.parts.codes.shape[1] * TILE_COLS
         decoder = Decoder(
             self.parts.codes,
-            self.parts.codes.shape[1] * TILE_COLS,
+            cols,
             levels=element_types.list_integers(4, 8),
             scale=partial(self._read_groups, 0),
             shift=partial(self._read_groups, 1),
             group=self.group,
             factor=self.pre_scale,
-            read=self._read_codes,
+            read=Grid(self.parts.codes, cols, 1, key="codes", tiles=TILES),
         )
         return Native(decoder)
 
@@ -155,17 +160,6 @@ class TiledCodes:
         stored = workspace.read_whole("scale_and_zero", self.parts["scale_and_zero"])
         groups = slice(chunk.col // self.group, -(-chunk.stop_col // self.group))
         return stored[groups, chunk.row : chunk.stop_row, place].t().float()
-
-    def _read_codes(self, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read the codes of a chunk, (r, c) int32."""
-        top, bottom, across = chunk.row // TILE_ROWS, -(-chunk.stop_row // TILE_ROWS), self.parts.codes.shape[1]
-        shape = bottom - top, across, TILE_ROWS, 4, 4  # tile, k, row, lane % 4, j
-        stored = workspace.read("codes", self.parts.codes, top * across * 32 * 4, shape)
-        # Bits 4 p … of a word are those of place p2 p1 p0; the word's axes are followed by p2, p1 and p0.
-        shifts = 4 * torch.arange(8, dtype=torch.int32, device=stored.device)
-        codes = (stored.unsqueeze(-1) >> shifts & 15).view(*shape, 2, 2, 2)
-        rows = codes.permute(0, 2, 1, 4, 6, 7, 3, 5).reshape(-1, across * TILE_COLS)
-        return rows[chunk.row - top * TILE_ROWS : chunk.stop_row - top * TILE_ROWS, chunk.col : chunk.stop_col]
 
 
 def fit_tiles(parts: Parts, declared: Description) -> Weight:
@@ -191,7 +185,7 @@ def fit_tiles(parts: Parts, declared: Description) -> Weight:
         raise FormatMismatch(f"the header declares shape {shape} and block_size {block}, which {codes} cannot hold")
     if scales.shape != (stored_cols // group, stored_rows, 2):
         raise FormatMismatch(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
-    tiles = TiledCodes(parts, (rows, cols), group, fit_pre_scale(parts, cols))
+    tiles = TiledCodes(parts, (rows, cols), group, fit_pre_scale(parts, cols, 1, role="act_pre_scale"))
     return _make_weight(parts, (rows, cols), tiles.dequantize, uniform(4), group)
 
 
