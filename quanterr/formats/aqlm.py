@@ -9,13 +9,10 @@
 Reference: Vahe1994/AQLM@e79a896e inference_lib/src/aqlm/utils.py _dequantize_weight.
 """
 
-from functools import partial
-
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared import element_types
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared.config_checks import check_quant_method
-from quanterr.formats.shared.padding import crop
-from quanterr.lazy_torch import torch
+from quanterr.formats.shared.custom import Custom, Stored
+from quanterr.lazy_torch import Tensor
 from quanterr.util.text import count
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
@@ -46,37 +43,25 @@ def fit(parts: Parts) -> Weight:
     declared = {name: parts.hints.config[name] for name in SETTINGS if name in parts.hints.config}
     other = [f"{name} {declared[name]} for {found[name]}" for name in declared if declared[name] != found[name]]
     warnings = (f"config.json declares {', '.join(other)}, but the shapes decide",) if other else ()
+    by_tile = frozenset({"codes", "scales"} if scales.shape[0] > 1 else {"codes"})
     return parts.weight(
         (codes.shape[0] * out, codes.shape[1] * into),
-        partial(dequantize, parts),
+        Custom(parts.entries, decode, out, codes.shape[0], by_tile),
         evidence=(f"AQLM, {count(n, 'codebook')} of {bits} bits for groups of {out} × {into}",),
         warnings=(*check_quant_method(parts, "aqlm"), *warnings),
     )
 
 
-def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (sum of vectors) · scale, (r, c)."""
-    (_, across, n), (_, size, out, into) = parts["codes"].shape, parts["codebooks"].shape
-    first, stop = chunk.row // out, -(-chunk.stop_row // out)
-    codes = workspace.read("codes", parts["codes"], first * across * n, ((stop - first) * across, n))
-    table = workspace.read_whole("codebooks", parts["codebooks"]).view(n, size, out * into)
-    total = workspace.buffer("total", (codes.shape[0], out * into), torch.float32)
-    for number in range(n):
-        index = workspace.buffer("index", (codes.shape[0], 1), torch.int32).copy_(codes[:, number : number + 1])
-        vectors = element_types.look_up(index.bitwise_and_(size - 1), table[number])
-        total.add_(vectors) if number else total.copy_(vectors)
-    entry = parts["scales"]
-    if entry.shape[0] == 1:
-        scales = workspace.read_whole("scales", entry)
-    else:
-        each = entry.n // entry.shape[0]
-        scales = workspace.read("scales", entry, first * each, (stop - first, *entry.shape[1:]))
-    groups = total.view(stop - first, across, out, into).mul_(scales.float())
-    if out > 1:
-        values = workspace.output((stop - first, out, across, into))
-        groups = values.copy_(groups.transpose(1, 2))
-    rows = groups.view((stop - first) * out, across * into)
-    return Values(crop(rows[chunk.row - first * out : chunk.stop_row - first * out], chunk, workspace))
+def decode(stored: Stored, _chunk: Chunk) -> Tensor:
+    """Return (sum of vectors) · scale of whole groups of rows, (r, cols)."""
+    books = stored["codebooks"]
+    n, size, out, _ = books.shape
+    codes = stored["codes"].long() & size - 1  # (groups down, groups across, n)
+    total = books[0][codes[..., 0]].float()  # (groups down, groups across, out, into)
+    for number in range(1, n):
+        total = total + books[number][codes[..., number]]
+    groups = total * stored["scales"].float()
+    return groups.transpose(1, 2).reshape(len(codes) * out, -1)
 
 
 FORMATS = (Format("aqlm", NEEDS, fit),)

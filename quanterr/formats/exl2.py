@@ -17,12 +17,12 @@ Reference: turboderp-org/exllamav2@da07facd exllamav2/exllamav2_ext/cuda/pack_te
 quant/qdq_util.cuh.
 """
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
-from quanterr.formats.shared.padding import crop
+from quanterr.formats.shared.custom import Custom, Stored
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.text import count
 
@@ -64,7 +64,7 @@ def fit(parts: Parts) -> Weight:
     bits = sorted({group.bits for group in groups})
     return parts.weight(
         (rows, cols),
-        partial(dequantize, parts, groups),
+        Custom(parts.entries, partial(decode, groups)),
         code_bits=bits[0] if len(bits) == 1 else None,
         evidence=(f"EXL2, {count(len(groups), 'group')} of {', '.join(map(str, bits))} bits",),
         warnings=check_quant_method(parts, "exl2"),
@@ -88,55 +88,28 @@ def _read_groups(parts: Parts) -> tuple[BitGroup, ...]:
     return tuple(groups)
 
 
-def dequantize(parts: Parts, groups: tuple[BitGroup, ...], chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (code - 2^(bits - 1)) · scale, (r, c)."""
-    r = chunk.stop_row - chunk.row
-    table = workspace.cache("places", parts["order"], 0, lambda: _compute_places(parts, groups, workspace))
-    word, following, group = table[0], table[1], table[7]
-    shift, mask, rest_shift, rest_mask, half = table[2:7].unsqueeze(2)
-    shape = (len(word), r)
-    stored = workspace.read_whole("codes", parts.codes)[:, chunk.row : chunk.stop_row]
-    words = workspace.buffer("words", tuple(stored.shape), torch.int32).copy_(stored)
-    codes = torch.index_select(words, 0, word, out=workspace.buffer("low", shape, torch.int32))
-    codes >>= shift
-    codes &= mask
-    rest = torch.index_select(words, 0, following, out=workspace.buffer("rest", shape, torch.int32))
-    rest <<= rest_shift
-    codes |= rest.bitwise_and_(rest_mask)
-    codes -= half
-    scale = workspace.buffer("scale of column", shape, torch.float32)
-    torch.index_select(_read_scales(parts, chunk, workspace), 0, group, out=scale)
-    columns = workspace.buffer("columns", shape, torch.float32).copy_(codes).mul_(scale)
-    values = workspace.output((r, len(word))).copy_(columns.t())
-    return Values(crop(values, chunk, workspace))
+def decode(groups: tuple[BitGroup, ...], stored: Stored, chunk: Chunk) -> Tensor:
+    """Return (code - 2^(bits - 1)) · scale of a chunk's rows, (r, cols)."""
+    order, rows = stored["order"].long() & 0xFFFF, slice(chunk.row, chunk.stop_row)
+    starts, bits, group = _place_columns(groups).to(order.device)[:, order]
+    words, place, shift = stored["codes"][:, rows].contiguous(), starts // WORD, (starts % WORD).int().unsqueeze(1)
+    low, high = (words.index_select(0, at.clamp(max=len(words) - 1)) for at in (place, place + 1))
+    ones = (1 << bits).int().unsqueeze(1) - 1
+    codes = (low >> shift & ~(-2 << 31 - shift) | high << 1 << 31 - shift) & ones  # (cols, r)
+    nibbles = stored["scale"].unsqueeze(2) >> torch.arange(0, WORD, 4, dtype=torch.int32, device=order.device) & 15
+    largest = stored["scale_max"].float() / 256
+    scales = (nibbles.flatten(1)[:, rows] + 1).square().float() * largest.unsqueeze(1)  # (groups, r)
+    columns: Tensor = (codes - (ones + 1) // 2).float() * scales.index_select(0, group)
+    return columns.t()
 
 
-def _read_scales(parts: Parts, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the scales of a chunk's rows, (groups, r) float32."""
-    first, stop = chunk.row // 8, -(-chunk.stop_row // 8)
-    words = workspace.read_whole("scale", parts["scale"])[:, first:stop]
-    nibbles = words.unsqueeze(2) >> torch.arange(0, WORD, 4, dtype=torch.int32, device=words.device) & 15
-    codes = nibbles.flatten(1)[:, chunk.row - 8 * first : chunk.stop_row - 8 * first]
-    largest = workspace.read_whole("scale_max", parts["scale_max"]).float() / 256
-    return (codes + 1).square().float() * largest.unsqueeze(1)
-
-
-def _compute_places(parts: Parts, groups: tuple[BitGroup, ...], workspace: Workspace) -> Tensor:
-    """Compute the places of each column's codes, for columns in the weight's order: (8, cols) int32.
-
-    The rows are: the word with the low bits of the code, the word with the remaining bits, the shift and the mask of
-    the low bits, the shift and the mask of the remaining bits, 2^(bits - 1), and the group.
-    """
+@lru_cache(maxsize=2)  # chunks of a weight follow each other
+def _place_columns(groups: tuple[BitGroup, ...]) -> Tensor:
+    """Return the first bit of each stored column, the bits of its codes, and its group: (3, cols) int64."""
     counts = torch.tensor([group.cols for group in groups])
+    starts = torch.cat([torch.arange(group.cols) * group.bits + group.first * WORD for group in groups])
     bits = torch.tensor([group.bits for group in groups]).repeat_interleave(counts)
-    number = torch.arange(len(groups)).repeat_interleave(counts)
-    start = torch.cat([torch.arange(group.cols) * group.bits + group.first * WORD for group in groups])
-    low = torch.minimum(bits, WORD - start % WORD)  # bits in the first word
-    following = torch.minimum(start // WORD + 1, torch.tensor(parts.codes.shape[0] - 1))
-    rest_mask = ((1 << bits) - 1) & ~((1 << low) - 1)
-    fields = (start // WORD, following, start % WORD, (1 << low) - 1, low, rest_mask, 1 << (bits - 1), number)
-    order = workspace.read_whole("order", parts["order"]).long() & 0xFFFF
-    return torch.stack(fields).to(torch.int32).to(order.device)[:, order].contiguous()
+    return torch.stack((starts, bits, torch.arange(len(groups)).repeat_interleave(counts)))
 
 
 FORMATS = (Format("exl2", NEEDS, fit),)

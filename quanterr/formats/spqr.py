@@ -20,19 +20,17 @@ inference_lib/src/spqr_quant/inference.py, sparse_util.py.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
+from quanterr.checkpoints import Entry
 from quanterr.errors import CheckpointError
-from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared import code_tiles
-from quanterr.formats.shared.code_tiles import TileLayout
+from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
-from quanterr.formats.shared.padding import crop
-from quanterr.formats.shared.scale_grid import apply_by_block, multiply
+from quanterr.formats.shared.custom import Custom, Stored
 from quanterr.lazy_torch import Tensor, torch
 
-TILE, BITS, WORD = 16, 3, 32
+TILE, BITS = 16, 3
 CODES_AT, RECORD_AT = 2 * BITS, (2 + TILE) * BITS  # bit offsets of the codes, and of a piece of ss … zz
 CONFIG = {"bits": BITS, "beta1": TILE, "beta2": TILE}
 NEEDS = {
@@ -78,7 +76,7 @@ def fit(parts: Parts) -> Weight:
     kind = "of tiles" if layer.interleaved else "of rows"
     return parts.weight(
         (rows, cols),
-        partial(dequantize, parts, layer),
+        Custom(parts.entries, partial(decode, parts, layer), TILE, tall, frozenset({"codes"})),
         code_bits=BITS,
         evidence=(f"SpQR, tiles of 16 × 16, {parts['outliers'].n} outliers by offsets {kind}",),
         warnings=check_quant_method(parts, "spqr"),
@@ -101,72 +99,43 @@ def _check_offsets(parts: Parts) -> None:
         )
 
 
-def dequantize(parts: Parts, layer: SpqrLayout, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return scale · (code - zero) + outliers, (r, c)."""
-    first, stop = chunk.row // TILE, -(-chunk.stop_row // TILE)
-    words = workspace.read("codes", parts["codes"], first * layer.across * TILE, (stop - first, layer.across, TILE))
-    stored = _decode_dense(words, workspace)
-    _add_outliers(parts, layer, stored, first, stop, workspace)
-    rows = _round(stored[chunk.row - first * TILE : chunk.stop_row - first * TILE], workspace)
-    if (order := parts.get("order")) and order.n:
-        values = workspace.output((len(rows), layer.cols))
-        inverse = workspace.cache(  # the place where each column of the weight is stored
-            "inverse",
-            parts["order"],
-            0,
-            lambda: torch.argsort(workspace.read_whole("order", parts["order"]).view(torch.int16).long() & 0xFFFF),
-        )
-        rows = torch.index_select(rows, 1, inverse, out=values)
-    return Values(crop(rows, chunk, workspace))
+def decode(parts: Parts, layer: SpqrLayout, stored: Stored, chunk: Chunk) -> Tensor:
+    """Return scale · (code - zero) + outliers of whole tiles of rows, (r, cols)."""
+    values = _decode_dense(stored["codes"].view(-1, layer.across, TILE))
+    values = _add_outliers(parts["outliers"], layer, values, stored, chunk).half().float()
+    if len(stored.get("order", ())):
+        order = stored["order"].view(torch.int16).long() & 0xFFFF
+        values = values.index_select(1, torch.argsort(order))  # where each column of the weight is stored
+    return values
 
 
-def _round(values: Tensor, workspace: Workspace) -> Tensor:
-    """Round float32 to float16 precision in place, as torch takes several times as long to compute in float16."""
-    return values.copy_(workspace.buffer("rounded", tuple(values.shape), torch.float16).copy_(values))
-
-
-def _decode_dense(words: Tensor, workspace: Workspace) -> Tensor:
+def _decode_dense(words: Tensor) -> Tensor:
     """Return the codes' values, float32 (rows, columns), from int64 words, (tile rows, tiles, 16)."""
     pieces = (words >> RECORD_AT).to(torch.uint8).view(*words.shape[:2], -1, 2)  # (tile rows, tiles, 8, 2)
     record = pieces[..., 0] | pieces[..., 1]
     ss, zs, sz, zz = record.view(torch.float16).float().unsqueeze(3).unbind(2)
-    low = words.view(torch.int32)[..., ::2]  # (tile rows, tiles, 16)
-    scale = ss.mul((low & 7).sub(sz).half()).half()
-    zero = zs.mul((low >> BITS & 7).sub(zz).half()).half()
-    layout, table = _lay_out_codes(words.device), torch.arange(1 << BITS, dtype=torch.float32, device=words.device)
-    values = code_tiles.look_up(words.view(torch.int32), layout, table, workspace)
-    zero, scale = (of_tiles.transpose(1, 2).reshape(len(values), -1).float() for of_tiles in (zero, scale))
-    _round(apply_by_block(torch.Tensor.sub_, values, zero, 0, TILE), workspace)
-    return _round(multiply(values, scale, 0, TILE), workspace)
+    scale = ss.mul((words & 7).sub(sz).half()).half()
+    zero = zs.mul((words >> BITS & 7).sub(zz).half()).half()
+    shifts = CODES_AT + BITS * torch.arange(TILE, device=words.device)
+    codes = words.unsqueeze(-1) >> shifts & 7  # (tile rows, tiles, rows of a tile, columns of a tile)
+    values = (codes.float() - zero.unsqueeze(-1).float()).half().float() * scale.unsqueeze(-1).float()
+    return values.half().float().transpose(1, 2).reshape(len(words) * TILE, -1)
 
 
-@cache
-def _lay_out_codes(device: torch.device) -> TileLayout:
-    """Return the places of a tile's codes: a row is two words of 32 bits."""
-    row, start = torch.arange(TILE).unsqueeze(1), CODES_AT + BITS * torch.arange(TILE)
-    low = 2 * row + start // WORD
-    codes = torch.stack([low, torch.clamp(low + 1, max=2 * TILE - 1), (start % WORD).expand_as(low)], 2)
-    return TileLayout(TILE, TILE, codes.view(-1, 3).to(device, torch.int32))
-
-
-def _add_outliers(parts: Parts, layer: SpqrLayout, stored: Tensor, first: int, stop: int, workspace: Workspace) -> None:
-    """Add the outliers of tile rows ``first:stop`` to ``stored``."""
-    offsets = workspace.read_whole("offsets", parts["offsets"])
-    bounds = offsets[first : stop + 1] if layer.interleaved else offsets[first * TILE : stop * TILE + 1]
+def _add_outliers(entry: Entry, layer: SpqrLayout, values: Tensor, stored: Stored, chunk: Chunk) -> Tensor:
+    """Return a chunk's values, (r, columns), with its outliers added."""
+    first, stop = (row // TILE if layer.interleaved else min(row, layer.rows) for row in (chunk.row, chunk.stop_row))
+    bounds = stored["offsets"][first : stop + 1]
     begin, end = int(bounds[0]), int(bounds[-1])
-    if begin == end:
-        return
-    found = workspace.read("outliers", parts["outliers"], begin, (end - begin,))
-    rows = torch.repeat_interleave((bounds[1:] - bounds[:-1]).long())
+    found = stored["outliers"][begin:end]
+    rows = torch.repeat_interleave(bounds.diff().long())
     if layer.interleaved:
         rows = rows * TILE + torch.arange(begin, end, device=rows.device) % TILE
     cols = found.long() & 0xFFFF
-    if int(cols.max()) >= layer.cols:
-        raise CheckpointError(
-            f"{parts['outliers'].file}: {parts['outliers']} has an outlier in column {int(cols.max())}, beyond the last"
-        )
+    if begin < end and int(cols.max()) >= layer.cols:
+        raise CheckpointError(f"{entry.file}: {entry} has an outlier in column {int(cols.max())}, beyond the last")
     numbers = (found >> 16).to(torch.int16).view(torch.float16).float()
-    stored.view(-1).index_add_(0, rows * stored.shape[1] + cols, numbers)
+    return values.view(-1).index_add(0, rows * values.shape[1] + cols, numbers).view(values.shape)
 
 
 FORMATS = (Format("spqr", NEEDS, fit),)

@@ -24,7 +24,7 @@ gptqmodel/nn_modules/qlinear/vptq_torch.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
@@ -36,13 +36,10 @@ from quanterr.formats.base import (
     FormatMismatch,
     Parts,
     PartSpec,
-    Values,
     Weight,
-    Workspace,
 )
-from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_permutation, check_quant_method, read_integers
-from quanterr.formats.shared.padding import crop
+from quanterr.formats.shared.custom import Custom, Stored
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count
@@ -121,7 +118,7 @@ def fit(parts: Parts) -> Weight:
     books = [f"{book.size} vectors" for book in (layer.main, layer.residual) if book]
     return parts.weight(
         (rows, cols),
-        partial(dequantize, parts, layer),
+        Custom(parts.entries, partial(decode, parts, layer)),
         evidence=(
             f"VPTQ, {' and '.join(books)} of {layer.main.rows} rows, {count(layer.main.entry.shape[0], 'group')}",
         ),
@@ -240,90 +237,69 @@ def _pick_only(
     return candidates[0]
 
 
-def dequantize(parts: Parts, layer: VptqLayout, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return (centroid + residual) · weight_scale + weight_bias, (r, c)."""
-    r = chunk.stop_row - chunk.row
-    values = workspace.output((r, layer.cols))
-    stored = workspace.buffer("stored", (r, layer.cols), torch.float32) if parts.get("order") else values
-    outliers = 0
-    if layer.outliers:
-        index = _read_rows("outlier index", parts["outlier_indices"], 0, layer.outliers, chunk, workspace)
-        outliers = index.shape[1]
-        stored[:, :outliers].copy_(_look_up_vectors("outlier", index, layer.outliers, chunk, workspace))
-    main, residual = _read_indices(parts, layer, chunk, workspace)
-    vectors = _look_up_vectors("main", main, layer.main, chunk, workspace)
-    stored[:, outliers:].copy_(vectors[:, : layer.cols - outliers])
+def decode(parts: Parts, layer: VptqLayout, stored: Stored, chunk: Chunk) -> Tensor:
+    """Return (centroid + residual) · weight_scale + weight_bias of a chunk's rows, (r, cols)."""
+    main, residual = _find_indices(parts, layer, stored, chunk)
+    values = _look_up_vectors(main, layer.main, stored["centroids"], chunk)
     if residual is not None and layer.residual:
-        rest = _look_up_vectors("residual", residual, layer.residual, chunk, workspace)
-        stored[:, outliers:] += rest[:, : layer.cols - outliers]
+        values = values + _look_up_vectors(residual, layer.residual, stored["res_centroids"], chunk)
+    if layer.outliers:
+        indices = _cut_rows(parts["outlier_indices"], stored["outlier_indices"][0], layer.outliers, chunk)
+        values = torch.cat([_look_up_vectors(indices, layer.outliers, stored["outlier_centroids"], chunk), values], 1)
+    values = values[:, : layer.cols]
     if order := parts.get("order"):
-        mask = MASKS[order.dtype]
-        inverse = workspace.cache(  # the place where each column of the weight is stored
-            "inverse", order, 0, lambda: torch.argsort(workspace.read_whole("order", parts["order"]).long() & mask)
-        )
-        torch.index_select(stored, 1, inverse, out=values)
-    if (scale := parts.get("scale")) and (bias := parts.get("bias")):
-        values.mul_(workspace.read_whole("scale", scale).float()).add_(workspace.read_whole("bias", bias).float())
-    return Values(crop(values, chunk, workspace))
+        places = torch.argsort(stored["order"].long() & MASKS[order.dtype])  # where each column is stored
+        values = values.index_select(1, places)
+    return values * stored["scale"].float() + stored["bias"].float() if parts.get("scale") else values
 
 
-def _read_indices(parts: Parts, layer: VptqLayout, chunk: Chunk, workspace: Workspace) -> tuple[Tensor, Tensor | None]:
+def _find_indices(parts: Parts, layer: VptqLayout, stored: Stored, chunk: Chunk) -> tuple[Tensor, Tensor | None]:
     """Return the indices of the main and the residual vectors that the chunk's rows touch, (vectors, columns) each.
 
     An index counts through the centroids of all groups, one group after the other.
     """
     entry, main, residual = parts["indices"], layer.main, layer.residual
-    packed = entry.dtype == "I32"
-    found: list[Tensor] = []
-    rest: list[Tensor] = []
-    for group in range(entry.shape[0]):
-        codes = _read_rows("index", entry, group, main, chunk, workspace)
-        if packed:
-            codes = _unpack(codes, main.bits + (residual.bits if residual else 0), layer.group_cols)
-        found.append((codes & main.size - 1 if packed else codes) + group * main.size)
-        if residual and not packed:
-            codes = _read_rows("residual index", parts["res_indices"], group, residual, chunk, workspace)
-        if residual:
-            rest.append((codes >> main.bits if packed else codes) + group * residual.size)
-    return torch.cat(found, 1), torch.cat(rest, 1) if rest else None
-
-
-def _read_rows(key: str, entry: Entry, group: int, book: VectorCodebook, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the integers of the vectors that the chunk's rows touch, (vectors, words) int64."""
-    _, n, words = entry.shape
-    first, stop = chunk.row // book.rows, -(-chunk.stop_row // book.rows)
-    stored = workspace.read(key, entry, (group * n + first) * words, (stop - first, words))
-    return stored.long() & MASKS[entry.dtype]
+    codes = _cut_rows(entry, stored["indices"], main, chunk)  # (groups, vectors, words)
+    rest = None
+    if entry.dtype == "I32":
+        bits = main.bits + (residual.bits if residual else 0)
+        fields = _unpack(codes, bits, layer.group_cols)
+        codes, rest = fields & main.size - 1, fields >> main.bits
+    elif residual:
+        rest = _cut_rows(parts["res_indices"], stored["res_indices"], residual, chunk)
+    groups = torch.arange(len(codes), device=codes.device).view(-1, 1, 1)
+    found, others = codes + groups * main.size, None if rest is None or not residual else rest + groups * residual.size
+    return _join_groups(found), None if others is None else _join_groups(others)
 
 
 def _unpack(words: Tensor, bits: int, n: int) -> Tensor:
-    """Unpack the first ``n`` values of a little-endian stream of 32-bit words per row: (r, n) int64."""
-    low, high, shift = _find_places(*words.shape, bits, n, words.device)
-    codes, rest = (words.view(-1).index_select(0, place).view(-1, n) for place in (low, high))
-    return codes.bitwise_or_(rest.bitwise_left_shift_(WORD)).bitwise_right_shift_(shift).bitwise_and_((1 << bits) - 1)
+    """Return the first ``n`` fields of each stream of 32-bit words, little-endian: (…, words) to (…, n) int64."""
+    starts = bits * torch.arange(n, device=words.device)
+    place = starts // WORD
+    low, high = (words.index_select(-1, at.clamp(max=words.shape[-1] - 1)) for at in (place, place + 1))
+    return (low | high << WORD) >> starts % WORD & (1 << bits) - 1
 
 
-@lru_cache(maxsize=8)
-def _find_places(r: int, width: int, bits: int, n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the words that hold each value's low and high bits, (r · n,), and its shift, (n,)."""
-    row, start = width * torch.arange(r).unsqueeze(1), bits * torch.arange(n)
-    low, high = row + start // WORD, row + torch.clamp(start // WORD + 1, max=width - 1)
-    # Copied, which waits: what a device computes may not be there yet when another worker takes it from the cache.
-    return low.view(-1).to(device), high.view(-1).to(device), (start % WORD).to(device)
+def _join_groups(codes: Tensor) -> Tensor:
+    """Join the columns of groups, (groups, vectors, columns) to (vectors, columns)."""
+    return codes.transpose(0, 1).flatten(1)
 
 
-def _look_up_vectors(key: str, index: Tensor, book: VectorCodebook, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Look up the vectors by index and cut out the chunk's rows: (r, columns) as stored."""
-    table = workspace.read_whole(f"{key} codebook", book.entry).view(-1, book.rows)
+def _cut_rows(entry: Entry, indices: Tensor, book: VectorCodebook, chunk: Chunk) -> Tensor:
+    """Return the integers of the vectors that the chunk's rows touch, (…, vectors, words) int64."""
+    return indices[..., chunk.row // book.rows : -(-chunk.stop_row // book.rows), :].long() & MASKS[entry.dtype]
+
+
+def _look_up_vectors(index: Tensor, book: VectorCodebook, centroids: Tensor, chunk: Chunk) -> Tensor:
+    """Look up the vectors by index, (vectors, columns), and cut out the chunk's rows: (r, columns) float32."""
+    table = centroids.view(-1, book.rows)
     if int(index.max()) >= len(table):
         raise CheckpointError(
             f"{book.entry.file}: an index is {int(index.max())}, but {book.entry} has {len(table)} vectors"
         )
-    n, cols = index.shape
-    vectors = element_types.look_up(index, table).view(n, cols, book.rows)
-    rows = workspace.buffer(f"{key} rows", (n, book.rows, cols), table.dtype).copy_(vectors.transpose(1, 2))
+    rows = table[index].transpose(1, 2).flatten(0, 1)
     skipped = chunk.row % book.rows
-    return rows.view(-1, cols)[skipped : skipped + chunk.stop_row - chunk.row]
+    return rows[skipped : skipped + chunk.stop_row - chunk.row].float()
 
 
 FORMATS = (Format("vptq", NEEDS, fit),)

@@ -59,29 +59,6 @@ class FittedGrid(NamedTuple):
     warning: str | None = None
 
 
-def multiply(values: Tensor, scale: Tensor, col: int, block_cols: int) -> Tensor:
-    """Multiply ``values``, (r, c) from column ``col`` on, by ``scale``, (1 or r, blocks of columns), in place."""
-    return apply_by_block(torch.Tensor.mul_, values, scale, col, block_cols)
-
-
-def apply_by_block(
-    change: Callable[[Tensor, Tensor], Tensor], values: Tensor, of_block: Tensor, col: int, block_cols: int
-) -> Tensor:
-    """Apply ``change(values, of_block)`` in place, with one value per block, like the scale in :func:`multiply`."""
-    n_blocks = of_block.shape[1]
-    if n_blocks == 1:
-        return change(values, of_block)
-    if col % block_cols:  # a piece of a very wide row that starts inside a block
-        columns = torch.arange(col, col + values.shape[1], device=values.device)
-        return change(values, of_block.index_select(1, columns // block_cols - col // block_cols))
-    whole = values.shape[1] // block_cols
-    inside = values.narrow(1, 0, whole * block_cols)
-    change(inside.view(-1, whole, block_cols), of_block[:, :whole].unsqueeze(2))
-    if whole < n_blocks:
-        change(values.narrow(1, whole * block_cols, values.shape[1] - whole * block_cols), of_block[:, whole:])
-    return values
-
-
 def collect_hints(parts: Parts, shaped: Iterable[tuple[Edges, str]] = ()) -> list[tuple[Edges, str]]:
     """Return block edges that labels, ``shaped`` and config.json declare, the most trustworthy source first."""
     labelled = [(label.block, f"the {label.source}") for label in parts.hints.labels if label.block]
