@@ -8,7 +8,7 @@ from typing import Annotated
 
 from quanterr.cli.interrupt import Interrupt
 from quanterr.cli.notices import announce
-from quanterr.cli.options import AllBut, argument, with_options
+from quanterr.cli.options import argument, with_options
 from quanterr.cli.progress import show_bytes
 from quanterr.options import OUTPUT, DequantizeOptions, Option
 from quanterr.util.memory import require_memory_for_torch
@@ -18,7 +18,7 @@ from quanterr.util.text import count, display, size
 @with_options
 def dequantize(
     model: Annotated[str, argument("MODEL", "The quantized checkpoint.")],
-    options: Annotated[DequantizeOptions, AllBut(("device",))],
+    options: DequantizeOptions,
     output: Annotated[
         str,
         Option(

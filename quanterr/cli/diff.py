@@ -8,7 +8,7 @@ from quanterr.options import Option
 
 OUTPUTS = Reworded(
     "outputs",
-    "Write the differences here, in the format of the suffix (.json .csv .html .md); - is JSON on stdout. Repeatable.",
+    "Write the differences here, in the format of the suffix (.json .csv .html .md); - is JSON on stdout.",
 )
 
 

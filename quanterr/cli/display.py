@@ -34,7 +34,7 @@ class Display(CheckedOptions):
         Iterable[str],
         Option(
             "Write the result here, in the format of the suffix (.json .jsonl .csv .html .md .xml); - is JSON on "
-            "stdout. Repeatable.",
+            "stdout.",
             OUTPUT,
             "FILE",
             "--output-report -o",

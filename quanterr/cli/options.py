@@ -167,11 +167,12 @@ def _sort_key(parameter: inspect.Parameter) -> int:
 
 def _make_parameter(name: str, kind: object, option: Option, default: object) -> inspect.Parameter:
     """Return typer's parameter for a field or parameter that is an option."""
+    repeatable = " Repeatable." if get_origin(kind) is Iterable else ""
     kind, default = _typer_type(kind), None if default in ((), MISSING) else default
     info = typer.Option(
         *list_flags(name, option),
         metavar=option.metavar,
-        help=option.help,
+        help=option.help + repeatable,
         rich_help_panel=option.panel,
         show_default=default is not None and not isinstance(default, bool),
         autocompletion=getattr(completion, option.words) if option.words else None,

@@ -1,6 +1,6 @@
 """The comparison of checkpoints; run.py has its steps."""
 
-from typing import Unpack
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ from quanterr.documents.plan.model import Plan
 from quanterr.errors import UnjudgedError, UsageError
 from quanterr.gates import PreparedRules, prepare
 from quanterr.gates.plan_check import check_against_plan
-from quanterr.options import CompareKeywords, CompareOptions
+from quanterr.options import CompareOptions
 from quanterr.options.keywords import accept_fields_of
 from quanterr.tensors.in_memory import Side, hold_all
 
@@ -20,17 +20,16 @@ __all__ = ["Path", "compare", "compare_each", "compare_pair"]
 
 
 @accept_fields_of(CompareOptions)
-def compare(original: Side, quantized: Side, **options: Unpack[CompareKeywords]) -> Report:
+def compare(original: Side, quantized: Side, **options: Any) -> Report:
     """Measure how far a quantized checkpoint is from its original, layer by layer.
 
     Args:
         original: a file, a folder, an index, a cached ``org/name``, an open checkpoint, a state dict or a model in
             memory.
         quantized: the same.
-        options: the fields of :class:`quanterr.CompareOptions`, by name. Rules (``require=["snr_db >= 28"]``) decide
-            the verdict.
 
-    Tensors that cannot be compared are in ``report.not_compared`` and make the verdict ``inconclusive``.
+    Rules (``require=["snr_db >= 28"]``) decide the verdict. Tensors that cannot be compared are in
+    ``report.not_compared`` and make the verdict ``inconclusive``.
 
     Raises:
         UsageError: a pattern matches nothing, no layer is left, the device is unknown, or a rule is invalid.

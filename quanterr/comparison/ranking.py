@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Unpack
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from quanterr.comparison.bounds import add_bounds
 from quanterr.comparison.estimating import estimate
 from quanterr.documents.ranking.model import Ranking
 from quanterr.gates import PreparedRules, prepare
-from quanterr.options import ComparisonOptions, RankKeywords, RankOptions, SweepKeywords, SweepOptions
+from quanterr.options import ComparisonOptions, RankOptions, SweepOptions
 from quanterr.options.keywords import accept_fields_of, list_given
 from quanterr.pairing.importance import make_importance_lookup, read_importance
 from quanterr.ranking.making import make_ranking, name_candidates
@@ -28,12 +28,12 @@ from quanterr.util.hardware import bandwidth_of
 def rank(
     original: Side,
     candidates: Side | Iterable[Side],
-    **options: Unpack[RankKeywords],
+    **options: Any,
 ) -> Ranking:
     """Rank quantized checkpoints by error and size, and find layers that could better come from another candidate.
 
-    ``options`` are the fields of :class:`quanterr.options.RankOptions`, by name; the original is read once. A candidate
-    whose report is inconclusive is not ranked, and makes the ranking's verdict ``inconclusive``.
+    The original is read once. A candidate whose report is inconclusive is not ranked, and makes the ranking's verdict
+    ``inconclusive``.
 
     Raises:
         UsageError: there are fewer than two candidates, a candidate is given twice, or :func:`compare` raises it.
@@ -56,11 +56,8 @@ def rank_candidates(
 
 
 @accept_fields_of(SweepOptions)
-def sweep(original: Side, to: Iterable[str] = (), **options: Unpack[SweepKeywords]) -> Ranking:
+def sweep(original: Side, to: Iterable[str] = (), **options: Any) -> Ranking:
     """Quantize the original on the fly by several recipes, and rank them by error and size.
-
-    ``to`` are recipes such as ``"fp8_row"`` or ``"int4_g{32,64}"``; without any, the presets are used. ``options`` are
-    the other fields of :class:`quanterr.options.SweepOptions`, by name.
 
     Raises:
         UsageError: a recipe is unknown, there is nothing to quantize, or :func:`compare` raises it.

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from math import isfinite, log10
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.comparison.scheduler import Progress
@@ -23,7 +23,7 @@ from quanterr.dequantization.tensors import WrittenTensor, count_formats, list_t
 from quanterr.errors import Interrupted, ResourceError, UsageError
 from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.options import DequantizeKeywords, DequantizeOptions
+from quanterr.options import DequantizeOptions
 from quanterr.options.keywords import accept_fields_of
 from quanterr.outputs.files import DEFAULT_MODE
 from quanterr.selection import LayerSelection
@@ -97,12 +97,12 @@ class _Piece(NamedTuple):
 
 @accept_fields_of(DequantizeOptions)
 def dequantize(
-    model: str | os.PathLike[str] | Checkpoint, output: str | os.PathLike[str], **options: Unpack[DequantizeKeywords]
+    model: str | os.PathLike[str] | Checkpoint, output: str | os.PathLike[str], **options: Any
 ) -> Dequantized:
     """Write a checkpoint back as plain floats, in safetensors.
 
     ``output`` is a file (``.safetensors``) or a folder, which gets shards, an index, and the other files of the model's
-    folder. ``options`` are the fields of :class:`quanterr.options.DequantizeOptions`, by name.
+    folder.
 
     The output appears when it is complete. Until then it is in a temporary folder next to it, where a later run with
     the same inputs and options goes on.

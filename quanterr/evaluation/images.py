@@ -13,7 +13,7 @@ from math import log10, sqrt
 from pathlib import Path
 from pickle import UnpicklingError  # raised for damaged weights
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from quanterr.documents.subjects import WIDTH
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.gates import PreparedRules, prepare
 from quanterr.options import GateOptions
+from quanterr.options.keywords import accept_fields_of
 from quanterr.tensors.clock import Clock
 from quanterr.util.text import display, escape_surrogates
 from quanterr.version import __version__
@@ -66,15 +67,11 @@ class _Lpips(NamedTuple):
     absent: str | None
 
 
+@accept_fields_of(GateOptions)
 def compare_images(
     original: str | os.PathLike[str],
     quantized: str | os.PathLike[str],
-    *,
-    thresholds: str | os.PathLike[str] | None = None,
-    require: Iterable[str] = (),
-    fail_if: Iterable[str] = (),
-    baseline: str | os.PathLike[str] | None = None,
-    strict_warnings: bool = False,
+    **options: Any,
 ) -> Images:
     """Compare images of the same name (PNG, JPEG, WebP, 8 bits) in two folders, made from the same prompts and seeds.
 
@@ -83,8 +80,7 @@ def compare_images(
     Simoncelli: Image quality assessment, 2004). LPIPS (Zhang et al. 2018, version 0.1, AlexNet) needs lpips or
     torchmetrics, and its weights on this machine: nothing is downloaded.
 
-    ``thresholds``, ``require``, ``fail_if`` and ``strict_warnings`` are rules, such as ``min(ssim) >= 0.9``.
-    ``baseline`` is a stored result of the same original images, for ``delta(ssim) >= -0.01`` and the like.
+    Rules are conditions such as ``min(ssim) >= 0.9``; a baseline is a stored result of the same original images.
 
     Raises:
         UsageError: Pillow is not installed, a folder holds no image, both are the same folder, or a rule is invalid,
@@ -92,11 +88,7 @@ def compare_images(
         CheckpointError: a folder is missing or cannot be read.
         ReportError: the baseline cannot be read.
     """
-    rules, before = (None if path is None else Path(path) for path in (thresholds, baseline))
-    options = GateOptions(
-        thresholds=rules, require=require, fail_if=fail_if, baseline=before, strict_warnings=strict_warnings
-    )
-    return judge_images(original, quantized, prepare(options, KINDS["quanterr.images"]))
+    return judge_images(original, quantized, prepare(GateOptions(**options), KINDS["quanterr.images"]))
 
 
 def judge_images(

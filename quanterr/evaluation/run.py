@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.documents.evaluation.model import Evaluation
@@ -14,7 +14,7 @@ from quanterr.evaluation.beside_reference import measure_beside
 from quanterr.evaluation.running.attention import attention_in_pieces
 from quanterr.evaluation.running.linear import LinearLayers
 from quanterr.gates import PreparedRules, prepare
-from quanterr.options import EvaluateKeywords, EvaluateOptions
+from quanterr.options import EvaluateOptions
 from quanterr.options.keywords import accept_fields_of, list_given
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.in_memory import Side, hold_all
@@ -27,14 +27,14 @@ def evaluate(
     candidates: Side | Iterable[Side] = (),
     *,
     against: str | Plan | Iterable[str | Plan] = (),
-    **options: Unpack[EvaluateKeywords],
+    **options: Any,
 ) -> Evaluation:
     """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
 
     ``original`` is a folder with config.json, here or in a store, or a GGUF file; ``candidates`` are one or several
     checkpoints, or state dicts or models in memory.
     ``against`` are recipes such as ``"fp8_row"``, plans, or files of plans such as ``"plan.json"``, by which the
-    original is quantized on the fly; ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name.
+    original is quantized on the fly.
 
     Raises:
         UsageError: transformers is missing, the text is missing or too short, or a rule cannot be parsed.
@@ -65,11 +65,10 @@ def evaluate_candidates(
     return rules.judge(found)
 
 
-def study(original: str | os.PathLike[str] | Checkpoint, **options: Unpack[EvaluateKeywords]) -> None:
+def study(original: str | os.PathLike[str] | Checkpoint, **options: Any) -> None:
     """Measure an original alone: write its ``sensitivity``, ``importance_out``, ``saliency_out``, ``save_reference``.
 
-    ``options`` are the fields of :class:`quanterr.options.EvaluateOptions`, by name. Raises the same errors as
-    :func:`evaluate`.
+    The keywords are those of :func:`evaluate`, and so are the errors.
     """
     chosen = EvaluateOptions(**options)
     with device_memory(), LinearLayers(chosen.dtype), attention_in_pieces():

@@ -4,26 +4,27 @@ Reads headers and labels only, unless values are asked for.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
+from typing import Any
 
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.checkpoints.checksums import find_stated_sha256
 from quanterr.documents.base import Finding, RunInfo, Tool
 from quanterr.documents.comparison.model import StoredFile
 from quanterr.documents.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
-from quanterr.errors import FormatMismatch, UsageError
+from quanterr.errors import FormatMismatch
 from quanterr.findings.checks import DECLARED, VALUES
 from quanterr.findings.contents import Contents
 from quanterr.findings.running import run_checks_alone
 from quanterr.findings.runtimes.judging import choose_runtimes, judge
-from quanterr.findings.runtimes.model import Runtime
 from quanterr.formats import Weight, is_auxiliary
 from quanterr.formats.reading import open_reader
 from quanterr.inspection.values import collect_values
 from quanterr.inspection.verification import verify as verify_files
+from quanterr.options import InspectOptions
+from quanterr.options.keywords import accept_fields_of
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import Inputs, find_declared_cache
 from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing
@@ -44,49 +45,24 @@ USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_exper
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
-def inspect(
-    checkpoint: Side,
-    lenient: bool = False,
-    hardware: str | None = None,
-    command: Iterable[str] = (),
-    values: bool = False,
-    verify: bool = False,
-    runtimes: Iterable[str] = (),
-    devices: int = 1,
-) -> Inspection:
+@accept_fields_of(InspectOptions)
+def inspect(checkpoint: Side, **options: Any) -> Inspection:
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, an open checkpoint, or one in memory.
-
-    ``lenient`` is passed to :func:`quanterr.open_checkpoint`. ``hardware``, a machine such as ``"H100"`` or a bandwidth
-    in GB/s, adds an upper bound on tokens per second, as far as memory bandwidth limits it. ``command`` is the command
-    line, which ``run`` records. With ``values``, every weight is read once and checked: NaN and infinity, zeros,
-    constants, repetitions, scales, unused codes. With ``verify``, the SHA-256 of each file is compared with the one
-    that the Hugging Face hub states. ``runtimes``, such as ``["vllm", "llama.cpp"]`` or ``["all"]``, adds whether each
-    of them loads the checkpoint, by its names, configuration and headers; vLLM splits it among ``devices``.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
-        UsageError: the hardware or a runtime is unknown, there are no devices, or there is no checksum to verify.
+        UsageError: the hardware or a runtime is unknown, or there is no checksum to verify.
     """
-    machine = None if hardware is None else bandwidth_of(hardware)
-    if devices < 1:
-        raise UsageError(f"{devices} devices: must be at least 1")
-    asked = _Asked(machine, command, values, verify, choose_runtimes(runtimes), devices)
-    with open_checkpoints([hold(checkpoint)], lenient) as [opened]:
-        return _inspect(opened, asked)
+    asked = InspectOptions(**options)
+    if asked.hardware is not None:
+        bandwidth_of(asked.hardware)  # fail on unknown hardware before the run
+    choose_runtimes(asked.runtimes)
+    with open_checkpoints([hold(checkpoint)], asked.lenient, asked.cache) as [opened]:
+        return inspect_checkpoint(opened, asked)
 
 
-class _Asked(NamedTuple):
-    """Requests besides headers; see :func:`inspect`."""
-
-    machine: tuple[str, float] | None
-    command: Iterable[str]
-    values: bool
-    verify: bool
-    runtimes: Sequence[Runtime]
-    devices: int
-
-
-def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
+def inspect_checkpoint(checkpoint: Checkpoint, asked: InspectOptions) -> Inspection:
+    """Inspect an open checkpoint as :func:`inspect` does."""
     clock = Clock()
     verified, mismatches = verify_files(checkpoint) if asked.verify else (0, [])
     side = CheckpointSide("checkpoint", checkpoint)
@@ -118,8 +94,8 @@ def _inspect(checkpoint: Checkpoint, asked: _Asked) -> Inspection:
         groups={role: _tallies(groups[role]) for role in sorted(groups)},
         activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
         kv="fp8" if find_declared_cache(side.labels.config, checkpoint.entries)[0] else None,
-        decode=None if asked.machine is None else _bound_decoding(*asked.machine, weights, checkpoint),
-        loading=[judge(runtime, contents, findings, asked.devices) for runtime in asked.runtimes],
+        decode=None if asked.hardware is None else _bound_decoding(*bandwidth_of(asked.hardware), weights, checkpoint),
+        loading=[judge(one, contents, findings, asked.devices) for one in choose_runtimes(asked.runtimes)],
         findings=findings,
         weights=weights,
         values=asked.values,
@@ -155,7 +131,7 @@ def _run_checks(contents: Contents, with_values: bool) -> list[Finding]:
     return found
 
 
-def _describe_run(clock: Clock, checkpoint: Checkpoint, asked: _Asked) -> RunInfo:
+def _describe_run(clock: Clock, checkpoint: Checkpoint, asked: InspectOptions) -> RunInfo:
     hashed = [file for file in checkpoint.files if asked.verify and find_stated_sha256(file) is not None]
     read = asked.values * checkpoint.nbytes + sum(file.size for file in hashed)
     return clock.describe_run(asked.command, "cpu", usable_cores() if read else 1, read)

@@ -1,7 +1,8 @@
 """Options of each command, declared once for the command line, the library and settings files.
 
-``cli/options.py`` makes a command line option of each field with an :class:`Option`. The ``TypedDict`` classes at the
-end declare the same fields as keywords of the library, for type checkers and editors.
+A field with an :class:`Option` is an option of the command line (``cli/options.py``), a key of settings files, and a
+keyword of the library (``keywords.py``), each with the option's text. One with a plain text is a keyword of the library
+alone, and one without any is neither: the program sets it.
 """
 
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from math import isfinite
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from quanterr.errors import UsageError
 from quanterr.metrics import OUTLIER
@@ -29,6 +30,7 @@ MADE_UP_CALLS = "gaussian:"  # before their number, in the place of a file
 DEVICES = "auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu"
 DEVICE_CHOICES = f"choose {DEVICES}"
 READ_TEXT = "A UTF-8 text file, tokenized with the original's tokenizer.json."
+BANDWIDTH = "Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max, 900GB/s."
 CONTEXT, CHUNKS = "Tokens per chunk; the predictions of its second half are scored.", "Maximum number of chunks."
 NOTHING_TO_DO = (
     "no candidate is given: evaluate needs one, or a --draft, or --sensitivity, --importance-out, --saliency-out or "
@@ -102,12 +104,17 @@ def read_annotations(kind: type) -> dict[str, Any]:
 
 def list_options(kind: type) -> dict[str, Option]:
     """Return the command line options of a dataclass by the names of their fields."""
+    return {name: note for name, note in list_notes(kind).items() if isinstance(note, Option)}
+
+
+def list_notes(kind: type) -> dict[str, Option | str]:
+    """Return the option, or the text, of each field of a dataclass that has one, by the names of the fields."""
     hints = read_annotations(kind)
     return {
         field.name: note
         for field in fields(kind)
         for note in getattr(hints[field.name], "__metadata__", ())
-        if isinstance(note, Option)
+        if isinstance(note, Option | str)
     }
 
 
@@ -119,15 +126,7 @@ def list_multiple_fields(kind: type) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(CheckedOptions):
-    """Options that control how checkpoints are read.
-
-    Attributes:
-        lenient: accept non-standard files that can be read in one way only, see :func:`quanterr.open_checkpoint`.
-        cache: a folder that keeps data read from remote stores for the next run.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, or another accelerator that torch has, such as ``xpu``.
-        stop: an event that ends the run, once set, after the work in progress.
-        command: the command line, recorded as ``run`` in the result.
-    """
+    """Options of everything that reads checkpoints."""
 
     lenient: Annotated[
         bool,
@@ -147,22 +146,49 @@ class ReadOptions(CheckedOptions):
             rare=True,
         ),
     ] = None
+    stop: threading.Event | None = None  # ends the run, once set, after the work in progress
+    command: Iterable[str] = ()  # the command line, which the result records
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ReadOptions):
+    """Options of runs that compute on a device."""
+
     device: Annotated[str, Option(f"{DEVICES}.", PERFORMANCE, "NAME")] = "auto"
-    stop: threading.Event | None = None
-    command: Iterable[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(ReadOptions):
+    """Options of :func:`quanterr.inspect`."""
+
+    hardware: Annotated[str | None, Option(BANDWIDTH, METRICS, "NAME|GB/s")] = None
+    values: Annotated[
+        bool,
+        Option("Read every weight once: NaN and infinity, zeros, repetitions, wrong scales, unused codes.", METRICS),
+    ] = False
+    verify: Annotated[
+        bool,
+        Option(
+            "Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads.", METRICS
+        ),
+    ] = False
+    runtimes: Annotated[
+        Iterable[str],
+        Option(
+            "Say whether programs load it: transformers, vllm, sglang, llama.cpp, ik_llama.cpp, comfyui, mlx, or all.",
+            METRICS,
+            "NAMES",
+            flags="--for",
+        ),
+    ] = ()
+    devices: Annotated[
+        int, Option("Number of devices among which vLLM splits the model.", METRICS, "N", flags="--tp", least=1)
+    ] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions(CheckedOptions):
-    """Rules that judge a result; see ``quanterr guide gates``.
-
-    Attributes:
-        thresholds: a file of rules, or the name of a preset.
-        require: conditions that must hold, such as ``snr_db >= 28``.
-        fail_if: conditions that must not hold; an undefined value fails, too.
-        baseline: an older result that ``delta``, ``rel_delta`` and ``ratio`` refer to.
-        strict_warnings: treat rules of severity ``warn`` as errors.
-    """
+    """Rules that judge a result; see ``quanterr guide gates``."""
 
     thresholds: Annotated[
         Path | None,
@@ -171,7 +197,7 @@ class GateOptions(CheckedOptions):
     require: Annotated[
         Iterable[str],
         Option(
-            "A condition that must hold: 'snr_db >= 28', for evaluate 'upper(kld_mean) <= 0.01'. Repeatable.",
+            "A condition that must hold: 'snr_db >= 28', for evaluate 'upper(kld_mean) <= 0.01'.",
             GATES,
             "CONDITION",
         ),
@@ -179,7 +205,7 @@ class GateOptions(CheckedOptions):
     fail_if: Annotated[
         Iterable[str],
         Option(
-            "A condition that must not hold, such as 'snr_db < 28'; an undefined value fails, too. Repeatable.",
+            "A condition that must not hold, such as 'snr_db < 28'; an undefined value fails, too.",
             GATES,
             "CONDITION",
         ),
@@ -203,26 +229,14 @@ class GateOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonOptions(ReadOptions):
-    """Options of a comparison, of one candidate or several.
-
-    Attributes:
-        layers: patterns as for ``--layers-to-compare``; all layers if empty.
-        exclude: patterns of layers to leave out: ``exclude="norm"`` equals ``layers="!norm"``.
-        outlier_threshold: an element with a larger ``|e|`` counts as an outlier.
-        importance: an importance matrix of llama.cpp; yields weighted_nmse and weighted_snr_db.
-        sensitivity: a file written by ``evaluate --sensitivity``; yields predicted_kld, or
-            predicted_output_error if it was measured on recorded calls.
-        resume: a journal of finished weights, read first and then extended; see comparison/journal.py.
-        on_progress: called with the progress ten times per second.
-        on_layer: called from a thread of the run with each layer that differs, as soon as it is compared.
-    """
+class ComparisonOptions(RunOptions):
+    """Options of a comparison, of one candidate or several."""
 
     layers: Annotated[
         Iterable[str],
         Option(
             "Layers to compare: attn, mlp, experts, norm, embed, head …; part of a name; a glob; re:REGEX; !PATTERN "
-            "excludes. Separated by commas, repeatable.",
+            "excludes. Separated by commas.",
             SELECTION,
             "PATTERN",
             "--layers-to-compare -l",
@@ -230,7 +244,7 @@ class ComparisonOptions(ReadOptions):
     ] = ()
     exclude: Annotated[
         Iterable[str],
-        Option("Layers to leave out: the same patterns, without the ! that shells expand.", SELECTION, "PATTERN"),
+        Option("Layers to leave out, by the same patterns without !, which shells expand.", SELECTION, "PATTERN"),
     ] = ()
     outlier_threshold: Annotated[
         float, Option("An element with a larger |e| counts as an outlier.", METRICS, "NUMBER", least=0, rare=True)
@@ -246,7 +260,8 @@ class ComparisonOptions(ReadOptions):
     sensitivity: Annotated[
         Path | None,
         Option(
-            "A file written by evaluate --sensitivity: predicts the KLD, or output error, that the errors cause.",
+            "A file written by quanterr evaluate --sensitivity: predicts the KLD, or output error, that the errors "
+            "cause.",
             METRICS,
             "FILE",
         ),
@@ -260,8 +275,11 @@ class ComparisonOptions(ReadOptions):
             rare=True,
         ),
     ] = None
-    on_progress: Callable[[Any], None] | None = None
-    on_layer: Callable[[Any], None] | None = None
+    on_progress: Annotated[Callable[[Any], None] | None, "Called with the progress ten times per second."] = None
+    on_layer: Annotated[
+        Callable[[Any], None] | None,
+        "Called from a thread of the run with each layer that differs, as soon as it is compared.",
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,17 +297,7 @@ class ComparisonOptions(ReadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DequantizeOptions(ReadOptions):
-    """Options for writing a checkpoint back as floats.
-
-    Attributes:
-        layers: patterns of the tensors to write; all if empty.
-        exclude: patterns of tensors to leave out.
-        dtype: dtype of decoded weights; with ``like``, the original's by default, otherwise ``bf16``.
-        like: the original, whose names and form the output has: shapes, orders, and numbers that a converter changed.
-        max_shard: maximum size of a shard, such as ``5GB``.
-        verify: decode a second time, and compare the result with what was written.
-        on_progress: called with the progress after each piece.
-    """
+    """Options for writing a checkpoint back as floats."""
 
     layers: Annotated[
         Iterable[str],
@@ -306,7 +314,7 @@ class DequantizeOptions(ReadOptions):
     ] = None
     max_shard: Annotated[str, Option("Maximum size of a shard, such as 5GB.", OUTPUT, "BYTES")] = "5GB"
     verify: Annotated[bool, Option("Read the output back and compare it with a second decoding.", OUTPUT)] = False
-    on_progress: Callable[[Any], None] | None = None
+    on_progress: Annotated[Callable[[Any], None] | None, "Called with the progress after each piece."] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,12 +324,7 @@ class CompareOptions(ComparisonOptions, GateOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions(CheckedOptions):
-    """The option that proposes layers to leave unquantized.
-
-    Attributes:
-        keep_original: ``500MiB`` proposes layers that add at most that many bytes, ``3dB`` layers that raise the SNR
-            by that much, for each candidate.
-    """
+    """The option that proposes layers to leave unquantized."""
 
     keep_original: Annotated[
         str | None,
@@ -336,11 +339,7 @@ class KeepOptions(CheckedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions(CompareOptions, KeepOptions):
-    """Options of :func:`quanterr.rank`.
-
-    Attributes:
-        against: recipes, such as ``fp8_row``, to quantize the original with on the fly.
-    """
+    """Options of :func:`quanterr.rank`."""
 
     against: Annotated[
         Iterable[str],
@@ -355,17 +354,12 @@ class RankOptions(CompareOptions, KeepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(CheckedOptions):
-    """Recipes that quantize the original on the fly.
-
-    Attributes:
-        to: recipes, such as ``fp8_row`` or ``int4_g{32,64}``; a preset if empty.
-        scales: calibrators, such as ``absmax,mse``; each recipe runs with each calibrator.
-    """
+    """Recipes that quantize the original on the fly."""
 
     to: Annotated[
         Iterable[str],
         Option(
-            "Recipes, separated by commas; int4_g{32,64} stands for two. Default: a preset list. Repeatable.",
+            "Recipes, separated by commas; int4_g{32,64} stands for two. Default: a preset list.",
             RECIPES,
             "RECIPES",
             words="recipes",
@@ -379,13 +373,7 @@ class RecipeOptions(CheckedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(RecipeOptions):
-    """Options of ``quanterr bench-formats``.
-
-    Attributes:
-        rows: rows of each weight.
-        columns: columns of each weight.
-        seed: seed of the random numbers.
-    """
+    """Options of ``quanterr bench-formats``."""
 
     rows: Annotated[int, Option("Rows of each weight.", WEIGHTS, "N", least=1)] = 1024
     columns: Annotated[int, Option("Columns of each weight.", WEIGHTS, "N", least=1)] = 4096
@@ -394,13 +382,7 @@ class BenchOptions(RecipeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
-    """Options of :func:`quanterr.sweep`.
-
-    Attributes:
-        sample: the share of each weight's rows to read, such as ``10%``; numbers then have margins of error.
-        study: measure what outliers cost each recipe, and how much the error depends on the scales.
-        hardware: a machine or its memory bandwidth, such as ``H100`` or ``900GB/s``, to bound tokens per second.
-    """
+    """Options of :func:`quanterr.sweep`."""
 
     sample: Annotated[
         str | None,
@@ -418,12 +400,7 @@ class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
     ] = False
     hardware: Annotated[
         str | None,
-        Option(
-            "Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max, 900GB/s.",
-            METRICS,
-            "NAME|GB/s",
-            rare=True,
-        ),
+        Option(BANDWIDTH, METRICS, "NAME|GB/s", rare=True),
     ] = None
 
     def __post_init__(self) -> None:
@@ -434,21 +411,7 @@ class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ComparisonOptions, RecipeOptions):
-    """Options of :func:`quanterr.plan`; exactly one of ``size``, ``bits`` and the limits is required.
-
-    Attributes:
-        same_in: the groups of layers that share a recipe: ``fused`` (by runtimes), ``block`` or ``role``.
-        size: maximum size of the whole checkpoint, in bytes or as ``6GiB``.
-        bits: maximum bits per weight of the planned layers, scales included.
-        max_kld: find the smallest size whose predicted KLD [nat] is at most this; needs ``sensitivity``.
-        max_output_error: like ``max_kld``, for the output error of recorded calls; needs their ``sensitivity``.
-        min_snr: find the smallest size whose SNR over the planned layers [dB] is at least this.
-        verify: measure the plan on ``text``, quantized on the fly; ``max_kld`` then bounds the measured divergence.
-            Needs transformers.
-        text: a UTF-8 text file, tokenized with the original's tokenizer.json.
-        context: tokens per chunk of the text; the predictions of its second half are scored.
-        chunks: maximum number of chunks; None for all.
-    """
+    """Options of :func:`quanterr.plan`; exactly one of ``size``, ``bits`` and the limits is required."""
 
     same_in: Annotated[SameIn, Option("Layers that must share a recipe.", RECIPES, rare=True)] = "fused"
     size: Annotated[float | str | None, Option("Maximum checkpoint size, e.g. 6GiB.", GOAL, "BYTES")] = None
@@ -478,52 +441,17 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(ReadOptions, GateOptions):
-    """Options of :func:`quanterr.evaluate`. The model reads ``text`` and ``chat``, or ``tokens``, or ``inputs``.
-
-    Attributes:
-        text: UTF-8 text files, tokenized with the original's tokenizer.json; ``prose=a.txt`` gives one a name.
-        chat: files of conversations, in the original's chat template; see evaluation/texts/conversations.py.
-        tokens: a safetensors file with one tensor of token ids.
-        inputs: recorded calls of a model's forward, of diffusers or transformers, see evaluation/denoisers/calls.py; or
-            ``gaussian:8``, eight made-up calls of a denoiser, see evaluation/denoisers/gaussian.py.
-        allow_gaussian: let gates judge made-up calls, which are inconclusive otherwise.
-        config: a folder with the config.json of a denoiser in a single file, or with the config.json and tokenizer of a
-            GGUF file. By default they follow from the file.
-        lora: a LoRA that is merged into both sides of a denoiser; see evaluation/models/lora.py.
-        rollout: also let each side of a denoiser follow its own Euler path, and compare the final latents.
-        draft: folders of other models with the same vocabulary, each a draft for speculative decoding.
-        tasks: files of multiple-choice questions; see evaluation/texts/tasks.py.
-        context: tokens per chunk; the predictions of its second half are scored.
-        chunks: maximum number of chunks; None for all.
-        sensitivity: the file to write each weight's sensitivity to; the result then has predictions for the candidates.
-        sensitivity_chunks: number of chunks or calls to measure the sensitivity on, all kept in memory.
-        swap: patterns of weights of a candidate, each measured alone in the original; see evaluation/measures/swaps.py.
-        swap_blocks: measure each block of a candidate alone in the original, too.
-        importance_out: the file for the second moments of inputs, as an importance matrix of llama.cpp (GGUF).
-        saliency_out: the file for the most salient columns and elements of each weight (JSON).
-        saliency: percentage of columns and elements to write to ``saliency_out``.
-        save_reference: a folder for everything that evaluating candidates needs from the original.
-        reference: such a folder, instead of the original; every path is then a candidate.
-        activations: rounding of the inputs of quantized weights: ``declared``, ``none`` or a scheme of
-            recipes/inputs.py.
-        kv: roundings of keys and values, each of which gives every candidate a row: ``declared``, ``none``, a type of
-            recipes/caches.py, or different types as ``k=q8_0,v=q4_0``.
-        split: for candidates with any rounding, evaluate the weights alone as well.
-        dtype: compute dtype of both sides: float32, bfloat16 or float64.
-        batch: number of chunks that run through a unit together.
-        on_progress: called with (units done, units, micro-batches done, micro-batches).
-    """
+class EvaluateOptions(RunOptions, GateOptions):
+    """Options of :func:`quanterr.evaluate`. The model reads ``text`` and ``chat``, or ``tokens``, or ``inputs``."""
 
     text: Annotated[
         Iterable[Path],
-        Option(f"{READ_TEXT} Repeatable, with names: prose=a.txt.", TEXT, "[NAME=]FILE"),
+        Option(f"{READ_TEXT} prose=a.txt gives it a name.", TEXT, "[NAME=]FILE"),
     ] = ()
     chat: Annotated[
         Iterable[Path],
         Option(
-            "Conversations, a JSON line each, through the original's chat template; the assistant's tokens are scored. "
-            "Repeatable.",
+            "Conversations, a JSON line each, through the original's chat template; the assistant's tokens are scored.",
             TEXT,
             "[NAME=]FILE",
         ),
@@ -578,7 +506,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
         Iterable[Path],
         Option(
             "Another, smaller model with the same vocabulary: the share of its tokens that speculative decoding would "
-            "accept. Repeatable.",
+            "accept.",
             METRICS,
             "FOLDER",
         ),
@@ -586,8 +514,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
     tasks: Annotated[
         Iterable[Path],
         Option(
-            "Multiple-choice questions, one JSON object per line: question, choices, answer (an index from 0). "
-            "Repeatable.",
+            "Multiple-choice questions, one JSON object per line: question, choices, answer (an index from 0).",
             TEXT,
             "FILE",
             "--task",
@@ -607,7 +534,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
         Iterable[str],
         Option(
             "Also measure the divergence of each of these weights alone in the original; patterns as for "
-            "--layers-to-compare. Repeatable.",
+            "quanterr compare -l.",
             METRICS,
             "PATTERN",
             rare=True,
@@ -682,7 +609,7 @@ class EvaluateOptions(ReadOptions, GateOptions):
         Iterable[str],
         Option(
             "Rounding of keys and values: declared (by the files, the default), none, or a type such as q8_0, q4_0, "
-            "fp8, int8_token, int4, k=q8_0,v=q4_0. Repeatable: a row for each.",
+            "fp8, int8_token, int4, k=q8_0,v=q4_0. Each makes a row.",
             RUNTIME,
             "NAME",
         ),
@@ -697,7 +624,10 @@ class EvaluateOptions(ReadOptions, GateOptions):
     batch: Annotated[
         int, Option("Number of chunks that run through a block together.", PERFORMANCE, "N", least=1, rare=True)
     ] = 2
-    on_progress: Callable[[int, int, int, int], None] | None = None
+    on_progress: Annotated[
+        Callable[[int, int, int, int], None] | None,
+        "Called with the numbers of units done, of units, of micro-batches done, and of micro-batches.",
+    ] = None
 
     @property
     def with_moments(self) -> bool:
@@ -717,118 +647,3 @@ class EvaluateOptions(ReadOptions, GateOptions):
             raise UsageError(f"{option}: puts weights of candidates into the original; give a candidate")
         if self.has_rules:
             raise UsageError("--require, --fail-if, --thresholds and --baseline judge candidates; give a candidate")
-
-
-class ReadKeywords(TypedDict, total=False):
-    """The fields of :class:`ReadOptions`."""
-
-    lenient: bool
-    cache: Path | None
-    device: str
-    stop: threading.Event | None
-    command: Iterable[str]
-
-
-class DequantizeKeywords(ReadKeywords, total=False):
-    """The fields of :class:`DequantizeOptions`."""
-
-    layers: Iterable[str]
-    exclude: Iterable[str]
-    dtype: Literal["bf16", "f16", "f32"] | None
-    like: Path | None
-    max_shard: str
-    verify: bool
-    on_progress: Callable[[Any], None] | None
-
-
-class GateKeywords(TypedDict, total=False):
-    """The fields of :class:`GateOptions`."""
-
-    thresholds: Path | None
-    require: Iterable[str]
-    fail_if: Iterable[str]
-    baseline: Path | None
-    strict_warnings: bool
-
-
-class ComparisonKeywords(ReadKeywords, total=False):
-    """The fields of :class:`ComparisonOptions`."""
-
-    layers: Iterable[str]
-    exclude: Iterable[str]
-    outlier_threshold: float
-    importance: Path | None
-    sensitivity: Path | None
-    resume: Path | None
-    on_progress: Callable[[Any], None] | None
-    on_layer: Callable[[Any], None] | None
-
-
-class CompareKeywords(ComparisonKeywords, GateKeywords, total=False):
-    """The fields of :class:`CompareOptions`."""
-
-
-class RankKeywords(CompareKeywords, total=False):
-    """The fields of :class:`RankOptions`."""
-
-    against: Iterable[str]
-    keep_original: str | None
-
-
-class SweepKeywords(CompareKeywords, total=False):
-    """The fields of :class:`SweepOptions` except ``to``."""
-
-    scales: str | None
-    keep_original: str | None
-    sample: str | None
-    study: bool
-    hardware: str | None
-
-
-class PlanKeywords(ComparisonKeywords, total=False):
-    """The fields of :class:`PlanOptions`."""
-
-    to: Iterable[str]
-    scales: str | None
-    same_in: SameIn
-    size: float | str | None
-    bits: float | None
-    max_kld: float | None
-    max_output_error: float | None
-    min_snr: float | None
-    verify: bool
-    text: Path | None
-    context: int
-    chunks: int | None
-
-
-class EvaluateKeywords(ReadKeywords, GateKeywords, total=False):
-    """The fields of :class:`EvaluateOptions`."""
-
-    text: Iterable[Path]
-    chat: Iterable[Path]
-    tokens: Path | None
-    inputs: Path | str | None
-    allow_gaussian: bool
-    config: Path | None
-    lora: Path | None
-    rollout: bool
-    draft: Iterable[Path]
-    tasks: Iterable[Path]
-    context: int
-    chunks: int | None
-    sensitivity: Path | None
-    swap: Iterable[str]
-    swap_blocks: bool
-    sensitivity_chunks: int
-    importance_out: Path | None
-    saliency_out: Path | None
-    saliency: float
-    save_reference: Path | None
-    reference: Path | None
-    activations: str
-    kv: Iterable[str]
-    split: bool
-    dtype: str
-    batch: int
-    on_progress: Callable[[int, int, int, int], None] | None

@@ -4,49 +4,46 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import partial, wraps
-from typing import ParamSpec, TypeVar, get_type_hints
+from functools import wraps
+from textwrap import TextWrapper, indent
+from typing import Any, ParamSpec, TypeVar, get_origin, get_type_hints
 
-from quanterr.errors import UsageError
-from quanterr.options import list_flags, list_options
+from quanterr.errors import QuanterrError
+from quanterr.options import PANELS, Option, list_flags, list_notes, list_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 # Options in an error message; the first group matches a proposed command, whose options stay as they are.
 _FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE(?:\.[a-z]+)?)?")
+LINE = 106  # maximum length of a line of a docstring
 
 
 def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator for a function whose keywords, after its own parameters, are the fields of a dataclass.
 
-    ``help()`` and notebooks then show each keyword with its type and default. An unknown keyword raises a TypeError
-    that names the nearest one. A UsageError names arguments instead of the command line's options.
+    ``help()`` and notebooks then show each keyword with its type, its default and the text of its option. The long name
+    of the option is accepted, too. An unknown keyword raises a TypeError that names the nearest one. Errors name
+    arguments instead of the command line's options, and their traceback is that of the call.
     """
-    arguments = {field.name.replace("_", "-"): field.name for field in fields(kind)}
-    for name, option in list_options(kind).items():
-        arguments[list_flags(name, option)[0].removeprefix("--")] = name
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        signature = _signature(function, kind)
-        arguments.update({name.replace("_", "-"): name for name in signature.parameters})
+        keywords = _Keywords.of(function, kind)
 
         @wraps(function)
-        def call(*given: P.args, **keywords: P.kwargs) -> R:
-            for name in keywords:
-                if name not in signature.parameters:
-                    near = get_close_matches(name, signature.parameters, n=1)
-                    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(signature.parameters)}"
-                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}; {hint}")
+        def call(*given: P.args, **named: P.kwargs) -> R:
+            chosen = keywords.resolve(named)
             try:
-                return function(*given, **keywords)
-            except UsageError as error:
-                error.args = (_FLAG.sub(partial(_name_argument, arguments), str(error)),)
-                raise error.with_traceback(None) from None  # show only the traceback of the call
+                return function(*given, **chosen)
+            except QuanterrError as error:
+                error.args = (keywords.translate(str(error)),)
+                raise error.with_traceback(None) from None
 
-        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__signature__ = keywords.signature  # type: ignore[attr-defined]
+        call.options = kind  # type: ignore[attr-defined]
+        call.__doc__ = keywords.describe(inspect.getdoc(function) or "")
         return call
 
     return decorate
@@ -62,19 +59,96 @@ def list_given(values: T | Iterable[T]) -> list[T]:
     return [values] if single else list(values)  # type: ignore[list-item, arg-type] # of T and Iterable[T]
 
 
-def _name_argument(arguments: Mapping[str, str], flag: re.Match[str]) -> str:
-    return flag[0] if flag[1] else arguments.get(flag[2], flag[0])
+@dataclass(frozen=True)
+class _Keywords:
+    """The keywords of a function.
+
+    Attributes:
+        function: the name of the function.
+        signature: its signature, with the keywords that have a text.
+        notes: the options and texts of keywords.
+        accepted: all names that may be given, with the parameter that each means.
+    """
+
+    function: str
+    signature: inspect.Signature
+    notes: Mapping[str, Option | str]
+    accepted: Mapping[str, str]
+
+    @classmethod
+    def of(cls, function: Callable[..., object], kind: type) -> "_Keywords":
+        """Return the keywords of a function that takes the fields of a dataclass besides its own parameters."""
+        signature = _make_signature(function, kind)
+        accepted = {name: name for name in (*signature.parameters, *(field.name for field in fields(kind)))}
+        for name, option in list_options(kind).items():
+            accepted[_long_name(name, option)] = name
+        return cls(function.__name__, signature, list_notes(kind), accepted)
+
+    def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keywords under the names of the function's parameters.
+
+        Raises:
+            TypeError: a keyword is unknown, or given under both of its names.
+        """
+        resolved: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in self.accepted:
+                near = get_close_matches(name, self.accepted, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.signature.parameters)}"
+                raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}; {hint}")
+            if self.accepted[name] in resolved:
+                raise TypeError(f"{self.function}() got {self.accepted[name]!r} twice, once as {name!r}")
+            resolved[self.accepted[name]] = value
+        return resolved
+
+    def translate(self, text: str) -> str:
+        """Return a text in which the command line's options are called as the keywords are."""
+        return _FLAG.sub(lambda flag: self._name_argument(flag), text)
+
+    def _name_argument(self, flag: re.Match[str]) -> str:
+        return flag[0] if flag[1] else self.accepted.get(flag[2].replace("-", "_"), flag[0])
+
+    def describe(self, docstring: str) -> str:
+        """Return the docstring with a section of the keywords, before that of the errors."""
+        texts = [self._describe_keyword(name) for name in self.signature.parameters if name in self.notes]
+        summary, raises, errors = docstring.partition("\n\nRaises:")
+        return "\n".join([f"{summary}\n\nKeyword Args:", *texts]) + f"{raises}{errors}"
+
+    def _describe_keyword(self, name: str) -> str:
+        note, default = self.notes[name], self.signature.parameters[name].default
+        facts, text = [], note if isinstance(note, str) else note.help
+        if isinstance(note, Option):
+            facts += [note.metavar] if note.metavar else []
+            facts += ["one or several"] if get_origin(self.signature.parameters[name].annotation) is Iterable else []
+            if (long := _long_name(name, note)) != name:
+                text += f" {long} is the same."
+        if default not in (None, (), False):
+            facts.append(f"default {default}")
+        head = f"{name} ({', '.join(facts)})" if facts else name
+        lines = TextWrapper(LINE, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * 4)
+        return indent(lines.fill(f"{head}: {self.translate(text)}"), " " * 4)
 
 
-def _signature(function: Callable[..., object], kind: type) -> inspect.Signature:
-    """Return the signature with each field of the dataclass as a keyword."""
+def _long_name(name: str, option: Option) -> str:
+    """Return the long name of an option as a keyword."""
+    return list_flags(name, option)[0].removeprefix("--").replace("-", "_")
+
+
+def _make_signature(function: Callable[..., object], kind: type) -> inspect.Signature:
+    """Return the signature with each field that has a text as a keyword, in the order of the command's help."""
     own = inspect.signature(function)
     parameters = {name: one for name, one in own.parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
-    hints = get_type_hints(kind)
-    for field in fields(kind):
+    hints, notes = get_type_hints(kind), list_notes(kind)
+    for field in sorted((one for one in fields(kind) if one.name in notes), key=lambda one: _rank(notes[one.name])):
         if field.name not in parameters:
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
             parameters[field.name] = inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
             )
     return own.replace(parameters=list(parameters.values()))
+
+
+def _rank(note: Option | str) -> tuple[bool, int]:
+    """Return a sort key of a keyword: by the panel of its option, rare options and callbacks last."""
+    if isinstance(note, str):
+        return True, len(PANELS)
+    return note.rare, PANELS.index(note.panel) if note.panel in PANELS else -1

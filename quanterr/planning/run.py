@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, log10, sqrt
-from typing import Unpack
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ from quanterr.documents.comparison.model import Report
 from quanterr.documents.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import FALLBACK, LEFT
-from quanterr.options import PlanKeywords, PlanOptions, SameIn
+from quanterr.options import PlanOptions, SameIn
 from quanterr.options.keywords import accept_fields_of
 from quanterr.pairing.importance import architecture_of
 from quanterr.planning.goals import LIMITS, METRICS, SQUARED, WEIGHTED, Goal, parse_goal
@@ -82,12 +82,11 @@ class _PlannableLayer:
 
 
 @accept_fields_of(PlanOptions)
-def plan(original: Side, **options: Unpack[PlanKeywords]) -> Plan:
+def plan(original: Side, **options: Any) -> Plan:
     """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit on the cost.
 
-    ``options`` are the fields of :class:`quanterr.options.PlanOptions`, by name. Every layer may also stay as it is.
-    With ``sensitivity``, the cost is the predicted KLD or output error; with ``importance`` alone, the squared error
-    weighted by the importance matrix; otherwise the squared error.
+    Every layer may also stay as it is. With ``sensitivity``, the cost is the predicted KLD or output error; with
+    ``importance`` alone, the squared error weighted by the importance matrix; otherwise the squared error.
 
     Raises:
         UsageError: there is no goal or more than one; the goal cannot be met (the message gives the least possible); or

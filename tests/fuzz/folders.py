@@ -317,7 +317,7 @@ def check_labels(raw: bytes) -> str:
     """Check that a checkpoint is inspected or refused."""
     _, place = unzipped(raw)
     try:
-        found = inspect(place)
+        found = inspect.__wrapped__(place)  # errors keep the place where they were raised
     except QuanterrError as error:
         return refusal(error)
     told = json.loads(found.to_json())
@@ -333,7 +333,7 @@ def check_comparison(raw: bytes) -> str:
     original, place = unzipped(raw)
     try:
         with open_checkpoint(original) as x, open_checkpoint(place) as y:
-            report = quanterr.compare(x, y, device="cpu")
+            report = quanterr.compare.__wrapped__(x, y, device="cpu")
             _accounted(report, x, y)
     except QuanterrError as error:
         return refusal(error)

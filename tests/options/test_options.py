@@ -1,7 +1,6 @@
 """Options are declared once: the command line, the library and settings files have the same."""
 
 import re
-from dataclasses import fields
 from math import inf, nan
 from typing import Annotated, get_args, get_type_hints
 
@@ -11,23 +10,11 @@ from support.stored import pair
 from typer.testing import CliRunner
 
 import quanterr
-from quanterr import options
 from quanterr.cli.options import AllBut, Only, with_options
 from quanterr.errors import UsageError
 from quanterr.options import CompareOptions, EvaluateOptions, PlanOptions, RankOptions, SweepOptions
 
 KINDS = (CompareOptions, RankOptions, SweepOptions, PlanOptions, EvaluateOptions)
-POSITIONAL = {"SweepOptions": {"to"}}
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_library_keywords_equal_the_fields(kind):
-    keywords = getattr(options, kind.__name__.replace("Options", "Keywords"))
-    expected = {name: hint for name, hint in get_type_hints(kind).items() if name in {f.name for f in fields(kind)}}
-
-    assert {name: hint for name, hint in expected.items() if name not in POSITIONAL.get(kind.__name__, ())} == (
-        get_type_hints(keywords)
-    )
 
 
 @pytest.mark.parametrize(

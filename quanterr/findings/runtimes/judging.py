@@ -28,10 +28,12 @@ RUN, READ = "run", "read"
 def choose_runtimes(names: Iterable[str]) -> list[Runtime]:
     """Return the runtimes of these names, in the order in which reports list them; ``all`` stands for each.
 
+    A name may be several, with commas between them.
+
     Raises:
         UsageError: a name is unknown.
     """
-    wanted = [name.strip().lower() for name in names]
+    wanted = [name.strip().lower() for several in names for name in several.split(",")]
     known = [runtime.name.lower() for runtime in RUNTIMES]
     for name in wanted:
         if name not in (*known, ALL):
