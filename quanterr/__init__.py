@@ -10,17 +10,31 @@ not wait for torch. Editors and type checkers read ``__init__.pyi``, which ``tes
 """
 
 from importlib import import_module
+from types import FunctionType
 
 from quanterr.version import __version__ as __version__
 
 _HOMES = {
     "FORMATS": "quanterr.formats",
     "METRICS": "quanterr.documents.comparison.layer",
+    "CandidateDiff": "quanterr.documents.diff.candidates.model",
+    "Checkpoint": "quanterr.checkpoints",
     "CheckpointError": "quanterr.errors",
     "CompareOptions": "quanterr.options",
+    "Dequantized": "quanterr.dequantization.run",
+    "Diff": "quanterr.documents.diff.reports.model",
     "EvaluateOptions": "quanterr.options",
+    "Evaluation": "quanterr.documents.evaluation.model",
+    "Images": "quanterr.documents.images.model",
+    "Inspection": "quanterr.documents.inspection.model",
+    "Interrupted": "quanterr.errors",
+    "Plan": "quanterr.documents.plan.model",
     "QuanterrError": "quanterr.errors",
+    "Ranking": "quanterr.documents.ranking.model",
     "Report": "quanterr.documents.comparison.model",
+    "ReportError": "quanterr.errors",
+    "ResourceError": "quanterr.errors",
+    "UnjudgedError": "quanterr.errors",
     "UsageError": "quanterr.errors",
     "calibrate": "quanterr.recipes.tensors",
     "compare": "quanterr.comparison",
@@ -52,7 +66,14 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its module at first use."""
+    """Import a public name from its module at first use; functions check the types of their arguments."""
     if name not in _HOMES:
         raise AttributeError(f"module 'quanterr' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_HOMES[name]), name)
+    if type(value) is FunctionType and not hasattr(value, "options"):  # those with options check them already
+        from quanterr.util.arguments import public
+
+        value = public(value)
+        value.__module__ = __name__  # pickle finds it here
+    globals()[name] = value
+    return value

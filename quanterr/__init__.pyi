@@ -1,32 +1,38 @@
 """Types of the public names, made by tests/make_stub.py."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from quanterr.checkpoints import Checkpoint
+from quanterr.checkpoints import Checkpoint as Checkpoint
 from quanterr.checkpoints import open_checkpoint as open_checkpoint
 from quanterr.comparison.measure import measure as measure
-from quanterr.dequantization.run import Dequantized
+from quanterr.dequantization.run import Dequantized as Dequantized
 from quanterr.documents.comparison.layer import METRICS as METRICS
 from quanterr.documents.comparison.model import Report as Report
+from quanterr.documents.diff.candidates.model import CandidateDiff as CandidateDiff
 from quanterr.documents.diff.making import diff as diff
-from quanterr.documents.evaluation.model import Evaluation
-from quanterr.documents.images.model import Images
-from quanterr.documents.inspection.model import Inspection
+from quanterr.documents.diff.reports.model import Diff as Diff
+from quanterr.documents.evaluation.model import Evaluation as Evaluation
+from quanterr.documents.images.model import Images as Images
+from quanterr.documents.inspection.model import Inspection as Inspection
 from quanterr.documents.kinds import read_document as read_document
-from quanterr.documents.plan.model import Plan
-from quanterr.documents.ranking.model import Ranking
+from quanterr.documents.plan.model import Plan as Plan
+from quanterr.documents.ranking.model import Ranking as Ranking
 from quanterr.documents.reading import read_report as read_report
 from quanterr.errors import CheckpointError as CheckpointError
+from quanterr.errors import Interrupted as Interrupted
 from quanterr.errors import QuanterrError as QuanterrError
+from quanterr.errors import ReportError as ReportError
+from quanterr.errors import ResourceError as ResourceError
+from quanterr.errors import UnjudgedError as UnjudgedError
 from quanterr.errors import UsageError as UsageError
 from quanterr.formats import FORMATS as FORMATS
 from quanterr.gates import judge as judge
 from quanterr.metrics import theoretical_sqnr as theoretical_sqnr
+from quanterr.options import Array, Path, Result, SameIn
 from quanterr.options import CompareOptions as CompareOptions
 from quanterr.options import EvaluateOptions as EvaluateOptions
-from quanterr.options import Path, SameIn
 from quanterr.recipes.tensors import calibrate as calibrate
 from quanterr.recipes.tensors import error_within_bounds as error_within_bounds
 from quanterr.recipes.tensors import fake_quantize as fake_quantize
@@ -38,11 +44,24 @@ from quanterr.version import __version__ as __version__
 __all__ = [
     "FORMATS",
     "METRICS",
+    "CandidateDiff",
+    "Checkpoint",
     "CheckpointError",
     "CompareOptions",
+    "Dequantized",
+    "Diff",
     "EvaluateOptions",
+    "Evaluation",
+    "Images",
+    "Inspection",
+    "Interrupted",
+    "Plan",
     "QuanterrError",
+    "Ranking",
     "Report",
+    "ReportError",
+    "ResourceError",
+    "UnjudgedError",
     "UsageError",
     "calibrate",
     "compare",
@@ -77,7 +96,7 @@ def compare(
     thresholds: Path | None = None,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
-    baseline: Path | None = None,
+    baseline: Path | Result | None = None,
     device: str = "auto",
     lenient: bool = False,
     cache: Path | None = None,
@@ -140,7 +159,7 @@ def compare_images(
     thresholds: Path | None = None,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
-    baseline: Path | None = None,
+    baseline: Path | Result | None = None,
     strict_warnings: bool = False,
 ) -> Images:
     """Compare images of the same name (PNG, JPEG, WebP, 8 bits) in two folders, made from the same prompts and seeds.
@@ -214,13 +233,13 @@ def dequantize(
 
 def evaluate(
     original: Side,
-    candidates: Side | Iterable[Side] = (),
+    candidates: Side | Iterable[Side] | Mapping[str, Side] = (),
     *,
     against: str | Plan | Iterable[str | Plan] = (),
     reference: Path | None = None,
     text: Iterable[Path] = (),
     chat: Iterable[Path] = (),
-    tokens: Path | None = None,
+    tokens: Path | Array | Iterable[int] | None = None,
     inputs: Path | None = None,
     tasks: Iterable[Path] = (),
     chunks: int | None = None,
@@ -230,7 +249,7 @@ def evaluate(
     thresholds: Path | None = None,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
-    baseline: Path | None = None,
+    baseline: Path | Result | None = None,
     sensitivity: Path | None = None,
     save_reference: Path | None = None,
     device: str = "auto",
@@ -256,7 +275,7 @@ def evaluate(
     """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
 
     ``original`` is a folder with config.json, here or in a store, or a GGUF file; ``candidates`` are one or several
-    checkpoints, or state dicts or models in memory.
+    checkpoints, or state dicts or models in memory; in a dict, its keys are their names.
     ``against`` are recipes such as ``"fp8_row"``, plans, or files of plans such as ``"plan.json"``, by which the
     original is quantized on the fly.
 
@@ -425,7 +444,7 @@ def plan(
 
 def rank(
     original: Side,
-    candidates: Side | Iterable[Side],
+    candidates: Side | Iterable[Side] | Mapping[str, Side],
     *,
     against: Iterable[str] = (),
     layers: Iterable[str] = (),
@@ -436,7 +455,7 @@ def rank(
     thresholds: Path | None = None,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
-    baseline: Path | None = None,
+    baseline: Path | Result | None = None,
     device: str = "auto",
     lenient: bool = False,
     cache: Path | None = None,
@@ -448,8 +467,8 @@ def rank(
 ) -> Ranking:
     """Rank quantized checkpoints by error and size, and find layers that could better come from another candidate.
 
-    The original is read once. A candidate whose report is inconclusive is not ranked, and makes the ranking's verdict
-    ``inconclusive``.
+    Candidates in a dict have its keys as names: ``{"mine": a, "theirs": b}``. The original is read once. A candidate
+    whose report is inconclusive is not ranked, and makes the ranking's verdict ``inconclusive``.
 
     Keyword Args:
         against (RECIPES, one or several): Recipes as further candidates: fp8_row,int4_g128 quantize the original
@@ -503,7 +522,7 @@ def sweep(
     thresholds: Path | None = None,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
-    baseline: Path | None = None,
+    baseline: Path | Result | None = None,
     device: str = "auto",
     lenient: bool = False,
     cache: Path | None = None,

@@ -71,10 +71,8 @@ class Display(CheckedOptions):
         """The choice of ``--color`` and ``--no-color`` combined."""
         return "never" if self.no_color else self.color
 
-    def targets(
-        self, inputs: Iterable[str | PathLike[str] | None], outputs: "Sequence[Output] | None" = None
-    ) -> "list[Target]":
-        """Return the places to write to, checked before any work. An input may be None.
+    def targets(self, inputs: Iterable[object], outputs: "Sequence[Output] | None" = None) -> "list[Target]":
+        """Return the places to write to, checked before any work. Inputs that are no paths have no place.
 
         Raises:
             UsageError: an unknown suffix, standard output given twice, or an output that is or lies in an input.
@@ -83,7 +81,7 @@ class Display(CheckedOptions):
         from quanterr.outputs import OUTPUTS
         from quanterr.outputs.files import check_targets
 
-        given = [fspath(path) for path in inputs if path is not None]
+        given = [fspath(path) for path in inputs if isinstance(path, str | PathLike)]
         return check_targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs or OUTPUTS)
 
 

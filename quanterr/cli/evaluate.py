@@ -1,7 +1,7 @@
 """``quanterr evaluate``: measure how well the quantized model still performs."""
 
 import sys
-from os import fspath
+from os import PathLike, fspath
 from typing import Annotated
 
 from quanterr.cli.display import RESULT_OPTIONS, Display
@@ -69,7 +69,7 @@ def evaluate(
     }
     written = {option: fspath(path) for option, path in by_products.items() if path is not None}
     for option, path in written.items():
-        check_place(path, option, [fspath(path) for path in inputs if path is not None])
+        check_place(path, option, [fspath(path) for path in inputs if isinstance(path, str | PathLike)])
     if options.save_reference is not None:
         written["--save-reference"] = fspath(options.save_reference)
     announce(paths, show.quiet)

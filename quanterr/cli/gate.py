@@ -60,7 +60,7 @@ def gate(
     from quanterr.gates.explanation import explain_layer as explained
 
     colored = use_color(sys.stderr, show.colors)
-    baseline = None if gates.baseline is None else os.fspath(gates.baseline)
+    baseline = os.fspath(gates.baseline) if isinstance(gates.baseline, str | os.PathLike) else None
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
     if baseline is not None and _same_file(report, baseline):

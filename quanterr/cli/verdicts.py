@@ -9,7 +9,6 @@ import typer
 
 from quanterr.cli.display import Display, deliver
 from quanterr.errors import UsageError
-from quanterr.options import Path
 from quanterr.util.text import display, escape_commands
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def report_verdict(
 
 
 def finish(
-    found: "Document", to: "list[Target]", show: Display, status: int, baseline: Path | None, next_step: str = ""
+    found: "Document", to: "list[Target]", show: Display, status: int, baseline: object, next_step: str = ""
 ) -> NoReturn:
     """Write and print a judged document, print the gates of its candidates, and exit with the status."""
     deliver(found, to, show, status, next_step)
@@ -47,7 +46,7 @@ def finish(
     raise typer.Exit(status)
 
 
-def summarize(document: "Document", baseline: Path | None = None) -> None:
+def summarize(document: "Document", baseline: object = None) -> None:
     """On GitHub, add the document's numbers and the change since the baseline to the job summary."""
     from quanterr.gates import github
 
@@ -58,7 +57,7 @@ def summarize(document: "Document", baseline: Path | None = None) -> None:
 
     change = ""
     with suppress(UsageError):  # an unrelated baseline: the gates have reported it
-        if baseline is not None:
-            change = f"Since the baseline: {diff(os.fspath(baseline), document).view(0).conclusion}"
+        if isinstance(baseline, str | os.PathLike):
+            change = f"Since the baseline: {diff(baseline, document).view(0).conclusion}"
     if problem := github.write_numbers(format_numbers(document), change):
         print(f"quanterr: {problem}", file=sys.stderr)

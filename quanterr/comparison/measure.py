@@ -10,6 +10,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import OUTLIER, Measurement, Value
 from quanterr.metrics.scores import compute_scores
 from quanterr.metrics.sums import Sums
+from quanterr.tensors.arrays import as_tensor
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, Chunk, Cut, as_matrix
 from quanterr.tensors.workspace import Workspace
 
@@ -17,12 +18,15 @@ from quanterr.tensors.workspace import Workspace
 def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[str, Value]:
     """Compute every metric of a layer for an original ``x`` and its dequantized version ``y``.
 
-    Both have the same shape and device, and any floating dtype; neither is changed. Metrics that depend on how y is
-    stored (``bits_per_weight``, ``saturated_pct``, ``theoretical_sqnr_db``) are None, and so are undefined ones.
+    Both have the same shape and device, and any floating dtype; neither is changed. They may be arrays of numpy.
+    Metrics that depend on how y is stored (``bits_per_weight``, ``saturated_pct``, ``theoretical_sqnr_db``) are None,
+    and so are undefined ones. The SNR of equal tensors is infinite.
 
     Raises:
+        UsageError: x or y is neither a tensor nor an array.
         ValueError: the shapes or devices differ, or a dtype is not floating.
     """
+    x, y = as_tensor("x", x), as_tensor("y", y)
     if x.shape != y.shape or x.device != y.device:
         raise ValueError(f"x is {tuple(x.shape)} on {x.device}, y {tuple(y.shape)} on {y.device}: they must agree")
     if not x.is_floating_point() or not y.is_floating_point():
@@ -43,6 +47,6 @@ def measure(x: Tensor, y: Tensor, outlier_threshold: float = OUTLIER) -> dict[st
     summer, total = Summer(kernel, workspace, outlier_threshold), Sums()
     for chunk in Cut(rows, cols, CPU_CHUNK if x.device.type == "cpu" else DEVICE_CHUNK):
         total.add(summer.sum_values(load, chunk, (rows, cols), SUMS_ALONE, wide))
-    values, _ = compute_scores(Layer, Measurement(total))
+    values, nonfinite = compute_scores(Layer, Measurement(total))
     plain: dict[str, Value] = to_builtins(values | {"bits_per_weight": None})
-    return plain
+    return plain | {name: float(value) for name, value in nonfinite.items() if value != "nan"}

@@ -1,7 +1,7 @@
 """Ranking of several candidates for one original: checkpoints, or recipes that quantize it on the fly."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,31 +27,36 @@ from quanterr.util.hardware import bandwidth_of
 @accept_fields_of(RankOptions)
 def rank(
     original: Side,
-    candidates: Side | Iterable[Side],
+    candidates: Side | Iterable[Side] | Mapping[str, Side],
     **options: Any,
 ) -> Ranking:
     """Rank quantized checkpoints by error and size, and find layers that could better come from another candidate.
 
-    The original is read once. A candidate whose report is inconclusive is not ranked, and makes the ranking's verdict
-    ``inconclusive``.
+    Candidates in a dict have its keys as names: ``{"mine": a, "theirs": b}``. The original is read once. A candidate
+    whose report is inconclusive is not ranked, and makes the ranking's verdict ``inconclusive``.
 
     Raises:
         UsageError: there are fewer than two candidates, a candidate is given twice, or :func:`compare` raises it.
         CheckpointError, ResourceError: as :func:`compare`.
     """
     chosen = RankOptions(**options)
-    sides: list[Side] = list_given(candidates)
+    sides: list[Side]
+    sides, names = list_given(candidates)
     before, *after = hold_all([original, *sides])
-    return rank_candidates(before, after, chosen, prepare(chosen))
+    return rank_candidates(before, after, chosen, prepare(chosen), names)
 
 
 def rank_candidates(
-    original: Path | Checkpoint, candidates: Sequence[Path | Checkpoint], options: RankOptions, rules: PreparedRules
+    original: Path | Checkpoint,
+    candidates: Sequence[Path | Checkpoint],
+    options: RankOptions,
+    rules: PreparedRules,
+    given: Sequence[str] = (),
 ) -> Ranking:
-    """Rank candidates as :func:`rank` does, with prepared rules."""
+    """Rank candidates as :func:`rank` does, with prepared rules, under the names ``given`` or those of their paths."""
     recipes = parse_recipes(options.against) if options.against else []
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
-    names = name_candidates([*paths, *list_names(recipes)])
+    names = name_candidates([*paths, *list_names(recipes)], given)
     return _rank(original, [*candidates, *recipes], names, options, options.keep_original, rules)
 
 

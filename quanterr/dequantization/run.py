@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from html import escape
 from math import isfinite, log10
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +67,10 @@ class Dequantized:
     copied: int
     rounding_db: float | None
     left_out: dict[str, int] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in vars(self).items())
+        return f"<table>{rows}</table>"
 
 
 class _Task(NamedTuple):

@@ -2,11 +2,11 @@
 
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from inspect import cleandoc
 from os import PathLike
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -15,8 +15,9 @@ from msgspec.structs import asdict, astuple
 from quanterr.documents import checksum
 from quanterr.documents.base import Model, RunInfo, Tool, dumps, dumps_each
 from quanterr.errors import UsageError
+from quanterr.util.arguments import public
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display
+from quanterr.util.text import display, listed, with_article
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +29,7 @@ View = Any  # a View of outputs/sections.py, a room above
 LINE = 150  # maximum length of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 NEXT = ",\n  "  # between the items of a list
+PLAIN = (str, int, float, NoneType)  # values of the cells of a data frame
 AT_ONCE = 64  # items of a list that are encoded at once
 
 
@@ -81,17 +83,28 @@ class Result:
         self.write_json(file)
         return file.getvalue()
 
-    def to_pandas(self) -> Frame:
+    @public
+    def to_pandas(self, items: str | None = None) -> Frame:
         """Return a pandas.DataFrame with a row per layer, weight, pair, candidate or change.
 
+        ``items`` is the name of a list of the result, such as ``"candidates"`` of an evaluation, whose items are the
+        rows instead, with their numbers and texts; those of a part of an item are columns such as ``scores.kld_mean``.
+
         Raises:
-            UsageError: pandas is not installed.
+            UsageError: pandas is not installed, or the result has no such list.
         """
         try:
             pandas = import_module("pandas")
         except ImportError as error:
             raise UsageError("to_pandas() needs pandas: pip install pandas") from error
-        return pandas.DataFrame(list(self._frame_rows()))
+        return pandas.DataFrame(list(self._frame_rows() if items is None else self._flat_rows(items)))
+
+    def _flat_rows(self, items: str) -> Iterator[JsonObject]:
+        lists = {name: value for name, value in list_fields(self) if isinstance(value, list)}
+        if items not in lists:
+            known = listed(list(lists), 20)
+            raise UsageError(f"items: {display(items)} is no list of {with_article(self.noun)}; choose {known}")
+        return map(_flatten, lists[items])
 
     def _frame_rows(self) -> Iterator[JsonObject]:
         """Yield the rows of the data frame."""
@@ -101,6 +114,7 @@ class Result:
         """Write the result as strict ASCII JSON."""
         raise NotImplementedError
 
+    @public
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to a file, as ``--output-report`` does: the suffix chooses the output.
 
@@ -109,6 +123,23 @@ class Result:
             ResourceError: the file cannot be written.
         """
         self._views().save(self, path)
+
+
+def list_fields(part: object) -> list[tuple[str, object]]:
+    """Return the names and values of the fields of a result, or of a part of one."""
+    kind = type(part)
+    names: Iterable[str] = getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ()))
+    return [(name, getattr(part, name)) for name in names]
+
+
+def _flatten(item: object) -> JsonObject:
+    """Return the numbers and texts of an item, and those of its parts as ``part.name``."""
+    found: JsonObject = {}
+    for name, value in list_fields(item):
+        found |= {f"{name}.{key}": inner for key, inner in list_fields(value) if isinstance(inner, PLAIN)}
+        if isinstance(value, PLAIN):
+            found[name] = value
+    return found or {"item": item}
 
 
 class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):

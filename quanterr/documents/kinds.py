@@ -71,13 +71,13 @@ def find_kind(path: str) -> DocumentKind:
     return KINDS[schema]
 
 
-def read_document(path: str) -> "Document":
+def read_document(path: str | os.PathLike[str]) -> "Document":
     """Read a report, ranking, evaluation, plan, inspection or comparison of images.
 
     Raises:
         ReportError: the file is missing, is not such a document, or has an unknown schema version or an invalid value.
     """
-    kind = find_kind(path)
+    kind = find_kind(os.fspath(path))
     from quanterr.documents.reading import read_report, read_stored
 
     return read_report(path) if kind == KINDS[SCHEMA] else read_stored(path, kind.model)

@@ -35,6 +35,7 @@ def measure(
     against: str | Plan | Iterable[str | Plan],
     chosen: EvaluateOptions,
     clock: Clock,
+    given_names: Sequence[str] = (),
 ) -> Evaluation:
     """Evaluate candidates together with their original, without gates. Raises the same errors as ``evaluate``."""
     given = read_given(candidates, against)
@@ -53,7 +54,7 @@ def measure(
         stored, others = rest[: len(given.stored)], rest[len(given.stored) :]
         every = [opened, *given.add_made(stored, opened)]
         sides = Sides(opened, architecture.device)
-        names, found = _candidates(given.names, every[1:], prepared, sides, chosen)
+        names, found = _candidates(shorten_names(given.names, given_names), every[1:], prepared, sides, chosen)
         drafts = [read_draft(other, opened, prepared, chosen) for other in others]
         every += others
         together.agree(group, every, prepared.chunks, chosen.batch, chosen.dtype)
@@ -113,7 +114,7 @@ def _measured(drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> list[Meas
 
 
 def _candidates(
-    paths: Sequence[str],
+    names: Sequence[str],
     checkpoints: Sequence[Checkpoint],
     prepared: Prepared,
     sides: Sides,
@@ -123,7 +124,7 @@ def _candidates(
     counterparts = prepared.architecture.counterparts(sides, checkpoints)
     kv, alone = list(chosen.kv) or [DECLARED], []
     found: list[tuple[str, Candidate]] = []
-    for name, checkpoint, (own, ignored) in zip(shorten_names(paths), checkpoints, counterparts, strict=True):
+    for name, checkpoint, (own, ignored) in zip(names, checkpoints, counterparts, strict=True):
         ways = list(Candidate(own, checkpoint, chosen.activations, kv[0], ignored).with_caches(name, kv))
         found += ways
         if chosen.split and any(way.rounding.is_any for _, way in ways):

@@ -201,7 +201,7 @@ def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int, transc
     if chosen.context < 2:
         raise UsageError(f"--context {chosen.context}: at least 2 tokens are needed")
     if chosen.tokens is not None:
-        text = read_tokens(os.fspath(chosen.tokens))
+        text = read_tokens(chosen.tokens)
         return [_read_text(Path(text.source).stem, text, chosen, vocabulary)]
     enough = None if chosen.chunks is None else max(chosen.chunks, LEAST_CONTEXTS) * chosen.context
     named = named_files([*texts, *chats], "--text" if texts else "--chat")

@@ -1,7 +1,7 @@
 """An evaluation: prepare, run, judge."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from quanterr.util.memory import device_memory
 @accept_fields_of(EvaluateOptions)
 def evaluate(
     original: Side,
-    candidates: Side | Iterable[Side] = (),
+    candidates: Side | Iterable[Side] | Mapping[str, Side] = (),
     *,
     against: str | Plan | Iterable[str | Plan] = (),
     **options: Any,
@@ -32,7 +32,7 @@ def evaluate(
     """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
 
     ``original`` is a folder with config.json, here or in a store, or a GGUF file; ``candidates`` are one or several
-    checkpoints, or state dicts or models in memory.
+    checkpoints, or state dicts or models in memory; in a dict, its keys are their names.
     ``against`` are recipes such as ``"fp8_row"``, plans, or files of plans such as ``"plan.json"``, by which the
     original is quantized on the fly.
 
@@ -43,9 +43,10 @@ def evaluate(
         ResourceError: there is not enough memory.
     """
     chosen = EvaluateOptions(**options)
-    sides: list[Side] = list_given(candidates)
+    sides: list[Side]
+    sides, names = list_given(candidates)
     before, *after = hold_all([original, *sides])
-    return evaluate_candidates(before, after, against, chosen, prepare(chosen, KINDS["quanterr.evaluation"]))
+    return evaluate_candidates(before, after, against, chosen, prepare(chosen, KINDS["quanterr.evaluation"]), names)
 
 
 def evaluate_candidates(
@@ -54,14 +55,15 @@ def evaluate_candidates(
     against: str | Plan | Iterable[str | Plan],
     chosen: EvaluateOptions,
     rules: PreparedRules,
+    names: Sequence[str] = (),
 ) -> Evaluation:
-    """Evaluate candidates as :func:`evaluate` does, by rules that were read before."""
+    """Evaluate candidates as :func:`evaluate` does, by rules that were read before; ``names`` are those given."""
     clock = Clock()
     with device_memory(), LinearLayers(chosen.dtype), attention_in_pieces():
         if chosen.reference is not None:
             found = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock)
         else:
-            found = measure(original, candidates, against, chosen, clock)
+            found = measure(original, candidates, against, chosen, clock, names)
     return rules.judge(found)
 
 

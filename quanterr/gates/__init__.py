@@ -31,7 +31,8 @@ from quanterr.documents.subjects import Subject, combine_verdicts, find_counterp
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
 from quanterr.gates.verdicts import judge_subject, needed_metrics
-from quanterr.options import GateOptions
+from quanterr.options import GateOptions, Path, Result
+from quanterr.util.arguments import check_type
 from quanterr.util.text import display, with_article
 
 if TYPE_CHECKING:
@@ -70,10 +71,30 @@ def prepare(
         options.thresholds, options.require, options.fail_if, options.strict_warnings, given, kind.values.VOCABULARY
     )
     check_baseline_use(rules, given, updated)
-    before = [] if options.baseline is None else read_subjects(os.fspath(options.baseline), rules, kind, compared=True)
+    before = [] if options.baseline is None else _read_baseline(options.baseline, rules, kind)
     for subject in before:
         subject.check_usable()
     return PreparedRules(rules, before)
+
+
+def _read_baseline(baseline: Path | Result, rules: list[Rule], kind: DocumentKind) -> list[Subject]:
+    """Return the subjects of a baseline, a file or a document.
+
+    Raises:
+        UsageError: the document is of another kind.
+        ReportError: the file cannot be read.
+    """
+    if isinstance(baseline, str | os.PathLike):
+        return read_subjects(os.fspath(baseline), rules, kind, compared=True)
+    _check_kind(KINDS.get(baseline.schema_), kind, with_article(type(baseline).__name__))
+    return subjects_of(baseline)  # type: ignore[arg-type] # it is a document
+
+
+def _check_kind(found: DocumentKind | None, wanted: DocumentKind, name: str) -> None:
+    if found != wanted:
+        kind = "another" if found is None else found.name.lower()
+        kinds = f"the kind of the baseline ({kind}) differs from the document's ({wanted.name.lower()})"
+        raise UsageError(f"--baseline {name}: {kinds}")
 
 
 def read_subjects(path: str, rules: list[Rule], kind: DocumentKind, compared: bool) -> list[Subject]:
@@ -85,44 +106,50 @@ def read_subjects(path: str, rules: list[Rule], kind: DocumentKind, compared: bo
         UsageError: the document is of another kind.
         ReportError: the document cannot be read.
     """
-    found = find_kind(path)
-    if found != kind:
-        kinds = f"the kind of the baseline ({found.name.lower()}) differs from the document's ({kind.name.lower()})"
-        raise UsageError(f"--baseline {display(path)}: {kinds}")
+    _check_kind(find_kind(path), kind, display(path))
     if kind == KINDS[REPORT]:
         return [ReportValues(read_report(path, needed_metrics(rules, compared), judged=False))]
     return subjects_of(read_document(path))
 
 
 def judge(
-    document: "DocumentT",
+    document: "DocumentT | str | os.PathLike[str]",
     thresholds: str | os.PathLike[str] | None = None,
     *,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
-    baseline: "DocumentT | None" = None,
+    baseline: "DocumentT | str | os.PathLike[str] | None" = None,
 ) -> "DocumentT":
     """Return a report, ranking, evaluation or comparison of images with new ``gates``, ``verdict`` and ``reasons``.
 
     Args:
-        document: from :func:`quanterr.compare`, :func:`quanterr.rank` or :func:`quanterr.evaluate`, or read from a
-            file.
+        document: from :func:`quanterr.compare`, :func:`quanterr.rank` or :func:`quanterr.evaluate`, or a file of it.
         thresholds: a thresholds file, or the name of a preset for reports.
         require: conditions that must hold, such as ``snr_db >= 30`` or ``upper(kld_mean) <= 0.01``.
         fail_if: conditions that must not hold; undefined values fail these too.
-        baseline: an older document of the same kind, for rules with ``delta``, ``rel_delta`` or ``ratio``. Without such
-            a rule it adds ``delta(snr_db) >= -0.5`` for a report, ``ratio(kld_mean) <= 1.1`` for an evaluation,
-            ``delta(ssim) >= -0.01`` for images.
+        baseline: an older document of the same kind, or its file, for rules with ``delta``, ``rel_delta`` or ``ratio``.
+            Without such a rule it adds ``delta(snr_db) >= -0.5`` for a report, ``ratio(kld_mean) <= 1.1`` for an
+            evaluation, ``delta(ssim) >= -0.01`` for images.
 
     Raises:
         UsageError: there is no rule; a rule cannot be parsed; a pattern matches nothing; the baseline is unreliable,
             unused or missing, or has another original, selection or text; the document is a plan or an inspection,
             which has no verdict.
     """
-    vocabulary = _values(document).VOCABULARY
-    rules = read_rules(thresholds, require, fail_if, baseline=baseline is not None, vocabulary=vocabulary)
-    check_baseline_use(rules, baseline is not None)
-    return apply_rules(document, rules, subjects_of(baseline) if baseline else ())
+    judged, before = _load_document("document", document), None
+    if baseline is not None:
+        before = _load_document("baseline", baseline)
+    rules = read_rules(thresholds, require, fail_if, baseline=before is not None, vocabulary=_values(judged).VOCABULARY)
+    check_baseline_use(rules, before is not None)
+    return apply_rules(judged, rules, subjects_of(before) if before else ())
+
+
+def _load_document(name: str, given: "DocumentT | str | os.PathLike[str]") -> "DocumentT":
+    """Return a document, or the one in a file."""
+    if not isinstance(given, str | os.PathLike):
+        check_type(name, given, Path | Result)
+        return given
+    return read_document(given)  # type: ignore[return-value]
 
 
 def apply_rules(document: "DocumentT", rules: list[Rule], before: Sequence[Subject] = ()) -> "DocumentT":

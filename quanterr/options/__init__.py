@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from math import isfinite
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_type_hints, runtime_checkable
 
 from quanterr.errors import UsageError
 from quanterr.metrics import OUTLIER
 from quanterr.selection import LayerSelection
+from quanterr.util.arguments import check_type
 
 Path = str | os.PathLike[str]
 SameIn = Literal["fused", "block", "role"]
@@ -51,6 +52,28 @@ PANELS = (
 )  # in display order
 
 
+@runtime_checkable
+class Array(Protocol):
+    """A tensor of torch or an array of numpy."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extent of each dimension."""
+
+    def tolist(self) -> Any:
+        """Return the numbers as lists."""
+
+
+@runtime_checkable
+class Result(Protocol):
+    """A result of the library, such as a Report."""
+
+    schema_: str
+
+    def to_json(self) -> str:
+        """Return the result as JSON."""
+
+
 class Option(NamedTuple):
     """The command line option of a field, or of a parameter of a command."""
 
@@ -68,10 +91,13 @@ class CheckedOptions:
     """Base class: what is given for a field of several values becomes a tuple; a single string or path, a tuple of one.
 
     Raises:
-        UsageError: a number is not finite or outside of its range.
+        UsageError: a value has another type than its field, or a number is not finite or outside of its range.
     """
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for name in list_notes(type(self)):
+            check_type(name, getattr(self, name), hints[name])
         for name in list_multiple_fields(type(self)):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str | os.PathLike) else tuple(value))
@@ -211,7 +237,7 @@ class GateOptions(CheckedOptions):
         ),
     ] = ()
     baseline: Annotated[
-        Path | None,
+        Path | Result | None,
         Option(
             "An older result of the same command, for rank and sweep a report of compare (JSON), for delta, rel_delta "
             "and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold; for evaluate "
@@ -457,7 +483,7 @@ class EvaluateOptions(RunOptions, GateOptions):
         ),
     ] = ()
     tokens: Annotated[
-        Path | None,
+        Path | Array | Iterable[int] | None,
         Option("Token ids instead of a text: a safetensors file with one integer tensor.", TEXT, "FILE"),
     ] = None
     inputs: Annotated[

@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -10,14 +9,12 @@ from functools import wraps
 from textwrap import TextWrapper, indent
 from typing import Any, ParamSpec, TypeVar, get_origin, get_type_hints
 
-from quanterr.errors import QuanterrError
-from quanterr.options import PANELS, Option, list_flags, list_notes, list_options
+from quanterr.options import PANELS, Array, Option, list_flags, list_notes, list_options
+from quanterr.util.arguments import name_arguments, public
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-# Options in an error message; the first group matches a proposed command, whose options stay as they are.
-_FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE(?:\.[a-z]+)?)?")
 LINE = 106  # maximum length of a line of a docstring
 
 
@@ -31,15 +28,11 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         keywords = _Keywords.of(function, kind)
+        checked = public(function, keywords.accepted)
 
         @wraps(function)
         def call(*given: P.args, **named: P.kwargs) -> R:
-            chosen = keywords.resolve(named)
-            try:
-                return function(*given, **chosen)
-            except QuanterrError as error:
-                error.args = (keywords.translate(str(error)),)
-                raise error.with_traceback(None) from None
+            return checked(*given, **keywords.resolve(named))
 
         call.__signature__ = keywords.signature  # type: ignore[attr-defined]
         call.options = kind  # type: ignore[attr-defined]
@@ -49,14 +42,17 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def list_given(values: T | Iterable[T]) -> list[T]:
-    """Return the values of an argument as a list; a single value becomes a list of one.
+def list_given(values: T | Iterable[T] | Mapping[str, T]) -> tuple[list[T], list[str]]:
+    """Return the values of an argument as a list, and their names if it has any; a single value is a list of one.
 
-    A string, a path, a state dict and a model are single values, though some can be iterated over.
+    A string, a path, a state dict and a model are single values, though some can be iterated over. Other mappings than
+    state dicts, whose values are tensors or arrays, give names.
     """
+    if isinstance(values, Mapping) and values and not any(isinstance(value, Array) for value in values.values()):
+        return list(values.values()), list(values)
     whole = isinstance(values, str | os.PathLike | Mapping) or hasattr(values, "state_dict")
     single = whole or not isinstance(values, Iterable)
-    return [values] if single else list(values)  # type: ignore[list-item, arg-type] # of T and Iterable[T]
+    return [values] if single else list(values), []  # type: ignore[list-item, arg-type] # of T and Iterable[T]
 
 
 @dataclass(frozen=True)
@@ -101,13 +97,6 @@ class _Keywords:
             resolved[self.accepted[name]] = value
         return resolved
 
-    def translate(self, text: str) -> str:
-        """Return a text in which the command line's options are called as the keywords are."""
-        return _FLAG.sub(lambda flag: self._name_argument(flag), text)
-
-    def _name_argument(self, flag: re.Match[str]) -> str:
-        return flag[0] if flag[1] else self.accepted.get(flag[2].replace("-", "_"), flag[0])
-
     def describe(self, docstring: str) -> str:
         """Return the docstring with a section of the keywords, before that of the errors."""
         texts = [self._describe_keyword(name) for name in self.signature.parameters if name in self.notes]
@@ -126,7 +115,7 @@ class _Keywords:
             facts.append(f"default {default}")
         head = f"{name} ({', '.join(facts)})" if facts else name
         lines = TextWrapper(LINE, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * 4)
-        return indent(lines.fill(f"{head}: {self.translate(text)}"), " " * 4)
+        return indent(lines.fill(f"{head}: {name_arguments(text, self.accepted)}"), " " * 4)
 
 
 def _long_name(name: str, option: Option) -> str:

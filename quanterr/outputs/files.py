@@ -37,8 +37,9 @@ def check_targets(
     output: Output | None = None,
     no_clobber: bool = False,
     outputs: Sequence[Output] = OUTPUTS,
+    option: str = "--output-report",
 ) -> list[Target]:
-    """Check the paths of ``--output-report`` before anything is computed, and return them with their outputs.
+    """Check the paths of an option before anything is computed, and return them with their outputs.
 
     The suffix of each path selects one of ``outputs`` unless ``output`` is given; ``-`` is standard output, by default
     in the format of the first of ``outputs`` (JSON). With ``no_clobber``, existing files are refused.
@@ -49,19 +50,21 @@ def check_targets(
         ResourceError: a folder is missing or not writable, or a file exists despite ``no_clobber``.
     """
     known = list(inputs)
-    made = [_make_target(path, known, output, outputs) for path in given]
+    made = [_make_target(path, known, output, outputs, option) for path in given]
     if [target.path for target in made].count(None) > 1:
-        raise UsageError("--output-report -: given twice; standard output can hold only one document")
+        raise UsageError(f"{option} -: given twice; standard output can hold only one document")
     for target in made if no_clobber else []:
         if target.path is not None and target.path.is_file():
-            raise ResourceError(f"--output-report {display(str(target.path))}: already exists (--no-clobber)")
+            raise ResourceError(f"{option} {display(str(target.path))}: already exists (--no-clobber)")
     return made
 
 
-def _make_target(given: str, inputs: list[str], output: Output | None, outputs: Sequence[Output]) -> Target:
+def _make_target(
+    given: str, inputs: list[str], output: Output | None, outputs: Sequence[Output], option: str
+) -> Target:
     if given in (STDOUT, "/dev/stdout"):  # on Windows, too, which lacks this path
         return Target(output or outputs[0], None)
-    where = f"--output-report {display(given)}"
+    where = f"{option} {display(given)}"
     with _name_errors(where):
         path = Path(given) if _is_special(Path(given)) else Path(os.path.realpath(given))
         output = output or next((row for row in outputs if row.suffix == Path(given).suffix.lower()), None)

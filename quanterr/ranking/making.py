@@ -75,23 +75,30 @@ class Rankable:
     error: float = 0.0
 
 
-def name_candidates(paths: Sequence[str]) -> list[str]:
+def name_candidates(paths: Sequence[str], given: Sequence[str] = ()) -> list[str]:
     """Return short, distinct names of candidates: the ends of their paths, without a common suffix.
 
+    The first of them keep the names that were ``given`` for them.
+
     Raises:
-        UsageError: there are fewer than two candidates, or one is given twice.
+        UsageError: there are fewer than two candidates, or one, or a name, is given twice.
     """
     if len(paths) < 2:
         raise UsageError("give at least two candidates; for one use quanterr compare")
-    return shorten_names(paths)
+    return shorten_names(paths, given)
 
 
-def shorten_names(paths: Sequence[str]) -> list[str]:
+def shorten_names(paths: Sequence[str], given: Sequence[str] = ()) -> list[str]:
     """Return short, distinct names for any number of candidates, as ``name_candidates`` does.
 
     Raises:
-        UsageError: a candidate is given twice.
+        UsageError: a candidate, or a name, is given twice.
     """
+    if given:
+        kept = [escape_surrogates(name) for name in given] + shorten_names(paths[len(given) :])
+        if twice := next((name for name, n in Counter(kept).items() if n > 1), None):
+            raise UsageError(f"{display(twice)}: two candidates have this name")
+        return kept
     parts = [PurePath(os.path.abspath(strip_credentials(path))).parts for path in paths]
     for n, path in enumerate(paths):
         if parts[n] in parts[:n]:

@@ -1,4 +1,4 @@
-"""Tensors in memory, quantized by a recipe: for training, for experiments and for tests of quantizers.
+"""Tensors in memory, or arrays of numpy, quantized by a recipe: for training, experiments and tests of quantizers.
 
 Values equal a reader's: the stored tensors go through the same code as a file.
 """
@@ -14,6 +14,7 @@ from quanterr.recipes.base import FLOATS, Recipe, Rows, Source
 from quanterr.recipes.names import parse_recipe
 from quanterr.recipes.quantized_file import QuantizedFile
 from quanterr.recipes.scales import ScaleCache
+from quanterr.tensors.arrays import as_tensor
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import TORCH_DTYPES, find_dtype
 
@@ -32,6 +33,7 @@ def quantize_tensor(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
         UsageError: the recipe is unknown, the tensor is not a matrix of floats, or the recipe cannot group its columns.
         CheckpointError: the tensor holds NaN or infinity.
     """
+    tensor = as_tensor("tensor", tensor)
     file = _make_file(tensor, _parse_exact(tensor, recipe))
     found = {}
     for entry in file.entries:
@@ -51,6 +53,7 @@ def fake_quantize(tensor: Tensor, recipe: str) -> Tensor:
         UsageError: the recipe is unknown, the tensor is not a matrix of floats, or the recipe cannot group its columns.
         CheckpointError: the tensor holds NaN or infinity.
     """
+    tensor = as_tensor("tensor", tensor)
     found: Tensor = _StraightThrough.apply(tensor, _parse_exact(tensor, recipe))  # type: ignore[no-untyped-call]
     return found
 
@@ -88,6 +91,7 @@ def theoretical_max_error(tensor: Tensor, recipe: str) -> Tensor:
     Raises:
         UsageError, CheckpointError: as :func:`quantize_tensor`.
     """
+    tensor = as_tensor("tensor", tensor)
     file = _make_file(tensor, _parse_exact(tensor, recipe))
     weight, chunk = read_weight(file), Chunk(0, file.source.rows, 0, file.source.cols)
     scales = Reader().read_scaling(weight, chunk)
@@ -108,6 +112,7 @@ def error_within_bounds(tensor: Tensor, other: Tensor, recipe: str) -> bool:
         UsageError: shapes differ, or as :func:`quantize_tensor`.
         CheckpointError: as :func:`quantize_tensor`.
     """
+    tensor, other = as_tensor("tensor", tensor), as_tensor("other", other)
     if tensor.shape != other.shape:
         raise UsageError(f"shapes differ: {list(tensor.shape)} and {list(other.shape)}")
     x, y = tensor.detach().cpu().double(), other.detach().cpu().double()

@@ -15,7 +15,9 @@ from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.arrays import as_tensor
 from quanterr.util import strict_json
+from quanterr.util.arguments import check_type
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
@@ -85,7 +87,8 @@ class TensorsFile(CheckpointFile):
         self._parts: list[tuple[Entry, _Part]] = []
         self._recent: dict[str, Tensor] = {}
         self._lock = Lock()
-        for own, tensor in tensors.items():
+        for own, given in tensors.items():
+            tensor = as_tensor(f"{self}: {display(own)}", given)
             part = self._describe(own, tensor)
             shape, dtype = tuple(tensor.shape), DTYPES[str(tensor.dtype)]
             entry = Entry(own, dtype, shape, self, self.size, tensor.numel() * DTYPE_BITS[dtype] // 8)
@@ -95,8 +98,6 @@ class TensorsFile(CheckpointFile):
         self._versions = self._read_versions()
 
     def _describe(self, name: str, tensor: Tensor) -> _Part:
-        if not isinstance(tensor, torch.Tensor):
-            raise UsageError(f"{self}: {display(name)}: a {type(tensor).__name__}, not a tensor")
         if str(tensor.dtype) not in DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
             found = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
             raise UsageError(f"{self}: {display(name)}: {found}: expected a dense tensor of a dtype of safetensors")
@@ -196,6 +197,7 @@ def hold_all(sides: Iterable[Side]) -> list[Opened]:
     held: list[Opened] = []
     for side in every:
         if not isinstance(side, Mapping | Model):
+            check_type("a checkpoint", side, Side)
             held.append(side)
             continue
         name = _name(side)

@@ -88,7 +88,7 @@ def count(n: int, one: str, many: str | None = None) -> str:
 
 def with_article(noun: str) -> str:
     """Return a noun with "a" or "an" before it."""
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+    return f"{'an' if noun[0] in 'aeiouAEIO' else 'a'} {noun}"
 
 
 def format_decisive(value: float, limit: float | None = None) -> str:

@@ -78,7 +78,7 @@ def save(result: "Result", path: str | PathLike[str]) -> None:
     from quanterr.outputs.files import check_targets, write_output
 
     outputs = OF_DIFFS if isinstance(result, Difference) else OUTPUTS
-    for target in check_targets([fspath(path)], [], outputs=outputs):
+    for target in check_targets([fspath(path)], [], outputs=outputs, option="save()"):
         write_output(result, target, "save()")
 
 

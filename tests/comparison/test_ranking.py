@@ -442,3 +442,19 @@ class TestConclusion:
             candidate.rank = None
 
         assert "no candidate can be ranked" == conclusion(found)
+
+
+class TestGivenNames:
+    """Candidates in a dict are called as its keys."""
+
+    def test_candidates_in_a_dict_have_its_names(self, x, tmp_path):
+        path = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
+        in_memory = {A: original()[A] + 0.01, B: original()[B], C: original()[C], NORM: original()[NORM]}
+        found = quanterr.rank(x, {"of/mine": path, "theirs": in_memory}, against="int8_row", device="cpu")
+
+        assert {"of/mine", "theirs", "int8_row"} == by_name(found).keys()
+        assert str(path) == by_name(found)["of/mine"].path
+
+    def test_name_that_occurs_twice_is_refused(self, x):
+        with pytest.raises(UsageError, match=r"^int8_row: two candidates have this name$"):
+            quanterr.rank(x, {"int8_row": x}, against="int8_row")

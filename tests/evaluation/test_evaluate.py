@@ -101,6 +101,17 @@ def evaluation(llama):
     return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
 
 
+def test_tokens_may_be_in_memory_and_candidates_have_names(llama, evaluation):
+    original, quantized, _, tokens = llama
+    stored_ids = next(iter(load_file(tokens).values()))
+    for given in (stored_ids, stored_ids.numpy(), stored_ids.flatten().tolist()):
+        found = quanterr.evaluate(original, {"mine": quantized}, tokens=given, context=CONTEXT, **EXACTLY)
+        assert "mine" == found.candidates[0].name
+        assert evaluation.candidates[0].scores == found.candidates[0].scores
+    with pytest.raises(UsageError, match=r"^tokens: expected integers, the ids of a text; got torch\.float32$"):
+        quanterr.evaluate(original, quantized, tokens=torch.ones(64), context=CONTEXT)
+
+
 def test_weights_from_another_model_are_noticed(llama, evaluation, tmp_path):
     original, quantized, _, tokens = llama
     shutil.copytree(quantized, tmp_path / "other")

@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from support import sample_documents
 from support.sample_reports import hostile, report_of, tiny
 from support.stored import original, pair, quantized, write
 
@@ -136,3 +137,15 @@ def test_unknown_suffix_is_refused(both, ranking, tmp_path):
     for found in (quanterr.diff(*both), ranking):
         with pytest.raises(UsageError, match=r"unknown suffix; choose one of \.json, "):
             found.save(tmp_path / "x.txt")
+
+
+def test_any_list_of_a_result_is_a_data_frame(ranking, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    evaluation = sample_documents.evaluation()
+    first = evaluation.to_pandas("candidates")[0]
+
+    assert evaluation.candidates[0].scores.kld_mean == first["scores.kld_mean"]
+    assert [layer.layer_name for layer in ranking.layers] == [row["layer_name"] for row in ranking.to_pandas("layers")]
+    assert [{"item": name} for name in ranking.front] == ranking.to_pandas("front")
+    with pytest.raises(UsageError, match="items: weights is no list of a ranking; choose reasons, candidates, front"):
+        ranking.to_pandas("weights")

@@ -128,7 +128,7 @@ def test_dequantized_weights_are_not_taken_for_broken_copies():
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (3, "a int, not a tensor"),
+        (3, "expected a tensor or an array of numpy; got an int"),
         (torch.empty(2, device="meta"), "on meta: expected a dense tensor"),
         (torch.eye(2).to_sparse(), "sparse_coo"),
         (torch.zeros(2, dtype=torch.complex128), "complex128"),

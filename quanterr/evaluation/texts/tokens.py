@@ -14,6 +14,8 @@ from torch import Tensor
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.evaluation.models.building import EXTRA
 from quanterr.evaluation.models.folder import ModelFolder
+from quanterr.options import Array
+from quanterr.tensors.arrays import as_tensor
 from quanterr.util.text import count, display, named_path
 
 if TYPE_CHECKING:
@@ -93,12 +95,18 @@ def tokenizer_of(folder: ModelFolder) -> "PreTrainedTokenizerBase":
         ) from error
 
 
-def read_tokens(path: str) -> Text:
-    """Read token ids from a safetensors file with one tensor of integers.
+def read_tokens(tokens: str | PathLike[str] | Array | Iterable[int]) -> Text:
+    """Return token ids in memory, or those of a safetensors file with one tensor of integers.
 
     Raises:
         UsageError: the file is missing, or holds something else.
     """
+    if not isinstance(tokens, str | PathLike):
+        given = as_tensor("tokens", tokens) if isinstance(tokens, Array) else torch.tensor(list(tokens))
+        if given.is_floating_point() or given.is_complex():
+            raise UsageError(f"tokens: expected integers, the ids of a text; got {given.dtype}")
+        return Text(given.flatten().to(torch.int64), "tokens", None)
+    path = fspath(tokens)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,0 +1,149 @@
+"""Arguments of the library's functions: their types are checked, and errors speak of them in Python's words."""
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from quanterr.errors import QuanterrError, UsageError
+from quanterr.util.text import display, with_article
+
+P = ParamSpec("P")
+R = TypeVar("R")
+# Options in an error message; the first group matches a proposed command, whose options stay as they are.
+_FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE(?:\.[a-z]+)?)?")
+WORDS: Mapping[Any, str] = {
+    str: "a string",
+    os.PathLike: "a path",
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    Mapping: "a state dict",
+    Callable: "a function",
+}
+NUMBERS: Mapping[Any, type] = {int: Integral, float: Real}  # those of numpy are not subclasses of Python's
+LONG = 60  # characters of a value
+
+
+def public(function: Callable[P, R], names: Mapping[str, str] | None = None) -> Callable[P, R]:
+    """Return a function of the library that refuses arguments of a wrong type, in one line.
+
+    Errors that the user can correct name arguments instead of the command line's options, and have the traceback of the
+    call. ``names`` are the long names of options, with ``_`` for ``-``, and the argument that each stands for; by
+    default those of the parameters.
+    """
+    signature = inspect.signature(function)
+    words = names or {name: name for name in signature.parameters}
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # which raises an error that names the function
+        try:
+            for name, value in given.items():
+                if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+                    check_type(name, value, signature.parameters[name].annotation)
+            return function(*args, **kwargs)
+        except QuanterrError as error:
+            error.args = (name_arguments(str(error), words),)
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def name_arguments(text: str, names: Mapping[str, str]) -> str:
+    """Return a text in which options of the command line are called as the arguments that ``names`` gives for them."""
+
+    def name(flag: re.Match[str]) -> str:
+        return flag[0] if flag[1] else names.get(flag[2].replace("-", "_"), flag[0])
+
+    return _FLAG.sub(name, text)
+
+
+def check_type(name: str, value: object, hint: Any) -> None:
+    """Check a value against an annotation; of several values, those of a list or tuple.
+
+    An annotation that is not evaluated, such as the name of a type in quotes, allows any value.
+
+    Raises:
+        UsageError: it has another type.
+    """
+    if not _fits(value, hint):
+        wanted = _join(_list_words(hint))
+        several = ", or several" if any(get_origin(one) is Iterable for one in _list_choices(hint)) else ""
+        instead = "; for two tensors: quanterr.measure" if hasattr(value, "shape") and WORDS[Mapping] in wanted else ""
+        raise UsageError(f"{name}: expected {wanted}{several}; got {_describe(value, hint)}{instead}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if origin is Annotated:
+        return _fits(value, get_args(hint)[0])
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if origin is Iterable:
+        items = value if isinstance(value, list | tuple) else ()
+        several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) and not _is_array(value)
+        return _fits(value, get_args(hint)[0]) or (several and all(_fits(item, get_args(hint)[0]) for item in items))
+    if origin in NUMBERS:
+        return isinstance(value, NUMBERS[origin]) and not isinstance(value, bool)
+    if origin is Callable:
+        return callable(value)
+    is_open = origin in (Any, inspect.Parameter.empty) or not isinstance(origin, type)
+    return is_open or isinstance(value, origin)
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "shape")
+
+
+def _list_choices(hint: Any) -> list[Any]:
+    """Return the types of which a value may have one."""
+    if get_origin(hint) is Annotated:
+        return _list_choices(get_args(hint)[0])
+    return list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
+
+
+def _list_words(hint: Any) -> list[str]:
+    """Return the types of an annotation in words: a path is also given as a string, and None need not be given."""
+    words: dict[str, None] = {}
+    for one in _list_choices(hint):
+        origin = get_origin(one) or one
+        if origin is Iterable:
+            words |= dict.fromkeys(_list_words(get_args(one)[0]))
+        elif origin is Literal:
+            words |= dict.fromkeys(map(repr, get_args(one)))
+        elif origin is not NoneType:
+            words[WORDS.get(origin) or with_article(origin.__name__)] = None
+    if WORDS[os.PathLike] in words:
+        words.pop(WORDS[str], None)
+    return list(words)
+
+
+def _join(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _describe(value: object, hint: Any) -> str:
+    """Return a value with its type; of several values, the first that does not fit."""
+    if isinstance(value, list | tuple):
+        items = next((get_args(one)[0] for one in _list_choices(hint) if get_origin(one) is Iterable), None)
+        wrong = [item for item in value if items is not None and not _fits(item, items)]
+        if wrong:
+            return _describe(wrong[0], None)
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        return with_article(kind)
+    if _is_array(value):
+        return f"{with_article(kind)} of shape {list(value.shape)}"  # type: ignore[attr-defined]
+    return f"{display(repr(value), LONG)}, {with_article(kind)}"
