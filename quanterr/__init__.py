@@ -45,6 +45,7 @@ _HOMES = {
     "evaluate": "quanterr.evaluation.run",
     "fake_quantize": "quanterr.recipes.tensors",
     "inspect": "quanterr.inspection",
+    "iterate_pairs": "quanterr.comparison.pairs",
     "judge": "quanterr.gates",
     "measure": "quanterr.comparison.measure",
     "open_checkpoint": "quanterr.checkpoints",

@@ -1,12 +1,13 @@
 """Types of the public names, made by tests/make_stub.py."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from quanterr.checkpoints import Checkpoint as Checkpoint
 from quanterr.checkpoints import open_checkpoint as open_checkpoint
 from quanterr.comparison.measure import measure as measure
+from quanterr.comparison.pairs import TensorPair
 from quanterr.dequantization.run import Dequantized as Dequantized
 from quanterr.documents.comparison.layer import METRICS as METRICS
 from quanterr.documents.comparison.model import Report as Report
@@ -72,6 +73,7 @@ __all__ = [
     "evaluate",
     "fake_quantize",
     "inspect",
+    "iterate_pairs",
     "judge",
     "measure",
     "open_checkpoint",
@@ -367,6 +369,38 @@ def inspect(
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
         UsageError: the hardware is unknown, or there is no checksum to verify."""
+    ...
+
+def iterate_pairs(
+    original: Side,
+    quantized: Side,
+    *,
+    layers: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    lenient: bool = False,
+    cache: Path | None = None,
+) -> Iterator[TensorPair]:
+    """Pair the weights of two checkpoints as ``compare`` does, and return an iterator over their values.
+
+    >>> for name, x, y in quanterr.iterate_pairs("original", "fp8"):  # doctest: +SKIP
+    ...     print(name, torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0))
+
+    What a converter or quantizer did to names, orders and numbers is undone. Tensors that cannot be compared, or only
+    for equality, are left out, and their number is logged: ``compare`` lists them.
+
+    Keyword Args:
+        layers (PATTERN, one or several): Layers to compare: attn, mlp, experts, norm, embed, head …; part of a
+            name; a glob; re:REGEX; !PATTERN excludes. Separated by commas. layers_to_compare is the same.
+        exclude (PATTERN, one or several): Layers to leave out, by the same patterns without !, which shells
+            expand.
+        lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
+            not padded with spaces.
+        cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.
+            Default: no cache.
+
+    Raises:
+        UsageError: a pattern matches nothing.
+        CheckpointError: an input is missing, damaged, or changes while it is read."""
     ...
 
 def plan(

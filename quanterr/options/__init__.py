@@ -255,8 +255,8 @@ class GateOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonOptions(RunOptions):
-    """Options of a comparison, of one candidate or several."""
+class SelectionOptions(CheckedOptions):
+    """The choice of layers."""
 
     layers: Annotated[
         Iterable[str],
@@ -272,6 +272,30 @@ class ComparisonOptions(RunOptions):
         Iterable[str],
         Option("Layers to leave out, by the same patterns without !, which shells expand.", SELECTION, "PATTERN"),
     ] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.selection  # an invalid pattern is a mistake at once, before anything is opened
+
+    @cached_property
+    def selection(self) -> LayerSelection:
+        """The selected layers.
+
+        Raises:
+            UsageError: a pattern is invalid.
+        """
+        return LayerSelection(self.layers, self.exclude)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions(ReadOptions, SelectionOptions):
+    """Options of :func:`quanterr.iterate_pairs`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions(RunOptions, SelectionOptions):
+    """Options of a comparison, of one candidate or several."""
+
     outlier_threshold: Annotated[
         float, Option("An element with a larger |e| counts as an outlier.", METRICS, "NUMBER", least=0, rare=True)
     ] = OUTLIER
@@ -306,19 +330,6 @@ class ComparisonOptions(RunOptions):
         Callable[[Any], None] | None,
         "Called from a thread of the run with each layer that differs, as soon as it is compared.",
     ] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.selection  # an invalid pattern is a mistake at once, before anything is opened
-
-    @cached_property
-    def selection(self) -> LayerSelection:
-        """The selected layers.
-
-        Raises:
-            UsageError: a pattern is invalid.
-        """
-        return LayerSelection(self.layers, self.exclude)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ FUNCTIONS = {
     "inspect": options.InspectOptions,
     "dequantize": options.DequantizeOptions,
     "compare_images": options.GateOptions,
+    "iterate_pairs": options.PairOptions,
 }
 INTERNAL = {"stop", "command"}
 

@@ -77,6 +77,16 @@ def test_library_session_runs(model, tmp_path):
     assert (tmp_path / "report.json").exists()
 
 
+def test_own_metric_runs_over_the_pairs(model, tmp_path):
+    run("quantize.py", model, tmp_path / "q.safetensors", "--to", "int8_row")
+    done = run("own_metric.py", model, tmp_path / "q.safetensors")
+
+    assert 0 == done.returncode, done.stderr
+    (first, name), (second, _) = (line.split() for line in done.stdout.splitlines())
+    assert 0.9 < float(first) <= float(second) < 1
+    assert name.startswith("layers.0.")
+
+
 def test_example_actions_have_the_same_versions_as_our_workflows():
     ours = dict(re.findall(r"uses: (actions/[\w-]+)@\w+ # v(\d+)", read_all(make_guide.ROOT / ".github/workflows")))
     theirs = re.findall(r"uses: (actions/[\w-]+)@v(\d+)", read_all(EXAMPLES / "ci"))

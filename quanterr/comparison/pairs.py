@@ -1,0 +1,81 @@
+"""The weights that a comparison pairs, as tensors: for metrics of one's own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from quanterr.checkpoints import Checkpoint, open_checkpoints
+from quanterr.formats import Weight
+from quanterr.kernel.decoding import read_into
+from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import Tensor, torch
+from quanterr.options import PairOptions
+from quanterr.options.keywords import accept_fields_of
+from quanterr.pairing import pair
+from quanterr.pairing.alternatives import choose_alternatives
+from quanterr.pairing.model import Bucket, Pair
+from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.in_memory import Side, hold_all
+from quanterr.tensors.workspace import Workspace
+from quanterr.util.text import count
+from quanterr.util.waiting import notices
+
+LEFT_OUT = (Bucket.CONSUMED, Bucket.FILTERED_OUT)  # what a comparison leaves out without a word
+
+
+class TensorPair(NamedTuple):
+    """A weight of both sides, in the original's shape: float32, or float64 where float32 would round the values."""
+
+    name: str
+    original: Tensor
+    dequantized: Tensor
+
+
+@accept_fields_of(PairOptions)
+def iterate_pairs(original: Side, quantized: Side, **options: Any) -> Iterator[TensorPair]:
+    """Pair the weights of two checkpoints as ``compare`` does, and return an iterator over their values.
+
+    >>> for name, x, y in quanterr.iterate_pairs("original", "fp8"):  # doctest: +SKIP
+    ...     print(name, torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0))
+
+    What a converter or quantizer did to names, orders and numbers is undone. Tensors that cannot be compared, or only
+    for equality, are left out, and their number is logged: ``compare`` lists them.
+
+    Raises:
+        UsageError: a pattern matches nothing.
+        CheckpointError: an input is missing, damaged, or changes while it is read.
+    """
+    asked = PairOptions(**options)
+    with ExitStack() as stack:
+        sides = stack.enter_context(open_checkpoints(hold_all([original, quantized]), asked.lenient, asked.cache))
+        pairing = choose_alternatives(pair(sides[0], sides[1], asked.selection))
+        numbers = [one for one in pairing.pairs if _is_of_numbers(one)]
+        lost = len([one for one in pairing.leftovers if one.bucket not in LEFT_OUT])
+        lost += len(pairing.pairs) - len(numbers)
+        if lost:
+            notices.warning("%s left out; compare lists them", count(lost, "tensor"))
+        return _read_pairs(numbers, sides, stack.pop_all())
+
+
+def _is_of_numbers(pair: Pair) -> bool:
+    """Return whether both sides have values, which are not only compared for equality."""
+    return all(side.encoding != "bits" and side.refusal is None for side in (pair.original, pair.quantized))
+
+
+def _read_pairs(pairs: Sequence[Pair], sides: Sequence[Checkpoint], stack: ExitStack) -> Iterator[TensorPair]:
+    with stack:
+        for one in pairs:
+            shape = one.original.shape
+            yield TensorPair(one.name, read_weight(one.original).view(shape), read_weight(one.quantized).view(shape))
+        for side in sides:
+            side.check_unchanged()
+
+
+def read_weight(weight: Weight) -> Tensor:
+    """Return all values of a weight, (rows, cols); chunk by chunk, so that no format needs room for all at once."""
+    kernel, workspace = choose_kernel().kernel, Workspace()
+    values = torch.empty(weight.matrix, dtype=torch.float64 if weight.needs_float64 else torch.float32)
+    for chunk in Cut(*weight.matrix, CPU_CHUNK):
+        place = values[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
+        read_into(place, kernel, weight, chunk, workspace)
+    return values
