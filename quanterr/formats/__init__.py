@@ -1,16 +1,19 @@
 """Every format that quanterr reads, one row each; the first that fits is taken.
 
 To add a format: write its module (start from a close one, such as ct_nvfp4.py), put a golden file made by its producer
-into tests/golden/, and add the module to MODULES. Nothing else knows its name.
+into tests/golden/, and add the module to MODULES. Nothing else knows its name. Another package gives its module as an
+entry point in the group ``quanterr.formats``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.errors import FormatMismatch
+from quanterr.errors import FormatMismatch, UsageError
 from quanterr.formats import (
     aqlm,
     asym_w4a8,
@@ -84,7 +87,7 @@ from quanterr.formats.dense import CODES as CODES_OF_FLOATS
 from quanterr.formats.shared.cast_codes import read_beside_scale
 from quanterr.formats.shared.comfy_labels import refuse_by_name
 from quanterr.formats.shared.unsupported import explain_unsupported
-from quanterr.util.text import listed
+from quanterr.util.text import display, listed
 
 __all__ = [
     "FORMATS",
@@ -166,9 +169,34 @@ MODULES = (
     gguf_trellis,
     verbatim,
 )
-FORMATS: tuple[Format, ...] = tuple(
-    row.with_specification(module.__doc__ or "") for module in MODULES for row in module.FORMATS
-)
+GROUP = "quanterr.formats"  # entry points of other packages
+
+
+def _list_formats() -> Iterable[Format]:
+    """Yield the rows of all modules; those of other packages before ``verbatim``, which takes everything.
+
+    Raises:
+        UsageError: the module of another package cannot be imported, or has a format of a name that exists.
+    """
+    others = [_load_module(one.name, one.value, one.load) for one in sorted(entry_points(group=GROUP))]
+    names = {row.name for module in MODULES for row in module.FORMATS}
+    for module in (*MODULES[:-1], *others, MODULES[-1]):
+        for row in module.FORMATS:
+            if module in others and row.name in names:
+                raise UsageError(f"{module.__name__}: a format named {display(row.name)} exists already")
+            names.add(row.name)
+            yield row.with_specification(module.__doc__ or "")
+
+
+def _load_module(name: str, value: str, load: Callable[[], ModuleType]) -> ModuleType:
+    try:
+        return load()
+    except Exception as error:  # whatever another package raises
+        reason = f"{type(error).__name__}: {display(str(error), 200)}"
+        raise UsageError(f"the format {display(name)} of a package, {value}, is not importable: {reason}") from error
+
+
+FORMATS: tuple[Format, ...] = tuple(_list_formats())
 
 # Endings of the names of tensors that accompany quantized weights and never change them: scales and zero points of
 # activations and of the KV cache, and a marker.

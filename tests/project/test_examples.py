@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from types import ModuleType
 
 import make_guide
@@ -85,6 +86,61 @@ def test_own_metric_runs_over_the_pairs(model, tmp_path):
     (first, name), (second, _) = (line.split() for line in done.stdout.splitlines())
     assert 0.9 < float(first) <= float(second) < 1
     assert name.startswith("layers.0.")
+
+
+class TestOwnFormat:
+    """A format of another package is found while quanterr's formats are imported, and so needs a process of its own."""
+
+    @pytest.fixture
+    def installed(self, tmp_path):
+        """A function that runs a command where a package has an entry point of this text."""
+
+        def run_with(entry, *words):
+            metadata = tmp_path / "site/quanterr_mulaw-1.0.dist-info"
+            metadata.mkdir(parents=True)
+            (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: quanterr-mulaw\nVersion: 1.0\n")
+            (metadata / "entry_points.txt").write_text(f"[quanterr.formats]\n{entry}\n")
+            shutil.copy(EXAMPLES / "own_format/quanterr_mulaw.py", tmp_path / "site")
+            path = os.pathsep.join([str(tmp_path / "site"), str(make_guide.ROOT)])
+            words = [sys.executable, "-m", "quanterr", *words]
+            return subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+
+        return run_with
+
+    def test_format_of_another_package_is_compared(self, model, tmp_path, installed):
+        project = tomllib.loads((EXAMPLES / "own_format/pyproject.toml").read_text())["project"]
+        name, value = next(iter(project["entry-points"]["quanterr.formats"].items()))
+        x = load_file(model)
+        stored, expected = {"layers.0.norm.weight": x["layers.0.norm.weight"]}, {}
+        for weight in ("layers.0.a.weight", "layers.0.b.weight"):
+            scale = x[weight].float().abs().amax(1)
+            share = x[weight].float() / scale[:, None]
+            codes = (share.sign() * torch.log2(1 + 255 * share.abs()) / 8 * 127.5 + 127.5).round()
+            stored |= {weight: codes.to(torch.uint8), f"{weight}_row_scale": scale}
+            u = codes.double() / 127.5 - 1
+            expected[weight] = (u.sign() * (256 ** u.abs() - 1) / 255).float() * scale[:, None]
+        save_file(stored, tmp_path / "q.safetensors")
+        done = installed(f"{name} = {value}", "compare", str(model), str(tmp_path / "q.safetensors"), "--json")
+        layers = {layer["layer_name"]: layer for layer in json.loads(done.stdout)["layers"]}
+
+        assert 0 == done.returncode, done.stderr
+        for weight, values in expected.items():
+            e = (values - x[weight].float()).double()
+            snr = 10 * float(torch.log10(x[weight].double().square().sum() / e.square().sum()))
+            assert ("mulaw", pytest.approx(snr, abs=1e-6)) == (layers[weight]["format"], layers[weight]["snr_db"])
+
+    @pytest.mark.parametrize(
+        ("entry", "message"),
+        [
+            ("x = no_such_module", "the format x of a package, no_such_module, is not importable: ModuleNot"),
+            ("x = quanterr.formats.eetq", "quanterr.formats.eetq: a format named eetq exists already"),
+        ],
+    )
+    def test_broken_format_of_another_package_is_named(self, model, installed, entry, message):
+        done = installed(entry, "inspect", str(model))
+
+        assert Status.USAGE == done.returncode
+        assert message in done.stderr
 
 
 def test_example_actions_have_the_same_versions_as_our_workflows():
