@@ -1,4 +1,4 @@
-"""Evaluation of quantized models: all sides run in lockstep through the original's own architecture, block by block.
+"""Evaluation of quantized models: all sides run together through the original's own architecture, block by block.
 
 run.py opens the candidates (opening.py), prepares the model and the texts (preparation.py), runs them together with the
 original (beside_original.py) or a reference (beside_reference.py) and assembles the document (assembly.py).
@@ -8,6 +8,6 @@ texts/        texts, conversations and tasks as tokens
 denoisers/    recorded and made-up calls, rollouts, configs of single files
 running/      all sides unit by unit, with inputs, keys and values as a runtime rounds them
 measures/     perplexity, divergence, agreement; errors of hidden states and of the outputs of weights
-by_products/  other files: sensitivity, importance, saliency, references
+files/        what is written besides the document: sensitivity, importance, saliency, references
 images.py     two folders of decoded images
 """

@@ -28,11 +28,12 @@ from quanterr.documents.subjects import combine_verdicts
 from quanterr.evaluation.denoisers.gaussian import is_made_up
 from quanterr.evaluation.measures.scores import Prediction
 from quanterr.evaluation.models.folder import model_folder
-from quanterr.evaluation.models.sides import Candidate
+from quanterr.evaluation.models.weights import Candidate
 from quanterr.evaluation.preparation import Prepared, ReadText
-from quanterr.evaluation.running.lockstep import Draft, Outcome
+from quanterr.evaluation.running.candidate import Outcome
+from quanterr.evaluation.running.draft import Draft
 from quanterr.evaluation.running.rounding import of_rounding
-from quanterr.evaluation.texts.tokens import fingerprint, spans_of, tokenizer_fingerprint
+from quanterr.evaluation.texts.tokens import fingerprint, tokenizer_fingerprint
 from quanterr.findings import make_finding
 from quanterr.findings.configs import compare_configs
 from quanterr.findings.files import report_notes
@@ -172,7 +173,7 @@ def _with_predictions(outcome: Outcome) -> list[SwapScore]:
 
 def _worst_token(found: Prediction, prepared: Prepared) -> WorstToken:
     """Return a prediction with the text of its tokens."""
-    decode, spans = prepared.decode, spans_of([text.chunks for text in prepared.texts])
+    decode, spans = prepared.decode, prepared.spans
     place = next(n for n, span in enumerate(spans) if found.chunk in span)
     text, number = prepared.texts[place], found.chunk - spans[place][0]
     before = text.chunks.raw[number, max(found.position - BEFORE, 0) : found.position].tolist()

@@ -3,23 +3,25 @@
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 
 from quanterr.checkpoints import Checkpoint, open_checkpoints
 from quanterr.documents.evaluation.model import Evaluation, Rollout
 from quanterr.documents.plan.model import Plan
 from quanterr.errors import UsageError
 from quanterr.evaluation.assembly import Baseline, Measured, assemble
-from quanterr.evaluation.by_products.writing import check_saliency, predict, write_by_products
 from quanterr.evaluation.denoisers.rollout import roll_out
-from quanterr.evaluation.drafts import read_draft
+from quanterr.evaluation.files.writing import check_saliency, predict, write_by_products
 from quanterr.evaluation.models.gguf_original import as_original
-from quanterr.evaluation.models.sides import Candidate, Sides
+from quanterr.evaluation.models.weights import Candidate, OriginalWeights
 from quanterr.evaluation.opening import read_given
-from quanterr.evaluation.preparation import Prepared, prepare, run_settings
-from quanterr.evaluation.running import together
-from quanterr.evaluation.running.lockstep import Draft, Lockstep, Outcome
+from quanterr.evaluation.preparation import Prepared, prepare
+from quanterr.evaluation.running import ranks
+from quanterr.evaluation.running.candidate import Outcome
+from quanterr.evaluation.running.draft import Draft, read_draft
 from quanterr.evaluation.running.rounding import DECLARED, check_schemes, list_caches
+from quanterr.evaluation.running.run import RunBesideOriginal
 from quanterr.evaluation.texts.tasks import answered
 from quanterr.options import NOTHING_TO_DO, EvaluateOptions
 from quanterr.ranking.making import shorten_names
@@ -45,6 +47,7 @@ def measure(
     if not given.names and not chosen.draft:
         raise UsageError(NOTHING_TO_DO)
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
+    chosen = replace(chosen, stop=stop)
     with join_rank_group(stop) as group, ExitStack() as stack:
         [first] = stack.enter_context(open_checkpoints([original], chosen.lenient, chosen.cache))
         opened = as_original(first, chosen.config)
@@ -53,16 +56,15 @@ def measure(
         rest = stack.enter_context(open_checkpoints([*given.stored, *chosen.draft], chosen.lenient, chosen.cache))
         stored, others = rest[: len(given.stored)], rest[len(given.stored) :]
         every = [opened, *given.add_made(stored, opened)]
-        sides = Sides(opened, architecture.device)
+        sides = OriginalWeights(opened, architecture.device)
         names, found = _candidates(shorten_names(given.names, given_names), every[1:], prepared, sides, chosen)
         drafts = [read_draft(other, opened, prepared, chosen) for other in others]
         every += others
-        together.agree(group, every, prepared.chunks, chosen.batch, chosen.dtype)
-        settings = run_settings(chosen, stop, group)
-        with Lockstep(architecture, sides, found, prepared.chunks, settings, True, drafts) as lockstep:
-            together.run(lockstep, group)
-            outcomes, of_drafts = lockstep.outcomes(), lockstep.draft_outcomes()
-            write_by_products(chosen, prepared, lockstep, saliency, opened)
+        ranks.agree(group, every, prepared.chunks, chosen.batch, chosen.dtype)
+        with closing(RunBesideOriginal(prepared, sides, found, chosen, group, True, drafts)) as running:
+            ranks.run_with(running, group)
+            outcomes, of_drafts = running.outcomes(), running.draft_outcomes()
+            write_by_products(chosen, prepared, running.original, saliency, opened)
         answers = answered(architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         rollouts: Sequence[Rollout | None] = [None for _ in found]
         if chosen.rollout and prepared.calls is not None:
@@ -72,7 +74,7 @@ def measure(
             checkpoint.check_unchanged()
         rows = zip(names, found, outcomes, predictions, answers, rollouts, strict=True)
         measured = [*(Measured(*each) for each in rows), *_measured(drafts, of_drafts)]
-        baseline = Baseline(opened.path, opened.nbytes, type(lockstep.model).__name__, lockstep.floor())
+        baseline = Baseline(opened.path, opened.nbytes, running.model, running.floor())
         # A candidate with other names reads the original once more.
         read = sum(each.read_bytes for each in {sides, *(one.candidate.sides for one in measured)})
         return assemble(measured, baseline, prepared, chosen, clock, read)
@@ -86,19 +88,19 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
     Raises the same errors as :func:`quanterr.evaluation.run.study`.
     """
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
+    chosen = replace(chosen, stop=stop)
     chosen.check_alone()
     with join_rank_group(stop) as group, open_checkpoints([original], chosen.lenient, chosen.cache) as [opened]:
         checkpoint = as_original(opened, chosen.config)
         prepared = prepare(chosen, checkpoint)
-        sides = Sides(checkpoint, prepared.architecture.device)
-        together.agree(group, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
+        sides = OriginalWeights(checkpoint, prepared.architecture.device)
+        ranks.agree(group, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
         if chosen.with_moments or chosen.save_reference is not None:
-            settings = run_settings(chosen, stop, group)
-            with Lockstep(prepared.architecture, sides, [], prepared.chunks, settings) as lockstep:
-                together.run(lockstep, group)
-                write_by_products(chosen, prepared, lockstep, saliency, checkpoint)
+            with closing(RunBesideOriginal(prepared, sides, [], chosen, group)) as running:
+                ranks.run_with(running, group)
+                write_by_products(chosen, prepared, running.original, saliency, checkpoint)
         else:
-            together.leave_to_rank_0(group)
+            ranks.leave_to_rank_0(group)
         predict(chosen, prepared, sides, [], [])
         checkpoint.check_unchanged()
         for doubt in prepared.doubts if group is None or group.rank == 0 else ():
@@ -117,7 +119,7 @@ def _candidates(
     names: Sequence[str],
     checkpoints: Sequence[Checkpoint],
     prepared: Prepared,
-    sides: Sides,
+    sides: OriginalWeights,
     chosen: EvaluateOptions,
 ) -> tuple[list[str], list[Candidate]]:
     """Return the candidates and their names; with ``--split``, those with any rounding again as weights alone."""

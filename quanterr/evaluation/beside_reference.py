@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from quanterr.checkpoints import Checkpoint, open_checkpoints
@@ -11,12 +11,11 @@ from quanterr.documents.evaluation.model import Evaluation
 from quanterr.documents.plan.model import Plan
 from quanterr.errors import UsageError
 from quanterr.evaluation.assembly import Baseline, Measured, assemble
-from quanterr.evaluation.by_products.references import SAVE, USE, Reference
-from quanterr.evaluation.models import building
-from quanterr.evaluation.models.sides import Candidate, Sides
-from quanterr.evaluation.preparation import prepare, reference_settings, run_settings
-from quanterr.evaluation.running.lockstep import BesideReference
+from quanterr.evaluation.files.references import SAVE, USE, Reference
+from quanterr.evaluation.models.weights import Candidate, OriginalWeights
+from quanterr.evaluation.preparation import prepare, reference_settings
 from quanterr.evaluation.running.rounding import DECLARED, check_schemes
+from quanterr.evaluation.running.run import RunBesideReference
 from quanterr.options import EvaluateOptions
 from quanterr.ranking.making import shorten_names
 from quanterr.tensors.clock import Clock
@@ -38,7 +37,6 @@ def measure_beside(
     """
     _check_needs_no_original(against, chosen)
     check_schemes(chosen.activations, chosen.kv)
-    stop = chosen.stop or threading.Event()
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
     reference = Reference(folder)
     with ExitStack() as stack:
@@ -46,7 +44,7 @@ def measure_beside(
         prepared = prepare(chosen, original)
         reference.check(reference_settings(chosen, prepared))
         every = stack.enter_context(open_checkpoints(candidates, chosen.lenient, chosen.cache))
-        sides = Sides(original, prepared.architecture.device)
+        sides = OriginalWeights(original, prepared.architecture.device)
         kv = list(chosen.kv) or [DECLARED]
         ways = [
             way
@@ -54,10 +52,7 @@ def measure_beside(
             for way in Candidate(sides, checkpoint, chosen.activations, kv[0], undo=False).with_caches(name, kv)
         ]
         names, found = [name for name, _ in ways], [one for _, one in ways]
-        assert isinstance(prepared.architecture, building.Architecture)  # noqa: S101 - only such models have references
-        settings = run_settings(chosen, stop, None)
-        texts = [text.chunks for text in prepared.texts]
-        with BesideReference(prepared.architecture, sides, found, texts, settings, reference) as running:
+        with closing(RunBesideReference(prepared, found, chosen, reference)) as running:
             running.run()
             outcomes = running.outcomes()
         for checkpoint in every:
@@ -65,11 +60,10 @@ def measure_beside(
         measured = [
             Measured(*each, predicted={}, tasks=[], rollout=None) for each in zip(names, found, outcomes, strict=True)
         ]
-        name = type(running.model).__name__
         baseline = Baseline(
             reference.original,
             reference.original_bytes,
-            name,
+            running.model,
             reference=os.fspath(folder),
             findings=list(reference.findings()),
         )

@@ -1,7 +1,6 @@
 """Prepares an evaluation before any weight is read: the model, the texts or calls, the tasks."""
 
 import os
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,14 +9,13 @@ from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation.by_products.references import SAVE, USE, Settings, check_place
 from quanterr.evaluation.denoisers.calls import Calls, read_calls
 from quanterr.evaluation.denoisers.gaussian import is_made_up, make_calls
 from quanterr.evaluation.denoisers.rollout import check_rollout
+from quanterr.evaluation.files.references import SAVE, USE, Settings, check_place
 from quanterr.evaluation.models import building
 from quanterr.evaluation.models.folder import ModelFolder, model_folder
 from quanterr.evaluation.models.lora import read_lora
-from quanterr.evaluation.running.lockstep import RunSettings
 from quanterr.evaluation.running.rounding import list_caches
 from quanterr.evaluation.running.workload import CAUSAL, ENCODER, TRANSCRIPTION
 from quanterr.evaluation.texts.conversations import read_conversations
@@ -35,11 +33,11 @@ from quanterr.evaluation.texts.tokens import (
     named_files,
     read_text,
     read_tokens,
+    spans_of,
     tokenizer_fingerprint,
 )
 from quanterr.options import EvaluateOptions
 from quanterr.tensors.devices import pick_device
-from quanterr.util.rank_group import RankGroup
 from quanterr.util.text import display
 
 
@@ -67,6 +65,11 @@ class Prepared(NamedTuple):
     def chunks(self) -> list[Chunks] | Calls:
         """The tokens of all texts, or recorded calls."""
         return [text.chunks for text in self.texts] if self.calls is None else self.calls
+
+    @property
+    def spans(self) -> list[range]:
+        """The range of chunk numbers of each text; empty for calls."""
+        return spans_of([text.chunks for text in self.texts])
 
     @property
     def doubts(self) -> list[str]:
@@ -178,6 +181,7 @@ def _of_calls(chosen: EvaluateOptions, architecture: building.Architecture | bui
     _refuse_cache(chosen, name)
     inputs = os.fspath(chosen.inputs)
     calls = make_calls(inputs, architecture.build()) if is_made_up(inputs) else read_calls(inputs)
+    calls.check(architecture.build())
     if chosen.rollout:
         check_rollout(architecture, calls)
     return Prepared(architecture, [], calls, [], 0, None)
@@ -220,29 +224,6 @@ def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int, transc
 def _read_text(name: str, text: Text, chosen: EvaluateOptions, vocabulary: int) -> ReadText:
     chunks = chunks_of(text, chosen.context, chosen.chunks, vocabulary)
     return ReadText(name, text.source, chunks, likeness(text, chunks.raw))
-
-
-def run_settings(chosen: EvaluateOptions, stop: threading.Event, group: RankGroup | None) -> RunSettings:
-    """Return the settings of a run.
-
-    Raises:
-        UsageError: several processes cannot save one reference.
-    """
-    rank, world = (0, 1) if group is None else (group.rank, group.world)
-    with_hidden = chosen.save_reference is not None
-    if with_hidden and world > 1:
-        raise UsageError(f"{SAVE}: one process saves a reference")
-    return RunSettings(
-        chosen.batch,
-        chosen.on_progress,
-        stop,
-        chosen.with_moments,
-        rank,
-        world,
-        with_hidden,
-        chosen.swap_blocks,
-        list(chosen.swap),
-    )
 
 
 def reference_settings(chosen: EvaluateOptions, prepared: Prepared) -> Settings:

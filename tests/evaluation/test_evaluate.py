@@ -17,10 +17,11 @@ from support.tolerances import FLOAT64
 
 import quanterr
 from quanterr.errors import CheckpointError, Interrupted, UsageError
-from quanterr.evaluation.measures import floor, gram, states
+from quanterr.evaluation.measures import gram, outputs_of_weights
 from quanterr.evaluation.models.building import Architecture
 from quanterr.evaluation.models.units import Unit
 from quanterr.evaluation.run import study
+from quanterr.evaluation.running import floor
 from quanterr.evaluation.running.batches import Batch
 from quanterr.evaluation.running.workload import CAUSAL
 from quanterr.gates import judge
@@ -276,13 +277,12 @@ class TestOutputErrors:
             monkeypatch.setattr(gram, "MOST", most)
             monkeypatch.setattr(gram, "EDGE", edge)
             products = {}
-            watching = states.OutputErrors(products, 512, with_moments=False)
+            watching = outputs_of_weights.OutputErrors(products, 512, with_moments=False)
             with torch.inference_mode():
                 watching.watch(unit, others)
                 for x, more in batches:
                     with watching:
                         module["a"](x), module["b"](x), module["a"](more)
-                    watching.settle()
                 watching.finish()
             blocks.append(max((len(each._blocks) for each in watching._gram.values()), default=0))
             found.append({name: product.noise[0] for name, product in products.items()})

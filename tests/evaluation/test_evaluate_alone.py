@@ -25,7 +25,7 @@ from quanterr.evaluation.models.building import Architecture, read_config
 from quanterr.evaluation.models.folder import ModelFolder, model_folder
 from quanterr.evaluation.models.gguf_original import as_original
 from quanterr.evaluation.models.gguf_tokenizer import tokenizer_files
-from quanterr.evaluation.models.sides import Sides
+from quanterr.evaluation.models.weights import OriginalWeights
 from quanterr.evaluation.run import study
 from quanterr.evaluation.texts.tokens import tokenizer_of
 
@@ -77,7 +77,7 @@ def of_file(path):
         original = as_original(checkpoint, None)
         with model_folder(original) as folder:
             architecture = Architecture(read_config(folder), torch.float64)
-        model, sides = architecture.build(), Sides(original)
+        model, sides = architecture.build(), OriginalWeights(original)
         names = architecture.names(model, sides, sides.weights)
         tensors = {
             name: each.double() for name, each in names.tensors(dict(model.named_parameters()), sides.get).items()

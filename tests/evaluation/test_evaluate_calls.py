@@ -307,7 +307,7 @@ def test_language_model_takes_calls_or_a_text(tmp_path):
 
 
 def test_timesteps_stay_exact_in_the_floor():
-    from quanterr.evaluation.measures.floor import _ExactScalars
+    from quanterr.evaluation.running.floor import _ExactScalars
 
     guidance, hidden, weight = torch.tensor([3.5]), torch.ones(1, 2, 2), torch.ones(2, 2).bfloat16()
     with _ExactScalars():

@@ -120,7 +120,7 @@ class TestCommand:
 
     def test_ctrl_c_ends_the_command_without_a_result(self, folder):
         before = (
-            "import os, signal\nfrom quanterr.evaluation.running.stepping import Stream\nrun = Stream.run\n"
+            "import os, signal\nfrom quanterr.evaluation.running.stream import Stream\nrun = Stream.run\n"
             "def interrupted(*a):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return run(*a)\n"
             "Stream.run = interrupted"
         )

@@ -19,7 +19,7 @@ from test_evaluate_gguf import LLAMA, convert, named
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError
-from quanterr.evaluation.models import sides
+from quanterr.evaluation.models import weights as of_models
 
 pytestmark = pytest.mark.session
 
@@ -132,22 +132,22 @@ def test_recipes_are_evaluated_without_a_file(tmp_path):
 @pytest.mark.parametrize(("case", "module"), [case for case in CASES if "mlx" not in case[0]])  # needs the original
 def test_threads_read_the_same_as_a_single_one(case, module, threads, monkeypatch):
     """Pieces have a few rows, and some threads get one more than others."""
-    monkeypatch.setattr(sides, "CPU_CHUNK", 3 * values_of(case, module).shape[1])
+    monkeypatch.setattr(of_models, "CPU_CHUNK", 3 * values_of(case, module).shape[1])
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     folder = GOLDEN / case
     with open_checkpoint(folder if folder.is_dir() else folder.with_suffix(".safetensors")) as checkpoint:
-        found = sides.Sides(checkpoint)
+        found = of_models.OriginalWeights(checkpoint)
         weight = next(weight for name, weight in found.weights.items() if name.startswith(f"{module}."))
 
         assert torch.equal(values_of(case, module), found.whole(weight))
 
 
 def test_truncated_file_is_named_by_any_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(sides, "CPU_CHUNK", 64)
+    monkeypatch.setattr(of_models, "CPU_CHUNK", 64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     save_file({"a.weight": torch.ones(64, 64)}, path := tmp_path / "a.safetensors")
     with open_checkpoint(path) as checkpoint:
-        found = sides.Sides(checkpoint)
+        found = of_models.OriginalWeights(checkpoint)
         os.truncate(path, path.stat().st_size - 4)
         with pytest.raises(CheckpointError, match=r"a\.safetensors: changed while being read"):
             found.get("a.weight")

@@ -12,8 +12,8 @@ from test_evaluate import CONTEXT, expected, plain
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import quanterr
-from quanterr.evaluation.measures import floor
 from quanterr.evaluation.models.units import Unit
+from quanterr.evaluation.running import floor
 from quanterr.outputs.card import format_numbers
 from quanterr.views.evaluation.wording import is_below_floor
 

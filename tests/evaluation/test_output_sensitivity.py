@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 import quanterr
 from quanterr.errors import UsageError
-from quanterr.evaluation.by_products.gauss_newton import SEED
+from quanterr.evaluation.files.gauss_newton import SEED
 from quanterr.evaluation.run import study
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')

@@ -15,7 +15,7 @@ from test_texts import CONVERSATIONS, PROMPT, TURNS, template
 
 import quanterr
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.evaluation.by_products import references
+from quanterr.evaluation.files import references
 from quanterr.evaluation.run import study
 
 pytestmark = pytest.mark.session

@@ -18,7 +18,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import UsageError
-from quanterr.evaluation.models.sides import Candidate, Sides
+from quanterr.evaluation.models.weights import Candidate, OriginalWeights
 from quanterr.evaluation.running.rounding import Rounded, RoundingMode, Watched
 from quanterr.formats.shared.convrot import rotate
 from quanterr.outputs.card import format_numbers
@@ -457,7 +457,7 @@ def test_low_rank_branch_gets_unrounded_inputs(producer, name, file, suffix, tmp
         open_checkpoint(folder / f"golden/{file}.expected.safetensors") as original,
         open_checkpoint(path) as candidate,
     ):
-        made = Candidate(Sides(original), candidate, "declared", "none")
+        made = Candidate(OriginalWeights(original), candidate, "declared", "none")
         key = next((key for key in made.names if key.startswith(name)), next(iter(made.names)))
         way, weight = made.rounding.inputs[key], made.get(key)
     layout = list(zip(weight.shape, weight.stride(), strict=True))
@@ -486,7 +486,7 @@ def test_input_factors_apply_before_rounding():
 def test_weight_used_in_another_way_is_not_called_rounded(original, tmp_path):
     path, _ = quantized(tmp_path / "quantized", original, "fp8_token")
     with quanterr.open_checkpoint(original) as first, quanterr.open_checkpoint(path) as second:
-        rounding = Candidate(Sides(first), second, "declared", "declared").rounding
+        rounding = Candidate(OriginalWeights(first), second, "declared", "declared").rounding
     name = "model.layers.0.mlp.up_proj.weight"
     weight = torch.randn(4, 4)
     watched = Watched(name, [name], [rounding.inputs[name]], [(4, 4), (4, 1)], None)

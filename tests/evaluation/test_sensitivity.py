@@ -14,13 +14,13 @@ from test_evaluate import CONTEXT, candidate
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation.by_products.fisher import SEED, Fisher
-from quanterr.evaluation.by_products.sensitivity import WHOLE, Curvature, profile
+from quanterr.evaluation.files.backward import WHOLE, Curvature, profile
+from quanterr.evaluation.files.fisher import SEED, Fisher
 from quanterr.evaluation.models import building
 from quanterr.evaluation.models.folder import model_folder
 from quanterr.evaluation.models.names import ConversionNames
-from quanterr.evaluation.models.sides import Sides
-from quanterr.evaluation.running.stepping import Stream
+from quanterr.evaluation.models.weights import OriginalWeights
+from quanterr.evaluation.running.stream import Stream
 from quanterr.pairing.importance import read_importance
 
 pytestmark = pytest.mark.session
@@ -31,12 +31,12 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 def streamed(folder, chunks):
     """Return the profile, computed one unit at a time."""
     with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as found:
-        sides = Sides(checkpoint)
+        sides = OriginalWeights(checkpoint)
         model = building.Architecture(building.read_config(found), torch.float64).build()
-        inputs = [{"input_ids": chunk[None], "use_cache": False} for chunk in chunks]
+        inputs = {n: {"input_ids": chunk[None], "use_cache": False} for n, chunk in enumerate(chunks)}
         stream = Stream(model, ConversionNames(model, sides.weights), sides.get, inputs, CPU, graph=True)
         try:
-            return profile(stream, len(inputs), Fisher(CONTEXT // 2))
+            return profile(stream, Fisher(CONTEXT // 2))
         finally:
             stream.close()
 

@@ -15,6 +15,7 @@ from test_evaluate import CONTEXT, EXACTLY, candidate, plain
 
 import quanterr
 from quanterr.documents.evaluation.model import LikelyToken, PositionScores, WorstToken
+from quanterr.evaluation.running.batches import Batch
 from quanterr.evaluation.running.workload import CAUSAL, Measures
 from quanterr.outputs.card import format_numbers
 from quanterr.outputs.sections import Chart
@@ -90,7 +91,7 @@ def test_answer_tokens_in_conversations_keep_their_places():
     logits = torch.randn(2, 2, 8, 32, generator=torch.Generator().manual_seed(0))
     measures = Measures()
     base, other = (SimpleNamespace(logits=each) for each in logits)
-    CAUSAL.measure(base, other, chunks, 0, measures, scored)
+    CAUSAL.measure(base, other, Batch(0, chunks, chunks, chunks.numel(), 0, 0, scored), measures)
     log_p, log_q = logits.double().log_softmax(-1)
     kld = (log_p.exp() * (log_p - log_q)).sum(-1)
     found = {(one.chunk, one.position): one for one in measures.scores.worst()}

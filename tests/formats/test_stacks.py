@@ -11,7 +11,7 @@ from support.tolerances import FLOAT64
 import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation.by_products.fisher import SEED
+from quanterr.evaluation.files.fisher import SEED
 from quanterr.planning.exports import export_plan
 from quanterr.recipes.matrices import matrices_of
 

@@ -14,7 +14,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.documents.gate_results import exit_status
 from quanterr.errors import CheckpointError, Status
-from quanterr.evaluation.models.sides import Candidate, Sides
+from quanterr.evaluation.models.weights import Candidate, OriginalWeights
 from quanterr.formats.shared.transform_matrix import _take_apart
 from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.tensors.chunks import Chunk
@@ -44,7 +44,7 @@ def test_weights_equal_those_that_compressed_tensors_multiplies_by(case):
     expected = expected_of(case)
     del expected["logits"]
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(FOLDER / case) as quantized:
-        found = Candidate(Sides(original), quantized)
+        found = Candidate(OriginalWeights(original), quantized)
         assert 14 == len(expected)
         for name, weight in expected.items():
             # Two sums in float32 of at most WIDEST products, whose sizes add up to at most the length of the row.
@@ -57,7 +57,7 @@ def test_every_part_equals_the_whole(case):
     """Sums of a few numbers with eight bits or less are exact in float64, in any order."""
     workspace = Workspace()
     with open_checkpoint(FOLDER / case) as quantized:
-        weight = Sides(quantized).weights[f"{DOWN}.weight"]
+        weight = OriginalWeights(quantized).weights[f"{DOWN}.weight"]
         whole = weight.dequantize(Chunk(0, 32, 0, 48), workspace).weight.clone()
         for rows, cols in (((3, 9), (0, 48)), ((4, 5), (0, 16)), ((31, 32), (47, 48)), ((0, 1), (15, 17))):
             part = weight.dequantize(Chunk(*rows, *cols), workspace).weight
@@ -192,7 +192,9 @@ def test_unsupported_transform_is_not_compared(case, tensors, transforms, words,
     assert Status.INCONCLUSIVE == exit_status(report)
     assert any(words in reason and "export the model again" in reason for reason in reasons.values()), reasons
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(path) as quantized:
-        assert reasons.keys() & Candidate(Sides(original), quantized).not_found.keys()  # evaluate refuses these
+        assert (
+            reasons.keys() & Candidate(OriginalWeights(original), quantized).not_found.keys()
+        )  # evaluate refuses these
 
 
 def test_known_matrix_need_not_be_stored(tmp_path):
@@ -273,7 +275,7 @@ def test_transform_is_also_undone_for_an_unquantized_weight(tmp_path):
 
     path = changed(tmp_path / "quantized", "random_hadamard", change)
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(path) as quantized:
-        y = Candidate(Sides(original), quantized).get(f"{DOWN}.weight")
+        y = Candidate(OriginalWeights(original), quantized).get(f"{DOWN}.weight")
 
     assert bool(((y - x).abs() <= 2 * ULP * x.norm(dim=1, keepdim=True)).all())
 
@@ -312,7 +314,7 @@ def test_rotation_is_fused_where_inputs_do_not_undo_it(places, expected):
     apply = [{"targets": [target], "location": place} for place, target in places]
     config = {"transform_config": {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}}
     with open_checkpoint(ORIGINAL) as original:
-        weights = list(Sides(original).weights.values())
+        weights = list(OriginalWeights(original).weights.values())
 
     assert expected == [each.group for each in find_fused_transforms(config, weights)]
 
@@ -412,7 +414,7 @@ def test_inputs_to_stacked_transformed_experts_are_not_rounded_unrotated(tmp_pat
         config["quantization_config"]["transform_config"] = kept
         (tmp_path / name / "config.json").write_text(json.dumps(config))
         with open_checkpoint(tmp_path / "original.safetensors") as original, open_checkpoint(tmp_path / name) as own:
-            rounding = Candidate(Sides(original), own, "declared", "none").rounding
+            rounding = Candidate(OriginalWeights(original), own, "declared", "none").rounding
             found[name] = list(rounding.inputs), rounding.why_not
 
     assert ([f"{place}.down_proj"], {}) == found["plain"]

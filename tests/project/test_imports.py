@@ -93,6 +93,28 @@ def test_documents_name_what_shows_them_in_one_place():
     assert [("quanterr.documents.document", "quanterr.views")] == found
 
 
+def test_evaluation_is_imported_by_commands_alone():
+    """It is a neighbour: rooms that compare, judge and show know nothing of it, only its documents."""
+    users = {module for module in MODULES for name in imported(module) if room(name) == "evaluation"}
+
+    assert {"cli", "evaluation", "lm_eval", "planning", "quanterr"} == {room(module) for module in users}
+    assert {"quanterr.planning.verification"} == {module for module in users if room(module) == "planning"}
+
+
+def test_evaluation_uses_no_private_names_of_others():
+    private = [
+        (module, alias.name)
+        for module in MODULES
+        if room(module) == "evaluation"
+        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
+
+    assert [] == private
+
+
 def test_no_imports_form_a_circle():
     """Imports for types and within functions count, too."""
     left = {module: {name for name in imported(module) if name in MODULES} - {module} for module in MODULES}

@@ -9,7 +9,7 @@ Source: huggingface/diffusers, src/diffusers/schedulers/scheduling_flow_match_eu
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log10, sqrt
@@ -23,9 +23,11 @@ from quanterr.documents.evaluation.model import Rollout, StepError
 from quanterr.errors import Interrupted, UsageError
 from quanterr.evaluation.denoisers.calls import Call, Calls, output_of, standard_error
 from quanterr.evaluation.models.building import Architecture, Denoiser
-from quanterr.evaluation.models.sides import Candidate, Sides
+from quanterr.evaluation.models.weights import Candidate, OriginalWeights
+from quanterr.evaluation.running.batches import batches_of_calls
 from quanterr.evaluation.running.rounding import Rounding
-from quanterr.evaluation.running.stepping import Stream
+from quanterr.evaluation.running.side import Side, take_turns
+from quanterr.evaluation.running.stream import open_stream
 from quanterr.util.text import display
 
 LATENTS = ("hidden_states", "sample", "x")  # arguments that may hold them
@@ -52,7 +54,7 @@ class Step(NamedTuple):
 class _Follower:
     """A side on its path, with the current latents of each group."""
 
-    sides: Sides
+    sides: OriginalWeights
     stored: Sequence[str]
     get: Callable[[str], Tensor]
     rounding: Rounding | None
@@ -61,7 +63,7 @@ class _Follower:
 
 def roll_out(
     architecture: Architecture | Denoiser,
-    sides: Sides,
+    sides: OriginalWeights,
     candidates: Sequence[Candidate],
     calls: Calls,
     stop: Event,
@@ -229,28 +231,17 @@ def _velocity(architecture: Architecture | Denoiser, call: Call, latents: list[T
 
 def _run(architecture: Architecture | Denoiser, own: _Follower, calls: list[Call], stop: Event) -> list[Tensor]:
     """Run calls through one side's model, a unit at a time; return its outputs."""
-    model = architecture.build()
-    names = architecture.names(model, own.sides, own.stored)
-    given: list[object] = list(calls)
-    inputs = [architecture.workload.inputs(model, architecture.config, call) for call in given]  # type: ignore[arg-type]
-    stream = Stream(model, names, own.get, inputs, architecture.device, recorded=True)
-    found: list[Tensor | None] = [None] * len(calls)
-    try:
-        while (unit := stream.next_unit) is not None:
+    batches = dict(enumerate(batches_of_calls(calls)))
+    side = Side(open_stream(architecture, own.sides, own.stored, own.get, batches), own.rounding)
+    outputs: dict[int, Tensor] = {}
+    with closing(side):
+        for place in take_turns(side.stream, side.load, side.free):
             if stop.is_set():
                 raise Interrupted("interrupted during the rollout")
-            unit.load(stream.tensors(unit))
-            for place in range(len(calls)):
-                if stream.waits(place, unit):
-                    with own.rounding.of_unit(unit, names) if own.rounding is not None else nullcontext():
-                        output = stream.run(place)
-                    stream.resume(place, output)
-                    result = stream.result(place)
-                    found[place] = output_of(result) if result is not None else None
-            unit.free()
-    finally:
-        stream.close()
-    return [output for output in found if output is not None]
+            result = side.run(place)
+            if result is not None:
+                outputs[place] = output_of(result)
+    return [outputs[place] for place in batches]
 
 
 def _error(x: list[Tensor], y: list[Tensor]) -> float:

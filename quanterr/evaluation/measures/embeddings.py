@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from quanterr.documents.evaluation.model import Embeddings
-from quanterr.evaluation.measures.states import HiddenError
+from quanterr.evaluation.measures.hidden_states import HiddenError
 
 
 @dataclass

@@ -7,7 +7,7 @@ returns weights and logits, of which it takes the k largest.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +32,6 @@ class Agreement(NamedTuple):
     kld: float  # Σ KL(original || candidate) [nat]
 
 
-class FoundRouters(TypedDict):
-    """The agreement of routers in the form in which processes exchange it."""
-
-    parts: dict[tuple[str, int], tuple[int, int, float]]  # fields of Agreement
-    experts: dict[str, tuple[int, int]]
-
-
 class RouterWatch:
     """Hooks on a model's routers, which keep their outputs until they are taken."""
 
@@ -54,7 +47,7 @@ class RouterWatch:
         if found is not None:
             self._seen[name] = found
 
-    def taken(self) -> dict[str, Routing]:
+    def take(self) -> dict[str, Routing]:
         """Return the outputs since the last call, by the routers' names in the model."""
         seen, self._seen = self._seen, {}
         return seen
@@ -92,15 +85,10 @@ class Routers:
             self.parts[name, batch] = Agreement(len(x.logits), same, kld)
             self.experts[name] = x.logits.shape[-1], x.chosen.shape[-1]
 
-    def found(self) -> FoundRouters:
-        """Return the sums in the form that :meth:`add_found` of another process takes."""
-        parts = {key: (part.tokens, part.same, part.kld) for key, part in self.parts.items()}
-        return {"parts": parts, "experts": self.experts}
-
-    def add_found(self, found: FoundRouters) -> None:
+    def merge(self, other: "Routers") -> None:
         """Add the sums over other micro-batches."""
-        self.parts |= {key: Agreement(*part) for key, part in found["parts"].items()}
-        self.experts |= found["experts"]
+        self.parts |= other.parts
+        self.experts |= other.experts
 
     def rows(self) -> list[RouterAgreement]:
         """Return the agreement of each router, in the order of the model."""

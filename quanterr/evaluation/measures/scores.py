@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quanterr.documents.evaluation.model import PositionScores
-from quanterr.evaluation.measures.states import are_finite
+from quanterr.evaluation.measures.hidden_states import are_finite
 from quanterr.util.strict_json import JsonObject
 
 SLAB = 1 << 18  # logits of each side that are scored at once on the CPU: few enough for its cache

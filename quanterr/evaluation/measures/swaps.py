@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -17,17 +16,10 @@ from quanterr.documents.evaluation.model import SwapScore
 from quanterr.errors import CheckpointError
 from quanterr.evaluation.models.units import Unit, convert
 from quanterr.evaluation.running.batches import Batch
-from quanterr.evaluation.running.stepping import Stream
-from quanterr.evaluation.running.workload import FoundMeasures, Inputs, Measures, Workload
+from quanterr.evaluation.running.stream import Stream
+from quanterr.evaluation.running.workload import Measures, Workload
 from quanterr.selection import LayerSelection
 from quanterr.util.text import display
-
-
-class FoundSwap(TypedDict):
-    """The measurements of a swap in the form in which processes exchange them."""
-
-    measures: FoundMeasures
-    not_finite: bool
 
 
 @dataclass
@@ -38,7 +30,7 @@ class Swap:
     side: int  # number of the candidate
     unit: str
     slots: frozenset[str]  # names of the parameters in the model
-    places: list[int]  # where its forwards are in the original's stream, by micro-batch
+    places: dict[int, int]  # micro-batch → its forward in the original's stream
     changed: set[int] = field(default_factory=set)  # micro-batches whose states are no longer the original's
     measures: Measures = field(default_factory=Measures)
     not_finite: bool = False
@@ -48,17 +40,23 @@ class Swaps:
     """All swaps of all candidates, which run through the original's model together."""
 
     def __init__(
-        self, stream: Stream, inputs: Sequence[Inputs], sides: int, blocks: bool, patterns: Iterable[str]
+        self,
+        stream: Stream,
+        workload: Workload,
+        batches: Mapping[int, Batch],
+        candidates: int,
+        blocks: bool,
+        patterns: Iterable[str],
     ) -> None:
         """Start a forward for each swap and micro-batch: of every unit if ``blocks``, and of weights by ``patterns``.
 
         Raises:
             UsageError: a pattern names no weight.
         """
-        self._stream = stream
+        self._stream, self._workload, self._batches = stream, workload, batches
         self.found = [
-            Swap(name, side, unit, slots, [stream.begin(each) for each in inputs])
-            for side in range(sides)
+            Swap(name, side, unit, slots, {batch: stream.begin(stream.given(batch)) for batch in batches})
+            for side in range(candidates)
             for name, unit, slots in _chosen(stream, blocks, LayerSelection(patterns))
         ]
         self._own: dict[int, Mapping[str, Tensor]] = {}
@@ -88,11 +86,11 @@ class Swaps:
                 own = deepcopy(output)  # the model may change it in place
             self._stream.resume(place, own)
 
-    def measure(self, batch: int, base: object, workload: Workload, given: Batch) -> None:
+    def measure(self, batch: int, base: object) -> None:
         """Compare the results of a micro-batch with the original's."""
         for swap in self.found:
             result = self._stream.result(swap.places[batch])
-            finite = workload.measure(base, result, given.raw, given.first, swap.measures, given.scored)
+            finite = self._workload.measure(base, result, self._batches[batch], swap.measures)
             swap.not_finite = swap.not_finite or not finite
 
     def scores(self, side: int) -> list[SwapScore]:
@@ -114,15 +112,11 @@ class Swaps:
                 )
         return sorted(found, key=lambda one: (one.kld_mean is not None, -(one.kld_mean or 0.0)))
 
-    def parts(self) -> list[FoundSwap]:
-        """Return the measurements in the form that :meth:`add` of another process takes."""
-        return [{"measures": swap.measures.found(), "not_finite": swap.not_finite} for swap in self.found]
-
-    def add(self, parts: Sequence[FoundSwap]) -> None:
+    def merge(self, others: Sequence[Swap]) -> None:
         """Add what another process measured on its share of the micro-batches."""
-        for swap, part in zip(self.found, parts, strict=True):
-            swap.measures.add(part["measures"])
-            swap.not_finite = swap.not_finite or part["not_finite"]
+        for swap, other in zip(self.found, others, strict=True):
+            swap.measures.merge(other.measures)
+            swap.not_finite = swap.not_finite or other.not_finite
 
 
 def _chosen(stream: Stream, blocks: bool, wanted: LayerSelection) -> Iterator[tuple[str, str, frozenset[str]]]:

@@ -13,25 +13,27 @@ from torch import nn
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.evaluation.denoisers.families import MARKERS, recognize
+from quanterr.evaluation.extras import DIFFUSION, EXTRA
 from quanterr.evaluation.models.folder import ModelFolder
 from quanterr.evaluation.models.layouts import Layout, find_layout
 from quanterr.evaluation.models.lora import Lora, MergedNames
 from quanterr.evaluation.models.names import ConversionNames, LayoutNames, Names
 from quanterr.evaluation.models.renaming import Counterpart, counterpart
-from quanterr.evaluation.models.sides import Sides
 from quanterr.evaluation.models.units import CPU
-from quanterr.evaluation.running.memory import heap_for_activations
+from quanterr.evaluation.models.weights import OriginalWeights
 from quanterr.evaluation.running.workload import CALLS, Workload, workload_of
 from quanterr.util.memory import is_out_of_memory
+from quanterr.util.platform import keep_freed_memory
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display, listed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-DIFFUSION = 'evaluate --inputs needs diffusers: pip install "quanterr[diffusion]"'
+PARAMETER = 1 << 20  # bytes: larger parameters stay out of the heap while a model is built
+ACTIVATION = 32 << 20  # bytes: smaller freed blocks are kept for reuse afterwards; glibc allows no more
+ACTIVATIONS = 256 << 20  # bytes that are kept until a unit of the model is done
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-EXTRA = 'evaluate needs transformers and greenlet: pip install "quanterr[evaluate]"'
 
 
 def read_config(folder: ModelFolder) -> "PretrainedConfig":
@@ -83,7 +85,7 @@ def read_denoiser_config(
         fields = _read_fields(folder)
         return fields if "_class_name" in fields else None
     try:
-        return recognize(Sides(original).shapes, display(original.path))
+        return recognize(OriginalWeights(original).shapes, display(original.path))
     except CheckpointError:
         if with_inputs:
             raise
@@ -142,11 +144,11 @@ class Architecture:
         _keep_float32(model, *kept)
         return model
 
-    def names(self, model: nn.Module, sides: Sides, stored: Iterable[str]) -> Names:
+    def names(self, model: nn.Module, sides: OriginalWeights, stored: Iterable[str]) -> Names:
         """Assign stored tensors to the parameters of the model."""
         return ConversionNames(model, stored)
 
-    def counterparts(self, sides: Sides, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
+    def counterparts(self, sides: OriginalWeights, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
         """Return the original for each candidate, always itself: models of transformers have only one naming.
 
         The model of a GGUF file has no blocks that predict further tokens, which other files may have.
@@ -196,7 +198,7 @@ class Denoiser:
         _keep_float32(model, "_keep_in_fp32_modules")
         return model
 
-    def names(self, model: nn.Module, sides: Sides, stored: Iterable[str]) -> Names:
+    def names(self, model: nn.Module, sides: OriginalWeights, stored: Iterable[str]) -> Names:
         """Assign stored tensors, under diffusers' names or a single file's, to the parameters of the model.
 
         Raises:
@@ -208,7 +210,7 @@ class Denoiser:
             return LayoutNames(model, layout)
         return MergedNames(model, layout, self.lora.changes(model, layout))
 
-    def _layout(self, model: nn.Module, sides: Sides) -> Layout:
+    def _layout(self, model: nn.Module, sides: OriginalWeights) -> Layout:
         """Return the layout of the original, which is found only once."""
         if sides.layout is None:
             where = display(sides.checkpoint.path)
@@ -220,7 +222,7 @@ class Denoiser:
                 )
         return sides.layout
 
-    def counterparts(self, sides: Sides, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
+    def counterparts(self, sides: OriginalWeights, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
         """Return the original for each candidate, in the candidate's names.
 
         Raises:
@@ -234,7 +236,7 @@ class Denoiser:
 def _build(make: Callable[[], nn.Module], program: str, device: torch.device) -> nn.Module:
     """Build a model with no memory for its parameters; ``program`` makes it, and may fail."""
     try:
-        with heap_for_activations(), _parameters_on_meta(), CPU:
+        with _heap_for_activations(), _parameters_on_meta(), CPU:
             model = make()
         # from_pretrained makes buffers on the CPU, too: so they are equal on every device.
         for module in model.modules():
@@ -261,6 +263,21 @@ def _keep_float32(model: nn.Module, *lists: str) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.dtype.itemsize == 2 and kept & {*path.split("."), name}:
                 module._buffers[name] = buffer.float()
+
+
+@contextmanager
+def _heap_for_activations() -> Iterator[None]:
+    """Keep the parameters that a model makes, and frees at once, out of the heap; then keep freed activations in it.
+
+    What remains of a parameter comes after its memory. In the heap, the parameters would keep their addresses, which a
+    limit of memory (``ulimit -v``) counts even though nothing was ever written there. Activations are reused because
+    fresh pages cost a third of the time.
+    """
+    keep_freed_memory(PARAMETER, ACTIVATIONS)
+    try:
+        yield
+    finally:
+        keep_freed_memory(ACTIVATION, ACTIVATIONS)
 
 
 @contextmanager

@@ -5,11 +5,12 @@ ConversionNames  models of transformers: its own tables of conversions join expe
 LayoutNames      denoisers of diffusers: a layout lists the rows of tensors that make up a parameter (layouts.py)
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,21 +26,31 @@ if TYPE_CHECKING:
 Get = Callable[[str], Tensor]  # returns the tensor of a stored name
 
 
-class Names(Protocol):
+class Names(ABC):
     """Maps parameters of a model to the stored tensors of one checkpoint."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Find the parameters, and which of them are tied."""
+        self.known: dict[str, Tensor] = model.state_dict()
+        self._twins = find_twins(model)
 
     def missing(self) -> list[str]:
         """Return the parameters for which nothing is stored."""
-
-    def sources(self, name: str) -> list[str]:
-        """Return the stored names of the tensors that make up a parameter."""
+        return [name for name in self.known if self._source(name) is None]
 
     def stored_name(self, name: str) -> str:
         """Return the stored name of a parameter; its own name where several tensors make it up.
 
         Parameters that are parts of one tensor have the same stored name.
         """
+        sources = self.sources(name)
+        return sources[0] if len(sources) == 1 else name
 
+    @abstractmethod
+    def sources(self, name: str) -> list[str]:
+        """Return the stored names of the tensors that make up a parameter."""
+
+    @abstractmethod
     def tensors(self, names: Iterable[str], get: Get) -> dict[str, Tensor]:
         """Return parameters by their names in the model; ``get`` dequantizes a stored tensor.
 
@@ -47,8 +58,27 @@ class Names(Protocol):
             CheckpointError: nothing is stored for one of them.
         """
 
+    @abstractmethod
+    def _is_stored(self, name: str) -> bool:
+        """Return whether a parameter itself is stored."""
 
-class ConversionNames:
+    def _source(self, name: str) -> str | None:
+        """Return the parameter itself, or one that is tied to it: the first that is stored."""
+        return next((twin for twin in (name, *self._twins.get(name, ())) if self._is_stored(twin)), None)
+
+    def _find_source(self, name: str) -> str:
+        """Return the same.
+
+        Raises:
+            CheckpointError: nothing is stored.
+        """
+        source = self._source(name)
+        if source is None:
+            raise CheckpointError(f"no tensor is stored for {listed([name])} of the model")
+        return source
+
+
+class ConversionNames(Names):
     """The stored names of a checkpoint of transformers, assigned to parameters by transformers' conversions."""
 
     def __init__(self, model: "PreTrainedModel", stored: Iterable[str]) -> None:
@@ -65,8 +95,8 @@ class ConversionNames:
         renamings = [row for row in mapping if isinstance(row, WeightRenaming)]
         converters = [row for row in mapping if isinstance(row, WeightConverter)]
         by_pattern = {pattern: row for row in converters for pattern in row.source_patterns}
+        super().__init__(model)
         self.model = model
-        self.known: dict[str, Tensor] = model.state_dict()
         self.plain: dict[str, str] = {}  # name in the model → stored name
         # first parameter → converter, pairs of pattern and stored name
         self.made: dict[str, tuple[WeightConverter, list[tuple[str, str]]]] = {}
@@ -85,11 +115,6 @@ class ConversionNames:
             hit = next((target for target in converter.target_patterns if target in first), None)
             for target in converter.target_patterns:
                 self.first_of[first.replace(hit, target, 1) if hit else first] = first
-        self.twins = find_twins(model)
-
-    def missing(self) -> list[str]:
-        """Return the parameters for which nothing is stored."""
-        return [name for name in self.known if self._source(name) is None]
 
     def sources(self, name: str) -> list[str]:
         """Return the stored names of the tensors that make up a parameter."""
@@ -97,11 +122,6 @@ class ConversionNames:
         if source is None:
             return []
         return [self.plain[source]] if source in self.plain else [key for _, key in self.made[self.first_of[source]][1]]
-
-    def stored_name(self, name: str) -> str:
-        """Return the stored name of a parameter; its own name where several tensors make it up."""
-        sources = self.sources(name)
-        return sources[0] if len(sources) == 1 else name
 
     def tensors(self, names: Iterable[str], get: Get) -> dict[str, Tensor]:
         """Return parameters by their names in the model; ``get`` dequantizes a stored tensor.
@@ -113,9 +133,7 @@ class ConversionNames:
         for name in wanted:
             if name in found:
                 continue
-            source = self._source(name)
-            if source is None:
-                raise CheckpointError(f"no tensor is stored for {listed([name])} of the model")
+            source = self._find_source(name)
             if source in self.plain:
                 found[name] = get(self.plain[source])
             else:
@@ -133,33 +151,22 @@ class ConversionNames:
         made = converter.convert(first, model=self.model, config=self.model.config)
         return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
 
-    def _source(self, name: str) -> str | None:
-        """Return the parameter itself, or one that is tied to it: the first that is stored."""
-        every = (name, *self.twins.get(name, ()))
-        return next((twin for twin in every if twin in self.plain or twin in self.first_of), None)
+    def _is_stored(self, name: str) -> bool:
+        return name in self.plain or name in self.first_of
 
 
-class LayoutNames:
+class LayoutNames(Names):
     """The stored names of a denoiser's checkpoint, assigned to parameters by a layout."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         """Keep the layout, with the tied parameters of the model."""
-        self._known, self._twins = list(model.state_dict()), find_twins(model)
+        super().__init__(model)
         self._pieces = layout.parameters
-
-    def missing(self) -> list[str]:
-        """Return the parameters for which nothing is stored."""
-        return [name for name in self._known if self._source(name) is None]
 
     def sources(self, name: str) -> list[str]:
         """Return the stored names of the tensors that make up a parameter."""
         source = self._source(name)
         return [] if source is None else list(dict.fromkeys(rows.source for rows in self._pieces[source]))
-
-    def stored_name(self, name: str) -> str:
-        """Return the stored name of a parameter, or of the tensor that it is a part of; else its own name."""
-        sources = self.sources(name)
-        return sources[0] if len(sources) == 1 else name
 
     def tensors(self, names: Iterable[str], get: Get) -> dict[str, Tensor]:
         """Return parameters by their names in the model; ``get`` dequantizes a stored tensor, once for all its parts.
@@ -167,12 +174,7 @@ class LayoutNames:
         Raises:
             CheckpointError: nothing is stored for one of them.
         """
-        pieces = {}
-        for name in names:
-            source = self._source(name)
-            if source is None:
-                raise CheckpointError(f"no tensor is stored for {listed([name])} of the model")
-            pieces[name] = self._pieces[source]
+        pieces = {name: self._pieces[self._find_source(name)] for name in names}
         uses = Counter(rows.source for parts in pieces.values() for rows in parts)
         read, found = dict[str, Tensor](), dict[str, Tensor]()
         for name, parts in pieces.items():
@@ -187,13 +189,12 @@ class LayoutNames:
             found[name] = own[0] if len(own) == 1 else torch.cat(own)
         return found
 
-    def _source(self, name: str) -> str | None:
-        """Return the parameter itself, or one that is tied to it: the first that is stored."""
-        return next((twin for twin in (name, *self._twins.get(name, ())) if twin in self._pieces), None)
+    def _is_stored(self, name: str) -> bool:
+        return name in self._pieces
 
 
 def _cut(whole: Tensor, rows: Rows) -> Tensor:
-    """Return rows of a tensor in memory of their own: parts of one weight must not share it (see states.storage_of)."""
+    """Return rows of a tensor in memory of their own: parts of a weight must not share it (see storage_of)."""
     if not whole.dim() or rows.n == len(whole):
         return whole
     part = whole[rows.first : rows.first + rows.n]

@@ -14,7 +14,7 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.errors import CheckpointError, FormatMismatch
 from quanterr.evaluation.models.layouts import Layout, Rows, Shape, denoiser_names, find_layout
 from quanterr.evaluation.models.rows import RowsFile
-from quanterr.evaluation.models.sides import Sides
+from quanterr.evaluation.models.weights import OriginalWeights
 from quanterr.pairing.side import CheckpointSide
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
@@ -23,12 +23,12 @@ from quanterr.util.text import display, listed
 class Counterpart(NamedTuple):
     """The original in a candidate's names, and the tensors of either side that the model does not need."""
 
-    sides: Sides
+    sides: OriginalWeights
     ignored: frozenset[str] = frozenset()
 
 
 def counterpart(
-    model: nn.Module, config: JsonObject, sides: Sides, layout: Layout, candidate: Checkpoint
+    model: nn.Module, config: JsonObject, sides: OriginalWeights, layout: Layout, candidate: Checkpoint
 ) -> Counterpart:
     """Return the original, which has the given layout, in the names of a candidate; itself if they are its own.
 
@@ -69,7 +69,7 @@ def _shape(side: CheckpointSide, name: str) -> Shape:
         return side.codes[name].shape
 
 
-def _rename(sides: Sides, layout: Layout, own: Layout) -> Sides:
+def _rename(sides: OriginalWeights, layout: Layout, own: Layout) -> OriginalWeights:
     """Return the original, divided into the tensors of the candidate's layout.
 
     Shapes come from the original's rows: a candidate may store padding, or omit leading dimensions of 1.
@@ -94,7 +94,7 @@ def _rename(sides: Sides, layout: Layout, own: Layout) -> Sides:
             entries[name] = RowsFile(name, shape, weights).entry
     original = sides.checkpoint
     virtual = Checkpoint(original.path, original.kind, (), entries, config=original.config, folder=original.folder)
-    renamed = Sides(virtual, sides.device)
+    renamed = OriginalWeights(virtual, sides.device)
     renamed.layout = own
     return renamed
 

@@ -1,13 +1,19 @@
 """Micro-batches: the chunks that go through a unit together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from quanterr.evaluation.denoisers.calls import Call, Calls
-from quanterr.evaluation.running.workload import WithMedia
 from quanterr.evaluation.texts.tokens import Chunks, spans_of
+
+
+class WithMedia(NamedTuple):
+    """A conversation with images or sounds: its token ids (1, tokens), and what the processor made of these."""
+
+    ids: Tensor
+    media: Mapping[str, object]
 
 
 class Batch(NamedTuple):
@@ -28,7 +34,7 @@ class Batch(NamedTuple):
 def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
     """Return micro-batches of ``size`` chunks; conversations, which differ in length, are one micro-batch each."""
     if isinstance(texts, Calls):
-        return [Batch(n, call, call, _tokens_of(call), n, n) for n, call in enumerate(texts.calls)]
+        return batches_of_calls(texts.calls)
     found: list[Batch] = []
     for chunks, span in zip(texts, spans_of(texts), strict=True):
         step = 1 if chunks.lengths else size
@@ -41,6 +47,11 @@ def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
                 Batch(len(found), WithMedia(given, media) if media else given, raw, raw.numel(), span[n], n, scored)
             )
     return found
+
+
+def batches_of_calls(calls: Sequence[Call]) -> list[Batch]:
+    """Return recorded calls, each a micro-batch of its own."""
+    return [Batch(n, call, call, _tokens_of(call), n, n) for n, call in enumerate(calls)]
 
 
 def _tokens_of(call: Call) -> int:

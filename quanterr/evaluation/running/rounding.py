@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.evaluation.measures.states import energy, products_of, storage_of
+from quanterr.evaluation.measures.outputs_of_weights import energy, products_of, storage_of
 from quanterr.evaluation.models.names import Names
 from quanterr.evaluation.models.units import Slot, Unit
 from quanterr.findings import make_finding
@@ -306,9 +307,11 @@ class RoundingMode(TorchFunctionMode):
                 return self._look(args, function(*args, **kwargs))
         return function(*args, **kwargs)
 
-    def forget(self) -> None:
-        """Free the last inputs: their memory is needed."""
-        self._last = None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._last = None  # their memory is needed
 
     def _multiply(self, function: Any, args: Any, kwargs: Any, values: Tensor, watched: Watched, ways: "_Ways") -> Any:
         """Compute a product once for each way of rounding its inputs, and take from each the outputs that use it."""

@@ -5,17 +5,17 @@ To add a kind, write a class with the members of :class:`Workload`, and return i
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from quanterr.evaluation.denoisers.calls import Call, CallError, OutputMeasures, map_tensors, output_of
+from quanterr.evaluation.denoisers.calls import Call, OutputMeasures, map_tensors, output_of
 from quanterr.evaluation.measures.embeddings import Embedded
 from quanterr.evaluation.measures.scores import Scores
-from quanterr.evaluation.measures.states import PlainErrors
+from quanterr.evaluation.running.batches import Batch, WithMedia
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -26,21 +26,6 @@ Inputs = dict[str, object]  # arguments of a model's forward
 POSITIONS = "_ids"  # end of names of positions, such as img_ids, which 16 bits would round
 
 
-class WithMedia(NamedTuple):
-    """A conversation with images or sounds: its token ids (1, tokens), and what the processor made of these."""
-
-    ids: Tensor
-    media: Mapping[str, object]
-
-
-class FoundMeasures(TypedDict):
-    """Measures in the form in which processes exchange them."""
-
-    scores: dict[int, Tensor]
-    embedded: tuple[dict[int, Tensor], dict[int, Tensor], PlainErrors]
-    outputs: dict[int, tuple[Any, ...]]  # fields of CallError
-
-
 @dataclass
 class Measures:
     """The measures of a candidate's outputs against the original's."""
@@ -49,23 +34,13 @@ class Measures:
     embedded: Embedded = field(default_factory=Embedded)
     outputs: OutputMeasures = field(default_factory=OutputMeasures)
 
-    def found(self) -> FoundMeasures:
-        """Return the measurements in the form that :meth:`add` of another process takes."""
-        embedded = self.embedded
-        return {
-            "scores": self.scores.columns,
-            "embedded": (embedded.of_x, embedded.of_y, embedded.error.plain()),
-            "outputs": {number: tuple(row) for number, row in self.outputs.calls.items()},
-        }
-
-    def add(self, found: FoundMeasures) -> None:
+    def merge(self, other: "Measures") -> None:
         """Add what was measured on other micro-batches."""
-        self.scores.columns |= found["scores"]
-        of_x, of_y, error = found["embedded"]
-        self.embedded.of_x |= of_x
-        self.embedded.of_y |= of_y
-        self.embedded.error.add_plain(error)
-        self.outputs.calls |= {number: CallError(*row) for number, row in found["outputs"].items()}
+        self.scores.columns |= other.scores.columns
+        self.embedded.of_x |= other.embedded.of_x
+        self.embedded.of_y |= other.embedded.of_y
+        self.embedded.error.merge(other.embedded.error)
+        self.outputs.calls |= other.outputs.calls
 
 
 class Workload(Protocol):
@@ -74,16 +49,11 @@ class Workload(Protocol):
     kind: Kind
     loader: str  # class of transformers that builds it from a config
 
-    def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
-        """Return the arguments of the model for chunks of token ids (n, context); for ``scored``, see measure."""
+    def inputs(self, model: nn.Module, config: object, batch: Batch) -> Inputs:
+        """Return the arguments of the model for a micro-batch."""
 
-    def measure(
-        self, base: object, other: object, chunks: Tensor, first: int, to: Measures, scored: Tensor | None = None
-    ) -> bool:
-        """Add the outputs of both models for the chunks from number ``first`` on; return whether all are finite.
-
-        ``scored``, (n, context) bool, marks the scored tokens; None: the second half.
-        """
+    def measure(self, base: object, other: object, batch: Batch, to: Measures) -> bool:
+        """Add the outputs of both models for a micro-batch; return whether all are finite."""
 
 
 class Causal:
@@ -95,60 +65,37 @@ class Causal:
         """Describe a model that continues a text; ``loader`` builds it."""
         self.loader = loader
 
-    def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
+    def inputs(self, model: nn.Module, config: object, batch: Batch) -> Inputs:
         """Return the chunks; a model that can leave out logits computes none before the first scored one."""
-        given = chunks if isinstance(chunks, WithMedia) else WithMedia(chunks, {})
-        rows = self.count_rows(given.ids, scored)
-        kept = {"logits_to_keep": rows} if _takes(model, "logits_to_keep") else {}
+        given = batch.given if isinstance(batch.given, WithMedia) else WithMedia(batch.given, {})
+        kept = {"logits_to_keep": self.count_rows(batch)} if _takes(model, "logits_to_keep") else {}
         return inputs_of(model, given.ids) | _in_dtype_of(model, given.media) | kept
 
-    def measure(
-        self,
-        base: "ModelOutput",
-        other: "ModelOutput",
-        chunks: Tensor,
-        first: int,
-        to: Measures,
-        scored: Tensor | None = None,
-    ) -> bool:
-        """Score the tokens that ``scored`` marks, or all but the first token of the second half."""
-        if scored is not None:
-            kept = chunks.shape[1] - _before_first(scored)
-            finite = []
-            for n, mask in enumerate(scored[:, -kept + 1 :]):
-                x, y = (each[n, -kept:-1][mask.to(each.device)] for each in (base.logits, other.logits))
-                places = mask.nonzero()[:, 0] + chunks.shape[1] - kept + 1
-                finite.append(to.scores.add(first + n, x, y, chunks[n, places], places))
-            return all(finite)
-        half = chunks.shape[1] // 2
-        rows = chunks.shape[1] - half
-        pairs = ((x[-rows:-1], y[-rows:-1]) for x, y in zip(base.logits, other.logits, strict=True))
-        return _score(to.scores, first, pairs, chunks, half + 1)
+    def measure(self, base: "ModelOutput", other: "ModelOutput", batch: Batch, to: Measures) -> bool:
+        """Score the tokens that the micro-batch marks, or all but the first token of the second half."""
+        rows = self.count_rows(batch)
+        return self._score(base.logits[:, -rows:], other.logits[:, -rows:], -rows, batch, to)
 
-    def count_rows(self, chunks: Tensor, scored: Tensor | None) -> int:
-        """Return the number of positions at the end of chunks whose logits are needed."""
-        return chunks.shape[1] - (chunks.shape[1] // 2 if scored is None else _before_first(scored))
-
-    def measure_piece(
-        self,
-        base: "ModelOutput",
-        other: "ModelOutput",
-        at: int,
-        chunks: Tensor,
-        first: int,
-        to: Measures,
-        scored: Tensor | None = None,
-    ) -> bool:
+    def measure_piece(self, base: "ModelOutput", other: "ModelOutput", at: int, batch: Batch, to: Measures) -> bool:
         """Score logits that begin at position ``at``, counted from the end of the chunks, as :meth:`measure` does."""
-        width = chunks.shape[1]
-        places = torch.arange(base.logits.shape[1]) + width + at + 1  # positions of the predicted tokens
-        known = places < width
-        finite = []
-        for n in range(len(chunks)):
-            wanted = known if scored is None else known & scored[n, places.clamp(max=width - 1)]
-            x, y = (each[n][wanted.to(each.device)] for each in (base.logits, other.logits))
-            finite.append(to.scores.add(first + n, x, y, chunks[n, places[wanted]], places[wanted]))
+        return self._score(base.logits, other.logits, at, batch, to)
+
+    def _score(self, base: Tensor, other: Tensor, at: int, batch: Batch, to: Measures) -> bool:
+        """Score logits (chunks, positions, vocabulary) of both models."""
+        width, finite = batch.raw.shape[1], []
+        places = torch.arange(width + at + 1, width)[: base.shape[1]]  # positions of the predicted tokens
+        for n, tokens in enumerate(batch.raw):
+            x, y, own = base[n, : len(places)], other[n, : len(places)], places
+            if batch.scored is not None:
+                mask = batch.scored[n, places]
+                x, y, own = x[mask.to(x.device)], y[mask.to(y.device)], places[mask]
+            finite.append(to.scores.add(batch.first + n, x, y, tokens[own], own))
         return all(finite)
+
+    def count_rows(self, batch: Batch) -> int:
+        """Return the number of positions at the end of chunks whose logits are needed."""
+        width: int = batch.raw.shape[1]
+        return width - (width // 2 if batch.scored is None else _before_first(batch.scored))
 
 
 class SequenceToSequence:
@@ -157,26 +104,19 @@ class SequenceToSequence:
     kind: Kind = "sequence to sequence"
     loader = "AutoModelForSeq2SeqLM"
 
-    def inputs(
-        self, model: nn.Module, config: "PretrainedConfig", chunks: Tensor, scored: Tensor | None = None
-    ) -> Inputs:
+    def inputs(self, model: nn.Module, config: "PretrainedConfig", batch: Batch) -> Inputs:
         """Return the first half for the encoder; for the decoder its start token and the second half up to the last."""
-        half = chunks.shape[1] // 2
+        chunks, half = batch.given, batch.given.shape[1] // 2
         start = torch.full((len(chunks), 1), config.decoder_start_token_id or 0)
         decoder = torch.cat([start, chunks[:, half:-1]], 1)
         return {"input_ids": chunks[:, :half], "decoder_input_ids": decoder, "use_cache": False}
 
-    def measure(
-        self,
-        base: "ModelOutput",
-        other: "ModelOutput",
-        chunks: Tensor,
-        first: int,
-        to: Measures,
-        scored: Tensor | None = None,
-    ) -> bool:
+    def measure(self, base: "ModelOutput", other: "ModelOutput", batch: Batch, to: Measures) -> bool:
         """Score each token of the second half."""
-        return _score(to.scores, first, zip(base.logits, other.logits, strict=True), chunks, chunks.shape[1] // 2)
+        width = batch.raw.shape[1]
+        places, pairs = torch.arange(width // 2, width), zip(base.logits, other.logits, batch.raw, strict=True)
+        finite = [to.scores.add(batch.first + n, x, y, own[places], places) for n, (x, y, own) in enumerate(pairs)]
+        return all(finite)
 
 
 class Transcription(Causal):
@@ -184,9 +124,9 @@ class Transcription(Causal):
 
     kind: Kind = "transcription"
 
-    def inputs(self, model: nn.Module, config: Any, chunks: Any, scored: Tensor | None = None) -> Inputs:
+    def inputs(self, model: nn.Module, config: Any, batch: Batch) -> Inputs:
         """Return a sound for the encoder, and for the decoder the transcript after its start token."""
-        given: WithMedia = chunks
+        given: WithMedia = batch.given
         ids, start = given.ids, config.decoder_start_token_id
         if start is not None and int(ids[0, 0]) != start:
             ids = torch.cat([torch.full((1, 1), start), ids], 1)
@@ -199,21 +139,13 @@ class Encoder:
     kind: Kind = "encoder"
     loader = "AutoModel"
 
-    def inputs(self, model: nn.Module, config: object, chunks: Tensor, scored: Tensor | None = None) -> Inputs:
+    def inputs(self, model: nn.Module, config: object, batch: Batch) -> Inputs:
         """Return the chunks."""
-        return inputs_of(model, chunks)
+        return inputs_of(model, batch.given)
 
-    def measure(
-        self,
-        base: "ModelOutput",
-        other: "ModelOutput",
-        chunks: Tensor,
-        first: int,
-        to: Measures,
-        scored: Tensor | None = None,
-    ) -> bool:
+    def measure(self, base: "ModelOutput", other: "ModelOutput", batch: Batch, to: Measures) -> bool:
         """Compare the embedding of each chunk; one that is not finite has an undefined cosine."""
-        to.embedded.add(first, base.last_hidden_state, other.last_hidden_state)
+        to.embedded.add(batch.first, base.last_hidden_state, other.last_hidden_state)
         return True
 
 
@@ -223,16 +155,14 @@ class Recorded:
     kind: Kind = "calls"
     loader = "AutoModel"  # if the config names no class
 
-    def inputs(self, model: nn.Module, config: object, chunks: Any, scored: Tensor | None = None) -> Inputs:
+    def inputs(self, model: nn.Module, config: object, batch: Batch) -> Inputs:
         """Return the arguments of a call, floats in the dtype of the model."""
-        given: Call = chunks
+        given: Call = batch.given
         return _in_dtype_of(model, given.arguments)
 
-    def measure(
-        self, base: object, other: object, chunks: Any, first: int, to: Measures, scored: Tensor | None = None
-    ) -> bool:
+    def measure(self, base: object, other: object, batch: Batch, to: Measures) -> bool:
         """Compare the outputs of a call."""
-        return to.outputs.add(first, chunks, output_of(base), output_of(other))
+        return to.outputs.add(batch.first, batch.raw, output_of(base), output_of(other))
 
 
 CAUSAL, SEQUENCE, ENCODER, CALLS = Causal(), SequenceToSequence(), Encoder(), Recorded()
@@ -284,10 +214,3 @@ def _in_dtype_of(model: nn.Module, arguments: Mapping[str, object]) -> Inputs:
 
 def _takes(model: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
-
-
-def _score(scores: Scores, first: int, pairs: Iterable[tuple[Tensor, Tensor]], chunks: Tensor, begin: int) -> bool:
-    """Add the logits of both models for the tokens of each chunk from ``begin`` on; return whether all are finite."""
-    places = torch.arange(begin, chunks.shape[1])
-    finite = [scores.add(first + n, x, y, chunks[n, begin:], places) for n, (x, y) in enumerate(pairs)]
-    return all(finite)

@@ -22,7 +22,7 @@ from torch import Tensor
 from quanterr.errors import UsageError
 from quanterr.evaluation.models.folder import ModelFolder
 from quanterr.evaluation.texts.media import is_part, list_parts, make_processor, open_media
-from quanterr.evaluation.texts.tokens import Chunks, tokenizer_of
+from quanterr.evaluation.texts.tokens import Chunks, read_utf8, tokenizer_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
@@ -51,12 +51,7 @@ def read_conversations(
         CheckpointError: the tokenizer.json is missing or damaged.
     """
     where = f"{OPTION} {display(path)}"
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where}: not UTF-8 text") from error
+    lines = read_utf8(path, where).split("\n")
     tokenizer = tokenizer_of(folder)
     if not (tokenizer.chat_template or transcribes):
         raise UsageError(f"{where}: the tokenizer of {display(folder.address)} has no chat template")

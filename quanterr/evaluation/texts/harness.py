@@ -22,7 +22,7 @@ from quanterr.errors import UsageError
 from quanterr.evaluation.models.building import DTYPES, Architecture, read_config
 from quanterr.evaluation.models.folder import model_folder
 from quanterr.evaluation.models.gguf_original import as_original
-from quanterr.evaluation.models.sides import Candidate, Sides
+from quanterr.evaluation.models.weights import Candidate, OriginalWeights
 from quanterr.evaluation.running.linear import LinearLayers
 from quanterr.evaluation.running.rounding import DECLARED, check_schemes
 from quanterr.evaluation.running.workload import CAUSAL
@@ -110,7 +110,7 @@ class StreamedModel(BASE):  # type: ignore[misc]
     def _scored(self, asked: Sequence[Scored]) -> list[Likelihood]:
         with LinearLayers(self._dtype), ExitStack() as stack:
             original = as_original(stack.enter_context(open_checkpoint(self._original)), None)
-            sides = Sides(original, self._architecture.device)
+            sides = OriginalWeights(original, self._architecture.device)
             if self._quantized is None:
                 return loglikelihoods(self._architecture, list(sides.weights), sides.get, asked)
             checkpoint = stack.enter_context(open_checkpoint(self._quantized))

@@ -6,7 +6,7 @@ answers with the choice that has the highest log-likelihood after the question, 
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from math import comb
 from pathlib import Path
@@ -20,16 +20,16 @@ from quanterr.errors import UsageError
 from quanterr.evaluation.models.building import Architecture, Denoiser
 from quanterr.evaluation.models.folder import ModelFolder
 from quanterr.evaluation.models.names import ConversionNames, Get
-from quanterr.evaluation.models.sides import Candidate, Sides
-from quanterr.evaluation.running.rounding import Rounding, RoundingMode
-from quanterr.evaluation.running.stepping import Stream
+from quanterr.evaluation.models.weights import Candidate, OriginalWeights
+from quanterr.evaluation.running.rounding import Rounding
+from quanterr.evaluation.running.side import Side, take_turns
+from quanterr.evaluation.running.stream import Stream
 from quanterr.evaluation.running.workload import inputs_of
-from quanterr.evaluation.texts.tokens import tokenizer_of
+from quanterr.evaluation.texts.tokens import read_utf8, tokenizer_of
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-    from transformers.utils import ModelOutput
 
 BATCH_TOKENS = 4096  # tokens of a micro-batch, padding included
 
@@ -73,13 +73,8 @@ def read_task(path: str, folder: ModelFolder) -> Asked:
         CheckpointError: the tokenizer.json is missing or damaged.
     """
     where = f"--task {display(path)}"
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where}: not UTF-8 text") from error
-    questions = tuple(_question(line, f"{where}, line {n}") for n, line in enumerate(lines, 1) if line.strip())
+    lines = enumerate(read_utf8(path, where).split("\n"), 1)
+    questions = tuple(_question(line, f"{where}, line {n}") for n, line in lines if line.strip())
     if not questions:
         raise UsageError(f"{where}: holds no question")
     tokenizer = tokenizer_of(folder)
@@ -130,30 +125,16 @@ def loglikelihoods(
     order = sorted(range(len(sequences)), key=lambda n: len(sequences[n].ids))
     batches = _batches(order, sequences)
     model = architecture.build()
-    inputs = [inputs_of(model, _padded([sequences[n].ids for n in batch])) for batch in batches]
-    stream = Stream(model, ConversionNames(model, stored), get, inputs, architecture.device)
+    inputs = {k: inputs_of(model, _padded([sequences[n].ids for n in batch])) for k, batch in enumerate(batches)}
+    side = Side(Stream(model, ConversionNames(model, stored), get, inputs, architecture.device), rounding)
     found = [Likelihood(0.0, False)] * len(sequences)
-    try:
-        while (unit := stream.next_unit) is not None:
-            unit.load(stream.tensors(unit))
-            mode: RoundingMode | nullcontext[None] = nullcontext()
-            if rounding is not None:
-                mode = rounding.of_unit(unit, stream.names)
-            for number, batch in enumerate(batches):
-                if not stream.waits(number, unit):
-                    continue
-                with mode:
-                    output = stream.run(number)
-                stream.resume(number, output)
-                del output
-                result: ModelOutput | None = stream.result(number)
-                if result is not None:
-                    for row, n in enumerate(batch):
-                        found[n] = _of(result.logits[row], sequences[n])
-                del result
-            unit.free()
-    finally:
-        stream.close()
+    with closing(side):
+        for number in take_turns(side.stream, side.load, side.free):
+            result = side.run(number)
+            if result is not None:
+                for row, n in enumerate(batches[number]):
+                    found[n] = _of(result.logits[row], sequences[n])
+            del result
     return found
 
 
@@ -182,7 +163,10 @@ def _of(logits: Tensor, of: Scored) -> Likelihood:
 
 
 def answered(
-    architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], tasks: Sequence[Asked]
+    architecture: Architecture | Denoiser,
+    sides: OriginalWeights,
+    candidates: Sequence[Candidate],
+    tasks: Sequence[Asked],
 ) -> list[list[Task]]:
     """Return the results of every candidate on every task, compared with the original's answers."""
     sequences = [each for task in tasks for each in task.sequences]

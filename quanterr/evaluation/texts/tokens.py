@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.evaluation.models.building import EXTRA
+from quanterr.evaluation.extras import EXTRA
 from quanterr.evaluation.models.folder import ModelFolder
 from quanterr.options import Array
 from quanterr.tensors.arrays import as_tensor
@@ -46,6 +46,20 @@ def fingerprint(*chunks: Tensor) -> str:
     return sha256(b"".join(each.contiguous().numpy().tobytes() for each in chunks)).hexdigest()
 
 
+def read_utf8(path: str, where: str) -> str:
+    """Read a text file; ``where`` names it in errors.
+
+    Raises:
+        UsageError: the file is missing or not UTF-8.
+    """
+    try:
+        return Path(path).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 at byte {error.start:,}; convert it first") from error
+
+
 def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text:
     """Tokenize a text file with the original's tokenizer.json; of a long file only the first ``enough`` tokens.
 
@@ -53,13 +67,7 @@ def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text
         UsageError: the file is missing or not UTF-8, or tokenizers is not installed.
         CheckpointError: the tokenizer.json is missing or damaged.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"--text {display(path)}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--text {display(path)}: not UTF-8 at byte {error.start:,}; convert it first") from error
-    tokenizer = tokenizer_of(folder)
+    text, tokenizer = read_utf8(path, f"--text {display(path)}"), tokenizer_of(folder)
     length = len(text) if enough is None else CHARACTERS * enough
     while True:
         ids = tokenizer(text[:length], add_special_tokens=False, verbose=False)["input_ids"]

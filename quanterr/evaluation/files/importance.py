@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import IO, NamedTuple
 
-from quanterr.evaluation.measures.states import Product
+from quanterr.evaluation.measures.outputs_of_weights import Product
 from quanterr.outputs.files import open_replacement
 from quanterr.pairing.conversion import to_llama_name
 from quanterr.pairing.names import canonicalize

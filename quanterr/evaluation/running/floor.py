@@ -12,10 +12,10 @@ in float32.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +26,13 @@ from quanterr.documents.evaluation.model import Floor
 from quanterr.documents.evaluation.model import Scores as ReportedScores
 from quanterr.errors import QuanterrError
 from quanterr.evaluation.models.building import Architecture, Denoiser
-from quanterr.evaluation.models.sides import Sides
 from quanterr.evaluation.models.units import Unit
+from quanterr.evaluation.models.weights import OriginalWeights
 from quanterr.evaluation.running.batches import Batch
-from quanterr.evaluation.running.stepping import Stream
-from quanterr.evaluation.running.tail import Pieces
-from quanterr.evaluation.running.workload import CALLS, CAUSAL, ENCODER, FoundMeasures, Measures
+from quanterr.evaluation.running.candidate import Step
+from quanterr.evaluation.running.side import MeasuredSide
+from quanterr.evaluation.running.stream import open_stream
+from quanterr.evaluation.running.workload import CALLS, ENCODER, Measures
 from quanterr.util.text import display
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # stored floats that runtimes compute in
@@ -88,126 +89,118 @@ class _ExactScalars(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class FoundFloor(TypedDict):
-    """A floor in the form in which processes exchange it."""
-
-    measures: FoundMeasures
-    reason: str
-
-
 class FloorRun:
     """A run of the original in its own dtype on some of the micro-batches; if it fails, only the floor is lost."""
 
-    def __init__(self, architecture: Architecture | Denoiser, sides: Sides, batches: Sequence[Batch]) -> None:
+    def __init__(
+        self, architecture: Architecture | Denoiser, weights: OriginalWeights, batches: Mapping[int, Batch]
+    ) -> None:
         """Start a forward for each micro-batch that the floor reads."""
-        self._measures = Measures()
-        self._batches = {place: batch for place, batch in enumerate(batches) if _is_read(architecture, batch)}
-        self._places = {place: n for n, place in enumerate(self._batches)}
+        self.measures = Measures()
+        self._batches = {place: batch for place, batch in batches.items() if _is_read(architecture, batch)}
         self._workload = architecture.workload
-        self._stream: Stream | None = None
-        self._inputs: Sequence[dict[str, object]] = []
-        self._pieces: Pieces | None = None
-        self._device = architecture.device
-        self._loaded: str | None = None  # name of the loaded unit
+        self._side: MeasuredSide | None = None
+        self._tensors: Mapping[str, Tensor] | None = None  # weights of a unit that is not loaded yet
         self._products = _Products()
-        self.dtype, self.reason = _own_dtype(sides), ""
+        self.dtype, self.reason = _own_dtype(weights), ""
         if self.dtype is None:
             self.reason = "the original is not stored in a 16-bit float"
         elif architecture.dtype not in REFERENCES:
             self.reason = "both sides compute in 16 bits: --dtype float32 measures it"
         else:
             own = replace(architecture, dtype=self.dtype)
-            self._attempt(lambda: self._start(own, sides))
+            with self._attempt():
+                stream = open_stream(own, weights, weights.weights, weights.get, self._batches)
+                self._side = MeasuredSide(stream, self._workload, self._batches)
+                self.measures = self._side.measures
 
-    def _start(self, own: Architecture | Denoiser, sides: Sides) -> None:
-        model = own.build()
-        inputs = [own.workload.inputs(model, own.config, each.given, each.scored) for each in self._batches.values()]
-        names = own.names(model, sides, sides.weights)
-        self._stream = Stream(model, names, sides.get, inputs, own.device, recorded=own.workload is CALLS)
-        self._inputs = inputs
+    def load(self, unit: Unit, tensors: Mapping[str, Tensor]) -> None:
+        """Take the original's weights of a unit, which is loaded when it runs."""
+        self._unit, self._tensors = unit, tensors
 
-    def load(self, unit: str, tensors: Mapping[str, Tensor]) -> None:
-        """Load a unit with the original's weights, unless it is loaded."""
-        if self._stream is not None and self._loaded != unit:
-            self._stream.units[unit].load(tensors)
-            self._products.keep(self._stream.units[unit])
-            self._loaded = unit
+    def _load(self, batch: int) -> MeasuredSide | None:
+        """Load the unit if a micro-batch waits for it, and return its side; otherwise return None."""
+        side = self._side
+        if side is None or batch not in self._batches or not side.stream.waits(batch, self._unit):
+            return None
+        if self._tensors is not None:
+            side.load(self._unit, self._tensors)
+            self._products.keep(side.unit)
+            self._tensors = None
+        return side
 
-    def free(self, unit: str) -> None:
-        """Free a unit."""
-        self._loaded = None
+    def follow(self, batch: int, step: Step) -> None:
+        """Run the unit for a micro-batch if the original's forward has ended, whose result is needed."""
+        if (base := step.result()) is not None:
+            self._run(batch, base)
+
+    def free(self) -> None:
+        """Run the unit for all micro-batches that wait for it, and free it.
+
+        All other sides have freed theirs, so that the floor's weights reuse their memory.
+        """
+        for batch in self._batches:
+            self._run(batch)
+        if self._tensors is None and self._side is not None:
+            self._side.free()
+        self._tensors = None
         self._products.forget()
-        if self._stream is not None:
-            self._stream.units[unit].free()
 
-    def run(self, place: int, unit: str, base: object) -> None:
-        """Run a unit for the micro-batch at a place; ``base`` is the original's result, where its forward has ended."""
-        if place in self._batches:
-            self._attempt(lambda: self._run(place, unit, base))
+    def _run(self, batch: int, base: object = None) -> None:
+        if side := self._load(batch):
+            with self._attempt():
+                result = side.run(batch)
+                if base is not None and result is not None and not side.measure(batch, base, result):
+                    self._end(f"the original's output is not finite in {_name(self.dtype)}")
 
-    def _run(self, place: int, unit: str, base: object) -> None:
-        stream, own = self._stream, self._places[place]
-        if stream is None or not stream.waits(own, stream.units[unit]):
-            return
-        stream.resume(own, stream.run(own))
-        result = stream.result(own)
-        if base is not None and result is not None:
-            batch = self._batches[place]
-            finite = self._workload.measure(base, result, batch.raw, batch.first, self._measures, batch.scored)
-            if not finite:
-                self._end(f"the original's output is not finite in {_name(self.dtype)}")
+    def begin(self, batch: int) -> bool:
+        """Prepare the logits of some positions at a time; if that is not possible, only the floor is lost."""
+        if side := self._load(batch):
+            with self._attempt():
+                if not side.begin(batch):
+                    self._end("its logits are not what its head makes of its inputs")
+        return True
 
-    def run_piece(self, place: int, unit: str, base: object, first: int, last: int) -> None:
-        """Run the head, which is loaded, for some positions; ``base`` is the original's result for them."""
-        if place in self._batches:
-            self._attempt(lambda: self._run_piece(place, unit, base, first, last))
+    def follow_piece(self, batch: int, base: object, first: int, last: int) -> None:
+        """Compute the logits of some positions, counted from the end, and measure them."""
+        if self._side is not None and batch in self._batches:
+            with self._attempt():
+                if not self._side.measure_piece(batch, base, self._side.compute(first, last), first):
+                    self._end(f"the original's output is not finite in {_name(self.dtype)}")
 
-    def _run_piece(self, place: int, unit: str, base: Any, first: int, last: int) -> None:
-        stream, own, batch = self._stream, self._places[place], self._batches[place]
-        if stream is None:
-            return
-        if self._pieces is None:
-            self._pieces = Pieces(stream, stream.units[unit], self._inputs, self._device)
-        is_first = first == -CAUSAL.count_rows(batch.raw, batch.scored)
-        if is_first and not self._pieces.begin(own):
-            self._end("its logits are not what its head makes of its inputs")
-            return
-        result = self._pieces.compute(first, last)
-        if not CAUSAL.measure_piece(base, result, first, batch.raw, batch.first, self._measures, batch.scored):
-            self._end(f"the original's output is not finite in {_name(self.dtype)}")
-        elif not last:
-            self._pieces.end()
+    def end(self, batch: int) -> None:
+        """End the forward of a micro-batch whose positions were computed."""
+        if self._side is not None and batch in self._batches:
+            self._side.end(batch)
 
-    def _attempt(self, action: Callable[[], object]) -> None:
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Compute as this floor does; an error ends only the floor."""
         try:
             with self._products, _ExactScalars() if self._workload is CALLS else nullcontext():
-                action()
+                yield
         except QuanterrError as error:
             self._end(f"the original does not run in {_name(self.dtype)}: {display(str(error), 200)}")
 
     def _end(self, reason: str) -> None:
         self.close()
-        self.reason, self._measures = reason, Measures()
+        self.reason, self.measures = reason, Measures()
 
     def close(self) -> None:
         """End all forwards."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
+        side, self._side = self._side, None
+        if side is not None:
+            side.close()
 
-    def found(self) -> FoundFloor:
-        """Return the measurements in the form that :meth:`add` of another process takes."""
-        return {"measures": self._measures.found(), "reason": self.reason}
-
-    def add(self, found: FoundFloor) -> None:
+    def merge(self, measures: Measures, reason: str) -> None:
         """Add what another process found for its share of the micro-batches."""
-        self._measures.add(found["measures"])
-        self.reason = self.reason or found["reason"]
+        self.measures.merge(measures)
+        self.reason = self.reason or reason
 
     def result(self) -> Floor:
         """Return the floor, or why there is none."""
         name = None if self.dtype is None else _name(self.dtype)
-        found = self._measures
+        found = self.measures
         if not self.reason and found.scores.columns:
             return Floor(name, None, None, ReportedScores(**found.scores.result()), sorted(found.scores.columns))
         if not self.reason and found.outputs.calls:
@@ -224,10 +217,10 @@ def _is_read(architecture: Architecture | Denoiser, batch: Batch) -> bool:
     return batch.in_text < MOST and batch.in_text * batch.raw.shape[1] < TOKENS
 
 
-def _own_dtype(sides: Sides) -> torch.dtype | None:
+def _own_dtype(weights: OriginalWeights) -> torch.dtype | None:
     """Return the 16-bit dtype that most of the original's bytes have; None if most have another dtype."""
     sizes = Counter[str]()
-    for entry in sides.checkpoint.entries.values():
+    for entry in weights.checkpoint.entries.values():
         sizes[entry.dtype] += entry.nbytes
     return DTYPES.get(sizes.most_common(1)[0][0]) if sizes else None
 

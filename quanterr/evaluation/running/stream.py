@@ -5,7 +5,7 @@ So masks, rotary tables, caches between blocks and soft caps stay the business o
 weights of a unit once for all micro-batches. Greenlets are not threads: thousands of them cost only memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
@@ -13,11 +13,15 @@ from torch import Tensor, nn
 
 from quanterr.errors import CheckpointError, QuanterrError, UsageError
 from quanterr.evaluation.denoisers.calls import map_tensors
-from quanterr.evaluation.models.building import EXTRA
+from quanterr.evaluation.extras import EXTRA
+from quanterr.evaluation.models.building import Architecture, Denoiser
 from quanterr.evaluation.models.names import Get, Names
 from quanterr.evaluation.models.units import Unit, convert, kept_slots, units_of
+from quanterr.evaluation.models.weights import OriginalWeights
+from quanterr.evaluation.running.batches import Batch
+from quanterr.evaluation.running.workload import CALLS
 from quanterr.util.memory import is_out_of_memory
-from quanterr.util.text import display
+from quanterr.util.text import display, listed
 
 try:
     from greenlet import getcurrent, greenlet
@@ -78,12 +82,12 @@ class Stream:
         model: nn.Module,
         names: Names,
         get: Get,
-        batches: Sequence[Mapping[str, object]],
+        batches: Mapping[int, Mapping[str, object]],
         device: torch.device,
         graph: bool = False,
         recorded: bool = False,
     ) -> None:
-        """Start a forward for each micro-batch; all stop at the first unit.
+        """Start a forward for each micro-batch, whose arguments are ``batches``; all stop at the first unit.
 
         ``get`` returns tensors on the device. With ``graph``, code between units keeps what a backward pass needs.
         With ``recorded``, the batches are recorded calls, which errors then mention.
@@ -97,21 +101,29 @@ class Stream:
         for unit in self.units.values():
             unit.free()
             unit.module.forward = partial(self._called, unit)
-        self._device, self._graph = device, graph
-        self._forwards: list[_Forward] = []
-        for batch in batches:
-            self.begin(batch)
+        self.device, self._graph, self.batches = device, graph, list(batches)
+        self._forwards: dict[int, _Forward] = {}
+        for number, given in batches.items():
+            self._begin(number, given)
 
     def _called(self, unit: Unit, *args: object, **kwargs: object) -> object:
         forward = getcurrent()
         return forward.ask(unit, args, kwargs) if isinstance(forward, _Forward) else unit.forward(*args, **kwargs)
 
-    def begin(self, batch: Mapping[str, object]) -> int:
-        """Start one more forward, which stops at the first unit; return its place."""
-        on_device = {key: map_tensors(value, lambda tensor: tensor.to(self._device)) for key, value in batch.items()}
-        self._forwards.append(_Forward(self.model, on_device, self._graph, self._recorded))
-        self._forwards[-1].resume()
-        return len(self._forwards) - 1
+    def begin(self, given: Mapping[str, object]) -> int:
+        """Start one more forward, which stops at the first unit; return its number."""
+        number = max(self._forwards) + 1
+        self._begin(number, given)
+        return number
+
+    def _begin(self, number: int, given: Mapping[str, object]) -> None:
+        on_device = {key: map_tensors(value, lambda tensor: tensor.to(self.device)) for key, value in given.items()}
+        forward = self._forwards[number] = _Forward(self.model, on_device, self._graph, self._recorded)
+        forward.resume()
+
+    def given(self, batch: int) -> Mapping[str, object]:
+        """Return the arguments of a micro-batch, on the device."""
+        return self._forwards[batch].inputs
 
     @property
     def next_unit(self) -> Unit | None:
@@ -119,7 +131,7 @@ class Stream:
 
         The first one, as chunks with images wait for units that others do not have: all meet again after these.
         """
-        asked = {forward.asked[0].name for forward in self._forwards if forward.asked}
+        asked = {forward.asked[0].name for forward in self._forwards.values() if forward.asked}
         return next((unit for name, unit in self.units.items() if name in asked), None)
 
     def tensors(self, unit: Unit) -> dict[str, Tensor]:
@@ -127,7 +139,7 @@ class Stream:
         return self.names.tensors([slot.name for slot in unit.slots], self.get)
 
     def waits(self, batch: int, unit: Unit) -> bool:
-        """Return whether a micro-batch waits for that unit."""
+        """Return whether a micro-batch of the stream waits for that unit."""
         asked = self._forwards[batch].asked
         return asked is not None and asked[0].name == unit.name
 
@@ -175,5 +187,34 @@ class Stream:
 
     def close(self) -> None:
         """End all forwards."""
-        for batch in range(len(self._forwards)):
+        for batch in self._forwards:
             self.end(batch)
+
+
+def open_stream(
+    architecture: Architecture | Denoiser,
+    weights: OriginalWeights,
+    stored: Iterable[str],
+    get: Get,
+    batches: Mapping[int, Batch],
+    like: Stream | None = None,
+) -> Stream:
+    """Build a model and start a forward for each micro-batch; the only weights read here belong to no unit.
+
+    ``stored`` are the names of the tensors that ``get`` returns, in the form in which ``weights``, the original's, has
+    them. ``like`` is a stream of the same architecture, whose arguments are used again.
+
+    Raises:
+        CheckpointError: the model has a weight that is not stored, or has another shape.
+    """
+    model, workload = architecture.build(), architecture.workload
+    names = architecture.names(model, weights, stored)
+    if missing := names.missing():
+        raise CheckpointError(
+            f"{display(weights.checkpoint.path)}: lacks {listed(missing, 3)}, which the model of config.json has"
+        )
+    given: dict[int, Mapping[str, object]] = {}
+    for n, batch in batches.items():
+        own = None if like is None else like.given(n)
+        given[n] = own or workload.inputs(model, architecture.config, batch)
+    return Stream(model, names, get, given, architecture.device, recorded=workload is CALLS)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quanterr.evaluation.measures.states import Product
+from quanterr.evaluation.measures.outputs_of_weights import Product
 from quanterr.outputs.files import open_replacement
 from quanterr.util import strict_json
 from quanterr.util.text import display

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from shutil import copyfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -29,14 +29,16 @@ from torch import Tensor
 from quanterr.checkpoints import Checkpoint, CheckpointFile, Entry
 from quanterr.documents.base import Finding
 from quanterr.errors import CheckpointError, ResourceError, UsageError
-from quanterr.evaluation.models.building import Architecture
+from quanterr.evaluation.models.building import Architecture, Denoiser
 from quanterr.evaluation.models.folder import FILES, ModelFolder
 from quanterr.evaluation.models.units import units_of
-from quanterr.evaluation.running.tail import Tail, head_of
+from quanterr.evaluation.running.logits import Tail, head_of
+from quanterr.evaluation.running.stream import Stream
 from quanterr.findings import make_finding
 from quanterr.outputs.files import open_replacement
 from quanterr.pairing.sampling import sampled_rows
 from quanterr.util import strict_json
+from quanterr.util.rank_group import RankGroup
 from quanterr.util.strict_json import as_object
 from quanterr.util.text import display
 from quanterr.version import __version__
@@ -87,6 +89,36 @@ class Head(Tail):
         assert unit is not None  # noqa: S101 - it was found when the reference was saved
         unit.load({name: tensor.to(architecture.device) for name, tensor in tensors.items()})
         super().__init__(self.model, architecture.device)
+
+
+class KeptHead:
+    """The head of an original and its inputs, as they arise while it runs."""
+
+    def __init__(self, architecture: Architecture | Denoiser, stream: Stream, group: RankGroup | None) -> None:
+        """Find the head.
+
+        Raises:
+            UsageError: the model has no head of its own, or each of several processes would keep some of the inputs.
+        """
+        if group is not None:
+            raise UsageError(f"{SAVE}: one process saves a reference")
+        unit = head_of(stream.model, stream.units)
+        if unit is None or not isinstance(architecture, Architecture):
+            raise UsageError(f"{SAVE}: {type(stream.model).__name__} has no head whose inputs could be kept")
+        self.unit, self._architecture = unit, architecture
+        self.weights: dict[str, Tensor] = {}  # by names of the model
+        self.hidden: dict[int, Tensor] = {}  # inputs, (chunks, positions, width), by number of the micro-batch
+
+    def check(self, number: int, given: Mapping[str, object], result: Any) -> None:
+        """Check that the kept inputs of a micro-batch give the same logits again.
+
+        Raises:
+            UsageError: the logits differ, as the model computes something else between its blocks and its logits.
+        """
+        head = Head(self._architecture, self.weights)
+        if not torch.equal(head(self.hidden[number], given).logits, result.logits):
+            name = type(head.model).__name__
+            raise UsageError(f"{SAVE}: {name}'s logits are not what its head makes of its inputs")
 
 
 class Reference:
@@ -247,16 +279,15 @@ def write_reference(
     original: Checkpoint,
     files: ModelFolder,
     settings: Settings,
-    hidden: Mapping[int, Tensor],
-    head: Mapping[str, Tensor],
+    kept: KeptHead,
 ) -> None:
-    """Write a reference; ``hidden`` is by micro-batch, ``head`` by the model's names of weights.
+    """Write a reference.
 
     Raises:
         ResourceError: a file cannot be written.
     """
-    tensors = {f"{HIDDEN}{number}": each.contiguous() for number, each in hidden.items()}
-    tensors |= {HEAD + name: each.detach().cpu().clone() for name, each in head.items()}
+    tensors = {f"{HIDDEN}{number}": each.contiguous() for number, each in kept.hidden.items()}
+    tensors |= {HEAD + name: each.detach().cpu().clone() for name, each in kept.weights.items()}
     headers = []
     for name, entry in original.entries.items():
         spans = _spans(entry)

@@ -1,8 +1,9 @@
-"""Errors of hidden states and of the outputs of weights, summed over all tokens."""
+"""Errors of the outputs of weights, summed over all inputs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import exp, fsum, inf, log, sqrt
+from dataclasses import dataclass
+from math import exp, fsum, inf, log
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -10,88 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
-from quanterr.evaluation.measures.gram import Gram, at_least_float32
+from quanterr.evaluation.measures.gram import Gram
 from quanterr.evaluation.models.units import Unit
 from quanterr.tensors.products import multiply
 
 SLAB = 1 << 22  # elements of an output whose error is computed at once
-
-Visit = tuple[int, int]  # number of the unit in the order of the run, number of the micro-batch
-PlainErrors = dict[Visit, tuple[Any, ...]]  # fields of Errors
-
-
-class Errors(NamedTuple):
-    """The errors of the hidden states of a micro-batch, as sums over tokens."""
-
-    signal: float
-    noise: float
-    cosines: float
-    tokens: int
-    worst: float
-    worst_token: int
-    finite: bool
-
-
-@dataclass
-class HiddenError:
-    """The error of a block's output: over all tokens, and of the worst token."""
-
-    parts: dict[Visit, Errors] = field(default_factory=dict)  # added up in order of visits, whoever measured them
-
-    def add(self, visit: Visit, x: Tensor, y: Tensor) -> bool:
-        """Add the hidden states (…, d) of both sides for a micro-batch; return whether all are finite."""
-        x, y = (at_least_float32(each.flatten(0, -2)) for each in (x, y))
-        noise, signal, other = (torch.linalg.vector_norm(each, dim=-1).double() for each in (y - x, x, y))
-        dot = torch.linalg.vecdot(x, y.to(x.dtype)).double()
-        relative = torch.where(signal > 0, noise / signal, 0.0).nan_to_num(0.0, 0.0)
-        found = self.parts[visit] = Errors(
-            signal=float(signal.square().sum()),
-            noise=float(noise.square().sum()),
-            cosines=float((dot / (signal * other).clamp(min=1e-300)).sum()),
-            tokens=len(x),
-            worst=float(relative.max()) if len(x) else 0.0,
-            worst_token=int(relative.argmax()) if len(x) else 0,
-            finite=are_finite(noise),
-        )
-        return found.finite
-
-    def plain(self) -> PlainErrors:
-        """Return the sums in the form that :meth:`add_plain` of another process takes."""
-        return {visit: tuple(errors) for visit, errors in self.parts.items()}
-
-    def add_plain(self, plain: PlainErrors) -> None:
-        """Add the sums over other micro-batches."""
-        self.parts |= {visit: Errors(*errors) for visit, errors in plain.items()}
-
-    def row(self) -> dict[str, Any]:
-        """Return the relative error ‖y - x‖ / ‖x‖, the mean cosine, and the worst token, as fields of BlockError."""
-        signal = noise = cosines = worst = 0.0
-        tokens = worst_token = 0
-        for _, errors in sorted(self.parts.items()):
-            signal, noise, cosines = signal + errors.signal, noise + errors.noise, cosines + errors.cosines
-            if errors.worst > worst:
-                worst, worst_token = errors.worst, tokens + errors.worst_token
-            tokens += errors.tokens
-        finite = all(errors.finite for errors in self.parts.values())
-        return {
-            "relative_error": sqrt(noise / signal) if signal > 0 and finite else None,
-            "cosine": cosines / tokens if tokens and finite else None,
-            "worst_token": worst_token,
-            "worst_token_error": worst if finite else None,
-        }
-
-
-def are_finite(values: Tensor) -> bool:
-    """Return whether all values are finite, by their extremes: twenty times as fast as ``isfinite`` on every value."""
-    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
-
-
-def hidden_of(output: object) -> Tensor | None:
-    """Return the hidden states among a unit's outputs: the first floating tensor with more than one axis."""
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() and output.dim() > 1 else None
-    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    return next((part for part in map(hidden_of, parts) if part is not None), None)
 
 
 class Norms(NamedTuple):
@@ -101,13 +25,25 @@ class Norms(NamedTuple):
     logs: float
     nonzero: int
 
+    @property
+    def spread(self) -> float | None:
+        """The largest ‖x‖ over the geometric mean of nonzero ‖x‖, which a few inputs hardly change."""
+        return exp(log(self.largest) - self.logs / self.nonzero) if 0 < self.largest < inf else None
+
+    def merge(self, other: "Norms") -> "Norms":
+        """Return the norms of these inputs and of others."""
+        return Norms(max(self.largest, other.largest), self.logs + other.logs, self.nonzero + other.nonzero)
+
+
+NO_NORMS = Norms(0.0, 0.0, 0)
+
 
 def norms_of(x: Tensor) -> Norms:
     """Return the norms of inputs (n, columns)."""
     norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
     norms = norms[norms > 0].double()
     if not norms.numel():
-        return Norms(0.0, 0.0, 0)
+        return NO_NORMS
     return Norms(float(norms.max()), float(norms.log().sum()), norms.numel())
 
 
@@ -122,26 +58,14 @@ class Product:
     sums: Tensor | None = None  # (columns,) Σ of inputs
     inputs: int = 0
     transposed: bool = False  # the weight is stored [in, out]
-    largest: float = 0.0  # largest ‖x‖ of an input
-    logs: float = 0.0  # Σ ln ‖x‖ of nonzero inputs
-    nonzero: int = 0  # number of nonzero inputs
-
-    @property
-    def spread(self) -> float | None:
-        """The largest ‖x‖ over the geometric mean of nonzero ‖x‖, which a few inputs hardly change."""
-        return exp(log(self.largest) - self.logs / self.nonzero) if 0 < self.largest < inf else None
-
-    def add_norms(self, norms: "Norms") -> None:
-        """Add the norms of other inputs."""
-        self.largest = max(self.largest, norms.largest)
-        self.logs, self.nonzero = self.logs + norms.logs, self.nonzero + norms.nonzero
+    norms: Norms = NO_NORMS  # of inputs
 
     def add(self, other: "Product") -> None:
         """Add the sums over other inputs."""
         self.signal += other.signal
         self.noise = [own + more for own, more in zip(self.noise, other.noise, strict=True)]
         self.inputs += other.inputs
-        self.add_norms(Norms(other.largest, other.logs, other.nonzero))
+        self.norms = self.norms.merge(other.norms)
         if self.moments is None or self.sums is None:
             self.moments, self.sums = other.moments, other.sums
         elif other.moments is not None and other.sums is not None:
@@ -214,7 +138,7 @@ class OutputErrors(TorchFunctionMode):
         self._products, self._inputs, self._with_moments = products, inputs, with_moments
         self._watched: dict[int, Watched] = {}
         self._x: Tensor | None = None
-        self._norms = Norms(0.0, 0.0, 0)  # norms of x
+        self._norms = NO_NORMS  # of x
         self._uses: list[Use] = []  # products with x, whose errors are still to be computed
         self._gram: dict[tuple[Part, ...], Gram] = {}  # by the parts of weights that share the inputs
         self._later: list[tuple[Use, Gram]] = []  # errors to multiply by XᵀX once all micro-batches have run
@@ -228,6 +152,13 @@ class OutputErrors(TorchFunctionMode):
                 continue
             same_layout = [_differing(other[slot.name], weight) for other in others]
             self._watched[storage_of(weight)] = Watched(slot.name, weight, same_layout)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if error is None:
+            self._settle()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
@@ -258,9 +189,9 @@ class OutputErrors(TorchFunctionMode):
                 product.moments = moments if product.moments is None else product.moments + moments
                 product.sums = sums if product.sums is None else product.sums + sums
             if self._x is None or self._x.data_ptr() != flat.data_ptr() or self._x.shape != flat.shape:
-                self.settle()
+                self._settle()
                 self._norms = norms_of(flat)
-            product.add_norms(self._norms)
+            product.norms = product.norms.merge(self._norms)
             self._x = flat
             self._uses.append(use)
         else:
@@ -271,7 +202,7 @@ class OutputErrors(TorchFunctionMode):
         product.inputs += rows
         product.signal += energy(output)
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Compute the errors of the products with x; called before another x, and at the end of a micro-batch."""
         x, uses = self._x, self._uses
         self._x, self._uses = None, []

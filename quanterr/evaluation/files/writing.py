@@ -8,17 +8,18 @@ from torch import Tensor
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import UsageError
-from quanterr.evaluation.by_products.importance import Origin, write_importance
-from quanterr.evaluation.by_products.profiling import Basis, Measured, profile_of, write_sensitivity
-from quanterr.evaluation.by_products.references import write_reference
-from quanterr.evaluation.by_products.saliency import Saliency
 from quanterr.evaluation.denoisers.calls import Call
+from quanterr.evaluation.files.importance import Origin, write_importance
+from quanterr.evaluation.files.references import write_reference
+from quanterr.evaluation.files.saliency import Saliency
+from quanterr.evaluation.files.sensitivity import Basis, Measured, profile_of, write_sensitivity
 from quanterr.evaluation.models.folder import model_folder
 from quanterr.evaluation.models.gguf_original import find_parts
-from quanterr.evaluation.models.sides import Candidate, Sides
+from quanterr.evaluation.models.weights import Candidate, OriginalWeights
 from quanterr.evaluation.opening import is_of_recipe
 from quanterr.evaluation.preparation import Prepared, reference_settings
-from quanterr.evaluation.running.lockstep import Lockstep, Outcome
+from quanterr.evaluation.running.candidate import Outcome
+from quanterr.evaluation.running.original import OriginalRun
 from quanterr.evaluation.texts.tokens import fingerprint
 from quanterr.options import EvaluateOptions
 from quanterr.pairing.importance import architecture_of
@@ -36,7 +37,7 @@ def check_saliency(chosen: EvaluateOptions) -> Saliency:
 
 
 def write_by_products(
-    chosen: EvaluateOptions, prepared: Prepared, lockstep: Lockstep, saliency: Saliency, original: Checkpoint
+    chosen: EvaluateOptions, prepared: Prepared, run: OriginalRun, saliency: Saliency, original: Checkpoint
 ) -> None:
     """Write the files measured on the original during the run.
 
@@ -44,24 +45,24 @@ def write_by_products(
         ResourceError: a file cannot be written.
     """
     if chosen.saliency_out is not None:
-        for name, weight, product in lockstep.weights():
+        for name, weight, product in run.errors.weights(run.stream.get):
             saliency.add(name, weight, product)
         saliency.write(os.fspath(chosen.saliency_out), original.path, prepared.source)
     if chosen.importance_out is not None:
         calls = prepared.calls
         chunks = (chosen.context, len(prepared.given)) if calls is None else (0, len(calls.calls))
         origin = Origin(prepared.source, *chunks)
-        write_importance(os.fspath(chosen.importance_out), lockstep.moments(), architecture_of(original), origin)
-    if chosen.save_reference is not None:
+        write_importance(os.fspath(chosen.importance_out), run.errors.moments(), architecture_of(original), origin)
+    if chosen.save_reference is not None and run.kept is not None:
         with model_folder(original) as folder:
             settings = reference_settings(chosen, prepared)
-            write_reference(Path(chosen.save_reference), original, folder, settings, lockstep.hidden, lockstep.head)
+            write_reference(Path(chosen.save_reference), original, folder, settings, run.kept)
 
 
 def predict(
     chosen: EvaluateOptions,
     prepared: Prepared,
-    sides: Sides,
+    sides: OriginalWeights,
     found: Sequence[Candidate],
     outcomes: Sequence[Outcome],
 ) -> Sequence[Mapping[str, float]]:

@@ -41,7 +41,7 @@ from quanterr.util.text import display
 NOT_NEEDED = (Bucket.CONSUMED, Bucket.FILTERED_OUT)
 
 
-class Sides:
+class OriginalWeights:
     """The original's weights, and the means to dequantize weights of either side."""
 
     def __init__(self, original: Checkpoint, device: torch.device = CPU) -> None:
@@ -96,7 +96,7 @@ class Candidate:
 
     def __init__(
         self,
-        sides: Sides,
+        sides: OriginalWeights,
         quantized: Checkpoint,
         activations: str = NONE,
         kv: str = NONE,

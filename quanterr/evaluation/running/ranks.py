@@ -12,7 +12,7 @@ import torch
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import Interrupted
 from quanterr.evaluation.denoisers.calls import Calls
-from quanterr.evaluation.running.lockstep import Found, Lockstep
+from quanterr.evaluation.running.run import EXCHANGED, Measurements, RunBesideOriginal
 from quanterr.evaluation.texts.tokens import Chunks, digest_of
 from quanterr.util.rank_group import RankGroup
 from quanterr.version import __version__
@@ -37,7 +37,7 @@ def agree(
         )
 
 
-def run(lockstep: Lockstep, group: RankGroup | None) -> None:
+def run_with(running: RunBesideOriginal, group: RankGroup | None) -> None:
     """Run the evaluation, and add the results of all other ranks.
 
     Raises:
@@ -46,15 +46,16 @@ def run(lockstep: Lockstep, group: RankGroup | None) -> None:
         QuanterrError: another rank has failed.
     """
     if group is None:
-        lockstep.run()
+        running.run()
         return
     try:
-        lockstep.run()
+        running.run()
     except Interrupted:
         group.check()
         raise
-    for packed in group.gather(lambda: _pack(lockstep.found())):
-        lockstep.add(torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu"))
+    for packed in group.gather(lambda: _pack(running.measurements())):
+        with torch.serialization.safe_globals(EXCHANGED):
+            running.merge(torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu"))
     group.end()
 
 
@@ -70,7 +71,7 @@ def leave_to_rank_0(group: RankGroup | None) -> None:
         group.end()
 
 
-def _pack(found: Found) -> bytes:
+def _pack(measurements: Measurements) -> bytes:
     file = io.BytesIO()
-    torch.save(found, file)
+    torch.save(measurements, file)
     return file.getvalue()

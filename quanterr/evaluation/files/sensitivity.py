@@ -1,6 +1,7 @@
 """The sensitivity of a model's weights, the cost that it predicts for candidates, and the file that keeps it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from math import fsum, hypot, isfinite
 from typing import NamedTuple
@@ -9,15 +10,16 @@ import torch
 from torch import Tensor
 
 from quanterr.documents.sensitivity import KLD, OUTPUT_ERROR, Cost
-from quanterr.evaluation.by_products.fisher import Fisher
-from quanterr.evaluation.by_products.gauss_newton import GaussNewton
-from quanterr.evaluation.by_products.sensitivity import Curvature, Method, Part, Profile, parts_of_shape, profile
 from quanterr.evaluation.denoisers.calls import Call
+from quanterr.evaluation.files.backward import Curvature, Method, Part, Profile, parts_of_shape, profile
+from quanterr.evaluation.files.fisher import Fisher
+from quanterr.evaluation.files.gauss_newton import GaussNewton
 from quanterr.evaluation.models.building import Architecture, Denoiser
 from quanterr.evaluation.models.names import Names
-from quanterr.evaluation.models.sides import Candidate, Sides
 from quanterr.evaluation.models.units import Unit
-from quanterr.evaluation.running.stepping import Stream
+from quanterr.evaluation.models.weights import Candidate, OriginalWeights
+from quanterr.evaluation.running.batches import batches_of_calls
+from quanterr.evaluation.running.stream import Stream
 from quanterr.evaluation.running.workload import CALLS, Inputs, inputs_of
 from quanterr.outputs.files import open_replacement
 from quanterr.util import strict_json
@@ -98,7 +100,10 @@ class StoredParts:
 
 
 def profile_of(
-    architecture: Architecture | Denoiser, sides: Sides, candidates: Sequence[Candidate], given: Tensor | Sequence[Call]
+    architecture: Architecture | Denoiser,
+    sides: OriginalWeights,
+    candidates: Sequence[Candidate],
+    given: Tensor | Sequence[Call],
 ) -> Profiled:
     """Return the sensitivities and predictions of one pass through the original and back.
 
@@ -112,7 +117,7 @@ def profile_of(
     if isinstance(given, Tensor):
         inputs, method, cost = [inputs_of(model, chunk[None]) for chunk in given], Fisher(given.shape[1] // 2), KLD
     else:
-        inputs = [CALLS.inputs(model, architecture.config, call) for call in given]
+        inputs = [CALLS.inputs(model, architecture.config, batch) for batch in batches_of_calls(given)]
         method, cost = GaussNewton(), OUTPUT_ERROR
     others = [architecture.names(model, candidate.sides, candidate.names) for candidate in candidates]
     made = Profiled(cost, predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
@@ -154,12 +159,11 @@ def profile_of(
             if isfinite(cost) and squares > 0:
                 made.alphas[n][name] = made.alphas[n].get(name, 0.0) + cost / squares * energy
 
-    recorded = not isinstance(given, Tensor)
-    stream = Stream(model, names, sides.get, inputs, architecture.device, graph=True, recorded=recorded)
-    try:
-        made.scored = profile(stream, len(inputs), method, seen, parts.of).scored
-    finally:
-        stream.close()
+    recorded, batches = not isinstance(given, Tensor), dict(enumerate(inputs))
+    with closing(
+        Stream(model, names, sides.get, batches, architecture.device, graph=True, recorded=recorded)
+    ) as stream:
+        made.scored = profile(stream, method, seen, parts.of).scored
     return made
 
 

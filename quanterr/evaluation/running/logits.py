@@ -4,14 +4,13 @@ All logits of a long context would take far more memory than the model: with 32,
 the second half alone takes 8 GiB for each side.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from quanterr.evaluation.models.units import Unit
-from quanterr.evaluation.running.stepping import Stream
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -57,43 +56,6 @@ class Tail:
             key: value.to(self._device) if isinstance(value, Tensor) else value for key, value in inputs.items()
         }
         return self._model(**on_device)
-
-
-class Pieces:
-    """The logits of a stream's micro-batches that wait for the head, which is loaded; positions count from the end."""
-
-    def __init__(
-        self, stream: Stream, head: Unit, inputs: Sequence[Mapping[str, object]], device: torch.device
-    ) -> None:
-        """Use the model of ``stream``, and ``inputs`` of its micro-batches."""
-        self._stream, self._head, self._inputs, self._device = stream, head, inputs, device
-        self._tail: Tail | None = None
-        self._batch, self._hidden = 0, torch.empty(0)
-
-    def begin(self, batch: int) -> bool:
-        """Keep the inputs of the head, (chunks, positions, width); return False if the logits do not follow from them.
-
-        Some models change what their body returns before the head gets it.
-        """
-        if self._tail is None:
-            self._tail = Tail(self._stream.model, self._device)
-        self._batch, self._hidden = batch, self._stream.first_argument(batch)
-        seen: list[Tensor] = []
-        watch = self._head.module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        self.compute(-1, 0)
-        watch.remove()
-        return len(seen) == 1 and torch.equal(seen[0], self._hidden[:, -1:])
-
-    def compute(self, first: int, last: int) -> "ModelOutput":
-        """Return the model's result for some positions, such as -2 to 0 for the last two."""
-        assert self._tail is not None  # noqa: S101 - begin() made it
-        rows = self._hidden.shape[1]
-        return self._tail(self._hidden[:, rows + first : rows + last], self._inputs[self._batch])
-
-    def end(self) -> None:
-        """End the forward of the micro-batch, whose result is not needed."""
-        self._stream.end(self._batch)
-        self._hidden = torch.empty(0)
 
 
 def spans_of(chunks: int, positions: int, vocabulary: int) -> list[tuple[int, int]]:

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from quanterr.evaluation.models.units import Unit
-from quanterr.evaluation.running.stepping import Stream
+from quanterr.evaluation.running.side import Side, take_turns
+from quanterr.evaluation.running.stream import Stream
 
 
 class Part(NamedTuple):
@@ -145,7 +146,6 @@ class _Gradients:
 
 def profile(
     stream: Stream,
-    batches: int,
     method: Method,
     seen: Callable[[Unit, Profile], None] | None = None,
     parts_of: PartsOf = parts_of_shape,
@@ -155,13 +155,15 @@ def profile(
     ``stream`` must have been started with ``graph``. ``seen`` is called with each unit on the way back, while its
     weights are loaded and their curvatures are complete. An expert that no token was sent to costs nothing.
     """
-    tapes: list[list[_Step]] = [[] for _ in range(batches)]
+    tapes: list[list[_Step]] = [[] for _ in stream.batches]
     order: list[Unit] = []
-    while (unit := stream.next_unit) is not None:
-        _forward(stream, unit, tapes)
-        order.append(unit)
+    side = Side(stream)
+    for batch in take_turns(stream, side.load, side.free):
+        tapes[batch].append(_forward(stream, batch))
+        if side.unit not in order[-1:]:
+            order.append(side.unit)
     made = Profile()
-    for batch in range(batches):
+    for batch in stream.batches:
         made.scored += method.backward(batch, stream.result(batch))
     for unit in reversed(order):
         unit.load(stream.tensors(unit))
@@ -175,19 +177,14 @@ def profile(
     return made
 
 
-def _forward(stream: Stream, unit: Unit, tapes: Sequence[list[_Step]]) -> None:
-    unit.load(stream.tensors(unit))
-    for batch, tape in enumerate(tapes):
-        if not stream.waits(batch, unit):
-            continue
-        own, args, kwargs = stream.taken(batch)
-        with torch.no_grad():
-            output = own.forward(*args, **kwargs)
-        leaves = _mapped(output, lambda tensor: tensor.detach().requires_grad_())
-        tape.append(_Step(own, args, kwargs, leaves))
-        with torch.enable_grad():
-            stream.resume(batch, _mapped(leaves, lambda tensor: tensor.clone()))
-    unit.free()
+def _forward(stream: Stream, batch: int) -> _Step:
+    unit, args, kwargs = stream.taken(batch)
+    with torch.no_grad():
+        output = unit.forward(*args, **kwargs)
+    leaves = _mapped(output, lambda tensor: tensor.detach().requires_grad_())
+    with torch.enable_grad():
+        stream.resume(batch, _mapped(leaves, lambda tensor: tensor.clone()))
+    return _Step(unit, args, kwargs, leaves)
 
 
 def _backward(unit: Unit, tapes: Sequence[list[_Step]], gradients: _Gradients) -> None:
