@@ -9,10 +9,10 @@ from quanterr.checkpoints import open_checkpoint as open_checkpoint
 from quanterr.comparison.measure import measure as measure
 from quanterr.comparison.pairs import TensorPair
 from quanterr.dequantization.run import Dequantized as Dequantized
+from quanterr.differences.making import diff as diff
 from quanterr.documents.comparison.layer import METRICS as METRICS
 from quanterr.documents.comparison.model import Report as Report
 from quanterr.documents.diff.candidates.model import CandidateDiff as CandidateDiff
-from quanterr.documents.diff.making import diff as diff
 from quanterr.documents.diff.reports.model import Diff as Diff
 from quanterr.documents.evaluation.model import Evaluation as Evaluation
 from quanterr.documents.images.model import Images as Images
@@ -351,6 +351,8 @@ def inspect(
     hardware: str | None = None,
     values: bool = False,
     verify: bool = False,
+    runtimes: Iterable[str] = (),
+    devices: int = 1,
     lenient: bool = False,
     cache: Path | None = None,
 ) -> Inspection:
@@ -361,6 +363,9 @@ def inspect(
             900GB/s.
         values: Read every weight once: NaN and infinity, zeros, repetitions, wrong scales, unused codes.
         verify: Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads.
+        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
+            ik_llama.cpp, comfyui, mlx, or all.
+        devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.
         cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.
@@ -368,7 +373,7 @@ def inspect(
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
-        UsageError: the hardware is unknown, or there is no checksum to verify."""
+        UsageError: the hardware or a runtime is unknown, or there is no checksum to verify."""
     ...
 
 def iterate_pairs(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
+from keyword import iskeyword
 from textwrap import TextWrapper, indent
 from typing import Any, ParamSpec, TypeVar, get_origin, get_type_hints
 
@@ -109,7 +110,7 @@ class _Keywords:
         if isinstance(note, Option):
             facts += [note.metavar] if note.metavar else []
             facts += ["one or several"] if get_origin(self.signature.parameters[name].annotation) is Iterable else []
-            if (long := _long_name(name, note)) != name:
+            if (long := _long_name(name, note)) != name and not iskeyword(long):
                 text += f" {long} is the same."
         if default not in (None, (), False):
             facts.append(f"default {default}")

@@ -256,7 +256,7 @@ class TestAnswers:
             quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=LLAMA), runtimes=["vlm"])
 
     def test_no_devices_are_wrong_usage(self, tmp_path):
-        with pytest.raises(UsageError, match="0 devices: must be at least 1"):
+        with pytest.raises(UsageError, match="devices 0: must be at least 1"):
             quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=LLAMA), runtimes=["vllm"], devices=0)
 
     def test_no_runtime_is_judged_unasked(self, tmp_path):

@@ -16,9 +16,9 @@ from quanterr.documents.diff.candidates.model import Word as Change
 from quanterr.documents.finding_codes import CODES
 from quanterr.documents.gate_results import Word as Verdict
 from quanterr.documents.kinds import KINDS
-from quanterr.documents.ranking import gains
 from quanterr.metrics import NONFINITE
 from quanterr.outputs.sections import FigureGroup, Shares, Table
+from quanterr.ranking import gains
 from quanterr.selection.roles import ALIASES, OTHER, ROLES
 from quanterr.views.comparison.layers import BUCKETS
 
