@@ -47,17 +47,20 @@ def diff(old: Stored, new: Stored, force: bool = False) -> Diff | CandidateDiff:
     if kinds[0] != kinds[1]:
         for one, kind in zip((old, new), kinds, strict=True):
             if kind.name == "Report":
-                _read_extract(one)  # raises if the file is missing or damaged, as such a file counts as a report
+                _load(one, kind)  # raises if the file is missing or damaged, as such a file counts as a report
         words = [f"{display(name)} is of kind {kind.name.lower()}" for name, kind in zip(names, kinds, strict=True)]
         raise UsageError(f"{', '.join(words)}: only two results of the same kind can be compared")
+    before, after = (_load(one, kinds[0]) for one in (old, new))
     if kinds[0].name == "Report":
-        return diff_reports(_read_extract(old), _read_extract(new), names, force)
-    return diff_candidates(kinds[0], _load_document(old), _load_document(new), names, force)
+        return diff_reports(cast(Report, before), cast(Report, after), names, force)
+    return diff_candidates(kinds[0], before, after, names, force)
 
 
-def _read_extract(one: Stored) -> Report:
-    """Return a report; the layers of a stored one have only the fields that diffs need."""
-    return read_report(one, METRICS) if isinstance(one, str | PathLike) else cast(Report, one)
+def _load(one: Stored, kind: DocumentKind) -> Document:
+    """Return a document; the layers of a stored report have only the fields that diffs need."""
+    if not isinstance(one, str | PathLike):
+        return one
+    return read_report(one, METRICS) if kind.name == "Report" else read_document(fspath(one))
 
 
 def _find_kind(one: Stored) -> DocumentKind:
@@ -69,10 +72,6 @@ def _find_kind(one: Stored) -> DocumentKind:
             f"cannot compare a {type(one).__name__}; give reports, rankings, evaluations, plans, or paths of such files"
         )
     return found
-
-
-def _load_document(one: Stored) -> Document:
-    return read_document(fspath(one)) if isinstance(one, str | PathLike) else one
 
 
 def _pick_name(one: Stored) -> str:

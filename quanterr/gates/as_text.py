@@ -12,6 +12,7 @@ from quanterr.util.text import MAX_LINE, display
 
 MAX_VIOLATIONS = 5  # lines per gate
 MARKS = {"pass": "pass", "fail": "FAIL", "warning": "warn"}
+Said = set[tuple[str | None, str | None]]  # a layer and what is wrong with it, or None and a cause
 
 
 def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
@@ -20,7 +21,7 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
     A cause that several gates share, such as a damaged layer, is printed once.
     """
     lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
-    said: set[tuple[str | None, str | None]] = set()  # a layer and what is wrong with it, or None and a cause
+    said: Said = set()
     for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.severity)):
         _, tone = describe_gate(gate)
         mark = paint(MARKS[tone], tone, colored)
@@ -30,7 +31,7 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
     return lines
 
 
-def _say_once(gate: Gate, said: set[tuple[str | None, str | None]]) -> str:
+def _say_once(gate: Gate, said: Said) -> str:
     """Return a gate's message, without what earlier ones have said; this adds to ``said``."""
     first = gate.violations[0] if gate.violations else None
     if first is None or first.reason is None:
@@ -40,11 +41,11 @@ def _say_once(gate: Gate, said: set[tuple[str | None, str | None]]) -> str:
     if is_new:
         return gate.message
     if first.observed is None:
-        return f"gate {name_rule(gate.id, gate.require)} does not hold: as above"
+        return f"gate {name_rule(gate.id, gate.require)}: as above"
     return gate.message.removesuffix(f"{BECAUSE}{display(first.reason, 2000)}")
 
 
-def _format_details(gate: Gate, said: set[tuple[str | None, str | None]]) -> list[str]:
+def _format_details(gate: Gate, said: Said) -> list[str]:
     lines = [f"      because: {sentence(gate.reason)}"] if gate.reason else []
     of_layers = [violation for violation in gate.violations if violation.layer is not None]
     if len(of_layers) < 2:  # the gate's message names a single one

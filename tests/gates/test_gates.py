@@ -571,6 +571,13 @@ class TestCause:
             assert self.TRUNCATED in text
             assert f"{found.observed:.5g} (margin" in text
 
+    def test_reason_without_a_number_appears_once_on_stderr(self):
+        gates = judge(made(LAYERS, missing=["gone"]), "snr_db >= 1", "snr_db >= 2").gates
+        first, *others = format_gates(gates)[1:]
+
+        assert "has no counterpart" in first
+        assert ["FAIL: gate snr_db >= 2: as above"] == others
+
     def test_cause_appears_once_on_stderr(self):
         gates = judge(made(LAYERS, findings=[self.FOUND]), "snr_db >= 25", "snr_db >= 26", "min(snr_db) >= 99").gates
 
