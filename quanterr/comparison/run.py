@@ -11,6 +11,7 @@ from quanterr.checkpoints.base import RECIPE
 from quanterr.comparison.assembly import ReportBuilder
 from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import group_by_original
+from quanterr.documents.base import Finding
 from quanterr.documents.comparison.model import Report, Settings
 from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
 from quanterr.formats.reading import open_reader
@@ -106,13 +107,7 @@ def compare_each(
         info = clock.describe_run(options.command, device, run.threads, progress.done_bytes, str(used))
         del run  # its tasks take about 200 bytes per weight
         give_back_memory()  # the workers' buffers
-        with open_reader() as reader:
-            findings = [
-                builder.check(inputs.original, candidate, complete, reader)
-                for builder, candidate in zip(builders, inputs.candidates, strict=True)
-            ]
-        for checkpoint in (inputs.original, *inputs.candidates):  # from here on, nothing is read
-            checkpoint.check_unchanged()
+        findings = _check(builders, inputs, complete)
         settings = _make_settings(options, inputs.sensitivity)
         reports = [
             builder.report(inputs.original, candidate, found, inputs.selection.patterns, settings, complete, info)
@@ -188,6 +183,18 @@ def _make_collector(
             options.on_layer(layer)
 
     return collect
+
+
+def _check(builders: Sequence[ReportBuilder], inputs: _Inputs, complete: bool) -> list[list[Finding]]:
+    """Return the findings about each candidate, for which a few weights are read again; after this, nothing is read."""
+    with open_reader() as reader:
+        findings = [
+            builder.check(inputs.original, candidate, complete, reader)
+            for builder, candidate in zip(builders, inputs.candidates, strict=True)
+        ]
+    for checkpoint in (inputs.original, *inputs.candidates):
+        checkpoint.check_unchanged()
+    return findings
 
 
 def _make_settings(options: ComparisonOptions, sensitivity: Sensitivity | None) -> Settings:
