@@ -144,7 +144,7 @@ def compare(
         strict_warnings: Treat rules of severity warn as errors.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
-        on_progress: Called with the progress ten times per second.
+        on_progress: Called ten times per second with the progress; in a notebook, a bar.
         on_layer: Called from a thread of the run with each layer that differs, as soon as it is compared.
 
     Raises:
@@ -471,7 +471,7 @@ def plan(
         outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
-        on_progress: Called with the progress ten times per second.
+        on_progress: Called ten times per second with the progress; in a notebook, a bar.
         on_layer: Called from a thread of the run with each layer that differs, as soon as it is compared.
 
     Raises:
@@ -539,7 +539,7 @@ def rank(
         strict_warnings: Treat rules of severity warn as errors.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
-        on_progress: Called with the progress ten times per second.
+        on_progress: Called ten times per second with the progress; in a notebook, a bar.
         on_layer: Called from a thread of the run with each layer that differs, as soon as it is compared.
 
     Raises:
@@ -611,7 +611,7 @@ def sweep(
         strict_warnings: Treat rules of severity warn as errors.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
-        on_progress: Called with the progress ten times per second.
+        on_progress: Called ten times per second with the progress; in a notebook, a bar.
         on_layer: Called from a thread of the run with each layer that differs, as soon as it is compared.
 
     Raises:

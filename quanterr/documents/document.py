@@ -179,7 +179,7 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         }
 
     def plot(self) -> "Figure":
-        """Return a matplotlib Figure: a map of the error, or error over size.
+        """Return a matplotlib Figure: a map of the error, or error over size; its ``axes`` can still be changed.
 
         Raises:
             UsageError: matplotlib is not installed, or there is nothing to draw.

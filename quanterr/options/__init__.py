@@ -325,7 +325,9 @@ class ComparisonOptions(RunOptions, SelectionOptions):
             rare=True,
         ),
     ] = None
-    on_progress: Annotated[Callable[[Any], None] | None, "Called with the progress ten times per second."] = None
+    on_progress: Annotated[
+        Callable[[Any], None] | None, "Called ten times per second with the progress; in a notebook, a bar."
+    ] = None
     on_layer: Annotated[
         Callable[[Any], None] | None,
         "Called from a thread of the run with each layer that differs, as soon as it is compared.",

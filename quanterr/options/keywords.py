@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
@@ -12,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar, get_origin, get_type_hints
 
 from quanterr.options import PANELS, Array, Option, list_flags, list_notes, list_options
 from quanterr.util.arguments import name_arguments, public
+from quanterr.util.notebook import NotebookBar, is_in_notebook
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,7 +35,11 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @wraps(function)
         def call(*given: P.args, **named: P.kwargs) -> R:
-            return checked(*given, **keywords.resolve(named))
+            chosen: dict[str, Any] = keywords.resolve(named)
+            if "on_progress" not in keywords.notes or chosen.get("on_progress") is not None or not is_in_notebook():
+                return checked(*given, **chosen)
+            with closing(NotebookBar()) as bar:
+                return checked(*given, **chosen | {"on_progress": bar})
 
         call.__signature__ = keywords.signature  # type: ignore[attr-defined]
         call.options = kind  # type: ignore[attr-defined]

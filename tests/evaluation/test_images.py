@@ -272,7 +272,7 @@ class TestBaseline:
 
     def test_baseline_with_another_original_is_refused(self, folders, old):
         save(folders[0] / "8.png", make_pair(9, 9)[0])
-        with pytest.raises(UsageError, match="--baseline: it has other original images: 8 differs"):
+        with pytest.raises(UsageError, match="baseline: it has other original images: 8 differs"):
             quanterr.compare_images(*folders, baseline=old)
 
     def test_baseline_with_other_identical_pairs_is_refused_for_psnr(self, folders, old):
