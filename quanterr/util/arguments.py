@@ -15,7 +15,7 @@ from quanterr.util.text import display, with_article
 P = ParamSpec("P")
 R = TypeVar("R")
 # Options in an error message; the first group matches a proposed command, whose options stay as they are.
-_FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: FILE(?:\.[a-z]+)?)?")
+_FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: (?:FILE(?:\.[a-z]+)?|FOLDER))?")
 WORDS: Mapping[Any, str] = {
     str: "a string",
     os.PathLike: "a path",

@@ -174,7 +174,7 @@ class TestFaults:
 
         monkeypatch.setattr(Worker, "sum_chunks", fail)
 
-        with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu"):
+        with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try device cpu"):
             quanterr.compare(*stored(tmp_path, a=(64, 64)))
 
 

@@ -529,7 +529,7 @@ class TestInvalidInputs:
             CheckpointError, match=r"bare/config\.json: No such file .*; the folder of a model is needed"
         ):
             quanterr.evaluate(bare, [quantized], tokens=tokens)
-        with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing; give token ids with --tokens"):
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing; give token ids with tokens instead"):
             quanterr.evaluate(original, [quantized], text=str(tmp_path / "t.txt"))
         empty = shutil.copytree(original, tmp_path / "empty")
         (empty / "tokenizer.json").touch()

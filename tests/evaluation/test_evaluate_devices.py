@@ -45,7 +45,7 @@ def figures(candidate):
 def test_missing_device_is_an_environment_error(tmp_path):
     original, quantized, tokens = made("llama", tmp_path)
 
-    with pytest.raises(ResourceError, match="try --device cpu"):
+    with pytest.raises(ResourceError, match="try device cpu"):
         quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, device="cuda:99")
 
 

@@ -267,7 +267,7 @@ class TestBaseline:
         for folder in folders:
             (folder / "8.png").unlink()
 
-        with pytest.raises(UsageError, match="--baseline: only one of both compares 8: means over other images"):
+        with pytest.raises(UsageError, match="baseline: only one of both compares 8: means over other images"):
             quanterr.compare_images(*folders, baseline=old)
 
     def test_baseline_with_another_original_is_refused(self, folders, old):

@@ -247,7 +247,7 @@ class TestRoom:
         assert whole.layers[0].mean_squared_error == pytest.approx(found.layers[0].mean_squared_error, rel=SUMS)
 
     def test_exhausted_memory_is_an_error_where_the_cpu_may_not_go_on(self, files):
-        with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu") as raised:
+        with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try device cpu") as raised:
             self.compared(files, limit=1000)
 
         assert 5 == raised.value.status

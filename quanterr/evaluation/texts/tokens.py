@@ -93,7 +93,7 @@ def tokenizer_of(folder: ModelFolder) -> "PreTrainedTokenizerBase":
     shown = folder.named("tokenizer.json")
     if not (folder.path / "tokenizer.json").exists():
         why = folder.lacks.get("tokenizer.json", "missing; give")
-        raise CheckpointError(f"{shown}: {why} token ids with --tokens ids.safetensors instead of a text")
+        raise CheckpointError(f"{shown}: {why} token ids with --tokens FILE.safetensors instead of a text")
     try:
         return AutoTokenizer.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
