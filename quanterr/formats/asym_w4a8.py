@@ -34,7 +34,6 @@ from quanterr.formats.base import (
     Decoder,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     RotatedWeight,
@@ -125,8 +124,8 @@ def _fit_layout(parts: Parts) -> tuple[W4A8Layout, tuple[str, ...]]:
     return W4A8Layout(of_bits, group, rotation, padded), warning
 
 
-def _read(parts: Parts, layout: W4A8Layout, rotation: int) -> Native:
-    """Return the function that decodes the weight: INT8 values times the scales of rows, plus the correction.
+def _read(parts: Parts, layout: W4A8Layout, rotation: int) -> Decoder:
+    """Return the decoder of the weight: INT8 values times the scales of rows, plus the correction.
 
     ``rotation`` is 0 for the weight whose columns are still rotated.
     """

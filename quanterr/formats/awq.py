@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from quanterr.formats.base import Decoder, Dequantize, Format, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.element_types import list_integers
@@ -131,12 +131,12 @@ def _count_stored_blocks(cols: int, size: int) -> int:
 
 
 def _make_weight(
-    parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, packing: Packing, dequantize: Dequantize
+    parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, packing: Packing, decoder: Decoder
 ) -> Weight:
     stored, declared = parts["scale"], declared_group_size(parts)
     return parts.weight(
         shape,
-        dequantize,
+        decoder,
         block_size=blocks.edges,
         code_bits=packing.bits,
         uniform_bits=packing.bits,
@@ -165,8 +165,8 @@ def _find_denied_zero_points(parts: Parts, bits: int) -> tuple[str, ...]:
     )
 
 
-def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Native:
-    """Return the function that decodes gemv: (code - zero point) · scale."""
+def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Decoder:
+    """Return the decoder of gemv: (code - zero point) · scale."""
     width = parts["scale"].shape[1]
     decoder = Decoder(
         parts.codes,
@@ -176,11 +176,11 @@ def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Native:
         zero=replace(blocks.packed(parts["zero_point"], NIBBLES), width=width),
         group=blocks.group,
     )
-    return Native(decoder)
+    return decoder
 
 
-def _read_fast(parts: Parts, blocks: ColumnBlocks) -> Native:
-    """Return the function that decodes gemv_fast: code · scale, rounded, plus the offset, rounded."""
+def _read_fast(parts: Parts, blocks: ColumnBlocks) -> Decoder:
+    """Return the decoder of gemv_fast: code · scale, rounded, plus the offset, rounded."""
     cols = parts.codes.shape[1]
     decoder = Decoder(
         parts.codes,
@@ -190,7 +190,7 @@ def _read_fast(parts: Parts, blocks: ColumnBlocks) -> Native:
         group=blocks.group,
         read=Grid(parts.codes, cols, 1, key="codes", tiles=SHUFFLED),
     )
-    return Native(decoder)
+    return decoder
 
 
 def _make_row(name: str, summary: str, needs: Mapping[str, PartSpec], fit: Callable[[Parts], Weight | None]) -> Format:

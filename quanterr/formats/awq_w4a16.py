@@ -22,7 +22,6 @@ from functools import partial
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    Dequantize,
     Format,
     FormatMismatch,
     Parts,
@@ -81,8 +80,8 @@ def fit(parts: Parts) -> Weight:
     return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def _read(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
-    """Return the function that decodes the weight: float32(code - 8) · float32(scale) + float32(zero)."""
+def _read(parts: Parts, padded: Padded, interleaved: int) -> Decoder:
+    """Return the decoder of the weight: float32(code - 8) · float32(scale) + float32(zero)."""
     cols, group = padded.stored_cols, padded.step
     if interleaved == 1:
         scale, zero = (Grid(parts[key], cols // group, group, turned=True, key=key) for key in ("scale", "zero"))

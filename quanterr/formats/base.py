@@ -38,7 +38,6 @@ __all__ = [
     "FormatMismatch",
     "Hints",
     "InputRotation",
-    "Native",
     "Order",
     "PartSpec",
     "Parts",
@@ -161,7 +160,7 @@ class Parts(Struct, gc=False):
     def weight(
         self,
         shape: tuple[int, ...],
-        dequantize: "Callable[[Chunk, Workspace], Values]",
+        values: Decoder | Dequantize,
         *,
         code_bits: int | None = None,
         uniform_bits: int | None = None,
@@ -183,13 +182,16 @@ class Parts(Struct, gc=False):
         rotated: "RotatedWeight | None" = None,
         branch: "Branch | None" = None,
     ) -> "Weight":
-        """Build the :class:`Weight` that these parts form; ``format`` defaults to the row that is being tried."""
+        """Build the :class:`Weight` that these parts form, whose values a decoder describes or a function returns.
+
+        ``format`` defaults to the row that is being tried.
+        """
         return Weight(
             self.name,
             format or self.format,
             shape,
             self.entries,
-            dequantize,
+            Native(values) if isinstance(values, Decoder) else values,
             code_bits=code_bits,
             uniform_bits=uniform_bits,
             block_size=block_size,

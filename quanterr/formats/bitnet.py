@@ -12,7 +12,7 @@ config.json gives the linear_class; the default is bitlinear. If the original co
 Reference: huggingface/transformers@5.23.0 src/transformers/integrations/bitnet.py.
 """
 
-from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Order, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Order, Parts, PartSpec, Weight
 from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.kernel.decoder import SharedBytes
 from quanterr.kernel.grid import Grid
@@ -53,20 +53,20 @@ def fit(parts: Parts) -> Weight | None:
     return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def _read(parts: Parts, product: bool) -> Native:
-    """Return the function that decodes the weight: (code - 1) times the scale, or divided by it."""
-    codes, scale = parts.codes, Grid(parts["scale"])
+def _read(parts: Parts, product: bool) -> Decoder:
+    """Return the decoder of the weight: (code - 1) times the scale, or divided by it."""
+    codes = parts.codes
     rows, cols = codes.shape
     decoder = Decoder(
         codes,
         cols,
         levels=(-1.0, 0.0, 1.0, 2.0),
         # The product of these levels with a rounded quotient is their rounded quotient.
-        scale=scale if product else lambda chunk, workspace: 1 / scale(chunk, workspace),
+        scale=Grid(parts["scale"], steps=() if product else (("reciprocal", None),)),
         order=Order.SHARED_BYTES,
         shared=SharedBytes(rows, (0, 2, 4, 6), 2),
     )
-    return Native(decoder)
+    return decoder
 
 
 FORMATS = (Format("bitnet", NEEDS, fit, usual_db=(5, 6)),)

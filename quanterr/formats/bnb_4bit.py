@@ -34,7 +34,6 @@ from quanterr.formats.base import (
     Decoder,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     Weight,
@@ -211,8 +210,8 @@ def _is_positive_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Native:
-    """Return the function that decodes the weight: table[code] · absmax."""
+def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Decoder:
+    """Return the decoder of the weight: table[code] · absmax."""
     entry, cols, block = parts["absmax"], as_matrix(state.shape)[1], state.block
     are_rows = cols % block == 0
     across = cols // block
@@ -232,7 +231,7 @@ def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Native:
         high_first=True,
         read=None if are_rows else partial(read_flat_codes, parts.codes, cols, True),
     )
-    return Native(decoder)
+    return decoder
 
 
 def _copy_nested_map(parts: Parts, workspace: Workspace) -> Tensor:

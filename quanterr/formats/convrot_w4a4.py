@@ -17,7 +17,6 @@ from functools import partial
 
 from quanterr.formats.base import (
     Decoder,
-    Dequantize,
     Format,
     FormatMismatch,
     Parts,
@@ -66,8 +65,8 @@ def fit(rotated: bool, parts: Parts) -> Weight | None:
     )
 
 
-def _read(parts: Parts, padded: Padded, rotated: bool) -> Dequantize:
-    """Return the function that decodes the weight: code · scale, with the rotation undone if ``rotated``."""
+def _read(parts: Parts, padded: Padded, rotated: bool) -> Decoder:
+    """Return the decoder of the weight: code · scale, with the rotation undone if ``rotated``."""
     decoder = Decoder(parts.codes, padded.stored_cols, levels=element_types.INT4, scale=Grid(parts["scale"]))
     return read_rotated(decoder, padded) if rotated else read_padded(padded, decoder)
 

@@ -15,7 +15,7 @@ quantization/lifecycle/forward.py.
 
 from functools import partial
 
-from quanterr.formats.base import Dequantize, Format, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Dequantize, Format, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
@@ -51,10 +51,10 @@ def fit(parts: Parts) -> Weight | None:
     )
 
 
-def _read(parts: Parts, blocks: ColumnBlocks) -> Dequantize:
+def _read(parts: Parts, blocks: ColumnBlocks) -> Dequantize | Decoder:
     """Return the function that dequantizes: (code - zero point) · scale."""
     zero_point = parts.get("zero_point")
-    dequantize = element_types.read_one_by_one(
+    decoder = element_types.read_one_by_one(
         parts,
         blocks.grid(parts["scale"]),
         blocks.group,
@@ -62,7 +62,7 @@ def _read(parts: Parts, blocks: ColumnBlocks) -> Dequantize:
         columns=blocks.order,
     )
     # The kernel's samples of INT8 codes in another order differ from torch's.
-    return dequantize if blocks.order is None else partial(interpret, dequantize.decoder)
+    return decoder if blocks.order is None else partial(interpret, decoder)
 
 
 FORMATS = (Format("ct_int", NEEDS, fit, usual_db=(30, 42)),)

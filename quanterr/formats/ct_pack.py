@@ -22,7 +22,7 @@ compressed-tensors@0.13.0 compressors/quantized_compressors/pack_quantized.py fo
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks, list_orders
 from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_config import read_setting
@@ -121,8 +121,8 @@ def _read_version(config: JsonFields) -> tuple[int, ...]:
     return numbers if numbers and len(numbers) == len(words) else DENSE_SINCE
 
 
-def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Native:
-    """Return the function that decodes the weight: (code - zero point) · scale."""
+def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Decoder:
+    """Return the decoder of the weight: (code - zero point) · scale."""
     codes, zero_point = parts.codes, parts.get("zero_point")
     cols = (
         codes.shape[-1]
@@ -139,7 +139,7 @@ def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Native:
         columns=blocks.order,
         read=None if packing.name == "dense" else Grid(codes, cols, 1, key="words", packing=packing),
     )
-    return Native(decoder)
+    return decoder
 
 
 def _read_zero_points(entry: Entry, codes: Entry, packing: Packing, blocks: ColumnBlocks) -> Grid:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import partial
 
 from quanterr.errors import CheckpointError
-from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight, Workspace
+from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Parts, PartSpec, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
@@ -92,11 +92,11 @@ def _make_weight(parts: Parts, shape: tuple[int, int]) -> Weight:
     )
 
 
-def _read(parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks | None) -> Native:
-    """Return the function that decodes the weight: elements in their places, or (code - zero point) · scale."""
+def _read(parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks | None) -> Decoder:
+    """Return the decoder of the weight: elements in their places, or (code - zero point) · scale."""
     codes, read = parts.codes, partial(_scatter, parts, shape)
     if blocks is None:
-        return Native(Decoder(codes, shape[1], read=read))
+        return Decoder(codes, shape[1], read=read)
     zero_point = parts.get("zero_point")
     decoder = Decoder(
         codes,
@@ -108,7 +108,7 @@ def _read(parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks | None) -> 
         ends=element_types.ELEMENTS[codes.dtype][1],
         read=read,
     )
-    return Native(decoder)
+    return decoder
 
 
 def _scatter(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -20,7 +20,6 @@ from quanterr.formats.base import (
     Decoder,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     Weight,
@@ -110,13 +109,13 @@ def fit(table: str, parts: Parts) -> Weight | None:
     )
 
 
-def _read(parts: Parts, table: str, cols: int, block: int) -> Native:
-    """Return the function that decodes the weight: table[code] · absmax."""
+def _read(parts: Parts, table: str, cols: int, block: int) -> Decoder:
+    """Return the decoder of the weight: table[code] · absmax."""
     codes, absmax, levels = parts.codes, parts["absmax"], TABLES[table]
     if cols % block == 0:
-        return Native(Decoder(codes, cols, levels=levels, scale=Grid(absmax, cols // block, block), group=block))
+        return Decoder(codes, cols, levels=levels, scale=Grid(absmax, cols // block, block), group=block)
     read = partial(read_flat_codes, codes, cols, False)
-    return Native(Decoder(codes, cols, levels=levels, scale=Run(absmax, cols, block), read=read))
+    return Decoder(codes, cols, levels=levels, scale=Run(absmax, cols, block), read=read)
 
 
 FORMATS = tuple(

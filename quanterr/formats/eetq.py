@@ -14,7 +14,7 @@ This is the order for GPUs of compute capability 7.5 to 8.9; such a GPU must hav
 Reference: NetEase-FuXi/EETQ@465e972 csrc/cutlass_kernels/cutlass_preprocessors.cc.
 """
 
-from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.config_checks import check_quant_method
 from quanterr.kernel.grid import Grid
@@ -52,8 +52,8 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-def _read(parts: Parts, cols: int) -> Native:
-    """Return the function that decodes the weight: (code - 128) · scale."""
+def _read(parts: Parts, cols: int) -> Decoder:
+    """Return the decoder of the weight: (code - 128) · scale."""
     codes = parts.codes
     decoder = Decoder(
         codes,
@@ -63,7 +63,7 @@ def _read(parts: Parts, cols: int) -> Native:
         ends=SATURATED,
         read=Grid(codes, cols, 1, key="codes", tiles=TILES),
     )
-    return Native(decoder)
+    return decoder
 
 
 FORMATS = (Format("eetq", NEEDS, fit, usual_db=(32, 43)),)

@@ -107,7 +107,7 @@ def _codebook_name(parts: Parts) -> str:
 
 def dequantize(parts: Parts, layer: Exl3Layout, chunk: Chunk, workspace: Workspace) -> Values:
     """Assemble the chunk, (r, c), from blocks of 128 rows."""
-    values = workspace.output(chunk.shape)
+    values = torch.empty(chunk.shape, device=workspace.device)
     for number in range(chunk.row // BLOCK, -(-chunk.stop_row // BLOCK)):
         block = workspace.cache(
             "block", parts["trellis"], number, partial(_dequantize_block, parts, layer, number, workspace)
@@ -125,16 +125,16 @@ def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: W
     codes, table = _lay_out_codes(layer.bits, workspace.device), make_codebook(layer.codebook, workspace.device)
     tiles = workspace.read_whole("trellis", parts["trellis"]).view(torch.int32)  # (cols / 16, rows / 16, words)
     tiles = tiles[:, number * BLOCK // TILE : (number + 1) * BLOCK // TILE].transpose(0, 1)
-    block = workspace.buffer("block", (BLOCK, layer.cols), torch.float32)
+    block = torch.empty(BLOCK, layer.cols, device=workspace.device)
     for left in range(0, layer.cols, AT_ONCE):
         right = min(left + AT_ONCE, layer.cols)
         of_columns = tiles[:, left // TILE : right // TILE]
-        values = code_tiles.look_up(of_columns, codes, table, workspace, GENERATORS.get(layer.codebook))
-        rotate(values, (cols[left:right], rows), block[:, left:right], workspace)
+        values = code_tiles.look_up(of_columns, codes, table, GENERATORS.get(layer.codebook))
+        rotate(values, (cols[left:right], rows), block[:, left:right])
     return block
 
 
-def rotate(values: Tensor, factors: tuple[Tensor, Tensor], out: Tensor, workspace: Workspace) -> None:
+def rotate(values: Tensor, factors: tuple[Tensor, Tensor], out: Tensor) -> None:
     """Set ``out``, (128, c), to diag(rows) · (H · ((values · H) · diag(cols))), as the module's docstring specifies.
 
     ``factors`` holds the columns' factors and the rows' factors. All tensors are float32, and ``values`` is contiguous.
@@ -143,7 +143,7 @@ def rotate(values: Tensor, factors: tuple[Tensor, Tensor], out: Tensor, workspac
     kernel = choose_kernel().kernel if values.device.type == "cpu" else None
     if kernel is not None and hasattr(kernel.library, "quanterr_rotate_sides"):
         given = values.data_ptr(), len(cols), UNIT, cols.data_ptr(), rows.data_ptr()
-        room = workspace.buffer("rotated", (BLOCK, BLOCK), torch.float32)
+        room = torch.empty(BLOCK, BLOCK)
         kernel.library.quanterr_rotate_sides(*given, out.data_ptr(), out.stride(0), room.data_ptr())
         return
     matrix = _scaled_hadamard(values.device)  # not in float64, which has other last digits

@@ -19,7 +19,6 @@ from quanterr.formats.base import (
     ElementType,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     Weight,
@@ -87,8 +86,8 @@ def _declared_bits(parts: Parts) -> int | None:
     return declared if isinstance(declared, int) and declared in (2, 4, 8) else None
 
 
-def _read(parts: Parts, n_bits: int, cols: int) -> Native:
-    """Return the function that decodes the weight: (code - 2^(bits - 1)) · scale."""
+def _read(parts: Parts, n_bits: int, cols: int) -> Decoder:
+    """Return the decoder of the weight: (code - 2^(bits - 1)) · scale."""
     across = parts["scale"].shape[1]
     is_byte = n_bits == 8
     decoder = Decoder(
@@ -100,7 +99,7 @@ def _read(parts: Parts, n_bits: int, cols: int) -> Native:
         group=cols // across if across > 1 else 0,
         ends=element_types.ELEMENTS["I8"][1] if is_byte else (),
     )
-    return Native(decoder)
+    return decoder
 
 
 FORMATS = (

@@ -27,28 +27,17 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 ggml/src/ggml-impl.h ggml_e8m0_to_fp32_half, ggml_ue4m3_to_fp32; X.scale: src/llama-graph.cpp build_lora_mm.
 """
 
-from functools import partial
 from math import ldexp
 
 from msgspec.structs import replace
 
-from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import OF_NAME
-from quanterr.formats.base import (
-    Chunk,
-    Format,
-    FormatMismatch,
-    Native,
-    Parts,
-    PartSpec,
-    Values,
-    Weight,
-    Workspace,
-)
-from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, block_formats, dequantize, fit, make_decoder
+from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
+from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, block_formats, fit, make_decoder
 from quanterr.formats.shared.ggml_fields import Block, Field, Layout, Numbers
 from quanterr.kernel import levels
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.kernel.grid import Grid
+from quanterr.kernel.interpreter import Native
 
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 HALVED_POWERS = tuple(ldexp(1.0, exponent - 128) for exponent in range(256))
@@ -87,25 +76,10 @@ def fit_nvfp4(parts: Parts) -> Weight:
     if scale.n != 1 and not (len(shape) == 3 and scale.n == shape[0]):
         raise FormatMismatch(f"scale {scale} should be one number or one per expert of a weight of shape {list(shape)}")
     decoder = make_decoder(parts, NVFP4.blocks["NVFP4"], OF_NAME["NVFP4"])
+    decoder.scale = Grid(scale, height=max(parts.matrix[0] // scale.n, 1))
     foreign = scale.name.endswith(".weight.scale")
     warning = "its scale is called X.weight.scale: llama.cpp looks for X.scale, and refuses or ignores this one"
-    decoder = replace(decoder, scale=partial(read_scales, parts, scale))
-    scaled = Native(decoder, partial(dequantize_scaled, parts, scale))
-    return replace(weight, dequantize=scaled, warnings=(*weight.warnings, *([warning] if foreign else ())))
-
-
-def dequantize_scaled(parts: Parts, scale: Entry, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return the blocks' elements times the scale of the tensor or expert, (r, c)."""
-    values = dequantize(parts, NVFP4.blocks["NVFP4"], chunk, workspace).weight
-    return Values(values.mul_(read_scales(parts, scale, chunk, workspace)))
-
-
-def read_scales(parts: Parts, scale: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the scale of each row of a chunk, (r, 1)."""
-    scales = workspace.read_whole("scale", scale).view(-1)
-    rows_of_each = max(parts.matrix[0] // len(scales), 1)
-    of_row = torch.arange(chunk.row, chunk.stop_row, device=scales.device) // rows_of_each
-    return scales[of_row].unsqueeze(1)
+    return replace(weight, dequantize=Native(decoder), warnings=(*weight.warnings, *([warning] if foreign else ())))
 
 
 TYPES = (

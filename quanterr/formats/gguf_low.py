@@ -43,9 +43,11 @@ from struct import unpack
 
 from msgspec.structs import replace
 
-from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared.ggml_blocks import BlockType, block_formats, dequantize, fit
+from quanterr.checkpoints.ggml_types import OF_NAME
+from quanterr.formats.base import Format, Parts, PartSpec, Weight
+from quanterr.formats.shared.ggml_blocks import BlockType, block_formats, fit, make_decoder
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
+from quanterr.kernel.interpreter import Native
 from quanterr.kernel.levels import TERNARY, Levels, uniform
 from quanterr.lazy_torch import Tensor, torch
 
@@ -80,15 +82,10 @@ def rewrite_i2_s(raw: Tensor) -> Tensor:
 
 def fit_i2_s(parts: Parts) -> Weight:
     """Return the weight, whose codes and scale are one tensor."""
-    weight = fit(I2_S, parts)
-    return replace(weight, dequantize=partial(dequantize_i2_s, parts), block_size=None)
-
-
-def dequantize_i2_s(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return the elements of a chunk, (r, c)."""
-    entry = parts.codes
+    entry, weight = parts.codes, fit(I2_S, parts)
     (scale,) = unpack("<f", entry.file.read(entry.offset + entry.n // 4, 4))
-    return Values(dequantize(parts, I2_S.blocks["I2_S"], chunk, workspace).weight * scale)
+    decoder = make_decoder(parts, I2_S.blocks["I2_S"], OF_NAME["I2_S"])
+    return replace(weight, dequantize=Native(replace(decoder, factor=scale)), block_size=None)
 
 
 LEVELS = (-1, 0, 1, 2)  # three values, in types of ternary codes

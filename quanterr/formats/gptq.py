@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Order, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Order, Parts, PartSpec, Weight
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks, list_orders
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import (
@@ -247,8 +247,8 @@ def _find_common_code(stored: bytes, rows: int, packing: Packing, n: int) -> int
     return code if not others and row == packing.repeat(code, n) else None
 
 
-def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Native:
-    """Return the function that decodes the weight: (code - zero point) · scale."""
+def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Decoder:
+    """Return the decoder of the weight: (code - zero point) · scale."""
     codes, zero_point, bits = parts.codes, parts["zero_point"], variant.packing.bits
     is_stream = variant.packing.name == "dense"
     zero = _find_common_zero_point(parts, variant.packing) if is_stream and zero_point.nbytes <= FEW else None
@@ -266,7 +266,7 @@ def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Native:
         columns=blocks.order,
         read=None if is_stream else Grid(codes, cols, 1, key="columns", packing=variant.packing, words_down=True),
     )
-    return Native(decoder)
+    return decoder
 
 
 FORMATS = tuple(

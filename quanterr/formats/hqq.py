@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Format, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared.config_checks import read_floats, read_integers
 from quanterr.formats.shared.segmented_packing import PACKINGS, Planes
 from quanterr.kernel.grid import Grid, Run
@@ -149,8 +149,8 @@ def _read_numbers(entry: Entry) -> list[float]:
     return list(read_floats(entry) if entry.dtype in FLOATS else read_integers(entry))
 
 
-def _read(parts: Parts, planes: Planes, groups: AxisGroups) -> Native:
-    """Return the function that decodes the weight: (code - zero) · scale."""
+def _read(parts: Parts, planes: Planes, groups: AxisGroups) -> Decoder:
+    """Return the decoder of the weight: (code - zero) · scale."""
     cols, size = groups.matrix[1], groups.size
     scale, zero = parts["scale"], parts["zero"]
     if groups.axis == 0:

@@ -36,7 +36,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight, Workspace
+from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Parts, PartSpec, Weight, Workspace
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, declared_group_size
@@ -116,7 +116,7 @@ def fit_sparse(parts: Parts) -> Weight:
 def _make_weight(parts: Parts, shape: tuple[int, int], bits: int, blocks: ColumnBlocks, decoder: Decoder) -> Weight:
     return parts.weight(
         shape,
-        Native(decoder),
+        decoder,
         block_size=blocks.edges,
         code_bits=bits,
         uniform_bits=bits,

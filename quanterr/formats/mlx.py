@@ -30,7 +30,6 @@ from quanterr.formats.base import (
     Decoder,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     Weight,
@@ -137,8 +136,8 @@ def _declared_layouts(config: object, layer: str | None = None) -> Iterator[tupl
             yield bits, group
 
 
-def _read(parts: Parts, padded: Padded, code_bits: int) -> Native:
-    """Return the function that decodes the weight: code · scale + bias."""
+def _read(parts: Parts, padded: Padded, code_bits: int) -> Decoder:
+    """Return the decoder of the weight: code · scale + bias."""
     cols, group = padded.stored_cols, padded.step
     decoder = Decoder(
         parts.codes,
@@ -148,7 +147,7 @@ def _read(parts: Parts, padded: Padded, code_bits: int) -> Native:
         shift=Grid(parts["bias"], cols // group, group, key="bias"),
         group=group,
     )
-    return Native(decoder)
+    return decoder
 
 
 def fit_float(element: SmallFloat, group: int, levels: tuple[float, ...], parts: Parts) -> Weight | None:

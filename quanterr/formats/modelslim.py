@@ -42,10 +42,8 @@ from quanterr.checkpoints import Entry
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    Dequantize,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     Weight,
@@ -144,7 +142,6 @@ def fit_pairs(parts: Parts) -> Weight | None:
     _find_bits(parts)
     rows, cols = 2 * codes.shape[0], codes.shape[1]
     blocks = _fit_blocks(parts, rows, cols, scale, offset)
-    dequantize: Dequantize
     if second := parts.get("second_scale"):
         if blocks.n > 1:
             raise FormatMismatch(f"{scale} should have one number for each row if there is {second}")
@@ -152,13 +149,13 @@ def fit_pairs(parts: Parts) -> Weight | None:
         at_first = parts.get("second_offset")
         first_zero = blocks.grid(at_first, "second_offset") if at_first else None
         inner = read_pairs_of_rows(codes, blocks.grid(second, "second_scale"), blocks.group, first_zero)
-        read, zero = Nested(inner.decoder), Grid(offset, key="zero_point")
-        dequantize = Native(Decoder(codes, cols, scale=Grid(scale), zero=zero, read=read))
+        read, zero = Nested(inner), Grid(offset, key="zero_point")
+        decoder = Decoder(codes, cols, scale=Grid(scale), zero=zero, read=read)
     else:
-        dequantize = read_pairs_of_rows(codes, blocks.grid(scale), blocks.group, blocks.grid(offset, "zero_point"))
+        decoder = read_pairs_of_rows(codes, blocks.grid(scale), blocks.group, blocks.grid(offset, "zero_point"))
     return parts.weight(
         (rows, cols),
-        dequantize,
+        decoder,
         block_size=blocks.edges,
         code_bits=4,
         uniform_bits=4,

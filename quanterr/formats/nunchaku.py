@@ -35,7 +35,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight, Workspace
+from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Parts, PartSpec, Weight, Workspace
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.nunchaku_order import CODES, DOWN, OF_BYTES, OF_ROWS, TILE, UP
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
@@ -177,8 +177,8 @@ def _find_doubts(codes: str, parts: Parts) -> Iterable[str]:
         yield f"quantization_config in the header declares {display(str(dtype))}, but {parts['scale']} is of {codes}"
 
 
-def _read(parts: Parts, layout: NunchakuLayout) -> Native:
-    """Return the function that decodes the weight: codes with smoothing undone, plus the product, times V factors."""
+def _read(parts: Parts, layout: NunchakuLayout) -> Decoder:
+    """Return the decoder of the weight: codes with smoothing undone, plus the product, times V factors."""
     codes, padded, group, is_int4 = parts.codes, layout.padded, layout.group, layout.group == GROUPS["int4"]
     cols, rank = 2 * codes.shape[1], parts["up"].shape[1]
     levels, order = (element_types.INT4, OF_ROWS) if is_int4 else (element_types.E2M1, OF_BYTES)

@@ -22,7 +22,6 @@ from functools import partial
 from quanterr.formats.base import (
     Chunk,
     Decoder,
-    Dequantize,
     Format,
     FormatMismatch,
     Parts,
@@ -77,8 +76,8 @@ def fit(parts: Parts) -> Weight:
     return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def _read(parts: Parts, padded: Padded, interleaved: int) -> Dequantize:
-    """Return the function that decodes the weight: float32(code) · float32(scale) + float32(zero)."""
+def _read(parts: Parts, padded: Padded, interleaved: int) -> Decoder:
+    """Return the decoder of the weight: float32(code) · float32(scale) + float32(zero)."""
     of_weight = padded.rows, interleaved
 
     def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:

@@ -51,11 +51,11 @@ def fit(parts: Parts) -> Weight | None:
 
 
 def _read(parts: Parts, rows: int, cols: int) -> Dequantize:
-    """Return the function that decodes the weight: e2m1(code) · (scale · global scale); experts have ``rows`` rows."""
+    """Return the decoder of the weight: e2m1(code) · (scale · global scale); experts have ``rows`` rows."""
     blocks = Grid(parts["scale"], cols, 1, BLOCK, levels=element_types.E4M3)
     scale = multiply_scales(blocks, parts["global_scale"], rows)
     # The kernel could read the decoder, too; its sums would differ from torch's in the last digits.
-    return partial(interpret, read_pairs_of_rows(parts.codes, scale, 1, levels=element_types.E2M1).decoder)
+    return partial(interpret, read_pairs_of_rows(parts.codes, scale, 1, levels=element_types.E2M1))
 
 
 FORMATS = (Format("nvfp4_experts", NVFP4_PARTS, fit, usual_db=(19, 21)),)

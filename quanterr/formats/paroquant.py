@@ -22,12 +22,13 @@ apply_paroquant_rotation_reference, nn_modules/qlinear/paroquant.py.
 from functools import partial
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Dequantize, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
+from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
+from quanterr.kernel.interpreter import interpret
 from quanterr.kernel.packing import Packing
 from quanterr.lazy_torch import Tensor, torch
 
@@ -84,9 +85,9 @@ def _check_pairs(entry: Entry, size: int) -> None:
         raise FormatMismatch(f"{entry} should name each of {size} columns of a block once in each rotation")
 
 
-def dequantize(parts: Parts, coded: Dequantize, size: int, chunk: Chunk, workspace: Workspace) -> Values:
+def dequantize(parts: Parts, coded: Decoder, size: int, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the values with the rotations undone, (r, c)."""
-    values = coded(chunk._replace(col=0, stop_col=parts.codes.shape[0]), workspace).weight
+    values = interpret(coded, chunk._replace(col=0, stop_col=parts.codes.shape[0]), workspace).weight
     theta, pairs, factors = (workspace.read_whole(role, parts[role]) for role in ("theta", "pairs", "channel_scales"))
     turned = turn_back(values, theta, pairs, size) * factors.view(1, -1).double()
     return Values(turned[:, chunk.col : chunk.stop_col].float().contiguous())

@@ -19,7 +19,7 @@ Reference: ModelCloud/GPTQModel@f4c327a1 gptqmodel/nn_modules/qlinear/qqq.py, QQ
 
 from __future__ import annotations
 
-from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import WORDS
@@ -70,17 +70,17 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-def _read(parts: Parts, blocks: ColumnBlocks, grouped: bool) -> Native:
-    """Return the function that decodes the weight: INT8 values times the scales of rows."""
+def _read(parts: Parts, blocks: ColumnBlocks, grouped: bool) -> Decoder:
+    """Return the decoder of the weight: INT8 values times the scales of rows."""
     codes = parts.codes
     cols = COLS * codes.shape[0]
     read = Grid(codes, cols, 1, key="codes", tiles=TILES[grouped])
     channel = Grid(parts["channel"], tiles=OF_ROWS)
     if not grouped:
-        return Native(Decoder(codes, cols, levels=LEVELS[grouped], scale=channel, read=read))
+        return Decoder(codes, cols, levels=LEVELS[grouped], scale=channel, read=read)
     group = Grid(parts["group"], blocks.n, blocks.size, key="group", tiles=OF_GROUPS)
     inner = Decoder(codes, cols, levels=LEVELS[grouped], scale=group, group=blocks.size, read=read)
-    return Native(Decoder(codes, cols, scale=channel, read=Nested(inner, (-128, 127))))
+    return Decoder(codes, cols, scale=channel, read=Nested(inner, (-128, 127)))
 
 
 FORMATS = (Format("qqq", NEEDS, fit, summary="QQQ: 4-bit codes of INT8 values, a scale for each row and each group"),)

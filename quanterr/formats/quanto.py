@@ -29,7 +29,7 @@ from math import prod
 
 from msgspec.structs import replace
 
-from quanterr.formats.base import Format, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared.scale_grid import fit_grid, read_grid
 from quanterr.formats.shared.segmented_packing import Planes
 from quanterr.kernel.grid import Grid
@@ -108,13 +108,13 @@ def _fit_bits(code_bits: int, parts: Parts) -> Weight:
     )
 
 
-def _read(parts: Parts, planes: Planes, matrix: tuple[int, int], group: int) -> Native:
-    """Return the function that decodes: scale · code - shift; (code - shift) · scale for an integer shift."""
+def _read(parts: Parts, planes: Planes, matrix: tuple[int, int], group: int) -> Decoder:
+    """Return the decoder: scale · code - shift; (code - shift) · scale for an integer shift."""
     across = matrix[1] // group
     scale, shift = Grid(parts["scale"], across, group), Grid(parts["shift"], across, group, key="shift")
     if parts["shift"].dtype in INTEGERS:
         return planes.decode(matrix, group, scale, zero=shift)
-    return planes.decode(matrix, group, scale, shift=lambda chunk, workspace: shift(chunk, workspace).neg())
+    return planes.decode(matrix, group, scale, shift=replace(shift, steps=(("neg", None),)))
 
 
 FORMATS = (

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.awq_gemm import read_gemm
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
@@ -69,7 +69,7 @@ class WordCoding(NamedTuple):
         return f"{'signed' if self.signed else 'unsigned'} 4-bit codes, {self.packing.name}"
 
 
-Read = Callable[[Parts, ColumnBlocks, WordCoding], Native]
+Read = Callable[[Parts, ColumnBlocks, WordCoding], Decoder]
 
 
 def fit(parts: Parts) -> Weight:
@@ -146,13 +146,13 @@ def _possible_codings(parts: Parts, dtype: object) -> list[WordCoding]:
     return [WordCoding(Packing(packing, 4), signed) for packing in packings for signed in signs]
 
 
-def _read_blocks(parts: Parts, blocks: ColumnBlocks, coding: WordCoding) -> Native:
-    """Return the function that decodes transposed codes: (code - zero point) · scale, with a scale per block."""
+def _read_blocks(parts: Parts, blocks: ColumnBlocks, coding: WordCoding) -> Decoder:
+    """Return the decoder of transposed codes: (code - zero point) · scale, with a scale per block."""
     return read_gemm(parts, parts.codes.shape[0], blocks, coding.packing, coding.levels, coding.zero_levels)
 
 
-def _read_rows(parts: Parts, _blocks: ColumnBlocks, coding: WordCoding, factor: float | None = None) -> Native:
-    """Return the function that decodes rows of codes: (code - zero point) · scale · factor, with a scale per row."""
+def _read_rows(parts: Parts, _blocks: ColumnBlocks, coding: WordCoding, factor: float | None = None) -> Decoder:
+    """Return the decoder of rows of codes: (code - zero point) · scale · factor, with a scale per row."""
     codes, zero_point, packing = parts.codes, parts.get("zero_point"), coding.packing
     cols = 8 * codes.shape[1]
     decoder = Decoder(
@@ -164,7 +164,7 @@ def _read_rows(parts: Parts, _blocks: ColumnBlocks, coding: WordCoding, factor: 
         factor=factor,
         read=None if packing.name == "dense" else Grid(codes, cols, 1, key="words", packing=packing),
     )
-    return Native(decoder)
+    return decoder
 
 
 FORMATS = (

@@ -37,9 +37,8 @@ from math import sqrt
 from typing import NamedTuple
 
 from quanterr.formats.base import FUSED, Chunk, Format, FormatMismatch, Parts, PartSpec, Values, Weight, Workspace
-from quanterr.formats.shared import element_types, hadamard
+from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.config_checks import check_quant_method, read_integers
-from quanterr.formats.shared.padding import crop
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.memory import room_for_weight
 
@@ -140,9 +139,8 @@ def dequantize(parts: Parts, layer: QuipLayout, chunk: Chunk, workspace: Workspa
     unit = workspace.read_whole("global_scale", parts["global_scale"]).view(()).double() / QUARTERS
     rows = workspace.read_whole("rows", parts["rows"]).view(-1)[chunk.row : chunk.stop_row].double()
     factors = rows * unit / sqrt(layer.rows * layer.cols), cols
-    values = workspace.output((len(rows), layer.cols))
-    hadamard.multiply(half[chunk.row : chunk.stop_row], layer.cols, 1, factors, values, workspace)
-    return Values(crop(values, chunk, workspace))
+    values = hadamard.multiply(half[chunk.row : chunk.stop_row], layer.cols, 1, factors)
+    return Values(values[:, chunk.col : chunk.stop_col].contiguous())
 
 
 def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace, half: Tensor, piece: int) -> None:
@@ -150,22 +148,17 @@ def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace, half: Te
     left = piece * layer.cols_at_once
     right = min(left + layer.cols_at_once, layer.cols)
     units = slice(left // UNIT, right // UNIT)
-    vectors = _decode_e8p(_read_e8p(parts, layer, 0, workspace)[:, units], "vectors", workspace)
-    if layer.bits > 2:
-        if layer.bits == 4:
-            residual = _decode_e8p(_read_e8p(parts, layer, 1, workspace)[:, units], "residual", workspace)
-        else:
-            words = workspace.read_whole("codes", parts["codes"])[:, layer.cols // 32 :][:, units]
-            codes = workspace.buffer("index", (*words.shape, 8), torch.int32)  # E81B codes, one per byte
-            codes.copy_(words.unsqueeze(2) >> torch.arange(0, 64, 8, device=words.device) & 0xFF)
-            table = make_e81b_vectors(words.device)
-            residual = _look_up(codes.view(layer.rows, -1), table, "residual", workspace)
-        main, rest = (workspace.buffer(key, tuple(vectors.shape), torch.float64) for key in ("wide", "wide residual"))
-        vectors = main.copy_(vectors).add_(rest.copy_(residual).div_(layer.residual))
+    vectors = _decode_e8p(_read_e8p(parts, layer, 0, workspace)[:, units])
+    if layer.bits == 4:
+        residual = _decode_e8p(_read_e8p(parts, layer, 1, workspace)[:, units])
+        vectors = vectors.double() + residual.double() / layer.residual
+    elif layer.bits == 3:
+        words = workspace.read_whole("codes", parts["codes"])[:, layer.cols // 32 :][:, units].contiguous()
+        codes = words.view(torch.uint8).long()  # E81B codes
+        residual = make_e81b_vectors(words.device)[codes].flatten(1)
+        vectors = vectors.double() + residual.double() / layer.residual
     one = torch.ones(max(vectors.shape), dtype=torch.float64, device=vectors.device)
-    factors = one[: layer.rows], one[: right - left]
-    rotated = workspace.buffer("rotated", tuple(vectors.shape), torch.float32)
-    half[:, left:right].copy_(hadamard.multiply(vectors, layer.rows, 0, factors, rotated, workspace))
+    half[:, left:right] = hadamard.multiply(vectors, layer.rows, 0, (one[: layer.rows], one[: right - left]))
 
 
 def _read_e8p(parts: Parts, layer: QuipLayout, number: int, workspace: Workspace) -> Tensor:
@@ -177,27 +170,17 @@ def _read_e8p(parts: Parts, layer: QuipLayout, number: int, workspace: Workspace
     return stored.view(layer.rows // 16, -1, 8, 4)
 
 
-def _decode_e8p(words: Tensor, key: str, workspace: Workspace) -> Tensor:
+def _decode_e8p(words: Tensor) -> Tensor:
     """Decode E8P codes, (rows / 16, n, 8, 4) int64 words, to vectors in quarters: (rows, 64 n) float32."""
     tall, n = words.shape[:2]
     low, high = words.reshape(-1).view(torch.int32).view(-1, 2).unbind(1)
     number = torch.arange(4, dtype=torch.int32, device=words.device).unsqueeze(1)
-    codes, signs, shifted = (
-        workspace.buffer(name, (4, low.numel()), torch.int32) for name in ("e8p codes", "signs", "shifted")
-    )
-    torch.bitwise_right_shift(high, number, out=signs).bitwise_and_(ONES)
+    signs = high >> number & ONES
     for shift, mask in ((3, 0x03030303), (6, 0x000F000F), (12, 0xFF)):
-        signs.bitwise_or_(torch.bitwise_right_shift(signs, shift, out=shifted)).bitwise_and_(mask)
-    torch.bitwise_right_shift(low, 8 * number, out=codes).bitwise_and_(0xFF).bitwise_left_shift_(8).bitwise_or_(signs)
-    index = workspace.buffer("index", (tall, 8, 2, n, 4, 2), torch.int32)
-    index.copy_(codes.view(2, 2, tall, n, 8, 4).permute(2, 4, 1, 3, 5, 0))
-    vectors = make_e8p_vectors(words.device)
-    return _look_up(index.view(16 * tall, -1), vectors, key, workspace)
-
-
-def _look_up(codes: Tensor, table: Tensor, key: str, workspace: Workspace) -> Tensor:
-    found = element_types.look_up(codes, table)
-    return workspace.buffer(key, tuple(found.shape), torch.float32).copy_(found)
+        signs = (signs | signs >> shift) & mask
+    codes = (low >> 8 * number & 0xFF) << 8 | signs
+    index = codes.view(2, 2, tall, n, 8, 4).permute(2, 4, 1, 3, 5, 0).reshape(16 * tall, -1)
+    return make_e8p_vectors(words.device)[index].flatten(1).float()
 
 
 @cache

@@ -46,7 +46,6 @@ from quanterr.formats.base import (
     Decoder,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     RotatedWeight,
@@ -60,6 +59,7 @@ from quanterr.formats.shared.convrot import rotate
 from quanterr.formats.shared.padding import check_width
 from quanterr.kernel.decoder import LowRank
 from quanterr.kernel.grid import MANY, Grid
+from quanterr.kernel.interpreter import Native
 from quanterr.kernel.levels import OF_DTYPE, Levels, uniform
 from quanterr.kernel.packing import Packing
 from quanterr.lazy_torch import Tensor, torch
@@ -326,7 +326,7 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
     decoder.low_rank = low_rank
     plain = parts.weight(
         layout.shape,
-        Native(decoder),
+        decoder,
         code_bits=layout.bits,
         uniform_bits=layout.bits if is_uniform else None,
         levels=levels,

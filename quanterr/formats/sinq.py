@@ -25,9 +25,9 @@ from quanterr.checkpoints import SINQ_CONFIG
 from quanterr.formats.base import (
     WEIGHT_SUFFIX,
     Chunk,
+    Decoder,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     Weight,
@@ -143,8 +143,8 @@ def _check_numbers(parts: Parts, name: str, groups: int) -> None:
         )
 
 
-def _read(parts: Parts, layout: SinqLayout) -> Native:
-    """Return the function that decodes the weight: (number(code) - zero) · scale, times the factor of the column."""
+def _read(parts: Parts, layout: SinqLayout) -> Decoder:
+    """Return the decoder of the weight: (number(code) - zero) · scale, times the factor of the column."""
     across = layout.shape[1] // layout.size
     scale, zero = (
         Grid(plain, across, layout.size, key=name)

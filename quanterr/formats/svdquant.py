@@ -31,7 +31,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Branch, Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Branch, Decoder, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
@@ -113,8 +113,8 @@ def _smooths_branch(parts: Parts) -> bool:
     return BASES[basis]
 
 
-def _read(parts: Parts, padded: Padded, low_rank: LowRank) -> Native:
-    """Return the function that decodes the weight: code · scale with smoothing undone, plus the low-rank product."""
+def _read(parts: Parts, padded: Padded, low_rank: LowRank) -> Decoder:
+    """Return the decoder of the weight: code · scale with smoothing undone, plus the low-rank product."""
     codes, cols, scale = parts.codes, padded.stored_cols, Grid(parts["scale"], padded.stored_cols // GROUP, GROUP)
     if len(codes.shape) == 4:
         read = Grid(codes, cols, 1, key="codes", tiles=TILES, levels=element_types.INT4)

@@ -33,11 +33,9 @@ from msgspec.structs import replace
 
 from quanterr.formats.base import (
     Decoder,
-    Dequantize,
     ElementType,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     Weight,
@@ -133,7 +131,7 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     padded, factor = fit_unpadded(parts, codes.shape, group), fit_pre_scale(parts, cols, 1, role="act_pre_scale")
     return parts.weight(
         codes.shape,
-        IntegerTensor(parts, padded, one, code_bits == 8, factor).dequantize,
+        IntegerTensor(parts, padded, one, code_bits == 8, factor).decoder,
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=signed_bytes(code_bits),
@@ -154,8 +152,8 @@ class IntegerTensor:
     pre_scale: Grid | None
 
     @property
-    def dequantize(self) -> Dequantize:
-        """The function that decodes the weight: (code - zero_point) · scale."""
+    def decoder(self) -> Decoder:
+        """The decoder of the weight: (code - zero_point) · scale."""
         _, ends = element_types.ELEMENTS["I8"]
         group, zero_point = self.padded.step, self.parts.get("zero_point")
         across = 1 if self.one else self.padded.stored_cols // group
@@ -169,7 +167,7 @@ class IntegerTensor:
             ends=ends if self.counted else (),
             factor=self.pre_scale,
         )
-        return Native(decoder)
+        return decoder
 
 
 def _fit_float8(parts: Parts, declared: Description) -> Weight:

@@ -18,7 +18,6 @@ from quanterr.formats.base import (
     Decoder,
     Format,
     FormatMismatch,
-    Native,
     Parts,
     PartSpec,
     Weight,
@@ -58,7 +57,7 @@ def fit(parts: Parts) -> Weight | None:
     )
     return parts.weight(
         shape,
-        Native(decoder),
+        decoder,
         block_size=(1, GROUP),
         code_bits=4,
         uniform_bits=4,

@@ -129,46 +129,37 @@ class LowRank(Struct, frozen=True, gc=False):
 
 
 class Decoder(Struct, gc=False):
-    """A decoding rule, (value of the code - zero) · scale or value · scale + shift, for rows of ``cols`` elements.
+    """A decoding rule for rows of ``cols`` elements, which interpreter.py and, mostly, the compiled kernel carry out.
 
-    Each operation rounds to float32. The result is multiplied by ``factor``, a number or a grid of a number for
-    each column, if there is one, and the ``low_rank`` product is added. ``levels`` has the value
-    of each code of 1 to 8 bits, 2^bits of them; codes follow each other in a stream of bits, low bits first, or from
-    the high bits of each byte if ``high_first`` (4 bits). Codes without levels are numbers of type ``element``.
-    ``grid``, for ggml's IQ1 to IQ3, makes the levels of each index, (entries, levels) int8. ``scale``, ``zero`` and
-    ``shift`` return one value per block of ``group`` columns of a chunk; if ``group`` is 0, one per row or element.
-    ``ends`` are the bytes of saturated codes, at most three. If ``rotation``, a power of two, is not
-    0, columns are finally rotated in groups of that size, as rotation.py specifies. ``stored``, which
-    follows from a grid, describes the file's tensor of scales: the kernel reads them itself instead of calling
-    ``scale``. ``shared`` describes rows in Order.SHARED_BYTES. ``columns``, (cols,) int32, is the block of each column
-    where columns of a block are not next to each other; the kernel then needs ``stored``. ``blocks``, for
-    ElementType.BLOCKS, describes blocks that hold their own scales. Codes in another order have a function ``read``,
-    usually a grid of a number for each element, which returns those of a chunk of whole groups, (r, c): whole numbers
-    if codes have levels, else float32 (or float64). The rows of each matrix of a stack, ``rows`` of them, may be
-    stored with padding, as ``stored_rows``.
+        value = ((level of the code - zero) · scale + shift) · factor        each operation rounds to float32
+
+    Then a low-rank product is added, and columns are rotated.
     """
 
     codes: Entry
     cols: int
-    element: ElementType | None = None
-    levels: tuple[float, ...] = ()
+    element: ElementType | None = None  # the type of codes that are numbers
+    levels: tuple[float, ...] = ()  # the value of each code of 1 to 8 bits
+    # They return one number for each block of ``group`` columns of a chunk; if it is 0, one for each row or element.
     scale: OfBlocks | None = None
     zero: OfBlocks | None = None
     shift: OfBlocks | None = None
     group: int = 0
-    order: Order = Order.ROWS
-    ends: tuple[int, ...] = ()
-    rotation: int = 0
-    stored: StoredScales | None = None
-    shared: SharedBytes | None = None
-    factor: float | Grid | None = None
-    columns: Entry | None = None
-    high_first: bool = False
-    grid: Callable[[], Tensor] | None = None
-    blocks: BlocksStruct | None = None
+    order: Order = Order.ROWS  # codes follow each other in a stream of bits, low bits first
+    ends: tuple[int, ...] = ()  # the bytes of saturated codes, at most three
+    rotation: int = 0  # columns that are rotated together (rotation.py), a power of two; 0: they are not
+    stored: StoredScales | None = None  # follows from a grid: the kernel reads these instead of calling ``scale``
+    shared: SharedBytes | None = None  # the rows of Order.SHARED_BYTES
+    factor: float | Grid | None = None  # a number, or one for each column
+    columns: Entry | None = None  # (cols,) int32: the block of each column, if they are not in order; needs ``stored``
+    high_first: bool = False  # the first of two codes in a byte is in the high bits
+    grid: Callable[[], Tensor] | None = None  # makes the levels of the indices of ggml's IQ1 to IQ3, (indices, n) int8
+    blocks: BlocksStruct | None = None  # for ElementType.BLOCKS: blocks that hold their own scales
+    # Returns the codes of a chunk of whole groups, (r, c), that are stored in another order, usually a grid of a number
+    # for each element: whole numbers if codes have levels, else values. Of blocks, it specifies the values.
     read: Callable[[Chunk, Workspace], Tensor] | None = None
     low_rank: LowRank | None = None
-    rows: int = 0
+    rows: int = 0  # of each matrix of a stack, which may be stored with padding
     stored_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -181,9 +172,7 @@ class Decoder(Struct, gc=False):
         """The (elements, bytes) of the smallest unit of storage."""
         if self.blocks is not None:
             return self.blocks.elements, self.blocks.n_bytes
-        if self.read is not None:
-            return 1, 1
-        if self.levels and self.order in (Order.ROWS, Order.WORDS_DOWN):
+        if self.levels and self.read is None and self.order in (Order.ROWS, Order.WORDS_DOWN):
             shared = gcd(self.bits, 8)
             return 8 // shared, self.bits // shared
         return (1, 1) if self.element is None else BITS[self.element]
@@ -196,7 +185,7 @@ class Decoder(Struct, gc=False):
     @property
     def native(self) -> ElementType | None:
         """The type by which the compiled kernel reads the codes; None if it cannot."""
-        if self.read is not None or (self.columns is not None and self.stored is None):
+        if (self.read is not None and self.element is None) or (self.columns is not None and self.stored is None):
             return None
         if self.factor == 0 or isinstance(self.factor, Grid) or self.low_rank is not None:
             return None

@@ -37,17 +37,13 @@ class Values(NamedTuple):
 
 
 class Native(Struct, frozen=True, gc=False):
-    """A ``dequantize`` function that is data. Wrapping it drops the data, which would no longer fit.
-
-    ``specify`` returns the values of decoders with blocks, which :func:`interpret` does not know.
-    """
+    """A ``dequantize`` function that is data. Wrapping it drops the data, which would no longer fit."""
 
     decoder: Decoder
-    specify: Callable[[Chunk, Workspace], Any] | None = None
 
-    def __call__(self, chunk: Chunk, workspace: Workspace) -> Any:
+    def __call__(self, chunk: Chunk, workspace: Workspace) -> Values:
         """Return the values of a chunk."""
-        return self.specify(chunk, workspace) if self.specify else interpret(self.decoder, chunk, workspace)
+        return interpret(self.decoder, chunk, workspace)
 
 
 class Nested(Struct, frozen=True, gc=False):

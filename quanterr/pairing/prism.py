@@ -55,22 +55,21 @@ class SignedHadamard:
     def apply(self, rows: Tensor, workspace: Workspace) -> Tensor:
         """Rotate inputs as the model does, or a weight as it is stored."""
         wide = rows.view(-1, self.n).double() * self._make_signs(workspace)
-        return self._multiply(wide, torch.ones(self.n, dtype=torch.float64, device=workspace.device), rows, workspace)
+        return self._multiply(wide, torch.ones(self.n, dtype=torch.float64, device=workspace.device), rows)
 
     def undo(self, rows: Tensor, workspace: Workspace) -> Tensor:
         """Rotate back."""
-        return self._multiply(rows.view(-1, self.n), self._make_signs(workspace), rows, workspace)
+        return self._multiply(rows.view(-1, self.n), self._make_signs(workspace), rows)
 
     apply_to_weight, undo_in_weight = apply, undo  # the matrix is orthogonal
 
     def _make_signs(self, workspace: Workspace) -> Tensor:
         return torch.tensor(self.signs or (1,), dtype=torch.float64, device=workspace.device).expand(self.n)
 
-    def _multiply(self, source: Tensor, signs: Tensor, rows: Tensor, workspace: Workspace) -> Tensor:
-        one = torch.ones(len(source), dtype=torch.float64, device=workspace.device)
-        out = workspace.buffer("rotated rows", tuple(source.shape), rows.dtype)
-        hadamard.multiply(source, self.block, 1, (one, signs / sqrt(self.block)), out, workspace)
-        return rows.copy_(out.view(rows.shape))
+    def _multiply(self, source: Tensor, signs: Tensor, rows: Tensor) -> Tensor:
+        one = torch.ones(len(source), dtype=torch.float64, device=rows.device)
+        found = hadamard.multiply(source, self.block, 1, (one, signs / sqrt(self.block)), rows.dtype)
+        return rows.copy_(found.view(rows.shape))
 
 
 class DeclaredRotation(NamedTuple):

@@ -123,8 +123,7 @@ def test_hadamard_products_equal_torch(monkeypatch, kernel, size, axis, dtype):
 
     def product(choice):
         monkeypatch.setattr(hadamard, "choose_kernel", lambda: library.KernelChoice(choice))
-        out = torch.zeros(shape[0], shape[1] + 5)
-        return hadamard.multiply(source, size, axis, factors, out[:, 1:-4], Workspace())
+        return hadamard.multiply(source, size, axis, factors)
 
     assert same_bits(product(None), product(kernel))
 
@@ -144,7 +143,7 @@ def multiply_in_order(matrix, x):
 def rotate_sides(monkeypatch, kernel, values, factors):
     monkeypatch.setattr(exl3, "choose_kernel", lambda: library.KernelChoice(kernel))
     out = torch.zeros(len(values), values.shape[1] + 5)
-    exl3.rotate(values, factors, out[:, 1:-4], Workspace())
+    exl3.rotate(values, factors, out[:, 1:-4])
     return out[:, 1:-4]
 
 
@@ -284,7 +283,7 @@ def test_tile_codes_equal_torch(monkeypatch, kernel, mask):
 
     def values(choice):
         monkeypatch.setattr(code_tiles, "choose_kernel", lambda: library.KernelChoice(choice))
-        return code_tiles.look_up(stored.transpose(0, 1)[:, 1:], layout, table, Workspace())
+        return code_tiles.look_up(stored.transpose(0, 1)[:, 1:], layout, table)
 
     assert same_bits(values(None), values(kernel))
 

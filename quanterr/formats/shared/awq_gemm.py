@@ -1,6 +1,6 @@
 """Codes of AWQ's gemm layout, whose columns are packed: common to AWQ, ParoQuant and Quark; see formats/awq.py."""
 
-from quanterr.formats.base import Decoder, Native, Order, Parts
+from quanterr.formats.base import Decoder, Order, Parts
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.packing import Packing
@@ -13,8 +13,8 @@ def read_gemm(
     packing: Packing,
     levels: tuple[float, ...],
     zero_levels: tuple[float, ...] = (),
-) -> Native:
-    """Return the function that decodes the weight: (level - zero point) · scale.
+) -> Decoder:
+    """Return the decoder of the weight: (level - zero point) · scale.
 
     The kernel reads codes of 4 bits, if rows are whole words. ``zero_levels`` has what codes of zero points stand for,
     if they are signed.
@@ -30,4 +30,4 @@ def read_gemm(
         order=Order.AWQ_WORDS,
         read=None if is_native else Grid(parts.codes, cols, 1, turned=True, key="columns", packing=packing),
     )
-    return Native(decoder)
+    return decoder

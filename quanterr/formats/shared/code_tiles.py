@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from quanterr.kernel.library import choose_kernel
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.workspace import Workspace
 
 
 class TileLayout(NamedTuple):
@@ -38,39 +37,29 @@ class Generator(NamedTuple):
         return low + high
 
 
-def look_up(
-    tiles: Tensor, layout: TileLayout, table: Tensor, workspace: Workspace, generator: Generator | None = None
-) -> Tensor:
+def look_up(tiles: Tensor, layout: TileLayout, table: Tensor, generator: Generator | None = None) -> Tensor:
     """Return the values of tiles, (rows, cols, words) int32 with the words of a tile in order, as float32.
 
-    ``table`` is float32; ``generator`` is its rule, if it has one and tiles have at most 256 codes. The result,
-    (rows · height, cols · width), is a buffer of the workspace.
+    ``table`` is float32; ``generator`` is its rule, if it has one and tiles have at most 256 codes. The result is
+    (rows · height, cols · width).
     """
     (rows, cols, _), (height, width, codes) = tiles.shape, layout
-    values = workspace.buffer("tiles", (rows * height, cols * width), torch.float32)
     kernel = choose_kernel().kernel if tiles.device.type == "cpu" else None
-    if kernel is not None:
-        words, (row_step, col_step, _) = tiles.data_ptr(), tiles.stride()
-        stored = words, rows, cols, row_step, col_step, codes.data_ptr(), height, width
-        if generator is None:
-            kernel.library.quanterr_look_up_tiles(*stored, len(table) - 1, table.data_ptr(), values.data_ptr())
-        else:
-            kernel.library.quanterr_generate_tiles(*stored, *generator, values.data_ptr())
-        return values
-    index = _extract(tiles, codes, len(table) - 1, workspace).view(-1)
-    found = torch.index_select(table, 0, index, out=workspace.buffer("found", (len(index),), torch.float32))
-    by_place = found.view(height, width, rows, cols).permute(2, 0, 3, 1)
-    values.view(rows, height, cols, width).copy_(by_place)
+    if kernel is None:
+        found = table[_extract(tiles, codes).long() & len(table) - 1]  # (codes, tiles)
+        return found.view(height, width, rows, cols).permute(2, 0, 3, 1).reshape(rows * height, cols * width)
+    values = torch.empty(rows * height, cols * width)
+    words, (row_step, col_step, _) = tiles.data_ptr(), tiles.stride()
+    stored = words, rows, cols, row_step, col_step, codes.data_ptr(), height, width
+    if generator is None:
+        kernel.library.quanterr_look_up_tiles(*stored, len(table) - 1, table.data_ptr(), values.data_ptr())
+    else:
+        kernel.library.quanterr_generate_tiles(*stored, *generator, values.data_ptr())
     return values
 
 
-def _extract(tiles: Tensor, codes: Tensor, mask: int, workspace: Workspace) -> Tensor:
-    """Return each code of each tile, (codes, tiles) int32."""
-    rows, cols, words = tiles.shape
-    stored = workspace.buffer("words", (words, rows, cols), torch.int32).copy_(tiles.permute(2, 0, 1)).flatten(1)
-    low, high, shift = codes.t().contiguous().unsqueeze(2)
-    shape = (len(codes), rows * cols)
-    found = torch.index_select(stored, 0, low.view(-1), out=workspace.buffer("low", shape, torch.int32))
-    found.bitwise_right_shift_(shift).bitwise_and_((1 << 31 - shift) * 2 - 1)
-    rest = torch.index_select(stored, 0, high.view(-1), out=workspace.buffer("high", shape, torch.int32))
-    return found.bitwise_or_(rest.bitwise_left_shift_(1).bitwise_left_shift_(31 - shift)).bitwise_and_(mask)
+def _extract(tiles: Tensor, codes: Tensor) -> Tensor:
+    """Return the bits from each code of each tile on, (codes, tiles) int32."""
+    stored, (low, high, shift) = tiles.permute(2, 0, 1).flatten(1), codes.t().unsqueeze(2)
+    fields: Tensor = stored[low.view(-1)] >> shift & ~(-2 << 31 - shift) | stored[high.view(-1)] << 1 << 31 - shift
+    return fields

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from quanterr.checkpoints.labels import Label
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Decoder, Native
+from quanterr.formats.base import Decoder
 from quanterr.formats.shared.padding import Padded, read_padded
 from quanterr.kernel import rotation
 from quanterr.kernel.rotation import is_power_of_four
@@ -33,8 +33,8 @@ def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
     return size, (f"rotated in groups of {size}, which ComfyUI does not load: a Sylvester matrix undoes it",)
 
 
-def read_rotated(decoder: Decoder, padded: Padded) -> Native:
-    """Return the function that decodes the weight in a stored matrix and undoes the rotation of its columns."""
+def read_rotated(decoder: Decoder, padded: Padded) -> Decoder:
+    """Return the decoder of the weight in a stored matrix and undoes the rotation of its columns."""
     return read_padded(padded, replace(decoder, rotation=padded.step))
 
 

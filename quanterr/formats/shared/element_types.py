@@ -6,7 +6,7 @@ from functools import cache, partial
 from math import inf, nan
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, ElementType, Native, Parts, Values
+from quanterr.formats.base import Decoder, ElementType, Parts, Values
 from quanterr.kernel.decoder import OfBlocks, tabulate
 from quanterr.kernel.grid import Grid, look_up_bytes
 from quanterr.kernel.interpreter import count_ends
@@ -34,8 +34,8 @@ def read_one_by_one(
     zero: OfBlocks | None = None,
     factor: float | Grid | None = None,
     columns: Entry | None = None,
-) -> Native:
-    """Return the function that decodes elements stored one by one; see :class:`Decoder`."""
+) -> Decoder:
+    """Return the decoder of elements stored one by one; see :class:`Decoder`."""
     codes = parts.codes
     element, ends = ELEMENTS.get(codes.dtype, (None, ()))
     decoder = Decoder(
@@ -51,7 +51,7 @@ def read_one_by_one(
         columns=columns,
         read=None if codes.dtype in ELEMENTS else partial(read_floats, codes),
     )
-    return Native(decoder)
+    return decoder
 
 
 # Functions that decode elements stored one by one take the codes' entry, so that weights need not keep their Parts.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints.ggml_types import OF_NAME, GgmlType
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Decoder, Dequantize, ElementType, Format, Native, Parts, PartSpec, Values, Weight
+from quanterr.formats.base import Decoder, ElementType, Format, Parts, PartSpec, Weight
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, are_consecutive, decode, describe
 from quanterr.kernel.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
 from quanterr.lazy_torch import Tensor, torch
@@ -110,7 +110,7 @@ def fit(of: BlockType, parts: Parts) -> Weight:
     span = of.codes or block.layout.span
     return parts.weight(
         parts.codes.shape,
-        _read(parts, block, kind),
+        make_decoder(parts, block, kind),
         block_size=(1, shared),
         code_bits=of.bits,
         uniform_bits=of.bits if of.bits > 1 and levels in (INT8, uniform(of.bits)) else None,
@@ -120,25 +120,19 @@ def fit(of: BlockType, parts: Parts) -> Weight:
     )
 
 
-def _read(parts: Parts, block: Block, kind: GgmlType) -> Dequantize:
-    entry, cols = parts.codes, parts.matrix[1]
-    plain = partial(dequantize, parts, block)
-    are_rows = not (kind.head or kind.rows > 1) or cols == entry.shape[-1]
-    if block.rewrite or not are_rows:
-        return plain
-    return Native(make_decoder(parts, block, kind), plain)
-
-
 def make_decoder(parts: Parts, block: Block, kind: GgmlType) -> Decoder:
     """Return the decoder of blocks: the kernel has functions of its own for some types."""
+    entry, cols, read = parts.codes, parts.matrix[1], partial(read_blocks, parts, block)
+    are_rows = not (kind.head or kind.rows > 1) or cols == entry.shape[-1]
+    if block.rewrite or not are_rows:
+        return Decoder(entry, cols, read=read)
     element, grid = ElementType.__members__.get(kind.name), block.numbers.grid
-    if element is not None:
-        return Decoder(parts.codes, parts.matrix[1], element, grid=grid)
-    return Decoder(parts.codes, parts.matrix[1], ElementType.BLOCKS, grid=grid, blocks=describe(block, kind))
+    described = None if element else describe(block, kind)
+    return Decoder(entry, cols, element or ElementType.BLOCKS, grid=grid, blocks=described, read=read)
 
 
-def dequantize(parts: Parts, block: Block, chunk: Chunk, workspace: Workspace) -> Values:
-    """Return the elements of a chunk, (r, c).
+def read_blocks(parts: Parts, block: Block, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Return the elements of a chunk, (r, c) float32.
 
     A piece of one row is cut from the blocks of its group of rows that cover it, and several rows from whole groups.
     Without heads and interleaved rows, the whole weight is one row.
@@ -165,7 +159,7 @@ def dequantize(parts: Parts, block: Block, chunk: Chunk, workspace: Workspace) -
     raw = raw.as_strided((groups, blocks, size), (raw.stride(0), size, 1))
     values = decode(block, kind, raw, _read_heads(head, kind) if heads else None)
     inside = (row % kind.rows * blocks - first) * kind.elements + begin % cols
-    return Values(values.reshape(-1)[inside : inside + chunk.n].view(chunk.shape))
+    return values.reshape(-1)[inside : inside + chunk.n].view(chunk.shape)
 
 
 def _read_heads(raw: Tensor, kind: GgmlType) -> Tensor:

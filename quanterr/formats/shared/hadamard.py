@@ -22,7 +22,6 @@ from functools import cache
 from quanterr.errors import FormatMismatch
 from quanterr.kernel.library import choose_kernel
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.workspace import Workspace
 
 SIDE_BY_SIDE = 16  # columns that the compiled kernel rotates together
 PALEY_1 = frozenset({12, 20, 60, 108, 140})
@@ -93,23 +92,21 @@ def _make_table_on(device: torch.device, size: int) -> Tensor:
 
 
 def multiply(
-    source: Tensor, n: int, axis: int, factors: tuple[Tensor, Tensor], out: Tensor, workspace: Workspace
+    source: Tensor, n: int, axis: int, factors: tuple[Tensor, Tensor], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Set ``out`` to diag(rows) · H · source · diag(cols), with source · Hᵀ for H · source if ``axis`` is 1; return it.
+    """Return diag(rows) · H · source · diag(cols), or with source · Hᵀ if ``axis`` is 1, as ``dtype``.
 
-    ``source`` and ``out``, which may be the same, are (r, c) float32 or float64 with contiguous rows. H consists of
-    matrices of size ``n`` for blocks along the axis; ``factors`` are float64, (r,) and (c,). Everything is computed in
-    float64 and rounded once.
+    ``source`` is (r, c) float32 or float64 with contiguous rows. H consists of matrices of size ``n`` for blocks along
+    the axis; ``factors`` are float64, (r,) and (c,). Everything is computed in float64 and rounded once.
     """
     table = _find_table_size(n)
     if table > 1:
-        source = _multiply_table(source, n, table, axis, workspace)
-    size, is_native = n // table, source.device.type == "cpu" and out.dtype == torch.float32
+        source = _multiply_table(source, n, table, axis)
+    size, is_native = n // table, source.device.type == "cpu" and dtype == torch.float32
     kernel = choose_kernel().kernel if is_native else None
     if kernel is None:
-        wide = _multiply_sylvester(source, size, axis, workspace)
-        return out.copy_(wide.mul_(factors[1]).mul_(factors[0].unsqueeze(1)))
-    room = workspace.buffer("hadamard room", (SIDE_BY_SIDE * size,), torch.float64)
+        return (_multiply_sylvester(source, size, axis) * factors[1] * factors[0].unsqueeze(1)).to(dtype)
+    room, out = torch.empty(SIDE_BY_SIDE * size, dtype=torch.float64), torch.empty(source.shape)
     given = source.data_ptr(), source.dtype == torch.float64, source.stride(0)
     of_rows, of_cols = (side.data_ptr() for side in factors)
     kernel.library.quanterr_sylvester(
@@ -118,37 +115,29 @@ def multiply(
     return out
 
 
-def _multiply_table(source: Tensor, n: int, size: int, axis: int, workspace: Workspace) -> Tensor:
+def _multiply_table(source: Tensor, n: int, size: int, axis: int) -> Tensor:
     """Multiply blocks along an axis by the table in the Kronecker product: (r, c) float64."""
-    shape, inner = tuple(source.shape), n // size * (source.shape[1] if axis == 0 else 1)
-    wide, product = (workspace.buffer(f"hadamard {key}", shape, torch.float64) for key in ("source", "product"))
-    wide.copy_(source)
-    table = _make_table_on(source.device, size)
+    inner, wide, table = (
+        n // size * (source.shape[1] if axis == 0 else 1),
+        source.double(),
+        _make_table_on(source.device, size),
+    )
     if inner == 1:
-        torch.matmul(wide.view(-1, size), table.t(), out=product.view(-1, size))
-    else:
-        torch.matmul(table, wide.view(-1, size, inner), out=product.view(-1, size, inner))
-    return product
+        return (wide.reshape(-1, size) @ table.t()).view(source.shape)
+    return torch.matmul(table, wide.reshape(-1, size, inner)).view(source.shape)
 
 
-def _multiply_sylvester(source: Tensor, size: int, axis: int, workspace: Workspace) -> Tensor:
+def _multiply_sylvester(source: Tensor, size: int, axis: int) -> Tensor:
     """Multiply blocks along an axis by Sylvester's matrix: (r, c) float64.
 
     Blocks of columns are transposed first, as torch is faster on long rows.
     """
-    (r, c), inner = source.shape, source.shape[1] if axis == 0 else source.numel() // size
-    wide, other = (workspace.buffer(f"hadamard {key}", (r * c,), torch.float64) for key in ("wide", "other"))
-    if axis == 0:
-        wide.view(r, c).copy_(source)
-    else:
-        wide.view(size, inner).copy_(source.reshape(inner, size).t())
+    inner = source.shape[1] if axis == 0 else source.numel() // size
+    wide = source.double()
+    wide = (wide if axis == 0 else wide.reshape(inner, size).t()).reshape(-1)
     stride = inner
     while stride < size * inner:
         first, second = wide.view(-1, 2, stride).unbind(1)
-        added, subtracted = other.view(-1, 2, stride).unbind(1)
-        torch.add(first, second, out=added)
-        torch.sub(first, second, out=subtracted)
-        wide, other, stride = other, wide, 2 * stride
-    if axis == 0:
-        return wide.view(r, c)
-    return other.view(inner, size).copy_(wide.view(size, inner).t()).view(r, c)
+        wide = torch.stack([first + second, first - second], 1).view(-1)
+        stride *= 2
+    return wide.view(source.shape) if axis == 0 else wide.view(size, inner).t().reshape(source.shape)

@@ -17,7 +17,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types, pre_quant_scale
 from quanterr.formats.shared.padding import Padded, fit_unpadded, read_padded
 from quanterr.kernel.grid import Grid
@@ -58,8 +58,8 @@ def read_microscaled(
     factor: Grid | None = None,
     unpacked: bool = False,
     high_first: bool = False,
-) -> Native:
-    """Return the function that decodes the weight: code · scale, and the factor of the column, if there is one.
+) -> Decoder:
+    """Return the decoder of the weight: code · scale, and the factor of the column, if there is one.
 
     If ``unpacked``, each 6-bit code has a byte of its own, whose high bits mean nothing; if ``high_first``, the first
     of two codes in a byte is in the high bits.

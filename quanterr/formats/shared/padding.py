@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Decoder, Native, Parts
-from quanterr.lazy_torch import Tensor
-from quanterr.tensors.chunks import KERNEL_WIDTH, Chunk, as_matrix
-from quanterr.tensors.workspace import Workspace
+from quanterr.formats.base import Decoder, Parts
+from quanterr.tensors.chunks import KERNEL_WIDTH, as_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +27,9 @@ class Padded:
     step: int
 
 
-def read_padded(padded: Padded, decoder: Decoder) -> Native:
-    """Return the function that decodes the weight in a stored matrix; see :class:`Decoder`."""
-    return Native(replace(decoder, rows=padded.rows, stored_rows=padded.stored_rows))
-
-
-def crop(values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Cut a chunk, (r, c) contiguous, out of the values of its whole stored rows, (r, stored columns)."""
-    if values.shape == chunk.shape and values.is_contiguous():
-        return values
-    cropped = workspace.buffer("cropped", chunk.shape, values.dtype)
-    return cropped.copy_(values[:, chunk.col : chunk.stop_col])
+def read_padded(padded: Padded, decoder: Decoder) -> Decoder:
+    """Return the decoder of the weight in a stored matrix, which another decoder describes."""
+    return replace(decoder, rows=padded.rows, stored_rows=padded.stored_rows)
 
 
 def fit_unpadded(parts: Parts, shape: tuple[int, ...], step: int) -> Padded:

@@ -4,7 +4,7 @@ codes    u8 or i8    (rows / 2, cols), or (experts, rows / 2, cols): the even ro
 """
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, Native, Order
+from quanterr.formats.base import Decoder, Order
 from quanterr.formats.shared import element_types
 from quanterr.kernel.decoder import OfBlocks, SharedBytes
 from quanterr.kernel.grid import Grid
@@ -17,18 +17,16 @@ def read_pairs_of_rows(
     zero: OfBlocks | None = None,
     levels: tuple[float, ...] = element_types.INT4,
     factor: Grid | None = None,
-) -> Native:
-    """Return the function that decodes pairs of rows; see :class:`Decoder`."""
-    return Native(
-        Decoder(
-            codes,
-            codes.shape[-1],
-            levels=levels,
-            scale=scale,
-            zero=zero,
-            group=group,
-            order=Order.SHARED_BYTES,
-            shared=SharedBytes(1, (0, 4), 4),
-            factor=factor,
-        )
+) -> Decoder:
+    """Return the decoder of pairs of rows; see :class:`Decoder`."""
+    return Decoder(
+        codes,
+        codes.shape[-1],
+        levels=levels,
+        scale=scale,
+        zero=zero,
+        group=group,
+        order=Order.SHARED_BYTES,
+        shared=SharedBytes(1, (0, 4), 4),
+        factor=factor,
     )

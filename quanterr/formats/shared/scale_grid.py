@@ -30,12 +30,13 @@ from msgspec.structs import replace
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.labels import HEADER, TENSOR
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Format, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.padding import check_unpadded
 from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
 from quanterr.kernel.grid import E8M0, FEW, Grid, decode_e8m0
+from quanterr.kernel.interpreter import Native
 from quanterr.kernel.levels import OF_DTYPE
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import as_matrix
@@ -142,7 +143,7 @@ def fit_scaled(
         return weight
     alternative = replace(
         weight,
-        dequantize=read_grid(parts, fit_grid(scale, codes.shape, [(other, "")]), factor),
+        dequantize=Native(read_grid(parts, fit_grid(scale, codes.shape, [(other, "")]), factor)),
         unit=None,
         block_size=other,
         evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
@@ -156,8 +157,8 @@ def fit_scaled(
     return first.with_alternatives([alternative])
 
 
-def read_grid(parts: Parts, grid: FittedGrid, factor: Grid | None = None) -> Native:
-    """Return the function that decodes elements stored one by one, times scales and factors of columns."""
+def read_grid(parts: Parts, grid: FittedGrid, factor: Grid | None = None) -> Decoder:
+    """Return the decoder of elements stored one by one, times scales and factors of columns."""
     group = grid.block[1] if grid.granularity == "block" else 0
     return element_types.read_one_by_one(parts, grid.numbers, group, factor=factor)
 

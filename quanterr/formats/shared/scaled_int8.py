@@ -4,10 +4,11 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from quanterr.formats.base import Native, Parts, PartSpec, RotatedWeight, Weight
+from quanterr.formats.base import Parts, PartSpec, RotatedWeight, Weight
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.convrot import read_rotated, rotate
 from quanterr.formats.shared.padding import fit_padded
+from quanterr.kernel.interpreter import Native
 
 NAMES = (
     "{weight}_scale",
@@ -27,7 +28,7 @@ def read_as_rotated(parts: Parts, plain: Weight, size: int) -> Weight:
     return replace(
         plain,
         format="int8_convrot",
-        dequantize=read_rotated(plain.dequantize.decoder, padded),
+        dequantize=Native(read_rotated(plain.dequantize.decoder, padded)),
         levels=None,
         rotated=RotatedWeight(plain, partial(rotate, size)),
         evidence=(f"{plain.evidence[0]}; rotated in groups of {size}",),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Chunk, Decoder, Native, Order, Workspace
+from quanterr.formats.base import Chunk, Decoder, Order, Workspace
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.kernel.decoder import OfBlocks, SharedBytes
 from quanterr.kernel.grid import Grid
@@ -58,8 +58,8 @@ class Planes:
         shift: OfBlocks | None = None,
         levels: tuple[float, ...] = (),
         factor: Grid | None = None,
-    ) -> Native:
-        """Return the function that decodes the weight; see :class:`Decoder`. Levels are those of integers by default.
+    ) -> Decoder:
+        """Return the decoder of the weight; see :class:`Decoder`. Levels are those of integers by default.
 
         The kernel reads codes of which whole rows share bytes.
         """
@@ -78,7 +78,7 @@ class Planes:
             factor=factor,
             read=None if are_rows else partial(self.read_chunk, cols),
         )
-        return Native(decoder)
+        return decoder
 
     def read_chunk(self, cols: int, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Read the codes of whole rows, or of a piece of a row, of a matrix of ``cols`` columns: (r, c) float32."""

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from quanterr.errors import FormatMismatch
-from quanterr.formats.base import Decoder, Dequantize, Native, Parts, Weight
+from quanterr.formats.base import Decoder, Parts, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.padding import Padded, fit_unpadded
 from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
@@ -55,8 +55,8 @@ class PlainCodes:
     shifted: bool = False  # codes are unsigned, and zero points are subtracted from them
 
     @property
-    def dequantize(self) -> Dequantize:
-        """The function that decodes the weight: code · scale + zero_point, or (code - zero_point) · scale."""
+    def decoder(self) -> Decoder:
+        """The decoder of the weight: code · scale + zero_point, or (code - zero_point) · scale."""
         cols, group = self.padded.cols, self.padded.step
         rows = self.padded.rows if len(self.padded.shape) > 2 else 0
         scale, zero_point = (
@@ -73,7 +73,7 @@ class PlainCodes:
             group=group,
             factor=self.pre_scale,
         )
-        return Native(decoder)
+        return decoder
 
 
 def fit_plain(parts: Parts, declared: Description) -> Weight:
@@ -98,7 +98,7 @@ def fit_plain(parts: Parts, declared: Description) -> Weight:
             )
     shape = (*stack, rows, cols)
     plain = PlainCodes(parts, fit_unpadded(parts, shape, group), fit_pre_scale(parts, cols, 1, role="act_pre_scale"))
-    return _make_weight(parts, shape, plain.dequantize, INT4, group)
+    return _make_weight(parts, shape, plain.decoder, INT4, group)
 
 
 def fit_words(parts: Parts, declared: Description) -> Weight:
@@ -127,7 +127,7 @@ def fit_words(parts: Parts, declared: Description) -> Weight:
         fit_pre_scale(parts, cols, 1, role="act_pre_scale"),
         shifted=True,
     )
-    return _make_weight(parts, (rows, cols), plain.dequantize, uniform(4), group)
+    return _make_weight(parts, (rows, cols), plain.decoder, uniform(4), group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class TiledCodes:
     pre_scale: Grid | None
 
     @property
-    def dequantize(self) -> Dequantize:
-        """The function that decodes the weight: (code - 8) · scale + zero."""
+    def decoder(self) -> Decoder:
+        """The decoder of the weight: (code - 8) · scale + zero."""
         cols = self.parts.codes.shape[1] * TILE_COLS
         decoder = Decoder(
             self.parts.codes,
@@ -153,7 +153,7 @@ class TiledCodes:
             factor=self.pre_scale,
             read=Grid(self.parts.codes, cols, 1, key="codes", tiles=TILES),
         )
-        return Native(decoder)
+        return decoder
 
     def _read_groups(self, place: int, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Read the scales (``place`` 0) or zeros (1) of a chunk, (r, groups) float32."""
@@ -186,13 +186,13 @@ def fit_tiles(parts: Parts, declared: Description) -> Weight:
     if scales.shape != (stored_cols // group, stored_rows, 2):
         raise FormatMismatch(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
     tiles = TiledCodes(parts, (rows, cols), group, fit_pre_scale(parts, cols, 1, role="act_pre_scale"))
-    return _make_weight(parts, (rows, cols), tiles.dequantize, uniform(4), group)
+    return _make_weight(parts, (rows, cols), tiles.decoder, uniform(4), group)
 
 
-def _make_weight(parts: Parts, shape: tuple[int, ...], dequantize: Dequantize, levels: Levels, group: int) -> Weight:
+def _make_weight(parts: Parts, shape: tuple[int, ...], decoder: Decoder, levels: Levels, group: int) -> Weight:
     return parts.weight(
         shape,
-        dequantize,
+        decoder,
         code_bits=4,
         uniform_bits=4,
         levels=levels,

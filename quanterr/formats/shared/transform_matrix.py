@@ -63,12 +63,12 @@ class TransformMatrix:
         factors = self._factors(workspace)
         m = len(factors.middle)
         size = self.n // m
-        wide = workspace.buffer("transformed", tuple(rows.shape), torch.float64).copy_(rows).view(-1, self.n)
+        wide = rows.double().reshape(-1, self.n)
         perm = None if self.perm is None else workspace.read_whole("transform_perm", self.perm)
         if perm is not None:
             wide = torch.empty_like(wide).index_copy_(1, perm, wide)
         if inverted == transposed:
-            wide *= factors.signs
+            wide = wide * factors.signs
         middle = factors.inverse if inverted else factors.middle
         if m > 1:
             side = middle if transposed else middle.t()  # multiplies from the left
@@ -78,8 +78,7 @@ class TransformMatrix:
         if self.is_hadamard:
             cols = cols * (sqrt(self.n) / size if inverted else 1 / sqrt(self.n))
         one = torch.ones(len(wide), dtype=torch.float64, device=wide.device)
-        out = workspace.buffer("transformed rows", tuple(wide.shape), rows.dtype)
-        hadamard.multiply(wide, size, 1, (one, cols), out, workspace)
+        out = hadamard.multiply(wide, size, 1, (one, cols), rows.dtype)
         return rows.copy_((out if perm is None else out[:, perm]).view(rows.shape))
 
     def _factors(self, workspace: Workspace) -> Factors:
