@@ -100,16 +100,16 @@ def check_zero_points(measured: MeasuredWeight) -> Iterator[Finding]:
     found, weight = done.attainable, pair.quantized.unrotated
     if found is None or pair.quantized.rotated or (scheme is not None and scheme.is_symmetric):
         return
-    is_declared = scheme is not None and scheme.is_symmetric is False and (found.scale_loss_db or 0.0) > SLIGHT_DB
-    clips = found.clipped > 0 and found.scale_ratio < 1 - ALIKE
-    if not clips or not (is_declared or found.clipping_db > SLIGHT_DB):
+    if not found.clipped or found.scale_ratio >= 1 - ALIKE:
         return
     rows, cols = weight.matrix
     chunk = Chunk(0, min(RUN, rows), 0, cols)
     scales = Reader().read_scaling(weight, chunk)
     if scales is None or not _are_zero_points_alike(*scales):
         return
-    if not is_declared and not _follow_ranges(pair, chunk, scales[0]):
+    is_declared = scheme is not None and scheme.is_symmetric is False
+    loses = is_declared and (found.scale_loss_db or 0.0) > SLIGHT_DB
+    if not loses and not _follow_ranges(pair, chunk, scales[0]):
         return
     share = 100 * found.clipped / found.n
     why = "each scale was made for the range of its group"

@@ -233,7 +233,8 @@ def test_equal_zero_points_with_scales_for_them_are_none(tmp_path, layout):
 
 
 @pytest.mark.parametrize("layout", ["CT INT4 asym g128", "AWQ", "GPTQ 4 bits asym"])
-def test_equal_zero_points_with_scales_for_others_are_a_warning(tmp_path, layout):
-    bench, x = Bench(tmp_path), {NAME: matrix(256, 512, 3)}
+@pytest.mark.parametrize("x", [matrix(256, 512, 3), torch.randn(256, 256, generator=drawn(3)).bfloat16()])
+def test_equal_zero_points_with_scales_for_others_are_a_warning(tmp_path, layout, x):
+    bench, x = Bench(tmp_path), {NAME: x}
     assert "zero_points" in warnings(made(bench, named(layout), x, middled).report)
     assert "zero_points" not in warnings(made(bench, named(layout), x, sound).report)
