@@ -246,7 +246,7 @@ def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable)
         if kind == "tile" and bool((far & bad).any()):
             bad &= _measure_excess(e_sq, _list_places(found)) > TILE_DB
         if kind != "row":
-            scaled &= far & (best_sq < x_sq / 2)
+            scaled &= best_sq < x_sq / 2
         lost |= (y_sq == 0) & (best_sq < x_sq / 2)
     out = (far & bad | scaled | lost).nonzero().view(-1)
     if not len(out):

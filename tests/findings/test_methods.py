@@ -80,7 +80,8 @@ def with_smaller_row(x, _generator):
 
 @pytest.mark.parametrize("name", ["GPTQ 4 bits", "CT INT4 g128"])
 @pytest.mark.parametrize(
-    ("damage", "finding"), [(with_smaller_row, "excess_rows"), (parts.half_of_another_step, "another_source")]
+    ("damage", "finding"),
+    [(with_smaller_row, "excess_rows"), (parts.half_of_another_step, "another_source"), (parts.block, "excess_blocks")],
 )
 def test_damage_beside_compensated_errors_is_a_warning(tmp_path, name, damage, finding):
     generator = drawn(6)
