@@ -11,13 +11,13 @@ direction   The error of the row points where the errors of most other rows are 
             row that is scaled, moved, noisy, another's or zero has less than other rows have among themselves, and one
             that shares lost codes or zero points with a few others 0.6 to 1.7.
 factor      The error of a row has no more in common with the row's values than errors of other rows have with theirs: a
-            row that was scaled has.
+            row that was scaled has. A single value that is clipped, though it holds most of a row, is no factor.
 whole       Where inputs have few directions or a few large channels, GPTQ costs 10 dB: nearly all of that is in
             directions that all rows share, and the column rounded first still has the nearest codes.
-level       The error of a block is about as large as the error of its whole row, rounded to the nearest codes, where
-            compensation has cost as much as in the rest of the weight, and no factor explains it. Where nothing
-            declares the method, errors of most rows must share directions: by 1.5 to 3.1 times what chance gives on
-            these weights, where rounding gives 1.0 to 1.2.
+level       The error of a block is about as large as that of the coarsest block of its row, rounded to the nearest
+            codes, where compensation has cost as much as in the rest of the weight, and no factor explains it: errors
+            are moved, and not made. Where nothing declares the method, errors of most rows must share directions: by
+            1.5 to 3.1 times what chance gives on these weights, where rounding gives 1.0 to 1.2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ class _Rows(NamedTuple):
     numbers: Tensor  # (r,)
     errors: Tensor  # (r, c) float64: the same in all columns, and of length 1
     columns: Tensor  # (c,) float64: error of each column before
-    cosines: Tensor  # (r,) float64: of the errors before with the values
+    cosines: Tensor  # (r,) float64: of the errors before with the values, without the element that adds most
     alike: float  # median energy of each in the directions of the others, relative to chance
 
 
@@ -102,7 +102,7 @@ def _places_of(one: Finding) -> list[tuple[int, int]]:
     """Return the (row, column) of the regions that a finding names; column -1 stands for the whole row."""
     if one.code == "bad_rows":
         return [(row, -1) for row in one.evidence.get("rows", ())]
-    whole = one.code == "scale_loss"  # with a scale that is too wide, the nearest codes show nothing
+    whole = one.evidence.get("scale_ratio", 0.0) >= 1  # with a scale that is too wide, the nearest codes show nothing
     return [(row, -1 if whole else col) for row, col in one.evidence.get("places", ())]
 
 
@@ -137,7 +137,10 @@ def _normalize(errors: Tensor) -> Tensor:
 
 
 def _measure_cosines(x: Tensor, errors: Tensor) -> Tensor:
-    return (_normalize(x) * _normalize(errors)).sum(-1)
+    """Return the cosine of each row with its error, without the element that adds most to it."""
+    most = (x * errors).abs().argmax(-1, keepdim=True)
+    x, errors = (_normalize(side.scatter(-1, most, 0.0)) for side in (x, errors))
+    return (x * errors).sum(-1)
 
 
 def _has_factor(cosine: float, others: Tensor) -> bool:
@@ -153,7 +156,7 @@ def _measure_energy(directions: Tensor, errors: Tensor) -> Tensor:
 
 
 def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, reader: Reader) -> float:
-    """Return by how many dB a block's error exceeds that of the nearest codes of its whole row; inf if unknown."""
+    """Return by how many dB a block's error exceeds that of the nearest codes in any of its row; inf if unknown."""
     if pair.quantized.rotated:
         return inf
     chunk = Chunk(row, row + 1, 0, len(error))
@@ -162,7 +165,8 @@ def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, reader: Reade
     if around is None:
         return inf
     nearest = (around.nearest - x).masked_fill(~around.inside, 0.0).double()
-    return level(float(error[col : col + TILE].square().mean()), float(nearest.square().mean()))
+    coarsest = max(float(block.square().mean()) for block in nearest.split(TILE, 1))
+    return level(float(error[col : col + TILE].square().mean()), coarsest)
 
 
 def _read_rows(pair: Pair, reader: Reader) -> _Rows:

@@ -94,8 +94,9 @@ class Attainable(NamedTuple):
 
     @property
     def clipping_db(self) -> float:
-        """Loss of the nearest codes from clipping, in dB."""
-        return level(self.best_sq, self.rounding_sq)
+        """Loss from clipping, in dB, of the stored codes, or of the nearest ones if these have more error."""
+        error_sq = max(self.e_sq, self.best_sq)
+        return level(error_sq, max(error_sq - self.clipped_sq, 0.0))
 
     @property
     def rounding_sq(self) -> float:

@@ -94,6 +94,30 @@ def test_damage_beside_compensated_errors_is_a_warning(tmp_path, name, damage, f
     assert {finding} == warnings(compared_with(pair, pair.weights[NAME], after.codes))
 
 
+def collinear(x):
+    """Return inputs whose every second channel repeats the one before."""
+    inputs = torch.randn(1024, x.shape[1], generator=drawn(6))
+    inputs[:, 1::2] = inputs[:, ::2] + 1e-3 * inputs[:, 1::2]
+    return inputs
+
+
+def with_large_steps(x):
+    """Return a weight in which one group has far larger steps than the others of its row."""
+    x[ROW, 40] = 40 * x[ROW].abs().max()
+    return x.bfloat16()
+
+
+@pytest.mark.parametrize("layout", ["GPTQ 4 bits", "GPTQ 8 bits"])
+def test_block_with_the_error_of_the_coarsest_block_of_its_row_is_sound(tmp_path, layout):
+    x = with_large_steps(matrix(128, 512, 5).float())
+    pair = made(Bench(tmp_path), named(layout), {NAME: x}, lambda layout, x: compensated(layout, x, collinear(x)))
+    assert set() == warnings(pair.report)
+    before = pair.weights[NAME]
+    codes = before.codes.clone()
+    codes[20, :, 2] = codes[21, :, 2]
+    assert {"excess_rows"} == warnings(compared_with(pair, before, codes))
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_row_with_shared_error_directions_is_excused_without_a_declaration(tmp_path, shared):
     x, generator = matrix(256, 512, 5), drawn(6)
