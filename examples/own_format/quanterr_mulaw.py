@@ -12,7 +12,7 @@ Reference: ITU-T G.711, with µ = 255 and without its segments.
 
 from math import copysign
 
-from quanterr.formats.base import Decoder, Format, FormatMismatch, Native, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, FormatMismatch, Parts, PartSpec, Weight
 from quanterr.kernel.grid import Grid
 
 NEEDS = {
@@ -29,7 +29,7 @@ def fit(parts: Parts) -> Weight:
     if len(codes.shape) != 2 or scale.shape != codes.shape[:1]:
         raise FormatMismatch(f"µ-law codes are (rows, cols), with a scale for each row, not {codes} and {scale}")
     decoder = Decoder(codes, codes.shape[1], levels=LEVELS, scale=Grid(scale), ends=(0, 255))
-    return parts.weight(codes.shape, Native(decoder), code_bits=8, scale=scale, evidence=("µ-law codes",))
+    return parts.weight(codes.shape, decoder, code_bits=8, scale=scale, evidence=("µ-law codes",))
 
 
 FORMATS = (Format("mulaw", NEEDS, fit, usual_db=(30, 45)),)

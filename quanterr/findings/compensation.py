@@ -165,7 +165,7 @@ def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, reader: Reade
     if around is None:
         return inf
     nearest = (around.nearest - x).masked_fill(~around.inside, 0.0).double()
-    coarsest = max(float(block.square().mean()) for block in nearest.split(TILE, 1))
+    coarsest = max(float(block.square().mean()) for block in torch.split(nearest, TILE, 1))
     return level(float(error[col : col + TILE].square().mean()), coarsest)
 
 
