@@ -91,10 +91,8 @@ def _make_table_on(device: torch.device, size: int) -> Tensor:
     return make_table(size).to(device)
 
 
-def multiply(
-    source: Tensor, n: int, axis: int, factors: tuple[Tensor, Tensor], dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """Return diag(rows) · H · source · diag(cols), or with source · Hᵀ if ``axis`` is 1, as ``dtype``.
+def multiply(source: Tensor, n: int, axis: int, factors: tuple[Tensor, Tensor], is_wide: bool = False) -> Tensor:
+    """Return diag(rows) · H · source · diag(cols), or with source · Hᵀ if ``axis`` is 1; float32, or float64 if wide.
 
     ``source`` is (r, c) float32 or float64 with contiguous rows. H consists of matrices of size ``n`` for blocks along
     the axis; ``factors`` are float64, (r,) and (c,). Everything is computed in float64 and rounded once.
@@ -102,10 +100,11 @@ def multiply(
     table = _find_table_size(n)
     if table > 1:
         source = _multiply_table(source, n, table, axis)
-    size, is_native = n // table, source.device.type == "cpu" and dtype == torch.float32
+    size, is_native = n // table, source.device.type == "cpu" and not is_wide
     kernel = choose_kernel().kernel if is_native else None
     if kernel is None:
-        return (_multiply_sylvester(source, size, axis) * factors[1] * factors[0].unsqueeze(1)).to(dtype)
+        product = _multiply_sylvester(source, size, axis) * factors[1] * factors[0].unsqueeze(1)
+        return product if is_wide else product.float()
     room, out = torch.empty(SIDE_BY_SIDE * size, dtype=torch.float64), torch.empty(source.shape)
     given = source.data_ptr(), source.dtype == torch.float64, source.stride(0)
     of_rows, of_cols = (side.data_ptr() for side in factors)
