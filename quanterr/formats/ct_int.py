@@ -13,15 +13,12 @@ Reference: vllm-project/compressed-tensors@ac8e2ba8 compressors/naive_quantized/
 quantization/lifecycle/forward.py.
 """
 
-from functools import partial
-
-from quanterr.formats.base import Decoder, Dequantize, Format, Parts, PartSpec, Weight
+from quanterr.formats.base import Decoder, Format, Parts, PartSpec, Weight
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.ct_config import read_setting
 from quanterr.formats.shared.ct_row_groups import fit_row_blocks
-from quanterr.kernel.interpreter import interpret
 from quanterr.kernel.levels import signed_bytes
 
 NEEDS = {
@@ -51,18 +48,16 @@ def fit(parts: Parts) -> Weight | None:
     )
 
 
-def _read(parts: Parts, blocks: ColumnBlocks) -> Dequantize | Decoder:
-    """Return the function that dequantizes: (code - zero point) · scale."""
+def _read(parts: Parts, blocks: ColumnBlocks) -> Decoder:
+    """Return the decoder of the weight: (code - zero point) · scale."""
     zero_point = parts.get("zero_point")
-    decoder = element_types.read_one_by_one(
+    return element_types.read_one_by_one(
         parts,
         blocks.grid(parts["scale"]),
         blocks.group,
         blocks.grid(zero_point, "zero_point") if zero_point else None,
         columns=blocks.order,
     )
-    # The kernel's samples of INT8 codes in another order differ from torch's.
-    return decoder if blocks.order is None else partial(interpret, decoder)
 
 
 FORMATS = (Format("ct_int", NEEDS, fit, usual_db=(30, 42)),)

@@ -256,12 +256,15 @@ class ScaleSampler:
 
     @cached_property
     def _order(self) -> Tensor | None:
-        """The order in which the columns of each group are next to each other, (c,); None if none is stored."""
-        decoder = decoder_of(self._weight.dequantize)
-        stored = decoder.columns if decoder else None
-        if stored is None:
+        """The order in which the columns of each group are next to each other, (c,).
+
+        None if none is stored, or groups differ in size.
+        """
+        decoder, block = decoder_of(self._weight.dequantize), self._weight.block_size
+        if decoder is None or decoder.columns is None or block is None:
             return None
-        return torch.frombuffer(bytearray(stored.read()), dtype=torch.int32).long().argsort(stable=True)
+        groups = torch.frombuffer(bytearray(decoder.columns.read()), dtype=torch.int32).long()
+        return groups.argsort(stable=True) if bool((groups.bincount() == block[1]).all()) else None
 
     def _find_groups(self, scales: Scaling, shape: tuple[int, ...]) -> tuple[ScaleGroups | None, Tensor | None]:
         """Return how sampled elements share scales, and the column order that makes groups contiguous, if needed."""

@@ -134,6 +134,16 @@ def test_stored_order_of_columns_is_right(tmp_path, original):
     assert {} == told(report)
 
 
+def test_groups_of_unequal_sizes_do_not_tell_what_scales_allow(tmp_path, original):
+    groups, stored_order = shuffled(), shuffled()
+    stored_order[0] = (stored_order[0] + 1) % (COLS // GROUP)
+    report = report_of(
+        tmp_path, original, lambda name, w: as_ct_pack(name, w, groups=groups, stored_order=stored_order)
+    )
+
+    assert [None] * len(NAMES) == [layer.format_snr_db for layer in report.layers]
+
+
 def test_order_that_names_one_group_is_told_from_the_values(tmp_path, original):
     zeros = np.zeros(COLS)
     found = told(report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, stored_order=zeros)))
