@@ -184,7 +184,7 @@ class FindingCollector:
         single = [one for one in single if one.layer not in limited or one.code not in LOW or one.severity == "error"]
         doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
         again = CodesReadAgain(reader, self._declared, self._folded, self._undone)
-        alike_names = _names_of(seen, alike)
+        alike_names = {one.pair.name for one in seen if one.number in alike}
         exact = [one for one in seen if one.pair.name not in alike_names | self._undone]  # others are known roughly
         damaged = {found.layer for found in single if found.severity == "error"}  # a repair may say more of these
         faults = check_scale_faults(exact, again, ORDERS)
@@ -244,10 +244,6 @@ class FindingCollector:
             if one.figures and (measured := measure_factor(one.pair, one.figures, not one.nearest, reader)):
                 return [report_common_factor(alike, unfolded, *measured)], {one.number for one in alike}
         return [], set()
-
-
-def _names_of(seen: Iterable[WeightSummary], numbers: Collection[int]) -> set[str]:
-    return {one.pair.name for one in seen if one.number in numbers}
 
 
 @cache  # one object for many weights

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
@@ -84,8 +85,8 @@ def relative_error(original: Weight, quantized: Weight, reader: Reader) -> float
 
 def _error_of_first_rows(original: Weight, quantized: Weight, reader: Reader) -> float:
     """Return ||y - x|| / ||x|| over the first rows of the sample alone."""
-    weights = original, quantized
-    return _pool_errors(reader.measure_error(weights, chunk) for chunk in _first_of_sample(*original.matrix))
+    weights, first = (original, quantized), islice(_sample(*original.matrix), 1)
+    return _pool_errors(reader.measure_error(weights, chunk) for chunk in first)
 
 
 def _measure_error(x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -159,12 +160,6 @@ def _sample_at_once(rows: int, cols: int) -> tuple[Chunk, Tensor]:
     first, last = chunks[0], chunks[-1]
     numbers = [row - first.row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
     return Chunk(first.row, last.stop_row, first.col, first.stop_col), torch.tensor(numbers)
-
-
-@lru_cache
-def _first_of_sample(rows: int, cols: int) -> list[Chunk]:
-    """Return the first chunk of a sample, if there is one."""
-    return list(_sample(rows, cols))[:1]
 
 
 def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:
