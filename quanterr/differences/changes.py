@@ -1,10 +1,13 @@
-"""The comparison of the items of each kind of document with candidates."""
+"""The comparison of the items of each kind of document."""
 
 from collections.abc import Callable, Mapping
-from math import inf, log
+from math import inf, isfinite, log
 from typing import Any, NamedTuple
 
+from msgspec.structs import astuple
+
 from quanterr.documents.comparison.same_original import describe_selections, find_other_tensor
+from quanterr.documents.comparison.same_original import find_difference as of_reports
 from quanterr.documents.diff.base import SAME_DB
 from quanterr.documents.diff.candidates.model import (
     ImageChange,
@@ -14,11 +17,12 @@ from quanterr.documents.diff.candidates.model import (
     StoredChange,
     WeightChange,
 )
+from quanterr.documents.diff.reports.model import Both, Change
 from quanterr.documents.evaluation.model import find_difference as of_evaluations
 from quanterr.documents.images.model import find_difference as of_images
 from quanterr.documents.plan.model import Plan
 from quanterr.documents.ranking.model import Ranking
-from quanterr.documents.subjects import Item
+from quanterr.documents.subjects import Item, compute_change
 
 SAME = 0.01  # relative change of an output error up to which it counts as unchanged
 SAME_SSIM = 1e-6
@@ -28,7 +32,8 @@ class Changes(NamedTuple):
     """The comparison of two documents of a kind."""
 
     item: str  # kind of items: weight, layer, pair
-    compare: Callable[[Item, Item], tuple[float, ItemChange] | None]  # how much worse an item is; None: unchanged
+    # How much worse an item is, and the change; None: unchanged.
+    compare: Callable[[Item, Item], tuple[float, Change | ItemChange] | None]
     find_difference: Callable[[Any, Any], str | None]  # returns why two documents are not comparable
 
 
@@ -40,7 +45,41 @@ def _compare_weight(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     return (by, WeightChange(now.name, x, y, y / x if x else None)) if abs(by) > log(1 + SAME) else None
 
 
-def _compare_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+def _compare_reported_layer(was: Item, now: Item) -> tuple[float, Change] | None:
+    """Return how much worse a layer is; None if its SNR is as it was, or undefined in both.
+
+    A layer whose SNR became undefined is infinitely worse. One that became identical to the original counts as the
+    smallest improvement.
+    """
+    _, old, new, by, _ = astuple(compare_levels(was, now))
+    if (old is None and new is None) or (by is not None and abs(by) <= SAME_DB):
+        return None
+    old_db, new_db, by_db = (v if v is not None and isfinite(v) else None for v in (old, new, by))
+    reason = _find_reason(was, now, old, new) if by_db is None else None
+    excess = (getattr(weight.values, "excess_db", None) for weight in (was, now))
+    change = Change(now.name, old_db, new_db, by_db, reason, *excess)
+    if new is None or (by is not None and by < 0):
+        return inf if by is None else -by, change
+    return 0.0 if new_db is None else -inf if by is None else -by, change
+
+
+def _find_reason(was: Item, now: Item, before: float | None, after: float | None) -> str:
+    if after is None:
+        return now.trouble or "its SNR is undefined"
+    if before is None:
+        return f"before: {was.trouble or 'its SNR was undefined'}"
+    if inf in (before, after):
+        return f"{'was' if before == inf else 'is'} identical to the original"
+    return f"its SNR {'was' if before == -inf else 'is'} minus infinity: the original is all zeros"
+
+
+def compare_levels(was: Item, now: Item) -> Both:
+    """Return the SNR of a layer in two reports."""
+    old, new = (None if one.trouble else one.get_number("snr_db") for one in (was, now))
+    return Both(now.name, old, new, compute_change(old, new), getattr(now.values, "format", None))
+
+
+def _compare_ranked_layer(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     levels = was.values.snr_db, now.values.snr_db
     x, y = (inf if level is None else level for level in levels)
     if x == y or abs(y - x) <= SAME_DB:
@@ -88,8 +127,9 @@ def _find_other_original(old: Ranking | Plan, new: Ranking | Plan) -> str | None
 
 
 CHANGES: Mapping[str, Changes] = {
+    "report": Changes("layer", _compare_reported_layer, of_reports),
     "evaluation": Changes("weight", _compare_weight, of_evaluations),
-    "ranking": Changes("layer", _compare_layer, _find_ranking_difference),
+    "ranking": Changes("layer", _compare_ranked_layer, _find_ranking_difference),
     "plan": Changes("layer", _compare_recipe, _find_plan_difference),
     "inspection": Changes("weight", _compare_stored, lambda old, new: None),
     "images": Changes("pair", _compare_image, of_images),

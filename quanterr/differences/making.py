@@ -1,32 +1,31 @@
 """The diff of two results of one kind, item by item."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import hypot, inf, isfinite
+from math import hypot
 from os import PathLike, fspath
 from typing import NamedTuple, TypeVar, cast, overload
 
-from quanterr.differences.changes import CHANGES, Changes
+from quanterr.differences.changes import CHANGES, Changes, compare_levels
 from quanterr.documents.comparison import NORM
 from quanterr.documents.comparison.model import Report
-from quanterr.documents.comparison.same_original import find_difference
 from quanterr.documents.comparison.values import ReportValues
-from quanterr.documents.diff.base import SAME_DB
 from quanterr.documents.diff.candidates import model as candidates
 from quanterr.documents.diff.candidates.model import CandidateChange, CandidateDiff, MetricChange, Word
 from quanterr.documents.diff.reports import model as reports
-from quanterr.documents.diff.reports.model import Both, Change, Diff, FormatChange, Totals
+from quanterr.documents.diff.reports.model import Diff, FormatChange, Totals
 from quanterr.documents.document import Document
 from quanterr.documents.kinds import KINDS, DocumentKind, find_kind, read_document
 from quanterr.documents.reading import read_report
-from quanterr.documents.subjects import WIDTH, Item, Subject, compute_change
+from quanterr.documents.subjects import WIDTH, Item, Subject
 from quanterr.errors import UsageError
+from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 METRICS = ("format", "snr_db", "excess_db", NORM)  # fields of layers that diffs read
 AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
 Stored = str | PathLike[str] | Document
 Named = TypeVar("Named")
-Changed = TypeVar("Changed")
+Pairs = list[tuple[Named, Named]]
 
 
 @overload
@@ -80,29 +79,32 @@ def _pick_name(one: Stored) -> str:
     return cast(Report, one).quantized.path if type(one).__name__ == "Report" else type(one).__name__.lower()
 
 
-def _check_comparable(names: tuple[str, str], why: str | None, force: bool) -> None:
-    """Check that two results are comparable, unless forced.
+def _check_comparable(how: Changes, old: Document, new: Document, names: tuple[str, str], force: bool) -> str | None:
+    """Return why two results are not comparable; None if they are.
 
     Raises:
-        UsageError: ``why`` gives a reason against comparing, and ``force`` is False.
+        UsageError: they are not, and ``force`` is False.
     """
+    why = how.find_difference(old, new)
     if why and not force:
-        old, new = map(display, names)
-        raise UsageError(f"{old} cannot be compared with {new}: {why}; use --force to compare anyway")
+        before, after = map(display, names)
+        raise UsageError(f"{before} cannot be compared with {after}: {why}; use --force to compare anyway")
+    return why
 
 
-def _pair_up(
-    old: Mapping[str, Named], new: Mapping[str, Named]
-) -> tuple[list[tuple[Named, Named]], list[str], list[str]]:
+def _pair_up(old: Mapping[str, Named], new: Mapping[str, Named]) -> tuple[Pairs[Named], list[str], list[str]]:
     """Return the items that both documents have, in pairs, and the names of items that are new and that are gone."""
     both = [(old[name], item) for name, item in new.items() if name in old]
     return both, [name for name in new if name not in old], [name for name in old if name not in new]
 
 
-def _sort(found: Iterable[tuple[float, Changed]]) -> tuple[list[Changed], list[Changed]]:
-    """Return items that are worse and items that are not, given how much worse each is, the largest change first."""
-    ordered = sorted(found, key=lambda one: -abs(one[0]))
-    return [item for by, item in ordered if by > 0], [item for by, item in ordered if by <= 0]
+def _compare_items(how: Changes, old: Iterable[Item], new: Iterable[Item]) -> tuple[Pairs[Item], JsonObject]:
+    """Return the items of both documents in pairs, and the fields of a diff about items, the largest change first."""
+    both, added, gone = _pair_up(*({item.name: item for item in items} for items in (old, new)))
+    found = sorted(filter(None, (how.compare(*pair) for pair in both)), key=lambda one: -abs(one[0]))
+    worse, better = [item for by, item in found if by > 0], [item for by, item in found if by <= 0]
+    unchanged = len(both) - len(found)
+    return both, {"worse": worse, "better": better, "unchanged": unchanged, "added": added, "gone": gone}
 
 
 def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool = False) -> Diff:
@@ -111,28 +113,21 @@ def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool =
     Raises:
         UsageError: their originals, selections or settings differ, and ``force`` is False.
     """
-    why = find_difference(old, new)
-    _check_comparable(paths, why, force)
-    both, added, gone = _pair_up(*({item.name: item for item in ReportValues(one).items} for one in (old, new)))
-    levels = [_compare_levels(*pair) for pair in both]
+    how = CHANGES["report"]
+    why = _check_comparable(how, old, new, paths, force)
+    both, changes = _compare_items(how, *(ReportValues(one).items for one in (old, new)))
+    levels = [compare_levels(*pair) for pair in both]
     undefined = [one.name for one in levels if one.old_snr_db is None and one.new_snr_db is None]
-    layers = zip(both, levels, strict=True)
-    found = [change for pair, level in layers if (change := _compare_layer(*pair, level)) is not None]
-    worse, better = _sort(found)
     return Diff(
         schema=reports.SCHEMA,
         schema_version=reports.SCHEMA_VERSION,
         difference=why,
         old=_total(paths[0], old),
         new=_total(paths[1], new),
-        added=added,
-        gone=gone,
         format_changes=[change for pair in both for change in _compare_formats(*pair)],
-        unchanged=len(both) - len(found) - len(undefined),
-        worse=worse,
-        better=better,
         undefined=undefined,
         layers=levels,
+        **changes | {"unchanged": changes["unchanged"] - len(undefined)},
     )
 
 
@@ -141,43 +136,10 @@ def _total(path: str, report: Report) -> Totals:
     return Totals(path, report.verdict, len(report.layers), **aggregate, quantized_bytes=report.quantized.bytes)
 
 
-def _compare_levels(was: Item, now: Item) -> Both:
-    old, new = (None if one.trouble else one.get_number("snr_db") for one in (was, now))
-    return Both(now.name, old, new, compute_change(old, new), getattr(now.values, "format", None))
-
-
 def _compare_formats(was: Item, now: Item) -> Iterator[FormatChange]:
     old, new = getattr(was.values, "format", None), getattr(now.values, "format", None)
     if old != new and old and new:
         yield FormatChange(now.name, old, new)
-
-
-def _compare_layer(was: Item, now: Item, both: Both) -> tuple[float, Change] | None:
-    """Return how much worse a layer is; None if its SNR is as it was, or undefined in both.
-
-    A layer whose SNR became undefined is infinitely worse. One that became identical to the original counts as the
-    smallest improvement.
-    """
-    old, new, by = both.old_snr_db, both.new_snr_db, both.change_db
-    if (old is None and new is None) or (by is not None and abs(by) <= SAME_DB):
-        return None
-    old_db, new_db, by_db = (v if v is not None and isfinite(v) else None for v in (old, new, by))
-    reason = _find_reason(was, now, old, new) if by_db is None else None
-    excess = (getattr(weight.values, "excess_db", None) for weight in (was, now))
-    change = Change(now.name, old_db, new_db, by_db, reason, *excess)
-    if new is None or (by is not None and by < 0):
-        return inf if by is None else -by, change
-    return 0.0 if new_db is None else -inf if by is None else -by, change
-
-
-def _find_reason(was: Item, now: Item, before: float | None, after: float | None) -> str:
-    if after is None:
-        return now.trouble or "its SNR is undefined"
-    if before is None:
-        return f"before: {was.trouble or 'its SNR was undefined'}"
-    if inf in (before, after):
-        return f"{'was' if before == inf else 'is'} identical to the original"
-    return f"its SNR {'was' if before == -inf else 'is'} minus infinity: the original is all zeros"
 
 
 def diff_candidates(
@@ -190,8 +152,7 @@ def diff_candidates(
     """
     document = kind.name.lower()
     how = CHANGES[document]
-    why = how.find_difference(old, new)
-    _check_comparable(names, why, force)
+    why = _check_comparable(how, old, new, names, force)
     before, after = (_list_sides(kind, one) for one in (old, new))
     if len(before) == len(after) == 1:  # the same candidate, whatever its names
         before = dict(zip(after, before.values(), strict=True))
@@ -221,10 +182,8 @@ def _list_sides(kind: DocumentKind, document: Document) -> dict[str, CandidateSi
 
 
 def _compare_sides(how: Changes, was: CandidateSide, now: CandidateSide) -> CandidateChange:
-    sides = (was.subject.items, now.subject.items)
-    both, added, gone = _pair_up(*({item.name: item for item in items if item.kind == how.item} for items in sides))
-    found = [change for pair in both if (change := how.compare(*pair)) is not None]
-    worse, better = _sort(found)
+    sides = ([item for item in side.subject.items if item.kind == how.item] for side in (was, now))
+    _, changes = _compare_items(how, *sides)
     return CandidateChange(
         name=now.name,
         old_name=was.name,
@@ -233,11 +192,7 @@ def _compare_sides(how: Changes, was: CandidateSide, now: CandidateSide) -> Cand
         old_bytes=was.bytes,
         new_bytes=now.bytes,
         metrics=list(_compare_metrics(was.subject, now.subject)),
-        worse=worse,
-        better=better,
-        unchanged=len(both) - len(found),
-        added=added,
-        gone=gone,
+        **changes,
     )
 
 
