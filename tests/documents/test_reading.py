@@ -20,6 +20,7 @@ import quanterr
 from quanterr.documents import checksum
 from quanterr.documents.base import dumps
 from quanterr.documents.checksum import check_blocks
+from quanterr.documents.comparison.layer import find_sizes
 from quanterr.documents.kinds import read_document
 from quanterr.documents.reading import read_report
 from quanterr.errors import ReportError, Status
@@ -111,9 +112,22 @@ def test_fields_missing_from_older_reports_are_optional(stored, text):
     assert read_report(stored).settings.importance is None
 
 
+def test_report_without_bytes_of_layers_has_their_sizes(report, stored, text):
+    fields = json.loads(text)
+    for layer in (*fields["layers"], *fields["lossless"]):
+        del layer["original_bytes"], layer["quantized_bytes"]
+    stored.write_text(json.dumps(fields))
+    older = read_report(stored)
+
+    assert {None} == {layer.quantized_bytes for layer in (*older.layers, *older.lossless)}
+    for name in ("layers", "lossless"):
+        new, old = (list(map(find_sizes, getattr(one, name))) for one in (report, older))
+        assert new == old
+
+
 def test_fields_from_a_newer_minor_version_are_ignored(stored, text):
     fields = json.loads(text)
-    fields["schema_version"] = "1.7"
+    fields["schema_version"] = "1.99"
     fields["from_the_future"] = fields["layers"][0]["from_the_future"] = {"x": 1}
     stored.write_text(json.dumps(fields))
 
