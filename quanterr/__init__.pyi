@@ -103,6 +103,7 @@ def compare(
     lenient: bool = False,
     cache: Path | None = None,
     outlier_threshold: float = 0.01,
+    baseline_original: Literal["same", "any"] = "same",
     strict_warnings: bool = False,
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
@@ -141,6 +142,8 @@ def compare(
         cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.
             Default: no cache.
         outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
+        baseline_original (default same): any accepts a baseline of another original, such as another finetune,
+            whose layers have the same names and sizes.
         strict_warnings: Treat rules of severity warn as errors.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
@@ -162,6 +165,7 @@ def compare_images(
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
     baseline: Path | Result | None = None,
+    baseline_original: Literal["same", "any"] = "same",
     strict_warnings: bool = False,
 ) -> Images:
     """Compare images of the same name (PNG, JPEG, WebP, 8 bits) in two folders, made from the same prompts and seeds.
@@ -182,6 +186,8 @@ def compare_images(
         baseline (FILE): An older result of the same command, for rank and sweep a report of compare (JSON), for
             delta, rel_delta and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold; for
             evaluate 'ratio(kld_mean) <= 1.1', for images 'delta(ssim) >= -0.01'.
+        baseline_original (default same): any accepts a baseline of another original, such as another finetune,
+            whose layers have the same names and sizes.
         strict_warnings: Treat rules of severity warn as errors.
 
     Raises:
@@ -266,6 +272,7 @@ def evaluate(
     split: bool = False,
     swap: Iterable[str] = (),
     swap_blocks: bool = False,
+    baseline_original: Literal["same", "any"] = "same",
     strict_warnings: bool = False,
     importance_out: Path | None = None,
     saliency_out: Path | None = None,
@@ -330,6 +337,8 @@ def evaluate(
             original; patterns as for quanterr compare -l.
         swap_blocks: Also measure the divergence of each block alone in the original; of L blocks, takes L / 4
             times as long.
+        baseline_original (default same): any accepts a baseline of another original, such as another finetune,
+            whose layers have the same names and sizes.
         strict_warnings: Treat rules of severity warn as errors.
         importance_out (FILE): Write the second moments of inputs as an importance matrix of llama.cpp (GGUF).
         saliency_out (FILE): Write the columns and elements of each weight with the largest Var(x) · w² (JSON).
@@ -499,6 +508,7 @@ def rank(
     lenient: bool = False,
     cache: Path | None = None,
     outlier_threshold: float = 0.01,
+    baseline_original: Literal["same", "any"] = "same",
     strict_warnings: bool = False,
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
@@ -536,6 +546,8 @@ def rank(
         cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.
             Default: no cache.
         outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
+        baseline_original (default same): any accepts a baseline of another original, such as another finetune,
+            whose layers have the same names and sizes.
         strict_warnings: Treat rules of severity warn as errors.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
@@ -568,6 +580,7 @@ def sweep(
     study: bool = False,
     outlier_threshold: float = 0.01,
     hardware: str | None = None,
+    baseline_original: Literal["same", "any"] = "same",
     strict_warnings: bool = False,
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
@@ -608,6 +621,8 @@ def sweep(
         outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
         hardware (NAME|GB/s): Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max,
             900GB/s.
+        baseline_original (default same): any accepts a baseline of another original, such as another finetune,
+            whose layers have the same names and sizes.
         strict_warnings: Treat rules of severity warn as errors.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.

@@ -33,7 +33,8 @@ class Gate(Model):
     ``skipped`` layers lack the metric. ``observed`` is the value of the condition in ``worst_layer``, the layer
     nearest to the limit or furthest beyond it, or over all layers together; null if undefined or infinite.
     ``margin`` is the distance to ``limit``, negative beyond it. ``violations`` lists all violations, the worst first. A
-    gate of severity ``warn`` does not change the verdict.
+    gate of severity ``warn`` does not change the verdict. ``baseline_original`` says how the original of the baseline
+    differs, if the rule accepts another one.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Gate(Model):
     worst_layer: str | None
     message: str
     violations: list[Violation]
+    baseline_original: str | None = None
 
 
 class Verdict(NamedTuple):

@@ -110,8 +110,8 @@ class Subject:
     def check_usable(self) -> None:
         """Raise UsageError if the subject as a whole cannot serve as a baseline."""
 
-    def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
-        """Check that a baseline is comparable in these metrics.
+    def check_baseline(self, baseline: Self, metrics: Collection[str], any_original: bool = False) -> str | None:
+        """Check that a baseline is comparable in these metrics; return how its original differs, if it may.
 
         Raises:
             UsageError: the baseline is unreliable, or has another original, selection or text.

@@ -18,7 +18,7 @@ To add a function, add a row to FUNCTIONS.
 import os
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -67,8 +67,17 @@ def prepare(
     given = options.baseline is not None
     if not required and not options.has_rules:
         return PreparedRules([], [])
+    any_original = options.baseline_original == "any"
+    if any_original and not given:
+        raise UsageError("--baseline-original any: give --baseline REPORT")
     rules = read_rules(
-        options.thresholds, options.require, options.fail_if, options.strict_warnings, given, kind.values.VOCABULARY
+        options.thresholds,
+        options.require,
+        options.fail_if,
+        options.strict_warnings,
+        given,
+        kind.values.VOCABULARY,
+        any_original,
     )
     check_baseline_use(rules, given, updated)
     before = [] if options.baseline is None else _read_baseline(options.baseline, rules, kind)
@@ -119,6 +128,7 @@ def judge(
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
     baseline: "DocumentT | str | os.PathLike[str] | None" = None,
+    baseline_original: Literal["same", "any"] = "same",
 ) -> "DocumentT":
     """Return a report, ranking, evaluation or comparison of images with new ``gates``, ``verdict`` and ``reasons``.
 
@@ -130,6 +140,7 @@ def judge(
         baseline: an older document of the same kind, or its file, for rules with ``delta``, ``rel_delta`` or ``ratio``.
             Without such a rule it adds ``delta(snr_db) >= -0.5`` for a report, ``ratio(kld_mean) <= 1.1`` for an
             evaluation, ``delta(ssim) >= -0.01`` for images.
+        baseline_original: ``"any"`` accepts a baseline of another original with the same names and sizes of layers.
 
     Raises:
         UsageError: there is no rule; a rule cannot be parsed; a pattern matches nothing; the baseline is unreliable,
@@ -139,7 +150,14 @@ def judge(
     judged, before = _load_document("document", document), None
     if baseline is not None:
         before = _load_document("baseline", baseline)
-    rules = read_rules(thresholds, require, fail_if, baseline=before is not None, vocabulary=_values(judged).VOCABULARY)
+    rules = read_rules(
+        thresholds,
+        require,
+        fail_if,
+        baseline=before is not None,
+        vocabulary=_values(judged).VOCABULARY,
+        any_original=baseline_original == "any",
+    )
     check_baseline_use(rules, before is not None)
     return apply_rules(judged, rules, subjects_of(before) if before else ())
 

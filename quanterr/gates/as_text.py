@@ -28,7 +28,8 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
         lines.append(f"{mark}: {display(_say_once(gate, said), MAX_LINE)}")
         if gate.status == "fail":
             lines += [display(line, MAX_LINE) for line in _format_details(gate, said)]
-    return lines
+    other = next((gate.baseline_original for gate in gates if gate.baseline_original), None)
+    return lines if other is None else [*lines, display(f"note: the baseline has another original: {other}", MAX_LINE)]
 
 
 def _say_once(gate: Gate, said: Said) -> str:

@@ -9,6 +9,7 @@ layers = ["*.self_attn.*"]         # as --layers-to-compare; without it, all wei
 severity = "error"                 # or "warn": reported, but fails only with --strict-warnings
 undefined = "fail"                 # or "skip": skips layers without the metric; with delta, new layers
 reason = "below, prompts drift"    # shown if the rule does not hold
+baseline_original = "same"         # or "any": the baseline may be of another finetune, with the same names and sizes
 """
 
 import os
@@ -25,7 +26,7 @@ from quanterr.util.rule_file import RuleTable, read_rule_tables, show_value
 from quanterr.util.text import display
 
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
-KEYS = ("id", "require", "layers", "severity", "undefined", "reason")
+KEYS = ("id", "require", "layers", "severity", "undefined", "reason", "baseline_original")
 
 
 class Rule(NamedTuple):
@@ -38,6 +39,7 @@ class Rule(NamedTuple):
     undefined: Literal["fail", "skip"] = "fail"
     reason: str | None = None
     place: str = ""  # "thresholds.toml:12: " if the rule comes from a file
+    baseline_original: Literal["same", "any"] = "same"
 
 
 def read_rules(
@@ -47,11 +49,13 @@ def read_rules(
     strict_warnings: bool = False,
     baseline: bool = False,
     vocabulary: Vocabulary = OF_REPORTS,
+    any_original: bool = False,
 ) -> list[Rule]:
     """Return the rules of a thresholds file or preset, followed by ``--require`` and ``--fail-if``.
 
     ``--fail-if`` requires the opposite, so undefined values fail there too. With ``strict_warnings`` all rules have
-    severity error. If no rule compares with a given ``baseline``, a rule is added: no layer may be clearly worse.
+    severity error, and with ``any_original`` a baseline may have another original. If no rule compares with a given
+    ``baseline``, a rule is added: no layer may be clearly worse.
 
     Raises:
         UsageError: the file cannot be read, is not TOML or has unknown entries; there is no rule; two rules contradict
@@ -69,6 +73,8 @@ def read_rules(
         where = f"{_name_source(thresholds)}: has no [[rule]]" if thresholds is not None else "no rules given"
         raise UsageError(f"{where}; give --thresholds FILE, or --require '{vocabulary.example}'")
     _check_ids(rules)
+    if any_original:
+        rules = [rule._replace(baseline_original="any") for rule in rules]
     return [rule._replace(severity="error") for rule in rules] if strict_warnings else rules
 
 
@@ -109,6 +115,7 @@ def _make_rule(found: RuleTable, vocabulary: Vocabulary) -> Rule:
         cast(Literal["fail", "skip"], table.get("undefined", "fail")),
         table.get("reason"),
         f"{found.place}: ",
+        cast(Literal["same", "any"], table.get("baseline_original", "same")),
     )
 
 

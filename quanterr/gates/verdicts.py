@@ -31,12 +31,19 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
     Raises:
         UsageError: the baseline does not fit this subject, or a pattern of a rule selects nothing.
     """
+    other_original = None
     if baseline:
-        compared = {rule.condition.metric for rule in rules if rule.condition.function in OF_BASELINE}
-        subject.check_baseline(baseline, compared)
+        comparing = [rule for rule in rules if rule.condition.function in OF_BASELINE]
+        any_original = all(rule.baseline_original == "any" for rule in comparing)
+        other_original = subject.check_baseline(baseline, {rule.condition.metric for rule in comparing}, any_original)
     if not subject.unreliable:  # unreliability is reported first, and may be why a layer is missing
         check_patterns(rules, subject)
     gates = [_apply_rule(subject, rules, n, baseline) for n in range(len(rules))]
+    if other_original:
+        gates = [
+            replace(gate, baseline_original=other_original) if rule.condition.function in OF_BASELINE else gate
+            for gate, rule in zip(gates, rules, strict=True)
+        ]
     doubts = list_doubts(subject, rules)
     doubts += [
         gate.message
@@ -50,7 +57,8 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
         warned = f"; failed with a warning: {count(len(failed), 'gate')}" if failed else ""
         held = len(gates) - len(failed)
         hold = "the gate holds" if held == len(gates) == 1 else f"{held} gate{' holds' if held == 1 else 's hold'}"
-        reasons = [f"{subject.vocabulary.done}; {hold}{warned}"]
+        beside = "; the baseline has another original" if other_original else ""
+        reasons = [f"{subject.vocabulary.done}; {hold}{warned}{beside}"]
     return Verdict("inconclusive" if doubts else "fail" if errors else "pass", reasons, gates)
 
 

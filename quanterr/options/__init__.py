@@ -246,6 +246,15 @@ class GateOptions(CheckedOptions):
             "FILE",
         ),
     ] = None
+    baseline_original: Annotated[
+        Literal["same", "any"],
+        Option(
+            "any accepts a --baseline of another original, such as another finetune, whose layers have the same names "
+            "and sizes.",
+            GATES,
+            rare=True,
+        ),
+    ] = "same"
     strict_warnings: Annotated[bool, Option("Treat rules of severity warn as errors.", GATES, rare=True)] = False
 
     @property

@@ -19,7 +19,7 @@ from quanterr.util.text import display
 from quanterr.util.toml_file import read_toml
 
 SCHEMA = 1
-CHOICES = {"severity": ("error", "warn"), "undefined": ("fail", "skip")}
+CHOICES = {"severity": ("error", "warn"), "undefined": ("fail", "skip"), "baseline_original": ("same", "any")}
 _RULE = re.compile(r"^[ \t]*\[\[[ \t]*[\"']?rule[\"']?[ \t]*\]\]", re.MULTILINE)
 
 

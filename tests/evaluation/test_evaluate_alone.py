@@ -196,8 +196,7 @@ def test_unknown_tokenizer_is_refused_by_name(changed, said):
 
 def test_text_is_refused_where_a_file_has_no_tokenizer(tmp_path):
     _, path = converted("llama", tmp_path)
-    said = r"tokens is missing; .* with config, or token ids with tokens instead"
-    with pytest.raises(quanterr.CheckpointError, match=said):
+    with pytest.raises(quanterr.CheckpointError, match=r"tokens is missing; .* config, or token ids with tokens "):
         quanterr.evaluate(path, text=__file__, against="int8_row")
 
 

@@ -434,6 +434,34 @@ class TestBaseline:
         assert "the baseline does not apply to this report: it " in str(caught.value)
         assert why in str(caught.value)
 
+    def test_baseline_of_another_finetune_is_accepted_on_request(self):
+        before = made(rows=[row(name, snr, original_norm=2.0) for name, snr in LAYERS.items()])
+        report = made(LAYERS)
+        rule = Rule("delta", parse("delta(snr_db) >= -1"), baseline_original="any")
+        found = judge(report, rule, "snr_db >= 1", baseline=before)
+
+        assert ("pass", ["everything selected was compared; 2 gates hold; the baseline has another original"]) == (
+            found.verdict,
+            found.reasons,
+        )
+        says = "the norm of the original a is 2.0 there, 1.0 here"
+        assert [says, None] == [one.baseline_original for one in found.gates]
+        assert f"note: the baseline has another original: {says}" == format_gates(found.gates)[-1]
+        with pytest.raises(UsageError, match="--baseline-original any compares with it nevertheless"):
+            judge(report, rule, "delta(snr_db) >= -2", baseline=before)
+
+    @pytest.mark.parametrize(
+        ("rows", "why"),
+        [
+            ([row("a", 20.0, original_norm=2.0)], "b is only here"),
+            ([row("a", 20.0, original_norm=2.0), row("b", 30.0, tensor_elements=7)], "b has 7 elements there, "),
+        ],
+    )
+    def test_baseline_of_another_model_is_refused_in_any_case(self, rows, why):
+        rule = Rule("delta", parse("delta(snr_db) >= -1"), baseline_original="any")
+        with pytest.raises(UsageError, match=why):
+            judge(made({"a": 20.0, "b": 30.0}), rule, baseline=made(rows=rows, original={"tensors": 3, "bytes": 300}))
+
     @pytest.mark.parametrize(
         ("before", "why"),
         [

@@ -193,7 +193,7 @@ reason = "why"
         )
         first, second = read_rules(path)
 
-        told = ("x", "snr_db >= 30", (), "error", "fail", None, f"{path}:2: ")
+        told = ("x", "snr_db >= 30", (), "error", "fail", None, f"{path}:2: ", "same")
         assert told == first._replace(condition=first.condition.text)
         assert ("attn", "mlp", "re:a,b", "!*.bias") == second.layers
         assert ("warn", "skip", "why") == (second.severity, second.undefined, second.reason)
@@ -300,4 +300,16 @@ class TestPresets:
 def test_every_message_about_a_file_begins_with_its_name(tmp_path):
     path = thresholds(tmp_path, f'schema = 1\n{RULE}layers = "a"\n')
     with pytest.raises(UsageError, match=f"^{re.escape(str(path))}:2: "):
+        read_rules(path)
+
+
+def test_another_original_is_accepted_by_a_rule_or_an_option(tmp_path):
+    path = tmp_path / "rules.toml"
+    text = 'schema = 1\n[[rule]]\nid = "x"\nrequire = "delta(snr_db) >= -1"\nbaseline_original = "any"\n'
+    path.write_text(text)
+
+    assert ["any"] == [rule.baseline_original for rule in read_rules(path)]
+    assert ["any"] == [rule.baseline_original for rule in read_rules(None, "snr_db >= 1", any_original=True)]
+    path.write_text(text.replace('"any"', '"other"'))
+    with pytest.raises(UsageError, match='baseline_original must be one of same, any, not "?other'):
         read_rules(path)

@@ -9,27 +9,54 @@ from quanterr.util.text import display
 if TYPE_CHECKING:
     from quanterr.documents.comparison.model import Report
 
+OTHER_ORIGINAL = "it has a different original"
 NORM_TOLERANCE = 1e-6  # for norms from two devices: sums of chunks in float32 are accurate to 1e-8
 
 
 def find_difference(old: "Report", new: "Report") -> str | None:
     """Return why two reports cannot be compared, or None. Both need the metric :data:`NORM`.
 
-    Original, selection, outlier threshold and metrics version must agree. The original is identified by its number of
-    tensors, its bytes, and the norm and fingerprint of each tensor that both reports compare and find finite.
+    Original, selection, outlier threshold and metrics version must agree.
+    """
+    if why := find_other_original(old, new):
+        return f"{OTHER_ORIGINAL}: {why}"
+    return find_other_settings(old, new)
+
+
+def find_other_original(old: "Report", new: "Report") -> str | None:
+    """Return how the originals of two reports differ, or None.
+
+    An original is identified by its number of tensors, its bytes, and the norm and fingerprint of each tensor that both
+    reports compare and find finite.
     """
     for key in ("tensors", "bytes"):
         before, after = (getattr(report.original, key) for report in (old, new))
         if before != after:
-            return f"it has a different original: {before:,} {key} there, {after:,} here"
+            return f"{before:,} {key} there, {after:,} here"
+    return find_other_tensor(_iterate_finite(old), _iterate_finite(new))
+
+
+def find_other_layers(old: "Report", new: "Report") -> str | None:
+    """Return how the layers of two reports differ in name or size, whatever their values; None if they do not."""
+    there, here = ({row.layer_name: row.tensor_elements for row in _iterate_rows(one)} for one in (old, new))
+    for name in sorted(there.keys() | here.keys()):
+        before, after = there.get(name), here.get(name)
+        if before is None or after is None:
+            return f"{display(name)} is only {'here' if before is None else 'there'}"
+        if before != after:
+            return f"{display(name)} has {before:,} elements there, {after:,} here"
+    return None
+
+
+def find_other_settings(old: "Report", new: "Report") -> str | None:
+    """Return how the selections or settings of two reports differ, or None."""
     if old.selection != new.selection:
         return describe_selections(old.selection.patterns, new.selection.patterns)
     for key, what in (("outlier_threshold", "outlier threshold"), ("metrics_version", "version of the metrics")):
         before, after = (getattr(report.settings, key) for report in (old, new))
         if before != after:
             return f"it has another {what}: {before} there, {after} here"
-    why = find_other_tensor(_iterate_finite(old), _iterate_finite(new))
-    return f"it has a different original: {why}" if why else None
+    return None
 
 
 def describe_selections(there: Sequence[str], here: Sequence[str]) -> str:
@@ -58,5 +85,9 @@ def find_other_tensor(there: Iterable[Any], here: Iterable[Any]) -> str | None:
 
 def _iterate_finite(report: "Report") -> Iterator[Any]:
     """Yield the compared tensors that are finite on both sides."""
+    return (row for row in _iterate_rows(report) if getattr(row, "finite", True))
+
+
+def _iterate_rows(report: "Report") -> Iterator[Any]:
     for rows in (report.layers, report.other_changes, report.lossless):
-        yield from (row for row in rows if getattr(row, "finite", True))
+        yield from rows

@@ -9,7 +9,12 @@ from typing import NamedTuple, Self
 from quanterr.documents.comparison.aggregate import Aggregate
 from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.model import Report
-from quanterr.documents.comparison.same_original import find_difference
+from quanterr.documents.comparison.same_original import (
+    OTHER_ORIGINAL,
+    find_other_layers,
+    find_other_original,
+    find_other_settings,
+)
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons, read_number
 from quanterr.errors import UsageError
 from quanterr.metrics.scores import list_numbers
@@ -140,18 +145,25 @@ class ReportValues(Subject):
             return
         raise UsageError(f"the baseline is not reliable: {why}; compare again, or give another report")
 
-    def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
-        """Check that a baseline is comparable in these metrics.
+    def check_baseline(self, baseline: Self, metrics: Collection[str], any_original: bool = False) -> str | None:
+        """Check that a baseline is comparable in these metrics; return how its original differs, if it may.
 
         Raises:
-            UsageError: as for :meth:`check_usable`, or the original or the weighting of a metric differs.
+            UsageError: as for :meth:`check_usable`, or the original, or with ``any_original`` the names or sizes of its
+                layers, or the weighting of a metric differ.
         """
         baseline.check_usable()
-        why = find_difference(baseline.report, self.report)
+        other = find_other_original(baseline.report, self.report)
+        why = find_other_settings(baseline.report, self.report)
+        if other and any_original:
+            why = why or find_other_layers(baseline.report, self.report)
+        elif other:
+            why = f"{OTHER_ORIGINAL}: {other}; --baseline-original any compares with it nevertheless"
         for setting in sorted({NEEDS[metric] for metric in metrics if metric in NEEDS}) if why is None else ():
             why = why or _find_other_file(setting, baseline.report, self.report)
         if why:
             raise UsageError(f"the baseline does not apply to this report: {why}")
+        return other
 
 
 def list_subjects(report: Report) -> list[Subject]:

@@ -35,7 +35,7 @@ class ImageValues(Subject):
         """Return all images: identical pairs hold, images that were not compared violate."""
         return self.items
 
-    def check_baseline(self, baseline: Self, metrics: Collection[str]) -> None:
+    def check_baseline(self, baseline: Self, metrics: Collection[str], any_original: bool = False) -> None:
         """Check that both are means over the same images.
 
         Raises:
