@@ -30,6 +30,7 @@ from quanterr.cli import (
     settings,
     sweep,
 )
+from quanterr.cli.display import write_failures
 from quanterr.cli.options import Command, ProgramGroup, wrap_help
 from quanterr.cli.process import is_other_rank
 from quanterr.errors import ElsewhereError, QuanterrError, Status, UsageError
@@ -179,21 +180,29 @@ def _run_app() -> int:
         # All ranks raise the same usage errors; only rank 0 prints them.
         if not isinstance(error, ElsewhereError) and not (isinstance(error, UsageError) and is_other_rank()):
             print(f"quanterr: {escape_text(str(error))}", file=sys.stderr)
+        write_failures(str(error), error.status)
         return error.status
     except Exception as error:  # an exit status of 1 would read as "a gate failed"
-        if is_out_of_memory(error):
-            why = f" ({escape_text(str(error))})" if str(error) else ""
-            print(f"quanterr: out of memory{why}: the run needs more than is available or allowed", file=sys.stderr)
-            return Status.ENVIRONMENT
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            print(f"quanterr: {error.strerror}", file=sys.stderr)
-            return Status.ENVIRONMENT
-        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            print("quanterr: this command needs torch, which is not installed: pip install torch", file=sys.stderr)
-            return Status.ENVIRONMENT
-        print(escape_text(traceback.format_exc()), file=sys.stderr)
-        print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
-        return Status.BUG
+        status = _report_crash(error)
+        write_failures(str(error) or type(error).__name__, status)
+        return status
+
+
+def _report_crash(error: Exception) -> Status:
+    """Print an error that is not quanterr's own: a lack of memory, of disk or of torch, or a bug."""
+    if is_out_of_memory(error):
+        why = f" ({escape_text(str(error))})" if str(error) else ""
+        print(f"quanterr: out of memory{why}: the run needs more than is available or allowed", file=sys.stderr)
+        return Status.ENVIRONMENT
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        print(f"quanterr: {error.strerror}", file=sys.stderr)
+        return Status.ENVIRONMENT
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        print("quanterr: this command needs torch, which is not installed: pip install torch", file=sys.stderr)
+        return Status.ENVIRONMENT
+    print(escape_text(traceback.format_exc()), file=sys.stderr)
+    print("quanterr: this is a bug in quanterr; please report it with the lines above", file=sys.stderr)
+    return Status.BUG
 
 
 def _print_usage_error(error: Any) -> int:

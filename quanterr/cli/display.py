@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from quanterr.cli.options import AllBut, Only
+from quanterr.cli.process import is_other_rank
 from quanterr.errors import ResourceError, Status
 from quanterr.options import OUTPUT, SELECTION, CheckedOptions, Option
 from quanterr.util.platform import is_closed_pipe
+from quanterr.util.text import escape_text
 
 if TYPE_CHECKING:
     from quanterr.documents.document import Result
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from quanterr.outputs.sections import View
 
 TOP_LAYERS = 10  # in tables, by default
+FAILURES = (Status.UNREADABLE, Status.ENVIRONMENT, Status.BUG)  # not wrong usage: a typo replaces no report
 Color = Literal["auto", "always", "never"]
 
 
@@ -82,7 +85,31 @@ class Display(CheckedOptions):
         from quanterr.outputs.files import check_targets
 
         given = [fspath(path) for path in inputs if isinstance(path, str | PathLike)]
-        return check_targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs or OUTPUTS)
+        _awaited[:] = check_targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs or OUTPUTS)
+        return list(_awaited)
+
+
+_awaited: list["Target"] = []  # requested outputs of which none holds a result of this run yet
+
+
+def write_result(found: object, target: "Target", **more: object) -> None:
+    """Write a result to a target, as :func:`quanterr.outputs.files.write_output` does."""
+    from quanterr.outputs.files import write_output
+
+    write_output(found, target, **more)
+    if target in _awaited:
+        _awaited.remove(target)
+
+
+def write_failures(message: str, status: int) -> None:
+    """Write an error to each requested output that has no result; an older one there would pass for this run's."""
+    if not _awaited or status not in FAILURES or is_other_rank():
+        return
+    from quanterr.outputs.failure import write_failure
+
+    for target in _awaited:
+        with suppress(ResourceError):  # the error that is reported may be the full disk
+            write_failure(target, escape_text(message), status)
 
 
 TABLE_OPTIONS = Only(("as_json", "color", "no_color"))
@@ -126,8 +153,6 @@ def deliver(
     Files come first, so that a closed pager costs no result; tables are printed even if a file cannot be written.
     Tables go to stderr if the document goes to standard output.
     """
-    from quanterr.outputs.files import write_output
-
     more = {"html": {"next_step": next_step}}  # keywords of outputs
     to_stdout = [target for target in to if target.path is None]
     wrote: list[str] = []
@@ -135,7 +160,7 @@ def deliver(
         try:
             for target in to:
                 if target.path is not None:
-                    write_output(found, target, **more.get(target.output.name, {}))
+                    write_result(found, target, **more.get(target.output.name, {}))
                     wrote.append(str(target.path))
         finally:
             if display.quiet:
@@ -151,7 +176,7 @@ def deliver(
                 terminal.show(shown, console, outcome, tables, not display.no_plot)
                 stream.flush()
         for target in to_stdout:
-            write_output(found, target, **more.get(target.output.name, {}))
+            write_result(found, target, **more.get(target.output.name, {}))
         if display.as_json and not to_stdout:
             found.write_json(sys.stdout)
             sys.stdout.flush()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quanterr.cli.display import Display, guard_stdout
+from quanterr.cli.display import Display, guard_stdout, write_result
 from quanterr.cli.options import AllBut, argument, with_options
 from quanterr.cli.verdicts import report_verdict, summarize
 from quanterr.errors import UsageError
@@ -121,7 +121,7 @@ def _same_file(report: str, baseline: str) -> bool:
 def _write_document(document: "Document", to: "list[Target]", baseline: str | None, judged: "Verdict") -> None:
     """Write the document to the targets and, if all gates hold, to the baseline."""
     from quanterr.outputs import OUTPUTS
-    from quanterr.outputs.files import Target, write_output
+    from quanterr.outputs.files import Target
 
     against: str | None = None if judged.verdict == "pass" else judged.verdict
     failed = [gate.id for gate in judged.gates if gate.status == "fail"]
@@ -130,7 +130,7 @@ def _write_document(document: "Document", to: "list[Target]", baseline: str | No
     if baseline is not None and against is None:
         to = [*to, Target(OUTPUTS[0], pathlib.Path(os.path.realpath(baseline)))]
     for target in to:
-        write_output(document, target)
+        write_result(document, target)
     if baseline is not None:
         done = "updated to this report" if against is None else f"not updated: {against}"
         print(f"baseline {display(baseline)}: {done}", file=sys.stderr)

@@ -7,7 +7,7 @@ from os import fspath
 from typing import TYPE_CHECKING, Annotated
 
 from quanterr.cli.completion import PROGRAMS
-from quanterr.cli.display import Display, deliver, guard_stdout
+from quanterr.cli.display import Display, deliver, guard_stdout, write_result
 from quanterr.cli.interrupt import Interrupt
 from quanterr.cli.next_steps import suggest_after_plan
 from quanterr.cli.notices import announce
@@ -54,7 +54,6 @@ def plan(
     """
     from quanterr.cli.opening import open_run
     from quanterr.outputs import OUTPUTS, Output
-    from quanterr.outputs.files import write_output
     from quanterr.planning.goals import parse_goal
 
     parse_goal(options)  # raises before torch is imported
@@ -87,12 +86,12 @@ def plan(
         if export is None or scripts:
             deliver(found, documents, show, next_step="" if export else suggest_after_plan(found, command_line()))
             for target in scripts:
-                write_output(found, target, program=export)
+                write_result(found, target, program=export)
                 if not show.quiet:
                     print(f"quanterr: run: {shlex.join(['sh', str(target.path)])}", file=sys.stderr)
             return
         for target in documents:  # before the export, which a program may refuse
-            write_output(found, target)
+            write_result(found, target)
         _print_export(found, export, show.quiet)
 
 

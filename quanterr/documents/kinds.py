@@ -34,6 +34,7 @@ class DocumentKind(NamedTuple):
         return import_module(f"{self.package}.values")
 
 
+FAILURE = "quanterr.failure"  # schema of what a run writes that ended without a result
 KINDS = {
     SCHEMA: DocumentKind("quanterr.documents.comparison", "Report"),
     "quanterr.ranking": DocumentKind("quanterr.documents.ranking", "Ranking"),
@@ -65,6 +66,8 @@ def find_kind(path: str) -> DocumentKind:
         raise ReportError(f"{display(path)}: is a checkpoint, not a report; give the JSON that -o FILE.json wrote")
     found = _SCHEMA.search(start)
     schema = found[1].decode() if found else SCHEMA
+    if schema == FAILURE:
+        raise ReportError(f"{display(path)}: the run that should have written it ended with an error: run it again")
     if schema not in KINDS:
         known = ", ".join(KINDS)
         raise ReportError(f"{display(path)}: is a {schema}, which is not read again; give one of {known}")
