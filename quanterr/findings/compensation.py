@@ -164,8 +164,8 @@ def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, reader: Reade
     around = find_cells_of(pair.quantized, chunk, x, reader)
     if around is None:
         return inf
-    nearest = (around.nearest - x).masked_fill(~around.inside, 0.0).double()
-    coarsest = max(float(block.square().mean()) for block in torch.split(nearest, TILE, 1))
+    nearest = (around.nearest - x).masked_fill(~around.inside, 0.0)[0].double()
+    coarsest = max(float(nearest[at : at + TILE].square().mean()) for at in range(0, len(nearest), TILE))
     return level(float(error[col : col + TILE].square().mean()), coarsest)
 
 
