@@ -72,6 +72,7 @@ from quanterr.findings.samples import (
     diagnose,
     drop_harmless_zero_scales,
     find_cast_codes,
+    drop_limited_rows,
     find_rounded_originals,
     measure_factor,
     report_lossless,
@@ -172,7 +173,8 @@ class FindingCollector:
         single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
             return drop_explained(single, _gather_facts(seen, single))
-        single = drop_harmless_zero_scales(single, {one.pair.name: one.pair for one in seen}, reader)
+        pairs = {one.pair.name: one.pair for one in seen}
+        single = drop_limited_rows(drop_harmless_zero_scales(single, pairs, reader), pairs, reader)
         compensated = {one.pair.name: one for one in seen if self._find_method(one.pair).may_compensate}
         single = excuse_shared_scales(drop_compensated(single, compensated, self._declared.compensates, reader), seen)
         single = name_moved_columns(single, seen, reader)

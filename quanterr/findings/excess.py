@@ -384,7 +384,7 @@ def _clips(pair: Pair, found: Attainable) -> bool:
         return False
     limit = SMALL_DB if fine else NEAR_DB
     gained = found.clipping_db
-    if found.scale_loss_db is not None and gained < BIT_DB:
+    if found.scale_loss_db is not None:
         gained = min(gained, found.scale_loss_db)
     return gained > (2 * BIT_DB if _clips_by_design(pair) else limit)
 

@@ -13,7 +13,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary, rate_repair
-from quanterr.findings.limits import ALIKE, ENOUGH, FINE_DB, LIKE, TINY
+from quanterr.findings.limits import ALIKE, ENOUGH, FINE_DB, LIKE, SLIGHT_DB, TINY
 from quanterr.findings.misplaced import find_misplaced
 from quanterr.findings.repairs import ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.findings.scale_faults import find_factor
@@ -21,7 +21,9 @@ from quanterr.formats import Weight
 from quanterr.formats.reading import FIRST_ROWS, Reader
 from quanterr.formats.shared.cast_codes import describe_codes
 from quanterr.lazy_torch import Tensor, torch
+from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
+from quanterr.samples.good_scales import find_groups, measure_losses
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.util.text import count, display, listed
 
@@ -166,6 +168,36 @@ def drop_harmless_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair
     suspects = {one.layer for one in found if one.code == "scale_zero"}
     harmless = {name for name, pair in pairs.items() if name in suspects and not _loses_to_zero_scales(pair, reader)}
     return [one for one in found if one.code != "scale_zero" or one.layer not in harmless]
+
+
+def drop_limited_rows(found: Sequence[Finding], pairs: Mapping[str, Pair], reader: Reader) -> list[Finding]:
+    """Drop findings about bad rows if these are as good as rounding to the scales that their groups need.
+
+    Groups with large values of both signs may have no code near zero, which then moves all other values.
+    """
+    return [
+        one
+        for one in found
+        if one.code != "bad_rows"
+        or not all(_is_limited(pairs[str(one.layer)], row, reader) for row in one.evidence["rows"])
+    ]
+
+
+def _is_limited(pair: Pair, row: int, reader: Reader) -> bool:
+    """Return True if a row has no more error than half a step of good scales in each element."""
+    weight = pair.quantized
+    levels, block = weight.levels, weight.block_size
+    if levels is None or weight.rotated or block is None or block[0] > 1:
+        return False
+    chunk = Chunk(row, row + 1, 0, weight.matrix[1])
+    scales = reader.read_scaling(weight, chunk)
+    groups = scales and find_groups(block, scales.unit)
+    if scales is None or groups is None:
+        return False
+    x, y = (side.float() for side in reader.read_both((pair.original, weight), chunk))
+    losses = measure_losses(levels, x, None, scales, groups, y=y)
+    most_sq = float(torch.maximum(losses.worst_sq, losses.good_sq.amax(0)).sum())
+    return level(float((y - x).double().square().sum()), most_sq) < SLIGHT_DB
 
 
 def _loses_to_zero_scales(pair: Pair, reader: Reader) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from mutation import methods, parts
-from mutation.coding import coded, compensated, sound
+from mutation.coding import coded, compensated, fitted, sound
 from mutation.excuses import moved
 from mutation.layouts import named
 from mutation.originals import drawn, matrix
@@ -135,6 +135,32 @@ def compared_with(pair, before, codes):
     after = coded(before.layout, pair.x[NAME], *before.wanted, codes=codes)
     path = pair.written(Case("other codes", {NAME: after}), pair.path)
     return quanterr.compare(pair.original, path, device="cpu")
+
+
+def with_huge_values(x, number, factor):
+    x = x.float()
+    x.view(-1)[torch.randint(x.numel(), (number,), generator=drawn(1))] *= factor
+    return x.bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("layout", "number", "factor"),
+    [("Q4_K", 2, 1e4), ("Q5_K", 2, 1e4), ("Q6_K", 20, 1e4), ("quanto INT4", 200, 1e3), ("quanto INT2", 200, 1e3)],
+)
+def test_what_huge_values_cost_their_groups_is_the_limit_of_the_format(tmp_path, layout, number, factor):
+    x = with_huge_values(matrix(256, 512, 3), number, factor)
+    assert set() == warnings(made(Bench(tmp_path), named(layout), {NAME: x}).report)
+
+
+def test_row_with_wider_scales_than_its_values_need_is_bad(tmp_path):
+    x = with_huge_values(matrix(256, 512, 3), 200, 1e3)
+
+    def with_a_wide_row(layout, x):
+        scale, shift = fitted(layout, x)
+        scale[186], shift[186] = 2.1 * scale[186], 2.1 * shift[186]
+        return coded(layout, x, scale, shift)
+
+    assert "bad_rows" in warnings(made(Bench(tmp_path), named("quanto INT4"), {NAME: x}, with_a_wide_row).report)
 
 
 @pytest.mark.parametrize("layout", ["AWQ", "NF4", "INT8 row", "MLX 4 bits"])

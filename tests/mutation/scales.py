@@ -273,7 +273,7 @@ QUANTIZERS = (
     Quantizer("tiny rows", sound, _always, _tiny_rows),
     Quantizer("heavy rows", sound, _always, _heavy_rows),
     Quantizer("rows of all sizes", scaled_before_rounding, lambda layout: layout.name == "IQ4_XS", _rows_of_all_sizes),
-    Quantizer("huge values", sound, lambda layout: layout.family == "MX", _huge_values),
+    Quantizer("huge values", sound, lambda layout: layout.family in ("MX", "GGUF", "HQQ", "quanto"), _huge_values),
     Quantizer("huge values by OCP", by_ocp, lambda layout: layout.family == "MX", _huge_values),
 )
 
