@@ -28,6 +28,7 @@ from quanterr.findings.constants import ConstantWeights, is_learned_matrix
 from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.excess import (
     fits_signed_scales,
+    has_moved_codes,
     has_nearest_codes,
     has_usual_excess,
     is_better_than_rounding,
@@ -71,8 +72,8 @@ from quanterr.findings.running import run_checks_of
 from quanterr.findings.samples import (
     diagnose,
     drop_harmless_zero_scales,
-    find_cast_codes,
     drop_limited_rows,
+    find_cast_codes,
     find_rounded_originals,
     measure_factor,
     report_lossless,
@@ -159,6 +160,7 @@ class FindingCollector:
                 done.attainable.excess_db if done.attainable else None,
                 is_norm_of_ones(pair, done.sums),
                 done.attainable.unlike_columns if done.attainable else (),
+                has_moved_codes(pair, done, method),
             )
         )
 

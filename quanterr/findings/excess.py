@@ -170,11 +170,22 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
     )
 
 
+def has_moved_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
+    """Return True if codes of 8 bits are two or more steps off, though nothing but scales was rounded after them."""
+    found = done.attainable
+    return found is not None and found.off > 0 and bits_of(pair) >= BYTE and _keeps_codes(pair, method)
+
+
 def _must_be_nearest(pair: Pair, found: Attainable, method: Method) -> bool:
     """Return True for 8 bits if no method moved values, and at most scales were rounded after the codes."""
+    return not method.may_compensate and _keeps_codes(pair, method) and found.snr_db > level_of(BYTE)
+
+
+def _keeps_codes(pair: Pair, method: Method) -> bool:
+    """Return True if values were neither scaled nor rotated, and no zero point, minimum or branch was rounded last."""
     after = (MINIMUM, BRANCH, NESTED, *ZERO_POINTS)
     moved = any(name.endswith(after) for name in pair.quantized.parts) or method.folded or method.by_importance
-    return not (moved or method.may_compensate or pair.quantized.rotated) and found.snr_db > level_of(BYTE)
+    return not (moved or pair.quantized.rotated)
 
 
 NEARLY, AT_RANDOM, ONE_WAY = "", ": rounded at random", ": truncated, or always rounded up or down"

@@ -43,6 +43,7 @@ class WeightSummary(Struct, frozen=True, gc=False):  # in all, there are as many
     excess_db: float | None = None  # error beyond the nearest codes
     ones: bool = False  # a norm whose quantized values are all 1
     unlike_columns: tuple[int, ...] = ()  # that may hold other values
+    moved: bool = False  # codes of 8 bits are two or more steps off, which no rounding leaves
 
     @property
     def near(self) -> bool:

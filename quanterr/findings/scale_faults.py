@@ -7,7 +7,8 @@ factor  y = f · x. A code is the nearest to f · x on the grid of the stored sc
         nearest values give f again, without the bias that rounding has on the least squares of y on x, and without any
         error where all codes agree.
 rows    the same for each row.
-blocks  the same for the groups that share a scale of their scales.
+blocks  the same for the groups that share a scale of their scales, or of codes of 8 bits for each group: fewer bits do
+        not tell a factor of a group from values that were always rounded down.
 zeros   The values of most groups are where their codes are, and those of others whole steps from there: by the median
         of (y - x) / step. Or, beside errors that compensate each other, the mean error of some groups is about a step
         or more: in real weights by GPTQ, 0.02 % of groups of 32 have 0.7 steps, and no groups of 128 have half a step.
@@ -28,11 +29,24 @@ from quanterr.findings.code_samples import CodeSample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import CAST_BF16
 from quanterr.findings.layers import WeightSummary, rate_repair
-from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, FINE_DB, MANY, SMALL_DB, TINY, TRACE
+from quanterr.findings.limits import (
+    AGREE,
+    ALIGNED,
+    ALIKE,
+    BIT_DB,
+    DOUBLE_DB,
+    ENOUGH,
+    FINE_DB,
+    MANY,
+    SMALL_DB,
+    TINY,
+    TRACE,
+)
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.samples.good_scales import order_columns
+from quanterr.samples.scales import BYTE
 from quanterr.util.text import count, display, listed
 
 ROUNDS = 8  # of the fit of a factor: each leaves less than a third of the deviation
@@ -70,8 +84,7 @@ def find_scale_fault(pair: Pair, sample: CodeSample) -> ScaleFault | None:
         return _try_zero_points(pair, sample)
     of_codes = None if sample.shift is None else _remove_shift(sample)
     tried = [sample] if of_codes is None else [sample, of_codes]
-    steps, block = pair.quantized.unrotated.scale_steps, pair.quantized.unrotated.block_size
-    width = steps.shared * block[1] if steps and block and not steps.of_largest else 0
+    width = _find_block_width(pair)
     for kind in FACTORS:
         for one in tried:
             if kind != "blocks":
@@ -81,6 +94,17 @@ def find_scale_fault(pair: Pair, sample: CodeSample) -> ScaleFault | None:
             if found:
                 return found
     return _try_zero_points(pair, sample) or _try_order(pair, sample) or _try_mean_errors(pair, sample)
+
+
+def _find_block_width(pair: Pair) -> int:
+    """Return the columns that share a scale of scales, or a scale of codes of 8 bits; 0 if there are none."""
+    weight = pair.quantized.unrotated
+    steps, block, levels = weight.scale_steps, weight.block_size, weight.levels
+    if block is None or levels is None:
+        return 0
+    if steps:
+        return 0 if steps.of_largest else steps.shared * block[1]
+    return block[1] if levels.number >= BYTE and block[1] >= ENOUGH else 0
 
 
 def find_factor(sample: CodeSample) -> ScaleFault | None:
@@ -112,14 +136,16 @@ def _try_factors(sample: CodeSample, kind: str) -> ScaleFault | None:
     if FEWER * _find_missed(sample, factors) > missed:
         return None
     low, high = float(factors.min()), float(factors.max())
-    before_db, after_db = _measure(sample.x, sample.y - sample.x, sample.y / factors - sample.x)
-    if by_row and after_db - before_db < SMALL_DB:
+    before, after = sample.y - sample.x, sample.y / factors - sample.x
+    before_db, after_db = _measure(sample.x, before, after)
+    gained_db = (before.square().sum(1) / after.square().sum(1)).nan_to_num(1.0).log10().amax() * 10
+    if by_row and after_db - before_db < SMALL_DB and float(gained_db) < BIT_DB:
         return None  # factors of a fold that codes of few bits are too coarse to show
     return ScaleFault(kind, low, high, before_db, after_db)
 
 
 def _fit_factors(sample: CodeSample, by_row: bool) -> Tensor:
-    """Return the f of y = f · x, (1 or r, 1); 0 where it is undefined."""
+    """Return the f of y = f · x, (1 or r, 1); 1 where it is undefined, as all values or codes are zero."""
     dims = (1,) if by_row else (0, 1)
     _, inside = sample._replace(x=sample.y).find_nearest()  # clipped values would bias the factor
 
@@ -136,7 +162,8 @@ def _fit_factors(sample: CodeSample, by_row: bool) -> Tensor:
 
     first = _divide(sample.y.square().sum(dims, keepdim=True), (sample.x * sample.y).sum(dims, keepdim=True))
     if by_row:
-        return improve(first)
+        found = improve(first)
+        return found.where(found != 0, 1.0)
     # Codes agree with all factors of a small range, at whose ends these attempts stop: the roundest one is likely.
     ends = [float(improve(first * beside)) for beside in (1 - ALIKE, 1 + ALIKE)]
     return first.new_full((1, 1), _choose_round_number(min(ends) * (1 - TINY), max(ends) * (1 + TINY)))
@@ -297,9 +324,9 @@ REPORTED = {
     ),
     "blocks": (
         "scale_factor",
-        "one factor for each superblock corrects it (they are {factors} times the original's): the scales of scales "
+        "one factor for each group or superblock corrects it (they are {factors} times the original's): their scales "
         "are wrong",
-        "compare the scales of superblocks with what the quantizer wrote: a dtype of fewer bits rounds them",
+        "compare these scales with what the quantizer wrote: a dtype of fewer bits rounds them",
     ),
     "zeros": (
         "zero_points",

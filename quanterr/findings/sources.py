@@ -178,7 +178,7 @@ def _is_off(one: WeightSummary) -> bool:
     levels = weight.levels
     return (
         one.excess_db is not None
-        and one.excess_db >= SLIGHT_DB
+        and (one.excess_db >= SLIGHT_DB or one.moved)
         and levels is not None
         and one.pair.quantized.branch is None
         and weight.shape == one.pair.quantized.shape

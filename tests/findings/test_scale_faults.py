@@ -7,10 +7,11 @@ from mutation import methods
 from mutation.coding import sound
 from mutation.layouts import named
 from mutation.originals import matrix
-from mutation.pairs import Bench, made
+from mutation.pairs import Bench, Case, made
 from support import packing
 from support.making import compared
 
+import quanterr
 from quanterr.findings.factors import explain_factor
 
 NAMES = [f"model.layers.{layer}.mlp.up_proj" for layer in range(3)]
@@ -190,3 +191,17 @@ def test_rounded_scales_of_superblocks_are_the_only_cause(tmp_path, layout):
     assert "superblock" in found.message
     low, high = found.evidence["factors"]
     assert 1 - 1 / 16 <= low < 1 < high <= 1 + 1 / 16
+
+
+@pytest.mark.parametrize("layout", ["INT8 tensor", "INT8 128 × 128", "FP8 128 × 128"])
+def test_rounded_scales_beside_outliers_are_the_only_cause(tmp_path, layout):
+    x = matrix(256, 512, 3).float()
+    x[:, 7] *= 20
+    pair = made(Bench(tmp_path), named(layout), {f"{NAMES[0]}.weight": x.bfloat16()})
+    before = pair.weights[f"{NAMES[0]}.weight"]
+    broken = methods.rounded(pair.layout, x, before)
+    path = pair.written(Case("rounded", {f"{NAMES[0]}.weight": broken}), None)
+    report = quanterr.compare(pair.original, path, device="cpu")
+
+    assert {"config_mismatch"} >= {code for code, _ in told(pair.report)}
+    assert {"scale_factor"} == {code for code, _ in told(report)} - {"config_mismatch"}

@@ -192,15 +192,21 @@ def shifted(share: float) -> Damage:
     return damaged
 
 
-def rounded(_layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
-    """Round the scales of superblocks to 4 bits of mantissa, as E4M3 holds them, and keep the codes."""
+def rounded(layout: Layout, _x: Tensor, before: Coded) -> Coded | None:
+    """Round scales of superblocks, or of codes of 8 bits, to 4 bits of mantissa, as E4M3 holds them; keep the codes."""
     parts = before.stored.parts
+    if layout.family in ("INT8", "FP8") and not layout.shifted:
+        return replace(before, stored=before.stored._replace(scale=_as_e4m3(before.stored.scale)))
     if "d" not in parts:
         return None
-    mantissa, exponent = parts["d"].frexp()
-    d = (mantissa * 16).round().ldexp(exponent - 4)
+    d = _as_e4m3(parts["d"])
     scale = before.stored.scale.view(*d.shape, -1) * (d / torch.where(d == 0, 1.0, parts["d"]))[..., None]
     return replace(before, stored=before.stored._replace(scale=scale.flatten(1), parts={**parts, "d": d}))
+
+
+def _as_e4m3(scales: Tensor) -> Tensor:
+    mantissa, exponent = scales.frexp()
+    return (mantissa * 16).round().ldexp(exponent - 4)
 
 
 after_int8 = twice(8)
@@ -230,8 +236,8 @@ KINDS = (
     Kind("5 % of zero points off", shifted(0.05)),
     Kind("5 % of zero points off", shifted(0.05), False),
     Kind("20 % of zero points off", shifted(0.2)),
-    Kind("superblocks' scales rounded", rounded),
-    Kind("superblocks' scales rounded", rounded, False),
+    Kind("scales rounded", rounded),
+    Kind("scales rounded", rounded, False),
     Kind("INT8 before", after_int8),
     Kind("INT8 before", after_int8, False),
     Kind("INT4 before", twice(4)),
