@@ -93,6 +93,8 @@ def compare(
     *,
     layers: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    runtimes: Iterable[str] = (),
+    devices: int = 1,
     importance: Path | None = None,
     sensitivity: Path | None = None,
     thresholds: Path | None = None,
@@ -124,6 +126,9 @@ def compare(
             name; a glob; re:REGEX; !PATTERN excludes. Separated by commas. layers_to_compare is the same.
         exclude (PATTERN, one or several): Layers to leave out, by the same patterns without !, which shells
             expand.
+        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
+            ik_llama.cpp, comfyui, mlx, or all.
+        devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         importance (FILE): An importance matrix of llama.cpp (.gguf or .dat): weights errors by the importance of
             each input.
         sensitivity (FILE): A file written by quanterr evaluate --sensitivity: predicts the KLD, or output error,
@@ -357,24 +362,24 @@ def evaluate(
 def inspect(
     checkpoint: Side,
     *,
+    runtimes: Iterable[str] = (),
+    devices: int = 1,
     hardware: str | None = None,
     values: bool = False,
     verify: bool = False,
-    runtimes: Iterable[str] = (),
-    devices: int = 1,
     lenient: bool = False,
     cache: Path | None = None,
 ) -> Inspection:
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, an open checkpoint, or one in memory.
 
     Keyword Args:
+        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
+            ik_llama.cpp, comfyui, mlx, or all.
+        devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         hardware (NAME|GB/s): Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max,
             900GB/s.
         values: Read every weight once: NaN and infinity, zeros, repetitions, wrong scales, unused codes.
         verify: Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads.
-        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
-            ik_llama.cpp, comfyui, mlx, or all.
-        devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.
         cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.

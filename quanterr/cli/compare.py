@@ -67,9 +67,11 @@ def compare(
     from quanterr.cli.opening import open_run
     from quanterr.documents.plan.model import Plan
     from quanterr.documents.reading import read_stored
+    from quanterr.findings.runtimes.judging import choose_runtimes
     from quanterr.gates import prepare
     from quanterr.gates.fail_fast import make_violation_check
 
+    choose_runtimes(options.runtimes)  # raises before torch is imported
     sides = _resolve_sides(original, quantized, original_option, quantized_option)
     to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned])
     rules = prepare(options)

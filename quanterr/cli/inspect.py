@@ -26,7 +26,7 @@ def inspect(
     another error was found, or a program named with --for does not surely load it as stored; 5 memory or disk.
     """
     from quanterr.checkpoints import open_checkpoint
-    from quanterr.documents.inspection.model import LOADS
+    from quanterr.documents.loading import LOADS
     from quanterr.findings.runtimes.judging import ALL, choose_runtimes
     from quanterr.util.hardware import bandwidth_of
 

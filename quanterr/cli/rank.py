@@ -9,7 +9,7 @@ from quanterr.cli.notices import announce, warn
 from quanterr.cli.options import Original, argument, with_options
 from quanterr.cli.process import command_line
 from quanterr.cli.verdicts import finish
-from quanterr.options import CompareOptions, RankOptions
+from quanterr.options import JudgedOptions, RankOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quanterr.documents.ranking.model import Ranking
     from quanterr.outputs.files import Target
 
-    Asked = TypeVar("Asked", bound=CompareOptions)
+    Asked = TypeVar("Asked", bound=JudgedOptions)
 
 
 @with_options

@@ -8,10 +8,13 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.comparison.run import Path, compare_each
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.comparison.values import NOT_JUDGED
+from quanterr.documents.loading import list_refusals
 from quanterr.documents.plan.model import Plan
 from quanterr.errors import UnjudgedError, UsageError
+from quanterr.findings.runtimes.judging import ALL, choose_runtimes
 from quanterr.gates import PreparedRules, prepare
 from quanterr.gates.plan_check import check_against_plan
+from quanterr.inspection import inspect
 from quanterr.options import CompareOptions
 from quanterr.options.keywords import accept_fields_of
 from quanterr.tensors.in_memory import Side, hold_all
@@ -38,6 +41,7 @@ def compare(original: Side, quantized: Side, **options: Any) -> Report:
         ResourceError: the device is not available, or memory runs out.
     """
     chosen = CompareOptions(**options)
+    choose_runtimes(chosen.runtimes)
     before, after = hold_all([original, quantized])
     return compare_pair(before, after, chosen, prepare(chosen))
 
@@ -51,6 +55,8 @@ def compare_pair(
 ) -> Report:
     """Compare as :func:`compare` does, with prepared rules; each layer must match ``plan`` if it is given."""
     report = compare_each(original, [quantized], options)[0]
+    if options.runtimes:
+        report = _add_loading(report, quantized, options)
     try:
         judged = rules.judge(report)
         return judged if plan is None else check_against_plan(judged, plan)
@@ -58,3 +64,16 @@ def compare_pair(
         before = report.reasons if report.verdict == "inconclusive" else []
         reasons = [f"{NOT_JUDGED}{error}", *before]
         raise UnjudgedError(str(error), replace(report, verdict="inconclusive", reasons=reasons)) from error
+
+
+def _add_loading(report: Report, quantized: Path | Checkpoint, options: CompareOptions) -> Report:
+    """Add whether runtimes load the quantized side; one that does not makes the verdict inconclusive.
+
+    Under ``all``, which asks for a table, none does.
+    """
+    loading = inspect(quantized, runtimes=options.runtimes, devices=options.devices, lenient=options.lenient).loading
+    refusals = [] if ALL in options.runtimes else list_refusals(loading)
+    if not refusals:
+        return replace(report, loading=loading)
+    reasons = [*refusals, *(report.reasons if report.verdict == "inconclusive" else [])]
+    return replace(report, loading=loading, verdict="inconclusive", reasons=reasons)

@@ -184,7 +184,25 @@ class RunOptions(ReadOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectOptions(ReadOptions):
+class LoadingOptions(CheckedOptions):
+    """Programs that are to load a checkpoint."""
+
+    runtimes: Annotated[
+        Iterable[str],
+        Option(
+            "Say whether programs load it: transformers, vllm, sglang, llama.cpp, ik_llama.cpp, comfyui, mlx, or all.",
+            METRICS,
+            "NAMES",
+            flags="--for",
+        ),
+    ] = ()
+    devices: Annotated[
+        int, Option("Number of devices among which vLLM splits the model.", METRICS, "N", flags="--tp", least=1)
+    ] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(ReadOptions, LoadingOptions):
     """Options of :func:`quanterr.inspect`."""
 
     hardware: Annotated[str | None, Option(BANDWIDTH, METRICS, "NAME|GB/s")] = None
@@ -198,18 +216,6 @@ class InspectOptions(ReadOptions):
             "Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads.", METRICS
         ),
     ] = False
-    runtimes: Annotated[
-        Iterable[str],
-        Option(
-            "Say whether programs load it: transformers, vllm, sglang, llama.cpp, ik_llama.cpp, comfyui, mlx, or all.",
-            METRICS,
-            "NAMES",
-            flags="--for",
-        ),
-    ] = ()
-    devices: Annotated[
-        int, Option("Number of devices among which vLLM splits the model.", METRICS, "N", flags="--tp", least=1)
-    ] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +372,12 @@ class DequantizeOptions(ReadOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(ComparisonOptions, GateOptions):
+class JudgedOptions(ComparisonOptions, GateOptions):
+    """Options of comparisons that rules judge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(JudgedOptions, LoadingOptions):
     """Options of :func:`quanterr.compare`."""
 
 
@@ -386,7 +397,7 @@ class KeepOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOptions(CompareOptions, KeepOptions):
+class RankOptions(JudgedOptions, KeepOptions):
     """Options of :func:`quanterr.rank`."""
 
     against: Annotated[
@@ -429,7 +440,7 @@ class BenchOptions(RecipeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions(CompareOptions, RecipeOptions, KeepOptions):
+class SweepOptions(JudgedOptions, RecipeOptions, KeepOptions):
     """Options of :func:`quanterr.sweep`."""
 
     sample: Annotated[

@@ -272,6 +272,25 @@ class TestAnswers:
         assert status == done.exit_code
         assert "vLLM (0.33.0): loads (read)" in done.output
 
+    @pytest.mark.parametrize(
+        ("wanted", "verdict"), [(["vllm"], "pass"), (["vllm", "llama.cpp"], "inconclusive"), (["all"], "pass")]
+    )
+    def test_comparison_of_a_file_that_is_refused_is_inconclusive(self, tmp_path, wanted, verdict):
+        path = store(tmp_path / "m", make_fp8([UP]), config=TestVllm.FP8)
+        report = quanterr.compare(path, path, runtimes=wanted, device="cpu")
+
+        assert verdict == report.verdict
+        assert ("llama.cpp" in report.reasons[0]) == (verdict == "inconclusive")
+        assert report.loading == quanterr.inspect(path, runtimes=wanted).loading
+
+    def test_comparison_shows_who_loads_the_file(self, tmp_path):
+        path = store(tmp_path / "m", make_fp8([UP]), config=TestVllm.FP8)
+        done = CliRunner().invoke(app, ["compare", str(path), str(path), "--for", "vllm,mlx", "-v"])
+
+        assert Status.INCONCLUSIVE == done.exit_code
+        assert "MLX (mlx-lm 0.32.2): not known" in done.output
+        assert "Whether it loads" in done.output
+
     def test_command_is_told_the_number_of_devices(self, tmp_path):
         CASES["FP8 in blocks"].make(tmp_path)
         done = CliRunner().invoke(app, ["inspect", str(tmp_path), "--for", "vllm", "--tp", "4"])

@@ -13,6 +13,7 @@ from quanterr.documents.comparison.aggregate import Aggregate
 from quanterr.documents.comparison.layer import Layer, LosslessLayer
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Gate, Word
+from quanterr.documents.loading import Loading
 from quanterr.metrics.scores import Count, Number, doc
 from quanterr.util.strict_json import JsonObject
 
@@ -105,7 +106,7 @@ class Report(Document, kw_only=True):
 
     schema_: str = SCHEMA
     # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints;
-    # 1.7 predicted_output_error; 1.8 bytes of layers
+    # 1.7 predicted_output_error; 1.8 bytes of layers, loading
     schema_version: str = "1.8"
     verdict: Word
     reasons: list[str]
@@ -125,6 +126,7 @@ class Report(Document, kw_only=True):
     other_changes: Annotated[list[Layer], doc("norms, biases and other 1-D tensors that differ")]
     lossless: list[LosslessLayer]
     not_compared: list[NotCompared]
+    loading: Annotated[list[Loading], doc("only with --for: each runtime that was asked for")] = []
     run: RunInfo
 
     def _frame_rows(self) -> Iterator[JsonObject]:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 from quanterr.documents.base import Finding, Model, RunInfo
 from quanterr.documents.comparison.model import StoredFile
 from quanterr.documents.document import Document
+from quanterr.documents.loading import Loading
 from quanterr.metrics.scores import Score, doc
 
 SCORES = {
@@ -60,32 +61,6 @@ class DecodeBound(Model):
     active_bytes: Annotated[int, doc("without embedding tables and inactive experts")]
     tokens_per_second: Annotated[float, doc("an upper bound: activations, cache and compute are ignored")]
     experts: Annotated[str | None, doc("counted share of the experts, and why; null: no experts")]
-
-
-# Whether a runtime loads a checkpoint.
-LOADS, DIFFERS, REFUSES, NOT_KNOWN = "loads", "loads, but", "refuses", "not known"
-
-
-class LoadingReason(Model):
-    """A reason why a runtime does not load a checkpoint as it is stored, or why that is not known."""
-
-    effect: Annotated[str, doc("`loads, but`, `refuses` or `not known`")]
-    message: Annotated[str, doc("what the runtime does, without its name")]
-    place: Annotated[str, doc("the place in its code; empty: the message is a finding's")]
-    layers: Annotated[list[str], doc("names of the weights or tensors concerned")]
-
-
-class Loading(Model):
-    """Whether a runtime loads a checkpoint, by what was read in its code."""
-
-    runtime: str
-    version: Annotated[str, doc("the version or commit that was read")]
-    verdict: Annotated[str, doc("`loads`, `loads, but` (not as it is stored), `refuses`, `not known`")]
-    proof: Annotated[str, doc("`run`: the runtime has loaded files of these layouts; `read`: its code was read")]
-    reasons: Annotated[list[LoadingReason], doc("the worst first; none: it loads")]
-
-    def __str__(self) -> str:
-        return f"{LOADS} ({self.proof})" if self.verdict == LOADS else self.verdict
 
 
 class Inspection(Document, kw_only=True):

@@ -6,7 +6,7 @@ load_torch_file, convert_old_quants.
 
 from collections.abc import Iterator
 
-from quanterr.documents.inspection.model import DIFFERS, REFUSES, LoadingReason
+from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.contents import Contents
 from quanterr.findings.families import OF_COMFY
 from quanterr.findings.loading import OF_DENOISER, is_of_comfy

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from quanterr.documents.base import Finding
-from quanterr.documents.inspection.model import DIFFERS, LOADS, NOT_KNOWN, REFUSES, Loading, LoadingReason
+from quanterr.documents.loading import DIFFERS, LOADS, NOT_KNOWN, REFUSES, Loading, LoadingReason
 from quanterr.errors import UsageError
 from quanterr.findings.contents import Contents, Stored
 from quanterr.findings.runtimes import comfyui, llama_cpp, mlx, sglang, transformers, vllm

@@ -7,7 +7,7 @@ src/llama-vocab.cpp, src/llama-model-loader.cpp, ggml/include/ggml.h.
 from collections.abc import Collection, Iterator
 from functools import partial
 
-from quanterr.documents.inspection.model import DIFFERS, REFUSES, LoadingReason
+from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.classes import IK_LLAMA_CPP, LLAMA_CPP
 from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, leave_open, refuse, words

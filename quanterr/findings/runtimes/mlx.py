@@ -6,7 +6,7 @@ _transform_awq_weights.
 
 from collections.abc import Iterator
 
-from quanterr.documents.inspection.model import DIFFERS, REFUSES, LoadingReason
+from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.classes import MLX

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.declarations import Scheme
-from quanterr.documents.inspection.model import DIFFERS, NOT_KNOWN, REFUSES, LoadingReason
+from quanterr.documents.loading import DIFFERS, NOT_KNOWN, REFUSES, LoadingReason
 from quanterr.findings.contents import Contents
 from quanterr.formats import Weight
 from quanterr.pairing.model import Bucket

@@ -5,7 +5,7 @@ Reference: sgl-project/sglang@0.5.23 srt/configs/model_config.py _verify_quantiz
 
 from collections.abc import Iterator
 
-from quanterr.documents.inspection.model import DIFFERS, REFUSES, LoadingReason
+from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.classes import SGLANG

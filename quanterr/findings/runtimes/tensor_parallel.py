@@ -10,7 +10,7 @@ verify_with_parallel_config.
 
 from collections.abc import Iterator
 
-from quanterr.documents.inspection.model import LoadingReason
+from quanterr.documents.loading import LoadingReason
 from quanterr.findings.configs import config_of
 from quanterr.findings.contents import Contents, Stored
 from quanterr.findings.runtimes.model import WHOLE_ROW, find_group_size, refuse, words

@@ -6,7 +6,7 @@ modeling_gguf_pytorch_utils.py and integrations/ggml.py.
 
 from collections.abc import Iterator
 
-from quanterr.documents.inspection.model import DIFFERS, LoadingReason
+from quanterr.documents.loading import DIFFERS, LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.declared import list_left

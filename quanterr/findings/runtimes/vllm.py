@@ -7,7 +7,7 @@ model_executor/layers/quantization/, model_executor/model_loader/.
 import re
 from collections.abc import Iterator
 
-from quanterr.documents.inspection.model import DIFFERS, REFUSES, LoadingReason
+from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.declared import list_left

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from quanterr.documents.inspection.model import DecodeBound, Inspection, Loading, StoredWeight, Tally
+from quanterr.documents.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
 from quanterr.outputs.formatting import format_if_known, format_percent, sentence
 from quanterr.outputs.page.columns import CHANGED, DIFFERS, DIGITS, NOT_COMPARED, round_digits
 from quanterr.outputs.sections import (
@@ -25,6 +25,7 @@ from quanterr.outputs.sections import (
 )
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
+from quanterr.views.loading import make_loading_section
 from quanterr.views.parts import make_view
 
 WEIGHTS: Sequence[CellColumn[StoredWeight]] = (
@@ -35,11 +36,6 @@ WEIGHTS: Sequence[CellColumn[StoredWeight]] = (
     (Column("bits", 5), lambda weight: str(weight.code_bits or "-")),
     (Column("bits/w", 1), lambda weight: format_if_known(weight.bits_per_weight, ".4g", "unknown")),
     (Column("activations", 6, right=False), lambda weight: weight.activations or "-"),
-)
-LOADING: Sequence[CellColumn[Loading]] = (
-    (Column("read", 1, right=False), lambda one: one.version),
-    (Column("verdict", 0, right=False), str),
-    (Column("first reason", 0, right=False), lambda one: one.reasons[0].message if one.reasons else "-"),
 )
 METRICS = {
     "bits": MapMetric("Bits/w", "lower", "bit", column="Bits/w"),
@@ -102,21 +98,11 @@ def _summarize(inspection: Inspection) -> Iterator[str]:
         yield f"declared: {', '.join(found)}"
     yield _describe_checks(inspection)
     for one in inspection.loading:
-        yield f"{one.runtime} ({one.version}): {_describe_loading(one)}"
+        yield f"{one.runtime} ({one.version}): {one.describe()}"
     if inspection.verified:
         yield f"verified: SHA-256 of {count(inspection.verified, 'file')}"
     if inspection.decode is not None:
         yield _describe_bound(inspection.decode)
-
-
-def _describe_loading(loading: Loading) -> str:
-    """Return the verdict about a runtime, with the worst reason."""
-    if not loading.reasons:
-        return str(loading)
-    [worst, *others] = loading.reasons
-    more = f" (and {count(len(others), 'more reason')})" if others else ""
-    place = f" [{worst.place}]" if worst.place else ""
-    return f"{loading.verdict}: {worst.message}{place}{more}"
 
 
 def _describe_checks(inspection: Inspection) -> str:
@@ -142,9 +128,7 @@ def conclusion(inspection: Inspection) -> str:
 
 
 def _sections(inspection: Inspection) -> Iterator[Section]:
-    if inspection.loading:
-        runtimes = [(Name(one.runtime), one) for one in inspection.loading]
-        yield Section("loading", "Whether it loads", [Table("Whether it loads", "program", *fill(LOADING, runtimes))])
+    yield from make_loading_section(inspection.loading)
     tallies = _tally_columns(inspection.total)
     formats = [(Name(name), tally) for name, tally in inspection.formats.items()]
     yield Section("formats", "By format", [Table("By format", "format", *fill(tallies, formats))])
