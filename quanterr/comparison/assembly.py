@@ -36,7 +36,7 @@ from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.scores import compute_scores
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.pairing import SIDES
-from quanterr.pairing.model import Bucket, ComparedWeight, Leftover, Pair, Pairing
+from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing, WeightResult
 from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
@@ -187,7 +187,7 @@ class ReportBuilder:
         self._noticed = FindingCollector(pairing)
         self._by_block = len({block_of(pair.name) for pair in pairing.pairs}) <= MAX_BLOCKS
 
-    def add(self, done: ComparedWeight) -> Layer | None:
+    def add(self, done: WeightResult) -> Layer | None:
         """Add a finished weight; return its layer for the report, or None if it is lossless or refused."""
         pair, sums = self._pairing.pairs[done.number], done.sums
         refusal = pair.original.refusal or pair.quantized.refusal
@@ -404,7 +404,7 @@ def reported_dtype(dtype: str) -> str:
     return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"
 
 
-def _make_layer(pair: Pair, done: ComparedWeight, alpha: float | None, predicts: str) -> Layer:
+def _make_layer(pair: Pair, done: WeightResult, alpha: float | None, predicts: str) -> Layer:
     measured = Measurement(
         done.sums,
         8 * pair.quantized.nbytes,

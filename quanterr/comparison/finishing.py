@@ -4,7 +4,7 @@ from quanterr.checkpoints.fingerprints import compute_fingerprint
 from quanterr.formats.shared.scale_grid import iterate_scales
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums
-from quanterr.pairing.model import ComparedWeight, LargestError, Pair
+from quanterr.pairing.model import LargestError, Pair, WeightResult
 from quanterr.samples.measuring import SampleMeasurer
 from quanterr.samples.native import PlainSample
 from quanterr.samples.reading import PairReader
@@ -14,7 +14,7 @@ from quanterr.tensors.chunks import Chunk, Cut
 
 def finish_weight(
     number: int, reader: PairReader, sums: Sums, plain: PlainSample | None, samples: bool
-) -> ComparedWeight:
+) -> WeightResult:
     """Complete the result of a pair, ``number`` in its pairing, from its sums.
 
     ``plain`` is the sample that the kernel has measured, if any; without ``samples``, no other sample is measured.
@@ -29,7 +29,7 @@ def finish_weight(
     sums.peaks = []  # large, and no longer needed
     copy = _check_copy(reader, sums)
     fingerprint = compute_fingerprint(pair.original_codes, sums.sampled)
-    return ComparedWeight(number, sums, scales, worst, attainable, copy, fingerprint)
+    return WeightResult(number, sums, scales, worst, attainable, copy, fingerprint)
 
 
 def find_cast(pair: Pair) -> tuple[str, str] | None:

@@ -24,7 +24,7 @@ from quanterr.comparison.records import pack, unpack
 from quanterr.errors import ResourceError, UsageError
 from quanterr.metrics import METRICS_VERSION
 from quanterr.options import ComparisonOptions
-from quanterr.pairing.model import ComparedWeight, Pairing
+from quanterr.pairing.model import Pairing, WeightResult
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 from quanterr.version import __version__
@@ -45,7 +45,7 @@ class FinishedWeight(NamedTuple):
     """A weight that an earlier run has finished."""
 
     candidate: int
-    done: ComparedWeight
+    done: WeightResult
 
 
 def make_identity(
@@ -132,7 +132,7 @@ class Journal:
         self._file.seek(end)
         self._file.truncate()
 
-    def add(self, candidate: int, done: ComparedWeight) -> None:
+    def add(self, candidate: int, done: WeightResult) -> None:
         """Append a finished weight.
 
         Raises:

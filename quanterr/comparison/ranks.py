@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 from quanterr.comparison.records import pack, unpack
 from quanterr.comparison.scheduler import PartialTask
-from quanterr.pairing.model import ComparedWeight
+from quanterr.pairing.model import WeightResult
 from quanterr.util.rank_group import LOOK, RankGroup
 
 BATCH = 1 << 18  # characters of records sent at once
 
-Take = Callable[[int, ComparedWeight], None]
+Take = Callable[[int, WeightResult], None]
 
 
 class Ranks:
@@ -37,7 +37,7 @@ class Ranks:
         """Claim ``key``; return whether this rank is the first to do so."""
         return self.group.add(f"claim/{key}", 1) == 1
 
-    def send(self, candidate: int, done: ComparedWeight) -> None:
+    def send(self, candidate: int, done: WeightResult) -> None:
         """Send a finished weight to rank 0, in batches."""
         with self._lock:
             text = f"{candidate} {done.number} {pack(done)}"
@@ -61,7 +61,7 @@ class Ranks:
         with self._lock:
             self._flush()
         lines = [
-            f"{part.task[0]} {part.task[1]} {part.goes} {pack(ComparedWeight(place, sums, None, None))}"
+            f"{part.task[0]} {part.task[1]} {part.goes} {pack(WeightResult(place, sums, None, None))}"
             for part in parts
             for place, sums in enumerate(part.sums)
         ]

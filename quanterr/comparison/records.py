@@ -15,7 +15,7 @@ from quanterr.metrics.attainable import Attainable, BadRegion, Kind
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import Peaks
 from quanterr.metrics.sums import ADDED, RowSums, Sums, WorstPlace
-from quanterr.pairing.model import ComparedWeight, LargestError
+from quanterr.pairing.model import LargestError, WeightResult
 from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
 
@@ -23,7 +23,7 @@ FLOATS = ("e_max", "e_min", "relative_max", "x_max", "cast_max")
 MOST_BINS = 1 << 16
 
 
-def pack(done: ComparedWeight) -> str:
+def pack(done: WeightResult) -> str:
     """Return the weight as one line of JSON."""
     sums = done.sums
     made: JsonObject = {
@@ -58,7 +58,7 @@ def pack(done: ComparedWeight) -> str:
     return json.dumps(made, separators=(",", ":"))
 
 
-def unpack(number: int, text: str) -> ComparedWeight:
+def unpack(number: int, text: str) -> WeightResult:
     """Parse the record of weight ``number``.
 
     Raises:
@@ -95,7 +95,7 @@ def unpack(number: int, text: str) -> ComparedWeight:
         fingerprint = None if "fingerprint" not in made else str(made["fingerprint"])
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"not a record of a weight: {error!r}") from error
-    return ComparedWeight(number, sums, scales, worst, attainable, copy, fingerprint)
+    return WeightResult(number, sums, scales, worst, attainable, copy, fingerprint)
 
 
 def _pack_row(row: RowSums) -> list[object]:

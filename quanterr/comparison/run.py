@@ -27,7 +27,7 @@ from quanterr.pairing.importance import (
     make_importance_lookup,
     read_importance,
 )
-from quanterr.pairing.model import ComparedWeight, Pairing
+from quanterr.pairing.model import Pairing, WeightResult
 from quanterr.pairing.names import canonicalize
 from quanterr.pairing.side import WeightCache
 from quanterr.selection import LayerSelection
@@ -176,8 +176,8 @@ def _make_builders(pairings: Sequence[Pairing], inputs: _Inputs) -> list[ReportB
 
 def _make_collector(
     builders: Sequence[ReportBuilder], options: ComparisonOptions
-) -> Callable[[int, ComparedWeight], None]:
-    def collect(candidate: int, done: ComparedWeight) -> None:
+) -> Callable[[int, WeightResult], None]:
+    def collect(candidate: int, done: WeightResult) -> None:
         layer = builders[candidate].add(done)
         if layer is not None and options.on_layer is not None:
             options.on_layer(layer)

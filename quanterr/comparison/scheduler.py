@@ -20,7 +20,7 @@ from quanterr.formats import Weight
 from quanterr.kernel.library import Kernel
 from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
-from quanterr.pairing.model import ComparedWeight, Pair
+from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.small import AT_ONCE, ENOUGH
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunk
 from quanterr.tensors.devices import give_back_device_memory
@@ -97,7 +97,7 @@ class Scheduler:
         self,
         tasks: Sequence[Sequence[Job]],
         device: torch.device,
-        finish: Callable[[int, ComparedWeight], None],
+        finish: Callable[[int, WeightResult], None],
         outlier: float,
         stop: threading.Event,
         may_move: bool = False,

@@ -10,7 +10,7 @@ from quanterr.comparison.scheduler import Claims, Scheduler
 from quanterr.comparison.tasks import Job
 from quanterr.kernel.library import choose_kernel
 from quanterr.options import ComparisonOptions
-from quanterr.pairing.model import ComparedWeight, Pairing
+from quanterr.pairing.model import Pairing, WeightResult
 from quanterr.tensors.devices import pick_device
 from quanterr.util.rank_group import RankGroup
 
@@ -50,13 +50,13 @@ class Sharing:
                 known.add(place)
         return known
 
-    def finish(self, candidate: int, done: ComparedWeight) -> None:
+    def finish(self, candidate: int, done: WeightResult) -> None:
         """Record and deliver a weight that this process has compared."""
         if self._journal is not None:
             self._journal.add(candidate, done)
         self._hand_over(candidate, done)
 
-    def _hand_over(self, candidate: int, done: ComparedWeight) -> None:
+    def _hand_over(self, candidate: int, done: WeightResult) -> None:
         if self._ranks is not None and self._ranks.rank > 0:
             self._ranks.send(candidate, done)
             return

@@ -13,7 +13,7 @@ from quanterr.kernel.specification import SumOptions
 from quanterr.kernel.summing import Summer
 from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
-from quanterr.pairing.model import ComparedWeight, Pair
+from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.conspicuous import make_cell_grid
 from quanterr.samples.keeping import SampleKeeper
 from quanterr.samples.reading import Buffers, PairReader
@@ -146,7 +146,7 @@ class Worker:
             Operand(pair.quantized, self._buffers.quantized[place]),
         )
 
-    def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> ComparedWeight:
+    def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> WeightResult:
         """Complete the result of a pair from its sums; ``place`` is the index of the pair in its task."""
         reader = PairReader(self._buffers, pair, place)
         return finish_weight(number, reader, sums, self._keeper.take(pair), self._samples)

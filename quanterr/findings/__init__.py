@@ -86,7 +86,7 @@ from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
 from quanterr.formats.reading import Reader
 from quanterr.pairing import SIDES
-from quanterr.pairing.model import COMPUTED, Bucket, ComparedWeight, Leftover, Pair, Pairing
+from quanterr.pairing.model import COMPUTED, Bucket, Leftover, Pair, Pairing, WeightResult
 from quanterr.tensors.in_memory import is_dequantized
 
 __all__ = ["FindingCollector", "make_finding"]
@@ -121,7 +121,7 @@ class FindingCollector:
         self._schemes = plan.labels["quantized"].declarations if "quantized" in plan.labels else None
         self._declared, self._undone = find_declared_method(config), {name for one in plan.folded for name in one.names}
 
-    def add(self, done: ComparedWeight) -> None:
+    def add(self, done: WeightResult) -> None:
         """Add a compared weight; its sums are not kept."""
         pair = self._plan.pairs[done.number]
         if is_learned_matrix(pair) and not self._constant.add(done.number, pair, done.sums):

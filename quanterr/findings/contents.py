@@ -14,7 +14,7 @@ from quanterr.formats import Weight, find_rows
 from quanterr.formats.reading import Reader
 from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import Inputs, find_declared_inputs
-from quanterr.pairing.model import ComparedWeight, Leftover, Pair, Pairing
+from quanterr.pairing.model import Leftover, Pair, Pairing, WeightResult
 
 
 class Stored(NamedTuple):
@@ -104,6 +104,6 @@ class MeasuredWeight(NamedTuple):
     """A compared weight whose sides differ."""
 
     pair: Pair
-    done: ComparedWeight
+    done: WeightResult
     method: Method  # of its quantization, as far as it is known
     scheme: Scheme | None  # that is declared for it

@@ -31,7 +31,7 @@ from quanterr.formats import find_rows
 from quanterr.kernel.levels import SUBNORMAL, Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float, ratio
-from quanterr.pairing.model import ComparedWeight, Pair
+from quanterr.pairing.model import Pair, WeightResult
 from quanterr.util.text import count, display
 
 KINDS = {"row": "excess_rows", "column": "excess_columns", "tile": "excess_blocks"}
@@ -46,7 +46,7 @@ EVEN = 1 / 12  # mean square of errors that are spread evenly over a step
 NIBBLE, BYTE = 4, 8  # bits
 
 
-def has_nearest_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
+def has_nearest_codes(pair: Pair, done: WeightResult, method: Method) -> bool:
     """Return True if a weight is about as good as its scales allow, so that no other codes would be better."""
     found = done.attainable
     if found is None or found.excess_db >= NEAR_DB or not _shows_all(pair, done, found):
@@ -55,7 +55,7 @@ def has_nearest_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
     return part is None or _rate_part(pair, found, part, method) == "info"
 
 
-def has_usual_excess(pair: Pair, done: ComparedWeight, method: Method) -> bool:
+def has_usual_excess(pair: Pair, done: WeightResult, method: Method) -> bool:
     """Return True if codes are as near to the nearest as the method leaves them, however low the SNR is."""
     found = done.attainable
     if found is None or not _shows_all(pair, done, found):
@@ -63,13 +63,13 @@ def has_usual_excess(pair: Pair, done: ComparedWeight, method: Method) -> bool:
     return found.weighted_excess_db <= method.most_db
 
 
-def is_repairable(pair: Pair, done: ComparedWeight) -> bool:
+def is_repairable(pair: Pair, done: WeightResult) -> bool:
     """Return True if another quantizer could gain so much that something may be wrong with the weight."""
     found = done.attainable
     return found is None or found.avoidable_db >= DOUBLE_DB or not _shows_all(pair, done, found)
 
 
-def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
+def _shows_all(pair: Pair, done: WeightResult, found: Attainable) -> bool:
     """Return True if the sample represents the whole weight and its scales are meaningful."""
     sums = done.sums
     if sums.nonfinite or not sums.y_sq:
@@ -80,7 +80,7 @@ def _shows_all(pair: Pair, done: ComparedWeight, found: Attainable) -> bool:
     return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
 
 
-def rounds_one_way(done: ComparedWeight) -> bool:
+def rounds_one_way(done: WeightResult) -> bool:
     """Return True if values were always rounded to the same side, or towards zero.
 
     The rounded values are then too small, too large or biased.
@@ -89,7 +89,7 @@ def rounds_one_way(done: ComparedWeight) -> bool:
     return found is not None and _classify_rounding(done, found) == ONE_WAY
 
 
-def fits_signed_scales(done: ComparedWeight) -> bool:
+def fits_signed_scales(done: WeightResult) -> bool:
     """Return True if the codes fit the signs of their scales, which AutoRound and ggml's Q4_0 may write negative."""
     found = done.attainable
     if found is None or found.excess_db >= WORST_DB or found.snr_db <= 0:
@@ -97,7 +97,7 @@ def fits_signed_scales(done: ComparedWeight) -> bool:
     return not any(part.factor < 0 for part in found.parts)
 
 
-def is_better_than_rounding(pair: Pair, done: ComparedWeight) -> bool:
+def is_better_than_rounding(pair: Pair, done: WeightResult) -> bool:
     """Return True if the errors are far below rounding errors: the original holds the values of the codes."""
     found, sums = done.attainable, done.sums
     if found is None or found.rounding is None or sums.n < ENOUGH**2 or pair.original.has_codes or not sums.x_nonzero:
@@ -195,7 +195,7 @@ REMEDIES = {  # of weights that may be sound
 }
 
 
-def _classify_rounding(done: ComparedWeight, found: Attainable) -> str | None:
+def _classify_rounding(done: WeightResult, found: Attainable) -> str | None:
     """Return how values were rounded to one of the two codes around them; None if other codes occur."""
     sums = done.sums
     if found.beyond_sq > TRACE * found.e_sq or not sums.e_sq or not sums.x_sq:

@@ -32,7 +32,7 @@ from quanterr.kernel.levels import Levels
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.pairing.model import ComparedWeight, Pair
+from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.good_scales import FEW_LEVELS, ScaleGroups
 from quanterr.samples.scales import BYTE, get_clipping_limit
 from quanterr.tensors.chunks import Chunk
@@ -156,12 +156,12 @@ def _follow_ranges(pair: Pair, chunk: Chunk, unit: Tensor) -> bool:
     return of_ranges < of_magnitudes / 2
 
 
-def has_good_scales(pair: Pair, done: ComparedWeight) -> bool:
+def has_good_scales(pair: Pair, done: WeightResult) -> bool:
     """Return True if good scales would gain no more than usual, or if the scales were not judged."""
     return done.attainable is None or _rate_scales(pair, done, done.attainable) in (None, "info")
 
 
-def _rate_scales(pair: Pair, done: ComparedWeight, found: Attainable) -> str | None:
+def _rate_scales(pair: Pair, done: WeightResult, found: Attainable) -> str | None:
     """Return the severity of the loss from scales, or None if the loss is usual."""
     loss, levels = found.scale_loss_db, pair.quantized.levels
     if loss is None or _suits_importance(done.sums, found):
@@ -236,7 +236,7 @@ def _describe_scales(pair: Pair, ratio: float, snr_db: float) -> str:
     return f"{what}scales are {ratio:.3g} x what the values need"
 
 
-def _report_groups(pair: Pair, done: ComparedWeight, part: BadRegion, method: Method) -> Finding:
+def _report_groups(pair: Pair, done: WeightResult, part: BadRegion, method: Method) -> Finding:
     """Report groups whose scales are wrong."""
     found = done.attainable
     # A search by importance gives up 0.04 of Q3_K, with one column of 32 a thousand times as important as the others.

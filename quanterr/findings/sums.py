@@ -25,7 +25,7 @@ from quanterr.findings.limits import (
 from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
 from quanterr.metrics.sums import KEPT_ROWS, RowSums, Sums, as_float
-from quanterr.pairing.model import ComparedWeight, Pair
+from quanterr.pairing.model import Pair, WeightResult
 from quanterr.util.text import count, display
 
 BIASED = 0.3  # share of the squared error that comes from the mean error; rounding causes 1 / n
@@ -158,7 +158,7 @@ def _diagnose(ratio: float, cosine: float) -> str:
     return "outliers that one scale cannot represent, or a damaged layer"
 
 
-def _check_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+def _check_scales(pair: Pair, done: WeightResult) -> Iterator[Finding]:
     """Report scales that are not finite, negative or zero."""
     scales = done.scales
     if scales is None:
@@ -175,7 +175,7 @@ def _check_scales(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
             yield make_finding(code, severity, pair.name, message, remedy, scales=n)
 
 
-def _check_saturation(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+def _check_saturation(pair: Pair, done: WeightResult) -> Iterator[Finding]:
     """Report too many codes at the ends of their range, for formats that count them."""
     sums, scales = done.sums, done.scales
     if not scales or sums.n < ENOUGH or sums.saturated <= FEW * sums.n + WEAK * scales.number:
@@ -219,7 +219,7 @@ def _is_fine(sums: Sums) -> bool:
     return level(as_float(sums.x_sq), as_float(sums.e_sq)) > FINE_DB
 
 
-def _check_rows(pair: Pair, done: ComparedWeight) -> Iterator[Finding]:
+def _check_rows(pair: Pair, done: WeightResult) -> Iterator[Finding]:
     """Report rows that were lost, or are far worse than their weight, among the few worst that are kept."""
     rows, sums = pair.original.matrix[0], done.sums
     if rows < 2 or not sums.x_sq or not sums.e_sq or not pair.quantized.has_codes:
@@ -261,7 +261,7 @@ def _is_above(worst: Sequence[tuple[int, RowSums]], limit: float) -> bool:
     return not worst or (worst[0][1].x_sq > 0 and ratio_db(worst[0][1].x_sq, worst[0][1].e_sq) >= limit)
 
 
-def _rows_share_scales(pair: Pair, done: ComparedWeight) -> bool:
+def _rows_share_scales(pair: Pair, done: WeightResult) -> bool:
     """Return True if several rows share a scale."""
     if pair.quantized.block_size:
         return pair.quantized.block_size[0] > 1

@@ -162,8 +162,8 @@ class LargestError(NamedTuple):
     y: float
 
 
-class ComparedWeight(NamedTuple):
-    """The result of comparing a pair; ``number`` is the pair's index."""
+class WeightResult(NamedTuple):
+    """The result of comparing a pair, ``number`` in its pairing: exact, so it is stored and sent as it is."""
 
     number: int
     sums: Sums
