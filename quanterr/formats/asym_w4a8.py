@@ -13,7 +13,7 @@
     u          v * float32(s_rel[r, c // group]), rounded half to even, within -127 … 127          rounded
     rotated    u * s_channel[r]                                                                    rounded
                + float32(correction[c // group, r])                                                rounded
-    weight     rotated, un-rotated in groups of columns: shared/convrot.py              rounded
+    weight     rotated, un-rotated in groups of columns: kernel/rotation.py              rounded
 
 The label gives the group (group_size, default 16) and the group of the rotation (convrot_groupsize, default 256); the
 number of bits follows from the shapes. ComfyUI 0.30 does not read weight_correction, comfy-kitchen does.
@@ -48,7 +48,7 @@ from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.interpreter import Nested
 from quanterr.kernel.levels import nibbles, uniform
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.lazy_torch import Tensor
 
 LABELS = frozenset({"asym_w4a8_int8"})
@@ -133,7 +133,8 @@ def _read(parts: Parts, layout: W4A8Layout, rotation: int) -> Decoder:
     across, table, read = cols // group, parts.get("codebook"), None
     if layout.bits == 6:
         low, high = (
-            Grid(codes, codes.shape[1] * 8 // bits, 1, key="codes", packing=Packing("dense", bits)) for bits in (4, 2)
+            Grid(codes, codes.shape[1] * 8 // bits, 1, key="codes", packing=CodePacking("dense", bits))
+            for bits in (4, 2)
         )
         read = partial(_read_six_bits, low, high, 2 * cols)
     inner = Decoder(

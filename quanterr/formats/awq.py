@@ -1,7 +1,7 @@
 """AWQ: integers of mostly 4 bits, a scale and a zero point for each block of columns.
 
     gemm         qweight    i32               (cols, rows · b / 32), codes of a column packed: interleaved for
-                                              4 bits, dense for other widths; see shared/bit_packing.py
+                                              4 bits, dense for other widths; see kernel/packing.py
                  qzeros     i32               (blocks, rows · b / 32), packed the same way; if missing, all zero points
                                               are 2^(b-1)
                  scales     f16, bf16, f32    (blocks, rows)
@@ -46,11 +46,11 @@ from quanterr.formats.shared.gptq_awq_common import (
 )
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.kernel.tiles import Tiles
 
 SIZES = (128, 64, 32)  # sizes of blocks, the likeliest first
-NIBBLES = Packing("dense", 4)
+NIBBLES = CodePacking("dense", 4)
 ROWS, COLS = 4, 64  # the tile that gemv_fast shuffles
 SHUFFLED = Tiles("R C r4 h2 q4 t2 p4", "Rr", "Chpqt", 4)
 MIDDLE = {4: b"\x88", 8: b"\x80"}  # bits of a code: a byte of zero points in the middle
@@ -75,7 +75,7 @@ def fit_gemm(parts: Parts) -> Weight | None:
     (cols, width), (n_blocks, rows) = parts.codes.shape, parts["scale"].shape
     if zero_point is not None and zero_point.shape != (n_blocks, width):
         raise FormatMismatch(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
-    packing = Packing("interleaved" if bits == 4 else "dense", bits)
+    packing = CodePacking("interleaved" if bits == 4 else "dense", bits)
     blocks = fit_blocks(n_blocks, cols, declared_group_size(parts))
     levels = list_integers(bits, 0 if zero_point else 1 << bits - 1)
     return _make_weight(parts, (rows, cols), blocks, packing, read_gemm(parts, cols, blocks, packing, levels))
@@ -131,7 +131,7 @@ def _count_stored_blocks(cols: int, size: int) -> int:
 
 
 def _make_weight(
-    parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, packing: Packing, decoder: Decoder
+    parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, packing: CodePacking, decoder: Decoder
 ) -> Weight:
     stored, declared = parts["scale"], declared_group_size(parts)
     return parts.weight(
@@ -168,7 +168,7 @@ def _find_denied_zero_points(parts: Parts, bits: int) -> tuple[str, ...]:
 def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Decoder:
     """Return the decoder of gemv: (code - zero point) · scale."""
     width = parts["scale"].shape[1]
-    decoder = Decoder(
+    return Decoder(
         parts.codes,
         cols,
         levels=list_integers(NIBBLES.bits),
@@ -176,13 +176,12 @@ def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Decoder:
         zero=replace(blocks.packed(parts["zero_point"], NIBBLES), width=width),
         group=blocks.group,
     )
-    return decoder
 
 
 def _read_fast(parts: Parts, blocks: ColumnBlocks) -> Decoder:
     """Return the decoder of gemv_fast: code · scale, rounded, plus the offset, rounded."""
     cols = parts.codes.shape[1]
-    decoder = Decoder(
+    return Decoder(
         parts.codes,
         cols,
         scale=blocks.grid(parts["scale"], turned=True, width=parts["scale"].shape[0]),
@@ -190,7 +189,6 @@ def _read_fast(parts: Parts, blocks: ColumnBlocks) -> Decoder:
         group=blocks.group,
         read=Grid(parts.codes, cols, 1, key="codes", tiles=SHUFFLED),
     )
-    return decoder
 
 
 def _make_row(name: str, summary: str, needs: Mapping[str, PartSpec], fit: Callable[[Parts], Weight | None]) -> Format:

@@ -35,9 +35,11 @@ from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
+from quanterr.kernel.packing import CodePacking
 from quanterr.lazy_torch import Tensor
 
 LABELS = frozenset({"awq_w4a16"})
+CODES = CodePacking("dense", 4)
 LEVELS = element_types.list_integers(4, 8)
 NEEDS = {
     "codes": PartSpec(("{weight}",), INT8),
@@ -92,7 +94,7 @@ def _read(parts: Parts, padded: Padded, interleaved: int) -> Decoder:
     def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:
         order = stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
         stored = workspace.read_whole("whole_codes", parts.codes)[order, chunk.col // 2 : chunk.stop_col // 2]
-        return element_types.unpack(stored, element_types.list_integers(4))
+        return CODES.unpack(stored, 0, 2 * stored.shape[1])
 
     decoder = Decoder(
         parts.codes,

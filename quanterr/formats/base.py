@@ -7,7 +7,7 @@ checks shapes and labels and returns a :class:`Weight` that dequantizes any chun
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import prod
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, TypedDict, Unpack, overload
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -161,64 +161,44 @@ class Parts(Struct, gc=False):
         self,
         shape: tuple[int, ...],
         values: Decoder | Dequantize,
-        *,
-        code_bits: int | None = None,
-        uniform_bits: int | None = None,
-        block_size: tuple[int, int] | None = None,
-        scale: Entry | None = None,
-        encoding: Encoding = "codes",
-        needs_float64: bool = False,
-        refusal: str | None = None,
-        evidence: tuple[str, ...] = (),
-        warnings: tuple[str, ...] = (),
-        comfy_format: str | None = None,
-        close_alternatives: bool = False,
-        undeclared: bool = False,
-        prescribed: bool = False,
         format: str | None = None,
-        levels: Levels | None = None,
-        scale_steps: ScaleSteps | None = None,
-        unit: Callable[[Chunk, Workspace], Tensor] | None = None,
-        rotated: "RotatedWeight | None" = None,
-        branch: "Branch | None" = None,
+        **facts: Unpack["WeightFacts"],
     ) -> "Weight":
         """Build the :class:`Weight` that these parts form, whose values a decoder describes or a function returns.
 
         ``format`` defaults to the row that is being tried.
         """
-        return Weight(
-            self.name,
-            format or self.format,
-            shape,
-            self.entries,
-            Native(values) if isinstance(values, Decoder) else values,
-            code_bits=code_bits,
-            uniform_bits=uniform_bits,
-            block_size=block_size,
-            scale=scale,
-            encoding=encoding,
-            needs_float64=needs_float64,
-            refusal=refusal,
-            evidence=evidence,
-            warnings=warnings,
-            comfy_format=comfy_format,
-            close_alternatives=close_alternatives,
-            undeclared=undeclared,
-            prescribed=prescribed,
-            scale_steps=scale_steps,
-            levels=levels,
-            unit=unit,
-            rotated=rotated,
-            branch=branch,
-        )
+        dequantize = Native(values) if isinstance(values, Decoder) else values
+        return Weight(self.name, format or self.format, shape, self.entries, dequantize, **facts)
+
+
+class WeightFacts(TypedDict, total=False):
+    """The fields of :class:`Weight` that a format may give."""
+
+    code_bits: int | None
+    uniform_bits: int | None
+    block_size: tuple[int, int] | None
+    scale: Entry | None
+    encoding: Encoding
+    needs_float64: bool
+    refusal: str | None
+    evidence: tuple[str, ...]
+    warnings: tuple[str, ...]
+    comfy_format: str | None
+    close_alternatives: bool
+    prescribed: bool
+    levels: Levels | None
+    scale_steps: ScaleSteps | None
+    unit: Callable[[Chunk, Workspace], Tensor] | None
+    rotated: "RotatedWeight | None"
+    branch: "Branch | None"
 
 
 class Weight(Struct, gc=False):  # nothing here is part of a cycle
     """A tensor of the model as one checkpoint stores it.
 
     ``dequantize(chunk, workspace)`` returns the values of any chunk, which are the same on every device and however the
-    weight is cut. The result is a buffer of the workspace, usually ``workspace.output(chunk.shape)``, and is valid
-    until the next call.
+    weight is cut. The result may be a buffer of the workspace: it is valid until the next call.
     """
 
     name: str

@@ -57,7 +57,7 @@ def _read(parts: Parts, product: bool) -> Decoder:
     """Return the decoder of the weight: (code - 1) times the scale, or divided by it."""
     codes = parts.codes
     rows, cols = codes.shape
-    decoder = Decoder(
+    return Decoder(
         codes,
         cols,
         levels=(-1.0, 0.0, 1.0, 2.0),
@@ -66,7 +66,6 @@ def _read(parts: Parts, product: bool) -> Decoder:
         order=Order.SHARED_BYTES,
         shared=SharedBytes(rows, (0, 2, 4, 6), 2),
     )
-    return decoder
 
 
 FORMATS = (Format("bitnet", NEEDS, fit, usual_db=(5, 6)),)

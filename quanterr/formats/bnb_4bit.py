@@ -221,7 +221,7 @@ def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Decoder:
         scale = partial(_read_nested_absmax, parts, state, cols)
         nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)
         stored = StoredScales(entry, 1, across, table=partial(_copy_nested_map, parts), nested=nested)
-    decoder = Decoder(
+    return Decoder(
         parts.codes,
         cols,
         levels=table,
@@ -231,7 +231,6 @@ def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Decoder:
         high_first=True,
         read=None if are_rows else partial(read_flat_codes, parts.codes, cols, True),
     )
-    return decoder
 
 
 def _copy_nested_map(parts: Parts, workspace: Workspace) -> Tensor:

@@ -4,7 +4,7 @@
     weight_scale    f32, bf16, f16    (rows,) or (rows, 1)
 
     product[r, c] = float32(code[r, c]) * float32(weight_scale[r])      code in -8 … 7     rounded
-    convrot_w4a4     weight = product, un-rotated in groups of columns: shared/convrot.py    rounded
+    convrot_w4a4     weight = product, un-rotated in groups of columns: kernel/rotation.py    rounded
     int4_tensorwise  weight = product
 
 A label must name the format: from the tensors alone, codes could be INT8 of half the width. convrot_groupsize defaults

@@ -11,7 +11,7 @@
                                                           one rounding; exact for 16-bit scales
 
 Codes and packed zero points are unsigned; 2^(b-1) is zero. compressed-tensors packs them dense since 0.18; before, each
-word held as many whole codes as fit (shared/bit_packing.py). For 3, 5 and 6 bits the width of the tensor gives the
+word held as many whole codes as fit (kernel/packing.py). For 3, 5 and 6 bits the width of the tensor gives the
 packing and the bits. Old files of 7 bits are as wide as 8 bits: config.json (num_bits) or else the original
 decides. Below 64 columns other widths may coincide too.
 
@@ -30,7 +30,7 @@ from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.padding import check_width
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.kernel.packing import WORD, Packing
+from quanterr.kernel.packing import WORD, CodePacking
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import parse_digits
 
@@ -41,8 +41,8 @@ NEEDS = {
     "shape": PartSpec(("{weight}_shape",), frozenset({"I64", "I32"})),
     "order": PartSpec(("{weight}_g_idx",), frozenset({"I32"}), optional=True),
 }
-PACKINGS = tuple(Packing("dense", bits) for bits in (4, 8, 2, 3, 5, 6, 7, 1))  # the likeliest first
-FLOOR = tuple(Packing("floor", bits) for bits in (3, 5, 6, 7))
+PACKINGS = tuple(CodePacking("dense", bits) for bits in (4, 8, 2, 3, 5, 6, 7, 1))  # the likeliest first
+FLOOR = tuple(CodePacking("floor", bits) for bits in (3, 5, 6, 7))
 DENSE_SINCE = (0, 18)
 
 
@@ -81,7 +81,7 @@ def fit(parts: Parts) -> Weight:
     return alternatives[0].with_alternatives(alternatives[1:])
 
 
-def _find_packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[Packing]:
+def _find_packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[CodePacking]:
     """Return the packings with which tensors have these widths, the likeliest first.
 
     Raises:
@@ -104,7 +104,7 @@ def _find_packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[
     return [packing for packing in fitting if packing.bits == declared] or fitting
 
 
-def _fits(entry: Entry | None, packing: Packing, shape: tuple[int, ...], n_blocks: int) -> bool:
+def _fits(entry: Entry | None, packing: CodePacking, shape: tuple[int, ...], n_blocks: int) -> bool:
     """Return whether zero points fit the packing, or are absent."""
     if entry is None:
         return True
@@ -121,7 +121,7 @@ def _read_version(config: JsonFields) -> tuple[int, ...]:
     return numbers if numbers and len(numbers) == len(words) else DENSE_SINCE
 
 
-def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Decoder:
+def _read(parts: Parts, packing: CodePacking, blocks: ColumnBlocks) -> Decoder:
     """Return the decoder of the weight: (code - zero point) · scale."""
     codes, zero_point = parts.codes, parts.get("zero_point")
     cols = (
@@ -129,7 +129,7 @@ def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Decoder:
         * (WORD // packing.bits if packing.name == "floor" else WORD)
         // (1 if packing.name == "floor" else packing.bits)
     )
-    decoder = Decoder(
+    return Decoder(
         codes,
         cols,
         levels=list_integers(packing.bits, 0 if zero_point else 1 << packing.bits - 1),
@@ -139,10 +139,9 @@ def _read(parts: Parts, packing: Packing, blocks: ColumnBlocks) -> Decoder:
         columns=blocks.order,
         read=None if packing.name == "dense" else Grid(codes, cols, 1, key="words", packing=packing),
     )
-    return decoder
 
 
-def _read_zero_points(entry: Entry, codes: Entry, packing: Packing, blocks: ColumnBlocks) -> Grid:
+def _read_zero_points(entry: Entry, codes: Entry, packing: CodePacking, blocks: ColumnBlocks) -> Grid:
     """Return the zero points: the only one, or codes packed down the columns of each expert."""
     if entry.dtype == "I8":
         return Grid(entry, key="zero_point", steps=(("add", float(1 << packing.bits - 1)),))

@@ -27,7 +27,7 @@ from quanterr.formats.shared.comfy_labels import FLOATS, INT8
 from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.ct_row_groups import fit_row_blocks
 from quanterr.kernel.levels import OF_DTYPE
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.lazy_torch import Tensor, torch
 
 CODES = frozenset({"F8_E4M3", "I8"})
@@ -98,7 +98,7 @@ def _read(parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks | None) -> 
     if blocks is None:
         return Decoder(codes, shape[1], read=read)
     zero_point = parts.get("zero_point")
-    decoder = Decoder(
+    return Decoder(
         codes,
         shape[1],
         levels=LEVELS[codes.dtype],
@@ -108,7 +108,6 @@ def _read(parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks | None) -> 
         ends=element_types.ELEMENTS[codes.dtype][1],
         read=read,
     )
-    return decoder
 
 
 def _scatter(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Tensor:
@@ -120,7 +119,7 @@ def _scatter(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Work
     codes, cols, r = parts.codes, shape[1], chunk.shape[0]
     width = -(-cols // 8)
     packed = workspace.read("mask", parts["mask"], chunk.row * width, (r, width))
-    flags = Packing("dense", 1).unpack(packed, 0, 8 * width).bool()
+    flags = CodePacking("dense", 1).unpack(packed, 0, 8 * width).bool()
     if entry := parts.get("row_offsets"):
         offsets = workspace.read_whole("row_offsets", entry)
         begins = torch.cat([offsets, offsets.new_tensor([codes.n])])[chunk.row : chunk.stop_row + 1]

@@ -55,7 +55,7 @@ def fit(parts: Parts) -> Weight:
 def _read(parts: Parts, cols: int) -> Decoder:
     """Return the decoder of the weight: (code - 128) · scale."""
     codes = parts.codes
-    decoder = Decoder(
+    return Decoder(
         codes,
         cols,
         levels=element_types.list_integers(8, 128),
@@ -63,7 +63,6 @@ def _read(parts: Parts, cols: int) -> Decoder:
         ends=SATURATED,
         read=Grid(codes, cols, 1, key="codes", tiles=TILES),
     )
-    return decoder
 
 
 FORMATS = (Format("eetq", NEEDS, fit, usual_db=(32, 43)),)

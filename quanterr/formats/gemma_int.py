@@ -90,7 +90,7 @@ def _read(parts: Parts, n_bits: int, cols: int) -> Decoder:
     """Return the decoder of the weight: (code - 2^(bits - 1)) · scale."""
     across = parts["scale"].shape[1]
     is_byte = n_bits == 8
-    decoder = Decoder(
+    return Decoder(
         parts["codes"],
         parts["codes"].shape[1] * 8 // n_bits,
         ElementType.I8 if is_byte else None,
@@ -99,7 +99,6 @@ def _read(parts: Parts, n_bits: int, cols: int) -> Decoder:
         group=cols // across if across > 1 else 0,
         ends=element_types.ELEMENTS["I8"][1] if is_byte else (),
     )
-    return decoder
 
 
 FORMATS = (

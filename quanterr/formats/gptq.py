@@ -10,7 +10,7 @@
     gptq       zero points are stored minus one: 1 is subtracted from each code of a word, so that a zero point of
                0 borrows from the next code; with 3, 5, 6 and 7 bits from each code separately, modulo 2^b
     gptq_v2    zero points are stored unchanged
-    gptq_p     in planes: shared/bit_packing.py; used for 5, 6 and 7 bits, except by AutoRound; zero points are
+    gptq_p     in planes: kernel/packing.py; used for 5, 6 and 7 bits, except by AutoRound; zero points are
                unchanged, or minus one as in gptq
 
 config.json declares the variant (checkpoint_format; AutoRound's packing_format), often wrongly. If it declares none, or
@@ -28,8 +28,10 @@ gptqmodel/nn_modules/qlinear/__init__.py, gptqmodel/utils/model.py convert_gptq_
 intel/auto-round@b9f3d007 auto_round_extension/torch/qlinear_torch.py, qlinear_torch_zp.py.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, Format, FormatMismatch, Order, Parts, PartSpec, Weight
@@ -45,7 +47,7 @@ from quanterr.formats.shared.gptq_awq_common import (
 )
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.kernel.packing import WHOLE, WORD, Packing
+from quanterr.kernel.packing import WHOLE, WORD, CodePacking
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
@@ -75,7 +77,7 @@ NAMES = {("dense", True): "gptq", ("dense", False): "gptq_v2"}  # all others are
 class Variant:
     """The packing of codes, and whether zero points are stored minus one."""
 
-    packing: Packing
+    packing: CodePacking
     less_one: bool
 
     @property
@@ -190,7 +192,7 @@ def _find_variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[s
     """Return the possible variants, the likeliest first, with the deciding fact and warnings."""
     configured, declared = _declared_variant(parts.hints.config, bits)
     packings = ("dense",) if bits in WHOLE else ("dense", "planar")
-    variants = [Variant(Packing(packing, bits), less_one) for packing in packings for less_one in (True, False)]
+    variants = [Variant(CodePacking(packing, bits), less_one) for packing in packings for less_one in (True, False)]
     if configured in variants:
         variants.sort(key=lambda v: (v.packing != configured.packing, v.less_one != configured.less_one))
     for variant in variants:
@@ -217,13 +219,13 @@ def _declared_variant(config: JsonFields, bits: int) -> tuple[Variant, str]:
         if isinstance(named, str) and (named in CONFIGURED or named.startswith(AUTO_ROUND)):
             packing, less_one = CONFIGURED.get(named, ("dense", False))
             packing = "dense" if bits in WHOLE else packing or usual
-            return Variant(Packing(packing, bits), less_one), f"config.json declares {key} {display(named)}"
+            return Variant(CodePacking(packing, bits), less_one), f"config.json declares {key} {display(named)}"
     if str(config.get("quant_method")).lower() == "gptq":
-        return Variant(Packing(usual, bits), True), IMPLIED
-    return Variant(Packing(usual, bits), True), UNDECLARED
+        return Variant(CodePacking(usual, bits), True), IMPLIED
+    return Variant(CodePacking(usual, bits), True), UNDECLARED
 
 
-def _find_common_zero_point(parts: Parts, packing: Packing) -> int | None:
+def _find_common_zero_point(parts: Parts, packing: CodePacking) -> int | None:
     """Return the stored zero point if all are equal; of many, only the first and the last block are read."""
     entry = parts["zero_point"]
     if entry.nbytes <= FEW:
@@ -235,7 +237,7 @@ def _find_common_zero_point(parts: Parts, packing: Packing) -> int | None:
 
 
 @lru_cache(maxsize=8)  # symmetric weights of a model have the same zero points
-def _find_common_code(stored: bytes, rows: int, packing: Packing, n: int) -> int | None:
+def _find_common_code(stored: bytes, rows: int, packing: CodePacking, n: int) -> int | None:
     """Return the code that each of several rows of containers holds ``n`` times; None if there are others."""
     size, every = len(stored) // rows, (1 << packing.bits) - 1
     used = packing.repeat(every, n)
@@ -255,7 +257,7 @@ def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Decoder:
     one_zero = 0 if zero is None else (zero + variant.less_one) % (1 << bits)
     stored = variant.packing._replace(less_one=variant.less_one)
     cols = codes.shape[0] * codes.bits // bits
-    decoder = Decoder(
+    return Decoder(
         codes,
         cols,
         levels=list_integers(bits, one_zero),
@@ -266,7 +268,6 @@ def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Decoder:
         columns=blocks.order,
         read=None if is_stream else Grid(codes, cols, 1, key="columns", packing=variant.packing, words_down=True),
     )
-    return decoder
 
 
 FORMATS = tuple(

@@ -4,7 +4,7 @@
     scale     f32, bf16, f16    one, or one per row: as int8_tensor, int8_row and int8_block
 
     rotated[r, c] = float32(code[r, c]) * float32(scale of r, c)                      rounded
-    weight = rotated, un-rotated in groups of columns: shared/convrot.py   rounded
+    weight = rotated, un-rotated in groups of columns: kernel/rotation.py   rounded
 
 The label declares it: convrot, and convrot_groupsize (default 256), which differs from layer to layer. Some writers
 leave out the format's name.

@@ -139,7 +139,7 @@ def _declared_layouts(config: object, layer: str | None = None) -> Iterator[tupl
 def _read(parts: Parts, padded: Padded, code_bits: int) -> Decoder:
     """Return the decoder of the weight: code · scale + bias."""
     cols, group = padded.stored_cols, padded.step
-    decoder = Decoder(
+    return Decoder(
         parts.codes,
         cols,
         levels=list_integers(code_bits),
@@ -147,7 +147,6 @@ def _read(parts: Parts, padded: Padded, code_bits: int) -> Decoder:
         shift=Grid(parts["bias"], cols // group, group, key="bias"),
         group=group,
     )
-    return decoder
 
 
 def fit_float(element: SmallFloat, group: int, levels: tuple[float, ...], parts: Parts) -> Weight | None:

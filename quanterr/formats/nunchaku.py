@@ -210,9 +210,7 @@ def _read(parts: Parts, layout: NunchakuLayout) -> Decoder:
 def _read_v_factors(entry: Entry, n: int, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Return the factors of a chunk's rows, (r, 1) float32: ones for the first 2 ``n``, which are not V's."""
     factors = Grid(entry, key="v_factors", tiles=OF_ROWS)(Chunk(0, n, 0, 1), workspace)
-    padding = chunk.stop_row - 3 * n
-    whole = torch.cat([factors.new_ones(2 * n, 1), factors, factors.new_ones(max(padding, 0), 1)])
-    return whole[chunk.row : chunk.stop_row]
+    return torch.cat([factors.new_ones(2 * n, 1), factors])[chunk.row : chunk.stop_row]
 
 
 FORMATS = tuple(

@@ -29,14 +29,15 @@ from quanterr.formats.base import (
     Weight,
     Workspace,
 )
-from quanterr.formats.shared import element_types
 from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.levels import uniform
+from quanterr.kernel.packing import CodePacking
 from quanterr.lazy_torch import Tensor, torch
 
 HALVES = frozenset({"BF16", "F16"})
 GROUP = 64
+CODES = CodePacking("dense", 4)
 NEEDS = {
     "codes": PartSpec(("{module}.qweight",), frozenset({"I32"})),
     "scale": PartSpec(("{module}.wscales",), HALVES),
@@ -86,7 +87,7 @@ def _read(parts: Parts, padded: Padded, interleaved: int) -> Decoder:
         pieces = workspace.read_whole("fragments", parts.codes).view(torch.int64)
         pieces = pieces.view(-1, padded.stored_cols // GROUP, 4, 4)[:, chunk.col // GROUP : chunk.stop_col // GROUP]
         stored = pieces[order // 4, :, order % 4].view(torch.uint8).view(len(order), -1)
-        codes = element_types.unpack(stored, element_types.list_integers(4))
+        codes = CODES.unpack(stored, 0, 2 * stored.shape[1])
         return codes.view(len(order), -1, 2, 8, 4).transpose(3, 4).reshape(chunk.shape)
 
     decoder = Decoder(

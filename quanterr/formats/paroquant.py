@@ -29,10 +29,10 @@ from quanterr.formats.shared.config_checks import read_integers
 from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import FLOATS, SCALE, WORDS
 from quanterr.kernel.interpreter import interpret
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.lazy_torch import Tensor, torch
 
-PACKING = Packing("interleaved", 4)
+PACKING = CodePacking("interleaved", 4)
 NEEDS = {
     "codes": PartSpec(("{module}.qweight",), WORDS),
     "scale": SCALE,

@@ -15,7 +15,7 @@
                                                           one rounding; exact for 16-bit scales
     quark_int4_fp8: the same with scale_2, times weight_scale                            rounded
 
-Codes are packed interleaved (pack_method reorder) or dense (order): shared/bit_packing.py. The configuration gives the
+Codes are packed interleaved (pack_method reorder) or dense (order): kernel/packing.py. The configuration gives the
 packing and the dtype; by default codes are interleaved, and signed if there are no zero points.
 
 Reference: amd-quark 0.13, quark/torch/utils/pack.py Pack_4_bits, quark/torch/export/nn/modules/realquantizer.py.
@@ -34,7 +34,7 @@ from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS
 from quanterr.formats.shared.quark_config import find_specifications
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT4, uniform
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 
 NEEDS = {
     "codes": PartSpec(("{weight}",), WORDS),
@@ -52,7 +52,7 @@ TWICE = {
 class WordCoding(NamedTuple):
     """The packing of the 8 codes in a word, and whether they are signed."""
 
-    packing: Packing
+    packing: CodePacking
     signed: bool
 
     @property
@@ -143,7 +143,7 @@ def _possible_codings(parts: Parts, dtype: object) -> list[WordCoding]:
     packings = {"order": ["dense"], "reorder": ["interleaved"]}.get(str(method), ["interleaved", "dense"])
     likely = parts.get("zero_point") is None
     signs = {"int4": [True], "uint4": [False]}.get(str(dtype), [likely, not likely])
-    return [WordCoding(Packing(packing, 4), signed) for packing in packings for signed in signs]
+    return [WordCoding(CodePacking(packing, 4), signed) for packing in packings for signed in signs]
 
 
 def _read_blocks(parts: Parts, blocks: ColumnBlocks, coding: WordCoding) -> Decoder:
@@ -155,7 +155,7 @@ def _read_rows(parts: Parts, _blocks: ColumnBlocks, coding: WordCoding, factor: 
     """Return the decoder of rows of codes: (code - zero point) · scale · factor, with a scale per row."""
     codes, zero_point, packing = parts.codes, parts.get("zero_point"), coding.packing
     cols = 8 * codes.shape[1]
-    decoder = Decoder(
+    return Decoder(
         codes,
         cols,
         levels=coding.levels,
@@ -164,7 +164,6 @@ def _read_rows(parts: Parts, _blocks: ColumnBlocks, coding: WordCoding, factor: 
         factor=factor,
         read=None if packing.name == "dense" else Grid(codes, cols, 1, key="words", packing=packing),
     )
-    return decoder
 
 
 FORMATS = (

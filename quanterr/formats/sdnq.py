@@ -3,7 +3,7 @@
     weight        i8, u8, f8_e4m3, f8_e5m2    (rows, cols) or (rows, groups, size): codes of 8 bits; (cols, rows) if
                                               stored for its matrix product
                   u8                          (runs, bytes of a run) or flat: codes of 2 to 7 bits, row after row,
-                                              packed spread: shared/bit_packing.py
+                                              packed spread: kernel/packing.py
     scale         f32, bf16, f16              (rows, 1), (rows, groups, 1), one, or (1, rows) of (cols, rows);
                                               with a codebook, the values of all codes: (rows, 2^bits),
                                               (rows, groups, 2^bits) or (2^bits,)
@@ -14,7 +14,7 @@
     product[r, c] = number(code[r, c]) * scale[r, group of c]                                    rounded
                     + zero_point[r, group of c], with unsigned codes                             rounded
     weight[r, c]  = product[r, c] + sum over k of svd_up[r, k] * svd_down[k, c]                  in float64
-                    un-rotated in groups of columns, if config.json sets use_hadamard: shared/convrot.py
+                    un-rotated in groups of columns, if config.json sets use_hadamard: kernel/rotation.py
 
     with a codebook, product[r, c] = scale[r, group of c, code[r, c]]; codes are unsigned integers
 
@@ -61,7 +61,7 @@ from quanterr.kernel.decoder import LowRank
 from quanterr.kernel.grid import MANY, Grid
 from quanterr.kernel.interpreter import Native
 from quanterr.kernel.levels import OF_DTYPE, Levels, uniform
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
@@ -276,7 +276,7 @@ def _fit_layout(parts: Parts, bits: int | None) -> SdnqLayout:
 def _check_layout(parts: Parts, layout: SdnqLayout) -> SdnqLayout:
     codes, zero_point = parts.codes, parts.get("zero_point")
     rows, cols = layout.shape
-    run = len(Packing("spread", layout.bits).run.codes) if 2 <= layout.bits <= 8 else 0
+    run = len(CodePacking("spread", layout.bits).run.codes) if 2 <= layout.bits <= 8 else 0
     if not run or 8 * codes.nbytes != layout.bits * rows * cols or cols % run or 0 in layout.shape:
         raise FormatMismatch(f"{codes} does not hold {rows} × {cols} codes of 2 to 8 bits")
     scales = {role: parts[role] for role in ("scale", "zero_point") if parts.get(role)}
@@ -368,7 +368,7 @@ def _describe_codes(parts: Parts, layout: SdnqLayout, coding: NumberType | None)
     if coding is None:
         order = Grid(codes, cols, 1, turned=layout.transposed, key="codes", levels=LEVELS[codes.dtype])
         return Decoder(codes, cols, scale=blocks.grid(scale), shift=shift, group=blocks.group, read=order)
-    packed = Grid(codes, cols, 1, key="codes", packing=Packing("spread", coding.bits))
+    packed = Grid(codes, cols, 1, key="codes", packing=CodePacking("spread", coding.bits))
     if layout.codebook:
         n_tables = scale.n >> layout.bits
         numbers = Grid(scale, blocks.n << layout.bits, key="tables") if n_tables > 1 else Grid(scale, scale.n, 0, MANY)

@@ -26,7 +26,6 @@ workflows; torchao/prototype/mx_formats.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 
 from msgspec.structs import replace
@@ -49,7 +48,7 @@ from quanterr.formats.shared.microscaling import (
     multiply_scales,
     read_microscaled,
 )
-from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.formats.shared.padding import check_width, fit_unpadded
 from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
 from quanterr.formats.shared.scale_grid import fit_grid, read_grid
 from quanterr.formats.shared.swizzled_scales import SWIZZLED, TILE_COLS, TILE_ROWS
@@ -128,10 +127,10 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     target = declared.get("target_dtype")
     named = str(target.get("_data")) if isinstance(target, dict) else "int8"
     code_bits = parse_digits(named.removeprefix("int")) or 8
-    padded, factor = fit_unpadded(parts, codes.shape, group), fit_pre_scale(parts, cols, 1, role="act_pre_scale")
+    check_width(parts, codes.shape)
     return parts.weight(
         codes.shape,
-        IntegerTensor(parts, padded, one, code_bits == 8, factor).decoder,
+        _read_integers(parts, group, one, code_bits == 8),
         code_bits=code_bits,
         uniform_bits=code_bits,
         levels=signed_bytes(code_bits),
@@ -141,33 +140,23 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerTensor:
-    """INT8 codes with a scale and perhaps a zero point for each group of columns, or one for all (``one``)."""
+def _read_integers(parts: Parts, group: int, one: bool, counted: bool) -> Decoder:
+    """Return the decoder of INT8 codes with a scale and perhaps a zero point for each group, or one for all (``one``).
 
-    parts: Parts
-    padded: Padded
-    one: bool
-    counted: bool  # whether to count codes at either end of their range
-    pre_scale: Grid | None
-
-    @property
-    def decoder(self) -> Decoder:
-        """The decoder of the weight: (code - zero_point) · scale."""
-        _, ends = element_types.ELEMENTS["I8"]
-        group, zero_point = self.padded.step, self.parts.get("zero_point")
-        across = 1 if self.one else self.padded.stored_cols // group
-        decoder = Decoder(
-            self.parts.codes,
-            self.padded.stored_cols,
-            ElementType.I8,
-            scale=Grid(self.parts["scale"], across, group),
-            zero=Grid(zero_point, across, group, key="zero_point") if zero_point else None,
-            group=0 if self.one else self.padded.step,
-            ends=ends if self.counted else (),
-            factor=self.pre_scale,
-        )
-        return decoder
+    If ``counted``, codes at either end of their range are counted.
+    """
+    cols, zero_point = parts.codes.shape[-1], parts.get("zero_point")
+    across = 1 if one else cols // group
+    return Decoder(
+        parts.codes,
+        cols,
+        ElementType.I8,
+        scale=Grid(parts["scale"], across, group),
+        zero=Grid(zero_point, across, group, key="zero_point") if zero_point else None,
+        group=0 if one else group,
+        ends=element_types.ELEMENTS["I8"][1] if counted else (),
+        factor=fit_pre_scale(parts, cols, 1, role="act_pre_scale"),
+    )
 
 
 def _fit_float8(parts: Parts, declared: Description) -> Weight:

@@ -61,7 +61,7 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     first = chunk.row * parts.matrix[1] + chunk.col
     stored = workspace.read("stored", entry, first, chunk.shape)
     integers = stored.view(getattr(torch, f"int{8 * min(stored.dtype.itemsize, 4)}"))  # float64 holds these exactly
-    return Values(workspace.output(tuple(integers.shape), torch.float64).copy_(integers))
+    return Values(integers.double())
 
 
 FORMATS = (Format("verbatim", {"codes": PartSpec(("{weight}",), CODES)}, fit),)

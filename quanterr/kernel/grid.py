@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from quanterr.checkpoints import Entry
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.kernel.tiles import Tiles
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
@@ -47,27 +47,27 @@ class Grid(Struct, frozen=True, gc=False):
     stack_rows: int = 0  # 0: the weight is one matrix
     down: int = 0
     levels: tuple[float, ...] = ()
-    packing: Packing | None = None
+    packing: CodePacking | None = None
     words_down: bool = False
     tiles: Tiles | None = None
     steps: tuple[tuple[str, Grid | float | None], ...] = ()
 
     def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Return the numbers of a chunk, (1 or r, blocks) float32, or uint8 codes."""
-        numbers = self._read(chunk, workspace)
+        return self._take_steps(self._read(chunk, workspace), chunk, workspace)
+
+    def make_table(self, workspace: Workspace) -> Tensor:
+        """Return what each byte stands for after all steps, (256,) float32; operands are single numbers."""
+        stored = _make_table(self.levels, workspace.device).view(1, -1)
+        return self._take_steps(stored, Chunk(0, 1, 0, 1), workspace).view(-1)
+
+    def _take_steps(self, numbers: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
         for operation, operand in self.steps:
             operands = () if operand is None else (self._read_operand(operand, chunk, workspace),)
             numbers = getattr(numbers, operation)(*operands)
         return numbers
 
-    def make_table(self, workspace: Workspace) -> Tensor:
-        """Return what each byte stands for after all steps, (256,) float32; operands are single numbers."""
-        numbers, single = _make_table(self.levels, workspace.device).view(1, -1), Chunk(0, 1, 0, 1)
-        for operation, operand in self.steps:
-            numbers = getattr(numbers, operation)(self._read_operand(operand, single, workspace))
-        return numbers.view(-1)
-
-    def _read_operand(self, operand: Grid | float | None, chunk: Chunk, workspace: Workspace) -> Tensor | float | None:
+    def _read_operand(self, operand: Grid | float, chunk: Chunk, workspace: Workspace) -> Tensor | float:
         if not isinstance(operand, Grid):
             return operand
         numbers = operand(chunk, workspace)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from quanterr.kernel.decoder import Decoder, ElementType, Order
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.kernel.rotation import rotate
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
@@ -26,7 +26,7 @@ DTYPES = {
     ElementType.I8: "int8",
     ElementType.E4M3: "float8_e4m3fn",
 }
-AWQ_WORDS = Packing("interleaved", 4)
+AWQ_WORDS = CodePacking("interleaved", 4)
 
 
 class Values(NamedTuple):
@@ -163,7 +163,7 @@ def look_up(decoder: Decoder, stored: Tensor) -> Tensor:
     """Return the levels of stored codes, float32 (r, c)."""
     if decoder.levels and 8 % decoder.bits:
         return _tell_levels(
-            decoder, Packing("dense", decoder.bits).unpack(stored, 0, 8 * stored.shape[1] // decoder.bits)
+            decoder, CodePacking("dense", decoder.bits).unpack(stored, 0, 8 * stored.shape[1] // decoder.bits)
         )
     if (table := decoder.make_table()) is not None:
         return table.to(stored.device).index_select(0, stored.reshape(-1).int()).view(len(stored), -1)

@@ -1,4 +1,4 @@
-"""Packing of codes of 1 to 8 bits in containers of 8, 16, 32 or 64 bits.
+"""CodePacking of codes of 1 to 8 bits in containers of 8, 16, 32 or 64 bits.
 
     dense         a stream of bits, low first: code i is bits i · b …, across containers
     floor         as many whole codes as fit into each 32-bit word, low first; the word's other bits are unused
@@ -64,7 +64,7 @@ class PackedRun(NamedTuple):
     codes: tuple[tuple[Piece, ...], ...]
 
 
-class Packing(NamedTuple):
+class CodePacking(NamedTuple):
     """A packing of codes of ``bits`` bits.
 
     If ``less_one``, codes are stored minus one: 1 is subtracted from each code of a container, so that a code of 0

@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
@@ -50,7 +50,7 @@ class Tiles(NamedTuple):
 
     def _unpack(self, stored: Tensor) -> Tensor:
         """Return the codes in bytes, (…, bytes) to (…, codes) uint8."""
-        codes = Packing("dense", self.bits).unpack(stored, 0, stored.shape[-1] * BYTE // self.bits)
+        codes = CodePacking("dense", self.bits).unpack(stored, 0, stored.shape[-1] * BYTE // self.bits)
         return codes.view(*codes.shape[:-1], -1, 2).flip(-1).flatten(-2) if self.high_first else codes
 
 

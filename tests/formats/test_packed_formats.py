@@ -13,7 +13,7 @@ import quanterr
 from quanterr.formats import bnb_4bit
 from quanterr.formats.shared import element_types
 from quanterr.inspection import inspect
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.pairing.model import Bucket
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -61,7 +61,7 @@ class TestStreams:
     @pytest.mark.parametrize("code_bits", range(1, 9))
     def test_streams_hold_codes_with_any_width_lowest_bits_first(self, code_bits):
         stored = random_bytes(3, 8 * code_bits, seed=code_bits)
-        codes = Packing("dense", code_bits).unpack(stored, 0, 64)
+        codes = CodePacking("dense", code_bits).unpack(stored, 0, 64)
 
         assert [codes_of_stream(row.tolist(), code_bits) for row in stored] == codes.tolist()
 

@@ -3,14 +3,14 @@
 from quanterr.formats.base import Decoder, Order, Parts
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.kernel.grid import Grid
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 
 
 def read_gemm(
     parts: Parts,
     cols: int,
     blocks: ColumnBlocks,
-    packing: Packing,
+    packing: CodePacking,
     levels: tuple[float, ...],
     zero_levels: tuple[float, ...] = (),
 ) -> Decoder:
@@ -20,7 +20,7 @@ def read_gemm(
     if they are signed.
     """
     zero_point, is_native = parts.get("zero_point"), packing.name == "interleaved" and parts["scale"].shape[1] % 8 == 0
-    decoder = Decoder(
+    return Decoder(
         parts.codes,
         cols,
         levels=levels,
@@ -30,4 +30,3 @@ def read_gemm(
         order=Order.AWQ_WORDS,
         read=None if is_native else Grid(parts.codes, cols, 1, turned=True, key="columns", packing=packing),
     )
-    return decoder

@@ -7,23 +7,21 @@ The size is not stored. It is the first of these that gives the stored number of
 two, a divisor of the number of columns.
 """
 
-from dataclasses import dataclass
-from dataclasses import replace as change
 from functools import lru_cache
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.kernel.grid import Grid
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 from quanterr.util.text import count
 
 SIZES = tuple(1 << n for n in range(3, 15))
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnBlocks:
+class ColumnBlocks(Struct, frozen=True, gc=False):
     """``n`` blocks of ``size`` columns; ``order`` holds each column's block where columns are permuted."""
 
     n: int
@@ -51,7 +49,7 @@ class ColumnBlocks:
         """Return the numbers of the blocks; ``width`` of them are stored for each row, if they are padded."""
         return Grid(entry, width or self.n, 0 if self.order else self.size, turned=turned, key=key)
 
-    def packed(self, entry: Entry, packing: Packing, turned: bool = False, levels: tuple[float, ...] = ()) -> Grid:
+    def packed(self, entry: Entry, packing: CodePacking, turned: bool = False, levels: tuple[float, ...] = ()) -> Grid:
         """Return the zero points of the blocks, which are packed codes; ``levels`` has what they stand for."""
         return replace(self.grid(entry, "zero_point", turned), packing=packing, levels=levels)
 
@@ -106,7 +104,7 @@ def list_orders(stored: ColumnBlocks) -> list[tuple[ColumnBlocks, str]]:
     name = stored.order.name.rpartition(".")[2]
     return [
         (stored, f"; columns in the order of {name}, which names {stored.named} of {count(stored.n, 'block')}"),
-        (change(stored, order=None), "; columns in order"),
+        (replace(stored, order=None), "; columns in order"),
     ]
 
 

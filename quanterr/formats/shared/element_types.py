@@ -6,10 +6,9 @@ from functools import cache, partial
 from math import inf, nan
 
 from quanterr.checkpoints import Entry
-from quanterr.formats.base import Decoder, ElementType, Parts, Values
-from quanterr.kernel.decoder import OfBlocks, tabulate
+from quanterr.formats.base import Decoder, ElementType, Parts
+from quanterr.kernel.decoder import OfBlocks
 from quanterr.kernel.grid import Grid, look_up_bytes
-from quanterr.kernel.interpreter import count_ends
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
@@ -24,8 +23,6 @@ ELEMENTS = {
     "F8_E5M2": (None, (0x7B, 0xFB)),  # by its levels
 }
 
-CODES = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # torch's dtypes
-
 
 def read_one_by_one(
     parts: Parts,
@@ -38,7 +35,7 @@ def read_one_by_one(
     """Return the decoder of elements stored one by one; see :class:`Decoder`."""
     codes = parts.codes
     element, ends = ELEMENTS.get(codes.dtype, (None, ()))
-    decoder = Decoder(
+    return Decoder(
         codes,
         parts.matrix[1],
         element,
@@ -51,29 +48,12 @@ def read_one_by_one(
         columns=columns,
         read=None if codes.dtype in ELEMENTS else partial(read_floats, codes),
     )
-    return decoder
-
-
-# Functions that decode elements stored one by one take the codes' entry, so that weights need not keep their Parts.
-
-
-def read_elements(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read a chunk of elements that are stored one by one, (r, c)."""
-    return workspace.read("codes", codes, chunk.row * as_matrix(codes.shape)[1] + chunk.col, chunk.shape)
 
 
 def read_floats(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Read a chunk of a weight stored as plain numbers, (r, c) float32, or float64 for F64."""
-    stored = read_elements(codes, chunk, workspace)
-    if stored.dtype == torch.float64:
-        return stored
-    return workspace.output(chunk.shape).copy_(stored)
-
-
-def decode_codes(stored: Tensor, dtype: str) -> Values:
-    """Return the values of codes that are stored one by one as ``dtype``, (r, c), and the number of saturated ones."""
-    _, ends = ELEMENTS[dtype]
-    return Values(stored.view(getattr(torch, CODES[dtype])).float(), count_ends(stored.view(torch.uint8), ends))
+    stored = workspace.read("codes", codes, chunk.row * as_matrix(codes.shape)[1] + chunk.col, chunk.shape)
+    return stored if stored.dtype == torch.float64 else stored.float()
 
 
 def list_small_floats(exponent: int, mantissa: int, signed: bool = True) -> tuple[float, ...]:
@@ -108,21 +88,6 @@ def list_integers(bits: int, zero: int = 0) -> tuple[float, ...]:
     return tuple(float(code - zero) for code in range(1 << bits))
 
 
-def unpack(codes: Tensor, levels: tuple[float, ...], high_first: bool = False) -> Tensor:
-    """Return the levels of bytes that hold 1, 2, 4 or 8 codes each, (r, w) to (r, codes) float32."""
-    return look_up(codes.view(torch.uint8).to(torch.int32), tabulate(levels, high_first).to(codes.device))
-
-
-def look_up(indices: Tensor, table: Tensor) -> Tensor:
-    """Gather rows of a table, (n, v), by index, (r, w) int32 or int64, one after the other: (r, v · w)."""
-    return table[indices].flatten(1)
-
-
 def decode_e4m3_scales(codes: Tensor) -> Tensor:
     """Convert E4M3 bytes of any dtype to float32; for scales, which are few."""
     return look_up_bytes(codes, E4M3)
-
-
-def decode_e5m3(codes: Tensor) -> Tensor:
-    """Convert unsigned E5M3 numbers, bytes, to float32: bias 15, subnormals, 255 is NaN (AMD Quark)."""
-    return look_up_bytes(codes, E5M3)

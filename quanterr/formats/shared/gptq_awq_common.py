@@ -7,7 +7,7 @@ group_size, q_group_size          -1: a whole row
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Parts, PartSpec
-from quanterr.kernel.packing import Packing
+from quanterr.kernel.packing import CodePacking
 
 FLOATS = frozenset({"F16", "BF16", "F32"})
 WORDS = frozenset({"I32"})
@@ -32,7 +32,9 @@ def find_gemm_bits(codes: Entry, scale: Entry) -> list[int]:
     """Return the numbers of bits per code with which the shapes fit AWQ's gemm layout, the likeliest first."""
     if len(codes.shape) != 2 or len(scale.shape) != 2:
         return []
-    return [bits for bits in (4, 2, 3, 5, 6, 7, 8) if codes.shape[1] == Packing("dense", bits).count(scale.shape[1])]
+    return [
+        bits for bits in (4, 2, 3, 5, 6, 7, 8) if codes.shape[1] == CodePacking("dense", bits).count(scale.shape[1])
+    ]
 
 
 def is_gemv(parts: Parts) -> bool:

@@ -91,8 +91,10 @@ def _make_table_on(device: torch.device, size: int) -> Tensor:
     return make_table(size).to(device)
 
 
-def multiply(source: Tensor, n: int, axis: int, factors: tuple[Tensor, Tensor], is_wide: bool = False) -> Tensor:
-    """Return diag(rows) · H · source · diag(cols), or with source · Hᵀ if ``axis`` is 1; float32, or float64 if wide.
+def multiply(
+    source: Tensor, n: int, axis: int, factors: tuple[Tensor, Tensor], dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return diag(rows) · H · source · diag(cols), or with source · Hᵀ if ``axis`` is 1, as ``dtype`` or float32.
 
     ``source`` is (r, c) float32 or float64 with contiguous rows. H consists of matrices of size ``n`` for blocks along
     the axis; ``factors`` are float64, (r,) and (c,). Everything is computed in float64 and rounded once.
@@ -100,11 +102,11 @@ def multiply(source: Tensor, n: int, axis: int, factors: tuple[Tensor, Tensor], 
     table = _find_table_size(n)
     if table > 1:
         source = _multiply_table(source, n, table, axis)
-    size, is_native = n // table, source.device.type == "cpu" and not is_wide
+    size, is_native = n // table, source.device.type == "cpu" and dtype in (None, torch.float32)
     kernel = choose_kernel().kernel if is_native else None
     if kernel is None:
-        product = _multiply_sylvester(source, size, axis) * factors[1] * factors[0].unsqueeze(1)
-        return product if is_wide else product.float()
+        wide = _multiply_sylvester(source, size, axis) * factors[1] * factors[0].unsqueeze(1)
+        return wide.to(dtype or torch.float32)
     room, out = torch.empty(SIDE_BY_SIDE * size, dtype=torch.float64), torch.empty(source.shape)
     given = source.data_ptr(), source.dtype == torch.float64, source.stride(0)
     of_rows, of_cols = (side.data_ptr() for side in factors)

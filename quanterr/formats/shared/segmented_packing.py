@@ -9,7 +9,6 @@ the matrix is padded with rows of zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,7 +64,7 @@ class Planes:
         """
         rows, cols = matrix
         are_rows = self.itemsize == 1 and not self.elements % cols and self.codes == rows * cols and group > 0
-        decoder = Decoder(
+        return Decoder(
             self.entry,
             cols,
             levels=levels or list_integers(self.bits),
@@ -78,29 +77,16 @@ class Planes:
             factor=factor,
             read=None if are_rows else partial(self.read_chunk, cols),
         )
-        return decoder
 
     def read_chunk(self, cols: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read the codes of whole rows, or of a piece of a row, of a matrix of ``cols`` columns: (r, c) float32."""
-        first = chunk.row * cols + chunk.col
-        return self.read(first, first + chunk.n, workspace).view(chunk.shape)
-
-    def read(self, first: int, stop: int, workspace: Workspace) -> Tensor:
-        """Read codes ``first:stop`` as float32, (n,)."""
-        values, size = workspace.output((stop - first,)), self.itemsize
-        dtype = torch.uint8 if size == 1 else torch.int32
-        for begin, end in cut_run(first, stop, self.elements):
+        """Read the codes of whole rows, or of a piece of a row, of a matrix of ``cols`` columns: (r, c) integers."""
+        begin, size = chunk.row * cols + chunk.col, self.itemsize
+        stop, pieces = begin + chunk.n, list[Tensor]()
+        while begin < stop:
             part, place = divmod(begin, self.elements)
-            stored = workspace.read_bytes("codes", self.entry, place * size, ((end - begin) * size,)).view(dtype)
-            codes = workspace.buffer("part", (end - begin,), dtype)
-            torch.bitwise_right_shift(stored, self.shifts[part], out=codes).bitwise_and_((1 << self.bits) - 1)
-            values[begin - first : end - first] = codes
-        return values
-
-
-def cut_run(first: int, stop: int, width: int) -> Iterator[tuple[int, int]]:
-    """Cut the run ``first:stop`` at multiples of ``width``."""
-    while first < stop:
-        end = min(first - first % width + width, stop)
-        yield first, end
-        first = end
+            n = min(self.elements - place, stop - begin)
+            stored = workspace.read_bytes("codes", self.entry, place * size, (n * size,))
+            elements = stored.view(torch.uint8 if size == 1 else torch.int32)
+            pieces.append(elements >> self.shifts[part] & (1 << self.bits) - 1)
+            begin += n
+        return torch.cat(pieces).view(chunk.shape)

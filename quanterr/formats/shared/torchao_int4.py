@@ -25,13 +25,13 @@ int4_tile_packed_to_4d_tensor.py; torchao 0.18.0 int4_plain_int32_tensor.py, who
 src/ATen/native/xpu/sycl/WeightInt4PackKernel.cpp; pytorch aten/src/ATen/native/cuda/int4mm.cu.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
+from quanterr.checkpoints import Entry
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, Parts, Weight
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.padding import Padded, fit_unpadded
+from quanterr.formats.shared.padding import check_width
 from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
 from quanterr.formats.shared.torchao_header import Description, read_block_size
 from quanterr.kernel.grid import Grid
@@ -45,35 +45,26 @@ TILE_ROWS, TILE_COLS = 8, 128
 TILES = Tiles("R C r8 l4 j4 a2 b2 c2", "Rr", "Cjbcla", 4)  # a, b, c: p2, p1, p0
 
 
-@dataclass(frozen=True, slots=True)
-class PlainCodes:
-    """Codes stored row by row; scales and zero points stored column by column."""
+def _read_rows(parts: Parts, shape: tuple[int, ...], group: int, shifted: bool = False) -> Decoder:
+    """Return the decoder of codes stored row by row, with scales and zero points stored column by column.
 
-    parts: Parts
-    padded: Padded
-    pre_scale: Grid | None
-    shifted: bool = False  # codes are unsigned, and zero points are subtracted from them
-
-    @property
-    def decoder(self) -> Decoder:
-        """The decoder of the weight: code · scale + zero_point, or (code - zero_point) · scale."""
-        cols, group = self.padded.cols, self.padded.step
-        rows = self.padded.rows if len(self.padded.shape) > 2 else 0
-        scale, zero_point = (
-            Grid(self.parts[key], cols // group, group, turned=True, key=key, stack_rows=rows, down=rows)
-            for key in ("scale", "zero_point")
-        )
-        decoder = Decoder(
-            self.parts.codes,
-            cols,
-            levels=element_types.list_integers(4) if self.shifted else element_types.INT4,
-            scale=scale,
-            zero=zero_point if self.shifted else None,
-            shift=None if self.shifted else zero_point,
-            group=group,
-            factor=self.pre_scale,
-        )
-        return decoder
+    It is code · scale + zero_point, or if ``shifted``, of unsigned codes, (code - zero_point) · scale.
+    """
+    cols, rows = shape[-1], shape[-2] if len(shape) > 2 else 0
+    scale, zero_point = (
+        Grid(parts[key], cols // group, group, turned=True, key=key, stack_rows=rows, down=rows)
+        for key in ("scale", "zero_point")
+    )
+    return Decoder(
+        parts.codes,
+        cols,
+        levels=element_types.list_integers(4) if shifted else element_types.INT4,
+        scale=scale,
+        zero=zero_point if shifted else None,
+        shift=None if shifted else zero_point,
+        group=group,
+        factor=fit_pre_scale(parts, cols, 1, role="act_pre_scale"),
+    )
 
 
 def fit_plain(parts: Parts, declared: Description) -> Weight:
@@ -97,8 +88,8 @@ def fit_plain(parts: Parts, declared: Description) -> Weight:
                 f"{part} should have the shape {[*stack, cols // group, rows]}: groups of {group} columns"
             )
     shape = (*stack, rows, cols)
-    plain = PlainCodes(parts, fit_unpadded(parts, shape, group), fit_pre_scale(parts, cols, 1, role="act_pre_scale"))
-    return _make_weight(parts, shape, plain.decoder, INT4, group)
+    check_width(parts, shape)
+    return _make_weight(parts, shape, _read_rows(parts, shape, group), INT4, group)
 
 
 def fit_words(parts: Parts, declared: Description) -> Weight:
@@ -121,45 +112,31 @@ def fit_words(parts: Parts, declared: Description) -> Weight:
     for part in (parts["scale"], zero_point):
         if part.shape != (cols // group, rows):
             raise FormatMismatch(f"{part} should have the shape {[cols // group, rows]}: groups of {group} columns")
-    plain = PlainCodes(
-        parts,
-        fit_unpadded(parts, (rows, cols), group),
-        fit_pre_scale(parts, cols, 1, role="act_pre_scale"),
-        shifted=True,
+    check_width(parts, (rows, cols))
+    return _make_weight(parts, (rows, cols), _read_rows(parts, (rows, cols), group, shifted=True), uniform(4), group)
+
+
+def _read_tiles(parts: Parts, cols: int, group: int) -> Decoder:
+    """Return the decoder of codes in tiles: (code - 8) · scale + zero; the weight has ``cols`` columns."""
+    codes, scales = parts.codes, parts["scale_and_zero"]
+    stored_cols = codes.shape[1] * TILE_COLS
+    return Decoder(
+        codes,
+        stored_cols,
+        levels=element_types.list_integers(4, 8),
+        scale=partial(_read_groups, scales, group, 0),
+        shift=partial(_read_groups, scales, group, 1),
+        group=group,
+        factor=fit_pre_scale(parts, cols, 1, role="act_pre_scale"),
+        read=Grid(codes, stored_cols, 1, key="codes", tiles=TILES),
     )
-    return _make_weight(parts, (rows, cols), plain.decoder, uniform(4), group)
 
 
-@dataclass(frozen=True, slots=True)
-class TiledCodes:
-    """Codes in tiles of 8 × 128; the weight is the first ``shape`` rows and columns."""
-
-    parts: Parts
-    shape: tuple[int, int]
-    group: int
-    pre_scale: Grid | None
-
-    @property
-    def decoder(self) -> Decoder:
-        """The decoder of the weight: (code - 8) · scale + zero."""
-        cols = self.parts.codes.shape[1] * TILE_COLS
-        decoder = Decoder(
-            self.parts.codes,
-            cols,
-            levels=element_types.list_integers(4, 8),
-            scale=partial(self._read_groups, 0),
-            shift=partial(self._read_groups, 1),
-            group=self.group,
-            factor=self.pre_scale,
-            read=Grid(self.parts.codes, cols, 1, key="codes", tiles=TILES),
-        )
-        return decoder
-
-    def _read_groups(self, place: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read the scales (``place`` 0) or zeros (1) of a chunk, (r, groups) float32."""
-        stored = workspace.read_whole("scale_and_zero", self.parts["scale_and_zero"])
-        groups = slice(chunk.col // self.group, -(-chunk.stop_col // self.group))
-        return stored[groups, chunk.row : chunk.stop_row, place].t().float()
+def _read_groups(scales: Entry, group: int, place: int, chunk: Chunk, workspace: Workspace) -> Tensor:
+    """Read the scales (``place`` 0) or zeros (1) of a chunk, (r, groups) float32."""
+    stored = workspace.read_whole("scale_and_zero", scales)
+    groups = slice(chunk.col // group, -(-chunk.stop_col // group))
+    return stored[groups, chunk.row : chunk.stop_row, place].t().float()
 
 
 def fit_tiles(parts: Parts, declared: Description) -> Weight:
@@ -185,8 +162,7 @@ def fit_tiles(parts: Parts, declared: Description) -> Weight:
         raise FormatMismatch(f"the header declares shape {shape} and block_size {block}, which {codes} cannot hold")
     if scales.shape != (stored_cols // group, stored_rows, 2):
         raise FormatMismatch(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")
-    tiles = TiledCodes(parts, (rows, cols), group, fit_pre_scale(parts, cols, 1, role="act_pre_scale"))
-    return _make_weight(parts, (rows, cols), tiles.decoder, uniform(4), group)
+    return _make_weight(parts, (rows, cols), _read_tiles(parts, cols, group), uniform(4), group)
 
 
 def _make_weight(parts: Parts, shape: tuple[int, ...], decoder: Decoder, levels: Levels, group: int) -> Weight:

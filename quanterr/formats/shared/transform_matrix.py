@@ -78,7 +78,7 @@ class TransformMatrix:
         if self.is_hadamard:
             cols = cols * (sqrt(self.n) / size if inverted else 1 / sqrt(self.n))
         one = torch.ones(len(wide), dtype=torch.float64, device=wide.device)
-        out = hadamard.multiply(wide, size, 1, (one, cols), is_wide=rows.dtype == torch.float64)
+        out = hadamard.multiply(wide, size, 1, (one, cols), rows.dtype)
         return rows.copy_((out if perm is None else out[:, perm]).view(rows.shape))
 
     def _factors(self, workspace: Workspace) -> Factors:
