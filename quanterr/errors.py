@@ -36,7 +36,7 @@ MEANINGS = {
     Status.GATE_FAILED: "compared completely, a gate does not hold",
     Status.USAGE: "wrong usage or configuration; a pattern that matches nothing",
     Status.UNREADABLE: "an input cannot be read or is invalid",
-    Status.INCONCLUSIVE: "something was not compared, or the result is meaningless (`--allow-partial`: 0)",
+    Status.INCONCLUSIVE: "something was not compared (`--allow-partial`: 0), or damage was found",
     Status.ENVIRONMENT: "memory, device, disk, an output that cannot be written",
     Status.BUG: "a bug in quanterr",
     Status.INTERRUPTED: "Ctrl-C; the report is written and marked incomplete",

@@ -61,7 +61,11 @@ class Display(CheckedOptions):
         Option("Show tables, maps, all findings, and how each format was recognized.", OUTPUT, flags="--verbose -v"),
     ] = False
     allow_partial: Annotated[
-        bool, Option("Exit 0 even if something was not compared; the verdict stays inconclusive.", SELECTION)
+        bool,
+        Option(
+            "Exit 0 even if something was not compared, unless damage was found; the verdict stays inconclusive.",
+            SELECTION,
+        ),
     ] = False
 
     @property

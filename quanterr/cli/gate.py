@@ -88,7 +88,8 @@ def gate(
     if to or update_baseline:
         document = with_verdicts(read_document(report), subjects, verdicts)
         _write_document(document, to, baseline if update_baseline else None, whole)
-    raise typer.Exit(exit_status(whole, show.allow_partial))
+    damage = [message for one in subjects for message in one.damage]
+    raise typer.Exit(exit_status(whole, show.allow_partial, damage))
 
 
 def _list_fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Sequence[Verdict]") -> dict[str, object]:

@@ -85,9 +85,21 @@ def drop_gate_messages(reasons: Sequence[str], gates: Sequence[Gate]) -> list[st
     return [reason for reason in reasons if not reason.endswith(messages)]
 
 
-def exit_status(judged: HasGates, allow_partial: bool = False) -> Status:
-    """Return the exit status of a judged result; an inconclusive verdict outranks a gate that does not hold."""
-    if judged.verdict == "inconclusive" and not allow_partial:
+def list_damage(judged: object) -> list[str]:
+    """Return the errors that were found in a result or its candidates, except of tensors that were not compared."""
+    lost = {getattr(left, "layer_name", None) for left in getattr(judged, "not_compared", ())} - {None}
+    candidates = getattr(judged, "candidates", ())
+    findings = [found for one in (judged, *candidates) for found in getattr(one, "findings", ())]
+    return [found.message for found in findings if found.severity == "error" and found.layer not in lost]
+
+
+def exit_status(judged: HasGates, allow_partial: bool = False, damage: Sequence[str] | None = None) -> Status:
+    """Return the exit status of a judged result; an inconclusive verdict outranks a gate that does not hold.
+
+    ``allow_partial`` excuses what was not compared, but no ``damage``, by default that of the result.
+    """
+    damaged = list_damage(judged) if damage is None else damage
+    if judged.verdict == "inconclusive" and (damaged or not allow_partial):
         return Status.INCONCLUSIVE
     failed = any(gate.status == "fail" and gate.severity == "error" for gate in judged.gates)
     return Status.GATE_FAILED if failed else Status.OK

@@ -87,6 +87,7 @@ class Subject:
     complete: bool = True
     patterns: Sequence[str] = ()  # the selection of layers
     too_few: str | None = None  # why the numbers have no confidence interval
+    damage: list[str] = field(default_factory=list)  # errors that were found, which nothing excuses
 
     def list_items(self, metric: str) -> list[Item]:
         """Return the items that have a metric of the vocabulary."""

@@ -165,6 +165,14 @@ class TestStatus:
         assert Status.INCONCLUSIVE == done.returncode
         assert done.stderr.endswith("verdict: inconclusive\n  - the run was interrupted\n")
 
+    def test_damage_is_not_excused_by_allow_partial(self, stored):
+        fields = json.loads(stored.read_text())
+        found = {"code": "x", "severity": "error", "layer": None, "message": "m", "remedy": None, "evidence": {}}
+        fields |= {"verdict": "inconclusive", "reasons": ["m"], "findings": [found]}
+        stored.write_text(json.dumps(fields | {"records": fields["records"] | {"findings": 1}}))
+
+        assert Status.INCONCLUSIVE == gate(stored, "--require", "snr_db >= 20", "--allow-partial").returncode
+
     def test_allowed_partial_report_is_judged(self, stored):
         fields = json.loads(stored.read_text())
         fields |= {"verdict": "inconclusive", "reasons": ["part of it"]}

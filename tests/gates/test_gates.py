@@ -558,6 +558,14 @@ class TestVerdict:
         assert Status.OK == exit_status(judge(report, "findings.info == 0"), allow_partial=True)
         assert Status.GATE_FAILED == exit_status(judge(report, "snr_db >= 1"), allow_partial=True)
 
+    def test_damage_is_not_excused_with_what_was_not_compared(self):
+        report = made(LAYERS, missing=["d"], verdict="inconclusive", findings=[finding("a")])
+        absent = made(LAYERS, missing=["d"], verdict="inconclusive", findings=[finding("d")])
+
+        assert Status.INCONCLUSIVE == exit_status(report, allow_partial=True)
+        assert [report.findings[0].message] == ReportValues(report).damage
+        assert Status.OK == exit_status(absent, allow_partial=True)
+
     def test_reasons_from_earlier_gates_are_dropped(self):
         before = judge(made(LAYERS, missing=["d"]), "snr_db >= 1000")
         stored = made(LAYERS, missing=["d"], verdict="inconclusive", reasons=before.reasons)

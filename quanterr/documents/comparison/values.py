@@ -15,6 +15,7 @@ from quanterr.documents.comparison.same_original import (
     find_other_original,
     find_other_settings,
 )
+from quanterr.documents.gate_results import list_damage
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons, read_number
 from quanterr.errors import UsageError
 from quanterr.metrics.scores import list_numbers
@@ -107,6 +108,7 @@ class ReportValues(Subject):
             unquantized=[found.message for found in warnings if found.code in NOT_QUANTIZED],
             complete=report.complete,
             patterns=report.selection.patterns,
+            damage=list_damage(report),
         )
         self.report = report
         self._warnings = warnings

@@ -18,6 +18,7 @@ from quanterr.documents.evaluation.model import (
     Evaluation,
     find_difference,
 )
+from quanterr.documents.gate_results import list_damage
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons
 from quanterr.errors import UsageError
 from quanterr.metrics import PREDICTED
@@ -95,5 +96,6 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
         ],
         unquantized=[found.message for found in candidate.findings if found.code in ANOTHER_MODEL],
         too_few=too_few,
+        damage=list_damage(candidate),
         evaluation=evaluation,
     )

@@ -1,5 +1,6 @@
 """Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them."""
 
+from quanterr.documents.gate_results import list_damage
 from quanterr.documents.ranking.model import Candidate, Ranking
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons
 from quanterr.metrics.scores import collect_scores
@@ -43,4 +44,5 @@ def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
         unreliable=unreliable,
         complete=ranking.complete,
         patterns=ranking.selection.patterns,
+        damage=list_damage(candidate),
     )
