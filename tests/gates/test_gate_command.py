@@ -311,7 +311,7 @@ class TestCompare:
         fields = json.loads(path.read_text())
 
         assert Status.GATE_FAILED == done.returncode
-        assert done.stdout.startswith("FAIL (exit 1): 1 of 5 gates does not hold\n")
+        assert done.stdout.startswith("FAIL (exit 1): snr_db >= 99 does not hold: model.layers.")
         assert "gates: 4 of 5 hold\nFAIL: gate snr_db >= 99 does not hold" in done.stderr
         assert (["layers", "model", "codes", "coverage", "snr_db >= 99"], "fail") == (
             [found["id"] for found in fields["gates"]],

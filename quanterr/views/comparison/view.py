@@ -50,6 +50,7 @@ from quanterr.outputs.sections import (
     fill,
 )
 from quanterr.util.text import count, display, listed, size
+from quanterr.views.comparison.failed_gates import describe_failed_gates
 from quanterr.views.comparison.layers import (
     BUCKETS,
     SORTS,
@@ -148,8 +149,7 @@ def conclusion(report: Report) -> str:
     if report.verdict == "pass":
         return sentence("; ".join(report.reasons)) if report.gates else describe_comparison(report)
     if report.verdict == "fail":
-        failed = sum(gate.status == "fail" and gate.severity == "error" for gate in report.gates)
-        return f"{failed} of {count(len(report.gates), 'gate')} {'does' if failed == 1 else 'do'} not hold"
+        return describe_failed_gates(report)
     another = [found.message for found in report.findings if found.code == OTHER_ORIGINAL and found.severity == "error"]
     if another:
         return sentence(another[0])
