@@ -499,6 +499,7 @@ def rank(
     original: Side,
     candidates: Side | Iterable[Side] | Mapping[str, Side],
     *,
+    evaluation: Path | None = None,
     against: Iterable[str] = (),
     layers: Iterable[str] = (),
     exclude: Iterable[str] = (),
@@ -522,9 +523,11 @@ def rank(
     """Rank quantized checkpoints by error and size, and find layers that could better come from another candidate.
 
     Candidates in a dict have its keys as names: ``{"mine": a, "theirs": b}``. The original is read once. A candidate
-    whose report is inconclusive is not ranked, and makes the ranking's verdict ``inconclusive``.
+    whose report is inconclusive is not ranked, and makes the ranking's verdict ``inconclusive``; so does one that
+    cannot be read, if two others can.
 
     Keyword Args:
+        evaluation (FILE): An evaluation (JSON) of these candidates, whose KLD and perplexity join the table.
         against (RECIPES, one or several): Recipes as further candidates: fp8_row,int4_g128 quantize the original
             on the fly.
         layers (PATTERN, one or several): Layers to compare: attn, mlp, experts, norm, embed, head …; part of a

@@ -179,11 +179,11 @@ def scores() -> str:
 
 
 def outputs() -> str:
-    """Return a table of OUTPUTS."""
-    from quanterr.outputs import OUTPUTS
+    """Return a table of the outputs."""
+    from quanterr.outputs import CANDIDATE_OUTPUTS
 
     rows = ["| `--to` | suffix of `-o` | what it is |", "|---|---|---|"]
-    return "\n".join([*rows, *(f"| `{row.name}` | `{row.suffix}` | {row.summary} |" for row in OUTPUTS)])
+    return "\n".join([*rows, *(f"| `{row.name}` | `{row.suffix}` | {row.summary} |" for row in CANDIDATE_OUTPUTS)])
 
 
 def block_map() -> str:

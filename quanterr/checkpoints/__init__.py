@@ -25,7 +25,15 @@ from quanterr.util.platform import with_slashes
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
 
-__all__ = ["Checkpoint", "CheckpointFile", "Entry", "GgufMetadata", "open_checkpoint", "open_checkpoints"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointFile",
+    "Entry",
+    "GgufMetadata",
+    "open_checkpoint",
+    "open_checkpoints",
+    "open_readable",
+]
 
 GGUF = ".gguf"
 SUFFIXES = (*WEIGHTS, GGUF)
@@ -114,6 +122,50 @@ def open_checkpoints(
             side if isinstance(side, Checkpoint) else stack.enter_context(open_checkpoint(side, lenient, cache))
             for side in sides
         ]
+
+
+class Unreadable(NamedTuple):
+    """A checkpoint that is there but cannot be read, among several that can."""
+
+    path: str
+    reason: str
+
+
+@contextmanager
+def open_readable(
+    sides: Iterable[str | os.PathLike[str] | Checkpoint | Unreadable],
+    lenient: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+) -> Iterator[list[Checkpoint | Unreadable]]:
+    """Open the paths of several sides like :func:`open_checkpoints`, and go on where one is damaged.
+
+    Raises:
+        CheckpointError: a path does not exist.
+    """
+    with ExitStack() as stack:
+        found: list[Checkpoint | Unreadable] = []
+        for side in sides:
+            if isinstance(side, Checkpoint | Unreadable):
+                found.append(side)
+                continue
+            try:
+                found.append(stack.enter_context(open_checkpoint(side, lenient, cache)))
+            except CheckpointError as error:
+                if not os.path.exists(side):
+                    raise
+                found.append(Unreadable(os.fspath(side), str(error)))
+        yield found
+
+
+def require_readable(sides: Sequence[object], least: int) -> None:
+    """Check that enough of several sides can be read.
+
+    Raises:
+        CheckpointError: fewer than ``least`` can, for the reason of the first that cannot.
+    """
+    unreadable = [side for side in sides if isinstance(side, Unreadable)]
+    if unreadable and len(sides) - len(unreadable) < least:
+        raise CheckpointError(unreadable[0].reason)
 
 
 def _find_on_hub(given: str, cache: str | os.PathLike[str] | None) -> tuple[Place, str | None]:

@@ -36,8 +36,8 @@ class Display(CheckedOptions):
     outputs: Annotated[
         Iterable[str],
         Option(
-            "Write the result here, in the format of the suffix (.json .jsonl .csv .html .md .xml); - is JSON on "
-            "stdout.",
+            "Write the result here, in the format of the suffix (.json .jsonl .csv .html .md .xml; of candidates also "
+            ".svg .png); - is JSON on stdout.",
             OUTPUT,
             "FILE",
             "--output-report -o",

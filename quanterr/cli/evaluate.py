@@ -55,12 +55,13 @@ def evaluate(
     from quanterr.documents.gate_results import exit_status
     from quanterr.documents.kinds import KINDS
     from quanterr.gates import prepare
+    from quanterr.outputs import CANDIDATE_OUTPUTS
     from quanterr.outputs.files import check_place
 
     paths, drafts = [original, *(candidates or [])], [fspath(draft) for draft in options.draft]
     texts = [named_path(fspath(text))[1] for text in (*options.text, *options.chat)]
     inputs = [*paths, *drafts, *texts, options.tokens, options.inputs, *options.tasks, options.baseline]
-    to = show.targets(inputs)
+    to = show.targets(inputs, CANDIDATE_OUTPUTS)
     rules = prepare(options, KINDS["quanterr.evaluation"])
     by_products = {
         "--sensitivity": options.sensitivity,

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quanterr.checkpoints import Checkpoint, open_checkpoints
+from quanterr.checkpoints import Checkpoint, open_checkpoints, open_readable, require_readable
 from quanterr.checkpoints.base import CheckpointFile
 from quanterr.checkpoints.read_ahead import read_ahead
 from quanterr.cli.interrupt import Interrupt
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quanterr.options import EvaluateOptions
 
     Asked = TypeVar("Asked", bound=ComparisonOptions | EvaluateOptions)
-    Opened = Sequence[str] | Sequence[Checkpoint]
+    Opened = Sequence[Any]  # paths, or checkpoints
 
 
 @contextmanager
@@ -40,12 +40,14 @@ def open_run(
     interrupt: Interrupt,
     quiet: bool,
     progress: "Callable[[bool], Bar | Heartbeat | Steps]" = show_bytes,
+    needs: int | None = None,
 ) -> "Iterator[tuple[Opened, Asked]]":
     """Open the checkpoints of a run, read them ahead, and close them at the end.
 
     Yields the checkpoints, and options with which ``interrupt`` can stop the run and progress appears on stderr (not if
     ``quiet``, nor on ranks other than 0). A run of several processes gets the paths instead: each process opens them
-    later, when it can tell the others of an error.
+    later, when it can tell the others of an error. ``needs`` is the number of paths after the first that must be
+    readable, if it is fewer than all.
 
     Raises:
         UsageError: the device is unknown; or as :func:`open_checkpoint`.
@@ -57,10 +59,13 @@ def open_run(
     with ExitStack() as stack:
         opened: Opened = list(paths)
         if this_process().world == 1:
-            found = stack.enter_context(open_checkpoints(paths, options.lenient, options.cache))
+            opener: Callable[..., Any] = open_checkpoints if needs is None else open_readable
+            found = stack.enter_context(opener(paths, options.lenient, options.cache))
+            require_readable(found[:1], 1)
+            require_readable(found[1:], needs or 0)
             if isinstance(options, ComparisonOptions) and options.importance is not None:
                 CheckpointFile(Path(options.importance)).close()
-            stack.enter_context(read_ahead(found))
+            stack.enter_context(read_ahead([side for side in found if isinstance(side, Checkpoint)]))
             opened = found
         silent = quiet or is_other_rank()
         shown: Any = None if silent else stack.enter_context(closing(progress(sys.stderr.isatty())))

@@ -21,8 +21,11 @@ def render(
     stored: Annotated[str, argument("REPORT", "A JSON result written by -o FILE.json.")],
     show: Annotated[Display, Only(("outputs", "no_clobber", "quiet"))],
     to: Annotated[
-        Literal["json", "jsonl", "csv", "html", "md", "junit"] | None,
-        Option("json, jsonl, csv, html, md or junit. Default: chosen by the suffix of -o.", metavar="FORMAT"),
+        Literal["json", "jsonl", "csv", "html", "md", "junit", "svg", "png"] | None,
+        Option(
+            "json, jsonl, csv, html, md, junit; svg or png plot candidates. Default: chosen by the suffix of -o.",
+            metavar="FORMAT",
+        ),
     ] = None,
     document: Annotated[
         str | None,
@@ -35,7 +38,11 @@ def render(
     ] = None,
     evaluation: Annotated[
         str | None,
-        Option("An evaluation (JSON) of the same pair, to include in the page (-o report.html).", metavar="FILE"),
+        Option(
+            "An evaluation (JSON) of the same pair, to include in the page (-o report.html), or of the candidates of a "
+            "ranking, to include in all outputs.",
+            metavar="FILE",
+        ),
     ] = None,
     append: Annotated[bool, Option("With --update: append to a document that lacks these comments.")] = False,
 ) -> None:
@@ -49,11 +56,15 @@ def render(
 
     Prints the stored verdict on stderr and exits with 0 whatever it is. To fail on it, use quanterr gate.
     """
+    from quanterr.documents.evaluation.model import Evaluation
     from quanterr.documents.kinds import read_document
-    from quanterr.outputs import OUTPUTS
+    from quanterr.documents.ranking.model import Ranking
+    from quanterr.documents.ranking.scores import add_scores
+    from quanterr.documents.reading import read_stored
+    from quanterr.outputs import CANDIDATE_OUTPUTS
     from quanterr.outputs.files import STDOUT, check_targets, update_section, write_output
 
-    outputs, by_name = list(show.outputs), {output.name: output for output in OUTPUTS}
+    outputs, by_name = list(show.outputs), {output.name: output for output in CANDIDATE_OUTPUTS}
     if not to and not outputs and not document:
         raise UsageError("nothing to write: give --to html, -o report.html or --update README.md")
     if append and not document:
@@ -61,12 +72,15 @@ def render(
     if to and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
     given = outputs or ([STDOUT] if to else [])
-    targeted = check_targets(given, [stored], by_name.get(to or ""), show.no_clobber)
+    targeted = check_targets(given, [stored], by_name.get(to or ""), show.no_clobber, CANDIDATE_OUTPUTS)
     found = read_document(stored)
-    page = None if evaluation is None else _view_with_evaluation(evaluation, found, targeted)
+    page = None
+    if evaluation is not None and isinstance(found, Ranking):
+        found = add_scores(found, read_stored(evaluation, Evaluation), evaluation)
+    elif evaluation is not None:
+        page = _view_with_evaluation(evaluation, found, targeted)
     with guard_stdout():
         if document:
-            from quanterr.documents.evaluation.model import Evaluation
             from quanterr.views.evaluation.front_matter import put_front_matter
 
             finish = partial(put_front_matter, evaluation=found) if isinstance(found, Evaluation) else None
@@ -92,7 +106,7 @@ def _view_with_evaluation(evaluation: str, report: "Document", to: "list[Target]
     from quanterr.views.comparison.view import view
 
     if not isinstance(report, Report):
-        raise UsageError("--evaluation: only pages of a report of compare can include one")
+        raise UsageError("--evaluation: only rankings, and pages of a report of compare, can include one")
     if not any(target.output.name == "html" for target in to):
         raise UsageError("--evaluation: only a page can include one; give -o report.html")
     return view(report, TOP, evaluation=read_stored(evaluation, Evaluation))

@@ -30,11 +30,12 @@ def sweep(original: Original, options: SweepOptions, show: Annotated[Display, RE
     Exit status: the same as quanterr rank.
     """
     from quanterr.gates import prepare
+    from quanterr.outputs import CANDIDATE_OUTPUTS
     from quanterr.util.hardware import bandwidth_of
 
     if options.hardware is not None:
         bandwidth_of(options.hardware)  # raises before the run
-    to = show.targets([original, options.baseline, options.importance, options.sensitivity])
+    to = show.targets([original, options.baseline, options.importance, options.sensitivity], CANDIDATE_OUTPUTS)
     rules = prepare(options)
 
     def ranking(opened: "Opened", asked: SweepOptions) -> "Ranking":

@@ -7,21 +7,26 @@ from typing import Any
 from msgspec.structs import replace
 
 from quanterr.advice.kept_layers import parse_budget
-from quanterr.checkpoints import Checkpoint, open_checkpoints
+from quanterr.checkpoints import Checkpoint, Unreadable, open_checkpoints, open_readable, require_readable
 from quanterr.comparison import Path, compare_each
 from quanterr.comparison.bounds import add_bounds
 from quanterr.comparison.estimating import estimate
+from quanterr.documents.evaluation.model import Evaluation
 from quanterr.documents.ranking.model import Ranking
+from quanterr.documents.ranking.scores import add_scores, check_names
+from quanterr.documents.reading import read_stored
+from quanterr.errors import UsageError
 from quanterr.gates import PreparedRules, prepare
 from quanterr.options import ComparisonOptions, RankOptions, SweepOptions
 from quanterr.options.keywords import accept_fields_of, list_given
 from quanterr.pairing.importance import make_importance_lookup, read_importance
-from quanterr.ranking.making import make_ranking, name_candidates
+from quanterr.ranking.making import make_ranking, make_unreadable, name_candidates
 from quanterr.recipes import PRESETS, Recipe, parse_recipes
 from quanterr.recipes.sampling import parse_share
 from quanterr.recipes.studies import study_recipes
 from quanterr.tensors.in_memory import Side, hold, hold_all
 from quanterr.util.hardware import bandwidth_of
+from quanterr.util.waiting import notices
 
 
 @accept_fields_of(RankOptions)
@@ -33,7 +38,8 @@ def rank(
     """Rank quantized checkpoints by error and size, and find layers that could better come from another candidate.
 
     Candidates in a dict have its keys as names: ``{"mine": a, "theirs": b}``. The original is read once. A candidate
-    whose report is inconclusive is not ranked, and makes the ranking's verdict ``inconclusive``.
+    whose report is inconclusive is not ranked, and makes the ranking's verdict ``inconclusive``; so does one that
+    cannot be read, if two others can.
 
     Raises:
         UsageError: there are fewer than two candidates, a candidate is given twice, or :func:`compare` raises it.
@@ -48,16 +54,28 @@ def rank(
 
 def rank_candidates(
     original: Path | Checkpoint,
-    candidates: Sequence[Path | Checkpoint],
+    candidates: Sequence[Path | Checkpoint | Unreadable],
     options: RankOptions,
     rules: PreparedRules,
     given: Sequence[str] = (),
 ) -> Ranking:
     """Rank candidates as :func:`rank` does, with prepared rules, under the names ``given`` or those of their paths."""
     recipes = parse_recipes(options.against) if options.against else []
-    paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
+    paths = [side.path if isinstance(side, Checkpoint | Unreadable) else os.fspath(side) for side in candidates]
     names = name_candidates([*paths, *list_names(recipes)], given)
-    return _rank(original, [*candidates, *recipes], names, options, options.keep_original, rules)
+    evaluation = None if options.evaluation is None else read_stored(options.evaluation, Evaluation)
+    if evaluation is not None and options.evaluation is not None:
+        check_names([*paths, *list_names(recipes)], evaluation, options.evaluation)
+    with open_readable(candidates, options.lenient, options.cache) as opened:
+        require_readable(opened, 1 if recipes else 2)
+        ranking = _rank(original, [*opened, *recipes], names, options, options.keep_original, rules)
+    if evaluation is None or options.evaluation is None:
+        return ranking
+    try:
+        return add_scores(ranking, evaluation, options.evaluation)
+    except UsageError as error:  # the ranking itself is worth keeping
+        notices.warning("%s", error)
+        return ranking
 
 
 @accept_fields_of(SweepOptions)
@@ -94,7 +112,7 @@ def sweep_recipes(original: Path | Checkpoint, options: SweepOptions, rules: Pre
 
 def _rank(
     original: Path | Checkpoint,
-    candidates: Sequence[Path | Checkpoint | Recipe],
+    candidates: Sequence[Path | Checkpoint | Recipe | Unreadable],
     names: Sequence[str],
     options: ComparisonOptions,
     keep_original: str | None,
@@ -102,8 +120,15 @@ def _rank(
 ) -> Ranking:
     """Compare and judge candidates and recipes, and rank them under these names."""
     keep = None if keep_original is None else parse_budget(keep_original)
-    reports = [rules.judge(report) for report in compare_each(original, candidates, options)]
-    return make_ranking(names, reports, keep, [one.name for one in candidates if isinstance(one, Recipe)])
+    named = [(name, one) for name, one in zip(names, candidates, strict=True) if not isinstance(one, Unreadable)]
+    reports = [rules.judge(report) for report in compare_each(original, [one for _, one in named], options)]
+    recipes = [one.name for one in candidates if isinstance(one, Recipe)]
+    unreadable = [
+        make_unreadable(name, one.path, one.reason)
+        for name, one in zip(names, candidates, strict=True)
+        if isinstance(one, Unreadable)
+    ]
+    return make_ranking([name for name, _ in named], reports, keep, recipes, unreadable)
 
 
 def add_studies(

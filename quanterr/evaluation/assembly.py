@@ -46,6 +46,7 @@ from quanterr.version import __version__
 
 MASSIVE = 100.0  # input_spread from which activations count as massive
 UNLIKE = 0.8  # output error of weights that are unrelated: 1 if they are far smaller, 2 if they are as large
+LARGE = 0.5  # output error of a weight that is reported
 FEWEST_UNLIKE, NEARLY_ALL = 4, 0.9  # least number of such weights, and their share of the changed ones, to report it
 BEFORE = 16  # preceding tokens to show
 
@@ -159,7 +160,14 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         worst_tokens=[_worst_token(each, prepared) for each in outcome.worst],
         predicted_output_error=total if cost is OUTPUT_ERROR else None,
         draft=measured.draft is not None,
+        bits_per_weight=_count_bits(candidate),
     )
+
+
+def _count_bits(candidate: Candidate) -> float | None:
+    """Return the bits per weight of the tensors that pair with the original's."""
+    elements = sum(pair.quantized.n for pair in candidate.plan.pairs)
+    return 8 * sum(pair.quantized.nbytes for pair in candidate.plan.pairs) / elements if elements else None
 
 
 def _with_predictions(outcome: Outcome) -> list[SwapScore]:
@@ -199,7 +207,7 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"
         yield make_finding("identical", "warning", None, message, "check that it is the quantized one")
-    yield from _report_another_model(outcome)
+    yield from _report_another_model(outcome) or _report_large(outcome)
     yield from _report_massive(outcome)
     yield from compare_configs(candidate.sides.checkpoint, candidate.checkpoint)
     yield from _report_parts(candidate)
@@ -223,22 +231,37 @@ def _report_parts(candidate: Candidate) -> Iterator[Finding]:
             yield make_finding("omitted_parts", "info", None, message, "evaluate the other file as well", tensors=names)
 
 
-def _report_another_model(outcome: Outcome) -> Iterator[Finding]:
-    """Report if the outputs of nearly all changed weights have errors as large as the original's outputs.
+def _report_another_model(outcome: Outcome) -> list[Finding]:
+    """Return a finding if the outputs of nearly all changed weights have errors as large as the original's outputs.
 
     Unrelated weights of the same size cause twice that error. Scores of small models hardly show it.
     """
     changed = [one for one in outcome.weights if one.output_error]
     unlike = [one for one in changed if one.output_error is not None and one.output_error > UNLIKE]
     if len(unlike) < FEWEST_UNLIKE or len(unlike) < NEARLY_ALL * len(changed):
-        return
+        return []
     names = [one.layer_name for one in unlike]
     message = (
         f"another model? The outputs of {len(unlike):,} of {count(len(changed), 'changed weight')} differ from the "
         f"original's by as much as these are: {listed(names, 3)}"
     )
     remedy = "compare both checkpoints: they are of different models, or the weights are read wrongly"
-    yield make_finding("another_source", "warning", None, message, remedy, layers=names)
+    return [make_finding("another_source", "warning", None, message, remedy, layers=names)]
+
+
+def _report_large(outcome: Outcome) -> list[Finding]:
+    """Report weights whose outputs differ by more than half from the original's: scores may hardly show them."""
+    changed = [one for one in outcome.weights if one.output_error]
+    large = [one for one in changed if (one.output_error or 0.0) > LARGE]
+    if not large:
+        return []
+    names = [one.layer_name for one in large]
+    message = (
+        f"large output errors: {len(large):,} of {count(len(changed), 'changed weight')}, up to "
+        f"{100 * (large[0].output_error or 0.0):.3g} %: {listed(names, 3)}"
+    )
+    remedy = "compare both checkpoints, which names damage; otherwise give these weights more bits"
+    return [make_finding("large_output_errors", "warning", large[0].layer_name, message, remedy, layers=names)]
 
 
 def _report_massive(outcome: Outcome) -> Iterator[Finding]:

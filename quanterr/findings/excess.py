@@ -170,7 +170,7 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
     )
 
 
-def has_moved_codes(pair: Pair, done: ComparedWeight, method: Method) -> bool:
+def has_moved_codes(pair: Pair, done: WeightResult, method: Method) -> bool:
     """Return True if codes of 8 bits are two or more steps off, though nothing but scales was rounded after them."""
     found = done.attainable
     return found is not None and found.off > 0 and bits_of(pair) >= BYTE and _keeps_codes(pair, method)

@@ -42,6 +42,7 @@ WORDS = {
     # Rankings
     "more bytes": "The bytes that an unquantized layer takes more than in the plan's most frequent recipe.",
     "cost avoided": "The cost of an unquantized layer in the plan's most frequent recipe, in % of the plan's cost.",
+    "Pareto": "Whether a candidate is Pareto-optimal: every other candidate is larger or has more error.",
     "Pareto-optimal": "A candidate is Pareto-optimal if every other candidate is larger or has more error.",
     "front": "The Pareto-optimal candidates: every other candidate is larger or has more error.",
     "candidate": "One of several quantized checkpoints of the same original.",

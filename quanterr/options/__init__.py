@@ -400,6 +400,10 @@ class KeepOptions(CheckedOptions):
 class RankOptions(JudgedOptions, KeepOptions):
     """Options of :func:`quanterr.rank`."""
 
+    evaluation: Annotated[
+        Path | None,
+        Option("An evaluation (JSON) of these candidates, whose KLD and perplexity join the table.", INPUTS, "FILE"),
+    ] = None
     against: Annotated[
         Iterable[str],
         Option(

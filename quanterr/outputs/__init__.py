@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
-BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # around the section in a user's document
+BEGIN, END = "<!-- quanterr:begin -->", "<!-- quanterr:end -->"  # around a section in a user's document
 
 
 class Output(NamedTuple):
@@ -32,5 +32,11 @@ OUTPUTS: tuple[Output, ...] = (
     Output("md", ".md", "a section for a model card", "quanterr.outputs.card"),
     Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.outputs.junit"),
 )
+# Plots of candidates, of results that have some.
+PICTURES = (
+    Output("svg", ".svg", "a plot of candidates by error and size, for model cards", "quanterr.outputs.svg"),
+    Output("png", ".png", "the same, drawn by matplotlib", "quanterr.outputs.png"),
+)
+CANDIDATE_OUTPUTS = OUTPUTS + PICTURES
 # Diffs have neither lists of items to stream nor tests.
 OF_DIFFS = tuple(one for one in OUTPUTS if one.name not in ("jsonl", "junit"))

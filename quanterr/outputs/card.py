@@ -16,7 +16,7 @@ from quanterr.outputs.sections import CARD, FigureGroup, Findings, Lines, Name, 
 from quanterr.util.text import count
 
 TOP = 5  # layers
-MAX_LISTED = 10  # rows in any other table or list
+MAX_LISTED = 12  # rows in any other table or list
 
 
 def write(document: Result, file: IO[str]) -> None:

@@ -1,12 +1,13 @@
 """Matplotlib figures for notebooks."""
 
 import io
-from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from quanterr.errors import UsageError
+from quanterr.outputs.dots import MARGIN, WIDTH, draw_dots
+from quanterr.outputs.sections import Dots
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 LONGEST = 48  # maximum length of a name
 DPI = 110
+INCHES = 6.4, 4.2
+POINTS = 72 * INCHES[0] / WIDTH  # for each pixel of outputs/dots.py
 
 
 def make_figure(panels: int) -> "tuple[Figure, list[Axes]]":
@@ -28,7 +31,7 @@ def make_figure(panels: int) -> "tuple[Figure, list[Axes]]":
         figures = import_module("matplotlib.figure")
     except ImportError as error:
         raise UsageError('plot() needs matplotlib: pip install "quanterr[plot]"') from error
-    figure = figures.Figure(figsize=(6.4 * panels, 4.2), dpi=DPI, layout="constrained")
+    figure = figures.Figure(figsize=(INCHES[0] * panels, INCHES[1]), dpi=DPI, layout="constrained")
     figure._repr_png_ = partial(_render_png, figure)
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
@@ -44,39 +47,42 @@ def escape_name(name: str) -> str:
     return display(name, LONGEST).replace("$", r"\$")
 
 
-def name_point(axes: "Axes", name: str, place: tuple[float, float], color: str | None = None) -> None:
-    """Write a name next to a point."""
-    axes.annotate(escape_name(name), place, textcoords="offset points", xytext=(6, 4), color=color)
+def name_point(
+    axes: "Axes",
+    name: str,
+    place: tuple[float, float],
+    offset: tuple[float, float] = (6, 4),
+    is_left: bool = False,
+    color: str | None = None,
+) -> None:
+    """Write a name next to a point, ``offset`` points to the right and up; ``is_left``: it ends there."""
+    ha: Any = "right" if is_left else "left"
+    axes.annotate(escape_name(name), place, textcoords="offset points", xytext=offset, ha=ha, color=color)
 
 
-class Dot(NamedTuple):
-    """A candidate: its size, its value and the standard error of the value."""
-
-    name: str
-    bytes: int
-    value: float
-    error: float = 0.0
-    is_best: bool = False  # Pareto-optimal
-
-
-def plot_dots(dots: Sequence[Dot], title: str, label: str, log: bool = False) -> "Figure":
+def plot_dots(dots: Dots | None) -> "Figure":
     """Draw the value of each candidate over its size; those that are Pareto-optimal are joined by a line.
 
     Raises:
         UsageError: there are no candidates to draw.
     """
     figure, (axes,) = make_figure(1)
-    if not dots:
+    if dots is None:
         raise UsageError("plot(): no candidate has a number to draw")
-    front = sorted((dot for dot in dots if dot.is_best), key=lambda dot: dot.bytes)
-    axes.plot([dot.bytes / MIB for dot in front], [dot.value for dot in front], "--", lw=1, label="Pareto-optimal")
-    for dot in dots:
-        axes.errorbar(dot.bytes / MIB, dot.value, yerr=dot.error or None, fmt="o", capsize=3)
-        name_point(axes, dot.name, (dot.bytes / MIB, dot.value))
-    axes.set(title=title, xlabel="size [MiB]", ylabel=label)
-    axes.margins(0.15)
+    front = sorted((dot for dot in dots.shown if dot.is_best), key=lambda dot: dot.bytes)
+    unit, name = (1024 * MIB, "GiB") if max(dot.bytes for dot in dots.shown) >= 1024 * MIB else (MIB, "MiB")
+    axes.plot([dot.bytes / unit for dot in front], [dot.value for dot in front], "--", lw=1, label="Pareto-optimal")
+    drawing = draw_dots(dots)
+    for dot, point in zip(dots.shown, drawing.points, strict=True):
+        axes.errorbar(dot.bytes / unit, dot.value, yerr=dot.error or None, fmt="o", capsize=3)
+        place, at = point.place, (dot.bytes / unit, dot.value)
+        offset = (POINTS * (place.x - point.x), POINTS * (point.y - place.y))
+        name_point(axes, point.name, at, offset, place.is_left)
+    without = f"; names without {escape_name(drawing.prefix)}" if drawing.prefix else ""
+    axes.set(title=f"{dots.label} over size", xlabel=f"size [{name}]{without}", ylabel=dots.label)
+    axes.margins(MARGIN)
     if len(front) > 1:
         axes.legend()
-    if log:
+    if dots.log:
         axes.set_yscale("log")
     return figure

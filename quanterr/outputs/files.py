@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -72,6 +73,8 @@ def _make_target(
             known = ", ".join(output.suffix for output in outputs)
             raise UsageError(f"{where}: unknown suffix; choose one of {known}, or - for stdout")
         _check_place(path, where, inputs)
+        if output is not None and output.name == "png" and find_spec("matplotlib") is None:
+            raise UsageError(f'{where}: needs matplotlib: pip install "quanterr[plot]"; an .svg needs nothing')
         document = path.suffix.lower() == ".md" or (output is not None and output.name == "md")
         if document and path.is_file() and path.stat().st_size and not _is_output(path):
             remedy = f"quanterr render REPORT --update {display(str(path))} inserts a section"

@@ -1,6 +1,7 @@
 """Helpers that all outputs share: numbers as text, and the results of gates in words."""
 
 from collections.abc import Iterable, Sequence
+from math import floor, log10
 from typing import TYPE_CHECKING
 
 from quanterr.documents.gate_results import BECAUSE, Gate, Violation
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from quanterr.metrics.scores import Score
 
 UNDEFINED = "undefined"
+MOST_PLACES = 7  # after the point; smaller numbers have an exponent
 LONG = 2000  # maximum length of a sentence
 
 
@@ -52,8 +54,18 @@ def format_in_units(score: "Score", value: float, error: float | None = None, di
     if score.unit == "B":
         return format_size_change(value, sign)
     scale, unit = (100, " %") if score.unit == "share" else (1, " dB" if score.unit == "dB" else "")
-    margin = "" if error is None else f" ± {scale * error:.2g}"
-    return f"{scale * value:{sign}.{digits}g}{margin}{unit}"
+    if not error:
+        return f"{scale * value:{sign}.{digits}g}{'' if error is None else ' ± 0'}{unit}"
+    return f"{format_measured(scale * value, scale * error, sign)}{unit}"
+
+
+def format_measured(value: float, error: float, sign: str = "") -> str:
+    """Format a value with its standard error, both to the second digit of the error, such as "0.0123 ± 0.0012"."""
+    places = 1 - floor(log10(error))
+    if 0 <= places <= MOST_PLACES:
+        return f"{value:{sign}.{places}f} ± {error:.{places}f}"
+    known = max(places + 1 + floor(log10(abs(value))), 1) if value else 1
+    return f"{value:{sign}.{known}g} ± {error:.2g}"
 
 
 def format_size_change(n_bytes: float, plus: str = "+") -> str:

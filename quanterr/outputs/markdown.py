@@ -48,32 +48,42 @@ def shorten_path(path: str) -> str:
 
 
 def replace_section(text: str, section: str, where: str, append: bool = False) -> str:
-    """Return a document whose section between the comments is replaced.
+    """Return a document with a section in the place of the one with the same heading, or of two comments alone.
 
-    ``append`` adds the section at the end if the document has no comments.
+    A document that has sections of other kinds gets the new one after them. ``append`` adds it at the end of a document
+    that has no comments.
 
     Raises:
-        UsageError: the comments are not exactly one pair, each on its own line.
+        UsageError: there are no comments, or they are not pairs, each comment on its own line.
     """
     lines = text.splitlines(keepends=True)
-    found = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
-    if not found and append:  # after a blank line, with the line ends of the text
-        newline = "\r\n" if "\r\n" in text else "\n"
+    marks = [(n, mark) for n, line in enumerate(lines) if (mark := line.strip("\ufeff \t\r\n")) in (BEGIN, END)]
+    newline = "\r\n" if "\r\n" in text else "\n"
+    made = section.replace("\n", newline)
+    if not marks and append:  # after a blank line
         ends = "" if not text or text.endswith("\n") else newline
-        return f"{text}{ends}{newline if text else ''}{section.replace(chr(10), newline)}"
-    if not found:
+        return f"{text}{ends}{newline if text else ''}{made}"
+    if not marks:
         raise UsageError(
             f"{where}: no comments mark the place of the report; use --append to add it at the end, or add two lines: "
             f"{BEGIN} and {END}"
         )
-    if [mark for _, mark in found] != [BEGIN, END]:
-        description = ", ".join(f"line {n + 1}: {mark}" for n, mark in found)
-        raise UsageError(
-            f"{where}: needs {BEGIN} once and {END} once after it, each on its own line; it has {description}"
-        )
-    first, last = found[0][0], found[1][0]
-    newline = "\r\n" if lines[first].endswith("\r\n") else "\n"
+    if [mark for _, mark in marks] != [BEGIN, END] * (len(marks) // 2):
+        description = ", ".join(f"line {n + 1}: {mark}" for n, mark in marks)
+        raise UsageError(f"{where}: needs {BEGIN} and {END} in pairs, each on its own line; it has {description}")
+    places = [(marks[n][0], marks[n + 1][0]) for n in range(0, len(marks), 2)]
+    headings = [_find_heading(lines[first + 1 : last]) for first, last in places]
+    own = _find_heading(section.splitlines())
+    place = next((n for wanted in (own, "") for n, heading in enumerate(headings) if heading == wanted), None)
+    if place is None:  # sections of other kinds
+        last = places[-1][1]
+        ends = "" if lines[last].endswith("\n") else newline
+        return "".join(lines[: last + 1]) + f"{ends}{newline}{made}" + "".join(lines[last + 1 :])
+    first, last = places[place]
     before = "".join(lines[:first]) + ("\ufeff" if lines[first].startswith("\ufeff") else "")
-    ending = "" if lines[last].endswith("\n") else newline
-    made = section.replace("\n", newline)
-    return before + (made.removesuffix(newline) if ending else made) + "".join(lines[last + 1 :])
+    return before + (made if lines[last].endswith("\n") else made.removesuffix(newline)) + "".join(lines[last + 1 :])
+
+
+def _find_heading(lines: Iterable[str]) -> str:
+    """Return the first heading, which tells the kind of a section; empty if there is none."""
+    return next((line.strip() for line in lines if line.startswith("#")), "")

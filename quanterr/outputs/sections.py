@@ -185,6 +185,24 @@ class Chart(NamedTuple):
     curves: Sequence[Curve]
 
 
+class Dot(NamedTuple):
+    """A candidate: its size, its value and the standard error of the value."""
+
+    name: str
+    bytes: int
+    value: float
+    error: float = 0.0
+    is_best: bool = False  # Pareto-optimal
+
+
+class Dots(NamedTuple):
+    """Candidates by size and one of their numbers, which pages and pictures draw."""
+
+    label: str  # the number with its unit
+    shown: Sequence[Dot]
+    log: bool = False
+
+
 class Picture(NamedTuple):
     """Two small images side by side, as data: URIs, with the name of the pair and a note."""
 
@@ -200,7 +218,8 @@ class Pictures(NamedTuple):
     shown: Sequence[Picture]
 
 
-Part = Table | Lines | Findings | Gates | FigureGroup | Shares | FactList | BlockMap | Interactive | Chart | Pictures
+Drawn = BlockMap | Chart | Dots | Pictures
+Part = Table | Lines | Findings | Gates | FigureGroup | Shares | FactList | Interactive | Drawn
 TERMINAL, VERBOSE, PAGE, CARD = "terminal", "verbose", "page", "card"  # VERBOSE: a terminal with -v
 
 
@@ -296,6 +315,7 @@ class View(NamedTuple):
     done: str = ""  # word shown for a pass without gates: compared, evaluated
     doubts: Sequence[str] = ()  # messages that question the comparison itself
     summary: Sequence[str] = ()  # what a reader should know after the conclusion, the most important first
+    overview: Table | None = None  # all candidates, which a terminal shows before the summary
 
     @property
     def word(self) -> str | None:

@@ -24,22 +24,25 @@ from quanterr.outputs.sections import (
     BarCell,
     BlockMap,
     Chart,
+    Dots,
     FigureGroup,
     Findings,
     Gates,
     LayerName,
     Lines,
+    Name,
     Part,
     Table,
     View,
 )
 from quanterr.util.colors import use_color
-from quanterr.util.text import count, display
+from quanterr.util.text import count, cut_prefix, display
 
 NO_LIMIT = 1 << 16  # columns
 NARROWEST = 48  # columns; no table needs to cut cells at this width
 STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", None: "bold"}
 TONES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+MAX_SHOWN = 12  # candidates in an answer
 MAX_FINDINGS = 3  # findings, or layers with findings, in an answer
 NAME_WIDTH = 24  # minimum width of a name before it is folded
 RED, YELLOW = 5 / 6, 1 / 2  # shares above which bars have these colours: SNR below 10 and 30 dB
@@ -99,7 +102,7 @@ def _print_sections(view: View, to: Console, plot: bool) -> None:
         for part in section.parts if {TERMINAL, VERBOSE} & set(section.media) else ():
             if isinstance(part, BlockMap) and not (plot and to.file.isatty()):
                 continue
-            if isinstance(part, Findings | Gates | Chart):
+            if isinstance(part, Findings | Gates | Chart | Dots):
                 continue
             if not (isinstance(before, Table) and isinstance(part, Lines)):  # a table is followed by an empty line
                 to.print()
@@ -118,6 +121,8 @@ def _print_answer(
     for reason in drop_gate_messages(view.reasons, view.gates) if view.verdict not in ("pass", None) else ():
         if not any(one.message in reason for _, one in found):
             to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
+    if view.overview is not None and not verbose:
+        _print_overview(view.overview, to)
     for line in view.summary:
         to.print(Text(display(line, LONG)), soft_wrap=wrap)
     if not verbose:
@@ -133,6 +138,16 @@ def _print_answer(
     hints += [f"quanterr explain NAME explains {codes}"] if codes else []
     if hints:
         to.print(Text("; ".join(hints), style="dim"), soft_wrap=wrap)
+
+
+def _print_overview(part: Table, to: Console) -> None:
+    """Print the first rows of a table without its title."""
+    rows, left_out = _shorten_names(part, to.width)
+    to.print(_fit_table(part, rows[:MAX_SHOWN], to))
+    notes = [f"names without {left_out}"] if left_out else []
+    notes += [f"and {count(len(rows) - MAX_SHOWN, 'more candidate')}"] if len(rows) > MAX_SHOWN else []
+    if notes:
+        to.print(Text("; ".join(notes), style="dim"), soft_wrap=not to.is_terminal)
 
 
 def format_conclusion(view: View, answer: Outcome) -> str:
@@ -160,7 +175,7 @@ def _print_part(part: Part, to: Console) -> None:
 def print_table(part: Table, to: Console) -> None:
     """Print a table with its title, and a note about what was left out."""
     wrap = not to.is_terminal
-    rows, left_out = _shorten_names(part)
+    rows, left_out = _shorten_names(part, to.width)
     to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap the title to the width of the table
     table = _fit_table(part, rows, to)
     to.print(table)
@@ -175,14 +190,24 @@ def print_table(part: Table, to: Console) -> None:
         to.print(Text(f"and {part.more:,} more, in the JSON"), soft_wrap=wrap)
 
 
-def _shorten_names(part: Table) -> tuple[list[tuple[str, Sequence[str]]], str]:
-    """Remove the common prefix and suffix from the names; return the rows, and what was removed as text."""
+def _shorten_names(part: Table, width: int) -> tuple[list[tuple[str, Sequence[str]]], str]:
+    """Remove the common prefix and suffix from the names; return the rows, and what was removed as text.
+
+    Candidates keep their whole names where the table is not wider than ``width``.
+    """
     names = [row[0] for row in part.rows if isinstance(row[0], LayerName)]
     prefix, suffix = _common_ends(names) if len(names) == len(part.rows) else ("", "")
+    if not names and part.rows and all(isinstance(row[0], Name) for row in part.rows):
+        widths = (max(len(cell) for cell in cells) + 3 for cells in zip(_list_heads(part), *part.rows, strict=True))
+        prefix = cut_prefix([row[0] for row in part.rows])[1] if sum(widths) > width else ""
     rows: list[tuple[str, Sequence[str]]] = [
         (row[0].removeprefix(prefix).removesuffix(suffix), row[1:]) for row in part.rows
     ]
     return rows, " and ".join(display(end) for end in (prefix, suffix) if end)
+
+
+def _list_heads(part: Table) -> list[str]:
+    return [part.first, *(column.header for column in part.columns)]
 
 
 def _common_ends(names: Sequence[str]) -> tuple[str, str]:
@@ -230,7 +255,7 @@ def _fit_table(part: Table, rows: Sequence[tuple[str, Sequence[str]]], to: Conso
     """Return a table that drops the least important columns until it fits the console; the first column holds names."""
     columns, plain = part.columns, _is_plain(to)
     widths = [max([len(c.header), *(len(row[n]) for _, row in rows)]) + 3 for n, c in enumerate(columns)]
-    name = min(max((len(display(name)) for name, _ in rows), default=0), NAME_WIDTH)
+    name = min(max(len(display(name)) for name in (part.first, *(name for name, _ in rows))), NAME_WIDTH)
     kept = list(range(len(columns)))
     while len(kept) > 1 and name + 4 + sum(widths[n] for n in kept) > to.width:
         kept.remove(max(kept, key=lambda n: columns[n].rank))

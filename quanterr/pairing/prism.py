@@ -68,9 +68,7 @@ class SignedHadamard:
 
     def _multiply(self, source: Tensor, signs: Tensor, rows: Tensor) -> Tensor:
         one = torch.ones(len(source), dtype=torch.float64, device=rows.device)
-        found = hadamard.multiply(
-            source, self.block, 1, (one, signs / sqrt(self.block)), is_wide=rows.dtype == torch.float64
-        )
+        found = hadamard.multiply(source, self.block, 1, (one, signs / sqrt(self.block)), rows.dtype)
         return rows.copy_(found.view(rows.shape))
 
 

@@ -42,6 +42,8 @@ UNPLACED |= {"squared_error": None, "snr_db": None, "best_layers": 0}
 
 OF_AGGREGATE = ("overall_snr_db", "weighted_snr_db", "predicted_kld", "excess_db", "predicted_output_error")
 
+NO_AGGREGATE: JsonObject = dict.fromkeys(OF_AGGREGATE)
+
 WORTH = 0.5  # times the mean error per layer that a swap must gain: tiny layers are cheap but change nothing
 FREE = 0.01  # share of a candidate's bytes within which all swaps are proposed; else only the FEW best
 SUFFIXES = (".safetensors", ".sft", ".gguf")
@@ -112,12 +114,16 @@ def shorten_names(paths: Sequence[str], given: Sequence[str] = ()) -> list[str]:
 
 
 def make_ranking(
-    names: Sequence[str], reports: Sequence[Report], keep: Budget | None = None, recipes: Collection[str] = ()
+    names: Sequence[str],
+    reports: Sequence[Report],
+    keep: Budget | None = None,
+    recipes: Collection[str] = (),
+    unreadable: Sequence[Candidate] = (),
 ) -> Ranking:
     """Return the ranking of candidates from their reports, which share one original and one selection.
 
     ``keep`` is the budget for layers to leave unquantized, proposed for each candidate. ``recipes`` are the names of
-    candidates that are recipes.
+    candidates that are recipes, ``unreadable`` rows of further candidates.
     """
     by_name = dict(zip(names, reports, strict=True))
     excluded = {name: why for name, report in by_name.items() if (why := _find_exclusion(report))}
@@ -129,6 +135,8 @@ def make_ranking(
         if name not in excluded
     ]
     rest = [_make_candidate(name, by_name[name], why) for name, why in excluded.items()]
+    rest += unreadable
+    excluded |= {one.name: one.not_ranked or "" for one in unreadable}
     failed = {name: report for name, report in by_name.items() if report.verdict == "fail"}
     first = reports[0]
     return Ranking(
@@ -245,6 +253,26 @@ def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate
         formats=dict(Counter(layer.format for layer in report.layers)),
         findings=report.findings,
         gates=report.gates,
+    )
+
+
+def make_unreadable(name: str, path: str, reason: str) -> Candidate:
+    """Return a candidate that could not be read, for a reason."""
+    why = f"cannot be read: {reason}"
+    return Candidate(
+        name=name,
+        path=path,
+        verdict="inconclusive",
+        reasons=[why],
+        not_ranked=why,
+        **UNPLACED,
+        checkpoint_bytes=0,
+        **NO_AGGREGATE,
+        worst_layer=None,
+        formats={},
+        findings=[],
+        gates=[],
+        unreadable=True,
     )
 
 

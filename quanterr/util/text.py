@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from os.path import exists
 
 MAX_SHOWN = 200
@@ -70,6 +71,15 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
     """Return up to ``limit`` names, escaped and joined by commas, and how many more there are."""
     shown = ", ".join(display(name) for name in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
+
+
+def cut_prefix(names: Sequence[str]) -> tuple[list[str], str]:
+    """Return names without the words that all of them begin with, and these words; each name keeps something."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    same = "".join(letters[0] for letters in alike) if len(names) > 1 else ""
+    while same and (same[-1] not in "-./ " or same in names):
+        same = same[:-1]
+    return [name.removeprefix(same) for name in names], same
 
 
 def size(n_bytes: float) -> str:

@@ -74,10 +74,11 @@ def save(result: "Result", path: str | PathLike[str]) -> None:
         ResourceError: the file cannot be written.
     """
     from quanterr.documents.diff.base import Difference
-    from quanterr.outputs import OF_DIFFS, OUTPUTS
+    from quanterr.outputs import CANDIDATE_OUTPUTS, OF_DIFFS, OUTPUTS
     from quanterr.outputs.files import check_targets, write_output
 
-    outputs = OF_DIFFS if isinstance(result, Difference) else OUTPUTS
+    outputs = CANDIDATE_OUTPUTS if hasattr(result, "candidates") else OUTPUTS
+    outputs = OF_DIFFS if isinstance(result, Difference) else outputs
     for target in check_targets([fspath(path)], [], outputs=outputs, option="save()"):
         write_output(result, target, "save()")
 

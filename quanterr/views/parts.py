@@ -18,6 +18,7 @@ from quanterr.outputs.sections import (
     Maps,
     PageScripts,
     Section,
+    Table,
     View,
 )
 from quanterr.util.text import count, size
@@ -35,6 +36,7 @@ def make_view(
     done: str = "",
     settings: Sequence[tuple[str, str]] = (),
     summary: Sequence[str] = (),
+    overview: Table | None = None,
 ) -> View:
     """Return the view of a document: its non-empty sections, the table of all layers if there are maps, and its run.
 
@@ -47,9 +49,22 @@ def make_view(
     done = "" if getattr(document, "gates", ()) else done
     judged = getattr(document, "candidates", [document]) if verdict else []
     doubts = list_doubts(verdict or "", (found for one in judged for found in getattr(one, "findings", ())))
+    made_by = document.made_by
     return View(
-        heading, verdict, conclusion, reasons, facts, shown, about, document.made_by, maps, done, doubts, summary
+        heading, verdict, conclusion, reasons, facts, shown, about, made_by, maps, done, doubts, summary, overview
     )
+
+
+def pick_columns(table: Table, most: int = 6) -> Table:
+    """Return a table without its title and the columns of a rank above ``most``, which narrow terminals drop first."""
+    kept = [n for n, column in enumerate(table.columns) if column.rank <= most]
+    rows = [[row[0], *(row[n + 1] for n in kept)] for row in table.rows]
+    return Table("", table.first, [table.columns[n] for n in kept], rows)
+
+
+def find_best(points: Sequence[tuple[int, float]]) -> list[bool]:
+    """Return which of several points (size, error) are Pareto-optimal."""
+    return [not any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points) for own in points]
 
 
 def list_number_columns(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import threading
 
 import pytest
@@ -285,7 +286,8 @@ class TestKept:
 
         assert ("bad", names[0], None, "BF16") == (kept.candidate, layer.layer_name, layer.take_from, layer.format)
         assert kept.bytes == by_name(found)["bad"].bytes + layer.bytes_change
-        assert "; 1 of its layers kept in BF16 gives" in conclusion(found)
+        assert "; 1 layer of " in conclusion(found)
+        assert " kept in BF16 gives" in conclusion(found)
 
     def test_budget_applies_to_each_candidate(self, tmp_path, x):
         paths = [
@@ -352,6 +354,7 @@ class TestSensitivity:
         assert known[0].predicted_kld == report.aggregate.predicted_kld
         assert str(tmp_path / "s.json") == report.settings.sensitivity
         assert "sensitivity_missing" in [found.code for found in report.findings]
+        assert any(line.startswith("predicted KLD: ") and line.endswith(f"from {A}") for line in report.view(0).summary)
         assert "pass" == apply_rules(report, [Rule("g", parse("global(predicted_kld) <= 1"))]).verdict
         assert quanterr.compare(x, y, device="cpu").aggregate.predicted_kld is None
 
@@ -370,7 +373,7 @@ class TestSensitivity:
     def test_invalid_sensitivity_file_is_refused(self, tmp_path, x, text):
         (tmp_path / "s.json").write_text(text)
         with pytest.raises(ReportError):
-            quanterr.rank(x, [x, tmp_path / "s.json"], sensitivity=tmp_path / "s.json")
+            quanterr.rank(x, [x, shutil.copy(x, tmp_path / "y.safetensors")], sensitivity=tmp_path / "s.json")
 
 
 class TestNames:
@@ -403,7 +406,7 @@ def test_json_is_strict_and_only_run_changes(rank):
         document.pop("run")
 
     assert documents[0] == documents[1]
-    assert ("quanterr.ranking", "1.6") == (documents[0]["schema"], documents[0]["schema_version"])
+    assert ("quanterr.ranking", "1.7") == (documents[0]["schema"], documents[0]["schema_version"])
 
 
 def test_candidate_may_be_an_open_checkpoint(tmp_path, x):

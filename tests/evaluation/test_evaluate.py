@@ -871,3 +871,18 @@ def test_floor_reads_chunks_until_they_have_a_thousand_tokens(context, read):
     architecture = SimpleNamespace(workload=CAUSAL)
 
     assert list(range(read)) == [n for n, batch in enumerate(batches) if floor._is_read(architecture, batch)]
+
+
+def test_large_output_error_that_scores_hardly_show_is_a_warning(llama, tmp_path):
+    """One weight of its many has the scale of another row."""
+    original, _, _, tokens = llama
+    tensors, name = stored(original), "model.layers.1.mlp.down_proj.weight"
+    (tmp_path / "other").mkdir()
+    save_file(tensors | {name: 2 * tensors[name]}, tmp_path / "other/model.safetensors", {"format": "pt"})
+    shutil.copy(original / "config.json", tmp_path / "other")
+    [candidate] = quanterr.evaluate(original, tmp_path / "other", tokens=tokens, context=CONTEXT).candidates
+    [found] = [one for one in candidate.findings if one.code == "large_output_errors"]
+
+    assert ("warning", name, [name]) == (found.severity, found.layer, found.evidence["layers"])
+    assert f"1 of 1 changed weight, up to 100 %: {name}" in found.message
+    assert "compare" in found.remedy

@@ -75,7 +75,7 @@ class TestCommand:
             folder / "original", [folder / "quantized"], tokens=folder / "ids.safetensors", context=32
         )
 
-        assert ("quanterr.evaluation", "1.4") == (found["schema"], found["schema_version"])
+        assert ("quanterr.evaluation", "1.5") == (found["schema"], found["schema_version"])
         assert json.loads(same.to_json())["candidates"][0]["scores"] == found["candidates"][0]["scores"]
 
     def test_missing_tokens_and_text_are_wrong_usage(self, folder):

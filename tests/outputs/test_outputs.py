@@ -383,10 +383,10 @@ class TestUpdating:
             [markdown.END],
             [markdown.END, markdown.BEGIN],
             [markdown.BEGIN, markdown.BEGIN, markdown.END],
-            [markdown.BEGIN, markdown.END, markdown.BEGIN, markdown.END],
+            [markdown.BEGIN, markdown.END, markdown.END, markdown.BEGIN],
         ],
     )
-    def test_document_needs_exactly_one_pair_of_comments(self, marks):
+    def test_document_needs_comments_in_pairs(self, marks):
         with pytest.raises(UsageError, match=r"README\.md: .*quanterr:begin"):
             self.update("\n".join(["# Model", *marks, "after"]))
 

@@ -98,6 +98,41 @@ class TestOutputs:
         assert "**Verdict: inconclusive**" in document.read_text()
         assert (tmp_path / "report.html").exists()
 
+    def test_document_keeps_a_section_for_each_kind(self, stored, tmp_path):
+        sample_documents.evaluation().save(tmp_path / "e.json")
+        document = tmp_path / "README.md"
+        document.write_text(f"# Model\n{MARKS}more\n")
+        for path in (stored, tmp_path / "e.json", stored, tmp_path / "e.json"):
+            assert Status.OK == call("render", path, "--update", document).returncode
+        text = document.read_text()
+
+        assert 2 == text.count("<!-- quanterr:begin -->") == text.count("<!-- quanterr:end -->")
+        assert 1 == text.count("\n## Quality\n")
+        assert text.endswith("<!-- quanterr:end -->\nmore\n")
+
+    def test_ranking_is_rendered_with_an_evaluation_as_a_picture(self, tmp_path):
+        found, ranked = sample_documents.evaluation(), sample_documents.ranking()
+        of = {one.name: one for one in ranked.candidates}
+        evaluated = [
+            replace(one, path=of["fp8"].path, bytes=of["fp8"].checkpoint_bytes) for one in found.candidates[:1]
+        ]
+        replace(found, candidates=evaluated, original_bytes=ranked.original_bytes).save(tmp_path / "e.json")
+        ranked.save(tmp_path / "r.json")
+        words = ("--evaluation", tmp_path / "e.json", "-o", tmp_path / "r.svg", "-o", tmp_path / "r.md")
+        done = call("render", tmp_path / "r.json", *words)
+
+        assert Status.OK == done.returncode, done.stderr
+        assert "KLD [nat] over size" in (tmp_path / "r.svg").read_text()
+        assert "0.01250 ± 0.00060" in (tmp_path / "r.md").read_text()
+
+    def test_png_is_drawn_by_matplotlib(self, tmp_path):
+        pytest.importorskip("matplotlib", reason='pip install "quanterr[plot]"')
+        sample_documents.ranking().save(tmp_path / "r.json")
+        done = call("render", tmp_path / "r.json", "-o", tmp_path / "r.png")
+
+        assert Status.OK == done.returncode, done.stderr
+        assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG\r\n")
+
     @pytest.mark.slow
     def test_hostile_report_can_be_rendered_in_a_poor_locale(self, tmp_path):
         path = tmp_path / "report.json"
@@ -116,7 +151,7 @@ class TestErrors:
         ("words", "told"),
         [
             ((), "nothing to write"),
-            (("--to", "pdf"), "'pdf' is not one of 'json', 'jsonl', 'csv', 'html', 'md', 'junit'"),
+            (("--to", "pdf"), "'pdf' is not one of 'json', 'jsonl', 'csv', 'html', 'md', 'junit', 'svg', 'png'"),
             (("-o", "report.pdf"), "unknown suffix"),
             (("--to", "md", "-o", "a", "-o", "b"), "--to is for one output"),
         ],
@@ -134,7 +169,12 @@ class TestErrors:
         assert before == stored.read_text()
 
     @pytest.mark.parametrize(
-        "text", ["# Model\n", f"{MARKS}{MARKS}", "<!-- quanterr:end -->\n<!-- quanterr:begin -->\n"]
+        "text",
+        [
+            "# Model\n",
+            "<!-- quanterr:end -->\n<!-- quanterr:begin -->\n",
+            "<!-- quanterr:begin -->\n" * 2 + "<!-- quanterr:end -->\n" * 2,
+        ],
     )
     def test_document_without_a_pair_of_comments_is_refused(self, stored, tmp_path, text):
         document = tmp_path / "README.md"

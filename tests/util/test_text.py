@@ -1,6 +1,6 @@
 import pytest
 
-from quanterr.util.text import count, display, listed, parse_digits, size
+from quanterr.util.text import count, cut_prefix, display, listed, parse_digits, size
 
 
 @pytest.mark.parametrize(
@@ -142,3 +142,19 @@ def test_counts_use_the_right_plural(n, words, shown):
 )
 def test_whole_number_has_a_few_ascii_digits(word, number):
     assert number == parse_digits(word)
+
+
+@pytest.mark.parametrize(
+    ("names", "short", "prefix"),
+    [
+        (["m-Q4_K_M", "m-Q4_K_S"], ["Q4_K_M", "Q4_K_S"], "m-"),
+        (["a/m-Q4_K", "a/m-Q4"], ["Q4_K", "Q4"], "a/m-"),
+        (["model_q4", "model_q5"], ["model_q4", "model_q5"], ""),
+        (["fp8", "fp8_row"], ["fp8", "fp8_row"], ""),
+        (["m-", "m-a"], ["m-", "m-a"], ""),
+        (["alone-a"], ["alone-a"], ""),
+        ([], [], ""),
+    ],
+)
+def test_common_words_are_cut_from_names(names, short, prefix):
+    assert (short, prefix) == cut_prefix(names)

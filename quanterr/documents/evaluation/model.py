@@ -430,6 +430,9 @@ class Evaluated(Model):
         ),
     ] = None
 
+    bits_per_weight: Annotated[
+        Number, score("bits/w", "lower", "bits per weight of the tensors that pair with the original's [bit]", "bit")
+    ] = None
     draft: Annotated[bool, doc("true for another model, a draft for speculative decoding")] = False
 
     def value(self, metric: str) -> float | None:
@@ -454,8 +457,9 @@ class Evaluation(Document, kw_only=True):
     schema_: str = "quanterr.evaluation"
     # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
     # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
-    # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders, acceptance, draft, transcription
-    schema_version: str = "1.4"
+    # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders, acceptance, draft, transcription;
+    # 1.5 bits_per_weight
+    schema_version: str = "1.5"
     verdict: Word
     reasons: list[str]
     original: Annotated[str, doc("path of the original")]

@@ -90,6 +90,15 @@ CODES = {
             "if it matters."
         ),
     ),
+    "large_output_errors": FindingCode(
+        "warning",
+        meaning="outputs of a weight differ from the original's by more than half (evaluate); scores may not show it",
+        example=(
+            "large output errors: 12 of 224 changed weights, up to 207 %: model.layers.0.mlp.down_proj.weight and 11 "
+            "more"
+        ),
+        remedy="Compare both checkpoints: `compare` names damage. Otherwise give these weights more bits.",
+    ),
     "not_emulated": FindingCode(
         "warning",
         meaning="the files declare rounding of activations, keys or values that evaluate does not emulate",

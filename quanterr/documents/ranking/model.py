@@ -68,6 +68,22 @@ class Candidate(Model):
             "share",
         ),
     ] = None
+    kld_mean: Annotated[
+        Number, score("KLD", "lower", "mean of KL(original || candidate) in the evaluation [nat]", "nat")
+    ] = None
+    kld_mean_se: Annotated[Number, doc("its standard error over predictions or chunks [nat]")] = None
+    ppl: Annotated[Number, score("PPL", "lower", "perplexity in the evaluation")] = None
+    ppl_se: Annotated[Number, doc("its standard error")] = None
+    top1: Annotated[
+        Number,
+        score("same top token", "higher", "share of predictions with the same most probable token", "share"),
+    ] = None
+    top1_se: Annotated[Number, doc("its standard error")] = None
+    output_error: Annotated[
+        Number, score("output error", "lower", "relative squared error of the outputs of recorded calls", "share")
+    ] = None
+    output_error_se: Annotated[Number, doc("its standard error over groups of calls")] = None
+    unreadable: Annotated[bool, doc("true if the checkpoint could not be read; not_ranked has the error")] = False
 
 
 class Choice(Model):
@@ -154,8 +170,9 @@ class Ranking(Document, kw_only=True):
 
     schema_: str = "quanterr.ranking"
     # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
-    # 1.4 sample, snr_db_margin, columns of studies; 1.5 a checksum; 1.6 predicted_output_error
-    schema_version: str = "1.6"
+    # 1.4 sample, snr_db_margin, columns of studies; 1.5 a checksum; 1.6 predicted_output_error;
+    # 1.7 evaluation, its scores, unreadable
+    schema_version: str = "1.7"
     verdict: Annotated[
         Word, doc("inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold")
     ]
@@ -180,6 +197,7 @@ class Ranking(Document, kw_only=True):
     gains: Annotated[list[Gain], doc("gains between recipes that differ in one respect")]
     studies: Annotated[list[Study], doc("studies of recipes, only with sweep --study")] = []
     sample: Annotated[Number, doc("share of rows that were read, 0 to 1; null: all")] = None
+    evaluation: Annotated[str | None, doc("path of the evaluation whose scores the candidates have")] = None
     layers: Annotated[list[RankedLayer], doc("in natural order of names: layers.2 before layers.10")]
     run: RunInfo
 

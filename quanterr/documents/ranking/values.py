@@ -8,7 +8,7 @@ from quanterr.metrics.scores import collect_scores
 OF_CANDIDATES = (
     *("rank", "bytes", "bits_per_weight", "squared_error", "snr_db", "snr_db_margin", "best_layers"),
     *("checkpoint_bytes", "overall_snr_db", "weighted_snr_db", "predicted_kld", "excess_db", "tokens_per_second"),
-    "predicted_output_error",
+    *("predicted_output_error", "kld_mean", "ppl", "top1", "output_error"),
 )
 OF_LAYERS = ("bytes", "squared_error", "snr_db")
 

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from quanterr.documents.base import Finding
 from quanterr.documents.finding_codes import CODES
 from quanterr.documents.gate_results import Gate
+from quanterr.outputs import dots
 from quanterr.outputs.formatting import (
     LONG,
     describe_gate,
@@ -37,6 +38,7 @@ CONSTANTS = {
     "WIDTH": WIDTH,
     "HEIGHT": HEIGHT,
     "LEFT": LEFT,
+    "DOTS": dots,
     "MAX_LISTED": MAX_LISTED,
     "MAX_VIOLATIONS": 20,
     "NOTHING": ("-", "–"),  # cells without a value
@@ -57,8 +59,8 @@ def environment() -> Environment:
         auto_reload=False,
     )
     filters = (cell, count, display, link_names, sentence, size)
-    functions = (describe_gate, describe_violation, draw_chart, fold, format_doubts, format_exact, format_observed,
-                 has_only_numbers, kind_of, order_findings, title_of, zip)  # fmt: skip
+    functions = (describe_gate, describe_violation, draw_chart, dots.draw_dots, fold, format_doubts, format_exact,
+                 format_observed, has_only_numbers, kind_of, order_findings, title_of, zip)  # fmt: skip
     made.filters |= {one.__name__: one for one in filters} | {"thousands": "{:,}".format}
     made.globals |= {one.__name__: one for one in functions} | {"CODES": CODES, "LONG": LONG} | CONSTANTS
     return made

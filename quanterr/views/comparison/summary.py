@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from math import fsum, log10
 
 from quanterr.advice.kept_layers import find_common_dtype, list_keepable, propose_kept
+from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.model import Report
-from quanterr.outputs.formatting import format_db, format_percent
+from quanterr.metrics import PREDICTED
+from quanterr.metrics.scores import collect_scores
+from quanterr.outputs.formatting import format_db, format_in_units, format_percent
 from quanterr.util.text import count, display, size
 from quanterr.views.comparison.layers import describe_coverage, pick_worst_layers
 
@@ -16,7 +19,8 @@ EXCESS = 0.5  # dB below what the scales allow, from which the summary mentions 
 
 def summarize(report: Report, sort_by: str = "snr") -> list[str]:
     """Return the sentences that a reader should know after the verdict, the most important first."""
-    return [describe_coverage(report), *_judge(report), *_describe_usual(report), *_list_worst(report, sort_by)]
+    about = [describe_coverage(report), *_judge(report), *_describe_usual(report), *_describe_weighted(report)]
+    return [*about, *_list_worst(report, sort_by)]
 
 
 def _judge(report: Report) -> Iterator[str]:
@@ -77,6 +81,22 @@ def _describe_usual(report: Report) -> Iterator[str]:
         if found.excess_db is not None and found.attainable_snr_db is not None and found.excess_db >= EXCESS:
             excess = f"; its scales allow {format_db(found.attainable_snr_db, ' dB')}"
         yield f"{display(name)}: {format_db(found.overall_snr_db, ' dB')}{usual}{excess}"
+
+
+def _describe_weighted(report: Report) -> Iterator[str]:
+    """Yield what an importance matrix and a sensitivity say of the whole, and of the layer that costs most."""
+    weighted = [layer for layer in report.layers if layer.weighted_snr_db is not None]
+    if weighted and report.aggregate.weighted_snr_db is not None:
+        worst = min(weighted, key=lambda layer: layer.weighted_snr_db or 0.0)
+        level, least = (format_db(one.weighted_snr_db, " dB") for one in (report.aggregate, worst))
+        yield f"weighted by importance: {level}; worst {least}  {display(worst.layer_name)}"
+    for metric in PREDICTED:
+        declared, total = collect_scores(Layer)[metric], getattr(report.aggregate, metric)
+        if total is not None:
+            most = max(report.layers, key=lambda layer: getattr(layer, metric) or 0.0)
+            share = format_percent((getattr(most, metric) or 0.0) / total) if total else "none"
+            value = format_in_units(declared, total, digits=4)
+            yield f"{declared.title}: {value}; {share} of it from {display(most.layer_name)}"
 
 
 def _list_worst(report: Report, sort_by: str) -> Iterator[str]:

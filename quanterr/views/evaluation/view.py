@@ -40,6 +40,8 @@ from quanterr.outputs.sections import (
     Chart,
     Column,
     Curve,
+    Dot,
+    Dots,
     Gates,
     Item,
     LayerName,
@@ -71,11 +73,12 @@ from quanterr.views.evaluation.wording import (
     format_metric,
     list_floor_lines,
     list_metrics,
+    order_candidates,
 )
-from quanterr.views.parts import list_number_columns, make_view
+from quanterr.views.parts import find_best, list_number_columns, make_view, pick_columns
 
 BROKEN = "not finite"
-MOST_METRICS, MOST_CANDIDATES, WORST = 4, 4, 3  # in the summary
+WORST = 3  # weights in the summary
 BLOCKS = list_number_columns(BlockError, otherwise=BROKEN, digits=5)
 *WEIGHTS, _, _ = list_number_columns(WeightError)
 OF_INPUTS = list_number_columns(WeightError)[len(WEIGHTS) :]
@@ -139,18 +142,22 @@ def view(evaluation: Evaluation, top: int) -> View:
     answer, sections, about = conclusion(evaluation), _sections(evaluation, top), format_caveat(evaluation)
     summary = list(_summarize(evaluation))
     return make_view(
-        evaluation, "Quality", answer, facts, sections, about, maps, evaluation.reasons, "evaluated", summary=summary
+        evaluation,
+        "Quality",
+        answer,
+        facts,
+        sections,
+        about,
+        maps,
+        evaluation.reasons,
+        "evaluated",
+        summary=summary,
+        overview=pick_columns(make_scores_table(evaluation)),
     )
 
 
 def _summarize(evaluation: Evaluation) -> Iterator[str]:
-    """Yield the scores of each candidate and of the floor, differences between them, and the largest errors."""
-    metrics = list_metrics(evaluation)[:MOST_METRICS]
-    for one in evaluation.candidates[:MOST_CANDIDATES]:
-        scores = ", ".join(f"{title} {format_metric(one, metric)}" for title, metric in metrics)
-        yield f"{display(one.name)} ({size(one.bytes)}): {scores}"
-    if len(evaluation.candidates) > MOST_CANDIDATES:
-        yield f"and {count(len(evaluation.candidates) - MOST_CANDIDATES, 'more candidate')}"
+    """Yield differences between candidates, and the largest errors."""
     for part in _compare_candidates(evaluation):
         yield from part.lines if isinstance(part, Lines) else ()
     nearest = find_nearest(evaluation) or evaluation.candidates[0]
@@ -167,6 +174,8 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
     yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
+    dots = make_dots(evaluation)
+    yield Section("size", "Error and size", [dots] if dots else [], (PAGE,) if len(candidates) > 1 else ())
     yield Section("gates", "Gates", [Gates(gates)] if gates else [])
     yield Section("findings", "Findings", [merge_findings(found, len(candidates))] if found else [])
     yield Section("texts", "By text", [_texts(one) for one in candidates if one.texts])
@@ -198,9 +207,10 @@ def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
 
 
 def make_scores_table(evaluation: Evaluation) -> Table:
-    """Return the table of each candidate's scores, and of the floor's."""
+    """Return the table of each candidate's scores, the nearest to the original first, and of the floor's."""
     columns: list[CellColumn[Evaluated | Floor]] = [
-        (Column("size", 2), lambda one: size(evaluation.original_bytes if isinstance(one, Floor) else one.bytes)),
+        (Column("size", 1), lambda one: size(evaluation.original_bytes if isinstance(one, Floor) else one.bytes)),
+        (Column("bits/w", 4), lambda one: format_if_known(getattr(one, "bits_per_weight", None), ".4g")),
         *(
             (Column(title, n), partial(format_metric, metric=metric))
             for n, (title, metric) in enumerate(list_metrics(evaluation))
@@ -209,11 +219,37 @@ def make_scores_table(evaluation: Evaluation) -> Table:
     if any(candidate.activations or candidate.kv for candidate in evaluation.candidates):
         columns.append((Column("emulated inputs", 7, right=False), format_inputs))
     rows: list[tuple[str, Evaluated | Floor]] = [
-        (Name(candidate.name), candidate) for candidate in evaluation.candidates
+        (Name(candidate.name), candidate) for candidate in order_candidates(evaluation)
     ]
     if evaluation.floor is not None and evaluation.floor.reason is None:
         rows.append((describe_floor(evaluation, evaluation.floor), evaluation.floor))
+    if not any(candidate.bits_per_weight for candidate in evaluation.candidates):  # of an older version
+        del columns[1]
     return Table("Against the original", "candidate", *fill(columns, rows))
+
+
+def make_dots(evaluation: Evaluation) -> Dots | None:
+    """Return an error of the model over size: KLD, the error of outputs, or the distance of embeddings."""
+    found = [(one, *_pick_error(one)) for one in evaluation.candidates]
+    values = [(one, value, error) for one, _, value, error in found if value is not None]
+    sizes = [(one.bytes, value) for one, value, _ in values]
+    dots = [
+        Dot(one.name, one.bytes, value, error, is_best)
+        for (one, value, error), is_best in zip(values, find_best(sizes), strict=True)
+    ]
+    label = next((label for _, label, value, _ in found if value is not None), "")
+    return Dots(label, dots, all(dot.value > 0 for dot in dots)) if dots else None
+
+
+def _pick_error(one: Evaluated) -> tuple[str, float | None, float]:
+    """Return the label, value and standard error to draw for a candidate."""
+    if one.scores is not None:
+        return "KLD [nat]", one.scores.kld_mean, one.scores.kld_error
+    if one.outputs is not None:
+        return "relative error of the output", one.outputs.output_error, one.outputs.output_error_se or 0.0
+    if one.embeddings is not None and one.embeddings.cosine_mean is not None:
+        return "1 - cosine of the embeddings", 1 - one.embeddings.cosine_mean, 0.0
+    return "", None, 0.0
 
 
 def _texts(candidate: Evaluated) -> Part:

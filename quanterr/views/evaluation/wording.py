@@ -97,10 +97,16 @@ def pick_main_metric(evaluation: Evaluation) -> str:
 
 def find_nearest(evaluation: Evaluation) -> Evaluated | None:
     """Return the candidate nearest to the original; None if none has a value."""
+    first = next(iter(order_candidates(evaluation)), None)
+    return None if first is None or first.value(pick_main_metric(evaluation)) is None else first
+
+
+def order_candidates(evaluation: Evaluation) -> list[Evaluated]:
+    """Return the candidates, the nearest to the original first, those without a value last."""
     metric = pick_main_metric(evaluation)
     sign = -1 if SCORES[metric].better == "higher" else 1
-    known = [(sign * value, c) for c in evaluation.candidates if (value := c.value(metric)) is not None]
-    return min(known, key=lambda item: item[0])[1] if known else None
+    values = {id(one): one.value(metric) for one in evaluation.candidates}
+    return sorted(evaluation.candidates, key=lambda one: (values[id(one)] is None, sign * (values[id(one)] or 0.0)))
 
 
 def conclusion(evaluation: Evaluation) -> str:

@@ -4,10 +4,20 @@ This module also makes its CSV rows and JUnit tests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from quanterr.advice.kept_layers import FEW
 from quanterr.documents.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
-from quanterr.outputs.formatting import LONG, format_answer, format_change, format_db, format_if_known, sentence
+from quanterr.metrics.scores import Score, collect_scores
+from quanterr.outputs.formatting import (
+    LONG,
+    format_answer,
+    format_change,
+    format_db,
+    format_if_known,
+    format_in_units,
+    sentence,
+)
 from quanterr.outputs.page.columns import DB_PLACES, DIFFERS, DIGITS, SAME, SHARE_DIGITS, round_digits
 from quanterr.outputs.sections import (
     FRONT,
@@ -17,6 +27,8 @@ from quanterr.outputs.sections import (
     CellColumn,
     Column,
     Details,
+    Dot,
+    Dots,
     Gates,
     LayerName,
     Lines,
@@ -32,11 +44,17 @@ from quanterr.outputs.sections import (
 )
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, size
-from quanterr.views.parts import make_view
+from quanterr.util.text import count, cut_prefix, display, size
+from quanterr.views.parts import find_best, make_view, pick_columns
 
 # Of the two costs that a sensitivity may predict, a ranking has one.
 PREDICTED = {"predicted_kld": "predicted KLD", "predicted_output_error": "predicted output error"}
+EVALUATED = {  # scores from an evaluation, with their standard errors
+    "kld_mean": "kld_mean_se",
+    "ppl": "ppl_se",
+    "top1": "top1_se",
+    "output_error": "output_error_se",
+}
 SHARES = ("predicted_output_error",)  # shown in per cent, as in other outputs
 SWAP_COLUMNS = (Column("take from", 0, right=False), Column("bytes", 2), Column("error", 1))
 STUDY_TITLE = "dB gained by keeping outliers unquantized and by other scales (on a sample of rows)"
@@ -44,10 +62,10 @@ SAME_SIZE = 0.05  # %
 MINOR, MINOR_BECAUSE = 0.01, "below 1 % of the error"
 NONE = "-"
 FALLBACK = "fallback_recipe"  # a finding: a K type of ggml that is mostly another type has another error and size
-MOST_POINTS, MOST_CANDIDATES = 4, 5  # in the conclusion and in the summary
+MOST_POINTS = 4  # in the conclusion
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "rank", "layer_name", "format", "bytes", "squared_error", "snr_db"),
-    *("snr_db_margin", "tokens_per_second", "best", "reason"),
+    *("snr_db_margin", "tokens_per_second", "best", "reason", "bits_per_weight", *EVALUATED, *EVALUATED.values()),
 )
 
 
@@ -78,6 +96,7 @@ def view(ranking: Ranking, top: int) -> View:
         reasons,
         done="compared",
         summary=list(_summarize(ranking)),
+        overview=pick_columns(_candidates(ranking)),
     )
 
 
@@ -91,6 +110,8 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     if excluded and ranking.sample is not None:  # otherwise the reasons of the verdict list them
         yield Section("excluded", "Not ranked", [Lines(excluded, warn=True)])
     yield Section("candidates", "Candidates", [_candidates(ranking), *([Lines(behind)] if behind else [])])
+    dots = make_dots(ranking)
+    yield Section("size", "Quality and size", [dots] if dots else [], (PAGE,) if ranking.evaluation else ())
     swaps = [_swaps(one, ranking, top) for one in (*ranking.swaps, *ranking.kept)]
     yield Section("mix", "Layers to change", swaps)
     if len(ranking.ranked) > 1:
@@ -110,21 +131,24 @@ def _candidates(ranking: Ranking) -> Table:
     columns: list[CellColumn[Candidate]] = [
         (
             Column("rank", 0),
-            lambda one: str(one.rank or ("inconclusive" if one.verdict == "inconclusive" else "undefined")),
+            lambda one: str(one.rank or _describe_lack(one)),
         ),
-        (Column("Pareto-optimal", 8, right=False), _if_ranked(lambda one: "yes" if one.on_front else "no")),
-        (Column("size", 2), lambda one: size(one.checkpoint_bytes if one.rank is None else one.bytes or 0)),
-        (Column("bits/w", 4), lambda one: format_if_known(one.bits_per_weight, ".4g")),
+        (Column("Pareto", 2, right=False), _if_ranked(lambda one: "yes" if one.on_front else "no")),
+        (Column("size", 1), _format_size),
+        (Column("bits/w", 3), lambda one: format_if_known(one.bits_per_weight, ".4g")),
         (Column("SNR dB", 1), _if_ranked(_format_snr_of)),
-        (Column("excess dB", 6), _if_ranked(lambda one: format_if_known(one.excess_db))),
-        (Column("worst layer dB", 3), _if_ranked(_format_worst)),
-        (Column("lowest error in", 7), _if_ranked(lambda one: f"{one.best_layers:,} of {layers:,}")),
-        (Column("warnings", 5), lambda one: f"{sum(finding.severity != 'info' for finding in one.findings):,}"),
+        *_list_evaluated(ranking),
+        (Column("worst layer dB", 5), _if_ranked(_format_worst)),
+        (Column("lowest error in", 9), _if_ranked(lambda one: f"{one.best_layers:,} of {layers:,}")),
         (
-            Column("worst layer", 9, right=False),
+            Column("worst layer", 10, right=False),
             _if_ranked(lambda one: LayerName(one.worst_layer.layer_name) if one.worst_layer else NONE),
         ),
     ]
+    if any(one.excess_db is not None for one in ranking.candidates):
+        columns.append((Column("excess dB", 8), _if_ranked(lambda one: format_if_known(one.excess_db))))
+    if any(_count_warnings(one) for one in ranking.candidates):
+        columns.append((Column("warnings", 7), lambda one: f"{_count_warnings(one):,}"))
     if any(one.weighted_snr_db is not None for one in ranking.candidates):
         columns.append((Column("weighted SNR dB", 2), lambda one: format_if_known(one.weighted_snr_db)))
     if predicted:
@@ -136,6 +160,51 @@ def _candidates(ranking: Ranking) -> Table:
         columns.append((held, lambda one: f"{sum(gate.status == 'pass' for gate in one.gates)} of {len(one.gates)}"))
     rows = ((Name(one.name), one) for one in ranking.candidates)
     return Table("Candidates, the least error first", "candidate", *fill(columns, rows))
+
+
+def _count_warnings(one: Candidate) -> int:
+    return sum(finding.severity != "info" for finding in one.findings)
+
+
+def _describe_lack(one: Candidate) -> str:
+    """Return in a word why a candidate has no rank."""
+    if one.unreadable:
+        return "unreadable"
+    return "inconclusive" if one.verdict == "inconclusive" else "undefined"
+
+
+def _format_size(one: Candidate) -> str:
+    if one.unreadable:
+        return NONE
+    return size(one.checkpoint_bytes if one.rank is None else one.bytes or 0)
+
+
+def _list_evaluated(ranking: Ranking) -> Iterator[CellColumn[Candidate]]:
+    """Yield a column for each score of an evaluation that some candidate has."""
+    for rank, (name, error) in enumerate(EVALUATED.items()):
+        declared = collect_scores(Candidate)[name]
+        if any(getattr(one, name) is not None for one in ranking.candidates):
+            yield Column(declared.title, 2 * rank), partial(_format_evaluated, declared=declared, error=error)
+
+
+def _format_evaluated(one: Candidate, declared: Score, error: str) -> str:
+    value = getattr(one, declared.name)
+    return NONE if value is None else format_in_units(declared, value, getattr(one, error))
+
+
+def make_dots(ranking: Ranking) -> Dots | None:
+    """Return over size the KLD from an evaluation, or the SNR if there is none."""
+    evaluated = [one for one in ranking.candidates if one.bytes is not None and one.kld_mean is not None]
+    if evaluated:
+        best = find_best([(one.bytes or 0, one.kld_mean or 0.0) for one in evaluated])
+        dots = [
+            Dot(one.name, one.bytes or 0, one.kld_mean or 0.0, one.kld_mean_se or 0.0, is_best)
+            for one, is_best in zip(evaluated, best, strict=True)
+        ]
+        return Dots("KLD [nat]", dots, all(dot.value > 0 for dot in dots))
+    ranked = [one for one in ranking.candidates if one.bytes is not None and one.snr_db is not None]
+    dots = [Dot(one.name, one.bytes or 0, one.snr_db or 0.0, is_best=one.on_front) for one in ranked]
+    return Dots("SNR [dB]", dots) if dots else None
 
 
 def _if_ranked(cell: Callable[[Candidate], str]) -> Callable[[Candidate], str]:
@@ -169,6 +238,11 @@ def conclusion(ranking: Ranking) -> str:
         least = min(known, key=lambda one: (getattr(one, metric), one.name))
         if least.name != best.name:
             more += f"; {display(least.name)} has the least {PREDICTED[metric]} ({_format_predicted(least, metric)})"
+    evaluated = [one for one in ranking.candidates if one.kld_mean is not None]
+    if evaluated:
+        nearest = min(evaluated, key=lambda one: (one.kld_mean, one.name))
+        kld = _format_evaluated(nearest, collect_scores(Candidate)["kld_mean"], "kld_mean_se")
+        more += f"; {display(nearest.name)} has the least KLD ({kld})"
     held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
     sampled = "" if ranking.sample is None else f"; estimated from {100 * ranking.sample:g} % of the rows"
     return f"{_describe_best(ranking)}{more}{held}{sampled}"
@@ -181,7 +255,8 @@ def _describe_change(change: Swaps, own: Candidate) -> str:
     else:
         gain = f"{'give' if several else 'gives'} {change.snr_db - own.snr_db:.2f} dB more"
     cost = _describe_cost(100 * change.bytes_change / (own.bytes or 1))
-    return f"{len(change.layers):,} of its layers {_describe_sources(change)} {gain} {cost}"
+    whose = f"{count(len(change.layers), 'layer')} of {display(own.name)}"
+    return f"{whose} {_describe_sources(change)} {gain} {cost}"
 
 
 def _describe_sources(change: Swaps) -> str:
@@ -218,15 +293,7 @@ def _format_level(one: Candidate) -> str:
 
 
 def _summarize(ranking: Ranking) -> Iterator[str]:
-    """Yield the candidates, the least error first, then what would improve the first of them."""
-    for one in ranking.candidates[:MOST_CANDIDATES]:
-        if one.rank is None:
-            continue  # a separate line gives the reason
-        worst = f"; worst {display(one.worst_layer.layer_name)} {_format_worst(one)} dB" if one.worst_layer else ""
-        stored = f"{size(one.bytes or 0)}, {one.bits_per_weight or 0:.4g} bits/w"
-        yield f"{one.rank:>3}  {_format_level(one):>9}  {display(one.name)}: {stored}{worst}"
-    if len(ranking.candidates) > MOST_CANDIDATES:
-        yield f"and {count(len(ranking.candidates) - MOST_CANDIDATES, 'more candidate')}"
+    """Yield what a reader should know of candidates besides their numbers."""
     yield from (sentence(f.message) for one in ranking.candidates for f in one.findings if f.code == FALLBACK)
     if ranking.sample is not None:  # otherwise the reasons of the verdict list them
         yield from _list_excluded(ranking)
@@ -294,12 +361,16 @@ def _gains(ranking: Ranking) -> Table:
 def _spread_table(ranking: Ranking, top: int) -> Table:
     """Return the layers in which the candidates' errors differ most."""
     layers = sorted(ranking.layers, key=_compute_spread, reverse=True)[:top]
-    names = [choice.candidate for choice in layers[0].choices]
+    names, prefix = cut_prefix([choice.candidate for choice in layers[0].choices])
     columns = [Column("best", len(names), right=False)]
     columns += [Column(display(name), n) for n, name in enumerate(names)]  # the last, the worst, is dropped first
-    rows = [[LayerName(one.layer_name), Name(one.best), *map(_format_snr_of, one.choices)] for one in layers]
+    rows = [
+        [LayerName(one.layer_name), Name(one.best.removeprefix(prefix)), *map(_format_snr_of, one.choices)]
+        for one in layers
+    ]
     these = f"{len(layers):,} layers that differ" if len(layers) > 1 else "layer that differs"
-    title = f"SNR in dB of the {these} most, of {count(len(ranking.layers), 'layer')}"
+    without = f"; candidates without {display(prefix)}" if prefix else ""
+    title = f"SNR in dB of the {these} most, of {count(len(ranking.layers), 'layer')}{without}"
     most = _find_largest_error(ranking)
     minor = sum(_compute_spread(layer) < MINOR * most for layer in layers)
     return Table(title, "layer", columns, rows, minor=minor, minor_because=MINOR_BECAUSE)
