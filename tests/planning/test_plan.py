@@ -268,7 +268,7 @@ class TestKept:
 
 
 class TestExports:
-    def test_llama_quantize_gets_a_pattern_for_each_tensor(self, original):
+    def test_llama_quantize_gets_a_pattern_for_each_module_and_type(self, original):
         found = export_plan(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")
 
         making, command = found.split("\n", 1)
@@ -281,9 +281,15 @@ class TestExports:
         assert base in ("Q4_0", "Q8_0")
         assert [("--token-embedding-type", "bf16"), ("--output-tensor-type", "bf16")] == given[:2]
         assert {"--tensor-type"} == {name for name, _ in given[2:]}
-        assert 6 == len(given[2:])
-        assert all(value.startswith(r"^blk\.") for _, value in given[2:])
-        assert r"^blk\.0\.ffn_up\.weight$=" in found
+        patterns = [value.rpartition("=") for _, value in given[2:]]
+        planned = plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu").layers
+        for layer in planned:
+            name = layer.layer_name.replace("model.layers", "blk")
+            for module in ("up", "gate", "down"):
+                name = name.replace(f"mlp.{module}_proj", f"ffn_{module}")
+            kinds = [kind for pattern, _, kind in patterns if re.search(pattern, name)]
+            assert [layer.recipe.removeprefix("gguf_").replace("original", "bf16")] == kinds, name
+        assert len(patterns) < len(planned)
 
     def test_plan_with_searched_scales_is_refused(self, original):
         """No program computes these scales, so the checkpoint would have other errors than planned."""
