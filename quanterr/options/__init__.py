@@ -263,6 +263,12 @@ class GateOptions(CheckedOptions):
     ] = "same"
     strict_warnings: Annotated[bool, Option("Treat rules of severity warn as errors.", GATES, rare=True)] = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("thresholds", "baseline"):
+            if getattr(self, name) == "":  # such as from an undefined variable: a gate would be switched off
+                raise UsageError(f"--{name}: is empty; give a file, or leave the option out")
+
     @property
     def has_rules(self) -> bool:
         """True if some option sets rules."""

@@ -4,6 +4,8 @@ A comparison or candidate is a suite. It has a test for whether the result is re
 fails if the gate does not hold. :func:`display` escapes all characters that XML cannot hold.
 """
 
+import re
+from collections import Counter
 from typing import IO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
@@ -14,6 +16,7 @@ from quanterr.outputs.formatting import LONG, describe_gate, describe_violation,
 from quanterr.outputs.sections import Suite
 from quanterr.util.text import display, format_exact
 
+LIMIT = re.compile(r"\s*(<=|>=|==|!=|<|>)[^<>=]*$")  # the end of a condition
 MAX_VIOLATIONS = 100  # violations shown for each gate
 
 
@@ -45,15 +48,22 @@ def _render_suite(suite: Suite, started: str) -> Element:
             _add_problem(element, case.problem, case.message, case.text)
         if case.output:
             SubElement(element, "system-out").text = case.output
+    seen: Counter[str] = Counter()
     for gate in suite.gates:
-        _add_gate(made, gate)
+        name = _name_gate(gate)
+        seen[name] += 1
+        _add_gate(made, gate, name if seen[name] == 1 else f"{name} ({seen[name]})")
     return made
 
 
-def _add_gate(suite: Element, gate: Gate) -> None:
+def _name_gate(gate: Gate) -> str:
+    """Return the id of a rule; of a condition without an id, the condition without its limit, which may change."""
+    return display(gate.id) if gate.id != gate.require else sentence(LIMIT.sub("", gate.require))
+
+
+def _add_gate(suite: Element, gate: Gate, name: str) -> None:
     """Add a test for a gate; a violated gate of severity ``warn`` passes, with a note in its log."""
-    named = f"{display(gate.id)}: " if gate.id != gate.require else ""
-    case = _add_case(suite, "gates", f"{named}{sentence(gate.require)}")
+    case = _add_case(suite, "gates", name)
     if gate.status == "fail" and gate.severity == "error":
         _add_problem(case, "failure", sentence(gate.message), _format_violations(gate))
     elif gate.status == "fail":
@@ -61,7 +71,8 @@ def _add_gate(suite: Element, gate: Gate) -> None:
         SubElement(case, "system-err").text = f"{warning}\n{_format_violations(gate)}"
     else:
         limits = f"limit {format_exact(gate.limit)}, margin {format_observed(gate.margin, 0)}"
-        SubElement(case, "system-out").text = f"observed {format_observed(gate.observed, gate.limit)}, {limits}"
+        observed = f"observed {format_observed(gate.observed, gate.limit)}, {limits}"
+        SubElement(case, "system-out").text = f"{sentence(gate.require)}: {observed}"
 
 
 def _format_violations(gate: Gate) -> str:

@@ -241,3 +241,10 @@ class TestDocument:
         assert [(name, "fp8_tensor", "dense")] == [
             (one.layer, one.old_format, one.new_format) for one in (*change.worse, *change.better)
         ]
+
+
+def test_quiet_line_names_the_first_error(tmp_path):
+    damaged = {name: torch.full((2, 2), float("nan")) for name in ("a.weight", "b.weight")}
+    found = quanterr.inspect(store(tmp_path / "m.safetensors", damaged), values=True)
+
+    assert f"; error: {found.problems[0]}" in found.brief()

@@ -113,3 +113,9 @@ class TestCommand:
 
     def test_command_defaults_equal_the_library(self):
         assert PlanOptions() == self.seen(PlanOptions)
+
+
+@pytest.mark.parametrize("name", ["baseline", "thresholds"])
+def test_empty_path_of_a_gate_is_wrong_usage(name):
+    with pytest.raises(UsageError, match=f"--{name}: is empty"):
+        CompareOptions(**{name: ""})

@@ -430,7 +430,7 @@ class TestJunit:
 
         assert "quanterr: inconclusive" == root.get("name")
         assert "model.layers.1.mlp.down_proj.weight" in errors
-        assert ["snr: snr_db >= 31.0"] == failures
+        assert ["snr"] == failures
 
     def test_counts_equal_the_cases(self, report, evil):
         for x in (report, evil, flawless()):
@@ -459,6 +459,15 @@ class TestJunit:
 
         assert "0" == suites["gates"].get("failures")
         assert "does not hold, a warning" in suites["gates"][0].find("system-err").text
+
+    def test_test_of_a_gate_keeps_its_name_when_the_limit_changes(self, report):
+        (gate,) = report.gates[:1]
+        rules = ["snr_db >= 31", "snr_db >= 10", "share(snr_db >= 30) >= 0.9", "global(nmse) <= 1e-3"]
+        gates = [replace(gate, id=text, require=text) for text in rules]
+        _, suites = self.suites(replace(report, gates=gates))
+
+        names = [case.get("name") for case in suites["gates"]]
+        assert ["snr_db", "snr_db (2)", "share(snr_db >= 30)", "global(nmse)"] == names
 
     def test_thousands_of_problems_are_cut_and_counted(self, report):
         lost = [replace(report.not_compared[0], layer_name=f"layers.{n}") for n in range(3000)]

@@ -118,6 +118,14 @@ def _describe_checks(inspection: Inspection) -> str:
     return f"{headers}; {count(inspection.total.weights, 'weight')} read: no {nothing}"
 
 
+def brief(inspection: Inspection) -> str:
+    """Return the answer in one line, for ``--quiet``, with the first error."""
+    problems = inspection.problems
+    more = f" and {count(len(problems) - 1, 'more error')}" if problems[1:] else ""
+    error = f"; error: {sentence(problems[0])}{more}" if problems else ""
+    return f"quanterr: {conclusion(inspection)}{error}"
+
+
 def conclusion(inspection: Inspection) -> str:
     """Return the size of the checkpoint, its formats, and how many weights are not read."""
     total = inspection.total
