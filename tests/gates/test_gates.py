@@ -599,7 +599,7 @@ class TestCause:
     def test_cause_appears_in_every_output_with_the_value(self, rule):
         found = gate(made(LAYERS, findings=[self.FOUND]), rule)
         suite = Element("testsuite")
-        junit._add_gate(suite, found)
+        junit._add_gate(suite, found, found.id)
 
         assert self.TRUNCATED in found.message
         assert found.violations[0].observed is not None
