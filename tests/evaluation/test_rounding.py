@@ -20,12 +20,11 @@ from quanterr.checkpoints.labels import Label
 from quanterr.errors import UsageError
 from quanterr.evaluation.models.weights import Candidate, OriginalWeights
 from quanterr.evaluation.running.rounding import Rounded, RoundingMode, Watched
-from quanterr.formats.shared.convrot import rotate
+from quanterr.kernel.rotation import rotate
 from quanterr.outputs.card import format_numbers
 from quanterr.outputs.page.columns import make_columns
 from quanterr.pairing.inputs import _read_comfy
 from quanterr.recipes.inputs import INPUT_SCHEMES, StoredInputScale
-from quanterr.tensors.workspace import Workspace
 from quanterr.views.evaluation.view import map_rows
 
 pytestmark = pytest.mark.session
@@ -426,7 +425,7 @@ def test_inputs_for_rotated_weights_are_rotated_rounded_and_rotated_back():
     golden = load_file(Path(__file__).parents[1] / "golden_inputs" / "comfy_kitchen.safetensors")
     h4 = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64)
     h = torch.kron(torch.kron(h4, h4), h4) / 8
-    way = Rounded(INPUT_SCHEMES["int8_token"], StoredInputScale(), None, partial(rotate, 64, workspace=Workspace()))
+    way = Rounded(INPUT_SCHEMES["int8_token"], StoredInputScale(), None, partial(rotate, size=64))
     expected = (golden["int8_token_rotated_64"].double().view(1, 8, 4, 64) @ h).view(1, 8, 256)
     found = way(golden["x"])
     # comfy-kitchen rotates in float32 with 64 additions; we round once before and once after
