@@ -849,12 +849,14 @@ def test_strange_names_are_complete_in_the_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [15, 49, 72])
-def test_bad_input_leaves_the_earlier_report_untouched(tmp_path: Path, number: int) -> None:
+def test_bad_input_replaces_the_earlier_report_by_its_error(tmp_path: Path, number: int) -> None:
     (tmp_path / "report.json").write_text('{"schema": "quanterr.report"} old')
     row = next(row for row in TABLE if row.number == number)
 
-    assert row.status == done(row, tmp_path, "-o", str(tmp_path / "report.json")).status
-    assert '{"schema": "quanterr.report"} old' == (tmp_path / "report.json").read_text()
+    ended = done(row, tmp_path, "-o", str(tmp_path / "report.json"))
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert (row.status, "quanterr.failure", row.status) == (ended.status, written["schema"], written["status"])
+    assert all(says in written["error"] for says in ([row.says] if isinstance(row.says, str) else row.says))
 
 
 def test_inspect_and_rank_are_lenient_on_demand_too(tmp_path: Path) -> None:
