@@ -12,7 +12,7 @@ from quanterr.documents.plan.model import Plan
 from quanterr.errors import UsageError
 from quanterr.evaluation.assembly import Baseline, Measured, assemble
 from quanterr.evaluation.denoisers.rollout import roll_out
-from quanterr.evaluation.files.writing import check_saliency, predict, write_by_products
+from quanterr.evaluation.files.writing import check_saliency, predict, write_files
 from quanterr.evaluation.models.gguf_original import as_original
 from quanterr.evaluation.models.weights import Candidate, OriginalWeights
 from quanterr.evaluation.opening import read_given
@@ -64,7 +64,7 @@ def measure(
         with closing(RunBesideOriginal(prepared, sides, found, chosen, group, True, drafts)) as running:
             ranks.run_with(running, group)
             outcomes, of_drafts = running.outcomes(), running.draft_outcomes()
-            write_by_products(chosen, prepared, running.original, saliency, opened)
+            write_files(chosen, prepared, running.original, saliency, opened)
         answers = answered(architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         rollouts: Sequence[Rollout | None] = [None for _ in found]
         if chosen.rollout and prepared.calls is not None:
@@ -98,7 +98,7 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
         if chosen.with_moments or chosen.save_reference is not None:
             with closing(RunBesideOriginal(prepared, sides, [], chosen, group)) as running:
                 ranks.run_with(running, group)
-                write_by_products(chosen, prepared, running.original, saliency, checkpoint)
+                write_files(chosen, prepared, running.original, saliency, checkpoint)
         else:
             ranks.leave_to_rank_0(group)
         predict(chosen, prepared, sides, [], [])

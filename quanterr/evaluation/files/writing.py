@@ -36,7 +36,7 @@ def check_saliency(chosen: EvaluateOptions) -> Saliency:
     return Saliency(chosen.saliency)
 
 
-def write_by_products(
+def write_files(
     chosen: EvaluateOptions, prepared: Prepared, run: OriginalRun, saliency: Saliency, original: Checkpoint
 ) -> None:
     """Write the files measured on the original during the run.

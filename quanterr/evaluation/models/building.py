@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.errors import CheckpointError, ResourceError, UsageError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 PARAMETER = 1 << 20  # bytes: larger parameters stay out of the heap while a model is built
 ACTIVATION = 32 << 20  # bytes: smaller freed blocks are kept for reuse afterwards; glibc allows no more
 ACTIVATIONS = 256 << 20  # bytes that are kept until a unit of the model is done
+RANDOM = ("normal_", "uniform_")  # ends of the names of functions that initialize a tensor
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -236,7 +238,7 @@ class Denoiser:
 def _build(make: Callable[[], nn.Module], program: str, device: torch.device) -> nn.Module:
     """Build a model with no memory for its parameters; ``program`` makes it, and may fail."""
     try:
-        with _heap_for_activations(), _parameters_on_meta(), CPU:
+        with _heap_for_activations(), _parameters_on_meta(), CPU, _WithoutValues():
             model = make()
         # from_pretrained makes buffers on the CPU, too: so they are equal on every device.
         for module in model.modules():
@@ -278,6 +280,17 @@ def _heap_for_activations() -> Iterator[None]:
         yield
     finally:
         keep_freed_memory(ACTIVATION, ACTIVATIONS)
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Skips the random values of parameters that have no memory: torch takes milliseconds for each to draw nothing."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "").endswith(RANDOM):
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.device.type == "meta":
+                return tensor
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager
