@@ -218,12 +218,17 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         """Return the JSON Schema (2020-12) of the document."""
         schema: JsonObject = msgspec.json.schema(cls)
         own: JsonObject = schema["$defs"].pop(cls.__name__)
+        name, version = (field.default for field in msgspec.structs.fields(cls)[:2])
+        major = version.partition(".")[0]
+        own["properties"]["schema"] = {"const": name}
+        own["properties"]["schema_version"] = {"type": "string", "pattern": rf"^{major}\.\d+$"}
         own["properties"]["checksum"] = checksum.SCHEMA
         own["required"] = list(cls.__struct_encode_fields__)
         for part in (own, *schema["$defs"].values()):
             if "description" in part:  # from a docstring, with the indentation of the code
                 part["description"] = cleandoc(part["description"])
-        return {"$schema": DRAFT} | own | {"$defs": schema["$defs"]}
+        identity = f"urn:{name.replace('.', ':')}:{major}"  # the same for all versions that can be read with it
+        return {"$schema": DRAFT, "$id": identity} | own | {"$defs": schema["$defs"]}
 
 
 def _split_json(start: str, value: object) -> Iterator[str]:

@@ -101,6 +101,11 @@ class TestEveryReport:
     def test_report_follows_its_schema(self, report):
         jsonschema.validate(json.loads(report.to_json()), Report.json_schema(), jsonschema.Draft202012Validator)
 
+    @pytest.mark.parametrize("other", [{"schema": "quanterr.plan"}, {"schema_version": "2.0"}, {"schema_version": "1"}])
+    def test_schema_refuses_another_kind_and_another_major_version(self, other, report):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(json.loads(report.to_json()) | other, Report.json_schema())
+
     def test_report_is_strict_ascii_json(self, report):
         def refuse(word):
             raise AssertionError(word)
