@@ -326,7 +326,7 @@ EXPORT void quanterr_refine(const float *x, const float *w, int64_t n, int32_t k
 EXPORT void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n,
                                         const Blocks *type, int32_t most, uint8_t *out);
 
-/* Multiplies each group of `size` values, a power of two, by the matrix that formats/shared/convrot.py specifies, in
+/* Multiplies each group of `size` values, a power of two, by the matrix that kernel/rotation.py specifies, in
  * float64, and by `unit`; `room` holds a group. */
 EXPORT void quanterr_rotate(float *values, int64_t groups, int64_t size, double unit, double *room);
 
