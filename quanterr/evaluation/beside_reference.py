@@ -28,8 +28,11 @@ def measure_beside(
     against: str | Plan | Iterable[str | Plan],
     chosen: EvaluateOptions,
     clock: Clock,
+    given_names: Sequence[str] = (),
 ) -> Evaluation:
     """Evaluate candidates on the text of the reference in ``folder``; no gates are applied.
+
+    ``given_names`` are those of all candidates but the first, which stands in the place of the original.
 
     Raises:
         UsageError: an option needs the original, or the text or a setting differs from the reference's.
@@ -38,6 +41,7 @@ def measure_beside(
     _check_needs_no_original(against, chosen)
     check_schemes(chosen.activations, chosen.kv)
     paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in candidates]
+    names_to_keep = [*shorten_names(paths[:1]), *given_names] if given_names else []
     reference = Reference(folder)
     with ExitStack() as stack:
         original = reference.checkpoint()
@@ -48,7 +52,7 @@ def measure_beside(
         kv = list(chosen.kv) or [DECLARED]
         ways = [
             way
-            for name, checkpoint in zip(shorten_names(paths), every, strict=True)
+            for name, checkpoint in zip(shorten_names(paths, names_to_keep), every, strict=True)
             for way in Candidate(sides, checkpoint, chosen.activations, kv[0], undo=False).with_caches(name, kv)
         ]
         names, found = [name for name, _ in ways], [one for _, one in ways]

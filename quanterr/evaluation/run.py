@@ -61,7 +61,7 @@ def evaluate_candidates(
     clock = Clock()
     with device_memory(), LinearLayers(chosen.dtype), attention_in_pieces():
         if chosen.reference is not None:
-            found = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock)
+            found = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock, names)
         else:
             found = measure(original, candidates, against, chosen, clock, names)
     return rules.judge(found)

@@ -55,6 +55,13 @@ def test_scores_equal_those_with_the_original_to_the_last_digit(name, dtype, tmp
     assert beside.candidates[0].scores.kld_mean > 0
 
 
+def test_candidates_beside_a_reference_keep_their_names(tmp_path):
+    _, quantized, options = made(tmp_path)
+    found = quanterr.evaluate(quantized, {"mine": quantized}, reference=tmp_path / "reference", **options)
+
+    assert {"quantized", "mine"} == {one.name for one in found.candidates}
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_gguf_is_aligned_by_a_few_stored_rows(kind, tmp_path, monkeypatch):
     """Its norms and its rows of q and k have another form or order, which the stored rows of the original decide."""
