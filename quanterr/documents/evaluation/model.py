@@ -533,6 +533,7 @@ METRICS = (
     *("rollout_error", "rollout_error_se", "rollout_psnr_db", "rollout_cosine"),
     *PREDICTED,
     *OF_TASKS,
+    "bits_per_weight",
 )
 
 
