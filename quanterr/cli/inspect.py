@@ -26,8 +26,8 @@ def inspect(
     another error was found, or a program named with --for does not surely load it as stored; 5 memory or disk.
     """
     from quanterr.checkpoints import open_checkpoint
-    from quanterr.documents.loading import LOADS
-    from quanterr.findings.runtimes.judging import ALL, choose_runtimes
+    from quanterr.documents.loading import list_refusals
+    from quanterr.findings.runtimes.judging import asks_all, choose_runtimes
     from quanterr.util.hardware import bandwidth_of
 
     if options.hardware is not None:
@@ -42,6 +42,6 @@ def inspect(
         inspection = inspect_checkpoint(opened, replace(options, command=command_line()))
     warn(inspection.findings)
     deliver(inspection, to, show)
-    is_demand = ALL not in options.runtimes  # a table of all is none
-    if inspection.problems or (is_demand and any(one.verdict != LOADS for one in inspection.loading)):
+    refused = [] if asks_all(options.runtimes) else list_refusals(inspection.loading)
+    if inspection.problems or refused:
         raise typer.Exit(Status.INCONCLUSIVE)

@@ -11,7 +11,7 @@ from quanterr.documents.comparison.values import NOT_JUDGED
 from quanterr.documents.loading import list_refusals
 from quanterr.documents.plan.model import Plan
 from quanterr.errors import UnjudgedError, UsageError
-from quanterr.findings.runtimes.judging import ALL, choose_runtimes
+from quanterr.findings.runtimes.judging import asks_all, choose_runtimes
 from quanterr.gates import PreparedRules, prepare
 from quanterr.gates.plan_check import check_against_plan
 from quanterr.inspection import inspect
@@ -72,7 +72,7 @@ def _add_loading(report: Report, quantized: Path | Checkpoint, options: CompareO
     Under ``all``, which asks for a table, none does.
     """
     loading = inspect(quantized, runtimes=options.runtimes, devices=options.devices, lenient=options.lenient).loading
-    refusals = [] if ALL in options.runtimes else list_refusals(loading)
+    refusals = [] if asks_all(options.runtimes) else list_refusals(loading)
     if not refusals:
         return replace(report, loading=loading)
     reasons = [*refusals, *(report.reasons if report.verdict == "inconclusive" else [])]

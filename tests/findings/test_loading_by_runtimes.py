@@ -263,7 +263,7 @@ class TestAnswers:
         assert [] == quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=LLAMA)).loading
 
     @pytest.mark.parametrize(
-        ("wanted", "status"), [("vllm", Status.OK), ("vllm,llama.cpp", Status.INCONCLUSIVE), ("all", Status.OK)]
+        ("wanted", "status"), [("vllm", Status.OK), ("vllm,llama.cpp", Status.INCONCLUSIVE), ("mlx, all", Status.OK)]
     )
     def test_command_fails_unless_each_named_runtime_loads(self, tmp_path, wanted, status):
         path = store(tmp_path / "m", make_fp8([UP]), config=TestVllm.FP8)

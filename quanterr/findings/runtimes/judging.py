@@ -33,12 +33,21 @@ def choose_runtimes(names: Iterable[str]) -> list[Runtime]:
     Raises:
         UsageError: a name is unknown.
     """
-    wanted = [name.strip().lower() for several in names for name in several.split(",")]
+    wanted = _split(names)
     known = [runtime.name.lower() for runtime in RUNTIMES]
     for name in wanted:
         if name not in (*known, ALL):
             raise UsageError(f"no rules for the runtime {display(name)}: choose from {', '.join(known)} or {ALL}")
     return [runtime for runtime in RUNTIMES if ALL in wanted or runtime.name.lower() in wanted]
+
+
+def asks_all(names: Iterable[str]) -> bool:
+    """Return whether all runtimes are asked, for a table: then none has to load the checkpoint."""
+    return ALL in _split(names)
+
+
+def _split(names: Iterable[str]) -> list[str]:
+    return [name.strip().lower() for several in names for name in several.split(",")]
 
 
 def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding], devices: int = 1) -> Loading:
