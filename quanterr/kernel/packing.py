@@ -103,7 +103,9 @@ class CodePacking(NamedTuple):
             stored = stored + sum(1 << place for place in range(0, BYTE * stored.element_size(), self.bits))
         (size, codes), n = self.run, len(self.run.codes)
         begin, end = first // n, -(-stop // n)
-        held = stored.contiguous().view(torch.uint8)[..., begin * size : end * size]
+        width = stored.shape[-1] * stored.element_size()
+        every = stored.contiguous().view(-1).view(torch.uint8).view(*stored.shape[:-1], width)
+        held = every[..., begin * size : end * size]
         runs = torch.nn.functional.pad(held, (0, (end - begin) * size - held.shape[-1]))
         runs = runs.view(*held.shape[:-1], end - begin, size)
         found = runs.new_empty((*runs.shape[:-1], n))

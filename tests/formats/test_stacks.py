@@ -96,8 +96,7 @@ def test_gate_and_up_are_two_tensors_for_llama_quantize(tmp_path):
     original = saved("gpt_oss", tmp_path / "original")
     command = export_plan(quanterr.plan(original, bits=9, to=["gguf_q8_0"], layers=["experts"]), "llama-quantize")
 
-    assert command.count("ffn_gate_exps") == command.count("ffn_up_exps") == 2
-    assert "'^blk\\.1\\.ffn_up_exps\\.weight$=q8_0'" in command
+    assert "'^blk\\.(0|1)\\.(ffn_gate_exps|ffn_up_exps)\\.weight$=q8_0'" in command
 
 
 def test_other_stack_decides_where_shapes_are_square(tmp_path):
