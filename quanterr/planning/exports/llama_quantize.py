@@ -57,9 +57,9 @@ def _list_types(kinds: Mapping[str, str]) -> list[str]:
             blocks.setdefault((found[2], kind), []).append(found[1])
     modules: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for (module, kind), numbers in blocks.items():
-        modules.setdefault((tuple(numbers), kind), []).append(escape(module))
+        modules.setdefault((tuple(sorted(numbers, key=int)), kind), []).append(escape(module))
     words += [
-        tensor_type(rf"blk\.{_list_alternatives(numbers)}\.{_list_alternatives(names)}", kind)
+        tensor_type(rf"blk\.{_list_alternatives(numbers)}\.{_list_alternatives(sorted(names))}", kind)
         for (numbers, kind), names in modules.items()
     ]
     return words
