@@ -26,8 +26,7 @@ def inspect(
     another error was found, or a program named with --for does not surely load it as stored; 5 memory or disk.
     """
     from quanterr.checkpoints import open_checkpoint
-    from quanterr.documents.loading import list_refusals
-    from quanterr.findings.runtimes.judging import asks_all, choose_runtimes
+    from quanterr.findings.runtimes.judging import choose_runtimes, find_refusals
     from quanterr.util.hardware import bandwidth_of
 
     if options.hardware is not None:
@@ -42,6 +41,5 @@ def inspect(
         inspection = inspect_checkpoint(opened, replace(options, command=command_line()))
     warn(inspection.findings)
     deliver(inspection, to, show)
-    refused = [] if asks_all(options.runtimes) else list_refusals(inspection.loading)
-    if inspection.problems or refused:
+    if inspection.problems or find_refusals(options.runtimes, inspection.loading):
         raise typer.Exit(Status.INCONCLUSIVE)

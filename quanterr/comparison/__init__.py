@@ -8,10 +8,9 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.comparison.run import Path, compare_each
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.comparison.values import NOT_JUDGED
-from quanterr.documents.loading import list_refusals
 from quanterr.documents.plan.model import Plan
 from quanterr.errors import UnjudgedError, UsageError
-from quanterr.findings.runtimes.judging import asks_all, choose_runtimes
+from quanterr.findings.runtimes.judging import choose_runtimes, find_refusals
 from quanterr.gates import PreparedRules, prepare
 from quanterr.gates.plan_check import check_against_plan
 from quanterr.inspection import inspect
@@ -72,7 +71,7 @@ def _add_loading(report: Report, quantized: Path | Checkpoint, options: CompareO
     Under ``all``, which asks for a table, none does.
     """
     loading = inspect(quantized, runtimes=options.runtimes, devices=options.devices, lenient=options.lenient).loading
-    refusals = [] if asks_all(options.runtimes) else list_refusals(loading)
+    refusals = find_refusals(options.runtimes, loading)
     if not refusals:
         return replace(report, loading=loading)
     reasons = [*refusals, *(report.reasons if report.verdict == "inconclusive" else [])]

@@ -38,8 +38,3 @@ class Loading(Model):
         more = f" (and {count(len(others), 'more reason')})" if others else ""
         place = f" [{worst.place}]" if worst.place else ""
         return f"{self}: {worst.message}{place}{more}"
-
-
-def list_refusals(loading: list[Loading]) -> list[str]:
-    """Return a sentence about each runtime that does not surely load the checkpoint as it is stored."""
-    return [f"{one.runtime} ({one.version}): {one.describe()}" for one in loading if one.verdict != LOADS]

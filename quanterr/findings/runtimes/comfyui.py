@@ -4,6 +4,7 @@ Reference: comfyanonymous/ComfyUI@617048a59f17 comfy/ops.py _load_quantized_modu
 load_torch_file, convert_old_quants.
 """
 
+import re
 from collections.abc import Iterator
 
 from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
@@ -19,7 +20,6 @@ from quanterr.findings.runtimes.model import (
     differ,
     leave_open,
     refuse,
-    tensor_name,
     words,
 )
 from quanterr.util.text import count, listed
@@ -60,10 +60,7 @@ RUNTIME = Runtime(
     layouts=(
         Layout(frozenset({PLAIN}), "comfy/utils.py: load_torch_file"),
         Layout(
-            words(
-                "fp8_tensor fp8_row fp8_block fp8_cast int8_tensor int8_row int8_block int8_convrot mxfp8 nvfp4 "
-                "svdquant_w4a4 awq_w4a16 asym_w4a8_int8 convrot_w4a4 int4_tensorwise"
-            ),
+            OF_COMFY | words("fp8_cast int4_tensorwise"),
             "comfy/ops.py: _load_quantized_module; comfy/quant_ops.py: QUANT_ALGOS",
         ),
     ),
@@ -75,7 +72,7 @@ RUNTIME = Runtime(
             "dequantize_per_tensor_fp8; from 0.2.1 on, TensorCoreFP8Layout.Params converts the scale",
             "scales of FP8 weights as F32",
             "refuses them with NoCapableBackendError; from 0.2.1 on, it converts them",
-            tensor_name(r"\.weight_scale$"),
+            re.compile(r"\.weight_scale$"),
             dtypes=frozenset({"BF16", "F16"}),
             beside={".weight": FLOAT8, ".comfy_quant": frozenset()},
             effect=DIFFERS,
@@ -86,7 +83,7 @@ RUNTIME = Runtime(
             "ZImageTransformer2DModel.__init__; both load with equal shapes only",
             "pad tokens as [1, D], not [D]",
             "refuse the file: size mismatch",
-            tensor_name(r"(?:^|\.)(?:x|cap|siglip)_pad_token$"),
+            re.compile(r"(?:^|\.)(?:x|cap|siglip)_pad_token$"),
             dimensions=1,
         ),
     ),

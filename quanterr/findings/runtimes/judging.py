@@ -41,9 +41,14 @@ def choose_runtimes(names: Iterable[str]) -> list[Runtime]:
     return [runtime for runtime in RUNTIMES if ALL in wanted or runtime.name.lower() in wanted]
 
 
-def asks_all(names: Iterable[str]) -> bool:
-    """Return whether all runtimes are asked, for a table: then none has to load the checkpoint."""
-    return ALL in _split(names)
+def find_refusals(names: Iterable[str], loading: Iterable[Loading]) -> list[str]:
+    """Return a sentence about each runtime of these names that does not surely load the checkpoint as it is stored.
+
+    Among them, ``all`` asks for a table: then none has to.
+    """
+    if ALL in _split(names):
+        return []
+    return [f"{one.runtime} ({one.version}): {one.describe()}" for one in loading if one.verdict != LOADS]
 
 
 def _split(names: Iterable[str]) -> list[str]:

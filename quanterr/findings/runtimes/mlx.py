@@ -20,7 +20,7 @@ from quanterr.findings.runtimes.model import (
     refuse,
     words,
 )
-from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.strict_json import as_object
 from quanterr.util.text import display, listed
 
 LOADING = "mlx_lm/utils.py: load_model"
@@ -70,10 +70,6 @@ def check_method(contents: Contents) -> Iterator[LoadingReason]:
         yield refuse("takes no order of columns (g_idx): ValueError", "mlx_lm/utils.py: _transform_awq_weights", names)
 
 
-def _is_other_algorithm(config: JsonFields) -> bool:
-    return (as_object(config.get("quantization")) or config).get("quant_algo") != "NVFP4"
-
-
 RUNTIME = Runtime(
     "MLX",
     "mlx-lm 0.32.2",
@@ -93,7 +89,10 @@ RUNTIME = Runtime(
             "mlx_lm/utils.py: _compressed_tensors_quantization",
         ),
         ConfigRule(
-            words("modelopt"), _is_other_algorithm, "takes of ModelOpt's quant_algo only NVFP4: ValueError", LOADING
+            words("modelopt"),
+            lambda config: (as_object(config.get("quantization")) or config).get("quant_algo") != "NVFP4",
+            "takes of ModelOpt's quant_algo only NVFP4: ValueError",
+            LOADING,
         ),
         ConfigRule(
             words("awq gptq"),

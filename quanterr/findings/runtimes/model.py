@@ -32,10 +32,8 @@ class Limits(NamedTuple):
         if self.bits is not None and weight.code_bits not in self.bits:
             return f"codes of {count(weight.code_bits or 0, 'bit')}, where it takes {_list_numbers(self.bits)}"
         if self.group_sizes is not None and (size := find_group_size(weight)) not in self.group_sizes:
-            sizes = _list_numbers(self.group_sizes - {WHOLE_ROW}) + (
-                " or a row" if WHOLE_ROW in self.group_sizes else ""
-            )
-            return f"groups of {size} columns, where it takes {sizes}"
+            row = " or a row" if WHOLE_ROW in self.group_sizes else ""
+            return f"groups of {size} columns, where it takes {_list_numbers(self.group_sizes - {WHOLE_ROW})}{row}"
         if self.symmetric is not None and scheme and scheme.is_symmetric is (not self.symmetric):
             return f"sym {str(scheme.is_symmetric).lower()}, where it takes {str(self.symmetric).lower()}"
         return ""
@@ -52,6 +50,8 @@ def find_group_size(weight: Weight) -> int:
     return weight.block_size[-1]
 
 
+# What the kernels named Marlin take of GPTQ: those of vLLM, which SGLang has as well.
+MARLIN = Limits(frozenset({4, 8}), frozenset({WHOLE_ROW, 32, 64, 128}), symmetric=True)
 PLAIN = "dense"  # the format of all weights that are stored as F32, F16 or BF16
 
 
@@ -135,11 +135,6 @@ def list_unread(contents: Contents) -> list[str]:
 def words(text: str) -> frozenset[str]:
     """Return the words of a text."""
     return frozenset(text.split())
-
-
-def tensor_name(pattern: str) -> re.Pattern[str]:
-    """Return the pattern of the name of a tensor, from the module's name on."""
-    return re.compile(pattern)
 
 
 def leave_open(message: str, place: str = "") -> LoadingReason:

@@ -9,10 +9,16 @@ from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.classes import SGLANG
-from quanterr.findings.runtimes.compressed import has_integers_alone
+from quanterr.findings.runtimes.conditions import (
+    check_architectures,
+    has_integers_alone,
+    has_unknown_method,
+    lacks,
+    lacks_activation_scheme,
+)
 from quanterr.findings.runtimes.model import (
+    MARLIN,
     PLAIN,
-    WHOLE_ROW,
     ConfigRule,
     Layout,
     Limits,
@@ -21,8 +27,6 @@ from quanterr.findings.runtimes.model import (
     refuse,
     words,
 )
-from quanterr.util.strict_json import as_object
-from quanterr.util.text import display
 
 LAYERS = "srt/layers/quantization/"
 METHODS = words(
@@ -38,13 +42,8 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
     if contents.checkpoint.gguf is not None:
         yield leave_open("reads some GGUF files, with gguf; no rule covers these", LAYERS + "gguf.py")
         return
-    config = as_object(contents.checkpoint.config.get(CONFIG))
-    names = config.get("architectures")
-    if not config:
-        yield refuse(f"needs {CONFIG}, which is not stored", "srt/utils/hf_transformers_utils.py: get_config")
-    elif not isinstance(names, list) or not any(name in SGLANG for name in names):
-        said = display(str(names[0])) if isinstance(names, list) and names else "a model without architectures"
-        yield leave_open(f"has no class of its own for {said}, and tries those of transformers", "srt/models/")
+    missing = refuse(f"needs {CONFIG}, which is not stored", "srt/utils/hf_transformers_utils.py: get_config")
+    yield from check_architectures(contents, SGLANG, missing, "srt/models/")
 
 
 RUNTIME = Runtime(
@@ -56,7 +55,7 @@ RUNTIME = Runtime(
             words("gptq gptq_v2"),
             LAYERS + "gptq/gptq.py: GPTQMarlinConfig.TYPE_MAP; marlin_utils.py",
             GPTQ,
-            Limits(frozenset({4, 8}), frozenset({WHOLE_ROW, 32, 64, 128}), symmetric=True),
+            MARLIN,
         ),
         Layout(words("awq_gemm"), LAYERS + "awq/awq.py: AWQConfig", AWQ, Limits(frozenset({4}))),
         Layout(
@@ -78,25 +77,25 @@ RUNTIME = Runtime(
     configs=(
         ConfigRule(
             frozenset(),
-            lambda config: config.get("quant_method") not in {None, *METHODS},
+            has_unknown_method(METHODS),
             "does not know the quant_method: ValueError, Invalid quantization method",
             LAYERS + "__init__.py: get_quantization_config",
         ),
         ConfigRule(
             GPTQ,
-            lambda config: not {"bits", "group_size", "desc_act", "sym"} <= config.keys(),
+            lacks("bits", "group_size", "desc_act", "sym"),
             "needs bits, group_size, desc_act and sym in the configuration: ValueError",
             LAYERS + "gptq/gptq.py: GPTQMarlinConfig.from_config",
         ),
         ConfigRule(
             AWQ,
-            lambda config: "zero_point" not in config,
+            lacks("zero_point"),
             "needs zero_point in the configuration: ValueError",
             LAYERS + "awq/awq.py: AWQConfig.from_config",
         ),
         ConfigRule(
             words("fp8"),
-            lambda config: "quant_algo" not in config and "activation_scheme" not in config,
+            lacks_activation_scheme,
             "needs activation_scheme in the configuration: ValueError",
             LAYERS + "fp8.py: Fp8Config.from_config",
         ),

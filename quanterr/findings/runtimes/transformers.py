@@ -4,6 +4,7 @@ Reference: huggingface/transformers@5.24.0 modeling_utils.py, quantizers/auto.py
 modeling_gguf_pytorch_utils.py and integrations/ggml.py.
 """
 
+import re
 from collections.abc import Iterator
 
 from quanterr.documents.loading import DIFFERS, LoadingReason
@@ -11,7 +12,7 @@ from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.declared import list_left
 from quanterr.findings.runtimes.classes import TRANSFORMERS
-from quanterr.findings.runtimes.compressed import has_integers_alone
+from quanterr.findings.runtimes.conditions import has_integers_alone, has_unknown_method
 from quanterr.findings.runtimes.model import (
     PLAIN,
     ConfigRule,
@@ -22,7 +23,6 @@ from quanterr.findings.runtimes.model import (
     differ,
     leave_open,
     refuse,
-    tensor_name,
     words,
 )
 from quanterr.util.strict_json import JsonFields, as_object
@@ -91,6 +91,11 @@ def check_undeclared(contents: Contents) -> Iterator[LoadingReason]:
         yield differ(message, place, others)
 
 
+def _is_of_bitsandbytes(config: JsonFields) -> bool:
+    """Return whether a configuration means bitsandbytes, whatever its quant_method."""
+    return bool(config.get("load_in_4bit") or config.get("load_in_8bit"))
+
+
 COMPRESSED = "quantizers/quantizer_compressed_tensors.py; compressed_tensors/compressors/"
 DEQUANTIZING = "modeling_gguf_pytorch_utils.py: load_gguf_checkpoint, which dequantizes with gguf"
 RUNTIME = Runtime(
@@ -151,17 +156,13 @@ RUNTIME = Runtime(
     configs=(
         ConfigRule(
             frozenset(),
-            lambda config: not ("quant_method" in config or config.get("load_in_4bit") or config.get("load_in_8bit")),
+            lambda config: "quant_method" not in config and not _is_of_bitsandbytes(config),
             "refuses a quantization_config without quant_method: ValueError",
             QUANTIZERS,
         ),
         ConfigRule(
             frozenset(),
-            lambda config: (
-                config.get("quant_method") not in {None, *METHODS}
-                and not config.get("load_in_4bit")
-                and not config.get("load_in_8bit")
-            ),
+            lambda config: has_unknown_method(METHODS)(config) and not _is_of_bitsandbytes(config),
             "does not know the quant_method, skips the configuration, and leaves weights random",
             QUANTIZERS,
             DIFFERS,
@@ -181,7 +182,7 @@ RUNTIME = Runtime(
             "integrations/compressed_tensors.py: CompressedTensorsDequantize",
             "codes of each expert as weight_packed of a module of its own",
             "does not map them to the experts, which keep random values",
-            tensor_name(r"\.experts\.(?:gate_up_proj|down_proj)_packed$"),
+            re.compile(r"\.experts\.(?:gate_up_proj|down_proj)_packed$"),
             method="compressed-tensors",
             effect=DIFFERS,
         ),

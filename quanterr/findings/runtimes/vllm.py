@@ -12,11 +12,18 @@ from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.declared import list_left
 from quanterr.findings.runtimes.classes import VLLM
-from quanterr.findings.runtimes.compressed import has_groups_where, has_integers_alone
+from quanterr.findings.runtimes.conditions import (
+    check_architectures,
+    has_groups_where,
+    has_integers_alone,
+    has_unknown_method,
+    lacks,
+    lacks_activation_scheme,
+)
 from quanterr.findings.runtimes.model import (
     FLOAT8,
+    MARLIN,
     PLAIN,
-    WHOLE_ROW,
     ConfigRule,
     Layout,
     Limits,
@@ -25,12 +32,11 @@ from quanterr.findings.runtimes.model import (
     differ,
     leave_open,
     refuse,
-    tensor_name,
     words,
 )
 from quanterr.findings.runtimes.tensor_parallel import find_cuts
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, listed
 
 LAYERS = "model_executor/layers/quantization/"
 METHODS = words(
@@ -51,14 +57,8 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
     if contents.checkpoint.gguf is not None:
         yield leave_open("has no loader of GGUF files of its own; a plugin may", LAYERS + "__init__.py")
         return
-    config = as_object(contents.checkpoint.config.get(CONFIG))
-    names = config.get("architectures")
-    if not config:
-        yield refuse(f"needs {CONFIG}, which is not stored: ValueError", "transformers_utils/config.py: get_config")
-    elif not isinstance(names, list) or not any(name in VLLM for name in names):
-        said = display(str(names[0])) if isinstance(names, list) and names else "a model without architectures"
-        message = f"has no class of its own for {said}, and tries those of transformers"
-        yield leave_open(message, "model_executor/models/registry.py: _VLLM_MODELS")
+    missing = refuse(f"needs {CONFIG}, which is not stored: ValueError", "transformers_utils/config.py: get_config")
+    yield from check_architectures(contents, VLLM, missing, "model_executor/models/registry.py: _VLLM_MODELS")
 
 
 def check_left(contents: Contents) -> Iterator[LoadingReason]:
@@ -97,7 +97,8 @@ def _orders_columns(config: JsonFields) -> bool:
     return config.get("desc_act") is True and config.get("group_size") != -1
 
 
-def _algorithm(config: JsonFields) -> str:
+def _find_algorithm(config: JsonFields) -> str:
+    """Return the quant_algo of ModelOpt's configuration, in config.json or in a file of its own; empty if none."""
     return str(as_object(config.get("quantization")).get("quant_algo") or config.get("quant_algo") or "").upper()
 
 
@@ -110,7 +111,7 @@ RUNTIME = Runtime(
             words("gptq gptq_v2"),
             LAYERS + "auto_gptq.py: AutoGPTQConfig.TYPE_MAP; utils/marlin_utils.py: MARLIN_SUPPORTED_GROUP_SIZES",
             GPTQ,
-            Limits(frozenset({4, 8}), frozenset({WHOLE_ROW, 32, 64, 128}), symmetric=True),
+            MARLIN,
         ),
         Layout(words("awq_gemm"), LAYERS + "auto_awq.py: AutoAWQConfig.TYPE_MAP", AWQ, Limits(frozenset({4}))),
         Layout(
@@ -137,7 +138,7 @@ RUNTIME = Runtime(
     configs=(
         ConfigRule(
             frozenset(),
-            lambda config: config.get("quant_method") not in {None, *METHODS},
+            has_unknown_method(METHODS),
             "does not know the quant_method: ValueError, Unknown quantization method",
             "config/model.py: ModelConfig._verify_quantization",
         ),
@@ -149,7 +150,7 @@ RUNTIME = Runtime(
         ),
         ConfigRule(
             GPTQ,
-            lambda config: not {"bits", "group_size", "desc_act", "sym"} <= config.keys(),
+            lacks("bits", "group_size", "desc_act", "sym"),
             "needs bits, group_size, desc_act and sym in the configuration: ValueError",
             LAYERS + "auto_gptq.py: AutoGPTQConfig.from_config",
         ),
@@ -171,7 +172,7 @@ RUNTIME = Runtime(
         ),
         ConfigRule(
             words("fp8"),
-            lambda config: "quant_algo" not in config and "activation_scheme" not in config,
+            lacks_activation_scheme,
             "needs activation_scheme in the configuration: ValueError",
             LAYERS + "fp8.py: Fp8Config.from_config",
         ),
@@ -201,7 +202,7 @@ RUNTIME = Runtime(
         ),
         ConfigRule(
             MODELOPT,
-            lambda config: _algorithm(config) not in ALGORITHMS,
+            lambda config: _find_algorithm(config) not in ALGORITHMS,
             f"takes of ModelOpt's quant_algo only {', '.join(sorted(ALGORITHMS))}: ValueError",
             LAYERS + "modelopt.py: QUANT_ALGOS",
         ),
@@ -214,7 +215,7 @@ RUNTIME = Runtime(
             "schemes/compressed_tensors_w8a8_int8.py make it (rows, 1)",
             "scales of channels as [rows, 1], not [rows]",
             "refuses the file with an AssertionError",
-            tensor_name(r"\.weight_scale$"),
+            re.compile(r"\.weight_scale$"),
             dimensions=1,
             method="compressed-tensors",
             beside={".weight": FLOAT8 | {"I8"}},
@@ -225,7 +226,7 @@ RUNTIME = Runtime(
             "are in NVIDIA/TensorRT-LLM docs/source/architecture/checkpoint.md",
             "scales as weight_scale, not under TensorRT-LLM's name weights_scaling_factor",
             "does not find them; TensorRT-LLM reads them",
-            tensor_name(r"\.weights_scaling_factor$"),
+            re.compile(r"\.weights_scaling_factor$"),
             beside={".weight": FLOAT8},
         ),
     ),

@@ -1,0 +1,58 @@
+"""Conditions on a configuration that several runtimes have: keys, methods, groups of compressed-tensors, classes."""
+
+from collections.abc import Callable, Collection, Iterator
+
+from quanterr.documents.loading import LoadingReason
+from quanterr.findings.configs import CONFIG
+from quanterr.findings.contents import Contents
+from quanterr.findings.runtimes.model import leave_open
+from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.text import display
+
+Condition = Callable[[JsonFields], bool]
+
+
+def lacks(*keys: str) -> Condition:
+    """Return the condition that a configuration lacks one of these keys."""
+    return lambda config: not config.keys() >= set(keys)
+
+
+def has_unknown_method(methods: Collection[str]) -> Condition:
+    """Return the condition that a configuration declares a quant_method that is none of these."""
+    return lambda config: config.get("quant_method") not in {None, *methods}
+
+
+def lacks_activation_scheme(config: JsonFields) -> bool:
+    """Return whether a configuration of FP8, not ModelOpt's, does not say how inputs are rounded."""
+    return not config.keys() & {"quant_algo", "activation_scheme"}
+
+
+def has_groups_where(config: JsonFields, *conditions: Callable[[JsonFields, JsonFields], object]) -> bool:
+    """Return whether a group meets all conditions, which are functions of its fields and of those of its weights."""
+    groups = [as_object(group) for group in as_object(config.get("config_groups")).values()]
+    return any(all(met(group, as_object(group.get("weights"))) for met in conditions) for group in groups)
+
+
+def has_integers_alone(config: JsonFields) -> bool:
+    """Return whether INT8 codes that are not packed have no scheme for inputs."""
+    return has_groups_where(
+        config,
+        lambda group, _: (group.get("format") or config.get("format")) == "int-quantized",
+        lambda group, weights: weights.get("type") == "int" and not group.get("input_activations"),
+    )
+
+
+def check_architectures(
+    contents: Contents, known: Collection[str], if_missing: LoadingReason, place: str
+) -> Iterator[LoadingReason]:
+    """Yield why a runtime that falls back on the classes of transformers has none of its own for a model.
+
+    ``known`` are the architectures that it has, listed at ``place``; ``if_missing`` is yielded without a config.json.
+    """
+    config = as_object(contents.checkpoint.config.get(CONFIG))
+    names = config.get("architectures")
+    if not config:
+        yield if_missing
+    elif not isinstance(names, list) or not any(name in known for name in names):
+        said = display(str(names[0])) if isinstance(names, list) and names else "a model without architectures"
+        yield leave_open(f"has no class of its own for {said}, and tries those of transformers", place)
