@@ -5,18 +5,14 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from quanterr.checkpoints import Checkpoint, open_checkpoints
-from quanterr.formats import Weight
-from quanterr.kernel.decoding import read_into
-from quanterr.kernel.library import choose_kernel
-from quanterr.lazy_torch import Tensor, torch
+from quanterr.formats.reading import Reader
+from quanterr.lazy_torch import Tensor
 from quanterr.options import PairOptions
 from quanterr.options.keywords import accept_fields_of
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.model import Bucket, Pair
-from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.tensors.in_memory import Side, hold_all
-from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count
 from quanterr.util.waiting import notices
 
@@ -65,17 +61,8 @@ def _is_of_numbers(pair: Pair) -> bool:
 def _read_pairs(pairs: Sequence[Pair], sides: Sequence[Checkpoint], stack: ExitStack) -> Iterator[TensorPair]:
     with stack:
         for one in pairs:
-            shape = one.original.shape
-            yield TensorPair(one.name, read_weight(one.original).view(shape), read_weight(one.quantized).view(shape))
+            reader = Reader()  # of one pair: the next has no use for its buffers
+            x, y = (reader.read_whole(weight, side) for side, weight in enumerate((one.original, one.quantized)))
+            yield TensorPair(one.name, x.view(one.original.shape), y.view(one.original.shape))
         for side in sides:
             side.check_unchanged()
-
-
-def read_weight(weight: Weight) -> Tensor:
-    """Return all values of a weight, (rows, cols); chunk by chunk, so that no format needs room for all at once."""
-    kernel, workspace = choose_kernel().kernel, Workspace()
-    values = torch.empty(weight.matrix, dtype=torch.float64 if weight.needs_float64 else torch.float32)
-    for chunk in Cut(*weight.matrix, CPU_CHUNK):
-        place = values[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
-        read_into(place, kernel, weight, chunk, workspace)
-    return values

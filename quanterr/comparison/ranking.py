@@ -63,16 +63,17 @@ def rank_candidates(
     recipes = parse_recipes(options.against) if options.against else []
     paths = [side.path if isinstance(side, Checkpoint | Unreadable) else os.fspath(side) for side in candidates]
     names = name_candidates([*paths, *list_names(recipes)], given)
-    evaluation = None if options.evaluation is None else read_stored(options.evaluation, Evaluation)
-    if evaluation is not None and options.evaluation is not None:
-        check_names([*paths, *list_names(recipes)], evaluation, options.evaluation)
+    path = options.evaluation
+    evaluated = None if path is None else (read_stored(path, Evaluation), path)
+    if evaluated is not None:
+        check_names([*paths, *list_names(recipes)], *evaluated)
     with open_readable(candidates, options.lenient, options.cache) as opened:
         require_readable(opened, 1 if recipes else 2)
         ranking = _rank(original, [*opened, *recipes], names, options, options.keep_original, rules)
-    if evaluation is None or options.evaluation is None:
+    if evaluated is None:
         return ranking
     try:
-        return add_scores(ranking, evaluation, options.evaluation)
+        return add_scores(ranking, *evaluated)
     except UsageError as error:  # the ranking itself is worth keeping
         notices.warning("%s", error)
         return ranking

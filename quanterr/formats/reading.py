@@ -41,8 +41,16 @@ class Reader:
 
     def read(self, weight: Weight, chunk: Chunk, side: int = 0) -> Tensor:
         """Return the values of a chunk, (r, c) float32, or float64 where float32 would round them."""
-        out = torch.empty(chunk.shape, dtype=torch.float64 if weight.needs_float64 else torch.float32)
+        out = torch.empty(chunk.shape, dtype=_find_dtype(weight))
         return read_into(out, self._kernel, weight, chunk, self.sides[side])
+
+    def read_whole(self, weight: Weight, side: int = 0) -> Tensor:
+        """Return all values of a weight, (rows, cols); chunk by chunk, so that no format needs room for all at once."""
+        values = torch.empty(weight.matrix, dtype=_find_dtype(weight))
+        for chunk in Cut(*weight.matrix, CPU_CHUNK):
+            place = values[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
+            read_into(place, self._kernel, weight, chunk, self.sides[side])
+        return values
 
     def read_both(self, weights: Weights, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Return the values of a chunk of two weights, as :meth:`read` does."""
@@ -85,6 +93,10 @@ class Reader:
             return found
         x, y = (side.double().flatten() for side in self.read_both(weights, chunk))
         return float(x.dot(x)), float((e := y - x).dot(e))
+
+
+def _find_dtype(weight: Weight) -> "torch.dtype":
+    return torch.float64 if weight.needs_float64 else torch.float32
 
 
 @contextmanager
