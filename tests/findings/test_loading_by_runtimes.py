@@ -245,6 +245,20 @@ class TestLlamaCpp:
 
 
 class TestAnswers:
+    @pytest.mark.parametrize("value", [["llama"], {"llama": 1}, 5, True, None, ""])
+    @pytest.mark.parametrize("key", ["model_type", "architectures", "quant_method", "format"])
+    def test_value_of_another_type_is_no_name(self, tmp_path, key, value):
+        CASES["compressed-tensors packed INT4"].make(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        place = config if key in config else config["quantization_config"]
+        place[key] = [value] if key == "architectures" else value
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found = quanterr.inspect(tmp_path, runtimes=["all"]).loading
+
+        assert "loads" not in {one.verdict for one in found if one.runtime in ("MLX", "llama.cpp")}
+        if key == "model_type":
+            assert {"refuses"} == {one.verdict for one in found if one.runtime in ("transformers", "MLX")}
+
     def test_weight_of_no_format_is_not_known(self, tmp_path):
         tensors = {f"{UP}.weight": fp8_codes(4, 64), f"{UP}.weight_scale": torch.ones(3, 1)}
         config = declare(quant_method="compressed-tensors")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from quanterr.documents.loading import LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
-from quanterr.findings.runtimes.model import leave_open
+from quanterr.findings.runtimes.model import is_one_of, leave_open
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
 
@@ -19,7 +19,7 @@ def lacks(*keys: str) -> Condition:
 
 def has_unknown_method(methods: Collection[str]) -> Condition:
     """Return the condition that a configuration declares a quant_method that is none of these."""
-    return lambda config: config.get("quant_method") not in {None, *methods}
+    return lambda config: config.get("quant_method") is not None and not is_one_of(config["quant_method"], methods)
 
 
 def lacks_activation_scheme(config: JsonFields) -> bool:
@@ -53,6 +53,6 @@ def check_architectures(
     names = config.get("architectures")
     if not config:
         yield if_missing
-    elif not isinstance(names, list) or not any(name in known for name in names):
+    elif not isinstance(names, list) or not any(is_one_of(name, known) for name in names):
         said = display(str(names[0])) if isinstance(names, list) and names else "a model without architectures"
         yield leave_open(f"has no class of its own for {said}, and tries those of transformers", place)

@@ -15,6 +15,7 @@ from quanterr.findings.runtimes.model import (
     ConfigRule,
     Layout,
     Runtime,
+    is_one_of,
     leave_open,
     list_unread,
     refuse,
@@ -48,7 +49,7 @@ def check_files(contents: Contents) -> Iterator[LoadingReason]:
         yield refuse(f"reads model*.safetensors alone, not {display(names[0])}: FileNotFoundError", LOADING)
     elif "model_file" in config:
         yield leave_open("takes the class from the model's own code", LOADING)
-    elif name not in MLX | OTHERS:
+    elif not is_one_of(name, MLX | OTHERS):
         message = f"has no class for model_type {display(str(name))}: ValueError; mlx-vlm may have one"
         yield refuse(message, "mlx_lm/utils.py: _get_classes")
 
@@ -63,7 +64,7 @@ def check_method(contents: Contents) -> Iterator[LoadingReason]:
     if not config and coded:
         message = f'finds no "quantization" in {CONFIG}, and tensors of no module: {listed(coded, 3)}: ValueError'
         yield refuse(message, LOADING, coded)
-    if config and method not in METHODS:
+    if config and not is_one_of(method, METHODS):
         message = f"does not know the quant_method {display(str(method))}, and finds tensors of no module: ValueError"
         yield refuse(message, LOADING)
     if method == "gptq" and (names := [name for name in checkpoint.entries if name.endswith(".g_idx")]):
@@ -84,7 +85,7 @@ RUNTIME = Runtime(
     configs=(
         ConfigRule(
             words("compressed-tensors"),
-            lambda config: config.get("format") not in COMPRESSED,
+            lambda config: not is_one_of(config.get("format"), COMPRESSED),
             f"takes of compressed-tensors only {', '.join(sorted(COMPRESSED))}: ValueError",
             "mlx_lm/utils.py: _compressed_tensors_quantization",
         ),

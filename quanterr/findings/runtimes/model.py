@@ -4,7 +4,7 @@ Each row names the place in the runtime's code. A row was read there, unless it 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
@@ -130,6 +130,11 @@ class Runtime(NamedTuple):
 def list_unread(contents: Contents) -> list[str]:
     """Return the names of tensors that quanterr reads in no format."""
     return [one.name for one in contents.leftovers if one.bucket is Bucket.ERROR]
+
+
+def is_one_of(value: object, known: Collection[str]) -> bool:
+    """Return whether a value of a configuration, which may be of any type, is one of these words."""
+    return isinstance(value, str) and value in known
 
 
 def words(text: str) -> frozenset[str]:

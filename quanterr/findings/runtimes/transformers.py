@@ -21,6 +21,7 @@ from quanterr.findings.runtimes.model import (
     Runtime,
     TensorRule,
     differ,
+    is_one_of,
     leave_open,
     refuse,
     words,
@@ -51,10 +52,10 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
     name = config.get("model_type")
     if not config:
         yield refuse(f"needs {CONFIG}, which is not stored: OSError", "configuration_utils.py: get_config_dict")
-    elif name not in TRANSFORMERS and "auto_map" in config:
+    elif not is_one_of(name, TRANSFORMERS) and "auto_map" in config:
         message = f"takes the class of model_type {display(str(name))} from the model's own code"
         yield leave_open(message, "dynamic_module_utils.py")
-    elif name not in TRANSFORMERS:
+    elif not is_one_of(name, TRANSFORMERS):
         message = f"has no class for model_type {display(str(name))}: ValueError"
         yield refuse(message, "models/auto/configuration_auto.py: AutoConfig.from_pretrained")
 
