@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import choose_runs, find_cells_of
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.limits import ALIKE, APART, DEVIATIONS, DOUBLE_DB, ENOUGH, TINY, UNRELATED
+from quanterr.findings.limits import ALIKE, APART, DEVIATIONS, DOUBLE_DB, ENOUGH, TINY, TRACE, UNRELATED
 from quanterr.findings.methods import GPTQ
 from quanterr.findings.sources import has_nearest_column
 from quanterr.formats.reading import Reader
@@ -66,6 +66,8 @@ def drop_compensated(
         weight = weights.get(one.layer or "")
         if weight is None or one.severity == "info" or weight.pair.quantized.matrix[0] < ENOUGH:
             return False
+        if weight.excess_db is not None and weight.excess_db < 10 * log10(1 + TRACE):
+            return False  # all codes are the nearest: no error was moved
         if not is_declared and weight.pair.quantized.uniform_bits is None:
             return False  # steps of floats grow with the values, so that errors of rounding share directions as well
         if one.code in WHOLE:

@@ -395,7 +395,8 @@ def _clips(pair: Pair, found: Attainable) -> bool:
         return False
     limit = SMALL_DB if fine else NEAR_DB
     gained = found.clipping_db
-    if found.scale_loss_db is not None:
+    # Scales that are steps of a shared one may not be able to grow: values beside one of 1e4 then become zeros.
+    if found.scale_loss_db is not None and (gained < BIT_DB or pair.quantized.scale_steps):
         gained = min(gained, found.scale_loss_db)
     return gained > (2 * BIT_DB if _clips_by_design(pair) else limit)
 

@@ -10,7 +10,7 @@ from mutation.excuses import moved
 from mutation.layouts import named
 from mutation.originals import drawn, matrix
 from mutation.pairs import Bench, Case, made
-from mutation.scales import declared_by_gptq
+from mutation.scales import DAMAGES, ONE, case, declared_by_gptq
 from support.making import compared
 
 import quanterr
@@ -161,6 +161,14 @@ def test_row_with_wider_scales_than_its_values_need_is_bad(tmp_path):
         return coded(layout, x, scale, shift)
 
     assert "bad_rows" in warnings(made(Bench(tmp_path), named("quanto INT4"), {NAME: x}, with_a_wide_row).report)
+
+
+@pytest.mark.parametrize(("layout", "damage"), [("INT8 tensor", "tensor / 6"), ("GPTQ 2 bits asym", "columns / 6")])
+def test_scales_that_clip_are_a_warning_where_rounding_gains_as_much(tmp_path, layout, damage):
+    """GPTQ explains neither: where all codes are the nearest, no error was moved."""
+    pair = made(Bench(tmp_path), named(layout), {ONE: matrix(512, 768, 200)})
+    found = pair.outcome("scales", case(pair, next(one for one in DAMAGES if one.name == damage)))
+    assert ("noticed", True) == (found.told, found.loss.counts)
 
 
 @pytest.mark.parametrize("layout", ["AWQ", "NF4", "INT8 row", "MLX 4 bits"])
