@@ -132,11 +132,27 @@ def mean_squared_error(m: Measurement) -> float:
     return ratio(as_float(m.sums.e_sq), m.sums.n)
 
 
+def mean_error(m: Measurement) -> float:
+    return ratio(as_float(m.sums.e), m.sums.n)
+
+
+def mean_relative_error(m: Measurement) -> float:
+    return ratio(as_float(m.sums.relative), m.sums.x_nonzero)
+
+
+def zero_reference_elements(m: Measurement) -> int:
+    return m.sums.zero_reference
+
+
 def snr_db(m: Measurement) -> float:
     """Return Σx² / Σe² in dB; NaN if any element is not finite, as no ratio of energies is meaningful then."""
     if m.sums.nonfinite:
         return nan
     return decibels(ratio(m.sums.x_sq, m.sums.e_sq))
+
+
+def nmse(m: Measurement) -> float:
+    return ratio(m.sums.e_sq, m.sums.x_sq)
 
 
 def weighted_nmse(m: Measurement) -> float | None:
@@ -147,6 +163,15 @@ def weighted_nmse(m: Measurement) -> float | None:
 def weighted_error_norm(m: Measurement) -> float | None:
     """Return √(Σ a·e²); None without an importance matrix."""
     return sqrt(as_float(m.sums.weighted_e_sq)) if m.sums.weighted_x_sq else None
+
+
+def weighted_snr_db(m: Measurement) -> float | None:
+    """Return the weighted NMSE in dB; None without an importance matrix."""
+    return decibels(ratio(m.sums.weighted_x_sq, m.sums.weighted_e_sq)) if m.sums.weighted_x_sq else None
+
+
+def relative_l2_error(m: Measurement) -> float:
+    return sqrt(nmse(m))
 
 
 def cosine_similarity(m: Measurement) -> float:
@@ -176,6 +201,14 @@ def _correlation(product: float, norms: float) -> float:
 
 def original_norm(m: Measurement) -> float:
     return sqrt(as_float(m.sums.x_sq))
+
+
+def quantized_norm(m: Measurement) -> float:
+    return sqrt(as_float(m.sums.y_sq))
+
+
+def error_norm(m: Measurement) -> float:
+    return sqrt(as_float(m.sums.e_sq))
 
 
 def percentiles(m: Measurement) -> Fields:
@@ -225,6 +258,10 @@ def max_absolute_error(m: Measurement) -> float:
     return share(m.sums.e_max) if m.sums.n else nan
 
 
+def min_absolute_error(m: Measurement) -> float:
+    return share(m.sums.e_min) if m.sums.n else nan
+
+
 def root_mean_squared_error(m: Measurement) -> float:
     return sqrt(mean_squared_error(m))
 
@@ -237,8 +274,63 @@ def percent(part: int, n: int) -> float:
     return share(100 * ratio(part, n)) if part or not n else 0.0
 
 
+def outlier_pct(m: Measurement) -> float:
+    return percent(m.sums.outliers, m.sums.n)
+
+
+def relative_outlier_pct(m: Measurement) -> float:
+    return percent(m.sums.relative_outliers, m.sums.n)
+
+
+def zeroed_pct(m: Measurement) -> float:
+    return percent(m.sums.zeroed, m.sums.n)
+
+
+def saturated_pct(m: Measurement) -> float | None:
+    """Return the share of codes at the end of their range; None for formats without such codes."""
+    return percent(m.sums.saturated, m.sums.n) if m.counts_saturated else None
+
+
 def effective_bits(m: Measurement) -> float:
     return (snr_db(m) - 1.76) / 6.02
+
+
+def theoretical_sqnr_db(m: Measurement) -> float | None:
+    """Return the SNR of a full-scale sine; None for codes that are not uniform."""
+    return theoretical_sqnr(m.uniform_bits) if m.uniform_bits else None
+
+
+def attainable_snr_db(m: Measurement) -> float | None:
+    """Return the SNR of a whole weight without the excess error of its sampled rows; None if either is unknown."""
+    sample, whole = m.attainable, snr_db(m)
+    return None if sample is None or isnan(whole) else whole + sample.excess_db
+
+
+def format_snr_db(m: Measurement) -> float | None:
+    """Return the attainable SNR without the loss from scales; None if that is unknown."""
+    attainable, loss = attainable_snr_db(m), scale_loss_db(m)
+    return None if attainable is None or loss is None else attainable + loss
+
+
+def excess_db(m: Measurement) -> float | None:
+    """Return the loss of the stored codes in a sample; None without a sample, as for the other numbers of one."""
+    return m.attainable.excess_db if m.attainable else None
+
+
+def scale_loss_db(m: Measurement) -> float | None:
+    return m.attainable.scale_loss_db if m.attainable else None
+
+
+def avoidable_db(m: Measurement) -> float | None:
+    return m.attainable.avoidable_db if m.attainable else None
+
+
+def off_code_pct(m: Measurement) -> float | None:
+    return percent(m.attainable.off, m.attainable.n - m.attainable.clipped) if m.attainable else None
+
+
+def clipped_pct(m: Measurement) -> float | None:
+    return percent(m.attainable.clipped, m.attainable.n) if m.attainable else None
 
 
 def finite(value: float) -> float | None:
@@ -246,22 +338,40 @@ def finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def predict_cost(measured: Measurement, name: str) -> float | None:
+def predicted_kld(m: Measurement) -> float | None:
+    return _predict_cost(m, "predicted_kld")
+
+
+def predicted_output_error(m: Measurement) -> float | None:
+    return _predict_cost(m, "predicted_output_error")
+
+
+def _predict_cost(m: Measurement, name: str) -> float | None:
     """Return the cost that a sensitivity predicts for a weight; None unless this cost is the metric ``name``."""
-    if measured.alpha is None or measured.predicts != name:
-        return None
-    return measured.alpha * ratio(measured.sums.e_sq, measured.sums.x_sq)
+    return None if m.alpha is None or m.predicts != name else m.alpha * nmse(m)
 
 
-def add_predicted(measured: Measurement, name: str) -> float | None:
+def sum_predicted_kld(m: Measurement) -> float | None:
+    return _sum_predicted(m, "predicted_kld")
+
+
+def sum_predicted_output_error(m: Measurement) -> float | None:
+    return _sum_predicted(m, "predicted_output_error")
+
+
+def _sum_predicted(m: Measurement, name: str) -> float | None:
     """Return the sum of a predicted cost over the layers of a group; None if no layer has a predicted cost."""
-    values = measured.layers.predicted[name] if measured.layers else []
+    values = m.layers.predicted[name] if m.layers else []
     return fsum(values) if values else None
 
 
-def aggregate_layers(
+def compression_ratio(m: Measurement) -> float:
+    return ratio(m.original_bits, m.stored_bits)
+
+
+def _aggregate_layers(
     pick: Callable[[LayerValues], list[float]], statistic: Callable[[list[float]], float]
-) -> Callable[[Measurement], Value]:
+) -> Callable[[Measurement], float]:
     """Make a metric function that applies a statistic to per-layer values; NaN if any value is NaN."""
 
     def of(m: Measurement) -> float:
@@ -291,3 +401,14 @@ def relative_error_percentiles(m: Measurement) -> Fields:
     values = m.layers.relative_error if m.layers else []
     ordered = [] if any(map(isnan, values)) else sorted(values)
     return {key: quantile(ordered, q) if ordered else None for key, q in LAYER_PERCENTILES.items()}
+
+
+median_absolute_error = _aggregate_layers(lambda layers: layers.mean_absolute_error, median)
+median_relative_error = _aggregate_layers(lambda layers: layers.relative_error, median)
+mean_layer_snr_db = _aggregate_layers(lambda layers: layers.snr_db, mean)
+worst_layer_snr_db = _aggregate_layers(lambda layers: layers.snr_db, min)
+
+
+def worst_layer_excess_db(m: Measurement) -> float | None:
+    """Return the highest excess of a layer; None if none has one."""
+    return max(m.layers.excess_db) if m.layers and m.layers.excess_db else None

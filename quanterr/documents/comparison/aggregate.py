@@ -5,19 +5,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from quanterr import metrics
 from quanterr.documents.base import Model
 from quanterr.documents.comparison.layer import ElementPercentiles, Layer
-from quanterr.metrics import (
-    add_predicted,
-    aggregate_layers,
-    mean,
-    median,
-    relative_error,
-    relative_error_percentiles,
-    snr_db,
-)
 from quanterr.metrics.scores import Count, Number, Score, collect_scores, doc, note, score
-from quanterr.metrics.sums import ratio
 
 
 class LayerPercentiles(Model):
@@ -50,7 +41,7 @@ class Aggregate(Model, kw_only=True):
             "median of mean |e|",
             "lower",
             "median over layers of their mean_absolute_error",
-            of=aggregate_layers(lambda v: v.mean_absolute_error, median),
+            of=metrics.median_absolute_error,
             equal=0,
         ),
     ]
@@ -71,7 +62,7 @@ class Aggregate(Model, kw_only=True):
             "lower",
             "Σ|e| / Σ|x| over all elements, not the mean over layers",
             "share",
-            of=relative_error,
+            of=metrics.relative_error,
             equal=0,
             column=5,
         ),
@@ -83,7 +74,7 @@ class Aggregate(Model, kw_only=True):
             "lower",
             "median over layers of their relative_error",
             "share",
-            of=aggregate_layers(lambda v: v.relative_error, median),
+            of=metrics.median_relative_error,
             equal=0,
         ),
     ]
@@ -96,7 +87,7 @@ class Aggregate(Model, kw_only=True):
             "relative errors",
             "lower",
             "percentiles over layers of their relative_error, linear between the nearest",
-            of=lambda m: LayerPercentiles(**relative_error_percentiles(m)),
+            of=lambda m: LayerPercentiles(**metrics.relative_error_percentiles(m)),
             equal=0,
         ),
     ]
@@ -107,7 +98,7 @@ class Aggregate(Model, kw_only=True):
             "higher",
             "10·log10(ΣΣx² / ΣΣe²) over the layers that differ: energies are pooled, lossless tensors left out",
             "dB",
-            of=snr_db,
+            of=metrics.snr_db,
             equal=inf,
             column=0,
         ),
@@ -119,7 +110,7 @@ class Aggregate(Model, kw_only=True):
             "higher",
             "mean over layers of their snr_db",
             "dB",
-            of=aggregate_layers(lambda v: v.snr_db, mean),
+            of=metrics.mean_layer_snr_db,
             equal=inf,
         ),
     ]
@@ -130,7 +121,7 @@ class Aggregate(Model, kw_only=True):
             "higher",
             "lowest snr_db of a layer",
             "dB",
-            of=aggregate_layers(lambda v: v.snr_db, min),
+            of=metrics.worst_layer_snr_db,
             equal=inf,
             column=3,
         ),
@@ -159,7 +150,7 @@ class Aggregate(Model, kw_only=True):
             "lower",
             "highest excess_db of a layer; null if none has one",
             "dB",
-            of=lambda m: max(m.layers.excess_db) if m.layers and m.layers.excess_db else None,
+            of=metrics.worst_layer_excess_db,
         ),
     ] = None
     nmse: Annotated[Number, as_in_layers("nmse")]
@@ -174,7 +165,7 @@ class Aggregate(Model, kw_only=True):
         as_in_layers(
             "predicted_kld",
             formula="Σ over the layers with a sensitivity; too low beyond about 0.1; null if none has one",
-            of=lambda m: add_predicted(m, "predicted_kld"),
+            of=metrics.sum_predicted_kld,
         ),
     ] = None
     predicted_output_error: Annotated[
@@ -182,7 +173,7 @@ class Aggregate(Model, kw_only=True):
         as_in_layers(
             "predicted_output_error",
             formula="Σ over the layers with a sensitivity of recorded calls; null if none has one",
-            of=lambda m: add_predicted(m, "predicted_output_error"),
+            of=metrics.sum_predicted_output_error,
         ),
     ] = None
     bits_per_weight: Annotated[
@@ -197,7 +188,7 @@ class Aggregate(Model, kw_only=True):
             "compression",
             "higher",
             "stored bits of the original / stored bits of the quantized, over the layers that differ",
-            of=lambda m: ratio(m.original_bits, m.stored_bits),
+            of=metrics.compression_ratio,
         ),
     ]
 

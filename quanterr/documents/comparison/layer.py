@@ -4,39 +4,12 @@ Tools define some metrics differently: the formula of each field is the definiti
 quantized weight, e = y - x, and n the number of elements that are finite on both sides.
 """
 
-from collections.abc import Callable
-from math import inf, isnan, nan, sqrt
+from math import inf
 from typing import Annotated, NamedTuple
 
+from quanterr import metrics
 from quanterr.documents.base import Model
-from quanterr.metrics import (
-    Measurement,
-    bits_per_weight,
-    cosine_similarity,
-    decibels,
-    effective_bits,
-    expert_values,
-    max_absolute_error,
-    max_relative_error,
-    mean_absolute_error,
-    mean_squared_error,
-    original_norm,
-    pearson_correlation,
-    percent,
-    percentiles,
-    predict_cost,
-    relative_error,
-    root_mean_squared_error,
-    share,
-    snr_db,
-    std_absolute_error,
-    theoretical_sqnr,
-    weighted_error_norm,
-    weighted_nmse,
-    worst_row_values,
-)
 from quanterr.metrics.scores import Count, Number, Score, collect_scores, doc, score
-from quanterr.metrics.sums import as_float, ratio
 
 # Parts of layers hold tuples so that layers can share equal ones.
 
@@ -100,23 +73,6 @@ class LosslessLayer(_Weight, kw_only=True):
     original_norm: Annotated[Number, doc("identifies the original")] = None
 
 
-def of_sample(name: str) -> Callable[[Measurement], float | None]:
-    """Return the formula of a number of :class:`Attainable`, which is None without a sample."""
-    return lambda m: getattr(m.attainable, name) if m.attainable else None
-
-
-def attainable_snr(measured: Measurement) -> float | None:
-    """Return the SNR of a whole weight without the excess error of its sampled rows; None if either is unknown."""
-    sample, whole = measured.attainable, snr_db(measured)
-    return None if sample is None or isnan(whole) else whole + sample.excess_db
-
-
-def format_snr(measured: Measurement) -> float | None:
-    """Return the attainable SNR without the loss from scales; None if that is unknown."""
-    attainable, loss = attainable_snr(measured), of_sample("scale_loss_db")(measured)
-    return None if attainable is None or loss is None else attainable + loss
-
-
 class Layer(_Weight, kw_only=True):
     """A weight whose values differ. x is the original, y the quantized weight, e = y - x."""
 
@@ -133,7 +89,7 @@ class Layer(_Weight, kw_only=True):
     evidence: Annotated[tuple[str, ...], doc("evidence for the detected format")]
     nonfinite: Annotated[dict[str, str], doc("nan, +inf or -inf, by metric; these metrics are null")]
     mean_absolute_error: Annotated[
-        Number, score("mean |e|", "lower", "Σ|e| / n", of=mean_absolute_error, equal=0, column=9)
+        Number, score("mean |e|", "lower", "Σ|e| / n", of=metrics.mean_absolute_error, equal=0, column=9)
     ]
     relative_error: Annotated[
         Number,
@@ -142,29 +98,25 @@ class Layer(_Weight, kw_only=True):
             "lower",
             "Σ|e| / Σ|x|, not the mean of |e|/|x|",
             "share",
-            of=relative_error,
+            of=metrics.relative_error,
             equal=0,
             column=3,
         ),
     ]
     max_absolute_error: Annotated[
-        Number, score("max |e|", "lower", "max |e|", of=max_absolute_error, equal=0, column=5)
+        Number, score("max |e|", "lower", "max |e|", of=metrics.max_absolute_error, equal=0, column=5)
     ]
-    min_absolute_error: Annotated[
-        Number, score("min |e|", "lower", "min |e|", of=lambda m: share(m.sums.e_min) if m.sums.n else nan, equal=0)
-    ]
+    min_absolute_error: Annotated[Number, score("min |e|", "lower", "min |e|", of=metrics.min_absolute_error, equal=0)]
     std_absolute_error: Annotated[
-        Number, score("std |e|", "lower", "√(Σe²/n - (Σ|e|/n)²), population", of=std_absolute_error, equal=0)
+        Number, score("std |e|", "lower", "√(Σe²/n - (Σ|e|/n)²), population", of=metrics.std_absolute_error, equal=0)
     ]
-    mean_squared_error: Annotated[Number, score("mean e²", "lower", "Σe² / n", of=mean_squared_error, equal=0)]
+    mean_squared_error: Annotated[Number, score("mean e²", "lower", "Σe² / n", of=metrics.mean_squared_error, equal=0)]
     root_mean_squared_error: Annotated[
-        Number, score("rms e", "lower", "√(Σe² / n)", of=root_mean_squared_error, equal=0)
+        Number, score("rms e", "lower", "√(Σe² / n)", of=metrics.root_mean_squared_error, equal=0)
     ]
-    mean_error: Annotated[
-        Number, score("mean e", "", "Σe / n (bias)", of=lambda m: ratio(as_float(m.sums.e), m.sums.n), equal=0)
-    ]
+    mean_error: Annotated[Number, score("mean e", "", "Σe / n (bias)", of=metrics.mean_error, equal=0)]
     max_relative_error: Annotated[
-        Number, score("max |e|/|x|", "lower", "max |e|/|x| over x ≠ 0", of=max_relative_error, equal=0)
+        Number, score("max |e|/|x|", "lower", "max |e|/|x| over x ≠ 0", of=metrics.max_relative_error, equal=0)
     ]
     mean_relative_error: Annotated[
         Number,
@@ -172,7 +124,7 @@ class Layer(_Weight, kw_only=True):
             "mean |e|/|x|",
             "lower",
             "Σ(|e|/|x|) / count, over x ≠ 0; dominated by weights near zero",
-            of=lambda m: ratio(as_float(m.sums.relative), m.sums.x_nonzero),
+            of=metrics.mean_relative_error,
             equal=0,
         ),
     ]
@@ -182,7 +134,7 @@ class Layer(_Weight, kw_only=True):
             "zeros changed",
             "lower",
             "number of elements with x = 0 and y ≠ 0",
-            of=lambda m: m.sums.zero_reference,
+            of=metrics.zero_reference_elements,
             equal=0,
         ),
     ]
@@ -193,19 +145,19 @@ class Layer(_Weight, kw_only=True):
             "higher",
             "10·log10(Σx² / Σe²), the same as 20·log10(‖x‖ / ‖e‖)",
             "dB",
-            of=snr_db,
+            of=metrics.snr_db,
             equal=inf,
             column=0,
         ),
     ]
-    nmse: Annotated[Number, score("NMSE", "lower", "Σe² / Σx²", of=lambda m: ratio(m.sums.e_sq, m.sums.x_sq), equal=0)]
+    nmse: Annotated[Number, score("NMSE", "lower", "Σe² / Σx²", of=metrics.nmse, equal=0)]
     weighted_nmse: Annotated[
         Number,
         score(
             "weighted NMSE",
             "lower",
             "Σ a·e² / Σ a·x², a the mean square of the column's activation; null without an importance matrix",
-            of=weighted_nmse,
+            of=metrics.weighted_nmse,
             equal=0,
             needs="importance",
         ),
@@ -216,7 +168,7 @@ class Layer(_Weight, kw_only=True):
             "weighted ‖e‖",
             "lower",
             "√(Σ a·e²): the error of the output if inputs are uncorrelated; null without an importance matrix",
-            of=weighted_error_norm,
+            of=metrics.weighted_error_norm,
             equal=0,
             needs="importance",
         ),
@@ -228,19 +180,17 @@ class Layer(_Weight, kw_only=True):
             "higher",
             "-10·log10(weighted_nmse)",
             "dB",
-            of=lambda m: decibels(ratio(m.sums.weighted_x_sq, m.sums.weighted_e_sq)) if m.sums.weighted_x_sq else None,
+            of=metrics.weighted_snr_db,
             equal=inf,
             needs="importance",
         ),
     ]
     relative_l2_error: Annotated[
         Number,
-        score(
-            "‖e‖/‖x‖", "lower", "√(Σe² / Σx²) = ‖e‖ / ‖x‖", of=lambda m: sqrt(ratio(m.sums.e_sq, m.sums.x_sq)), equal=0
-        ),
+        score("‖e‖/‖x‖", "lower", "√(Σe² / Σx²) = ‖e‖ / ‖x‖", of=metrics.relative_l2_error, equal=0),
     ]
     cosine_similarity: Annotated[
-        Number, score("cosine", "higher", "Σxy / (‖x‖·‖y‖), in [-1, 1]", of=cosine_similarity, equal=1)
+        Number, score("cosine", "higher", "Σxy / (‖x‖·‖y‖), in [-1, 1]", of=metrics.cosine_similarity, equal=1)
     ]
     pearson_correlation: Annotated[
         Number,
@@ -248,22 +198,20 @@ class Layer(_Weight, kw_only=True):
             "correlation",
             "higher",
             "cosine of x - mean(x) and y - mean(y), in [-1, 1]",
-            of=pearson_correlation,
+            of=metrics.pearson_correlation,
             equal=1,
         ),
     ]
-    original_norm: Annotated[Number, score("‖x‖", "", "‖x‖ = √Σx²", of=original_norm)]
-    quantized_norm: Annotated[Number, score("‖y‖", "", "‖y‖ = √Σy²", of=lambda m: sqrt(as_float(m.sums.y_sq)))]
-    error_norm: Annotated[
-        Number, score("‖e‖", "lower", "‖e‖ = √Σe²", of=lambda m: sqrt(as_float(m.sums.e_sq)), equal=0)
-    ]
+    original_norm: Annotated[Number, score("‖x‖", "", "‖x‖ = √Σx²", of=metrics.original_norm)]
+    quantized_norm: Annotated[Number, score("‖y‖", "", "‖y‖ = √Σy²", of=metrics.quantized_norm)]
+    error_norm: Annotated[Number, score("‖e‖", "lower", "‖e‖ = √Σe²", of=metrics.error_norm, equal=0)]
     absolute_error_percentiles: Annotated[
         ElementPercentiles,
         score(
             "|e|",
             "lower",
             "|e| that this share of the elements does not exceed, within 0.5 %",
-            of=lambda m: ElementPercentiles(**percentiles(m)),
+            of=lambda m: ElementPercentiles(**metrics.percentiles(m)),
             equal=0,
         ),
     ]
@@ -274,7 +222,7 @@ class Layer(_Weight, kw_only=True):
             "lower",
             "share of elements with |e| above settings.outlier_threshold",
             "%",
-            of=lambda m: percent(m.sums.outliers, m.sums.n),
+            of=metrics.outlier_pct,
             equal=0,
         ),
     ]
@@ -285,7 +233,7 @@ class Layer(_Weight, kw_only=True):
             "lower",
             "share of elements with |e| > 1 % of |x|",
             "%",
-            of=lambda m: percent(m.sums.relative_outliers, m.sums.n),
+            of=metrics.relative_outlier_pct,
             equal=0,
         ),
     ]
@@ -295,7 +243,7 @@ class Layer(_Weight, kw_only=True):
             "worst rows",
             "",
             "the output rows with the lowest SNR, the worst first",
-            of=lambda m: tuple(WorstRow(**row) for row in worst_row_values(m)),
+            of=lambda m: tuple(WorstRow(**row) for row in metrics.worst_row_values(m)),
         ),
     ]
     experts: Annotated[
@@ -304,7 +252,7 @@ class Layer(_Weight, kw_only=True):
             "experts",
             "",
             "the matrices of a stack, one by one; empty for a single matrix",
-            of=lambda m: tuple(Expert(**one) for one in expert_values(m)),
+            of=lambda m: tuple(Expert(**one) for one in metrics.expert_values(m)),
         ),
     ]
     zeroed_pct: Annotated[
@@ -314,7 +262,7 @@ class Layer(_Weight, kw_only=True):
             "lower",
             "share of elements with x ≠ 0 and y = 0",
             "%",
-            of=lambda m: percent(m.sums.zeroed, m.sums.n),
+            of=metrics.zeroed_pct,
             equal=0,
         ),
     ]
@@ -325,12 +273,12 @@ class Layer(_Weight, kw_only=True):
             "lower",
             "share of codes at the end of their range (±448, ±57344, ±127, -128); null for formats without a scale",
             "%",
-            of=lambda m: percent(m.sums.saturated, m.sums.n) if m.counts_saturated else None,
+            of=metrics.saturated_pct,
         ),
     ]
     bits_per_weight: Annotated[
         Number,
-        score("bits/w", "lower", "stored bits of all parts / elements", "bit", of=bits_per_weight, column=6),
+        score("bits/w", "lower", "stored bits of all parts / elements", "bit", of=metrics.bits_per_weight, column=6),
     ]
     theoretical_sqnr_db: Annotated[
         Number,
@@ -339,7 +287,7 @@ class Layer(_Weight, kw_only=True):
             "",
             "6.02·bits + 1.76: a full-scale sine in uniform integer codes; null for other codes",
             "dB",
-            of=lambda m: theoretical_sqnr(m.uniform_bits) if m.uniform_bits else None,
+            of=metrics.theoretical_sqnr_db,
         ),
     ]
     attainable_snr_db: Annotated[
@@ -350,7 +298,7 @@ class Layer(_Weight, kw_only=True):
             "snr_db + excess_db: the SNR of the nearest codes with the stored scales; null if the nearest codes are "
             "unknown",
             "dB",
-            of=attainable_snr,
+            of=metrics.attainable_snr_db,
             equal=inf,
         ),
     ] = None
@@ -362,7 +310,7 @@ class Layer(_Weight, kw_only=True):
             "10·log10(Σe² / Σe*²) over a sample of rows, e* the error of the nearest codes with the stored scales; 0 "
             "for plain rounding",
             "dB",
-            of=of_sample("excess_db"),
+            of=metrics.excess_db,
             equal=0,
             column=1,
         ),
@@ -375,7 +323,7 @@ class Layer(_Weight, kw_only=True):
             "attainable_snr_db + scale_loss_db: the SNR of the nearest codes with good scales, which the format can "
             "reach; null if scales or groups are unknown",
             "dB",
-            of=format_snr,
+            of=metrics.format_snr_db,
             equal=inf,
         ),
     ] = None
@@ -387,7 +335,7 @@ class Layer(_Weight, kw_only=True):
             "gain in SNR of good scales, made from the largest values of sampled groups, over the stored scales, with "
             "the nearest codes of each; 0 if the stored scales are better",
             "dB",
-            of=of_sample("scale_loss_db"),
+            of=metrics.scale_loss_db,
             equal=0,
         ),
     ] = None
@@ -398,7 +346,7 @@ class Layer(_Weight, kw_only=True):
             "lower",
             "scale_loss_db + excess_db: format_snr_db - the actual SNR of the sample",
             "dB",
-            of=of_sample("avoidable_db"),
+            of=metrics.avoidable_db,
             equal=0,
         ),
     ] = None
@@ -409,7 +357,7 @@ class Layer(_Weight, kw_only=True):
             "lower",
             "share of sampled elements, not clipped, whose code is 2 or more steps from the nearest one",
             "%",
-            of=lambda m: percent(m.attainable.off, m.attainable.n - m.attainable.clipped) if m.attainable else None,
+            of=metrics.off_code_pct,
             equal=0,
         ),
     ] = None
@@ -420,7 +368,7 @@ class Layer(_Weight, kw_only=True):
             "lower",
             "share of sampled elements beyond the range of their scale by more than half a step",
             "%",
-            of=lambda m: percent(m.attainable.clipped, m.attainable.n) if m.attainable else None,
+            of=metrics.clipped_pct,
             equal=0,
         ),
     ] = None
@@ -431,7 +379,7 @@ class Layer(_Weight, kw_only=True):
             "lower",
             "alpha · nmse: the KLD predicted for the error of this weight alone; null without a sensitivity for it",
             "nat",
-            of=lambda m: predict_cost(m, "predicted_kld"),
+            of=metrics.predicted_kld,
             equal=0,
             needs="sensitivity",
         ),
@@ -444,13 +392,13 @@ class Layer(_Weight, kw_only=True):
             "alpha · nmse: the error of a denoiser's output, ‖y - x‖² / ‖x‖², predicted for the error of this weight "
             "alone; null without a sensitivity of recorded calls for it",
             "share",
-            of=lambda m: predict_cost(m, "predicted_output_error"),
+            of=metrics.predicted_output_error,
             equal=0,
             needs="sensitivity",
         ),
     ] = None
     effective_bits: Annotated[
-        Number, score("effective bits", "higher", "(snr_db - 1.76) / 6.02", "bit", of=effective_bits, equal=inf)
+        Number, score("effective bits", "higher", "(snr_db - 1.76) / 6.02", "bit", of=metrics.effective_bits, equal=inf)
     ]
 
     @property
