@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
-from quanterr.util.addresses import strip_credentials
-from quanterr.util.text import escape_surrogates
+from quanterr.util.addresses import clean_words
 
 if TYPE_CHECKING:
     from quanterr.documents.comparison.model import Report
@@ -121,4 +120,4 @@ def _list_inputs(original: str) -> list[str]:
 
 
 def _join_command(words: Sequence[str]) -> str:
-    return shlex.join(escape_surrogates(strip_credentials(word)) for word in words)
+    return shlex.join(clean_words(words))

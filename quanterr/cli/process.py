@@ -4,14 +4,13 @@ import sys
 from contextlib import suppress
 
 from quanterr.errors import UsageError
-from quanterr.util.addresses import strip_credentials
+from quanterr.util.addresses import clean_words
 from quanterr.util.processes import this_process
-from quanterr.util.text import escape_surrogates
 
 
 def command_line() -> list[str]:
     """Return the words of the command line without credentials, for the report."""
-    return ["quanterr", *(escape_surrogates(strip_credentials(word)) for word in sys.argv[1:])]
+    return ["quanterr", *clean_words(sys.argv[1:])]
 
 
 def is_other_rank() -> bool:

@@ -32,7 +32,7 @@ from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
 from quanterr.gates.verdicts import judge_subject, needed_metrics
 from quanterr.options import GateOptions, Path, Result
-from quanterr.util.arguments import check_type
+from quanterr.util.arguments import check_types
 from quanterr.util.text import display, with_article
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def judge(
 def _load_document(name: str, given: "DocumentT | str | os.PathLike[str]") -> "DocumentT":
     """Return a document, or the one in a file."""
     if not isinstance(given, str | os.PathLike):
-        check_type(name, given, Path | Result)
+        check_types({name: given}, {name: Path | Result})
         return given
     return read_document(given)  # type: ignore[return-value]
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_type_hints
 from quanterr.errors import UsageError
 from quanterr.metrics import OUTLIER
 from quanterr.selection import LayerSelection
-from quanterr.util.arguments import check_type
+from quanterr.util.arguments import check_types
 
 Path = str | os.PathLike[str]
 SameIn = Literal["fused", "block", "role"]
@@ -95,9 +95,7 @@ class CheckedOptions:
     """
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for name in list_notes(type(self)):
-            check_type(name, getattr(self, name), hints[name])
+        check_types({name: getattr(self, name) for name in list_notes(type(self))}, get_type_hints(type(self)))
         for name in list_multiple_fields(type(self)):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str | os.PathLike) else tuple(value))

@@ -17,7 +17,7 @@ from quanterr.errors import CheckpointError, UsageError
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.arrays import as_tensor
 from quanterr.util import strict_json
-from quanterr.util.arguments import check_type
+from quanterr.util.arguments import check_types
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
@@ -197,7 +197,7 @@ def hold_all(sides: Iterable[Side]) -> list[Opened]:
     held: list[Opened] = []
     for side in every:
         if not isinstance(side, Mapping | Model):
-            check_type("a checkpoint", side, Side)
+            check_types({"a checkpoint": side}, {"a checkpoint": Side})
             held.append(side)
             continue
         name = _name(side)

@@ -2,7 +2,10 @@
 
 import os
 import re
+from collections.abc import Iterable
 from urllib.parse import urlsplit, urlunsplit
+
+from quanterr.util.text import escape_surrogates
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://.+", re.DOTALL)
 
@@ -22,6 +25,11 @@ def strip_credentials(given: str) -> str:
         return given.partition("?")[0]
     host = parts.netloc if parts.scheme == "hf" else parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def clean_words(words: Iterable[str]) -> list[str]:
+    """Return the words of a command line for reports: addresses without credentials, all without lone surrogates."""
+    return [escape_surrogates(strip_credentials(word)) for word in words]
 
 
 def host_of(given: str) -> str | None:

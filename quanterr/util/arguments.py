@@ -38,6 +38,11 @@ def public(function: Callable[P, R], names: Mapping[str, str] | None = None) -> 
     """
     signature = inspect.signature(function)
     words = names or {name: name for name in signature.parameters}
+    hints = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,9 +51,7 @@ def public(function: Callable[P, R], names: Mapping[str, str] | None = None) -> 
         except TypeError:
             return function(*args, **kwargs)  # which raises an error that names the function
         try:
-            for name, value in given.items():
-                if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
-                    check_type(name, value, signature.parameters[name].annotation)
+            check_types(given, hints)
             return function(*args, **kwargs)
         except QuanterrError as error:
             error.args = (name_arguments(str(error), words),)
@@ -66,19 +69,24 @@ def name_arguments(text: str, names: Mapping[str, str]) -> str:
     return _FLAG.sub(name, text)
 
 
-def check_type(name: str, value: object, hint: Any) -> None:
-    """Check a value against an annotation; of several values, those of a list or tuple.
+def check_types(given: Mapping[str, object], hints: Mapping[str, Any]) -> None:
+    """Check values against the annotations of their names, if they have one; of several values, each.
 
     An annotation that is not evaluated, such as the name of a type in quotes, allows any value.
 
     Raises:
-        UsageError: it has another type.
+        UsageError: a value has another type.
     """
-    if not _fits(value, hint):
-        wanted = _join(_list_words(hint))
-        several = ", or several" if any(get_origin(one) is Iterable for one in _list_choices(hint)) else ""
-        instead = "; for two tensors: quanterr.measure" if hasattr(value, "shape") and WORDS[Mapping] in wanted else ""
-        raise UsageError(f"{name}: expected {wanted}{several}; got {_describe(value, hint)}{instead}")
+    for name, value in given.items():
+        if name in hints and not _fits(value, hints[name]):
+            raise _make_type_error(name, value, hints[name])
+
+
+def _make_type_error(name: str, value: object, hint: Any) -> UsageError:
+    wanted = _join(_list_words(hint))
+    several = ", or several" if any(get_origin(one) is Iterable for one in _list_choices(hint)) else ""
+    instead = "; for two tensors: quanterr.measure" if hasattr(value, "shape") and WORDS[Mapping] in wanted else ""
+    return UsageError(f"{name}: expected {wanted}{several}; got {_describe(value, hint)}{instead}")
 
 
 def _fits(value: object, hint: Any) -> bool:

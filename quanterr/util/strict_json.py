@@ -57,12 +57,8 @@ def loads(raw: bytes, lenient: bool = False) -> Any:
 
 def dumps(value: object, indent: int | None = None) -> str:
     """Return ASCII JSON without NaN that is safe to print on a CI runner."""
-    return mask_commands(json.dumps(value, allow_nan=False, indent=indent))
-
-
-def mask_commands(text: str) -> str:
-    """Return JSON that no CI runner takes for a command (text.COMMAND)."""
-    return text.replace("##", r"#\u0023") if "#" in text else text  # a search for one character is ten times as fast
+    text = json.dumps(value, allow_nan=False, indent=indent)
+    return text.replace("##", r"#\u0023")  # no CI runner takes it for a command (text.COMMAND)
 
 
 def as_object(value: object) -> JsonObject:
