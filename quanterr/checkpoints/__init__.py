@@ -15,7 +15,15 @@ from quanterr.checkpoints.base import Checkpoint, CheckpointFile, Entry, Unread,
 from quanterr.checkpoints.ggml_blocks import type_blocks
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.checkpoints.modules import WHOLE, find_modules
-from quanterr.checkpoints.places import Place, find_missing, is_folder, list_names, open_file, read_small_file
+from quanterr.checkpoints.places import (
+    Place,
+    find_missing,
+    is_folder,
+    is_missing,
+    list_names,
+    open_file,
+    read_small_file,
+)
 from quanterr.checkpoints.stores import remote_path
 from quanterr.checkpoints.unread import ADAPTER, WEIGHTS, find_unread
 from quanterr.errors import CheckpointError, UsageError
@@ -342,7 +350,7 @@ def _open_files(
             notes += odd
             _add(entries, [replace(entry, name=f"{module}.{entry.name}") for entry in found])
         notes += _note_twins(entries, display(given))
-        config: JsonObject = {}
+        config: dict[str, JsonObject] = {}
         if ggufs:  # a GGUF file describes itself: config files in its folder belong to another checkpoint
             _check_split(files, ggufs, len(entries))
         else:
@@ -455,20 +463,21 @@ def _note_twins(names: Iterable[str], given: str) -> list[str]:
 
 def _read_configs(
     folder: Place, names: Iterable[str], configs: Mapping[str, Place] | None
-) -> tuple[JsonObject, list[str]]:
+) -> tuple[dict[str, JsonObject], list[str]]:
     """Read the config files in the folder of the weights, one key per file; return them and notes on unreadable ones.
 
     Configs are hints: whatever they declare, a weight is read only by a format that fits its stored tensors.
     """
-    found: JsonObject = {}
+    found: dict[str, JsonObject] = {}
     notes = []
     limits, stored = dict.fromkeys((ASCEND_CONFIG, SINQ_CONFIG, QUANTO_MAP), MAX_NAMES), list(names)
     for name in (*CONFIGS, *(file for file, ending in OF_CODES.items() if any(one.endswith(ending) for one in stored))):
         path = folder / name if configs is None else configs.get(name)
-        if path is None:
+        if path is None or is_missing(path):
             continue
         try:
-            found[name] = strict_json.loads(read_small_file(path, limits.get(name, MAX_CONFIG)), lenient=True)
+            content = strict_json.loads(read_small_file(path, limits.get(name, MAX_CONFIG)), lenient=True)
+            found[name] = strict_json.as_object(content)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, CheckpointError) as error:

@@ -6,6 +6,7 @@ import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from math import prod
 from pathlib import Path
@@ -17,7 +18,7 @@ from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.checkpoints.store import RemotePath
 from quanterr.errors import CheckpointError, ResourceError
 from quanterr.util import platform
-from quanterr.util.strict_json import JsonObject
+from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import count, display
 
 # Dtype name in a safetensors header → bits per element.
@@ -266,15 +267,16 @@ class Unread(NamedTuple):
     differing: tuple[str, ...] = ()  # tensors that the checkpoint stores in another shape or size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """An open checkpoint: named entries in one or several files, from headers alone.
 
     ``metadata`` has the ``__metadata__`` of each file. ``config`` maps names of config files, such as ``config.json``,
-    to their content: hints, which are checked against the tensors. ``gguf`` is the metadata of a GGUF file. ``folder``
-    is the folder of the files; None for a checkpoint made on the fly. ``unread`` lists files of weights in the folder
-    that do not belong to the checkpoint. ``source`` is the checkpoint from which this one reads its entries under other
-    names. ``modules`` are folders whose tensors have the folder in front of their names (modules.py).
+    to their content, {} if that is no JSON object: hints, which are checked against the tensors. ``gguf`` is the
+    metadata of a GGUF file. ``folder`` is the folder of the files; None for a checkpoint made on the fly. ``unread``
+    lists files of weights in the folder that do not belong to the checkpoint. ``source`` is the checkpoint from which
+    this one reads its entries under other names. ``modules`` are folders whose tensors have the folder in front of
+    their names (modules.py).
     """
 
     path: str
@@ -282,7 +284,7 @@ class Checkpoint:
     files: tuple[CheckpointFile, ...]
     entries: dict[str, Entry]
     metadata: tuple[dict[str, str], ...] = ()
-    config: JsonObject = field(default_factory=dict)
+    config: dict[str, JsonObject] = field(default_factory=dict)
     revision: str | None = None
     notes: tuple[str, ...] = ()
     gguf: GgufMetadata | None = None
@@ -290,6 +292,12 @@ class Checkpoint:
     unread: tuple[Unread, ...] = ()
     source: "Checkpoint | None" = None
     modules: tuple[str, ...] = ()
+
+    @cached_property
+    def model_config(self) -> JsonObject:
+        """The content of config.json; in a multimodal model's, keys of the language model replace keys at the top."""
+        main = self.config.get("config.json", {})
+        return main | as_object(main.get("text_config")) | as_object(main.get("llm_config"))
 
     @property
     def nbytes(self) -> int:

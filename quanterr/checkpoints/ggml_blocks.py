@@ -26,13 +26,13 @@ GGUF = "gguf"  # quant_method
 TYPES = {(4, "q_0"): "Q4_0", (8, "q_0"): "Q8_0", (4, "q_k"): "Q4_K", (5, "q_k"): "Q5_K", (6, "q_k"): "Q6_K"}
 
 
-def type_blocks(entries: Mapping[str, Entry], config: Mapping[str, object]) -> dict[str, Entry]:
+def type_blocks(entries: Mapping[str, Entry], config: Mapping[str, JsonObject]) -> dict[str, Entry]:
     """Return the entries; those that hold ggml blocks get the name, the shape and the ggml type of the weight.
 
     Raises:
         CheckpointError: the configuration names a type that is not known, or one whose blocks do not fit the bytes.
     """
-    files = [content for content in config.values() if isinstance(content, dict)]
+    files = list(config.values())
     declared = [one for content in files for one in (content, *content.values()) if isinstance(one, dict)]
     return dict(_type_each(entries, declared))
 

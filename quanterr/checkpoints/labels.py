@@ -187,21 +187,21 @@ def _find_module(layer: str, entries: dict[str, Entry]) -> str | None:
     return next((module for module in candidates if module + ".weight" in entries), None)
 
 
-def find_quantization_config(config: JsonObject) -> tuple[JsonObject, str]:
+def find_quantization_config(config: Mapping[str, JsonObject]) -> tuple[JsonObject, str]:
     """Return the quantization_config of a checkpoint, and the file that holds it."""
-    if found := as_object(config.get(ASCEND_CONFIG)):  # config.json then describes the original
+    if found := config.get(ASCEND_CONFIG):  # config.json then describes the original
         return found, ASCEND_CONFIG
-    main = as_object(config.get(CONFIG))
+    main = config.get(CONFIG, {})
     beside = as_object(main.get("quip_params"))  # settings of QuIP#
-    if layers := as_object(config.get(SINQ_CONFIG)):
+    if layers := config.get(SINQ_CONFIG):
         beside = beside | {SINQ_CONFIG: layers}
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
         for key in QUANTIZATION_KEYS:
             if key in place and (found := as_object(place[key])):
                 return beside | found, CONFIG
-    if found := as_object(as_object(config.get(MODELOPT_CONFIG)).get("quantization")):
+    if found := as_object(config.get(MODELOPT_CONFIG, {}).get("quantization")):
         return found, MODELOPT_CONFIG
-    others = ((as_object(config[name]), name) for name in (*QUANTIZATION_CONFIGS, QUANTO_MAP) if name in config)
+    others = ((config.get(name), name) for name in (*QUANTIZATION_CONFIGS, QUANTO_MAP))
     return next(((found, name) for found, name in others if found), (beside, CONFIG))
 
 

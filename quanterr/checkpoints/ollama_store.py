@@ -115,12 +115,14 @@ def find_declared(files: Iterable[tuple[Mapping[str, str], Iterable[str]]]) -> J
     return found
 
 
-def declare(configs: JsonObject, declared: JsonObject, superseded: Iterable[str]) -> JsonObject:
+def declare(
+    configs: Mapping[str, JsonObject], declared: JsonObject, superseded: Iterable[str]
+) -> dict[str, JsonObject]:
     """Return config files that declare the codes of blobs, and not the quantization that the original may have had.
 
     ``superseded``: names of config files that declare only a quantization.
     """
-    main = as_object(configs.get("config.json"))
+    main = configs.get("config.json", {})
     kept = {key: value for key, value in main.items() if key not in ("quantization_config", "compression_config")}
     quantization = as_object(main.get("quantization")) | declared
     others = {name: config for name, config in configs.items() if name not in superseded}

@@ -31,6 +31,11 @@ def find_missing(folder: Place, names: list[str]) -> list[str]:
     return [name for name in names if not os.path.lexists(folder / name)]
 
 
+def is_missing(place: Place) -> bool:
+    """Return whether a local file is missing; False for a file in a store, which says so when the file is read."""
+    return isinstance(place, Path) and not os.path.lexists(place)
+
+
 def open_file(place: Place) -> CheckpointFile:
     """Open a local or remote file.
 

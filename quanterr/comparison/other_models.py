@@ -37,8 +37,7 @@ def _find_kind(checkpoint: Checkpoint) -> str | None:
 
 def _read_model_type(checkpoint: Checkpoint) -> str | None:
     """Return the model_type of config.json; None if there is none."""
-    config = checkpoint.config.get("config.json")
-    declared = config.get("model_type") if isinstance(config, dict) else None
+    declared = checkpoint.config.get("config.json", {}).get("model_type")
     return declared if isinstance(declared, str) and declared else None
 
 

@@ -11,7 +11,7 @@ from quanterr.documents.base import Finding
 from quanterr.documents.inspection.model import NOT_READ
 from quanterr.findings.checks import ALONE, DECLARED, HEADERS, check
 from quanterr.findings.codes import make_finding
-from quanterr.findings.configs import CONFIG, TIED, config_of
+from quanterr.findings.configs import CONFIG, TIED
 from quanterr.findings.contents import Contents
 from quanterr.pairing.conversion import is_mlx
 from quanterr.pairing.model import Bucket
@@ -55,7 +55,7 @@ def check_completeness(contents: Contents) -> Iterator[Finding]:
             "incomplete", "warning", None, message, "write the file again: it has a header and nothing else"
         )
         return
-    config = {} if checkpoint.gguf else config_of(checkpoint)
+    config = {} if checkpoint.gguf else checkpoint.model_config
     yield from _check_head(config, names)
     if not is_mlx(checkpoint):  # mlx-lm never predicts several tokens, and leaves these layers out
         yield from _check_prediction(config, names)

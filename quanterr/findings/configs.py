@@ -151,7 +151,7 @@ def _read_fields(checkpoint: Checkpoint) -> ModelFields:
     if checkpoint.gguf is not None:
         values = _read_gguf_fields(checkpoint.gguf)
         return ModelFields(values, GGUF, *assume_for_gguf(checkpoint.gguf, values))
-    config = config_of(checkpoint)
+    config = checkpoint.model_config
     rope = as_object(config.get("rope_parameters"))
     found = {key: config[name] for key, names in KEYS.items() for name in reversed((key, *names)) if name in config}
     found |= {key: rope[key] for key in OF_ROPE if key not in found and key in rope}
@@ -163,12 +163,6 @@ def _read_fields(checkpoint: Checkpoint) -> ModelFields:
     found["rope_scaling"] = _normalize_rope_scaling(as_object(config.get("rope_scaling")) or rope) if found else None
     values = {key: value for key, value in found.items() if value is not None}
     return ModelFields(values, CONFIG, *assume_for_transformers(config))
-
-
-def config_of(checkpoint: Checkpoint) -> JsonObject:
-    """Return config.json; in a multimodal model's, keys of the language model replace keys at the top."""
-    main = as_object(checkpoint.config.get(CONFIG))
-    return main | as_object(main.get("text_config")) | as_object(main.get("llm_config"))
 
 
 def _read_gguf_fields(metadata: GgufMetadata) -> JsonObject:

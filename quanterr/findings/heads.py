@@ -15,7 +15,7 @@ from quanterr.checkpoints import GgufMetadata
 from quanterr.documents.base import Finding
 from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
-from quanterr.findings.configs import CONFIG, EXPLAINING, GGUF, config_of
+from quanterr.findings.configs import CONFIG, EXPLAINING, GGUF
 from quanterr.findings.contents import Contents, Stored
 from quanterr.util.strict_json import JsonFields
 
@@ -56,7 +56,7 @@ def check_heads(contents: Contents) -> Iterator[Finding]:
     """Report declared heads that no layer has, and rotations of a part of a head."""
     checkpoint = contents.checkpoint
     metadata, layers = checkpoint.gguf, _gather_projections(contents.stored)
-    read = [_read_gguf(metadata, n) if metadata else _read_config(config_of(checkpoint)) for n in layers]
+    read = [_read_gguf(metadata, n) if metadata else _read_config(checkpoint.model_config) for n in layers]
     declared = [(heads, shapes) for heads, shapes in zip(read, layers.values(), strict=True) if heads]
     if declared and not any(heads.fit(shapes) for heads, shapes in declared):
         heads, shapes = declared[0]

@@ -22,7 +22,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.ascend import check_description
 from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
-from quanterr.findings.configs import CONFIG, TIED, config_of
+from quanterr.findings.configs import CONFIG, TIED
 from quanterr.findings.contents import Contents
 from quanterr.findings.families import (
     COMPRESSED,
@@ -40,7 +40,7 @@ from quanterr.findings.families import (
 )
 from quanterr.findings.structure import report_model_mismatch
 from quanterr.formats import FORMATS, Weight, find_rows
-from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
 HEAD = "lm_head."
@@ -56,7 +56,7 @@ OF_DENOISER = re.compile(r"(?:.*\.)?(?:(?:double|single|joint|transformer|input|
 @check("config_mismatch", needs=DECLARED, of=QUANTIZED)
 def check_tied_head(contents: Contents) -> Iterator[Finding]:
     """Report an output layer that is stored in another way than the embedding that is declared to replace it."""
-    if config_of(contents.checkpoint).get(TIED) is not True:
+    if contents.checkpoint.model_config.get(TIED) is not True:
         return
     heads = [one for one in contents.stored if one.weight.has_codes and one.weight.codes.name.startswith(HEAD)]
     for name in (one.name for one in heads if not any(row.takes_tied_head for row in find_rows(one.weight.format))):
@@ -71,7 +71,7 @@ def check_tied_head(contents: Contents) -> Iterator[Finding]:
 def check_class(contents: Contents) -> Iterator[Finding]:
     """Report a tower of images or sounds beside a configuration of a language model alone."""
     checkpoint = contents.checkpoint
-    main = as_object(checkpoint.config.get(CONFIG))
+    main = checkpoint.config.get(CONFIG, {})
     kind, sections = main.get("model_type"), [key for key, value in main.items() if isinstance(value, dict)]
     tower = [name for name in checkpoint.entries if OF_TOWER.match(name)]
     if (
@@ -95,12 +95,12 @@ def check_loading(contents: Contents) -> Iterator[Finding]:
     # One of those that share codes.
     weights = list({one.weight.codes.name: one.weight for one in contents.stored}.values())
     yield from _check_labels(checkpoint, labels, weights)
-    if description := as_object(checkpoint.config.get(ASCEND_CONFIG)):
+    if description := checkpoint.config.get(ASCEND_CONFIG):
         yield from check_description(description, weights)
         return
     coded = [(weight, family) for weight in weights if weight.has_codes and (family := _find_family(weight.format))]
     if labels.config:
-        says_mlx = "quantization" in as_object(checkpoint.config.get("config.json"))
+        says_mlx = "quantization" in checkpoint.config.get("config.json", {})
         yield from _check_method(labels.config, [one for one in coded if one[1].name != MLX or not says_mlx])
         if not says_mlx and "quant_method" not in labels.config and _has_layout_of_loaders(checkpoint):
             yield from _report_not_of_mlx([weight for weight, family in coded if family.name == MLX])
@@ -186,8 +186,8 @@ def _find_family(format_name: str) -> Family | None:
 
 def _has_layout_of_loaders(checkpoint: Checkpoint) -> bool:
     """Return whether transformers and similar loaders read these files: by their names, next to config.json."""
-    main = checkpoint.config.get("config.json")
-    is_model = isinstance(main, dict) and bool(main.get("model_type") or main.get("architectures"))
+    main = checkpoint.config.get("config.json", {})
+    is_model = bool(main.get("model_type") or main.get("architectures"))
     named = checkpoint.kind in ("folder", "index") or any(
         file.path.name.startswith(OF_LOADERS) for file in checkpoint.files
     )

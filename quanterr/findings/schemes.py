@@ -1,6 +1,6 @@
 """How quantized weights are stored, against the scheme that the configuration declares for each of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from quanterr.checkpoints import MODELOPT_CONFIG
@@ -227,10 +227,10 @@ def _check_block_size(declared: Declarations, coded: Sequence[Stored]) -> Iterat
         yield _report(declared.place, "quant_method fp8 without weight_block_size", stored, other)
 
 
-def compare_declarations(files: JsonFields) -> Iterator[Finding]:
+def compare_declarations(files: Mapping[str, JsonFields]) -> Iterator[Finding]:
     """Report keys that config.json and hf_quant_config.json declare differently."""
-    one = as_object(as_object(files.get("config.json")).get("quantization_config"))
-    other = as_object(as_object(files.get(MODELOPT_CONFIG)).get("quantization"))
+    one = as_object(files.get("config.json", {}).get("quantization_config"))
+    other = as_object(files.get(MODELOPT_CONFIG, {}).get("quantization"))
     for key in OF_MODELOPT:
         there, here = one.get(key), other.get(key)
         if there is not None and here is not None and there != here:

@@ -7,7 +7,7 @@ from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.documents.base import Finding
 from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
-from quanterr.findings.configs import CONFIG, config_of
+from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.heads import OF_BLOCK
 from quanterr.pairing.views import find_whole
@@ -26,7 +26,7 @@ def _read_declared(checkpoint: Checkpoint) -> tuple[Mapping[str, int], str]:
     """Return the declared sizes of the model by the keys of config.json, and the place that declares them."""
     if checkpoint.gguf is not None:
         return _read_gguf_sizes(checkpoint.gguf), "the GGUF metadata"
-    config = config_of(checkpoint)
+    config = checkpoint.model_config
     return {key: n for key, n in config.items() if isinstance(n, int) and not isinstance(n, bool)}, CONFIG
 
 

@@ -160,7 +160,7 @@ def _is_expert(name: str) -> bool:
 
 def _active_experts(checkpoint: Checkpoint) -> tuple[float, str]:
     """Return the share of the experts that one token uses, and the explanation for the report."""
-    config = as_object(checkpoint.config.get("config.json"))
+    config = checkpoint.config.get("config.json", {})
     fields = as_object(config.get("text_config")) or config
     used = next((fields[key] for key in USED if isinstance(fields.get(key), int)), None)
     total = next((fields[key] for key in EXPERTS if isinstance(fields.get(key), int)), None)
@@ -175,8 +175,7 @@ def _active_experts(checkpoint: Checkpoint) -> tuple[float, str]:
 def _architecture(checkpoint: Checkpoint) -> str | None:
     if checkpoint.gguf:
         return checkpoint.gguf.architecture
-    config = checkpoint.config.get("config.json")
-    names = config.get("architectures") if isinstance(config, dict) else None
+    names = checkpoint.config.get("config.json", {}).get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 

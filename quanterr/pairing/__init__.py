@@ -37,7 +37,6 @@ from quanterr.selection import LayerSelection
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import as_matrix
 from quanterr.tensors.workspace import TORCH_DTYPES
-from quanterr.util.strict_json import as_object
 from quanterr.util.text import display, listed
 
 SIDES = ("original", "quantized")
@@ -420,7 +419,7 @@ def _orient(x: Weight, y: Weight, original: CheckpointSide) -> tuple[Weight, Wei
 
 
 def _find_tied_head(side: CheckpointSide) -> TiedHead | None:
-    return find_tied_head(as_object(side.checkpoint.config.get("config.json")), side.codes)
+    return find_tied_head(side.checkpoint.config.get("config.json", {}), side.codes)
 
 
 def _find_dropped_head(side: CheckpointSide) -> TiedHead | None:

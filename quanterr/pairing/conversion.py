@@ -616,13 +616,12 @@ def _read_configs(*checkpoints: Checkpoint) -> Iterator[JsonFields]:
     """Yield what the checkpoints' configurations state about their language models."""
     for checkpoint in checkpoints:
         for name in WITH_HEADS:
-            config = as_object(checkpoint.config.get(name))
-            if config:
+            if config := checkpoint.config.get(name):
                 yield {**config, **as_object(config.get("text_config"))}
 
 
 def _find_model_types(checkpoint: Checkpoint) -> Iterator[str]:
-    config = as_object(checkpoint.config.get("config.json"))
+    config = checkpoint.config.get("config.json", {})
     for place in (config, as_object(config.get("text_config"))):
         kind = place.get("model_type")
         if isinstance(kind, str):
@@ -631,5 +630,5 @@ def _find_model_types(checkpoint: Checkpoint) -> Iterator[str]:
 
 def is_mlx(checkpoint: Checkpoint) -> bool:
     """Return whether mlx-lm wrote a checkpoint: its metadata, or how its config.json declares the quantization."""
-    quantization = as_object(as_object(checkpoint.config.get("config.json")).get("quantization"))
+    quantization = as_object(checkpoint.config.get("config.json", {}).get("quantization"))
     return "group_size" in quantization or any(each.get("format") == "mlx" for each in checkpoint.metadata)

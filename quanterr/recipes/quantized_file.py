@@ -275,8 +275,6 @@ def mix_recipes(
     configs = {str(config): config for config in needed}
     config = dict(original.config)
     if len(configs) == 1:
-        own_config = config.get("config.json")
-        config["config.json"] = (own_config if isinstance(own_config, dict) else {}) | {
-            "quantization_config": dict(next(iter(configs.values())))
-        }
+        declared = {"quantization_config": dict(next(iter(configs.values())))}
+        config["config.json"] = config.get("config.json", {}) | declared
     return Checkpoint(name, RECIPE, (), entries, (), config), left

@@ -215,7 +215,7 @@ def _name(side: Tensors) -> str:
     return "state dict" if isinstance(side, Mapping) else type(side).__name__
 
 
-def _read_config(side: Tensors, dequantized: bool) -> JsonObject:
+def _read_config(side: Tensors, dequantized: bool) -> dict[str, JsonObject]:
     """Return the config of a model of transformers, as config.json has it.
 
     Its quantization settings are left out if tensors are ``dequantized``: they describe codes, which are not read.
@@ -223,8 +223,8 @@ def _read_config(side: Tensors, dequantized: bool) -> JsonObject:
     make = getattr(getattr(side, "config", None), "to_json_string", None)
     if make is None:
         return {}
-    config = strict_json.loads(make().encode(), lenient=True)
-    if dequantized and isinstance(config, dict):
+    config = strict_json.as_object(strict_json.loads(make().encode(), lenient=True))
+    if dequantized:
         config.pop("quantization_config", None)
     return {"config.json": config}
 

@@ -49,7 +49,7 @@ def check_architectures(
 
     ``known`` are the architectures that it has, listed at ``place``; ``if_missing`` is yielded without a config.json.
     """
-    config = as_object(contents.checkpoint.config.get(CONFIG))
+    config = contents.checkpoint.config.get(CONFIG, {})
     names = config.get("architectures")
     if not config:
         yield if_missing

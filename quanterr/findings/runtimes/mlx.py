@@ -40,7 +40,7 @@ def check_files(contents: Contents) -> Iterator[LoadingReason]:
     if checkpoint.gguf is not None:
         yield refuse("reads safetensors files alone: FileNotFoundError", LOADING)
         return
-    config = as_object(checkpoint.config.get(CONFIG))
+    config = checkpoint.config.get(CONFIG, {})
     name = config.get("model_type")
     names = [file.path.name for file in checkpoint.files]
     if not config:
@@ -57,7 +57,7 @@ def check_files(contents: Contents) -> Iterator[LoadingReason]:
 def check_method(contents: Contents) -> Iterator[LoadingReason]:
     """Yield what becomes of a quantization_config of another program."""
     checkpoint = contents.checkpoint
-    if "quantization" in as_object(checkpoint.config.get(CONFIG)):
+    if "quantization" in checkpoint.config.get(CONFIG, {}):
         return
     config, method = contents.labels.config, contents.labels.config.get("quant_method")
     coded = [*(one.name for one in contents.stored if one.weight.has_codes), *list_unread(contents)]

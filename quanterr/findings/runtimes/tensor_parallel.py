@@ -11,7 +11,6 @@ verify_with_parallel_config.
 from collections.abc import Iterator
 
 from quanterr.documents.loading import LoadingReason
-from quanterr.findings.configs import config_of
 from quanterr.findings.contents import Contents, Stored
 from quanterr.findings.runtimes.model import WHOLE_ROW, find_group_size, refuse, words
 from quanterr.util.text import count, listed
@@ -26,7 +25,7 @@ HEADS = "config/model.py: verify_with_parallel_config"
 
 def find_cuts(contents: Contents, devices: int) -> Iterator[LoadingReason]:
     """Yield what vLLM refuses if it splits the model among this number of devices."""
-    heads = config_of(contents.checkpoint).get("num_attention_heads")
+    heads = contents.checkpoint.model_config.get("num_attention_heads")
     if isinstance(heads, int) and heads % devices:
         yield refuse(f"cannot split {count(heads, 'attention head')} among {devices} devices: ValueError", HEADS)
     cut_groups = [one.name for one in contents.stored if _cuts_groups(one, devices)]

@@ -48,7 +48,7 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
             message = f"does not convert the architecture {display(str(name))} of GGUF files: ValueError"
             yield refuse(message, "modeling_gguf_pytorch_utils.py: load_gguf_checkpoint")
         return
-    config = as_object(checkpoint.config.get(CONFIG))
+    config = checkpoint.config.get(CONFIG, {})
     name = config.get("model_type")
     if not config:
         yield refuse(f"needs {CONFIG}, which is not stored: OSError", "configuration_utils.py: get_config_dict")
@@ -72,7 +72,7 @@ def check_left(contents: Contents) -> Iterator[LoadingReason]:
 
 def read_config(contents: Contents) -> JsonFields:
     """Return the configuration that transformers follows: other files and keys do not count."""
-    config = as_object(contents.checkpoint.config.get(CONFIG))
+    config = contents.checkpoint.config.get(CONFIG, {})
     return as_object(config.get("quantization_config")) or as_object(config.get("compression_config"))
 
 
