@@ -22,7 +22,7 @@ from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.small import AT_ONCE, ENOUGH
-from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunk
+from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunks
 from quanterr.tensors.devices import give_back_device_memory
 from quanterr.util.memory import name_lack_of_memory, require_memory_for_threads
 from quanterr.util.platform import keep_freed_memory, usable_cores
@@ -64,11 +64,12 @@ class Claims(NamedTuple):
 
 
 class ChunkRange(NamedTuple):
-    """Chunks ``first:stop`` of task ``number``, which one thread processes at a time."""
+    """Chunks ``first:stop`` of the ``n`` of task ``number``, which one thread processes at a time."""
 
     number: int
     first: int
     stop: int
+    n: int
 
 
 class PartialTask(NamedTuple):
@@ -177,7 +178,7 @@ class Scheduler:
             n = self._count_chunks(number)
             for first, stop in self._claim_pieces(number, n):
                 for go in range(first, max(stop, 1), CHUNKS_AT_ONCE):
-                    yield ChunkRange(number, go, min(go + CHUNKS_AT_ONCE, n))
+                    yield ChunkRange(number, go, min(go + CHUNKS_AT_ONCE, n), n)
 
     def _claim_pieces(self, number: int, n: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges (first, stop) of a weight's chunks that this process has claimed."""
@@ -250,13 +251,13 @@ class Scheduler:
 
     def _sum_range(self, worker: Worker, chunk_range: ChunkRange) -> list[Sums]:
         """Return the sums of the pairs of a task over a range of chunks."""
-        number, first, stop = chunk_range
+        number, first, stop, n = chunk_range
         jobs, chunks = self._tasks[number], Cut(*self._originals[number].matrix, self.size)[first:stop]
         pairs, name = [job.pair for job in jobs], jobs[0].pair.name
         self.progress.name = name
         sums = self._retry_smaller(worker, name, lambda: self._sum_fitting(worker, pairs, chunks))
-        n, nbytes = max(self._count_chunks(number), 1), self._nbytes[number]
-        self.progress.done_bytes += nbytes * stop // n - nbytes * first // n
+        nbytes = self._nbytes[number]
+        self.progress.done_bytes += nbytes * stop // max(n, 1) - nbytes * first // max(n, 1)
         return sums
 
     def _finish_task(self, worker: Worker, number: int, merged: Sequence[Sums]) -> None:
@@ -273,7 +274,7 @@ class Scheduler:
     def _sum_fitting(self, worker: Worker, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Return the sums of pairs over chunks, which are split if the worker has less memory than at the beginning."""
         if worker.size < self.size:
-            chunks = [piece for chunk in chunks for piece in split_chunk(chunk, worker.size)]
+            chunks = split_chunks(chunks, worker.size)
         return worker.sum_chunks(pairs, chunks)
 
     def _retry_smaller(self, worker: Worker, name: str, work: Callable[[], Result]) -> Result:
@@ -296,8 +297,7 @@ class Scheduler:
 
     def _merge(self, chunk_range: ChunkRange, sums: list[Sums]) -> list[Sums]:
         """Return the sums of the task's weights once they are complete; until then an empty list."""
-        n = self._count_chunks(chunk_range.number)
-        if chunk_range.first == 0 and chunk_range.stop == n:
+        if chunk_range.first == 0 and chunk_range.stop == chunk_range.n:
             return sums
         with self._lock:
             return self._add_sums(chunk_range.number, 1, sums)

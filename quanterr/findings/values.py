@@ -188,7 +188,7 @@ def _make_sums(weight: Weight, rows: RowValues) -> Sums:
         sums.x = exact(sums.n * low) if low == high else 0  # else any number that no constant has
     if weight.matrix_rows:
         energies = rows.energy.view(-1, weight.matrix_rows).sum(1).tolist()
-        sums.matrices = {n: RowSums(exact(one), 0, 0.0, False) for n, one in enumerate(energies)}
+        sums.matrices = {n: RowSums.measured(one, 0.0, 0.0, False) for n, one in enumerate(energies)}
     return sums
 
 

@@ -229,6 +229,17 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     rotated: "RotatedWeight | None" = None  # the weight before the rotation of its columns is undone
     branch: "Branch | None" = None  # a low-rank product, which its values include
     computed: bool = False  # its values are the result of float32 arithmetic on stored numbers
+    # What follows from the shape and the encoding; all steps ask for it.
+    n: int = 0  # number of elements
+    matrix: tuple[int, int] = (0, 0)  # (rows, cols) of the weight as a matrix
+    matrix_rows: int = 0  # rows of each matrix in a stack (of experts, for example); 0 if the weight is not a stack
+    has_codes: bool = False  # the stored bytes are codes, not plain numbers
+
+    def __post_init__(self) -> None:
+        """Derive the last fields."""
+        self.n, self.matrix = prod(self.shape), as_matrix(self.shape)
+        is_stack = len(self.shape) == 3 and self.matrix[1] == self.shape[2]
+        self.matrix_rows, self.has_codes = self.shape[1] if is_stack else 0, self.encoding in ("codes", "cast")
 
     @property
     def unrotated(self) -> "Weight":
@@ -300,26 +311,6 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
         factor = decoder.factor if isinstance(decoder.factor, float) else 1.0
         scales = _pick(decoder.scale(chunk, workspace).float() * factor, rows)
         return scales[:, :, None].expand(-1, -1, decoder.group).flatten(1)[:, : chunk.shape[1]]
-
-    @property
-    def has_codes(self) -> bool:
-        """True if the stored bytes are codes, not plain numbers."""
-        return self.encoding in ("codes", "cast")
-
-    @property
-    def n(self) -> int:
-        """The number of elements."""
-        return prod(self.shape)
-
-    @property
-    def matrix(self) -> tuple[int, int]:
-        """The (rows, cols) of the weight as a matrix."""
-        return as_matrix(self.shape)
-
-    @property
-    def matrix_rows(self) -> int:
-        """The rows of each matrix in a stack (of experts, for example); 0 if the weight is not a stack."""
-        return self.shape[1] if len(self.shape) == 3 and self.matrix[1] == self.shape[2] else 0
 
     @property
     def codes(self) -> Entry:

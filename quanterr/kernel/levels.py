@@ -58,7 +58,7 @@ class Levels:
         """Return these levels for codes that fill bytes ``span`` of each block of ``block`` bytes."""
         return replace(self, block=block, span=span, rows=rows)
 
-    @property
+    @cached_property
     def number(self) -> int:
         """The number of values; approximate for floats."""
         return len(self.table) or int(self.highest - self.lowest) + 1
@@ -102,6 +102,11 @@ class Levels:
     def stored_numbers(self, codes: Tensor) -> Tensor:
         """Return the level numbers of stored ``codes``; a code that no quantizer writes is beyond the last level."""
         return self.numbers(codes) if self.table or self.mantissa else codes.round()
+
+    def count_steps(self, codes: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of the levels nearest to ``codes``, and how many levels ``stored`` codes are from these."""
+        numbers = self.numbers(codes)
+        return self.values(numbers), (numbers - self.stored_numbers(stored)).abs_()
 
     def values(self, numbers: Tensor) -> Tensor:
         """Return the values of the levels with these numbers, float32."""

@@ -19,7 +19,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks
-from quanterr.metrics.sums import RowSums, Sums, WorstPlace, exact
+from quanterr.metrics.sums import RowSums, Sums, WorstPlace
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -332,7 +332,7 @@ def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
     sums.dead_rows = run.dead_rows if whole else 0
     kept = run.kept_rows, run.kept_x_sq, run.kept_e_sq, run.kept_e_max, run.kept_zeroed
     for row, x_sq, e_sq, e_max, zeroed in zip(*(values[: run.n_kept] for values in kept), strict=True):
-        sums.rows[chunk.row + row] = RowSums(exact(x_sq), exact(e_sq), e_max, whole, bool(zeroed))
+        sums.rows[chunk.row + row] = RowSums.measured(x_sq, e_sq, e_max, whole, bool(zeroed))
 
 
 def _sample_bytes(side: SideStruct, entry: Entry, chunk: Chunk, alive: list[object]) -> None:

@@ -67,6 +67,11 @@ class RowSums(NamedTuple):
         """True if y is zero everywhere but x is not."""
         return self.zeroed and self.x_sq > 0
 
+    @classmethod
+    def measured(cls, x_sq: float, e_sq: float, e_max: float, whole: bool, zeroed: bool = False) -> RowSums:
+        """Return the sums of a row from its energies as float64."""
+        return cls(exact(x_sq), exact(e_sq), e_max, whole, zeroed)
+
     def join(self, other: RowSums) -> RowSums:
         """Merge two pieces of a row."""
         energies, e_max = (self.x_sq + other.x_sq, self.e_sq + other.e_sq), max(self.e_max, other.e_max)
@@ -150,6 +155,10 @@ class Sums:
         if self._worst_rows is None:
             self._worst_rows = worst_rows(self.rows.items())
         return self._worst_rows
+
+    def list_rows_above(self, least: float) -> list[int]:
+        """Return the numbers of the worst rows whose Σe² is at least ``least`` · Σx²."""
+        return [number for number, row in self.worst_rows if as_float(row.e_sq) >= least * as_float(row.x_sq)]
 
     def add(self, other: Sums) -> None:
         """Merge the sums of another part of the same weight."""

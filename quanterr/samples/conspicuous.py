@@ -81,7 +81,7 @@ def find_conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:
     The largest error counts if it is far larger than the sample's errors: a few wrong values do not show in a row.
     """
     usual = min(ratio(as_float(sums.e_sq), as_float(sums.x_sq)), ratio(sample.e_sq, sample.x_sq))
-    found = [number for number, row in sums.worst_rows if as_float(row.e_sq) >= ROW * usual * as_float(row.x_sq)]
+    found = sums.list_rows_above(ROW * usual)
     if sums.worst and sums.worst.row not in found and sums.e_max**2 * sample.n > FAR**2 * sample.e_sq:
         found.append(sums.worst.row)
     return found

@@ -20,7 +20,7 @@ from quanterr.samples.nearest import accept_stored, find_nearest, measure_roundi
 from quanterr.samples.reading import Group, PairReader
 from quanterr.samples.rows import WIDEST, list_rows, sample_blocks, sample_chunks
 from quanterr.samples.scales import ScaleSampler, find_run_steps, has_row_scales
-from quanterr.tensors.chunks import Chunk, split_chunk
+from quanterr.tensors.chunks import Chunk, split_chunks
 
 MOST_ROWS = 2  # number of the worst rows whose scale blocks are inspected
 STACK = 1 << 17  # elements of a sample processed at a time
@@ -33,6 +33,7 @@ class SampleMeasurer:
         """Use ``reader`` to read the sample, and rows and cells beyond it."""
         self._reader, self._sums, self._buffers = reader, sums, reader.buffers
         self._pair, self._weight = reader.pair, reader.pair.quantized
+        self._coded = self._weight.unrotated  # has a code for each element
 
     def measure(self, plain: PlainSample | None) -> Attainable | None:
         """Return the error that the stored scales allow; None if the nearest codes cannot be found.
@@ -58,7 +59,7 @@ class SampleMeasurer:
         return of_scales.result(found._replace(parts=parts), beside)
 
     def _measure_closely(self, is_doubtful: bool) -> Attainable | None:
-        weight = self._weight.unrotated
+        weight = self._coded
         if weight.levels is None or weight.shape != self._weight.shape:
             return None
         chunks = _list_sampled(weight.shape, self._buffers.size)
@@ -79,14 +80,14 @@ class SampleMeasurer:
 
     def _read_whole_sample(self, chunks: Sequence[Chunk]) -> Group | None:
         """Read all sampled rows; None if the kernel cannot measure a sample whose values are given."""
-        weight = self._weight.unrotated
+        weight = self._coded
         if self._buffers.kernel is None or self._pair.original.needs_float64 or not can_measure_values(weight):
             return None
         return self._reader.read_group(chunks) if chunks[0].shape[1] == weight.matrix[1] else None
 
     def _measure_values(self, sample: Group) -> PlainSample | None:
         """Let the kernel measure a sample whose values are given; None if it cannot."""
-        (chunks, x, y, scales), weight, kernel = sample, self._weight.unrotated, self._buffers.kernel
+        (chunks, x, y, scales), weight, kernel = sample, self._coded, self._buffers.kernel
         prepared = None if scales is None else prepare_values(weight, len(x), scales)
         if kernel is None or prepared is None:
             return None
@@ -123,14 +124,14 @@ class SampleMeasurer:
         of_scales = self._make_scale_sampler()
         for together in groups:
             group = first if first and first.chunks == together else self._reader.read_group(together)
-            if not self._add(group, sampler, None if spans_rows(self._weight.unrotated) else of_scales, closely):
+            if not self._add(group, sampler, None if spans_rows(self._coded) else of_scales, closely):
                 return None
         return sampler.result(), of_scales
 
     def _group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
         """Group chunks that can be examined together."""
         weight = self._weight
-        may_stack = has_row_scales(weight.unrotated) and not (weight.rotated or weight.matrix_rows)
+        may_stack = has_row_scales(self._coded) and not (weight.rotated or weight.matrix_rows)
         return _group_chunks(chunks, min(self._buffers.size, STACK) if may_stack else 0)
 
     def _add(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None, closely: bool) -> bool:
@@ -139,7 +140,7 @@ class SampleMeasurer:
         If no error is larger than half a step, the stored codes are the nearest. Return False for any other group,
         unless ``closely`` is set.
         """
-        (chunks, x, y, scales), levels = group, self._weight.unrotated.levels
+        (chunks, x, y, scales), levels = group, self._coded.levels
         if scales is None or levels is None:
             return closely
         if closely:
@@ -158,7 +159,7 @@ class SampleMeasurer:
 
     def _make_scale_sampler(self) -> ScaleSampler:
         """Make the sampler of a weight's scales, or of the scales of its rotated columns."""
-        weight, is_rotated = self._weight.unrotated, self._weight.rotated
+        weight, is_rotated = self._coded, self._weight.rotated
         largest, runs = (None, None) if is_rotated else (self._sums.x_max, find_run_maxima(weight, self._sums))
         return ScaleSampler(weight, largest, partial(self._find_least_units, weight), runs)
 
@@ -223,19 +224,20 @@ def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
     stacks: list[list[Chunk]] = []
     left = 0  # elements for which the last group has room
     for chunk in chunks:
-        if stacks and stacks[-1][0][2:] == chunk[2:] and chunk.n <= left:
+        n = chunk.n
+        if stacks and stacks[-1][0][2:] == chunk[2:] and n <= left:
             stacks[-1].append(chunk)
         else:
             stacks.append([chunk])
             left = size
-        left -= chunk.n
+        left -= n
     return stacks
 
 
 @lru_cache(maxsize=64)  # weights share their shapes
 def _list_sampled(shape: tuple[int, ...], size: int) -> Sequence[Chunk]:
     """Return the chunks of a weight's sample, of at most ``size`` elements each."""
-    return tuple(piece for chunk in sample_chunks(shape) for piece in split_chunk(chunk, size))
+    return tuple(split_chunks(sample_chunks(shape), size))
 
 
 def _list_sampled_blocks(weight: Weight) -> list[Chunk]:

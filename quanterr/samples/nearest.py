@@ -28,9 +28,8 @@ def find_nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Neare
     codes, stored = x - shift if shift is not None else x, y - shift if shift is not None else y
     outside = fixed & (codes != 0)
     codes, stored = codes * inverse, stored * inverse
-    numbers = levels.numbers(codes)
-    steps = (numbers - levels.stored_numbers(stored)).abs_()
-    values = levels.values(numbers) * unit
+    values, steps = levels.count_steps(codes, stored)
+    values = values * unit
     if shift is not None:
         values.add_(shift)
     below, above = levels.ends

@@ -12,9 +12,9 @@ from quanterr.kernel.levels import Scaling
 from quanterr.kernel.library import Kernel
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
-from quanterr.samples.rows import list_rows
+from quanterr.samples.rows import count_rows, list_rows
 from quanterr.samples.small import SmallWeights
-from quanterr.tensors.chunks import Chunk, split_chunk
+from quanterr.tensors.chunks import Chunk, split_chunks
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 MOST_SPANNED = 1 << 21  # most elements in a span of rows whose scales are read at once
@@ -64,6 +64,7 @@ class PairReader:
     def __init__(self, buffers: Buffers, pair: Pair, place: int) -> None:
         """Use the buffers of the thread."""
         self.buffers, self.pair, self.quantized = buffers, pair, buffers.quantized[place]
+        self._coded = pair.quantized.unrotated  # has a code for each element
         kept = buffers.kept_samples.get(place)
         self._kept = kept if kept is not None and kept.pair is pair else None
 
@@ -87,12 +88,12 @@ class PairReader:
         if rotated:
             x = rotated.rotate(x.clone(), self.buffers.computed)
             y = torch.cat([rotated.weight.dequantize(chunk, self.quantized).weight.clone() for chunk in chunks])
-        return Group(list(chunks), x, y, self._read_scaling(self.pair.quantized.unrotated, chunks))
+        return Group(list(chunks), x, y, self._read_scaling(self._coded, chunks))
 
     def read_block(self, chunk: Chunk) -> Tensor:
         """Return the original's values of a chunk that is read by whole rows, (r, c) float32."""
         x = self.buffers.computed.buffer("values_x", chunk.shape, torch.float32)
-        for rows in split_chunk(chunk._replace(col=0, stop_col=self.pair.original.matrix[1]), self.buffers.size):
+        for rows in split_chunks([chunk._replace(col=0, stop_col=self.pair.original.matrix[1])], self.buffers.size):
             whole = self.buffers.computed.buffer("whole_rows", rows.shape, torch.float32)
             self._read("x", rows, whole)
             x[rows.row - chunk.row : rows.stop_row - chunk.row] = whole[:, chunk.col : chunk.stop_col]
@@ -106,7 +107,7 @@ class PairReader:
         kept = self._kept
         if kept is not None and chunks[0] in kept.first_rows:
             first = kept.first_rows[chunks[0]]
-            x, y = kept.values[:, first : first + sum(chunk.shape[0] for chunk in chunks)]
+            x, y = kept.values[:, first : first + count_rows(chunks)]
             return x, y
         if len(chunks) == 1:
             x, y = self.read_values(chunks[0])
@@ -114,7 +115,7 @@ class PairReader:
         return self._stack("x", chunks), self._stack("y", chunks)
 
     def _stack(self, side: str, chunks: Sequence[Chunk]) -> Tensor:
-        shape, row = (sum(chunk.shape[0] for chunk in chunks), chunks[0].shape[1]), 0
+        shape, row = (count_rows(chunks), chunks[0].shape[1]), 0
         values = self.buffers.computed.buffer(f"sample_{side}", shape, torch.float32)
         for chunk in chunks:
             self._read(side, chunk, values[row : row + chunk.shape[0]])

@@ -3,7 +3,7 @@
 The shape and the size of blocks alone decide what is sampled, so the result is reproducible to the last digit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quanterr.tensors.chunks import Chunk, as_matrix
 
@@ -44,6 +44,11 @@ def sample_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk]
     numbers = range(down) if rows * cols <= SMALL_BLOCKS else [down // 2]
     width = max(IN_BLOCKS // block[0], block[1])
     return [Chunk(number * block[0], (number + 1) * block[0], 0, min(width, cols)) for number in numbers]
+
+
+def count_rows(chunks: Iterable[Chunk]) -> int:
+    """Return the number of rows of all chunks."""
+    return sum(chunk.stop_row - chunk.row for chunk in chunks)
 
 
 def list_rows(chunks: Sequence[Chunk]) -> list[int]:

@@ -113,7 +113,9 @@ class ScaleSampler:
         self._within: list[_SampledGroups] = []  # parts of groups
         self.one_zero: bool | None = None  # whether all groups share a zero point; None if unknown
         self._is_stacked = False  # whether several weights with one scale each are stacked
-        self.has_row_scales, self._has_one_scale = has_row_scales(weight), _has_one_scale(weight)
+        self._n_scales = None if weight.scale is None else weight.scale.n
+        self._has_one_scale = self._n_scales == 1 and not weight.rotated
+        self.has_row_scales = not (spans_rows(weight) or self._has_one_scale)
         # Small floats lose precision if the scale is too large.
         self.has_floats, self._lucky = bool(weight.levels and weight.levels.mantissa), get_lucky_share(weight.levels)
 
@@ -282,7 +284,7 @@ class ScaleSampler:
                 return ScaleGroups(*block), None
             order = order_columns(block[1], units) if block[0] == 1 else None
             return (ScaleGroups(*block), order) if order is not None else (None, None)
-        of_rows = weight.scale.n >= rows if weight.scale is not None else unit.shape[0] == shape[0]
+        of_rows = unit.shape[0] == shape[0] if self._n_scales is None else self._n_scales >= rows
         if unit.shape[1] > 1 and find_groups((1, shape[1]), unit) is None:
             return None, None
         if weight.scale is None and len(unit) > 1 and bool((unit == unit[:1]).all()):
@@ -370,11 +372,8 @@ class ScaleSampler:
 
 def has_row_scales(weight: Weight) -> bool:
     """Return whether each row of a weight has its own scales."""
-    return not spans_rows(weight) and not _has_one_scale(weight)
-
-
-def _has_one_scale(weight: Weight) -> bool:
-    return weight.scale is not None and weight.scale.n == 1 and not weight.rotated
+    has_one_scale = weight.scale is not None and weight.scale.n == 1 and not weight.rotated
+    return not (spans_rows(weight) or has_one_scale)
 
 
 def find_run_steps(weight: Weight, runs: Tensor, rows: Sequence[int], groups: range) -> Tensor:

@@ -8,7 +8,7 @@ A weight is handled as a matrix whose rows are the output rows of a linear layer
     convolutions      (output channels, everything else)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple, overload
@@ -45,10 +45,13 @@ class Chunk(NamedTuple):
         return (self.stop_row - self.row) * (self.stop_col - self.col)
 
 
-def split_chunk(chunk: Chunk, size: int) -> list[Chunk]:
-    """Split a chunk into chunks of at most ``size`` elements."""
-    row, _, col, _ = chunk
-    return [Chunk(row + c.row, row + c.stop_row, col + c.col, col + c.stop_col) for c in Cut(*chunk.shape, size)]
+def split_chunks(chunks: Iterable[Chunk], size: int) -> list[Chunk]:
+    """Split chunks into chunks of at most ``size`` elements."""
+    return [
+        Chunk(row + piece.row, row + piece.stop_row, col + piece.col, col + piece.stop_col)
+        for row, stop_row, col, stop_col in chunks
+        for piece in Cut(stop_row - row, stop_col - col, size)
+    ]
 
 
 @lru_cache(maxsize=1 << 10)  # many weights have the same shape

@@ -22,7 +22,7 @@ from quanterr.errors import CheckpointError, ResourceError, UsageError
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing import pair
 from quanterr.selection import LayerSelection
-from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, split_chunk
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut, split_chunks
 from quanterr.tensors.devices import pick_device
 
 
@@ -117,7 +117,7 @@ class TestMemory:
     @pytest.mark.parametrize("size", [1, 3, 5, 8, 100])
     def test_chunk_may_be_split_into_smaller_ones(self, size):
         for chunk in (Chunk(2, 6, 0, 5), Chunk(3, 4, 10, 25), Chunk(0, 0, 0, 5)):
-            pieces = split_chunk(chunk, size)
+            pieces = split_chunks([chunk], size)
             seen = [(r, c) for k in pieces for r in range(k.row, k.stop_row) for c in range(k.col, k.stop_col)]
 
             assert [(r, c) for r in range(chunk.row, chunk.stop_row) for c in range(chunk.col, chunk.stop_col)] == seen
