@@ -97,17 +97,18 @@ def _list_fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Seq
         return {"schema": SCHEMA, **whole._asdict()}
     pairs = zip(subjects, verdicts, strict=True)
     candidates = [{"name": subject.name} | verdict._asdict() for subject, verdict in pairs]
-    return {"schema": SCHEMA, "verdict": whole.verdict, "reasons": whole.reasons, "candidates": candidates}
+    judged = {key: value for key, value in whole._asdict().items() if key != "gates"}
+    return {"schema": SCHEMA, **judged, "candidates": candidates}
 
 
 def _print_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
-    from quanterr.documents.gate_results import drop_gate_messages
+    from quanterr.documents.gate_results import list_other_reasons
     from quanterr.outputs.formatting import sentence
 
     print(f"verdict: {paint(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
     if quiet or found.verdict != "inconclusive":
         return
-    for reason in drop_gate_messages(found.reasons, found.gates):
+    for reason in list_other_reasons(found):
         print(f"  - {escape_commands(sentence(reason))}", file=sys.stderr)
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from quanterr.checkpoints import Checkpoint
 from quanterr.comparison.run import Path, compare_each
 from quanterr.documents.comparison.model import Report
-from quanterr.documents.comparison.values import NOT_JUDGED
+from quanterr.documents.gate_results import Reason, list_reasons, store_reasons
 from quanterr.documents.plan.model import Plan
 from quanterr.errors import UnjudgedError, UsageError
 from quanterr.findings.runtimes.judging import choose_runtimes, find_refusals
@@ -60,9 +60,8 @@ def compare_pair(
         judged = rules.judge(report)
         return judged if plan is None else check_against_plan(judged, plan)
     except UsageError as error:
-        before = report.reasons if report.verdict == "inconclusive" else []
-        reasons = [f"{NOT_JUDGED}{error}", *before]
-        raise UnjudgedError(str(error), replace(report, verdict="inconclusive", reasons=reasons)) from error
+        unjudged = _add_reasons(report, [Reason(f"not judged: {error}", "rules")])
+        raise UnjudgedError(str(error), unjudged) from error
 
 
 def _add_loading(report: Report, quantized: Path | Checkpoint, options: CompareOptions) -> Report:
@@ -74,5 +73,10 @@ def _add_loading(report: Report, quantized: Path | Checkpoint, options: CompareO
     refusals = find_refusals(options.runtimes, loading)
     if not refusals:
         return replace(report, loading=loading)
-    reasons = [*refusals, *(report.reasons if report.verdict == "inconclusive" else [])]
-    return replace(report, loading=loading, verdict="inconclusive", reasons=reasons)
+    return _add_reasons(replace(report, loading=loading), [Reason(text, "result") for text in refusals])
+
+
+def _add_reasons(report: Report, reasons: list[Reason]) -> Report:
+    """Return the report as inconclusive for more reasons."""
+    before = list_reasons(report) if report.verdict == "inconclusive" else []
+    return replace(report, verdict="inconclusive", **store_reasons([*reasons, *before]))

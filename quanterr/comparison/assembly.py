@@ -23,6 +23,7 @@ from quanterr.documents.comparison.model import (
     Side,
     StoredFile,
 )
+from quanterr.documents.gate_results import Reason, store_reasons
 from quanterr.findings import FindingCollector
 from quanterr.findings.contents import Comparison, Contents
 from quanterr.findings.results import MAX_BLOCKS
@@ -287,7 +288,7 @@ class ReportBuilder:
         return Report(
             tool=Tool(name="quanterr", version=__version__),
             verdict="inconclusive" if reasons else "pass",
-            reasons=reasons or ["everything selected was compared; no gates set"],
+            **store_reasons(reasons or [Reason("everything selected was compared; no gates set", "result")]),
             complete=complete,
             original=_make_side(original, self._pairing.prefixes["original"]),
             quantized=_make_side(quantized, self._pairing.prefixes["quantized"]),
@@ -333,9 +334,9 @@ class ReportBuilder:
         findings: list[Finding],
         original: Checkpoint,
         quantized: Checkpoint,
-    ) -> list[str]:
+    ) -> list[Reason]:
         """Return the reasons why the result is inconclusive; empty if it is reliable."""
-        reasons = []
+        reasons: list[str] = []
         if not complete:
             done = len(self._refused) + sum(one is not None for one in self._compared)
             reasons.append(f"interrupted: {done} of {len(self._pairing.pairs)} weights were compared")
@@ -352,14 +353,20 @@ class ReportBuilder:
                 why = next(item.reason for item in not_compared if item.bucket == bucket)
                 shown = f"{count(len(names), 'tensor')} {_describe_bucket(bucket)}: {listed(names, 3)} ({why})"
                 reasons.append(shown + _suggest_exclusion(names) if bucket in ONE_SIDED else shown)
-        errors = [f for f in findings if f.severity == "error"]
-        for code in dict.fromkeys(f.code for f in errors):
-            same = [f for f in errors if f.code == code]
-            more = f" (and {count(len(same) - 1, 'more layer')})" if len(same) > 1 else ""
-            reasons.append(same[0].message + more)
-        if not self._pairing.pairs and not reasons:
+        known_faults = _list_errors(findings)
+        if not self._pairing.pairs and not reasons and not known_faults:
             reasons.append("nothing was compared: no selected weight is on both sides")
-        return reasons
+        return [*(Reason(text, "result") for text in reasons), *known_faults]
+
+
+def _list_errors(findings: list[Finding]) -> list[Reason]:
+    """Return a reason for each code of findings that are errors."""
+    errors: dict[str, list[Finding]] = {}
+    for found in findings:
+        if found.severity == "error":
+            errors.setdefault(found.code, []).append(found)
+    more = {code: f" (and {count(len(same) - 1, 'more layer')})" for code, same in errors.items() if len(same) > 1}
+    return [Reason(f"{same[0].message}{more.get(code, '')}", "finding") for code, same in errors.items()]
 
 
 def _list_names(checkpoint: Checkpoint) -> str:

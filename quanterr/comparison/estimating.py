@@ -14,6 +14,7 @@ from quanterr.comparison.scheduler import Progress
 from quanterr.documents.base import Tool
 from quanterr.documents.comparison.layer import StoredSizes
 from quanterr.documents.comparison.model import Selection as Selected
+from quanterr.documents.gate_results import Reason, store_reasons
 from quanterr.documents.ranking.model import Candidate, Ranking, WorstLayer
 from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
 from quanterr.errors import Interrupted, UsageError
@@ -125,7 +126,7 @@ def _estimate(
     return Ranking(
         tool=Tool(name="quanterr", version=__version__),
         verdict="pass",
-        reasons=[f"estimated from {100 * share:g} % of the rows of each weight"],
+        **store_reasons([Reason(f"estimated from {100 * share:g} % of the rows of each weight", "result")]),
         complete=True,
         original=checkpoint.path,
         original_bytes=checkpoint.nbytes,
@@ -254,7 +255,7 @@ def _make_rankable(
         name=recipe.name,
         path=virtual.path,
         verdict="pass",
-        reasons=["estimated from a sample of rows"],
+        **store_reasons([Reason("estimated from a sample of rows", "result")]),
         not_ranked=None,
         **UNPLACED,
         checkpoint_bytes=virtual.nbytes,

@@ -1,13 +1,18 @@
 """Results of gates as plain data."""
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal, NamedTuple, Protocol, TypedDict
 
 from quanterr.documents.base import Model
 from quanterr.errors import Status
+from quanterr.metrics.scores import doc
 
 Word = Literal["pass", "fail", "inconclusive"]
-
+Giver = Literal["result", "finding", "gate", "rules"]
+Givers = Annotated[
+    list[Giver] | None,
+    doc("what gives each reason: the result, a finding, a gate, or rules that were not applied; null: not stored"),
+]
 
 BECAUSE = ", because: "  # in messages of gates, before the finding that explains a number
 
@@ -55,12 +60,31 @@ class Gate(Model):
     baseline_original: str | None = None
 
 
+class Reason(NamedTuple):
+    """A reason of a verdict.
+
+    It is given by the ``result`` itself, a ``finding`` of the document, a ``gate`` whose message it is, or by ``rules``
+    or a baseline that could not be used, so that other rules may judge the document.
+    """
+
+    text: str
+    by: Giver
+
+
+class StoredReasons(TypedDict):
+    """The fields of a document that hold the reasons of its verdict."""
+
+    reasons: list[str]
+    reasons_by: list[Giver]
+
+
 class Verdict(NamedTuple):
-    """The verdict on one subject, with its reasons and gates."""
+    """The verdict on one subject, with its reasons and gates; ``reasons_by`` says what gave each reason."""
 
     verdict: Word
     reasons: list[str]
     gates: list[Gate]
+    reasons_by: Givers = None
 
 
 class HasGates(Protocol):
@@ -75,14 +99,31 @@ class HasGates(Protocol):
         """The reasons for the verdict."""
 
     @property
+    def reasons_by(self) -> Sequence[Giver] | None:
+        """What gave each reason; None in older documents."""
+
+    @property
     def gates(self) -> Sequence[Gate]:
         """The results of all gates."""
 
 
-def drop_gate_messages(reasons: Sequence[str], gates: Sequence[Gate]) -> list[str]:
-    """Return the reasons that do not repeat a gate's message, with or without a candidate's name before it."""
-    messages = tuple(gate.message for gate in gates)
-    return [reason for reason in reasons if not reason.endswith(messages)]
+def list_reasons(judged: HasGates) -> list[Reason]:
+    """Return the reasons of a verdict; in older documents, each that is not a gate's message is the result's own."""
+    if judged.reasons_by is not None and len(judged.reasons_by) == len(judged.reasons):
+        return list(map(Reason, judged.reasons, judged.reasons_by))
+    messages = {gate.message for gate in judged.gates}
+    return [Reason(text, "gate" if text in messages else "result") for text in judged.reasons]
+
+
+def store_reasons(reasons: Iterable[Reason]) -> StoredReasons:
+    """Return reasons as fields of a document or a :class:`Verdict`."""
+    known = list(reasons)
+    return {"reasons": [one.text for one in known], "reasons_by": [one.by for one in known]}
+
+
+def list_other_reasons(judged: HasGates) -> list[str]:
+    """Return the reasons that no gate gives: outputs show gates by themselves."""
+    return [one.text for one in list_reasons(judged) if one.by != "gate"]
 
 
 def list_damage(judged: object) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from msgspec import Struct
 
-from quanterr.documents.gate_results import HasGates, Word
+from quanterr.documents.gate_results import HasGates, Reason, StoredReasons, Word, list_reasons, store_reasons
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
 from quanterr.metrics.scores import Score
@@ -82,8 +82,8 @@ class Subject:
     name: str | None = None  # name of the candidate
     errors: Mapping[str, float | None] = field(default_factory=dict)  # standard errors of the metrics in ``whole``
     trouble: str | None = None
-    unreliable: list[str] = field(default_factory=list)
-    unquantized: list[str] = field(default_factory=list)
+    unreliable: list[Reason] = field(default_factory=list)
+    unquantized: list[Reason] = field(default_factory=list)
     complete: bool = True
     patterns: Sequence[str] = ()  # the selection of layers
     too_few: str | None = None  # why the numbers have no confidence interval
@@ -135,17 +135,19 @@ def find_counterpart(subject: Subject, before: Sequence[Subject]) -> Subject | N
     return found
 
 
-def combine_verdicts(candidates: Mapping[str, HasGates]) -> tuple[Word, list[str]]:
+def combine_verdicts(candidates: Mapping[str, HasGates]) -> tuple[Word, StoredReasons]:
     """Return the joint verdict of candidates, given by name, and its reasons, each once."""
     found = [one.verdict for one in candidates.values()]
     verdict: Word = "inconclusive" if "inconclusive" in found else "fail" if "fail" in found else "pass"
     if verdict == "pass":
-        return verdict, list(next(iter(candidates.values())).reasons)
-    names: dict[str, list[str]] = {}
+        return verdict, store_reasons(list_reasons(next(iter(candidates.values()))))
+    names: dict[Reason, list[str]] = {}
     for name, one in candidates.items():
-        for reason in one.reasons if one.verdict == verdict else ():
+        for reason in list_reasons(one) if one.verdict == verdict else ():
             names.setdefault(reason, []).append(name)
-    return verdict, [f"{name_candidates(own, len(candidates))}: {reason}" for reason, own in names.items()]
+    total = len(candidates)
+    named = [Reason(f"{name_candidates(own, total)}: {reason.text}", reason.by) for reason, own in names.items()]
+    return verdict, store_reasons(named)
 
 
 def name_candidates(names: Sequence[str], candidates: int) -> str:
@@ -155,9 +157,10 @@ def name_candidates(names: Sequence[str], candidates: int) -> str:
     return "both candidates" if candidates == 2 else f"all {candidates:,} candidates"
 
 
-def list_own_reasons(verdict: str, reasons: Sequence[str], of_gates: Collection[str]) -> list[str]:
-    """Return the reasons of an inconclusive stored verdict that no gate caused; empty for other verdicts."""
-    return [reason for reason in reasons if reason not in of_gates] if verdict == "inconclusive" else []
+def list_own_reasons(judged: HasGates) -> list[Reason]:
+    """Return the reasons of an inconclusive stored verdict that hold under any rules; empty for other verdicts."""
+    known = list_reasons(judged) if judged.verdict == "inconclusive" else []
+    return [reason for reason in known if reason.by in ("result", "finding")]
 
 
 def compute_change(old: float | None, new: float | None, function: str = "delta") -> float | None:

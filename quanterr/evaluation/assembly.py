@@ -23,6 +23,7 @@ from quanterr.documents.evaluation.model import (
     Tokens,
     WorstToken,
 )
+from quanterr.documents.gate_results import Reason, store_reasons
 from quanterr.documents.sensitivity import KLD, OUTPUT_ERROR
 from quanterr.documents.subjects import combine_verdicts
 from quanterr.evaluation.denoisers.gaussian import is_made_up
@@ -91,7 +92,7 @@ def assemble(
     return Evaluation(
         tool=Tool(name="quanterr", version=__version__),
         verdict=verdict,
-        reasons=reasons,
+        **reasons,
         original=baseline.original,
         original_bytes=baseline.nbytes,
         model=baseline.model,
@@ -133,11 +134,12 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         reasons.append(f"not finite from {outcome.not_finite} on")
     reasons += candidate.rounding.reasons()
     reasons += measured.draft.doubts if measured.draft else []
+    done = f"evaluated on all {'tokens' if prepared.calls is None else 'calls'}; no gates set"
     return Evaluated(
         name=measured.name,
         path=candidate.checkpoint.path,
         verdict="inconclusive" if reasons else "pass",
-        reasons=reasons or [f"evaluated on all {'tokens' if prepared.calls is None else 'calls'}; no gates set"],
+        **store_reasons(Reason(text, "result") for text in reasons or [done]),
         bytes=candidate.checkpoint.nbytes,
         scores=outcome.scores,
         texts=[TextScores(text.name, each) for text, each in zip(prepared.texts, outcome.texts, strict=False)],

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quanterr.documents.base import Tool
+from quanterr.documents.gate_results import Reason, store_reasons
 from quanterr.documents.images.model import ImagePair, Images, Mean, NotCompared, WorstPair, find_copies, list_reasons
 from quanterr.documents.images.values import LEAST_PAIRS, VOCABULARY
 from quanterr.documents.kinds import KINDS
@@ -125,7 +126,7 @@ def judge_images(
     found = Images(
         tool=Tool(name="quanterr", version=__version__),
         verdict="pass",
-        reasons=[VOCABULARY.done],
+        **store_reasons([Reason(VOCABULARY.done, "result")]),
         gated=False,
         original=escape_surrogates(str(original)),
         quantized=escape_surrogates(str(quantized)),
@@ -142,7 +143,8 @@ def judge_images(
         run=clock.describe_run(command, "cpu", torch.get_num_threads(), read_bytes),
     )
     if reasons := [*list_reasons(found), *find_copies(found)]:
-        found = replace(found, verdict="inconclusive", reasons=reasons)
+        stored = store_reasons(Reason(text, "result") for text in reasons)
+        found = replace(found, verdict="inconclusive", **stored)
     worst = [
         WorstPair(one.name, *map(_draw, sources[one.name])) for one in found.worst_first[:SHOWN] if not one.identical
     ]

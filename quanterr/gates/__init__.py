@@ -190,10 +190,11 @@ def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: 
     if not hasattr(document, "verdict"):
         raise UsageError(f"{with_article(document.noun)} stores no verdict")
     whole = verdict_on_whole(subjects, verdicts)
-    update = {"verdict": whole.verdict, "reasons": whole.reasons, "gated": bool(whole.gates)}
+    update = whole._asdict() | {"gated": bool(whole.gates)}
     candidates = getattr(document, "candidates", None)
     if candidates is None:
-        return replace(document, **update, gates=whole.gates)
+        return replace(document, **update)
+    del update["gates"]  # each candidate has its own
     judged = [replace(one, **verdict._asdict()) for one, verdict in zip(candidates, verdicts, strict=True)]
     return replace(document, **update, candidates=judged)
 
@@ -203,7 +204,8 @@ def verdict_on_whole(subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -
     if subjects[0].name is None:
         return verdicts[0]
     by_name = {subject.name or "": verdict for subject, verdict in zip(subjects, verdicts, strict=True)}
-    return Verdict(*combine_verdicts(by_name), [gate for verdict in verdicts for gate in verdict.gates])
+    word, reasons = combine_verdicts(by_name)
+    return Verdict(word, gates=[gate for verdict in verdicts for gate in verdict.gates], **reasons)
 
 
 def subjects_of(document: "Document") -> list[Subject]:

@@ -7,7 +7,7 @@ escaped, so that none can act as Markdown or as a workflow command.
 import os
 from collections.abc import Callable, Iterator
 
-from quanterr.documents.gate_results import HasGates, drop_gate_messages
+from quanterr.documents.gate_results import HasGates, list_other_reasons
 from quanterr.outputs.formatting import LONG, describe_violation, has_only_numbers, sentence
 from quanterr.outputs.markdown import format_code
 from quanterr.util.text import escape_commands, format_decisive, format_exact
@@ -29,7 +29,7 @@ def make_annotations(judged: HasGates, candidate: str | None = None) -> list[str
     failed = [gate for gate in judged.gates if gate.status == "fail"]
     failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
     found = [("error" if gate.severity == "error" else "warning", gate.message) for gate in failed]
-    reasons = drop_gate_messages(judged.reasons, judged.gates)
+    reasons = list_other_reasons(judged)
     if judged.verdict == "inconclusive" and reasons:  # otherwise a gate gives the reason
         found.insert(0, ("error", f"inconclusive: {reasons[0]}"))
     if len(found) > MAX_ANNOTATIONS:
@@ -85,7 +85,7 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
     of = "" if candidate is None else f" {_code(candidate)}"
     yield f"### quanterr{of}: {judged.verdict}\n\n"
     if judged.verdict == "inconclusive":
-        yield from (f"- {_code(reason)}\n" for reason in drop_gate_messages(judged.reasons, judged.gates))
+        yield from (f"- {_code(reason)}\n" for reason in list_other_reasons(judged))
         yield "\n"
     if not judged.gates:
         return

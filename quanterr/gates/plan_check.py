@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from quanterr.documents.comparison.layer import Layer, LosslessLayer
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.comparison.same_original import find_other_tensor
-from quanterr.documents.gate_results import Gate, Violation
+from quanterr.documents.gate_results import Gate, Reason, Violation, store_reasons
 from quanterr.documents.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.errors import UsageError
 from quanterr.util.text import count, display
@@ -71,10 +71,12 @@ def check_against_plan(report: Report, plan: Plan) -> Report:
     gate = _make_gate(found, len(plan.layers))
     if report.verdict == "inconclusive":
         return replace(report, gates=[*report.gates, gate], gated=True)
-    failed = [one.message for one in (*report.gates, gate) if one.status == "fail" and one.severity == "error"]
-    reasons = failed or [f"everything selected was compared; {gate.message}"]
+    failed = [
+        Reason(one.message, "gate") for one in (*report.gates, gate) if one.status == "fail" and one.severity == "error"
+    ]
+    reasons = store_reasons(failed or [Reason(f"everything selected was compared; {gate.message}", "result")])
     verdict = "fail" if failed else "pass"
-    return replace(report, gates=[*report.gates, gate], gated=True, verdict=verdict, reasons=reasons)
+    return replace(report, gates=[*report.gates, gate], gated=True, verdict=verdict, **reasons)
 
 
 def _find_unplanned_changes(report: Report, plan: Plan) -> Iterator[Violation]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from quanterr.documents.comparison import NORM
-from quanterr.documents.gate_results import BECAUSE, Gate, Verdict, Violation
+from quanterr.documents.gate_results import BECAUSE, Gate, Reason, Verdict, Violation, Word, store_reasons
 from quanterr.documents.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.gates.expression import OF_BASELINE, OF_INTERVAL, OPERATORS, Condition
 from quanterr.gates.rules import Rule
@@ -44,25 +44,24 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
             replace(gate, baseline_original=other_original) if rule.condition.function in OF_BASELINE else gate
             for gate, rule in zip(gates, rules, strict=True)
         ]
-    doubts = list_doubts(subject, rules)
-    doubts += [
-        gate.message
-        for gate, rule in zip(gates, rules, strict=True)
-        if _explain_missing_interval(subject, rule.condition)
+    unjudged = [
+        gate for gate, rule in zip(gates, rules, strict=True) if _explain_missing_interval(subject, rule.condition)
     ]
-    failed = [gate for gate in gates if gate.status == "fail" and gate.message not in doubts]
-    errors = [gate.message for gate in failed if gate.severity == "error"]
+    doubts = list_doubts(subject, rules) + [Reason(gate.message, "gate") for gate in unjudged]
+    failed = [gate for gate in gates if gate.status == "fail" and gate not in unjudged]
+    errors = [Reason(gate.message, "gate") for gate in failed if gate.severity == "error"]
     reasons = doubts + errors
     if not reasons:
         warned = f"; failed with a warning: {count(len(failed), 'gate')}" if failed else ""
         held = len(gates) - len(failed)
         hold = "the gate holds" if held == len(gates) == 1 else f"{held} gate{' holds' if held == 1 else 's hold'}"
         beside = "; the baseline has another original" if other_original else ""
-        reasons = [f"{subject.vocabulary.done}; {hold}{warned}{beside}"]
-    return Verdict("inconclusive" if doubts else "fail" if errors else "pass", reasons, gates)
+        reasons = [Reason(f"{subject.vocabulary.done}; {hold}{warned}{beside}", "result")]
+    verdict: Word = "inconclusive" if doubts else "fail" if errors else "pass"
+    return Verdict(verdict, gates=gates, **store_reasons(reasons))
 
 
-def list_doubts(subject: Subject, rules: list[Rule]) -> list[str]:
+def list_doubts(subject: Subject, rules: list[Rule]) -> list[Reason]:
     """Return why the verdict is inconclusive, whichever rules hold.
 
     Either the comparison is unreliable, or there are rules and the measured model is not the quantized one.

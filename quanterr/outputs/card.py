@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 from quanterr.documents.document import Result
-from quanterr.documents.gate_results import drop_gate_messages
 from quanterr.outputs import BEGIN, END
 from quanterr.outputs.formatting import format_doubts, say_once
 from quanterr.outputs.markdown import format_code, format_prose, shorten_path, table
@@ -28,22 +27,24 @@ def section(document: Result) -> str:
     """Return the section of a model card with its comments: one table, warnings and errors; for a diff, all parts."""
     view: View = document.view(TOP)
     parts = [part for section in view.sections if CARD in section.media for part in section.parts]
+    reasons = [reason.text for reason in view.reasons]
     tables = [part for part in parts if isinstance(part, Table) or (isinstance(part, FigureGroup) and part.shown)]
     wrong: list[Part] = [part for part in parts if isinstance(part, Lines) and part.warn]
     wrong += [
-        Findings([one for one in part.found if one[1].severity != "info" and one[1].message not in view.reasons])
+        Findings([one for one in part.found if one[1].severity != "info" and one[1].message not in reasons])
         for part in parts
         if isinstance(part, Findings)
     ]
     shown = parts if document.noun == "diff" else [*tables[:1], *wrong]
-    return "\n".join([BEGIN, *_lines(view, view.reasons, shown), END]) + "\n"
+    return "\n".join([BEGIN, *_lines(view, reasons, shown), END]) + "\n"
 
 
 def format_numbers(document: Result) -> str:
     """Return all numbers for the summary of a job, which shows the results of gates separately."""
     view: View = document.view(TOP)
     parts = [part for section in view.sections if CARD in section.media for part in section.parts]
-    return "\n".join(_lines(view, drop_gate_messages(view.reasons, view.gates), parts)) + "\n"
+    reasons = [reason.text for reason in view.reasons if reason.by != "gate"]
+    return "\n".join(_lines(view, reasons, parts)) + "\n"
 
 
 def _lines(view: View, reasons: Sequence[str], parts: Iterable[Part]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Self, TypeVar
 
 from quanterr.documents.base import Finding
-from quanterr.documents.gate_results import Gate
+from quanterr.documents.gate_results import Gate, Reason
 from quanterr.documents.subjects import name_candidates
 from quanterr.metrics.scores import Score
 from quanterr.util.strict_json import JsonFields, JsonObject
@@ -306,7 +306,7 @@ class View(NamedTuple):
     heading: str  # heading of the Markdown section
     verdict: str | None  # pass, fail, inconclusive; None: not judged
     conclusion: str  # the result in a sentence
-    reasons: Sequence[str]  # reasons for the verdict
+    reasons: Sequence[Reason]  # reasons for the verdict
     facts: Facts  # the files, and what is known of them as a whole
     sections: Sequence[Section]
     about: str  # explains what the numbers mean and leave out

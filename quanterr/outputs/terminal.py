@@ -15,7 +15,6 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from quanterr.documents.base import Finding
-from quanterr.documents.gate_results import drop_gate_messages
 from quanterr.outputs.block_map import draw_block_maps
 from quanterr.outputs.formatting import LONG, format_answer, sentence
 from quanterr.outputs.sections import (
@@ -117,10 +116,10 @@ def _print_answer(
     # A pass without gates is not an approval and gets no colour.
     style = STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
     to.print(Text(format_conclusion(view, answer), style=style), soft_wrap=wrap)
-    # Commands print gates separately.
-    for reason in drop_gate_messages(view.reasons, view.gates) if view.verdict not in ("pass", None) else ():
-        if not any(one.message in reason for _, one in found):
-            to.print(Text(display(reason, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
+    # Commands print gates separately, and findings follow.
+    for reason in view.reasons if view.verdict not in ("pass", None) else ():
+        if reason.by not in ("gate", "finding"):
+            to.print(Text(display(reason.text, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
     if view.overview is not None and not verbose:
         _print_overview(view.overview, to)
     for line in view.summary:

@@ -28,6 +28,7 @@ from quanterr.advice.runtimes import load_together
 from quanterr.documents.base import Tool
 from quanterr.documents.comparison.layer import StoredSizes, find_sizes
 from quanterr.documents.comparison.model import Report
+from quanterr.documents.gate_results import Giver, Reason, list_reasons, store_reasons
 from quanterr.documents.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.errors import UsageError
 from quanterr.ranking.gains import find_gains
@@ -139,14 +140,14 @@ def make_ranking(
     excluded |= {one.name: one.not_ranked or "" for one in unreadable}
     failed = {name: report for name, report in by_name.items() if report.verdict == "fail"}
     first = reports[0]
+    reasons = [
+        *(Reason(f"{name}: {why}", _find_giver(by_name.get(name))) for name, why in excluded.items()),
+        *(Reason(f"{name}: {'; '.join(report.reasons)}", "gate") for name, report in failed.items()),
+    ]
     return Ranking(
         tool=Tool(name="quanterr", version=__version__),
         verdict="inconclusive" if excluded else "fail" if failed else "pass",
-        reasons=[
-            *(f"{name}: {why}" for name, why in excluded.items()),
-            *(f"{name}: {'; '.join(report.reasons)}" for name, report in failed.items()),
-        ]
-        or ["everything selected was compared in every candidate"],
+        **store_reasons(reasons or [Reason("everything selected was compared in every candidate", "result")]),
         complete=all(report.complete for report in reports),
         original=first.original.path,
         original_bytes=first.original.bytes,
@@ -200,6 +201,11 @@ def _find_exclusion(report: Report) -> str | None:
     return None if undefined is None else f"the error of {undefined.display_name} is undefined"
 
 
+def _find_giver(report: Report | None) -> Giver:
+    """Return what excludes a candidate, which could not be read if it has no report."""
+    return "finding" if report and any(reason.by == "finding" for reason in list_reasons(report)) else "result"
+
+
 def _collect_tensors(report: Report) -> dict[str, StoredTensor]:
     """Return all compared tensors of a report by name."""
     found = {}
@@ -245,6 +251,7 @@ def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate
         path=report.quantized.path,
         verdict=report.verdict,
         reasons=report.reasons,
+        reasons_by=report.reasons_by,
         not_ranked=why_not,
         **UNPLACED,
         checkpoint_bytes=report.quantized.bytes,
@@ -263,7 +270,7 @@ def make_unreadable(name: str, path: str, reason: str) -> Candidate:
         name=name,
         path=path,
         verdict="inconclusive",
-        reasons=[why],
+        **store_reasons([Reason(why, "result")]),
         not_ranked=why,
         **UNPLACED,
         checkpoint_bytes=0,

@@ -6,6 +6,7 @@ from typing import Any
 
 from quanterr.documents.base import Model
 from quanterr.documents.document import Document
+from quanterr.documents.gate_results import Reason
 from quanterr.metrics.scores import Score, list_columns
 from quanterr.outputs.formatting import UNDEFINED, format_db, format_percent, list_doubts
 from quanterr.outputs.sections import (
@@ -32,7 +33,7 @@ def make_view(
     sections: Iterable[Section],
     about: str,
     maps: Maps | PageScripts | None = None,
-    reasons: Sequence[str] = (),
+    reasons: Sequence[Reason] = (),
     done: str = "",
     settings: Sequence[tuple[str, str]] = (),
     summary: Sequence[str] = (),

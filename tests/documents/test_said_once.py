@@ -51,7 +51,9 @@ def messages_of(document) -> list[str]:
 def test_reason_shared_by_all_candidates_counts_them(words, n):
     found = {str(k): Verdict("fail", ["too far", *([] if k else ["and more"])], []) for k in range(n)}
 
-    assert ("fail", [f"{words}: too far", "0: and more"]) == combine_verdicts(found)
+    verdict, stored = combine_verdicts(found)
+
+    assert ("fail", [f"{words}: too far", "0: and more"]) == (verdict, stored["reasons"])
 
 
 def test_few_candidates_are_named():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.reports import finding, made, row
 
 from quanterr.documents.comparison.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, ReportValues
-from quanterr.documents.gate_results import exit_status
+from quanterr.documents.gate_results import exit_status, list_reasons
 from quanterr.errors import Status, UsageError
 from quanterr.gates.as_text import format_gates
 from quanterr.gates.explanation import explain_layer
@@ -566,12 +566,26 @@ class TestVerdict:
         assert [report.findings[0].message] == ReportValues(report).damage
         assert Status.OK == exit_status(absent, allow_partial=True)
 
-    def test_reasons_from_earlier_gates_are_dropped(self):
+    @pytest.mark.parametrize("is_older", [False, True])
+    def test_reasons_from_earlier_gates_are_dropped(self, is_older):
         before = judge(made(LAYERS, missing=["d"]), "snr_db >= 1000")
         stored = made(LAYERS, missing=["d"], verdict="inconclusive", reasons=before.reasons)
-        stored.gates = before.gates
+        stored.gates, stored.reasons_by = before.gates, None if is_older else before.reasons_by
 
+        assert ["result", "gate"] == before.reasons_by == [reason.by for reason in list_reasons(stored)]
         assert before.reasons[:1] == judge(stored, "findings.info == 0").reasons
+
+    def test_rules_that_were_not_applied_leave_a_report_to_others(self):
+        stored = made(LAYERS, verdict="inconclusive", reasons=["not judged: no baseline"])
+        for by, verdict in (["rules"], "pass"), (["result"], "inconclusive"), (None, "inconclusive"):
+            stored.reasons_by = by
+
+            assert verdict == judge(stored, "findings.info == 0").verdict
+
+    def test_reasons_say_what_gave_them(self):
+        report = made(LAYERS, missing=["d"], findings=[finding("a"), finding(None)])
+
+        assert ["finding", "finding", "result"] == judge(report, "findings.info == 0").reasons_by
 
     def test_violations_come_worst_first(self):
         found = gate(made(LAYERS | {"d": None}), "snr_db >= 35")

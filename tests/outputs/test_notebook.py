@@ -147,5 +147,5 @@ def test_any_list_of_a_result_is_a_data_frame(ranking, monkeypatch):
     assert evaluation.candidates[0].scores.kld_mean == first["scores.kld_mean"]
     assert [layer.layer_name for layer in ranking.layers] == [row["layer_name"] for row in ranking.to_pandas("layers")]
     assert [{"item": name} for name in ranking.front] == ranking.to_pandas("front")
-    with pytest.raises(UsageError, match="items: weights is no list of a ranking; choose reasons, candidates, front"):
+    with pytest.raises(UsageError, match="items: weights is no list of a ranking; choose reasons, reasons_by, candid"):
         ranking.to_pandas("weights")

@@ -62,6 +62,7 @@ def made(
     found = {
         "verdict": "pass",
         "reasons": [],
+        "reasons_by": None,
         "complete": True,
         "original": {"tensors": 3, "bytes": 300},
         "quantized": {"bytes": 150},

@@ -32,7 +32,7 @@ from quanterr.documents.comparison.model import (
     Side,
     StoredFile,
 )
-from quanterr.documents.gate_results import Gate, Violation
+from quanterr.documents.gate_results import Gate, Reason, Violation, store_reasons
 from quanterr.findings import make_finding
 from quanterr.metrics import Measurement
 from quanterr.metrics.histogram import Histogram
@@ -276,17 +276,17 @@ def report_of(model: Model) -> Report:
     not_compared = [missing(*item) for item in model.missing]
     findings = [*implausible_error(layers), *changes(other)]
     reasons = [
-        f"1 tensor {_describe_bucket(Bucket(item.bucket))}: {item.display_name} ({item.reason})"
+        Reason(f"1 tensor {_describe_bucket(Bucket(item.bucket))}: {item.display_name} ({item.reason})", "result")
         for item in not_compared
     ]
-    reasons += [found.message for found in findings if found.severity == "error"]
+    reasons += [Reason(found.message, "finding") for found in findings if found.severity == "error"]
     buckets = coverage(layers + other, lossless, not_compared)
     gates = [] if model.floor is None else [*gates_of(layers, model.floor)]
     held = all(gate.status == "pass" for gate in gates)
     return Report(
         tool=Tool(name="quanterr", version="0.1.0"),
         verdict="inconclusive" if reasons else "pass" if held else "fail",
-        reasons=reasons or ["everything selected was compared; no gates set"],
+        **store_reasons(reasons or [Reason("everything selected was compared; no gates set", "result")]),
         complete=True,
         original=side(f"{model.name}/model.safetensors", buckets.original),
         quantized=side(f"{model.name}-8bit/model.safetensors", buckets.quantized),

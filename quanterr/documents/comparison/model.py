@@ -12,7 +12,7 @@ from quanterr.documents.comparison import LISTS, SCHEMA
 from quanterr.documents.comparison.aggregate import Aggregate
 from quanterr.documents.comparison.layer import Layer, LosslessLayer
 from quanterr.documents.document import Document
-from quanterr.documents.gate_results import Gate, Word
+from quanterr.documents.gate_results import Gate, Givers, Word
 from quanterr.documents.loading import Loading
 from quanterr.metrics.scores import Count, Number, doc
 from quanterr.util.strict_json import JsonObject
@@ -106,10 +106,11 @@ class Report(Document, kw_only=True):
 
     schema_: str = SCHEMA
     # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints;
-    # 1.7 predicted_output_error; 1.8 bytes of layers, loading
+    # 1.7 predicted_output_error; 1.8 bytes of layers, loading, reasons_by
     schema_version: str = "1.8"
     verdict: Word
     reasons: list[str]
+    reasons_by: Givers = None
     complete: Annotated[bool, doc("false if the run was interrupted")]
     original: Side
     quantized: Side

@@ -15,7 +15,7 @@ from quanterr.documents.comparison.same_original import (
     find_other_original,
     find_other_settings,
 )
-from quanterr.documents.gate_results import list_damage
+from quanterr.documents.gate_results import Reason, list_damage, list_reasons
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons, read_number
 from quanterr.errors import UsageError
 from quanterr.metrics.scores import list_numbers
@@ -23,7 +23,6 @@ from quanterr.util.text import display
 
 LAYER_METRICS, MODEL_METRICS = list_numbers(Layer), list_numbers(Aggregate)
 NEEDS = {name: one.needs for name, one in LAYER_METRICS.items() if one.needs}
-NOT_JUDGED = "not judged: "  # begins the reason if rules or baseline were wrong; other rules may judge the report
 FILES = {"importance": "importance matrix", "sensitivity": "sensitivity"}
 # Findings about a layer that explain its error.
 EXPLAINING = (
@@ -96,16 +95,21 @@ class ReportValues(Subject):
     def __init__(self, report: Report) -> None:
         """Create the subject from a report whose layers have the metrics of the rules."""
         items = _make_items(report)
-        troubles = [f.message for f in report.findings if f.severity == "error" and f.layer is None]
-        troubles += [f"{display(item.name)}: {item.trouble}" for item in items if item.trouble]
+        damaged = {found.layer for found in report.findings if found.severity == "error"}
+        troubles = [Reason(f.message, "finding") for f in report.findings if f.severity == "error" and f.layer is None]
+        troubles += [
+            Reason(f"{display(item.name)}: {item.trouble}", "finding" if item.name in damaged else "result")
+            for item in items
+            if item.trouble
+        ]
         warnings = [found for found in report.findings if found.severity == "warning"]
         super().__init__(
             VOCABULARY,
             items,
             {name: metric.of(report) for name, metric in REPORT_METRICS.items()},
-            trouble=next(iter(troubles), None),
+            trouble=next((reason.text for reason in troubles), None),
             unreliable=_find_unreliable(report, troubles),
-            unquantized=[found.message for found in warnings if found.code in NOT_QUANTIZED],
+            unquantized=[Reason(found.message, "finding") for found in warnings if found.code in NOT_QUANTIZED],
             complete=report.complete,
             patterns=report.selection.patterns,
             damage=list_damage(report),
@@ -142,7 +146,7 @@ class ReportValues(Subject):
         if not self.complete:
             why = "its run was interrupted"
         elif self.unreliable and (whole or not any(item.trouble for item in self.items)):
-            why = f"it is inconclusive: {display((whole[0].message if whole else self.unreliable[0]), 2000)}"
+            why = f"it is inconclusive: {display((whole[0].message if whole else self.unreliable[0].text), 2000)}"
         else:
             return
         raise UsageError(f"the baseline is not reliable: {why}; compare again, or give another report")
@@ -198,16 +202,16 @@ def _make_items(report: Report) -> list[Item]:
     return items + [Item(name, "not_compared", None, why, perfect) for name, why in trouble.items()]
 
 
-def _find_unreliable(report: Report, troubles: list[str]) -> list[str]:
+def _find_unreliable(report: Report, troubles: list[Reason]) -> list[Reason]:
     """Return why the verdict can only be inconclusive; checks the content, too: the stored verdict may be edited."""
     if report.verdict == "inconclusive":
-        of_gates = {gate.message for gate in report.gates}
-        words = list_own_reasons(report.verdict, report.reasons, of_gates)
-        of_result = [reason for reason in words if not reason.startswith(NOT_JUDGED)]
-        if of_result or troubles or not words:
-            return of_result or troubles or ["the report is inconclusive without a reason"]
+        if own := list_own_reasons(report) or troubles:
+            return own
+        if all(reason.by != "rules" for reason in list_reasons(report)):
+            return [Reason("the report is inconclusive without a reason", "result")]
     if not report.complete:
-        return ["the run was interrupted"]
+        return [Reason("the run was interrupted", "result")]
     if troubles:
         return troubles
-    return [] if report.layers or report.lossless or report.other_changes else ["nothing was compared"]
+    anything = report.layers or report.lossless or report.other_changes
+    return [] if anything else [Reason("nothing was compared", "result")]

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from quanterr.documents.base import Finding, Model, RunInfo, dumps
 from quanterr.documents.document import Document
-from quanterr.documents.gate_results import Gate, Word
+from quanterr.documents.gate_results import Gate, Givers, Word
 from quanterr.metrics import PREDICTED
 from quanterr.metrics.scores import Number, collect_scores, doc, score
 from quanterr.util.strict_json import JsonObject
@@ -434,6 +434,7 @@ class Evaluated(Model):
         Number, score("bits/w", "lower", "bits per weight of the tensors that pair with the original's [bit]", "bit")
     ] = None
     draft: Annotated[bool, doc("true for another model, a draft for speculative decoding")] = False
+    reasons_by: Givers = None
 
     def value(self, metric: str) -> float | None:
         """Return a metric of the candidate, for task metrics the lowest over tasks; None if missing."""
@@ -458,10 +459,11 @@ class Evaluation(Document, kw_only=True):
     # 1.1 adds a checksum, findings, statistics of the text; 1.2 activations, kv, outputs; 1.3 kld_chunks, kld_p99_se;
     # 1.4 input_error, floor, rollout, reference, texts, positions, worst_tokens, predicted_output_error, swaps,
     # input_spread, routers, lora, share_of_inputs, made_up, floor of encoders, acceptance, draft, transcription;
-    # 1.5 bits_per_weight
+    # 1.5 bits_per_weight, reasons_by
     schema_version: str = "1.5"
     verdict: Word
     reasons: list[str]
+    reasons_by: Givers = None
     original: Annotated[str, doc("path of the original")]
     original_bytes: int
     model: Annotated[str, doc("model class in transformers or diffusers")]

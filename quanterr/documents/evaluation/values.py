@@ -18,7 +18,7 @@ from quanterr.documents.evaluation.model import (
     Evaluation,
     find_difference,
 )
-from quanterr.documents.gate_results import list_damage
+from quanterr.documents.gate_results import Reason, list_damage
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons
 from quanterr.errors import UsageError
 from quanterr.metrics import PREDICTED
@@ -78,7 +78,6 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
     chunks = candidate.scores.chunks if candidate.scores else None
     few = chunks is not None and chunks < LEAST_CHUNKS
     too_few = f"needs at least {LEAST_CHUNKS} chunks of text, found {chunks}: give more text" if few else None
-    of_gates = [gate.message for gate in candidate.gates]
     items = [
         Item(getattr(row, name), kind, row)
         for kind, (field, name, _) in ITEMS.items()
@@ -91,10 +90,10 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
         candidate.name,
         {name: candidate.error(name) for name in VOCABULARY.errors},
         unreliable=[
-            *list_own_reasons(candidate.verdict, candidate.reasons, of_gates),
-            *([MADE_UP] if evaluation.made_up and not evaluation.made_up_allowed else []),
+            *list_own_reasons(candidate),
+            *([Reason(MADE_UP, "result")] if evaluation.made_up and not evaluation.made_up_allowed else []),
         ],
-        unquantized=[found.message for found in candidate.findings if found.code in ANOTHER_MODEL],
+        unquantized=[Reason(found.message, "finding") for found in candidate.findings if found.code in ANOTHER_MODEL],
         too_few=too_few,
         damage=list_damage(candidate),
         evaluation=evaluation,

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from quanterr.documents.base import Model, RunInfo
 from quanterr.documents.document import Document
-from quanterr.documents.gate_results import Gate, Word
+from quanterr.documents.gate_results import Gate, Givers, Word
 from quanterr.metrics.scores import Number, collect_scores, doc, score
 
 PICTURE = r"^data:image/jpeg;base64,[A-Za-z0-9+/]+={0,2}$"
@@ -64,6 +64,7 @@ class Images(Document, kw_only=True):
     schema_version: str = "1.0"
     verdict: Word
     reasons: list[str]
+    reasons_by: Givers = None
     gated: Annotated[bool, doc("true if gates were set; without gates, pass means compared, not approved")]
     original: Annotated[str, doc("path of the folder with the original model's images")]
     quantized: Annotated[str, doc("path of the folder with the quantized model's images")]

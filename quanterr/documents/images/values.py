@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Self
 
+from quanterr.documents.gate_results import Reason
 from quanterr.documents.images.model import SCORES, Images, find_copies, find_difference, list_reasons
 from quanterr.documents.subjects import Item, Subject, Vocabulary
 from quanterr.errors import UsageError
@@ -67,8 +68,8 @@ def list_subjects(images: Images) -> list[Subject]:
             [*pairs, *lost],
             {name: None if one is None else one.mean for name, one in means.items()},
             errors={name: None if one is None else one.se for name, one in means.items()},
-            unreliable=list_reasons(images),
-            unquantized=find_copies(images),
+            unreliable=[Reason(text, "result") for text in list_reasons(images)],
+            unquantized=[Reason(text, "result") for text in find_copies(images)],
             images=images,
             too_few=f"needs at least {LEAST_PAIRS} pairs that differ, found {n}" if n < LEAST_PAIRS else None,
         )

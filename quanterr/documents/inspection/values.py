@@ -1,5 +1,6 @@
 """The numbers of an inspection that rules may name: sizes of the checkpoint and of its weights."""
 
+from quanterr.documents.gate_results import Reason
 from quanterr.documents.inspection.model import SCORES, Inspection
 from quanterr.documents.subjects import Item, Subject, Vocabulary
 
@@ -20,4 +21,4 @@ def list_subjects(inspection: Inspection) -> list[Subject]:
     """Return the checkpoint; weights that are not read, and other errors, make every verdict inconclusive."""
     weights = [Item(weight.name, "weight", weight, weight.reason) for weight in inspection.weights]
     whole = {name: getattr(inspection, name) for name in OF_CHECKPOINTS}
-    return [Subject(VOCABULARY, weights, whole, unreliable=inspection.problems)]
+    return [Subject(VOCABULARY, weights, whole, unreliable=[Reason(text, "result") for text in inspection.problems])]

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from quanterr.documents.base import Finding, Model, RunInfo
 from quanterr.documents.comparison.model import Selection
 from quanterr.documents.document import Document
-from quanterr.documents.gate_results import Gate, Word
+from quanterr.documents.gate_results import Gate, Givers, Word
 from quanterr.metrics.scores import Number, doc, score
 from quanterr.util.strict_json import JsonObject
 
@@ -84,6 +84,7 @@ class Candidate(Model):
     ] = None
     output_error_se: Annotated[Number, doc("its standard error over groups of calls")] = None
     unreadable: Annotated[bool, doc("true if the checkpoint could not be read; not_ranked has the error")] = False
+    reasons_by: Givers = None
 
 
 class Choice(Model):
@@ -171,12 +172,13 @@ class Ranking(Document, kw_only=True):
     schema_: str = "quanterr.ranking"
     # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
     # 1.4 sample, snr_db_margin, columns of studies; 1.5 a checksum; 1.6 predicted_output_error;
-    # 1.7 evaluation, its scores, unreadable
+    # 1.7 evaluation, its scores, unreadable, reasons_by
     schema_version: str = "1.7"
     verdict: Annotated[
         Word, doc("inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold")
     ]
     reasons: list[str]
+    reasons_by: Givers = None
     complete: Annotated[bool, doc("false if the run was interrupted")]
     gated: Annotated[bool, doc("true if gates were set; without gates, pass means compared, not approved")] = False
     original: Annotated[str, doc("path of the original")]
@@ -212,7 +214,9 @@ class Ranking(Document, kw_only=True):
         return [gate for candidate in self.candidates for gate in candidate.gates]
 
     def _frame_rows(self) -> Iterator[JsonObject]:
-        plain = [name for name in Candidate.__struct_fields__ if name not in ("reasons", "formats", "findings")]
+        plain = [
+            name for name in Candidate.__struct_fields__ if name not in ("reasons", "reasons_by", "formats", "findings")
+        ]
         for candidate in self.candidates:
             worst = candidate.worst_layer and candidate.worst_layer.layer_name
             yield {name: getattr(candidate, name) for name in plain} | {"worst_layer": worst}

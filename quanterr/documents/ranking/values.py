@@ -1,6 +1,6 @@
 """Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them."""
 
-from quanterr.documents.gate_results import list_damage
+from quanterr.documents.gate_results import Reason, list_damage
 from quanterr.documents.ranking.model import Candidate, Ranking
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons
 from quanterr.metrics.scores import collect_scores
@@ -33,9 +33,9 @@ def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
         for choice in layer.choices
         if choice.candidate == candidate.name
     ]
-    unreliable = list_own_reasons(candidate.verdict, candidate.reasons, [gate.message for gate in candidate.gates])
+    unreliable = list_own_reasons(candidate)
     if candidate.not_ranked:
-        unreliable = unreliable or [f"not ranked: {candidate.not_ranked}"]
+        unreliable = unreliable or [Reason(f"not ranked: {candidate.not_ranked}", "result")]
     return Subject(
         VOCABULARY,
         layers,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.model import Report
-from quanterr.documents.gate_results import drop_gate_messages
+from quanterr.documents.gate_results import list_other_reasons
 from quanterr.metrics import NONFINITE, PERCENTILES
 from quanterr.outputs.formatting import sentence
 from quanterr.outputs.sections import Case, Suite
@@ -93,7 +93,7 @@ def suites(report: Report) -> list[Suite]:
 
 
 def _cases(report: Report) -> Iterator[Case]:
-    own = drop_gate_messages(report.reasons, report.gates)
+    own = list_other_reasons(report)
     reasons = "\n".join(map(sentence, own or (report.reasons[:1] if report.verdict == "inconclusive" else [])))
     problem, message = "", ""
     if report.verdict == "inconclusive":

@@ -8,6 +8,7 @@ from quanterr.documents.base import Finding
 from quanterr.documents.comparison.aggregate import Aggregate
 from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.model import Report, Side
+from quanterr.documents.gate_results import list_reasons
 from quanterr.errors import UsageError
 from quanterr.metrics.scores import collect_scores
 from quanterr.outputs.formatting import (
@@ -120,7 +121,7 @@ def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation
         _sections(report, top, sort_by, evaluation),
         ABOUT,
         PageScripts(SCRIPTS, lambda: page_data(report, evaluated)),
-        report.reasons if report.verdict != "pass" else [],
+        list_reasons(report) if report.verdict != "pass" else [],
         "compared",
         _list_settings(report),
         summarize(report, sort_by),

@@ -28,6 +28,7 @@ from quanterr.documents.evaluation.model import (
     WorstToken,
 )
 from quanterr.documents.evaluation.pairs import compare_neighbours
+from quanterr.documents.gate_results import list_reasons
 from quanterr.outputs.formatting import format_if_known, format_percent, sentence
 from quanterr.outputs.page.columns import DIFFERS, DIGITS, SHARE_DIGITS, round_digits
 from quanterr.outputs.sections import (
@@ -149,7 +150,7 @@ def view(evaluation: Evaluation, top: int) -> View:
         sections,
         about,
         maps,
-        evaluation.reasons,
+        list_reasons(evaluation),
         "evaluated",
         summary=summary,
         overview=pick_columns(make_scores_table(evaluation)),

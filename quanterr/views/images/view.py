@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from quanterr.documents.gate_results import list_reasons
 from quanterr.documents.images.model import SCORES, ImagePair, Images, Mean
 from quanterr.documents.images.values import LEAST_PAIRS
 from quanterr.metrics.scores import Score
@@ -53,7 +54,16 @@ def view(images: Images, top: int) -> View:
     notes = [line for part in _notes(images) for line in part.lines]
     worst = [f"worst: {display(pair.name)}: {_describe(pair)}" for pair in images.worst_first[:WORST]]
     return make_view(
-        images, "Images", answer, facts, sections, ABOUT, None, images.reasons, "compared", summary=[*notes, *worst]
+        images,
+        "Images",
+        answer,
+        facts,
+        sections,
+        ABOUT,
+        None,
+        list_reasons(images),
+        "compared",
+        summary=[*notes, *worst],
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from quanterr.advice.kept_layers import FEW
+from quanterr.documents.gate_results import list_reasons
 from quanterr.documents.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
 from quanterr.metrics.scores import Score, collect_scores
 from quanterr.outputs.formatting import (
@@ -84,7 +85,7 @@ def view(ranking: Ranking, top: int) -> View:
         "the error, in dB, over the layers that differ in at least one candidate. Weight error is not task accuracy."
     )
     answer, sections = conclusion(ranking), _sections(ranking, top)
-    reasons = ranking.reasons if ranking.sample is None else []  # the conclusion mentions a sample
+    reasons = list_reasons(ranking) if ranking.sample is None else []  # the conclusion mentions a sample
     return make_view(
         ranking,
         "Quantized candidates",
