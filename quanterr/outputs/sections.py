@@ -315,6 +315,7 @@ class View(NamedTuple):
     done: str = ""  # word shown for a pass without gates: compared, evaluated
     doubts: Sequence[str] = ()  # messages that question the comparison itself
     summary: Sequence[str] = ()  # what a reader should know after the conclusion, the most important first
+    told: Sequence[Finding] = ()  # findings that the summary states
     overview: Table | None = None  # all candidates, which a terminal shows before the summary
 
     @property

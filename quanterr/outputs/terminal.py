@@ -116,17 +116,16 @@ def _print_answer(
     # A pass without gates is not an approval and gets no colour.
     style = STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
     to.print(Text(format_conclusion(view, answer), style=style), soft_wrap=wrap)
-    # Commands print gates separately, and findings follow.
+    own = ("result", "rules") if found else ("result", "rules", "finding")  # commands print gates, findings follow
     for reason in view.reasons if view.verdict not in ("pass", None) else ():
-        if reason.by not in ("gate", "finding"):
+        if reason.by in own:
             to.print(Text(display(reason.text, LONG), style=STYLES[view.verdict]), soft_wrap=wrap)
     if view.overview is not None and not verbose:
         _print_overview(view.overview, to)
     for line in view.summary:
         to.print(Text(display(line, LONG)), soft_wrap=wrap)
     if not verbose:
-        summary = "\n".join(view.summary)
-        new = [one for one in found if one[1].severity != "info" and one[1].message not in summary]
+        new = [one for one in found if one[1].severity != "info" and one[1] not in view.told]
         _print_findings(new, to, MAX_FINDINGS)
     if answer.wrote:
         to.print(Text(f"wrote {', '.join(display(_relative_path(path)) for path in answer.wrote)}"), soft_wrap=wrap)

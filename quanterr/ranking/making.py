@@ -28,7 +28,7 @@ from quanterr.advice.runtimes import load_together
 from quanterr.documents.base import Tool
 from quanterr.documents.comparison.layer import StoredSizes, find_sizes
 from quanterr.documents.comparison.model import Report
-from quanterr.documents.gate_results import Giver, Reason, list_reasons, store_reasons
+from quanterr.documents.gate_results import Reason, store_reasons
 from quanterr.documents.ranking.model import Candidate, Choice, RankedLayer, Ranking, Swap, Swaps, WorstLayer
 from quanterr.errors import UsageError
 from quanterr.ranking.gains import find_gains
@@ -141,7 +141,7 @@ def make_ranking(
     failed = {name: report for name, report in by_name.items() if report.verdict == "fail"}
     first = reports[0]
     reasons = [
-        *(Reason(f"{name}: {why}", _find_giver(by_name.get(name))) for name, why in excluded.items()),
+        *(Reason(f"{name}: {why}", "result") for name, why in excluded.items()),
         *(Reason(f"{name}: {'; '.join(report.reasons)}", "gate") for name, report in failed.items()),
     ]
     return Ranking(
@@ -199,11 +199,6 @@ def _find_exclusion(report: Report) -> str | None:
         return "; ".join(["inconclusive", *report.reasons])
     undefined = next((layer for layer in report.layers if None in (layer.error_norm, layer.original_norm)), None)
     return None if undefined is None else f"the error of {undefined.display_name} is undefined"
-
-
-def _find_giver(report: Report | None) -> Giver:
-    """Return what excludes a candidate, which could not be read if it has no report."""
-    return "finding" if report and any(reason.by == "finding" for reason in list_reasons(report)) else "result"
 
 
 def _collect_tensors(report: Report) -> dict[str, StoredTensor]:

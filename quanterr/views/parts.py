@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from quanterr.documents.base import Model
+from quanterr.documents.base import Finding, Model
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Reason
 from quanterr.metrics.scores import Score, list_columns
@@ -37,6 +37,7 @@ def make_view(
     done: str = "",
     settings: Sequence[tuple[str, str]] = (),
     summary: Sequence[str] = (),
+    told: Sequence[Finding] = (),
     overview: Table | None = None,
 ) -> View:
     """Return the view of a document: its non-empty sections, the table of all layers if there are maps, and its run.
@@ -51,9 +52,8 @@ def make_view(
     judged = getattr(document, "candidates", [document]) if verdict else []
     doubts = list_doubts(verdict or "", (found for one in judged for found in getattr(one, "findings", ())))
     made_by = document.made_by
-    return View(
-        heading, verdict, conclusion, reasons, facts, shown, about, made_by, maps, done, doubts, summary, overview
-    )
+    answer = (heading, verdict, conclusion, reasons)
+    return View(*answer, facts, shown, about, made_by, maps, done, doubts, summary, told, overview)
 
 
 def pick_columns(table: Table, most: int = 6) -> Table:

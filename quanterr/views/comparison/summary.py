@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import fsum, log10
 
 from quanterr.advice.kept_layers import find_common_dtype, list_keepable, propose_kept
+from quanterr.documents.base import Finding
 from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.model import Report
 from quanterr.metrics import PREDICTED
@@ -47,6 +48,22 @@ def _judge(report: Report) -> Iterator[str]:
         f"{f'in {dtype}' if dtype else 'as in the original'}, the file {'shrinks' if added < 0 else 'grows'} by "
         f"{format_percent(abs(added) / max(report.quantized.bytes, 1))} ({size(abs(added))}){snr}"
     )
+
+
+def list_told(report: Report, sort_by: str = "snr") -> list[Finding]:
+    """Return the findings that the summary states, each about one of the worst layers alone."""
+    causes = _find_causes(report)
+    alone = [row.layer for row in pick_worst_layers(report.layers, WORST, sort_by) if not row.stands_for]
+    return [causes[layer.layer_name] for layer in alone if layer.layer_name in causes]
+
+
+def _find_causes(report: Report) -> dict[str, Finding]:
+    """Return the most severe finding about each layer by its name."""
+    causes: dict[str, Finding] = {}
+    for one in sorted(report.findings, key=lambda one: one.rank):
+        if one.layer is not None:
+            causes.setdefault(one.layer, one)
+    return causes
 
 
 def is_faultless(report: Report) -> bool:
@@ -101,13 +118,10 @@ def _describe_weighted(report: Report) -> Iterator[str]:
 
 def _list_worst(report: Report, sort_by: str) -> Iterator[str]:
     """Yield the worst layers, each with the most severe finding about it."""
-    causes: dict[str, str] = {}
-    for one in sorted(report.findings, key=lambda one: one.rank):
-        if one.layer is not None:
-            causes.setdefault(one.layer, one.statement)
+    causes = _find_causes(report)
     for row in pick_worst_layers(report.layers, WORST, sort_by):
         layer = row.layer
-        cause = causes.get(layer.layer_name, "")
+        cause = causes.get(layer.layer_name)
         stands_for = f" ({row.stands_for})" if row.stands_for else ""
-        why = f": {cause}" if cause else ""
+        why = f": {cause.statement}" if cause else ""
         yield f"worst: {format_db(layer.snr_db, ' dB')}  {display(layer.layer_name)}{stands_for}{why}"

@@ -61,7 +61,7 @@ from quanterr.views.comparison.layers import (
     pick_worst_layers,
 )
 from quanterr.views.comparison.page_data import page_data
-from quanterr.views.comparison.summary import is_faultless, summarize
+from quanterr.views.comparison.summary import is_faultless, list_told, summarize
 from quanterr.views.loading import make_loading_section
 from quanterr.views.parts import format_score, list_number_columns, make_view
 
@@ -125,6 +125,7 @@ def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation
         "compared",
         _list_settings(report),
         summarize(report, sort_by),
+        list_told(report, sort_by),
     )
 
 
