@@ -39,7 +39,8 @@ class Gate(Model):
     nearest to the limit or furthest beyond it, or over all layers together; null if undefined or infinite.
     ``margin`` is the distance to ``limit``, negative beyond it. ``violations`` lists all violations, the worst first. A
     gate of severity ``warn`` does not change the verdict. ``baseline_original`` says how the original of the baseline
-    differs, if the rule accepts another one.
+    differs, if the rule accepts another one. A gate that ``is_unjudged`` had no number to judge, as the run was
+    interrupted or a text too short; its status is ``fail``, so that nothing passes by it.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Gate(Model):
     message: str
     violations: list[Violation]
     baseline_original: str | None = None
+    is_unjudged: bool = False
 
 
 class Reason(NamedTuple):

@@ -20,11 +20,13 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
 
     A cause that several gates share, such as a damaged layer, is printed once.
     """
-    lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold"]
+    unjudged = sum(gate.is_unjudged for gate in gates)
+    not_judged = f", {unjudged} not judged" if unjudged else ""
+    lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold{not_judged}"]
     said: Said = set()
-    for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.severity)):
+    for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.is_unjudged, gate.severity)):
         _, tone = describe_gate(gate)
-        mark = paint(MARKS[tone], tone, colored)
+        mark = paint("not judged" if gate.is_unjudged else MARKS[tone], tone, colored)
         lines.append(f"{mark}: {display(_say_once(gate, said), MAX_LINE)}")
         if gate.status == "fail":
             lines += [display(line, MAX_LINE) for line in _format_details(gate, said)]

@@ -27,6 +27,8 @@ def is_on_github() -> bool:
 def make_annotations(judged: HasGates, candidate: str | None = None) -> list[str]:
     """Return workflow commands: one for an unreliable result, and one per gate that does not hold."""
     failed = [gate for gate in judged.gates if gate.status == "fail"]
+    if judged.verdict == "inconclusive" and (others := [gate for gate in failed if not gate.is_unjudged]):
+        failed = others
     failed.sort(key=lambda gate: gate.severity)  # "error" before "warn"
     found = [("error" if gate.severity == "error" else "warning", gate.message) for gate in failed]
     reasons = list_other_reasons(judged)
@@ -92,6 +94,7 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
     yield "| gate | holds | condition | value | limit | margin |\n|---|---|---|---:|---:|---:|\n"
     for gate in judged.gates:
         holds = "yes" if gate.status == "pass" else "**no**" if gate.severity == "error" else "no (warns)"
+        holds = "not judged" if gate.is_unjudged else holds
         observed = "" if gate.observed is None else format_decisive(gate.observed, gate.limit)
         margin = "" if gate.margin is None else format_decisive(gate.margin, 0)
         cells = [_code(gate.id), holds, _code(gate.require), observed, format_exact(gate.limit), margin]

@@ -48,7 +48,7 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
         gate for gate, rule in zip(gates, rules, strict=True) if _explain_missing_interval(subject, rule.condition)
     ]
     doubts = list_doubts(subject, rules) + [Reason(gate.message, "gate") for gate in unjudged]
-    failed = [gate for gate in gates if gate.status == "fail" and gate not in unjudged]
+    failed = [gate for gate in gates if gate.status == "fail" and not (gate.is_unjudged and doubts)]
     errors = [Reason(gate.message, "gate") for gate in failed if gate.severity == "error"]
     reasons = doubts + errors
     if not reasons:
@@ -102,9 +102,8 @@ class ItemValues(NamedTuple):
 def _apply_rule(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> Gate:
     rule, condition = rules[n], rules[n].condition
     if not subject.complete:
-        outcome = _judge_so_far(subject, rules, n, baseline) or _fail_without_value(
-            "the report is incomplete: the run was interrupted"
-        )
+        interrupted = _fail_without_value("the report is incomplete: the run was interrupted")
+        outcome = _judge_so_far(subject, rules, n, baseline) or interrupted._replace(unjudged=True)
     elif why := _explain_missing_interval(subject, condition):
         outcome = _fail_without_value(why)._replace(unjudged=True)
     elif condition.scope == "whole":
@@ -134,11 +133,12 @@ def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | 
 
 
 def _judge_so_far(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> _Outcome | None:
-    """Return the violations found in an interrupted run, which later layers cannot correct."""
+    """Return the violations of compared layers of an interrupted run, which later layers cannot correct."""
     if not rules[n].condition.per_item:
         return None
     outcome = _judge_items(subject, rules, n, baseline)
-    beyond = [violation for violation in outcome.violations if violation.observed is not None]
+    compared = {item.name for item in subject.items if item.kind != "not_compared"}
+    beyond = [violation for violation in outcome.violations if violation.layer in compared]
     if not beyond:
         return None
     return outcome._replace(violations=beyond, observed=beyond[0].observed, worst_layer=beyond[0].layer)
@@ -307,6 +307,7 @@ def _make_gate(rule: Rule, outcome: _Outcome) -> Gate:
         worst_layer=outcome.worst_layer,
         message=_format_message(rule, outcome),
         violations=outcome.violations,
+        is_unjudged=outcome.unjudged,
     )
 
 

@@ -111,6 +111,8 @@ def describe_gate(gate: Gate) -> tuple[str, str]:
     """Return in words whether a gate holds, and the tone: pass, warning or fail."""
     if gate.status == "pass":
         return "holds", "pass"
+    if gate.is_unjudged:
+        return "not judged", "warning"
     return ("does not hold", "fail") if gate.severity == "error" else ("does not hold, a warning", "warning")
 
 

@@ -1,7 +1,8 @@
 """Documents as JUnit XML, for Jenkins, GitLab, Azure and CircleCI.
 
 A comparison or candidate is a suite. It has a test for whether the result is reliable and a test for each gate, which
-fails if the gate does not hold. :func:`display` escapes all characters that XML cannot hold.
+fails if the gate does not hold, and is an error if it could not be judged. :func:`display` escapes all characters that
+XML cannot hold.
 """
 
 import re
@@ -65,7 +66,8 @@ def _add_gate(suite: Element, gate: Gate, name: str) -> None:
     """Add a test for a gate; a violated gate of severity ``warn`` passes, with a note in its log."""
     case = _add_case(suite, "gates", name)
     if gate.status == "fail" and gate.severity == "error":
-        _add_problem(case, "failure", sentence(gate.message), _format_violations(gate))
+        kind = "error" if gate.is_unjudged else "failure"
+        _add_problem(case, kind, sentence(gate.message), _format_violations(gate))
     elif gate.status == "fail":
         warning = f"{describe_gate(gate)[0]}: {sentence(gate.message)}"
         SubElement(case, "system-err").text = f"{warning}\n{_format_violations(gate)}"

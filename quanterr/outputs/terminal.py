@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from quanterr.documents.base import Finding
+from quanterr.errors import Status
 from quanterr.outputs.block_map import draw_block_maps
 from quanterr.outputs.formatting import LONG, format_answer, sentence
 from quanterr.outputs.sections import (
@@ -153,7 +154,8 @@ def format_conclusion(view: View, answer: Outcome) -> str:
     if view.word is None:
         return view.conclusion
     status = "" if answer.status is None else f" (exit {int(answer.status)})"
-    return format_answer(f"{view.word.upper()}{status}", view.doubts, view.conclusion)
+    word = "fail" if answer.status == Status.GATE_FAILED else view.word  # also of a run that --fail-fast stopped
+    return format_answer(f"{word.upper()}{status}", view.doubts, view.conclusion)
 
 
 def _print_part(part: Part, to: Console) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -367,12 +368,24 @@ class TestCompare:
     def test_interrupted_run_lists_its_violations(self, tmp_path):
         path = tmp_path / "report.json"
         words = ("compare", *pair(tmp_path), "-q", "-o", path, "--require", "snr_db >= 99", "--fail-fast")
-        call(*words, "--require", "mean(snr_db) >= 9", env=LOCAL)
+        done = call(*words, "--require", "mean(snr_db) >= 9", env=LOCAL)
         first, second = json.loads(path.read_text())["gates"]
 
         assert ("fail", 1) == (first["status"], len(first["violations"]))
         assert first["violations"][0]["observed"] == first["observed"] < 99
         assert ("fail", None) == (second["status"], second["observed"])
+        assert [False, True] == [one["is_unjudged"] for one in (first, second)]
+        assert second["message"] not in done.stderr
+
+    def test_gate_that_an_interrupted_run_could_not_judge_is_not_failed(self, tmp_path):
+        words = ("compare", *pair(tmp_path), "--require", "snr_db >= 99", "--require", "mean(snr_db) >= 9")
+        done = call(*words, "--fail-fast", "-o", tmp_path / "junit.xml", env=LOCAL)
+        junit = ElementTree.parse(tmp_path / "junit.xml").getroot()
+
+        assert done.stdout.startswith("FAIL (exit 1): snr_db >= 99 does not hold: ")
+        assert "gates: 0 of 2 hold, 1 not judged\nFAIL: gate snr_db >= 99 " in done.stderr
+        assert "not judged: gate mean(snr_db) >= 9 cannot be judged: the report is incomplete" in done.stderr
+        assert ("1", "2") == (junit.get("failures"), junit.get("errors"))
 
     @pytest.mark.parametrize(
         "words",

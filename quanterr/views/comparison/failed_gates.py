@@ -11,9 +11,15 @@ from quanterr.util.text import count, display, format_decisive
 DELTA_OF_SNR = re.compile(r"delta\((snr_db)\)")  # the start of a condition
 
 
+def list_judged_failures(report: Report) -> list[Gate]:
+    """Return the gates of severity error that do not hold, without those that could not be judged."""
+    failed = [gate for gate in report.gates if gate.status == "fail" and gate.severity == "error"]
+    return [gate for gate in failed if not gate.is_unjudged]
+
+
 def describe_failed_gates(report: Report) -> str:
     """Return which gates of severity error do not hold, the first with its worst layer; without any, the reason."""
-    failed = [gate for gate in report.gates if gate.status == "fail" and gate.severity == "error"]
+    failed = list_judged_failures(report)
     if not failed:  # an edited report
         return sentence(report.reasons[0] if report.reasons else "no reason given")
     first = failed[0]

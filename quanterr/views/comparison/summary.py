@@ -26,7 +26,7 @@ def summarize(report: Report, sort_by: str = "snr") -> list[str]:
 
 def _judge(report: Report) -> Iterator[str]:
     """Yield what a few layers cost and would gain, or that no layer stands out."""
-    if not report.layers or report.verdict == "inconclusive":
+    if not report.layers or report.verdict == "inconclusive" or not report.complete:
         return
     kept, total = propose_kept(report)
     if not kept:

@@ -51,7 +51,7 @@ from quanterr.outputs.sections import (
     fill,
 )
 from quanterr.util.text import count, display, listed, size
-from quanterr.views.comparison.failed_gates import describe_failed_gates
+from quanterr.views.comparison.failed_gates import describe_failed_gates, list_judged_failures
 from quanterr.views.comparison.layers import (
     BUCKETS,
     SORTS,
@@ -150,7 +150,7 @@ def conclusion(report: Report) -> str:
     """Return what decided the verdict in one sentence, with counts."""
     if report.verdict == "pass":
         return sentence("; ".join(report.reasons)) if report.gates else describe_comparison(report)
-    if report.verdict == "fail":
+    if report.verdict == "fail" or (not report.complete and list_judged_failures(report)):
         return describe_failed_gates(report)
     another = [found.message for found in report.findings if found.code == OTHER_ORIGINAL and found.severity == "error"]
     if another:
