@@ -30,12 +30,12 @@ from quanterr.findings.results import MAX_BLOCKS
 from quanterr.findings.running import run_checks
 from quanterr.formats import CODE_DTYPES, FORMATS
 from quanterr.formats.reading import Reader
-from quanterr.kernel.native_sums import add_histograms
+from quanterr.kernel.native_sums import sum_histograms
 from quanterr.metrics import PREDICTED, LayerValues, Measurement, finite, original_norm
-from quanterr.metrics.attainable import Attainable
+from quanterr.metrics.attainable import Attainable, PooledSamples
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.scores import compute_scores
-from quanterr.metrics.sums import Sums, as_float, exact
+from quanterr.metrics.sums import Sums
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing, WeightResult
 from quanterr.selection.roles import block_of, role_of
@@ -95,33 +95,25 @@ class LayerGroup:
     def __init__(self) -> None:
         """Start without layers."""
         self._values = LayerValues()
-        self._measured = Measurement(Sums(histogram=Histogram.empty()), layers=self._values)
+        self._measured = Measurement(Sums(), layers=self._values)
         self._layers = 0
         self._histograms: list[Histogram] = []  # not added yet: adding many at once takes less time
-        # Sums over layers with a known attainable SNR, in units of 2^-1074: Σx², Σe², Σe*² with stored and good scales.
-        self._x_sq = self._e_sq = self._best_sq = self._good_sq = 0
+        self._samples = PooledSamples()
 
     def add(self, sums: Sums, pair: Pair, layer: Layer, sample: Attainable | None = None) -> None:
         """Add one layer."""
         self._layers += 1
-        if sample and sample.e_sq and not sums.nonfinite:
-            self._x_sq += sums.x_sq
-            self._e_sq += sums.e_sq
-            plain = sample.best_sq == sample.e_sq
-            best_sq = sums.e_sq if plain else exact(as_float(sums.e_sq) / sample.e_sq * sample.best_sq)
-            self._best_sq += best_sq
-            loss = sample.scale_loss_db
-            self._good_sq += exact(as_float(best_sq) / 10 ** (loss / 10)) if loss else best_sq
-        self._add_sums(sums)
+        self._samples.add(sums, sample)
+        self._add_sums(sums, [sums.histogram] if sums.histogram else [])
         self._measured.stored_bits += 8 * pair.quantized.nbytes
         self._measured.original_bits += 8 * pair.original.nbytes
         self._values.add(layer.mean_absolute_error, layer.relative_error, layer.snr_db)
         if layer.excess_db is not None:
             self._values.excess_db.append(layer.excess_db)
-        for name, values in self._values.predicted.items():
+        for name in PREDICTED:
             predicted = getattr(layer, name)
             if predicted is not None or name in layer.nonfinite:
-                values.append(nan if predicted is None else predicted)
+                getattr(self._values, name).append(nan if predicted is None else predicted)
 
     def sort(self) -> None:
         """Sort the values of single layers, before groups merge them."""
@@ -130,35 +122,28 @@ class LayerGroup:
     def merge(self, other: "LayerGroup") -> None:
         """Add the layers of another group."""
         self._layers += other._layers
-        self._x_sq += other._x_sq
-        self._e_sq += other._e_sq
-        self._best_sq += other._best_sq
-        self._good_sq += other._good_sq
-        other._add_histograms()
-        self._add_sums(other._measured.sums)
+        self._samples.merge(other._samples)
+        self._add_sums(other._measured.sums, other._sum_histograms())
         self._measured.stored_bits += other._measured.stored_bits
         self._measured.original_bits += other._measured.original_bits
         self._values.extend(other._values)
 
-    def _add_sums(self, sums: Sums) -> None:
+    def _add_sums(self, sums: Sums, histograms: list[Histogram]) -> None:
         self._measured.sums.merge_other_weight(sums)
-        if sums.histogram:
-            self._histograms.append(sums.histogram)
+        self._histograms += histograms
         if len(self._histograms) >= MOST_WAITING:
-            self._add_histograms()
+            self._sum_histograms()
 
-    def _add_histograms(self) -> None:
-        """Add up the histograms collected so far."""
-        total, waiting, self._histograms = self._measured.sums.histogram, self._histograms, []
-        if total and waiting:
-            add_histograms(total, waiting)
+    def _sum_histograms(self) -> list[Histogram]:
+        """Add up the histograms collected so far; return the sum, if there is one."""
+        if len(self._histograms) > 1:
+            self._histograms = [sum_histograms(self._histograms)]
+        return self._histograms
 
     def aggregate(self) -> Aggregate:
         """Compute the group's values for the report."""
-        self._add_histograms()
-        if self._x_sq:
-            x_sq, e_sq, best_sq, good_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq, self._good_sq))
-            self._measured.attainable = Attainable(0, x_sq, e_sq, best_sq, stored_sq=best_sq, good_sq=good_sq)
+        self._measured.sums.histogram = next(iter(self._sum_histograms()), None)
+        self._measured.attainable = self._samples.whole()
         values, nonfinite = compute_scores(Aggregate, self._measured)
         return Aggregate(
             total_layers=self._layers,

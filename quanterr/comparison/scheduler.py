@@ -137,8 +137,8 @@ class Scheduler:
         cores = max(usable_cores() // this_process().local_world, 1)
         cpu_threads = cores if kernel else min(cores, MAX_TORCH_THREADS)
         self.threads = cpu_threads if device.type == "cpu" else DEVICE_THREADS
-        if not self._large:
-            self.threads = 1
+        ranges = sum(map(self._count_ranges, self._large[: self.threads]))
+        self.threads = max(min(self.threads, ranges), 1)
 
     def run(self, on_progress: Callable[[Progress], None]) -> bool:
         """Compare all pairs, or until stopped; return whether all are compared.

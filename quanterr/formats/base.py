@@ -319,10 +319,10 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
 
     def will_need(self, first: Chunk, last: Chunk) -> None:
         """Hint that the first to the last chunk will be read soon, if codes are stored in the order of elements."""
-        codes, (rows, cols) = self.codes, self.matrix
-        if codes.n == rows * cols:
-            begin = (first.row * cols + first.col) * codes.nbytes // codes.n
-            end = ((last.stop_row - 1) * cols + last.stop_col) * codes.nbytes // codes.n
+        codes, cols = self.codes, self.matrix[1]
+        if codes.n == self.n:
+            begin = (first.row * cols + first.col) * codes.nbytes // self.n
+            end = ((last.stop_row - 1) * cols + last.stop_col) * codes.nbytes // self.n
             codes.file.will_need(codes.offset + begin, end - begin)
 
     @property

@@ -352,17 +352,19 @@ def _make_value_side(values: Tensor, alive: list[object]) -> SideStruct:
     return SideStruct(element=ElementType.F32, file=-1, row_bytes=4 * stored.shape[1], stored=stored.data_ptr())
 
 
-def add_histograms(total: Histogram, many: Sequence[Histogram]) -> None:
-    """Add histograms to ``total``, by one call of the kernel if there is one."""
-    kernel, filled = choose_kernel().kernel, [one for one in many if one.counts.numel()]
+def sum_histograms(many: Sequence[Histogram]) -> Histogram:
+    """Return the sum of histograms, by one call of the kernel if there is one."""
+    kernel, total = choose_kernel().kernel, Histogram.empty()
+    filled = [one for one in many if one.counts.numel()]
     if kernel is None or len(filled) < 2:
         for one in many:
             total.add(one)
-        return
+        return total
     total.make_room(min(one.first for one in filled), max(one.stop for one in filled))
-    total.zeros, total.known = total.zeros + sum(one.zeros for one in many), {}
+    total.zeros = sum(one.zeros for one in many)
     counts, n = [one.counts for one in filled], len(filled)
     addresses = (ctypes.c_void_p * n)(*(each.data_ptr() for each in counts))
     places = (ctypes.c_int64 * n)(*(one.first - total.first for one in filled))
     sizes = (ctypes.c_int64 * n)(*(each.numel() for each in counts))
     kernel.library.quanterr_add_counts(total.counts.data_ptr(), addresses, places, sizes, n)
+    return total

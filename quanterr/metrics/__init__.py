@@ -55,8 +55,8 @@ class LayerValues:
     relative_error: list[float] = field(default_factory=list)
     snr_db: list[float] = field(default_factory=list)
     excess_db: list[float] = field(default_factory=list)  # only layers with an excess
-    # Predicted costs by metric, only for layers with a sensitivity.
-    predicted: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PREDICTED})
+    predicted_kld: list[float] = field(default_factory=list)  # only layers with a sensitivity, as the next
+    predicted_output_error: list[float] = field(default_factory=list)
 
     def add(self, mean_absolute_error: float | None, relative_error: float | None, snr_db: float | None) -> None:
         """Add one layer. An undefined value (None) becomes NaN and makes statistics over layers undefined."""
@@ -66,18 +66,13 @@ class LayerValues:
 
     def sort(self) -> None:
         """Sort the values of each kind, as statistics do: groups that take them over are then sorted quickly."""
-        single = self.mean_absolute_error, self.relative_error, self.snr_db, self.excess_db
-        for values in (*single, *self.predicted.values()):
-            values.sort()
+        for name in self.__slots__:
+            getattr(self, name).sort()
 
     def extend(self, other: LayerValues) -> None:
         """Add all layers of another group."""
-        self.mean_absolute_error += other.mean_absolute_error
-        self.relative_error += other.relative_error
-        self.snr_db += other.snr_db
-        self.excess_db += other.excess_db
-        for name, values in other.predicted.items():
-            self.predicted[name] += values
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(other, name))
 
 
 Fields = dict[str, float | int | None]  # the value of a metric that has several named numbers
@@ -352,17 +347,13 @@ def _predict_cost(m: Measurement, name: str) -> float | None:
 
 
 def sum_predicted_kld(m: Measurement) -> float | None:
-    return _sum_predicted(m, "predicted_kld")
+    """Return the sum of a predicted cost over the layers of a group; None if no layer has one."""
+    return fsum(m.layers.predicted_kld) if m.layers and m.layers.predicted_kld else None
 
 
 def sum_predicted_output_error(m: Measurement) -> float | None:
-    return _sum_predicted(m, "predicted_output_error")
-
-
-def _sum_predicted(m: Measurement, name: str) -> float | None:
-    """Return the sum of a predicted cost over the layers of a group; None if no layer has a predicted cost."""
-    values = m.layers.predicted[name] if m.layers else []
-    return fsum(values) if values else None
+    """Return the sum of a predicted cost over the layers of a group; None if no layer has one."""
+    return fsum(m.layers.predicted_output_error) if m.layers and m.layers.predicted_output_error else None
 
 
 def compression_ratio(m: Measurement) -> float:

@@ -1,7 +1,11 @@
 """The error that a weight could reach with its stored scales, and with good ones, from a sample. Needs no torch."""
 
+from __future__ import annotations
+
 from math import inf, log10
 from typing import Literal, NamedTuple
+
+from quanterr.metrics.sums import Sums, as_float, exact
 
 NEAR = 8  # most rows between two tiles of the same columns that are neighbours
 Kind = Literal["row", "column", "tile", "group", "underflow"]
@@ -102,6 +106,42 @@ class Attainable(NamedTuple):
     def rounding_sq(self) -> float:
         """Σe*² of the elements in range."""
         return max(self.best_sq - self.clipped_sq, 0.0)
+
+
+class PooledSamples:
+    """Exact sums over layers with a known attainable SNR, in units of 2^-1074, and what follows for all together."""
+
+    __slots__ = ("_best_sq", "_e_sq", "_good_sq", "_x_sq")
+
+    def __init__(self) -> None:
+        """Start without layers."""
+        self._x_sq = self._e_sq = self._best_sq = self._good_sq = 0  # Σx², Σe², Σe*² with stored and with good scales
+
+    def add(self, sums: Sums, sample: Attainable | None) -> None:
+        """Add a layer, of whose rows ``sample`` shows how much of the error the nearest codes and good scales leave."""
+        if sample is None or not sample.e_sq or sums.nonfinite:
+            return
+        self._x_sq += sums.x_sq
+        self._e_sq += sums.e_sq
+        plain = sample.best_sq == sample.e_sq
+        best_sq = sums.e_sq if plain else exact(as_float(sums.e_sq) / sample.e_sq * sample.best_sq)
+        self._best_sq += best_sq
+        loss = sample.scale_loss_db
+        self._good_sq += exact(as_float(best_sq) / 10 ** (loss / 10)) if loss else best_sq
+
+    def merge(self, other: PooledSamples) -> None:
+        """Add the layers of another pool."""
+        self._x_sq += other._x_sq
+        self._e_sq += other._e_sq
+        self._best_sq += other._best_sq
+        self._good_sq += other._good_sq
+
+    def whole(self) -> Attainable | None:
+        """Return the error that all layers together could reach; None without a layer of which it is known."""
+        if not self._x_sq:
+            return None
+        x_sq, e_sq, best_sq, good_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq, self._good_sq))
+        return Attainable(0, x_sq, e_sq, best_sq, stored_sq=best_sq, good_sq=good_sq)
 
 
 def level(signal: float, noise: float) -> float:

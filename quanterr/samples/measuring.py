@@ -34,6 +34,7 @@ class SampleMeasurer:
         self._reader, self._sums, self._buffers = reader, sums, reader.buffers
         self._pair, self._weight = reader.pair, reader.pair.quantized
         self._coded = self._weight.unrotated  # has a code for each element
+        self._may_stack = has_row_scales(self._coded) and not (self._weight.rotated or self._weight.matrix_rows)
 
     def measure(self, plain: PlainSample | None) -> Attainable | None:
         """Return the error that the stored scales allow; None if the nearest codes cannot be found.
@@ -130,9 +131,7 @@ class SampleMeasurer:
 
     def _group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
         """Group chunks that can be examined together."""
-        weight = self._weight
-        may_stack = has_row_scales(self._coded) and not (weight.rotated or weight.matrix_rows)
-        return _group_chunks(chunks, min(self._buffers.size, STACK) if may_stack else 0)
+        return _group_chunks(chunks, min(self._buffers.size, STACK) if self._may_stack else 0)
 
     def _add(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None, closely: bool) -> bool:
         """Add a group of rows, with their nearest codes, to the samplers that are given.

@@ -1,14 +1,13 @@
 """Differences between two configurations of one model."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 from support.making import numbers, store
 
 import quanterr
-from quanterr.checkpoints import GgufMetadata
+from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.findings.configs import compare_configs
 
 LLAMA = {
@@ -43,11 +42,11 @@ ROPE = {"rope_freqs.weight": None}
 
 
 def of_config(config, entries=()):
-    return SimpleNamespace(gguf=None, config={"config.json": config}, entries=dict.fromkeys(entries))
+    return Checkpoint("", "folder", (), dict.fromkeys(entries), config={"config.json": config})
 
 
 def of_gguf(values, entries=ROPE):
-    return SimpleNamespace(gguf=GgufMetadata(values), config={}, entries=entries)
+    return Checkpoint("", "file", (), dict(entries), gguf=GgufMetadata(values))
 
 
 def found(original, quantized):

@@ -63,7 +63,7 @@ def of_equal_sides(scale):
 
 
 EQUAL_SAMPLE = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
-EQUAL_LAYERS = LayerValues([0.0], [0.0], [inf], [], {name: [0.0] for name in PREDICTED})
+EQUAL_LAYERS = LayerValues([0.0], [0.0], [inf], [], [0.0], [0.0])
 
 
 @pytest.mark.parametrize("kind", [Layer, Aggregate])
