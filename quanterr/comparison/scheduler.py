@@ -64,11 +64,12 @@ class Claims(NamedTuple):
 
 
 class ChunkRange(NamedTuple):
-    """Chunks ``first:stop`` of the ``n`` of task ``number``, which one thread processes at a time."""
+    """Chunks ``first:stop`` of the ``n`` chunks of task ``number``, which one thread processes at a time."""
 
     number: int
     first: int
     stop: int
+    chunks: Sequence[Chunk]
     n: int
 
 
@@ -175,10 +176,11 @@ class Scheduler:
 
     def _iterate_ranges(self, numbers: Iterable[int]) -> Iterator[ChunkRange]:
         for number in numbers:
-            n = self._count_chunks(number)
+            chunks = self._cut(number)
+            n = len(chunks)
             for first, stop in self._claim_pieces(number, n):
                 for go in range(first, max(stop, 1), CHUNKS_AT_ONCE):
-                    yield ChunkRange(number, go, min(go + CHUNKS_AT_ONCE, n), n)
+                    yield ChunkRange(number, go, min(go + CHUNKS_AT_ONCE, n), chunks, n)
 
     def _claim_pieces(self, number: int, n: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges (first, stop) of a weight's chunks that this process has claimed."""
@@ -190,11 +192,11 @@ class Scheduler:
             if self._claims.claim(f"{self._tasks[number][0][:2]}/{first}"):
                 yield first, min(first + step, n)
 
-    def _count_chunks(self, number: int) -> int:
-        return len(Cut(*self._originals[number].matrix, self.size))
+    def _cut(self, number: int) -> Sequence[Chunk]:
+        return Cut(*self._originals[number].matrix, self.size)
 
     def _count_ranges(self, number: int) -> int:
-        return -(-self._count_chunks(number) // CHUNKS_AT_ONCE)
+        return -(-len(self._cut(number)) // CHUNKS_AT_ONCE)
 
     def _next_ranges(self, small_too: bool) -> list[ChunkRange]:
         """Return the next range, or several ranges of small weights; an empty list at the end."""
@@ -251,11 +253,11 @@ class Scheduler:
 
     def _sum_range(self, worker: Worker, chunk_range: ChunkRange) -> list[Sums]:
         """Return the sums of the pairs of a task over a range of chunks."""
-        number, first, stop, n = chunk_range
-        jobs, chunks = self._tasks[number], Cut(*self._originals[number].matrix, self.size)[first:stop]
+        number, first, stop, chunks, n = chunk_range
+        jobs = self._tasks[number]
         pairs, name = [job.pair for job in jobs], jobs[0].pair.name
         self.progress.name = name
-        sums = self._retry_smaller(worker, name, lambda: self._sum_fitting(worker, pairs, chunks))
+        sums = self._retry_smaller(worker, name, lambda: self._sum_fitting(worker, pairs, chunks[first:stop]))
         nbytes = self._nbytes[number]
         self.progress.done_bytes += nbytes * stop // max(n, 1) - nbytes * first // max(n, 1)
         return sums
@@ -332,10 +334,11 @@ class Scheduler:
             while n > self._taken + READ_AHEAD:
                 if self._ended.wait(LOOK_AGAIN):
                     return
-            chunks = Cut(*self._originals[chunk_range.number].matrix, self.size)
-            if chunk_range.stop > chunk_range.first:
-                for weight in _list_weights(self._tasks[chunk_range.number]):
-                    weight.will_need(chunks[chunk_range.first], chunks[chunk_range.stop - 1])
+            number, first, stop, chunks, _ = chunk_range
+            if stop > first:
+                begin, end = chunks[first], chunks[stop - 1]
+                for weight in _list_weights(self._tasks[number]):
+                    weight.will_need(begin, end)
 
 
 def _list_weights(jobs: Sequence[Job]) -> list[Weight]:

@@ -76,8 +76,7 @@ def _shows_all(pair: Pair, done: WeightResult, found: Attainable) -> bool:
         return False
     if (found.stored_sq is None and found.snr_db <= 0) or _clips(pair, found):
         return False  # worse than zeros: the scales themselves are wrong, or too coarse for a conclusion
-    whole = found.n == sums.n
-    return whole or level(as_float(sums.x_sq), as_float(sums.e_sq)) > level(found.x_sq, found.e_sq) - NEAR_DB
+    return found.represents(sums, NEAR_DB)
 
 
 def rounds_one_way(done: WeightResult) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, fsum, inf, isfinite, isnan, log10, nan, sqrt
+from typing import TypeVar
 
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import RowSums, Sums, as_float, ratio
@@ -77,6 +78,7 @@ class LayerValues:
 
 Fields = dict[str, float | int | None]  # the value of a metric that has several named numbers
 Value = float | int | Fields | list[Fields] | None
+Named = TypeVar("Named")  # the class of a value that has several named numbers
 
 
 @lru_cache(maxsize=1 << 12)
@@ -206,15 +208,16 @@ def error_norm(m: Measurement) -> float:
     return sqrt(as_float(m.sums.e_sq))
 
 
-def percentiles(m: Measurement) -> Fields:
+def percentiles(make: Callable[..., Named], m: Measurement) -> Named:
+    """Return what ``make`` makes of the percentiles of |e| over elements, by name; None for one that is unknown."""
     n, histogram = m.sums.n, m.sums.histogram
     if not n or histogram is None:
-        return dict.fromkeys(PERCENTILES)
+        return make(**dict.fromkeys(PERCENTILES))
     values = histogram.values_at(find_ranks(n))
     if values[0] >= LEAST and values[-1] < MOST:
-        return dict(zip(PERCENTILES, values, strict=True))
+        return make(**dict(zip(PERCENTILES, values, strict=True)))
     exact = [value if _is_known(value, m.sums) else None for value in values]  # rare: values out of range, or zero
-    return dict(zip(PERCENTILES, exact, strict=True))
+    return make(**dict(zip(PERCENTILES, exact, strict=True)))
 
 
 @lru_cache
@@ -230,23 +233,20 @@ def _is_known(value: float, sums: Sums) -> bool:
     return value < MOST or sums.e_max <= MOST
 
 
-def worst_row_values(m: Measurement) -> list[Fields]:
-    return _list_values("row", m.sums.worst_rows)
+def worst_rows(make: Callable[[int, float | None, float], Named], m: Measurement) -> tuple[Named, ...]:
+    """Return what ``make`` makes of the number, SNR and largest error of each of the worst rows, the worst first."""
+    return _list_rows(make, m.sums.worst_rows)
 
 
-def expert_values(m: Measurement) -> list[Fields]:
-    return _list_values("expert", sorted(m.sums.matrices.items()))
+def experts(make: Callable[[int, float | None, float], Named], m: Measurement) -> tuple[Named, ...]:
+    """Return what ``make`` makes of the number, SNR and largest error of each matrix of a stack."""
+    return _list_rows(make, sorted(m.sums.matrices.items()))
 
 
-def _list_values(what: str, sums: Iterable[tuple[int, RowSums]]) -> list[Fields]:
-    return [
-        {
-            what: number,
-            "snr_db": finite(decibels(ratio(own.x_sq, own.e_sq))),
-            "max_absolute_error": share(own.e_max),
-        }
-        for number, own in sums
-    ]
+def _list_rows(
+    make: Callable[[int, float | None, float], Named], sums: Iterable[tuple[int, RowSums]]
+) -> tuple[Named, ...]:
+    return tuple(make(n, finite(decibels(ratio(own.x_sq, own.e_sq))), share(own.e_max)) for n, own in sums)
 
 
 def max_absolute_error(m: Measurement) -> float:
@@ -388,10 +388,11 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def relative_error_percentiles(m: Measurement) -> Fields:
+def relative_error_percentiles(make: Callable[..., Named], m: Measurement) -> Named:
+    """Return what ``make`` makes of the percentiles over layers, by name; None if one is undefined."""
     values = m.layers.relative_error if m.layers else []
     ordered = [] if any(map(isnan, values)) else sorted(values)
-    return {key: quantile(ordered, q) if ordered else None for key, q in LAYER_PERCENTILES.items()}
+    return make(**{key: quantile(ordered, q) if ordered else None for key, q in LAYER_PERCENTILES.items()})
 
 
 median_absolute_error = _aggregate_layers(lambda layers: layers.mean_absolute_error, median)

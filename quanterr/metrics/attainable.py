@@ -66,6 +66,11 @@ class Attainable(NamedTuple):
         """SNR of the nearest codes."""
         return level(self.x_sq, self.best_sq)
 
+    def represents(self, sums: Sums, within_db: float) -> bool:
+        """Return whether the whole weight, of these sums, has an SNR above that of its sample less ``within_db``."""
+        whole_db = level(as_float(sums.x_sq), as_float(sums.e_sq))
+        return self.n == sums.n or whole_db > level(self.x_sq, self.e_sq) - within_db
+
     @property
     def excess_db(self) -> float:
         """Loss of the stored codes against the nearest ones, in dB; 0 if they are the nearest."""

@@ -72,7 +72,9 @@ class Transform(NamedTuple):
 
 def read_transforms(config: JsonFields) -> list[Transform]:
     """Return the transforms that a quantization_config declares, in its order."""
-    groups = as_object(as_object(config.get("transform_config")).get("config_groups"))
+    if "transform_config" not in config:
+        return []
+    groups = as_object(as_object(config["transform_config"]).get("config_groups"))
     found = []
     for group, scheme in ((group, as_object(fields)) for group, fields in groups.items()):
         places = scheme.get("apply")

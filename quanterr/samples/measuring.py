@@ -144,7 +144,7 @@ class SampleMeasurer:
             return closely
         if closely:
             rounding, found = None, find_nearest(levels, x, y, scales)
-            e, stored, at_once = found.values - x, y, chunks[0].n
+            e, stored, at_once = found.values - x, y, chunks[0].n if len(chunks) > 1 else None
         else:
             e, found, stored, at_once = y - x, accept_stored(y), None, None
             rounding = measure_rounding(levels, x, e, scales, self._buffers.computed)

@@ -125,7 +125,7 @@ class PairReader:
     def _read_scaling(self, weight: Weight, chunks: Sequence[Chunk]) -> Scaling | None:
         """Return the scaling of chunks, concatenated; None if the weight has none."""
         span = chunks[0]._replace(stop_row=chunks[-1].stop_row)
-        if span.n <= MOST_SPANNED:
+        if len(chunks) == 1 or span.n <= MOST_SPANNED:
             rows = None if len(chunks) == 1 else torch.tensor(list_rows(chunks), device=self.buffers.device) - span.row
             units = weight.units(span, self.quantized, rows)
             if units is not None:

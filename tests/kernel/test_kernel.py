@@ -634,13 +634,13 @@ class TestPercentiles:
     def test_percentiles_agree_with_numpy_within_half_a_percent(self, make, n):
         e = make(n)
         expected = {key: nearest_rank(e.abs().double().numpy(), q) for key, q in PERCENTILES.items()}
-        found = percentiles(Measurement(summed(torch.zeros(n), e)))
+        found = percentiles(dict, Measurement(summed(torch.zeros(n), e)))
 
         assert expected == pytest.approx(found, rel=0.005, abs=0)
 
     def test_percentiles_leave_out_infinite_values(self):
         e = torch.tensor([1.0, 2.0, 3.0, float("nan"), inf])
-        found = percentiles(Measurement(summed(torch.zeros(5), e)))
+        found = percentiles(dict, Measurement(summed(torch.zeros(5), e)))
 
         assert (found["p50"], found["p99_9"]) == (2.0, 3.0)
 

@@ -1,5 +1,6 @@
 """Several layers together: the whole model, or a group of a report."""
 
+from functools import partial
 from math import inf
 from typing import Annotated, Any
 
@@ -87,7 +88,7 @@ class Aggregate(Model, kw_only=True):
             "relative errors",
             "lower",
             "percentiles over layers of their relative_error, linear between the nearest",
-            of=lambda m: LayerPercentiles(**metrics.relative_error_percentiles(m)),
+            of=partial(metrics.relative_error_percentiles, LayerPercentiles),
             equal=0,
         ),
     ]

@@ -4,6 +4,7 @@ Tools define some metrics differently: the formula of each field is the definiti
 quantized weight, e = y - x, and n the number of elements that are finite on both sides.
 """
 
+from functools import partial
 from math import inf
 from typing import Annotated, NamedTuple
 
@@ -211,7 +212,7 @@ class Layer(_Weight, kw_only=True):
             "|e|",
             "lower",
             "|e| that this share of the elements does not exceed, within 0.5 %",
-            of=lambda m: ElementPercentiles(**metrics.percentiles(m)),
+            of=partial(metrics.percentiles, ElementPercentiles),
             equal=0,
         ),
     ]
@@ -243,7 +244,7 @@ class Layer(_Weight, kw_only=True):
             "worst rows",
             "",
             "the output rows with the lowest SNR, the worst first",
-            of=lambda m: tuple(WorstRow(**row) for row in metrics.worst_row_values(m)),
+            of=partial(metrics.worst_rows, WorstRow),
         ),
     ]
     experts: Annotated[
@@ -252,7 +253,7 @@ class Layer(_Weight, kw_only=True):
             "experts",
             "",
             "the matrices of a stack, one by one; empty for a single matrix",
-            of=lambda m: tuple(Expert(**one) for one in metrics.expert_values(m)),
+            of=partial(metrics.experts, Expert),
         ),
     ]
     zeroed_pct: Annotated[
