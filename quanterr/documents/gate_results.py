@@ -40,7 +40,8 @@ class Gate(Model):
     ``margin`` is the distance to ``limit``, negative beyond it. ``violations`` lists all violations, the worst first. A
     gate of severity ``warn`` does not change the verdict. ``baseline_original`` says how the original of the baseline
     differs, if the rule accepts another one. A gate that ``is_unjudged`` had no number to judge, as the run was
-    interrupted or a text too short; its status is ``fail``, so that nothing passes by it.
+    interrupted or a text too short; its status is ``fail``, so that nothing passes by it. ``item`` is the kind of item
+    that it judged.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Gate(Model):
     violations: list[Violation]
     baseline_original: str | None = None
     is_unjudged: bool = False
+    item: str = "layer"
 
 
 class Reason(NamedTuple):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from quanterr.documents.gate_results import BECAUSE, Gate
-from quanterr.gates.verdicts import name_rule
+from quanterr.documents.gate_results import Gate
+from quanterr.gates.verdicts import format_failure, name_rule
 from quanterr.outputs.formatting import describe_gate, describe_violation, sentence
 from quanterr.util.colors import paint
 from quanterr.util.text import MAX_LINE, display
@@ -45,7 +45,7 @@ def _say_once(gate: Gate, said: Said) -> str:
         return gate.message
     if first.observed is None:
         return f"gate {name_rule(gate.id, gate.require)}: as above"
-    return gate.message.removesuffix(f"{BECAUSE}{display(first.reason, 2000)}")
+    return format_failure(gate, has_cause=False)
 
 
 def _format_details(gate: Gate, said: Said) -> list[str]:

@@ -291,7 +291,7 @@ def _margin(condition: Condition, value: float) -> float | None:
 
 def _make_gate(rule: Rule, outcome: _Outcome) -> Gate:
     observed = outcome.observed if outcome.observed is not None and isfinite(outcome.observed) else None
-    return Gate(
+    gate = Gate(
         id=rule.id,
         require=rule.condition.text,
         layers=list(rule.layers),
@@ -305,10 +305,18 @@ def _make_gate(rule: Rule, outcome: _Outcome) -> Gate:
         limit=rule.condition.limit,
         margin=None if observed is None else _margin(rule.condition, observed),
         worst_layer=outcome.worst_layer,
-        message=_format_message(rule, outcome),
+        message="",
         violations=outcome.violations,
         is_unjudged=outcome.unjudged,
+        item=rule.condition.item,
     )
+    if not outcome.violations:
+        gate.message = f"gate {format_rule(rule)} holds: {_describe_success(gate, outcome.observed)}"
+    elif outcome.unjudged:
+        gate.message = f"gate {format_rule(rule)} cannot be judged: {_describe_failure(gate)}"
+    else:
+        gate.message = format_failure(gate)
+    return gate
 
 
 def format_rule(rule: Rule) -> str:
@@ -321,48 +329,51 @@ def name_rule(id: str, condition: str) -> str:
     return display(condition) if id == condition else f"{display(id)}: {display(condition)}"
 
 
-def _format_message(rule: Rule, outcome: _Outcome) -> str:
-    if outcome.unjudged:
-        return f"gate {format_rule(rule)} cannot be judged: {_describe_failure(rule, outcome)}"
-    if outcome.violations:
-        return f"gate {format_rule(rule)} does not hold: {_describe_failure(rule, outcome)}"
-    return f"gate {format_rule(rule)} holds: {_describe_success(rule, outcome)}"
+def format_failure(gate: Gate, has_cause: bool = True) -> str:
+    """Return the message of a gate that does not hold; ``has_cause`` adds the finding that explains the number."""
+    return f"gate {name_rule(gate.id, gate.require)} does not hold: {_describe_failure(gate, has_cause)}"
 
 
-def _describe_failure(rule: Rule, outcome: _Outcome) -> str:
-    first = outcome.violations[0]
-    words = display(first.reason or "", 2000) if first.observed is None else format_value(rule, first.observed)
-    cause = f"{BECAUSE}{display(first.reason, 2000)}" if first.reason and first.observed is not None else ""
+def _describe_failure(gate: Gate, has_cause: bool = True) -> str:
+    first = gate.violations[0]
+    reason, cause = display(first.reason or "", 2000), ""
+    if first.observed is None:
+        words = reason
+    else:
+        words = _format_beside_limit(first.observed, gate.limit, first.margin)
+        cause = f"{BECAUSE}{reason}" if first.reason and has_cause else ""
     if first.layer is None:
-        return f"{words}{_describe_base(rule, outcome)}{cause}"
-    worst = f"the worst {display(first.layer)}: {words}{cause}"
-    return f"{len(outcome.violations):,} of {_count_items(rule, outcome)}, {worst}"
+        return f"{words}{_describe_base(gate)}{cause}"
+    return f"{len(gate.violations):,} of {_count_items(gate)}, the worst {display(first.layer)}: {words}{cause}"
 
 
-def _describe_success(rule: Rule, outcome: _Outcome) -> str:
-    if outcome.judged and outcome.judged == outcome.identical:
-        return f"{count(outcome.judged, rule.condition.item)}{_describe_skipped(outcome)}, the same on both sides"
-    words = f"no {rule.condition.item} differs" if outcome.observed is None else format_value(rule, outcome.observed)
-    if outcome.worst_layer is None:
-        return f"{words}{_describe_base(rule, outcome)}"
-    return f"{_count_items(rule, outcome)}, the nearest {display(outcome.worst_layer)}: {words}"
+def _describe_success(gate: Gate, observed: float | None) -> str:
+    """Describe a gate that holds; ``observed`` may be infinite."""
+    if gate.judged and gate.judged == gate.identical:
+        return f"{count(gate.judged, gate.item)}{_describe_skipped(gate)}, the same on both sides"
+    words = f"no {gate.item} differs" if observed is None else _format_beside_limit(observed, gate.limit, gate.margin)
+    if gate.worst_layer is None:
+        return f"{words}{_describe_base(gate)}"
+    return f"{_count_items(gate)}, the nearest {display(gate.worst_layer)}: {words}"
 
 
-def _count_items(rule: Rule, outcome: _Outcome) -> str:
-    identical = f" ({outcome.identical:,} identical)" if outcome.identical else ""
-    return count(outcome.judged, rule.condition.item) + identical + _describe_skipped(outcome)
+def _count_items(gate: Gate) -> str:
+    identical = f" ({gate.identical:,} identical)" if gate.identical else ""
+    return count(gate.judged, gate.item) + identical + _describe_skipped(gate)
 
 
-def _describe_skipped(outcome: _Outcome) -> str:
-    return f", {outcome.skipped:,} skipped" if outcome.skipped else ""
+def _describe_skipped(gate: Gate) -> str:
+    return f", {gate.skipped:,} skipped" if gate.skipped else ""
 
 
-def _describe_base(rule: Rule, outcome: _Outcome) -> str:
-    return f" over {_count_items(rule, outcome)}" if outcome.judged else ""
+def _describe_base(gate: Gate) -> str:
+    return f" over {_count_items(gate)}" if gate.judged else ""
 
 
 def format_value(rule: Rule, value: float) -> str:
     """Format a value and its margin with enough digits to show on which side of the limit the value is."""
-    margin = _margin(rule.condition, value)
-    shown = format_decisive(value, rule.condition.limit)
-    return shown + ("" if margin is None else f" (margin {format_decisive(margin, 0)})")
+    return _format_beside_limit(value, rule.condition.limit, _margin(rule.condition, value))
+
+
+def _format_beside_limit(value: float, limit: float, margin: float | None) -> str:
+    return format_decisive(value, limit) + ("" if margin is None else f" (margin {format_decisive(margin, 0)})")
