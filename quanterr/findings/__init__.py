@@ -19,8 +19,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from quanterr.documents.base import Finding
-from quanterr.findings.casts import check_casts
-from quanterr.findings.checks import WEIGHT, WEIGHTS
+from quanterr.findings.checks import LAST, WEIGHT, WEIGHTS
 from quanterr.findings.codes import make_finding
 from quanterr.findings.columns import name_moved_columns
 from quanterr.findings.compensation import drop_compensated
@@ -54,7 +53,6 @@ from quanterr.findings.figures import compute_figures
 from quanterr.findings.layers import (
     AllWeights,
     WeightSummary,
-    check_unquantized,
     detect_offset,
     find_common_factor,
     find_corrected_biases,
@@ -62,7 +60,6 @@ from quanterr.findings.layers import (
     is_norm_of_ones,
     report_common_factor,
     report_group_outliers,
-    report_identical,
 )
 from quanterr.findings.merging import merge_bad_rows, merge_excess
 from quanterr.findings.methods import Method, find_declared_method, find_method
@@ -74,25 +71,19 @@ from quanterr.findings.samples import (
     drop_harmless_zero_scales,
     drop_limited_rows,
     find_cast_codes,
-    find_rounded_originals,
     measure_factor,
-    report_lossless,
 )
 from quanterr.findings.scale_faults import FACTORS, FEW, ORDERS
 from quanterr.findings.scales import has_good_scales
 from quanterr.findings.sharing import excuse_shared_scales
-from quanterr.findings.siblings import check_sibling_scales
 from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_sources, find_limited
 from quanterr.findings.vectors import check_vectors, classify_shifted_copy
 from quanterr.formats.reading import Reader
-from quanterr.pairing import SIDES
-from quanterr.pairing.model import COMPUTED, Bucket, Leftover, Pair, Pairing, WeightResult
-from quanterr.tensors.in_memory import is_dequantized
+from quanterr.pairing.model import Pair, Pairing, WeightResult
 
 __all__ = ["FindingCollector", "make_finding"]
 
 DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # findings whose weights are read again
-UNREAD = (Bucket.UNSUPPORTED, Bucket.ERROR, Bucket.SHAPE_MISMATCH)  # of weights that are stored on both sides
 PROOFS = 3  # most weights to read again to confirm that a common factor corrects them
 
 
@@ -108,9 +99,6 @@ class FindingCollector:
         self._plan = plan
         self._folded = {one.source.rpartition(".")[0] for one in plan.folded}
         self._corrected = find_corrected_biases(plan.pairs)
-        beside = {pair.name for pair in plan.pairs if pair.name.rpartition(".")[0] in self._folded}
-        decoded = {pair.name for pair in plan.pairs if any(map(is_dequantized, pair.quantized_codes))}
-        self._explained = self._corrected.union(beside, decoded, *(one.names for one in plan.folded))
         self._seen: list[WeightSummary] = []  # in the order in which they were added
         self._equal: dict[int, Pair] = {}
         self._of_weights: dict[int, list[Finding]] = {}
@@ -170,7 +158,11 @@ class FindingCollector:
         return [self._equal[number] for number in sorted(self._equal)]
 
     def findings(self, complete: bool, reader: Reader) -> list[Finding]:
-        """Return all findings; for an interrupted run (not ``complete``) only those about single weights."""
+        """Return all findings; for an interrupted run (not ``complete``) only those about single weights.
+
+        The steps here are no checks, which know nothing of each other: each takes the weights that those before it
+        leave (a common factor, codes without scales, faults of scales, repairs), or drops what it explains.
+        """
         seen = sorted(self._seen, key=attrgetter("number"))
         single = [found for one in seen for found in self._of_weights.get(one.number, ())]
         if not complete:
@@ -198,16 +190,13 @@ class FindingCollector:
         others = [one for one in seen if one.pair.name not in corrected.union(*map(weights_of, casts))]
         repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs, reader))
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs, reader))
-        coded = any(pair.quantized.has_codes for pair in self._plan.pairs)
         copies = [replace(one, copy=classify_shifted_copy(one, reader)) if one.offset else one for one in seen]
-        lowered = check_casts(copies, self._plan.pairs)
-        changed = check_unquantized(copies, self._same, self._explained, coded)
+        last = run_checks_of(LAST, AllWeights(copies, self._same, self._plan, reader))
         broken = set[str]().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
         unbroken = [one for one in others if one.pair.name not in broken]
         faults += check_scale_faults([one for one in unbroken if one.pair.name not in self._undone], again, FEW)
         sources = check_sources(unbroken, again)
-        siblings = list(check_sibling_scales(seen, reader))
-        found = [*whole, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *changed, *lowered, *siblings]
+        found = [*whole, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *last]
         found += [*self._constant.findings(reader), *self._repeated.findings(reader)]
         kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found, corrected)), seen)
         return merge_bad_rows(merge_excess(restate_for_another_original(kept, seen)), len(seen))
@@ -221,24 +210,7 @@ class FindingCollector:
         common, alike = self._confirm_common_factor(
             [one for one in seen if not one.nearest or (one.figures and one.figures.is_scaled)], reader
         )
-        found = [*common, *run_checks_of(WEIGHTS, AllWeights(seen, self._plan.pairs, reader))]
-        selected = [leftover for leftover in self._plan.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
-        if self._same and not seen:
-            coded = [p for p in self._same if p.original.n and p.quantized.has_codes and not p.original.has_codes]
-            unread = sum(left.bucket in UNREAD and left.side == "original" for left in selected)
-            unread += len(self._plan.pairs) - len(self._same)  # pairs whose codes were refused when they were read
-            whole = self._are_copies(selected)
-            found.append(report_lossless(coded, reader) if coded else report_identical(self._same, whole, unread))
-        found += find_rounded_originals([one.pair for one in seen if one.too_good], self._same if seen else (), reader)
-        return found, alike
-
-    def _are_copies(self, leftovers: Sequence[Leftover]) -> bool:
-        """Return True if both sides store the same, apart from buffers that follow from the configuration."""
-        stored = [
-            {entry.name for one in leftovers if one.side == side and one.reason != COMPUTED for entry in one.entries}
-            for side in SIDES
-        ]
-        return stored[0] == stored[1] and all(one.bucket == Bucket.CONSUMED for one in leftovers)
+        return [*common, *run_checks_of(WEIGHTS, AllWeights(seen, self._same, self._plan, reader))], alike
 
     def _confirm_common_factor(self, seen: list[WeightSummary], reader: Reader) -> tuple[list[Finding], set[int]]:
         """Return the finding of a factor that many weights share, and their numbers, if a sample confirms it."""

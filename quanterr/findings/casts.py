@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import LAST, RESULT, check
 from quanterr.findings.codes import make_finding
-from quanterr.findings.layers import WeightSummary
+from quanterr.findings.layers import AllWeights, WeightSummary
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of
 from quanterr.tensors.casts import Copy
@@ -22,8 +23,10 @@ WIDE, HALF = "F32", frozenset({"BF16", "F16"})
 PLAIN = ("dense", "fp8_cast")  # formats of single numbers; GGUF files, whose converter chooses dtypes, have others
 
 
-def check_casts(seen: Sequence[WeightSummary], pairs: Sequence[Pair]) -> Iterator[Finding]:
-    """Report tensors whose cast lost digits; ``seen`` are the weights that differ, among all ``pairs``."""
+@check("cast_down", needs=RESULT, of=LAST)
+def check_casts(weights: AllWeights) -> Iterator[Finding]:
+    """Report tensors whose cast lost digits."""
+    seen, pairs = weights.seen, weights.pairing.pairs
     vectors = [one for one in seen if _is_vector_in_bytes(one.pair) and not _is_narrowed(one.pair)]
     if vectors and any(pair.quantized.encoding == "codes" for pair in pairs):
         yield _report(vectors, "that the original keeps in 16 bits or more", "keep norms and biases in 16 bits")

@@ -29,10 +29,11 @@ class Of(IntEnum):
     BOTH = 3  # ``Comparison``: the two sides
     WEIGHT = 4  # ``MeasuredWeight``: a compared weight whose sides differ
     WEIGHTS = 5  # ``layers.AllWeights``: all of these together
+    LAST = 6  # ``layers.AllWeights``, again: what no search for the fault of a weight takes into account
 
 
 HEADERS, DECLARED, VALUES, RESULT = Needs
-EACH, QUANTIZED, ALONE, BOTH, WEIGHT, WEIGHTS = Of
+EACH, QUANTIZED, ALONE, BOTH, WEIGHT, WEIGHTS, LAST = Of
 Function = TypeVar("Function", bound=Callable[[Any], Iterable[Finding]])
 
 

@@ -17,7 +17,7 @@ SMALLEST_ERROR = 1e-10  # relative errors below this are shown as 200 dB
 def check_conventions(weights: AllWeights) -> Iterator[Finding]:
     """Report weights that fit another reading than the one that a convention prescribes, one finding per reading."""
     found: dict[tuple[str, str], list[Pair]] = {}
-    for pair in weights.pairs:
+    for pair in weights.pairing.pairs:
         if pair.contradiction is not None:
             found.setdefault(pair.contradiction[:2], []).append(pair)
     for (prescribed, other), same in found.items():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from quanterr.documents.base import Finding
-from quanterr.findings.checks import RESULT, WEIGHTS, check
+from quanterr.findings.checks import LAST, RESULT, WEIGHTS, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.explanations import NEAR, UNDERFLOWS
 from quanterr.findings.factors import explain_factor
@@ -19,10 +19,11 @@ from quanterr.formats import find_rows
 from quanterr.formats.reading import Reader
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.pairing.model import Pair
+from quanterr.pairing.model import Pair, Pairing
 from quanterr.pairing.names import canonicalize
 from quanterr.selection.roles import role_of
 from quanterr.tensors.casts import Copy
+from quanterr.tensors.in_memory import is_dequantized
 from quanterr.util.text import count, display, listed
 
 
@@ -52,10 +53,11 @@ class WeightSummary(Struct, frozen=True, gc=False):  # in all, there are as many
 
 
 class AllWeights(NamedTuple):
-    """All compared weights: those whose sides differ, and the pairs, which may be identical."""
+    """All compared weights."""
 
-    seen: Sequence[WeightSummary]
-    pairs: Sequence[Pair]
+    seen: Sequence[WeightSummary]  # those whose sides differ
+    same: Sequence[Pair]  # those that are identical
+    pairing: Pairing
     reader: Reader
 
 
@@ -212,7 +214,7 @@ def check_norm_offsets(weights: AllWeights) -> Iterator[Finding]:
 
     If all norms of a kind differ in this way, a convention explains it (a warning); otherwise it is an error.
     """
-    seen, pairs = weights.seen, weights.pairs
+    seen, pairs = weights.seen, weights.pairing.pairs
     off = [one for one in seen if one.offset is not None]
     if not off:
         return
@@ -268,50 +270,21 @@ def _report_offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
     yield make_finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
 
 
-def report_identical(same: Sequence[Pair], whole: bool, unread: int) -> Finding:
-    """Report that nothing differs and nothing is quantized: the same checkpoint was given twice.
-
-    Args:
-        same: the pairs that are identical.
-        whole: whether everything selected is compared, so that identical tensors mean an identical model.
-        unread: number of weights that are stored on both sides, but cannot be compared.
-    """
-    if unread:
-        message = (
-            f"nothing that is quantized was compared: {count(unread, 'weight')} could not be read, and all that was "
-            f"compared ({count(len(same), 'tensor')}) is the same on both sides"
-        )
-        return make_finding("identical", "info", None, message, "see why the others are not comparable", unread=unread)
-    message = "all compared tensors are identical; is this the quantized checkpoint?"
-    remedy = "check that the second checkpoint is the quantized one"
-    return make_finding(
-        "identical", "warning" if whole and all(map(_is_stored_alike, same)) else "info", None, message, remedy
-    )
-
-
-def check_unquantized(
-    seen: Sequence[WeightSummary],
-    same: Iterable[Pair],
-    explained: Collection[str],
-    coded: bool,
-) -> Iterator[Finding]:
+@check("unquantized_changed", "cast_coarse", needs=RESULT, of=LAST)
+def check_unquantized(weights: AllWeights) -> Iterator[Finding]:
     """Report tensors that neither side quantizes and that are neither copies nor casts.
 
-    A quantizer leaves the values of such tensors alone. If other weights are quantized (``coded``) and half of these
-    tensors differ, the sides do not come from one checkpoint, unless all are vectors: norms may have absorbed scales.
-
-    Args:
-        seen: the weights that differ.
-        same: the identical pairs.
-        explained: names of weights whose change has a known reason.
-        coded: whether some weight is stored quantized.
+    A quantizer leaves the values of such tensors alone. If other weights are quantized and half of these tensors
+    differ, the sides do not come from one checkpoint, unless all are vectors: norms may have absorbed scales.
     """
-    copies = [one for one in seen if one.copy and one.pair.name not in explained]
+    explained = _find_explained(weights.pairing)
+    coded = any(pair.quantized.has_codes for pair in weights.pairing.pairs)
+    copies = [one for one in weights.seen if one.copy and one.pair.name not in explained]
     yield from _report_coarse_casts(copies)
     changed = [one for one in copies if one.copy == Copy.CHANGED and one.figures]
     if not changed:
         return
-    of = len(copies) + sum(map(_is_unquantized, same))
+    of = len(copies) + sum(map(_is_unquantized, weights.same))
     many = of > PEERS and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
     worst = min(changed, key=lambda one: one.figures.snr_db if one.figures else inf)
     worst_db = worst.figures.snr_db if worst.figures else None
@@ -323,6 +296,14 @@ def check_unquantized(
     remedy = "check that both checkpoints come from the same training step and the same merge"
     level = "error" if coded and many else "warning"
     yield make_finding("unquantized_changed", level, None, message, remedy, layers=names, tensors=of, snr_db=worst_db)
+
+
+def _find_explained(pairing: Pairing) -> set[str]:
+    """Return the names of weights whose change has a known reason: moved factors, corrected biases, codes in memory."""
+    folded = {one.source.rpartition(".")[0] for one in pairing.folded}
+    beside = {pair.name for pair in pairing.pairs if pair.name.rpartition(".")[0] in folded}
+    decoded = {pair.name for pair in pairing.pairs if any(map(is_dequantized, pair.quantized_codes))}
+    return find_corrected_biases(pairing.pairs).union(beside, decoded, *(one.names for one in pairing.folded))
 
 
 def _report_coarse_casts(copies: Iterable[WeightSummary]) -> Iterator[Finding]:
@@ -350,9 +331,3 @@ def find_corrected_biases(pairs: Iterable[Pair]) -> set[str]:
 def _is_unquantized(pair: Pair) -> bool:
     """Return True if both sides store plain floats, which a quantizer copies or casts."""
     return pair.original.encoding == pair.quantized.encoding == "floats"
-
-
-def _is_stored_alike(pair: Pair) -> bool:
-    """Return True if both sides use the same tensor names and dtypes, as a copy does."""
-    x, y = ([(entry.name, entry.dtype) for entry in entries] for entries in pair.codes)
-    return x == y

@@ -13,9 +13,8 @@ MAX_BLOCKS = 512  # only synthetic models have more; grouping by block would the
 
 @check(
     *("scale_factor", "zero_points", "permuted", "transposed", "swapped_weight", "codes_without_scale", "shared_scale"),
-    *("another_source", "quantized_original", "lossless_codes", "identical", "group_outlier", "implausible_error"),
-    *("unquantized_changed", "cast_coarse", "cast_down", "bias_corrected", "constant_weight", "repeated_weights"),
-    *("excess_columns", "sibling_scales"),
+    *("another_source", "quantized_original", "group_outlier", "implausible_error", "excess_columns"),
+    *("bias_corrected", "constant_weight", "repeated_weights"),
     needs=RESULT,
     of=BOTH,
 )

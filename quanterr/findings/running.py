@@ -9,6 +9,7 @@ from quanterr.findings import (
     activations,
     adapters,
     caches,
+    casts,
     completeness,
     configs,
     conventions,
@@ -23,12 +24,14 @@ from quanterr.findings import (
     inputs,
     layers,
     loading,
+    lossless,
     outliers,
     parts,
     results,
     runtimes,
     scales,
     schemes,
+    siblings,
     structure,
     sums,
     values,
@@ -42,7 +45,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(files, adapters, configs),
     *(structure, heads, loading, parts, file_types, runtimes, caches, declared, schemes, completeness),
     *(headers, activations, inputs, folding, importance, values),
-    *(sums, excess, scales, layers, conventions, outliers, results),
+    *(sums, excess, scales, layers, conventions, outliers, lossless, casts, siblings, results),
 )
 
 

@@ -30,7 +30,6 @@ from quanterr.util.text import count, display, listed
 MOST_WRONG = 8  # most weights with a finding to read again
 MOST_LOW = 3  # most weights to read again that are merely below the usual level
 MOST_OTHERS = 64  # most other weights to compare a weight with
-TERNARY = 3  # distinct values in a row of a ternary weight
 
 
 def diagnose(
@@ -114,52 +113,6 @@ def find_cast_codes(
         yield make_finding("codes_without_scale", "error", None, message, remedy, layers=names, snr_db=worst)
 
 
-def find_rounded_originals(better: Sequence[Pair], same: Sequence[Pair], reader: Reader) -> Iterator[Finding]:
-    """Report quantized weights whose original already holds dequantized values.
-
-    Weights of few distinct values (ternary ones, for instance) are left out: many formats hold them exactly.
-
-    Args:
-        better: pairs with less error than rounding causes.
-        same: pairs that are identical.
-        reader: reads the first rows of weights.
-    """
-    coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= ENOUGH**2]
-    found = [pair.name for pair in (*better, *coded[:MOST_OTHERS]) if _is_varied(pair, reader)]
-    if found:
-        message = (
-            f"{count(len(found), 'quantized weight')} lost far less than rounding costs: {listed(found, 3)}; "
-            "the original was made from the quantized model, or both from the same codes"
-        )
-        remedy = "compare with the checkpoint from before the quantization"
-        yield make_finding("lossless_codes", "warning", None, message, remedy, layers=found)
-
-
-def report_lossless(coded: Sequence[Pair], reader: Reader) -> Finding:
-    """Report that no quantized weight lost anything.
-
-    Either the original was rounded before (a warning), or it has so few values that codes hold them exactly.
-    """
-    names = [pair.name for pair in coded]
-    message = (
-        f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
-        f"{listed(names, 3)}"
-    )
-    ternary = all(_is_ternary(pair, reader) for pair in coded[:MOST_OTHERS])
-    if ternary:
-        message += "; the original is ternary, binary or constant, like BitNet's weights, and codes hold that exactly"
-        remedy = "nothing, if the model was trained so: 2-bit codes (BitNet, TQ2_0) hold it exactly in less space"
-        return make_finding("lossless_codes", "info", None, message, remedy, weights=len(coded))
-    message += "; the original holds values that are already rounded"
-    remedy = "compare with the checkpoint from before the quantization"
-    return make_finding("lossless_codes", "warning", None, message, remedy, weights=len(coded))
-
-
-def _is_ternary(pair: Pair, reader: Reader) -> bool:
-    """Return True if each sampled row has at most three distinct values."""
-    return all(len(torch.unique(row)) <= TERNARY for row in reader.read_first_rows(pair.original, ENOUGH**2))
-
-
 def drop_harmless_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair], reader: Reader) -> list[Finding]:
     """Drop findings about zero scales if the original is zero there too, as in pruned weights.
 
@@ -212,12 +165,6 @@ def _loses_to_zero_scales(pair: Pair, reader: Reader) -> bool:
             if bool((zero & ((y - x).abs() > x.abs() / 2)).any()):
                 return True
     return False
-
-
-def _is_varied(pair: Pair, reader: Reader) -> bool:
-    """Return True if a weight has more distinct values than codes of few bits, and its rows than their scales hold."""
-    values = reader.read_first_rows(pair.original, ENOUGH**2)
-    return values.shape[1] > TERNARY and len(torch.unique(values)) > ENOUGH
 
 
 def measure_factor(pair: Pair, figures: Figures, is_doubtful: bool, reader: Reader) -> tuple[float, float] | None:

@@ -11,9 +11,10 @@ from math import log10
 
 from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
+from quanterr.findings.checks import LAST, RESULT, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.figures import EXACT_DB, Figures
-from quanterr.findings.layers import WeightSummary
+from quanterr.findings.layers import AllWeights, WeightSummary
 from quanterr.findings.limits import BIT_DB, TINY
 from quanterr.formats.reading import Reader
 from quanterr.util.text import count, display, listed
@@ -22,12 +23,13 @@ FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 DIVISOR = "weight_global_scale"  # compressed-tensors divides by it; ModelOpt's weight_scale_2 multiplies
 
 
-def check_sibling_scales(seen: Sequence[WeightSummary], reader: Reader) -> Iterator[Finding]:
+@check("sibling_scales", needs=RESULT, of=LAST)
+def check_sibling_scales(weights: AllWeights) -> Iterator[Finding]:
     """Report the SNR of fused weights if all use the largest of their global scales."""
     groups = [
         (ratio, worst)
-        for group in _group_siblings(seen)
-        if (found := _measure_spread(group, reader))
+        for group in _group_siblings(weights.seen)
+        if (found := _measure_spread(group, weights.reader))
         for ratio, worst in [found]
     ]
     if not groups:

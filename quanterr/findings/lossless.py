@@ -1,0 +1,119 @@
+"""Weights that lost nothing, or less than rounding costs: copies, and originals that were rounded before."""
+
+from collections.abc import Iterator, Sequence
+
+from quanterr.documents.base import Finding
+from quanterr.findings.checks import RESULT, WEIGHTS, check
+from quanterr.findings.codes import make_finding
+from quanterr.findings.layers import AllWeights
+from quanterr.findings.limits import ENOUGH
+from quanterr.formats.reading import Reader
+from quanterr.lazy_torch import torch
+from quanterr.pairing import SIDES
+from quanterr.pairing.model import COMPUTED, Bucket, Leftover, Pair
+from quanterr.util.text import count, listed
+
+MOST_READ = 64  # most identical weights to read again
+TERNARY = 3  # distinct values in a row of a ternary weight
+UNREAD = (Bucket.UNSUPPORTED, Bucket.ERROR, Bucket.SHAPE_MISMATCH)  # of weights that are stored on both sides
+
+
+@check("lossless_codes", "identical", needs=RESULT, of=WEIGHTS)
+def check_identical(weights: AllWeights) -> Iterator[Finding]:
+    """Report that no weight differs: quantization lost nothing, or nothing is quantized."""
+    same = weights.same
+    if weights.seen or not same:
+        return
+    if coded := [p for p in same if p.original.n and p.quantized.has_codes and not p.original.has_codes]:
+        yield _report_lossless(coded, weights.reader)
+        return
+    selected = [leftover for leftover in weights.pairing.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
+    unread = sum(left.bucket in UNREAD and left.side == "original" for left in selected)
+    unread += len(weights.pairing.pairs) - len(same)  # pairs whose codes were refused when they were read
+    yield _report_identical(same, _are_copies(selected), unread)
+
+
+def _are_copies(leftovers: Sequence[Leftover]) -> bool:
+    """Return True if both sides store the same, apart from buffers that follow from the configuration."""
+    stored = [
+        {entry.name for one in leftovers if one.side == side and one.reason != COMPUTED for entry in one.entries}
+        for side in SIDES
+    ]
+    return stored[0] == stored[1] and all(one.bucket == Bucket.CONSUMED for one in leftovers)
+
+
+def _report_identical(same: Sequence[Pair], whole: bool, unread: int) -> Finding:
+    """Report that nothing differs and nothing is quantized: the same checkpoint was given twice.
+
+    Args:
+        same: the pairs that are identical.
+        whole: whether everything selected is compared, so that identical tensors mean an identical model.
+        unread: number of weights that are stored on both sides, but cannot be compared.
+    """
+    if unread:
+        message = (
+            f"nothing that is quantized was compared: {count(unread, 'weight')} could not be read, and all that was "
+            f"compared ({count(len(same), 'tensor')}) is the same on both sides"
+        )
+        return make_finding("identical", "info", None, message, "see why the others are not comparable", unread=unread)
+    message = "all compared tensors are identical; is this the quantized checkpoint?"
+    remedy = "check that the second checkpoint is the quantized one"
+    return make_finding(
+        "identical", "warning" if whole and all(map(_is_stored_alike, same)) else "info", None, message, remedy
+    )
+
+
+def _is_stored_alike(pair: Pair) -> bool:
+    """Return True if both sides use the same tensor names and dtypes, as a copy does."""
+    x, y = ([(entry.name, entry.dtype) for entry in entries] for entries in pair.codes)
+    return x == y
+
+
+def _report_lossless(coded: Sequence[Pair], reader: Reader) -> Finding:
+    """Report that no quantized weight lost anything.
+
+    Either the original was rounded before (a warning), or it has so few values that codes hold them exactly.
+    """
+    names = [pair.name for pair in coded]
+    message = (
+        f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
+        f"{listed(names, 3)}"
+    )
+    ternary = all(_is_ternary(pair, reader) for pair in coded[:MOST_READ])
+    if ternary:
+        message += "; the original is ternary, binary or constant, like BitNet's weights, and codes hold that exactly"
+        remedy = "nothing, if the model was trained so: 2-bit codes (BitNet, TQ2_0) hold it exactly in less space"
+        return make_finding("lossless_codes", "info", None, message, remedy, weights=len(coded))
+    message += "; the original holds values that are already rounded"
+    remedy = "compare with the checkpoint from before the quantization"
+    return make_finding("lossless_codes", "warning", None, message, remedy, weights=len(coded))
+
+
+def _is_ternary(pair: Pair, reader: Reader) -> bool:
+    """Return True if each sampled row has at most three distinct values."""
+    return all(len(torch.unique(row)) <= TERNARY for row in reader.read_first_rows(pair.original, ENOUGH**2))
+
+
+@check("lossless_codes", needs=RESULT, of=WEIGHTS)
+def check_rounded_originals(weights: AllWeights) -> Iterator[Finding]:
+    """Report quantized weights whose original already holds dequantized values.
+
+    Weights of few distinct values (ternary ones, for instance) are left out: many formats hold them exactly.
+    """
+    better = [one.pair for one in weights.seen if one.too_good]
+    same, reader = weights.same if weights.seen else (), weights.reader
+    coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= ENOUGH**2]
+    found = [pair.name for pair in (*better, *coded[:MOST_READ]) if _is_varied(pair, reader)]
+    if found:
+        message = (
+            f"{count(len(found), 'quantized weight')} lost far less than rounding costs: {listed(found, 3)}; "
+            "the original was made from the quantized model, or both from the same codes"
+        )
+        remedy = "compare with the checkpoint from before the quantization"
+        yield make_finding("lossless_codes", "warning", None, message, remedy, layers=found)
+
+
+def _is_varied(pair: Pair, reader: Reader) -> bool:
+    """Return True if a weight has more distinct values than codes of few bits, and its rows than their scales hold."""
+    values = reader.read_first_rows(pair.original, ENOUGH**2)
+    return values.shape[1] > TERNARY and len(torch.unique(values)) > ENOUGH
