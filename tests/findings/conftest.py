@@ -6,7 +6,8 @@ from quanterr.findings.checks import CHECKS, LAST, WEIGHT, WEIGHTS
 from quanterr.findings.results import check_weights
 from quanterr.findings.running import list_checks
 
-INNER = {code for one in CHECKS if one.of in (WEIGHT, WEIGHTS, LAST) for code in one.codes}  # check_weights passes these on
+# check_weights passes these on
+INNER = {code for one in CHECKS if one.of in (WEIGHT, WEIGHTS, LAST) for code in one.codes}
 
 
 def strict(one):
