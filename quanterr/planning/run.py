@@ -5,7 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, log10, sqrt
+from math import fsum, log10
 from typing import Any
 
 from msgspec.structs import replace
@@ -75,10 +75,15 @@ class _PlannableLayer:
 
     name: str
     elements: int
-    signal: float  # Σx²
+    norm: float  # of the original
     fingerprint: str | None  # fingerprint of the original
     original: str  # format of the original
     options: Mapping[str, _LayerOption]  # recipe → option
+
+    @property
+    def signal(self) -> float:
+        """Σx²."""
+        return self.norm**2
 
 
 @accept_fields_of(PlanOptions)
@@ -221,7 +226,6 @@ def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[li
     rows, left_out = [], []
     for name, stored in found.items():
         any_layer = next(iter(stored.values()))
-        signal = (any_layer.original_norm or 0.0) ** 2
         options = {recipe: _make_option(recipe, layer, measure) for recipe, layer in stored.items()}
         known = {recipe: option for recipe, option in options.items() if option is not None}
         if len(known) < len(options):
@@ -232,7 +236,7 @@ def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[li
             _PlannableLayer(
                 name,
                 any_layer.tensor_elements,
-                signal,
+                any_layer.original_norm or 0.0,
                 any_layer.original_fingerprint,
                 any_layer.original_format,
                 known,
@@ -323,7 +327,7 @@ def _make_layer(row: _PlannableLayer, recipe: str, usual: str) -> PlannedLayer:
         bits_per_weight=8 * option.nbytes / row.elements,
         snr_db=10 * log10(row.signal / option.error) if option.error and row.signal else None,
         cost=option.cost,
-        original_norm=sqrt(row.signal),
+        original_norm=row.norm,
         original_fingerprint=row.fingerprint,
         usual_bytes=instead.nbytes if instead else None,
         usual_cost=instead.cost if instead else None,
