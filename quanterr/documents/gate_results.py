@@ -41,7 +41,7 @@ class Gate(Model):
     gate of severity ``warn`` does not change the verdict. ``baseline_original`` says how the original of the baseline
     differs, if the rule accepts another one. A gate that ``is_unjudged`` had no number to judge, as the run was
     interrupted or a text too short; its status is ``fail``, so that nothing passes by it. ``item`` is the kind of item
-    that it judged.
+    that the rule judges.
     """
 
     id: str

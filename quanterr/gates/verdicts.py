@@ -310,12 +310,8 @@ def _make_gate(rule: Rule, outcome: _Outcome) -> Gate:
         is_unjudged=outcome.unjudged,
         item=rule.condition.item,
     )
-    if not outcome.violations:
-        gate.message = f"gate {format_rule(rule)} holds: {_describe_success(gate, outcome.observed)}"
-    elif outcome.unjudged:
-        gate.message = f"gate {format_rule(rule)} cannot be judged: {_describe_failure(gate)}"
-    else:
-        gate.message = format_failure(gate)
+    holds = f"gate {format_rule(rule)} holds: {_describe_success(gate, outcome.observed)}"
+    gate.message = format_failure(gate) if outcome.violations else holds
     return gate
 
 
@@ -331,7 +327,8 @@ def name_rule(id: str, condition: str) -> str:
 
 def format_failure(gate: Gate, has_cause: bool = True) -> str:
     """Return the message of a gate that does not hold; ``has_cause`` adds the finding that explains the number."""
-    return f"gate {name_rule(gate.id, gate.require)} does not hold: {_describe_failure(gate, has_cause)}"
+    word = "cannot be judged" if gate.is_unjudged else "does not hold"
+    return f"gate {name_rule(gate.id, gate.require)} {word}: {_describe_failure(gate, has_cause)}"
 
 
 def _describe_failure(gate: Gate, has_cause: bool = True) -> str:
