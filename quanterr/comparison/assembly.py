@@ -1,6 +1,6 @@
 """The report, assembled from the sums of weights: layers, groups, coverage, findings, verdict."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import nan
 
@@ -28,8 +28,9 @@ from quanterr.findings import FindingCollector
 from quanterr.findings.contents import Comparison, Contents
 from quanterr.findings.results import MAX_BLOCKS
 from quanterr.findings.running import run_checks
-from quanterr.formats import CODE_DTYPES, FORMATS
+from quanterr.formats import CODE_DTYPES, FORMATS, Weight
 from quanterr.formats.reading import Reader
+from quanterr.formats.usual import find_usual
 from quanterr.kernel.native_sums import sum_histograms
 from quanterr.metrics import PREDICTED, LayerValues, Measurement, finite, original_norm
 from quanterr.metrics.attainable import Attainable, PooledSamples
@@ -279,7 +280,7 @@ class ReportBuilder:
             quantized=_make_side(quantized, self._pairing.prefixes["quantized"]),
             selection=Selection(patterns=list(patterns)),
             settings=settings,
-            formats=_make_format_notes({pair.quantized.format for pair in self._pairing.pairs}),
+            formats=_make_format_notes([pair.quantized for pair in self._pairing.pairs]),
             coverage=self._make_coverage(),
             findings=findings,
             gates=[],
@@ -481,12 +482,16 @@ def _make_side(checkpoint: Checkpoint, prefix: str) -> Side:
     )
 
 
-def _make_format_notes(names: set[str]) -> dict[str, FormatNote]:
-    return {
-        row.name: FormatNote(summary=row.summary, usual_snr_db=list(row.usual_db) if row.usual_db else None)
-        for row in FORMATS
-        if row.name in names
-    }
+def _make_format_notes(weights: Sequence[Weight]) -> dict[str, FormatNote]:
+    stored: dict[str, list[Weight]] = {}
+    for weight in weights:
+        stored.setdefault(weight.format, []).append(weight)
+    notes = {}
+    for row in FORMATS:
+        if row.name in stored:
+            usual = find_usual(row, stored[row.name])
+            notes[row.name] = FormatNote(summary=row.summary, usual_snr_db=list(usual) if usual else None)
+    return notes
 
 
 def _natural_key(item: tuple[str, LayerGroup]) -> list[tuple[int, str]]:

@@ -7,7 +7,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
-from quanterr.findings.figures import bits_of, level_of
+from quanterr.findings.figures import bits_of, level_of, ratio_db
 from quanterr.findings.limits import (
     ALIKE,
     APART,
@@ -137,7 +137,7 @@ def check_excess(weight: MeasuredWeight) -> Iterator[Finding]:
             if other.kind == "row" and part.kind == "tile" and part.worst[0] not in {row for row, _ in other.places}:
                 yield _report_part(pair, found, other, method)
     elif severity:
-        yield _report_weight(pair, found, severity, part, rounded)
+        yield _report_weight(pair, done, found, severity, part, rounded)
     if _clips(pair, found):
         yield _report_clipping(pair, found)
 
@@ -211,15 +211,22 @@ def _off_pct(found: Attainable) -> float:
     return 100 * found.off / max(found.n - found.clipped, 1)
 
 
+def from_sample_to_whole(done: WeightResult, found: Attainable) -> float:
+    """Return by how many dB the SNR of the whole weight, which reports show, exceeds that of its sampled rows."""
+    sums = done.sums
+    return ratio_db(sums.x_sq, sums.e_sq) - level(found.x_sq, found.e_sq) if sums.x_sq and sums.e_sq else 0.0
+
+
 def _report_weight(
-    pair: Pair, found: Attainable, severity: str, part: BadRegion | None, rounded: str | None
+    pair: Pair, done: WeightResult, found: Attainable, severity: str, part: BadRegion | None, rounded: str | None
 ) -> Finding:
     """Report a weight with more error than its scales allow."""
     snr, off = level(found.x_sq, found.e_sq), _off_pct(found)
+    more = from_sample_to_whole(done, found)
     steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is at most one step off"
     if rounded is not None:
         steps = f"each code is one of the two next to its value{rounded}"
-    what = f"{snr:.1f} dB, where its stored scales allow {_describe_limit(found.snr_db)}"
+    what = f"{snr + more:.1f} dB, where its stored scales allow {_describe_limit(found.snr_db + more)}"
     if snr == -inf:
         what = "its values are not zero, but the original's are"
     message = f"{display(pair.name)}: {what}: {steps}"

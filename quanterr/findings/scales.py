@@ -8,7 +8,7 @@ from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.code_samples import RUN
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
-from quanterr.findings.excess import MOST_NAMED, underflows
+from quanterr.findings.excess import MOST_NAMED, from_sample_to_whole, underflows
 from quanterr.findings.figures import bits_of
 from quanterr.findings.limits import (
     ALIGNED,
@@ -71,6 +71,7 @@ def check_scales(weight: MeasuredWeight) -> Iterator[Finding]:
         yield _report_groups(pair, done, parts["group"], method)
     elif severity:
         part, some = parts.get("group"), 1 / APART < found.scale_ratio < APART
+        more = from_sample_to_whole(done, found)
         whole = _describe_scales(pair, found.scale_ratio, found.snr_db)
         what = (
             f"{_describe_place(part)}: {_describe_scales(pair, part.factor, part.snr_db)}" if part and some else whole
@@ -79,8 +80,8 @@ def check_scales(weight: MeasuredWeight) -> Iterator[Finding]:
             "scale_loss",
             severity,
             pair.name,
-            f"{display(pair.name)}: {what}: its scales overall allow {found.snr_db:.1f} dB, good ones "
-            f"{found.format_snr_db:.1f} dB",
+            f"{display(pair.name)}: {what}: its scales overall allow {found.snr_db + more:.1f} dB, good ones "
+            f"{found.snr_db + more + (loss or 0.0):.1f} dB",
             REMEDY,
             scale_loss_db=loss,
             attainable_snr_db=found.snr_db,

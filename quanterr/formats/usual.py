@@ -1,0 +1,42 @@
+"""The SNR that is usual for the weights of a format."""
+
+from collections.abc import Iterable
+from math import log, log10
+from statistics import NormalDist
+
+from quanterr.formats.base import Format, Weight
+
+WIDE_DB = 10  # a row that declares a wider range stands for codes of several sizes
+LARGEST_GROUP = 256  # elements; above, outliers decide
+BELOW_DB, BELOW_OF_ROWS_DB, ABOVE_DB = 3, 9, 2  # what real weights have less, or more, than normal ones
+
+
+def find_usual(row: Format, weights: Iterable[Weight]) -> tuple[int, int] | None:
+    """Return the range of SNRs in dB that is usual for these weights of a format, or None if it is unknown.
+
+    Where a format stores integers of several sizes, the range follows from their bits b and groups. The largest of g
+    normal values is q = Φ⁻¹(1 - ln 2 / 2g) at the median, and a step s costs s²/12: symmetric codes have
+    12·(2^(b-1) - 1)² / q², codes with a zero point 12·((2^b - 1) / 2)² / q².
+    """
+    if row.usual_db is None or row.usual_db[1] - row.usual_db[0] <= WIDE_DB:
+        return row.usual_db
+    kinds = {(weight.uniform_bits, _find_group(weight)) for weight in weights}
+    if any(bits is None or bits < 2 for bits, _ in kinds) or not kinds:
+        return row.usual_db
+    ranges = [_find_range(bits or 0, group) for bits, group in kinds]
+    return max(row.usual_db[0], min(low for low, _ in ranges)), max(high for _, high in ranges)
+
+
+def _find_group(weight: Weight) -> int:
+    """Return how many elements share a scale; without blocks, those of a row."""
+    rows, cols = weight.block_size or (1, weight.matrix[1])
+    return rows * cols
+
+
+def _find_range(bits: int, group: int) -> tuple[int, int]:
+    peak = NormalDist().inv_cdf(1 - log(2) / (2 * max(group, 2)))
+    symmetric, asymmetric = (
+        20 * log10(steps / peak) + 10 * log10(12) for steps in (2 ** (bits - 1) - 1, 2**bits / 2 - 0.5)
+    )
+    below = BELOW_DB if group <= LARGEST_GROUP else BELOW_OF_ROWS_DB
+    return round(symmetric) - below, round(asymmetric) + ABOVE_DB
