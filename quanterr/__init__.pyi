@@ -149,7 +149,7 @@ def compare(
         outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
         baseline_original (default same): any accepts a baseline of another original, such as another finetune,
             whose layers have the same names and sizes.
-        strict_warnings: Treat rules of severity warn as errors.
+        strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
         on_progress: Called ten times per second with the progress; in a notebook, a bar.
@@ -193,7 +193,7 @@ def compare_images(
             evaluate 'ratio(kld_mean) <= 1.1', for images 'delta(ssim) >= -0.01'.
         baseline_original (default same): any accepts a baseline of another original, such as another finetune,
             whose layers have the same names and sizes.
-        strict_warnings: Treat rules of severity warn as errors.
+        strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
 
     Raises:
         UsageError: Pillow is not installed, a folder holds no image, both are the same folder, or a rule is invalid,
@@ -344,7 +344,7 @@ def evaluate(
             times as long.
         baseline_original (default same): any accepts a baseline of another original, such as another finetune,
             whose layers have the same names and sizes.
-        strict_warnings: Treat rules of severity warn as errors.
+        strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
         importance_out (FILE): Write the second moments of inputs as an importance matrix of llama.cpp (GGUF).
         saliency_out (FILE): Write the columns and elements of each weight with the largest Var(x) · w² (JSON).
         saliency (PERCENT, default 1.0): Percentage of columns and elements that saliency_out writes.
@@ -556,7 +556,7 @@ def rank(
         outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
         baseline_original (default same): any accepts a baseline of another original, such as another finetune,
             whose layers have the same names and sizes.
-        strict_warnings: Treat rules of severity warn as errors.
+        strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
         on_progress: Called ten times per second with the progress; in a notebook, a bar.
@@ -631,7 +631,7 @@ def sweep(
             900GB/s.
         baseline_original (default same): any accepts a baseline of another original, such as another finetune,
             whose layers have the same names and sizes.
-        strict_warnings: Treat rules of severity warn as errors.
+        strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
         on_progress: Called ten times per second with the progress; in a notebook, a bar.

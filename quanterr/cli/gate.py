@@ -11,7 +11,7 @@ from quanterr.cli.display import Display, guard_stdout, write_result
 from quanterr.cli.options import AllBut, argument, with_options
 from quanterr.cli.verdicts import report_verdict, summarize
 from quanterr.errors import UsageError
-from quanterr.options import GATES, GateOptions, Option
+from quanterr.options import GATES, GateOptions, JudgedLayers, Option
 from quanterr.util.colors import paint, use_color
 from quanterr.util.text import display, escape_commands
 
@@ -31,6 +31,7 @@ TONES = {"pass": "pass", "fail": "fail", "inconclusive": "warning"}
 def gate(
     report: Annotated[str, argument("REPORT", "The JSON of compare, rank, sweep, evaluate or plan.")],
     gates: GateOptions,
+    judged: JudgedLayers,
     show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "top_layers"))],
     update_baseline: Annotated[
         bool, Option("Overwrite the file of --baseline with this report if all gates hold, warnings included.", GATES)
@@ -58,6 +59,7 @@ def gate(
     from quanterr.documents.subjects import find_counterpart
     from quanterr.gates import github, prepare, read_subjects, verdict_on_whole, verdicts_of, with_verdicts
     from quanterr.gates.explanation import explain_layer as explained
+    from quanterr.gates.selectors import restrict_rules
 
     colored = use_color(sys.stderr, show.colors)
     baseline = os.fspath(gates.baseline) if isinstance(gates.baseline, str | os.PathLike) else None
@@ -68,7 +70,8 @@ def gate(
     to = show.targets([report, baseline])
     kind = find_kind(report)
     rules, before = prepare(gates, kind, required=True, updated=update_baseline)
-    subjects = read_subjects(report, rules, kind, compared=bool(before))
+    subjects = read_subjects(report, rules, kind, compared=bool(before), strict=gates.strict_warnings)
+    rules = restrict_rules(rules, judged.layers, subjects)
     verdicts = verdicts_of(subjects, rules, before)
     if explain is not None:
         lines = [line for one in subjects for line in explained(one, rules, explain, find_counterpart(one, before))]

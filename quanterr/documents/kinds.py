@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from quanterr.documents.comparison import SCHEMA
+from quanterr.documents.packed import open_document
 from quanterr.errors import ReportError
 from quanterr.util.text import display
 
@@ -56,7 +57,7 @@ def find_kind(path: str) -> DocumentKind:
             f"{display(path)}: a pipe or a device, which cannot be read twice; save the result as a file first"
         )
     try:
-        with open(path, "rb") as file:
+        with open_document(path, BEGINNING) as file:
             start = file.read(BEGINNING)
     except (OSError, ValueError):
         return KINDS[SCHEMA]

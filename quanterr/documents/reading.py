@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Collection
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
@@ -23,13 +22,13 @@ from quanterr.documents.comparison import FINGERPRINT, LISTS, NORM
 from quanterr.documents.comparison.layer import Layer, LosslessLayer
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.document import Document
+from quanterr.documents.packed import open_document
 from quanterr.errors import ReportError
 from quanterr.metrics.scores import Count
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display
 
-GZIP = b"\x1f\x8b"
 LONG = 1000  # characters
 AGAIN = "make it again with this version"
 TENSORS = ("layers", "other_changes", "lossless")  # lists of tensors; no name is in two of them
@@ -82,7 +81,8 @@ def read_json(path: str | os.PathLike[str]) -> tuple[bytes, JsonObject]:
     """
     where = display(os.fspath(path))
     try:
-        raw = Path(path).read_bytes()
+        with open_document(path) as file:
+            raw = file.read()
     except FileNotFoundError as error:
         raise ReportError(f"{where}: no such file") from error
     except IsADirectoryError as error:
@@ -91,12 +91,22 @@ def read_json(path: str | os.PathLike[str]) -> tuple[bytes, JsonObject]:
         raise ReportError(f"{where}: {getattr(error, 'strerror', None) or error}") from error
     if not raw.strip():
         raise ReportError(f"{where}: empty file")
-    if raw.startswith(GZIP):
-        raise ReportError(f"{where}: this is a compressed file; unpack it first, such as by gunzip")
     try:
         return raw, as_object(strict_json.loads(raw))
     except strict_json.InvalidJson as error:
         raise ReportError(f"{where}: {display(str(error))}; truncated, edited or not a document") from error
+
+
+def require_unedited(path: str | os.PathLike[str]) -> None:
+    """Check that a document is as quanterr wrote it.
+
+    Raises:
+        ReportError: the file cannot be read, is not strict JSON, or was edited.
+    """
+    raw, own = read_json(path)
+    if not is_unedited(raw):
+        why = EDITED if "checksum" in own else UNCHECKED
+        raise ReportError(f"{display(os.fspath(path))}: {why}; --strict-warnings accepts no such file")
 
 
 @cache
@@ -152,7 +162,7 @@ def _read_blocks(path: str | os.PathLike[str], kind: type[Kind], head: bytes) ->
     readers = {key: msgspec.json.Decoder(hints[key]).decode for key in kind.ITEMS}
     items: dict[str, list[Any]] = {key: [] for key in readers}
     rest, key = [], ""
-    with open(path, "rb") as file:
+    with open_document(path) as file:
         if file.read(len(head)) != head:
             raise ValueError("not as quanterr writes it")
         for block in check_blocks(file):

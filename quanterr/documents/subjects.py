@@ -111,8 +111,13 @@ class Subject:
     def check_usable(self) -> None:
         """Raise UsageError if the subject as a whole cannot serve as a baseline."""
 
-    def check_baseline(self, baseline: Self, metrics: Collection[str], any_original: bool = False) -> str | None:
+    def check_baseline(
+        self, baseline: Self, metrics: Collection[str], any_original: bool = False, among: Sequence[str] = ()
+    ) -> str | None:
         """Check that a baseline is comparable in these metrics; return how its original differs, if it may.
+
+        A baseline of all layers also serves a report of those that the patterns ``among`` select, if only these are
+        judged.
 
         Raises:
             UsageError: the baseline is unreliable, or has another original, selection or text.

@@ -26,7 +26,7 @@ from quanterr.documents.comparison import SCHEMA as REPORT
 from quanterr.documents.comparison.values import ReportValues
 from quanterr.documents.gate_results import Verdict
 from quanterr.documents.kinds import KINDS, DocumentKind, find_kind, read_document
-from quanterr.documents.reading import read_report
+from quanterr.documents.reading import read_report, require_unedited
 from quanterr.documents.subjects import Subject, combine_verdicts, find_counterpart
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
@@ -80,21 +80,21 @@ def prepare(
         any_original,
     )
     check_baseline_use(rules, given, updated)
-    before = [] if options.baseline is None else _read_baseline(options.baseline, rules, kind)
+    before = [] if options.baseline is None else _read_baseline(options.baseline, rules, kind, options.strict_warnings)
     for subject in before:
         subject.check_usable()
     return PreparedRules(rules, before)
 
 
-def _read_baseline(baseline: Path | Result, rules: list[Rule], kind: DocumentKind) -> list[Subject]:
-    """Return the subjects of a baseline, a file or a document.
+def _read_baseline(baseline: Path | Result, rules: list[Rule], kind: DocumentKind, strict: bool) -> list[Subject]:
+    """Return the subjects of a baseline, a file, which with ``strict`` must not have been edited, or a document.
 
     Raises:
         UsageError: the document is of another kind.
-        ReportError: the file cannot be read.
+        ReportError: the file cannot be read, or was edited.
     """
     if isinstance(baseline, str | os.PathLike):
-        return read_subjects(os.fspath(baseline), rules, kind, compared=True)
+        return read_subjects(os.fspath(baseline), rules, kind, compared=True, strict=strict)
     _check_kind(KINDS.get(baseline.schema_), kind, with_article(type(baseline).__name__))
     return subjects_of(baseline)  # type: ignore[arg-type] # it is a document
 
@@ -106,15 +106,20 @@ def _check_kind(found: DocumentKind | None, wanted: DocumentKind, name: str) -> 
         raise UsageError(f"--baseline {name}: {kinds}")
 
 
-def read_subjects(path: str, rules: list[Rule], kind: DocumentKind, compared: bool) -> list[Subject]:
+def read_subjects(
+    path: str, rules: list[Rule], kind: DocumentKind, compared: bool, strict: bool = False
+) -> list[Subject]:
     """Read the subjects of a stored document; of a report only what the rules need, which is faster.
 
-    ``compared`` means that there is a baseline, which must have the same original.
+    ``compared`` means that there is a baseline, which must have the same original, and ``strict`` that a document must
+    not have been edited.
 
     Raises:
         UsageError: the document is of another kind.
-        ReportError: the document cannot be read.
+        ReportError: the document cannot be read, or was edited.
     """
+    if strict:
+        require_unedited(path)
     _check_kind(find_kind(path), kind, display(path))
     if kind == KINDS[REPORT]:
         return [ReportValues(read_report(path, needed_metrics(rules, compared), judged=False))]

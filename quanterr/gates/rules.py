@@ -40,6 +40,7 @@ class Rule(NamedTuple):
     reason: str | None = None
     place: str = ""  # "thresholds.toml:12: " if the rule comes from a file
     baseline_original: Literal["same", "any"] = "same"
+    among: tuple[str, ...] = ()  # patterns of the only layers that are judged
 
 
 def read_rules(

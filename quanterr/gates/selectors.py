@@ -1,6 +1,6 @@
 """Selection of the layers that a rule applies to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from quanterr.documents.subjects import Item, Subject
 from quanterr.errors import UsageError
@@ -14,10 +14,34 @@ def make_selector(rule: Rule) -> Callable[[Item], bool]:
 
     Norms and biases that differ are selected only if a pattern names them.
     """
+    among, selection = LayerSelection(rule.among), LayerSelection(rule.layers)
     if not rule.layers:
-        return lambda item: item.kind != "other_changes"
-    selection = LayerSelection(rule.layers)
-    return lambda item: selection.takes(item.name)
+        return lambda item: item.kind != "other_changes" and among.takes(item.name)
+    return lambda item: selection.takes(item.name) and among.takes(item.name)
+
+
+def restrict_rules(rules: list[Rule], layers: Iterable[str], subjects: Sequence[Subject]) -> list[Rule]:
+    """Return the rules about layers for those that the patterns select, and the rules about the whole as they are.
+
+    Rules for other layers are left out. Without patterns, these are the same rules.
+
+    Raises:
+        UsageError: a pattern is invalid, or no rule is about the layers that they select.
+    """
+    among = LayerSelection(layers).patterns
+    if not among:
+        return rules
+    check_patterns([rule._replace(layers=among) for rule in rules if rule.condition.of_items], subjects[0])
+    restricted = [rule._replace(among=among) for rule in rules]
+    kept = [rule for rule in restricted if not rule.condition.of_items or _selects_any(rule, subjects)]
+    if not any(rule.condition.of_items for rule in kept):
+        raise UsageError(f"--layers {display(','.join(among))}: no rule is about these layers")
+    return kept
+
+
+def _selects_any(rule: Rule, subjects: Sequence[Subject]) -> bool:
+    takes = make_selector(rule)
+    return any(takes(item) for subject in subjects for item in subject.list_items(rule.condition.metric))
 
 
 def make_decider(rules: list[Rule], n: int) -> Callable[[Item], bool]:

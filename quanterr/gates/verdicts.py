@@ -35,7 +35,8 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
     if baseline:
         comparing = [rule for rule in rules if rule.condition.function in OF_BASELINE]
         any_original = all(rule.baseline_original == "any" for rule in comparing)
-        other_original = subject.check_baseline(baseline, {rule.condition.metric for rule in comparing}, any_original)
+        metrics = {rule.condition.metric for rule in comparing}
+        other_original = subject.check_baseline(baseline, metrics, any_original, rules[0].among)
     if not subject.unreliable:  # unreliability is reported first, and may be why a layer is missing
         check_patterns(rules, subject)
     gates = [_apply_rule(subject, rules, n, baseline) for n in range(len(rules))]

@@ -9,6 +9,11 @@ WORDS = {
     "inconclusive": "Verdict: something selected was not compared, or a finding of severity error shows that the "
     "numbers cannot be relied on. Exit status 4.",
     "verdict": "The answer to whether a result passes: pass, fail or inconclusive.",
+    "not judged": "A gate without a number to judge: the run was interrupted, or a text was too short.",
+    "baseline": "An older result that was good enough, with which `delta`, `rel_delta` and `ratio` compare a new one: "
+    "`--baseline FILE`.",
+    "gate": "A rule with its result: a condition that a user sets, and whether it holds.",
+    "usual": "The SNR of whole models after plain rounding to a format: a guide, not a limit.",
     "margin": "Distance of an observed value from a gate's limit: negative if the gate does not hold.",
     "coverage": "The share of the selected tensors and bytes of the original that was compared.",
     "gates held": "Column: how many of a candidate's gates hold.",

@@ -259,7 +259,9 @@ class GateOptions(CheckedOptions):
             rare=True,
         ),
     ] = "same"
-    strict_warnings: Annotated[bool, Option("Treat rules of severity warn as errors.", GATES, rare=True)] = False
+    strict_warnings: Annotated[
+        bool, Option("Treat rules of severity warn as errors, and refuse edited reports.", GATES, rare=True)
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,6 +273,21 @@ class GateOptions(CheckedOptions):
     def has_rules(self) -> bool:
         """True if some option sets rules."""
         return bool(self.require or self.fail_if) or self.thresholds is not None or self.baseline is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedLayers(CheckedOptions):
+    """The choice of layers that rules judge."""
+
+    layers: Annotated[
+        Iterable[str],
+        Option(
+            "Rules about layers judge only these, by the patterns of compare. Default: all.",
+            SELECTION,
+            "PATTERN",
+            "--layers -l",
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Output files: their paths are checked before the work, and they are written atomically."""
 
 import errno
+import gzip
 import io
 import os
 import stat
@@ -42,8 +43,9 @@ def check_targets(
 ) -> list[Target]:
     """Check the paths of an option before anything is computed, and return them with their outputs.
 
-    The suffix of each path selects one of ``outputs`` unless ``output`` is given; ``-`` is standard output, by default
-    in the format of the first of ``outputs`` (JSON). With ``no_clobber``, existing files are refused.
+    The suffix of each path selects one of ``outputs`` unless ``output`` is given; ``.json.gz`` is JSON that gzip packs.
+    ``-`` is standard output, by default in the format of the first of ``outputs`` (JSON). With ``no_clobber``, existing
+    files are refused.
 
     Raises:
         UsageError: a suffix is unknown, a path is or lies in an input, a path is a Markdown file of the user, or
@@ -68,7 +70,8 @@ def _make_target(
     where = f"{option} {display(given)}"
     with _name_errors(where):
         path = Path(given) if _is_special(Path(given)) else Path(os.path.realpath(given))
-        output = output or next((row for row in outputs if row.suffix == Path(given).suffix.lower()), None)
+        suffix = ".json" if _is_packed(given) else Path(given).suffix.lower()
+        output = output or next((row for row in outputs if row.suffix == suffix), None)
         if output is None and not _is_special(path):
             known = ", ".join(output.suffix for output in outputs)
             raise UsageError(f"{where}: unknown suffix; choose one of {known}, or - for stdout")
@@ -127,6 +130,11 @@ def _is_output(path: Path) -> bool:
     return any(mark in beginning for mark in MARKS)
 
 
+def _is_packed(path: str) -> bool:
+    """Return True for a path of JSON that gzip packs."""
+    return path.lower().endswith(".json.gz")
+
+
 def _is_special(path: Path) -> bool:
     """Return True for a device or pipe, which is written to and never replaced."""
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
@@ -161,9 +169,13 @@ def open_target(target: Target, option: str) -> Iterator[IO[str]]:
                 yield file
         else:
             with open_replacement(str(target.path), option) as binary:
-                text = io.TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
+                packed = gzip.GzipFile("", "wb", fileobj=binary, mtime=0) if _is_packed(target.path.name) else None
+                text = io.TextIOWrapper(packed or binary, encoding="utf-8", newline="", write_through=packed is None)
                 yield text
+                text.flush()
                 text.detach()  # a wrapper that is still attached closes the file when deleted
+                if packed:
+                    packed.close()
     except OSError as error:
         if is_closed_pipe(error):
             raise

@@ -23,7 +23,7 @@ from quanterr.documents.checksum import check_blocks
 from quanterr.documents.comparison.layer import find_sizes
 from quanterr.documents.kinds import read_document
 from quanterr.documents.reading import read_report
-from quanterr.errors import ReportError, Status
+from quanterr.errors import ReportError, Status, UsageError
 
 METRICS = ["snr_db", "zero_reference_elements", "absolute_error_percentiles.p99"]
 
@@ -344,11 +344,23 @@ def test_unwritable_evidence_is_refused(stored, text, number):
         read_report(stored)
 
 
-def test_compressed_report_is_recognized(stored, text):
-    stored.write_bytes(gzip.compress(text.encode()))
+def test_report_that_gzip_packed_is_read_and_a_damaged_one_is_not(stored, text):
+    packed = gzip.compress(text.encode())
+    stored.write_bytes(packed)
 
-    with pytest.raises(ReportError, match="this is a compressed file; unpack it first"):
+    assert text == read_report(stored).to_json() == read_document(stored).to_json()
+
+    stored.write_bytes(packed[:-9])
+    with pytest.raises(ReportError, match="a damaged gzip file: "):
         read_metrics(stored)
+
+
+def test_report_is_packed_where_its_suffix_says_so(tmp_path, report, text):
+    report.save(tmp_path / "report.json.gz")
+
+    assert text == gzip.decompress((tmp_path / "report.json.gz").read_bytes()).decode()
+    with pytest.raises(UsageError, match="unknown suffix"):
+        report.save(tmp_path / "report.csv.gz")
 
 
 def test_infinity_is_not_read_as_a_large_number(stored, text):

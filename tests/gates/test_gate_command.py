@@ -449,6 +449,37 @@ class TestCompare:
         assert "changed" not in gate(path, *words).stderr
         assert 1 == gate(changed, *words).stderr.count(f"{changed}: its checksum does not match")
 
+        refused = f"{changed}: its checksum does not match: it was edited; --strict-warnings accepts no such file"
+        for first, second in ((changed, path), (path, changed)):
+            done = gate(first, "--baseline", second, "--strict-warnings")
+            assert (Status.UNREADABLE, True) == (done.returncode, refused in done.stderr)
+
+
+class TestSomeLayers:
+    def test_only_chosen_layers_are_judged(self, stored):
+        every, some = (gate(stored, "--require", "snr_db >= 99", *words) for words in ((), ("-l", "mlp")))
+
+        assert "2 of 3 layers (1 identical)" in every.stderr
+        assert "1 of 1 layer, the worst" in some.stderr
+        assert Status.USAGE == gate(stored, "--require", "snr_db >= 1", "-l", "no-such-layer").returncode
+        assert Status.USAGE == gate(stored, "--require", "global(nmse) <= 1", "-l", "mlp").returncode
+
+    def test_rules_for_other_layers_are_left_out(self, stored, tmp_path):
+        path, rule = tmp_path / "thresholds.toml", '[[rule]]\nid = "{0}"\nrequire = "{1}"\nlayers = {2}\n'
+        rules = ("a", "snr_db >= 99", '["attn"]'), ("b", "snr_db >= 1", '["mlp"]'), ("c", "layers >= 2", "[]")
+        path.write_text("schema = 1\n" + "".join(rule.format(*one) for one in rules))
+
+        assert "gates: 2 of 2 hold" in gate(stored, "--thresholds", path, "-l", "mlp").stderr
+        assert "gates: 2 of 3 hold" in gate(stored, "--thresholds", path).stderr
+
+    def test_report_of_some_layers_has_the_baseline_of_all(self, stored, tmp_path):
+        some = tmp_path / "some.json"
+        call("compare", *pair(tmp_path), "-q", "-l", "mlp", "-o", some, env=LOCAL)
+
+        assert "it has a different selection" in gate(some, "--baseline", stored).stderr
+        assert Status.OK == gate(some, "--baseline", stored, "-l", "mlp").returncode
+        assert Status.USAGE == gate(stored, "--baseline", some, "-l", "mlp").returncode
+
 
 class TestGitHub:
     def test_github_gets_a_summary_and_annotations(self, stored, tmp_path):

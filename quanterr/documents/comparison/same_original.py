@@ -48,9 +48,9 @@ def find_other_layers(old: "Report", new: "Report") -> str | None:
     return None
 
 
-def find_other_settings(old: "Report", new: "Report") -> str | None:
-    """Return how the selections or settings of two reports differ, or None."""
-    if old.selection != new.selection:
+def find_other_settings(old: "Report", new: "Report", any_selection: bool = False) -> str | None:
+    """Return how the selections or settings of two reports differ, or None; with ``any_selection``, only settings."""
+    if old.selection != new.selection and not any_selection:
         return describe_selections(old.selection.patterns, new.selection.patterns)
     for key, what in (("outlier_threshold", "outlier threshold"), ("metrics_version", "version of the metrics")):
         before, after = (getattr(report.settings, key) for report in (old, new))

@@ -3,7 +3,7 @@
 Rules use the names of the fields of Layer and Aggregate.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from quanterr.documents.comparison.aggregate import Aggregate
@@ -151,7 +151,9 @@ class ReportValues(Subject):
             return
         raise UsageError(f"the baseline is not reliable: {why}; compare again, or give another report")
 
-    def check_baseline(self, baseline: Self, metrics: Collection[str], any_original: bool = False) -> str | None:
+    def check_baseline(
+        self, baseline: Self, metrics: Collection[str], any_original: bool = False, among: Sequence[str] = ()
+    ) -> str | None:
         """Check that a baseline is comparable in these metrics; return how its original differs, if it may.
 
         Raises:
@@ -160,7 +162,8 @@ class ReportValues(Subject):
         """
         baseline.check_usable()
         other = find_other_original(baseline.report, self.report)
-        why = find_other_settings(baseline.report, self.report)
+        is_of_all = bool(among) and not baseline.patterns and list(among) == list(self.patterns)
+        why = find_other_settings(baseline.report, self.report, any_selection=is_of_all)
         if other and any_original:
             why = why or find_other_layers(baseline.report, self.report)
         elif other:

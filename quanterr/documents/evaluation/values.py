@@ -63,7 +63,9 @@ class EvaluatedValues(Subject):
 
     evaluation: Evaluation
 
-    def check_baseline(self, baseline: Self, metrics: Collection[str], any_original: bool = False) -> None:
+    def check_baseline(
+        self, baseline: Self, metrics: Collection[str], any_original: bool = False, among: Sequence[str] = ()
+    ) -> None:
         """Raise UsageError unless the baseline has the same text and settings."""
         if why := find_difference(baseline.evaluation, self.evaluation):
             raise UsageError(f"--baseline: {why}")

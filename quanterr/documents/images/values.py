@@ -1,6 +1,6 @@
 """The numbers of compared images that rules may name: each pair's, and the means over pairs."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Self
@@ -36,7 +36,9 @@ class ImageValues(Subject):
         """Return all images: identical pairs hold, images that were not compared violate."""
         return self.items
 
-    def check_baseline(self, baseline: Self, metrics: Collection[str], any_original: bool = False) -> None:
+    def check_baseline(
+        self, baseline: Self, metrics: Collection[str], any_original: bool = False, among: Sequence[str] = ()
+    ) -> None:
         """Check that both are means over the same images.
 
         Raises:
