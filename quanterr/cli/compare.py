@@ -71,10 +71,10 @@ def compare(
     from quanterr.gates import prepare
     from quanterr.gates.fail_fast import make_violation_check
 
-    choose_runtimes(options.runtimes)  # raises before torch is imported
     sides = _resolve_sides(original, quantized, original_option, quantized_option)
     to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned])
     rules = prepare(options)
+    choose_runtimes([*options.runtimes, *rules.runtimes])  # raises before torch is imported
     violated = make_violation_check(rules.rules, next(iter(rules.before), None)) if fail_fast else None
     plan = None if planned is None else read_stored(planned, Plan)
     announce(sides, show.quiet)

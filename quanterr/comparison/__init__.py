@@ -1,5 +1,6 @@
 """The comparison of checkpoints; run.py has its steps."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -40,9 +41,10 @@ def compare(original: Side, quantized: Side, **options: Any) -> Report:
         ResourceError: the device is not available, or memory runs out.
     """
     chosen = CompareOptions(**options)
-    choose_runtimes(chosen.runtimes)
+    rules = prepare(chosen)
+    choose_runtimes([*chosen.runtimes, *rules.runtimes])
     before, after = hold_all([original, quantized])
-    return compare_pair(before, after, chosen, prepare(chosen))
+    return compare_pair(before, after, chosen, rules)
 
 
 def compare_pair(
@@ -54,8 +56,8 @@ def compare_pair(
 ) -> Report:
     """Compare as :func:`compare` does, with prepared rules; each layer must match ``plan`` if it is given."""
     report = compare_each(original, [quantized], options)[0]
-    if options.runtimes:
-        report = _add_loading(report, quantized, options)
+    if runtimes := [*options.runtimes, *rules.runtimes]:
+        report = _add_loading(report, quantized, options, runtimes)
     try:
         judged = rules.judge(report)
         return judged if plan is None else check_against_plan(judged, plan)
@@ -64,12 +66,14 @@ def compare_pair(
         raise UnjudgedError(str(error), unjudged) from error
 
 
-def _add_loading(report: Report, quantized: Path | Checkpoint, options: CompareOptions) -> Report:
-    """Add whether runtimes load the quantized side; one that does not makes the verdict inconclusive.
+def _add_loading(
+    report: Report, quantized: Path | Checkpoint, options: CompareOptions, runtimes: Sequence[str]
+) -> Report:
+    """Add whether runtimes load the quantized side; one of ``--for`` that does not makes the verdict inconclusive.
 
-    Under ``all``, which asks for a table, none does.
+    Under ``all``, which asks for a table, none does. Rules judge those that they name.
     """
-    loading = inspect(quantized, runtimes=options.runtimes, devices=options.devices, lenient=options.lenient).loading
+    loading = inspect(quantized, runtimes=runtimes, devices=options.devices, lenient=options.lenient).loading
     refusals = find_refusals(options.runtimes, loading)
     if not refusals:
         return replace(report, loading=loading)

@@ -27,6 +27,16 @@ class Loading(Model):
     proof: Annotated[str, doc("`run`: the runtime has loaded files of these layouts; `read`: its code was read")]
     reasons: Annotated[list[LoadingReason], doc("the worst first; none: it loads")]
 
+    @property
+    def name(self) -> str:
+        """The name of the runtime as rules and options write it."""
+        return self.runtime.lower()
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the runtime does not surely load the checkpoint as it is stored, as a sentence; None if it does."""
+        return None if self.verdict == LOADS else f"{self.runtime} ({self.version}): {self.describe()}"
+
     def __str__(self) -> str:
         return f"{LOADS} ({self.proof})" if self.verdict == LOADS else self.verdict
 

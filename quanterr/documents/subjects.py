@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from msgspec import Struct
 
 from quanterr.documents.gate_results import HasGates, Reason, StoredReasons, Word, list_reasons, store_reasons
+from quanterr.documents.loading import Loading
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
 from quanterr.metrics.scores import Score
@@ -36,6 +37,7 @@ class Vocabulary(NamedTuple):
     errors: Collection[str] = ()  # metrics of the subject that have a standard error
     done: str = "everything selected was compared"  # message of a subject that passes
     scores: Mapping[str, Score] = {}  # scores of the subject's metrics
+    loads: bool = False  # whether the document may say which programs load a checkpoint
 
 
 def read_number(values: object, nonfinite: Mapping[str, str], name: str) -> float | None:
@@ -88,6 +90,7 @@ class Subject:
     patterns: Sequence[str] = ()  # the selection of layers
     too_few: str | None = None  # why the numbers have no confidence interval
     damage: list[str] = field(default_factory=list)  # errors that were found, which nothing excuses
+    loading: Sequence[Loading] = ()
 
     def list_items(self, metric: str) -> list[Item]:
         """Return the items that have a metric of the vocabulary."""
@@ -96,6 +99,11 @@ class Subject:
     def get_model_metric(self, metric: str) -> float | None:
         """Return the value of global(metric), None if undefined."""
         raise KeyError(metric)
+
+    def find_refusal(self, runtime: str) -> str | None:
+        """Return why a runtime does not surely load the checkpoint; None if it does."""
+        found = [one for one in self.loading if one.name == runtime]
+        return found[0].refusal if found else f"the result does not say; give --for {runtime} when it is made"
 
     def list_metrics(self) -> dict[str, float]:
         """Return the metrics of the subject itself that have a value; global(snr_db) is called ``global/snr_db``."""

@@ -47,6 +47,11 @@ class PreparedRules(NamedTuple):
     rules: list[Rule]
     before: list[Subject]
 
+    @property
+    def runtimes(self) -> list[str]:
+        """The programs that have to load the checkpoint."""
+        return [rule.condition.metric for rule in self.rules if rule.condition.scope == "loading"]
+
     def judge(self, document: "DocumentT") -> "DocumentT":
         """Return the document with verdicts; unchanged if there are no rules."""
         return apply_rules(document, self.rules, self.before) if self.rules else document

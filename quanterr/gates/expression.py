@@ -7,6 +7,7 @@
     delta(snr_db) >= -0.5                   each layer compared with the same layer of the baseline
     original_compared_fraction >= 0.999     the report itself
     upper(kld_mean) <= 0.01                 the upper end of the interval of a number with a standard error
+    loads(vllm)                             whether a program loads the checkpoint; without a comparison
 
 The metrics depend on the document: values.py next to its model declares them.
 
@@ -67,7 +68,9 @@ FUNCTIONS = (
     RuleFunction("ratio", "the value divided by its value in the baseline"),
     RuleFunction("upper", "the upper end of the 95 % interval of a number with a standard error"),
     RuleFunction("lower", "the lower end of that interval"),
+    RuleFunction("loads", "a program of `--for`, which must load the checkpoint as stored: `loads(vllm)`, no operator"),
 )
+LOADS = "loads"
 NAMES = [row.name.replace("NN", "05") for row in FUNCTIONS]
 STATISTICS = {row.name: row.of for row in FUNCTIONS if row.of}
 OF_BASELINE = {"delta", "rel_delta", "ratio"}
@@ -83,7 +86,8 @@ _TOKEN = re.compile(
 )
 
 
-Scope = Literal["items", "model", "whole"]  # where the metric is: in the layers, the aggregate or the report
+# Where the metric is: in the layers, the aggregate or the report; loading: it is the name of a program.
+Scope = Literal["items", "model", "whole", "loading"]
 
 
 class Condition(NamedTuple):
@@ -128,7 +132,13 @@ class Condition(NamedTuple):
         return STATISTICS[self.function](values)
 
     def negate(self) -> "Condition":
-        """Return the condition that holds exactly where this one does not; neither holds for undefined values."""
+        """Return the condition that holds exactly where this one does not; neither holds for undefined values.
+
+        Raises:
+            UsageError: the condition is that a program loads the checkpoint, of which the opposite is never wanted.
+        """
+        if self.scope == "loading":
+            raise UsageError(f"{display(self.text)}: require it, with --require '{display(self.text)}'")
         opposite = OPERATORS[self.operator].opposite
         left = self.text.rpartition(self.operator)[0]
         return self._replace(text=f"{left}{opposite}{self.text[len(left) + len(self.operator) :]}", operator=opposite)
@@ -166,6 +176,8 @@ class _Parser:
         function, metric, nested = PLAIN, name, None
         if self._peek("bracket") == "(":
             function, metric, nested = self._parse_call(name, inner)
+        if function == LOADS:
+            return self._make_loads(start, metric.lower())
         scope = "items" if nested else self._find_scope(metric, function, inner)
         function = "each" if function == PLAIN else function
         sign = self._take("operator", f"one of {' '.join(OPERATORS)}")
@@ -174,6 +186,13 @@ class _Parser:
             raise UsageError(f"{self._quote()}: the limit is too large for a number")
         text, item = self._text[start : self._at].strip(), self._known.items.get(metric, "layer")
         return Condition(text, function, metric, sign, limit, nested, scope, item)
+
+    def _make_loads(self, start: int, program: str) -> Condition:
+        if not self._known.loads:
+            raise UsageError(f"{self._quote()}: a {self._known.document} does not say which programs load a checkpoint")
+        if program == "all":
+            raise UsageError(f"{self._quote()}: name the program, such as loads(vllm)")
+        return Condition(self._text[start : self._at].strip(), LOADS, program, ">=", 1.0, None, "loading")
 
     def _parse_call(self, name: str, inner: bool) -> tuple[str, str, Condition | None]:
         if not _is_function(name):

@@ -107,6 +107,9 @@ def _apply_rule(subject: Subject, rules: list[Rule], n: int, baseline: Subject |
         outcome = _judge_so_far(subject, rules, n, baseline) or interrupted._replace(unjudged=True)
     elif why := _explain_missing_interval(subject, condition):
         outcome = _fail_without_value(why)._replace(unjudged=True)
+    elif condition.scope == "loading":
+        why = subject.find_refusal(condition.metric)
+        outcome = _Outcome([], 1.0) if why is None else _fail_without_value(why)
     elif condition.scope == "whole":
         outcome = _judge_value(condition, _value_of_whole(condition, subject, baseline))
     elif condition.scope == "model":
@@ -311,7 +314,10 @@ def _make_gate(rule: Rule, outcome: _Outcome) -> Gate:
         is_unjudged=outcome.unjudged,
         item=rule.condition.item,
     )
-    holds = f"gate {format_rule(rule)} holds: {_describe_success(gate, outcome.observed)}"
+    success = (
+        "by the rules of --for" if rule.condition.scope == "loading" else _describe_success(gate, outcome.observed)
+    )
+    holds = f"gate {format_rule(rule)} holds: {success}"
     gate.message = format_failure(gate) if outcome.violations else holds
     return gate
 

@@ -24,18 +24,23 @@ def write(document: Result, file: IO[str]) -> None:
 
 
 def section(document: Result) -> str:
-    """Return the section of a model card with its comments: one table, warnings and errors; for a diff, all parts."""
+    """Return the section of a model card with its comments: a table, those asked for, warnings and errors.
+
+    Of a diff, it has all parts.
+    """
     view: View = document.view(TOP)
     parts = [part for section in view.sections if CARD in section.media for part in section.parts]
     reasons = [reason.text for reason in view.reasons]
     tables = [part for part in parts if isinstance(part, Table) or (isinstance(part, FigureGroup) and part.shown)]
+    asked = [part for part in tables if isinstance(part, Table) and part.is_asked_for]
     wrong: list[Part] = [part for part in parts if isinstance(part, Lines) and part.warn]
     wrong += [
         Findings([one for one in part.found if one[1].severity != "info" and one[1].message not in reasons])
         for part in parts
         if isinstance(part, Findings)
     ]
-    shown = parts if document.noun == "diff" else [*tables[:1], *wrong]
+    first = [part for part in tables if part not in asked][:1]
+    shown = parts if document.noun == "diff" else [*first, *asked, *wrong]
     return "\n".join([BEGIN, *_lines(view, reasons, shown), END]) + "\n"
 
 

@@ -69,6 +69,7 @@ class Table(NamedTuple):
     more: int = 0  # number of rows left out
     minor: int = 0  # number of rows at the end that matter little, which pages fold
     minor_because: str = ""  # such as "below 1 % of the error"
+    is_asked_for: bool = False  # model cards have these besides their first table
 
 
 class Lines(NamedTuple):

@@ -17,4 +17,5 @@ def make_loading_section(loading: Sequence[Loading]) -> Iterator[Section]:
     """Yield the section, if any runtime was asked for."""
     if loading:
         runtimes = [(Name(one.runtime), one) for one in loading]
-        yield Section("loading", TITLE, [Table(TITLE, "program", *fill(LOADING, runtimes))])
+        table = Table(f"{TITLE}, tested statically", "program", *fill(LOADING, runtimes), is_asked_for=True)
+        yield Section("loading", TITLE, [table])

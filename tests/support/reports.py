@@ -71,6 +71,7 @@ def made(
         "coverage": {"original_compared_fraction": 0.75, "quantized_compared_fraction": 1.0},
         "findings": [Finding(**{"remedy": None, "evidence": {}} | one) for one in findings],
         "gates": [],
+        "loading": [],
         "aggregate": whole | {"overall_snr_db": overall} | (aggregate or {}),
         "layers": rows,
         "other_changes": [row(name, snr) for name, snr in (other or {}).items()],

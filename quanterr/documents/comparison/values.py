@@ -76,6 +76,7 @@ VOCABULARY = Vocabulary(
     "snr_db >= 30",
     "delta(snr_db) >= -0.5",
     MODEL_METRICS,
+    loads=True,
 )
 
 # The metrics of two equal tensors.
@@ -113,6 +114,7 @@ class ReportValues(Subject):
             complete=report.complete,
             patterns=report.selection.patterns,
             damage=list_damage(report),
+            loading=report.loading,
         )
         self.report = report
         self._warnings = warnings

@@ -14,6 +14,7 @@ VOCABULARY = Vocabulary(
     "bits_per_weight <= 4.5",
     done="every weight is read",
     scores=SCORES,
+    loads=True,
 )
 
 
@@ -21,4 +22,5 @@ def list_subjects(inspection: Inspection) -> list[Subject]:
     """Return the checkpoint; weights that are not read, and other errors, make every verdict inconclusive."""
     weights = [Item(weight.name, "weight", weight, weight.reason) for weight in inspection.weights]
     whole = {name: getattr(inspection, name) for name in OF_CHECKPOINTS}
-    return [Subject(VOCABULARY, weights, whole, unreliable=[Reason(text, "result") for text in inspection.problems])]
+    troubles = [Reason(text, "result") for text in inspection.problems]
+    return [Subject(VOCABULARY, weights, whole, unreliable=troubles, loading=inspection.loading)]

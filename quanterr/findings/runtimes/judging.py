@@ -46,9 +46,10 @@ def find_refusals(names: Iterable[str], loading: Iterable[Loading]) -> list[str]
 
     Among them, ``all`` asks for a table: then none has to.
     """
-    if ALL in _split(names):
+    wanted = _split(names)
+    if ALL in wanted:
         return []
-    return [f"{one.runtime} ({one.version}): {one.describe()}" for one in loading if one.verdict != LOADS]
+    return [one.refusal for one in loading if one.refusal is not None and one.name in wanted]
 
 
 def _split(names: Iterable[str]) -> list[str]:

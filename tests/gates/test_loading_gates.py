@@ -1,0 +1,88 @@
+"""``loads(vllm)``: a rule about the program that is to load the checkpoint."""
+
+import pytest
+from support.making import numbers, quantized_fp8, store
+from typer.testing import CliRunner
+
+import quanterr
+from quanterr.cli import app
+from quanterr.errors import Status, UsageError
+from quanterr.gates.expression import parse
+
+UP = "model.layers.0.mlp.up_proj"
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+FP8 = LLAMA | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Return an original, and its weight in FP8, which vLLM loads, llama.cpp refuses, and MLX may load."""
+    original = store(tmp_path / "original", {f"{UP}.weight": numbers(64, 64)}, config=LLAMA)
+    codes, scale = quantized_fp8(numbers(64, 64))
+    return original, store(tmp_path / "fp8", {f"{UP}.weight": codes, f"{UP}.weight_scale": scale}, config=FP8)
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict", "said"),
+    [
+        ("loads(vllm)", "pass", "gate loads(vllm) holds"),
+        ("loads(vLLM)", "pass", "gate loads(vLLM) holds"),
+        ("loads(llama.cpp)", "fail", "refuses: reads GGUF files alone"),
+        ("loads(mlx)", "fail", "not known"),
+    ],
+)
+def test_gate_holds_if_the_program_surely_loads_the_file(pair, rule, verdict, said):
+    report = quanterr.compare(*pair, require=[rule], device="cpu")
+
+    assert verdict == report.verdict
+    assert said in report.gates[0].message
+
+
+def test_gate_is_judged_again_from_what_is_stored(pair, tmp_path):
+    report = quanterr.compare(*pair, runtimes=["all"], device="cpu")
+    report.save(tmp_path / "report.json")
+
+    for rule, status in (("loads(vllm)", Status.OK), ("loads(llama.cpp)", Status.GATE_FAILED)):
+        assert status == CliRunner().invoke(app, ["gate", str(tmp_path / "report.json"), "--require", rule]).exit_code
+
+
+def test_inspection_is_judged_as_well(pair, tmp_path):
+    quanterr.inspect(pair[1], runtimes=["all"]).save(tmp_path / "inspection.json")
+    done = CliRunner().invoke(app, ["gate", str(tmp_path / "inspection.json"), "--require", "loads(vllm)"])
+
+    assert Status.OK == done.exit_code
+
+
+def test_result_that_does_not_say_is_no_pass(pair):
+    report = quanterr.compare(*pair, device="cpu")
+    [gate] = quanterr.judge(report, require=["loads(vllm)"]).gates
+
+    assert "fail" == gate.status
+    assert "give --for vllm" in gate.message
+
+
+def test_unknown_program_is_wrong_usage(pair):
+    with pytest.raises(UsageError, match="no rules for the runtime vlm"):
+        quanterr.compare(*pair, require=["loads(vlm)"], device="cpu")
+
+
+@pytest.mark.parametrize("rule", ["loads(all)", "loads(vllm) >= 1", "loads()", "share(loads(vllm))", "loads"])
+def test_condition_is_no_comparison(rule):
+    with pytest.raises(UsageError):
+        parse(rule)
+
+
+def test_opposite_is_refused(pair):
+    with pytest.raises(UsageError, match=r"loads\(vllm\): require it"):
+        quanterr.compare(*pair, fail_if=["loads(vllm)"], device="cpu")
+
+
+@pytest.mark.parametrize("suffix", ["html", "md", "xml"])
+def test_outputs_hold_a_result_with_the_gate(pair, tmp_path, suffix):
+    report = quanterr.compare(*pair, require=["loads(llama.cpp)", "loads(vllm)"], device="cpu")
+    report.save(tmp_path / f"report.{suffix}")
+    text = (tmp_path / f"report.{suffix}").read_text()
+
+    assert "loads(llama.cpp)" in text
+    assert ("tested statically" in text) == (suffix != "xml")
+    assert ("loads (read)" in text) == (suffix != "xml")
