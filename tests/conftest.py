@@ -1,5 +1,6 @@
 """Tests see no CI around them: what the command says there, and where, is set by the tests of it."""
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -14,6 +15,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: more thread
 settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 settings.load_profile("untimed")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nor the network: tests of stores bring their own servers
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Do not look for garbage in what is imported and collected, now or later: that takes seconds of each process."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.fixture(autouse=True)
