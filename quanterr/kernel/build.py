@@ -76,20 +76,22 @@ def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> BuildResult:
         compiler += ["-arch", machine, f"-mmacosx-version-min={MACOS[machine]}"]
     declared = hashlib.sha256(b"".join(header.read_bytes() for header in HEADERS)).hexdigest()[:16]
     header = f"-DHEADER=0x{declared}ull"  # structs.py compares it
-    made, lines = [], []
+    running, made, lines = [], [], []
     for name, instructions in INSTRUCTION_SETS.items():
         if instructions and not tag.endswith(("x86_64", "amd64")):
             continue
         library = f"kernel_{name}{'.dll' if tag.startswith('win') else '.so'}"
         command = [*compiler, *FLAGS, *flags, *instructions, header, *SOURCES, "-o"]
         place = os.path.relpath(folder / library, HERE)  # macOS writes the name into the library
-        done = subprocess.run([*command, place], cwd=HERE, capture_output=True, check=False)  # noqa: S603
+        started = subprocess.Popen([*command, place], cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # noqa: S603
+        running.append((library, command, started))
+    for library, command, started in running:  # all compile at the same time
+        said, _ = started.communicate()
         lines.append(f"{library}: {shlex.join([*command, library])}")
-        if done.returncode == 0:
+        if started.returncode == 0:
             made.append(folder / library)
         else:
-            message = (done.stdout + done.stderr).decode(errors="replace").strip()
-            lines += [f"failed with status {done.returncode}:", message]
+            lines += [f"failed with status {started.returncode}:", said.decode(errors="replace").strip()]
     return BuildResult(made, "\n".join(lines if made else ["no kernel: it cannot be compiled", *lines]))
 
 

@@ -1024,18 +1024,14 @@ class TestBuild:
     def test_failing_compiler_builds_no_kernel(self, monkeypatch, tmp_path):
         from quanterr.kernel import build
 
-        monkeypatch.setattr(
-            build.subprocess,
-            "run",
-            lambda command, **_: subprocess.CompletedProcess(command, 1, b"", b"kernel.c:1: no"),
-        )
-        monkeypatch.setattr(build.shutil, "which", lambda _: "/usr/bin/cc")
-
-        monkeypatch.delenv("CC", raising=False)
+        compiler = tmp_path / "cc"
+        compiler.write_text("#!/bin/sh\necho 'kernel.c:1: no' >&2\nexit 1\n")
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CC", str(compiler))
         libraries, record = build.compile_kernels(tmp_path)
 
         assert [] == libraries
-        assert record.startswith("no kernel: it cannot be compiled\nkernel_base.so: cc -std=c11 ")
+        assert record.startswith(f"no kernel: it cannot be compiled\nkernel_base.so: {compiler} -std=c11 ")
         assert record.endswith("\nfailed with status 1:\nkernel.c:1: no")
 
     @needs_kernel
