@@ -32,11 +32,10 @@ from quanterr.formats import CODE_DTYPES, FORMATS, Weight
 from quanterr.formats.reading import Reader
 from quanterr.formats.usual import find_usual
 from quanterr.kernel.native_sums import sum_histograms
-from quanterr.metrics import PREDICTED, LayerValues, Measurement, finite, original_norm
-from quanterr.metrics.attainable import Attainable, PooledSamples
+from quanterr.metrics import PREDICTED, Measurement, finite, original_norm
+from quanterr.metrics.groups import GroupMeasurement
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.scores import compute_scores
-from quanterr.metrics.sums import Sums
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing, WeightResult
 from quanterr.selection.roles import block_of, role_of
@@ -87,6 +86,7 @@ WORST_FIRST = (
 )
 COVERED = (Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.NON_FINITE)
 
+OF_LAYERS = "mean_absolute_error", "relative_error", "snr_db", "excess_db", *PREDICTED  # summed up by groups
 NO_GROUPS: tuple[str | None, str | None, str | None] = None, None, None  # role, format, block
 
 
@@ -95,42 +95,22 @@ class LayerGroup:
 
     def __init__(self) -> None:
         """Start without layers."""
-        self._values = LayerValues()
-        self._measured = Measurement(Sums(), layers=self._values)
-        self._layers = 0
+        self.measured = GroupMeasurement()
         self._histograms: list[Histogram] = []  # not added yet: adding many at once takes less time
-        self._samples = PooledSamples()
 
-    def add(self, sums: Sums, pair: Pair, layer: Layer, sample: Attainable | None = None) -> None:
+    def add(self, measured: Measurement, layer: Layer) -> None:
         """Add one layer."""
-        self._layers += 1
-        self._samples.add(sums, sample)
-        self._add_sums(sums, [sums.histogram] if sums.histogram else [])
-        self._measured.stored_bits += 8 * pair.quantized.nbytes
-        self._measured.original_bits += 8 * pair.original.nbytes
-        self._values.add(layer.mean_absolute_error, layer.relative_error, layer.snr_db)
-        if layer.excess_db is not None:
-            self._values.excess_db.append(layer.excess_db)
-        for name in PREDICTED:
-            predicted = getattr(layer, name)
-            if predicted is not None or name in layer.nonfinite:
-                getattr(self._values, name).append(nan if predicted is None else predicted)
-
-    def sort(self) -> None:
-        """Sort the values of single layers, before groups merge them."""
-        self._values.sort()
+        values = {name: nan if name in layer.nonfinite else getattr(layer, name) for name in OF_LAYERS}
+        values["excess_db"] = layer.excess_db  # an infinite one is left out
+        self.measured.add(measured, values)
+        self._add_histograms([measured.sums.histogram] if measured.sums.histogram else [])
 
     def merge(self, other: "LayerGroup") -> None:
         """Add the layers of another group."""
-        self._layers += other._layers
-        self._samples.merge(other._samples)
-        self._add_sums(other._measured.sums, other._sum_histograms())
-        self._measured.stored_bits += other._measured.stored_bits
-        self._measured.original_bits += other._measured.original_bits
-        self._values.extend(other._values)
+        self.measured.merge(other.measured)
+        self._add_histograms(other._sum_histograms())
 
-    def _add_sums(self, sums: Sums, histograms: list[Histogram]) -> None:
-        self._measured.sums.merge_other_weight(sums)
+    def _add_histograms(self, histograms: list[Histogram]) -> None:
         self._histograms += histograms
         if len(self._histograms) >= MOST_WAITING:
             self._sum_histograms()
@@ -143,14 +123,13 @@ class LayerGroup:
 
     def aggregate(self) -> Aggregate:
         """Compute the group's values for the report."""
-        self._measured.sums.histogram = next(iter(self._sum_histograms()), None)
-        self._measured.attainable = self._samples.whole()
-        values, nonfinite = compute_scores(Aggregate, self._measured)
+        found = self.measured
+        values, nonfinite = found.compute_scores(Aggregate, next(iter(self._sum_histograms()), None))
         return Aggregate(
-            total_layers=self._layers,
-            total_elements=self._measured.sums.elements,
-            original_bytes=self._measured.original_bits // 8,
-            quantized_bytes=self._measured.stored_bits // 8,
+            total_layers=found.layers,
+            total_elements=found.whole.sums.elements,
+            original_bytes=found.whole.original_bits // 8,
+            quantized_bytes=found.whole.stored_bits // 8,
             nonfinite=nonfinite,
             **values,
         )
@@ -190,7 +169,17 @@ class ReportBuilder:
                 original_norm=finite(original_norm(Measurement(sums))),
             )
             return None
-        layer = _make_layer(pair, done, (self._alphas or {}).get(pair.name), self._predicts)
+        measured = Measurement(
+            sums,
+            8 * pair.quantized.nbytes,
+            8 * pair.original.nbytes,
+            pair.quantized.uniform_bits,
+            pair.quantized.scale is not None,
+            done.attainable,
+            (self._alphas or {}).get(pair.name),
+            self._predicts,
+        )
+        layer = _make_layer(pair, done, measured)
         self._compared[done.number] = layer
         if len(pair.original.shape) < 2:
             if pair.original.computed and done.copy == Copy.SAME:
@@ -200,12 +189,12 @@ class ReportBuilder:
         if keys != self._batch_keys:
             self._end_batch()
             self._batch_keys = keys
-        self._batch.add(sums, pair, layer, done.attainable)
+        self._batch.add(measured, layer)
         return layer
 
     def _end_batch(self) -> None:
         """Merge the batch into its groups: batching avoids adding each small expert to several groups."""
-        self._batch.sort()
+        self._batch.measured.sort()
         self._all.merge(self._batch)
         for groups, key in zip(self._groups.values(), self._batch_keys, strict=True):
             if key is not None:
@@ -397,17 +386,7 @@ def reported_dtype(dtype: str) -> str:
     return f"torch.{TORCH_NAMES.get(dtype, dtype.lower())}"
 
 
-def _make_layer(pair: Pair, done: WeightResult, alpha: float | None, predicts: str) -> Layer:
-    measured = Measurement(
-        done.sums,
-        8 * pair.quantized.nbytes,
-        8 * pair.original.nbytes,
-        pair.quantized.uniform_bits,
-        pair.quantized.scale is not None,
-        done.attainable,
-        alpha,
-        predicts,
-    )
+def _make_layer(pair: Pair, done: WeightResult, measured: Measurement) -> Layer:
     values, nonfinite = compute_scores(Layer, measured)
     scales, worst = done.scales, done.worst
     any_finite = scales is not None and scales.mean is not None

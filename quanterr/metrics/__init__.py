@@ -6,7 +6,7 @@ original, y the quantized weight, e = y - x, and n the number of elements that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, fsum, inf, isfinite, isnan, log10, nan, sqrt
@@ -59,14 +59,14 @@ class LayerValues:
     predicted_kld: list[float] = field(default_factory=list)  # only layers with a sensitivity, as the next
     predicted_output_error: list[float] = field(default_factory=list)
 
-    def add(self, mean_absolute_error: float | None, relative_error: float | None, snr_db: float | None) -> None:
-        """Add one layer. An undefined value (None) becomes NaN and makes statistics over layers undefined."""
-        self.mean_absolute_error.append(nan if mean_absolute_error is None else mean_absolute_error)
-        self.relative_error.append(nan if relative_error is None else relative_error)
-        self.snr_db.append(nan if snr_db is None else snr_db)
+    def add(self, values: Mapping[str, float | None]) -> None:
+        """Add the values of a layer by name, but for None. An undefined one is NaN: statistics are then, too."""
+        for name, value in values.items():
+            if value is not None:
+                getattr(self, name).append(value)
 
     def sort(self) -> None:
-        """Sort the values of each kind, as statistics do: groups that take them over are then sorted quickly."""
+        """Sort the values of each kind."""
         for name in self.__slots__:
             getattr(self, name).sort()
 
