@@ -4,10 +4,12 @@ import heapq
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
 from quanterr.checkpoints.base import Checkpoint, CheckpointFile
+from quanterr.util.background import run_beside
 
 AHEAD = 2 << 30  # most bytes to read: what fast disks deliver while torch is imported
 PIECE = 8 << 20  # bytes requested at a time
@@ -29,15 +31,9 @@ def read_ahead(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
     The thread ends with the context at the latest. Files in stores are left out: only bytes that are certainly needed
     are fetched from a store.
     """
-    ended = threading.Event()
     files = [[file for file in checkpoint.files if file.descriptor >= 0] for checkpoint in checkpoints]
-    thread = threading.Thread(target=_ask, args=[list_pieces(files), ended], daemon=True)
-    thread.start()
-    try:
+    with run_beside(partial(_ask, list_pieces(files))):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _ask(pieces: Iterable[_Piece], ended: threading.Event) -> None:

@@ -7,7 +7,9 @@ do not depend on which thread computed which chunk.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,6 +26,8 @@ from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.small import AT_ONCE, ENOUGH
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunks
 from quanterr.tensors.devices import give_back_device_memory
+from quanterr.tensors.pool import map_in_threads
+from quanterr.util.background import run_beside
 from quanterr.util.memory import name_lack_of_memory, require_memory_for_threads
 from quanterr.util.platform import keep_freed_memory, usable_cores
 from quanterr.util.processes import this_process
@@ -39,7 +43,6 @@ MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interp
 DEVICE_THREADS = 4
 LOOK_AGAIN = 0.02  # seconds between two checks of how far the workers are
 SCRATCH = 16 << 20  # bytes of freed memory to keep for further small weights: fresh pages cost more than arithmetic
-TICK = 0.1  # seconds between two progress updates
 
 
 @dataclass(slots=True)
@@ -131,7 +134,6 @@ class Scheduler:
         self._small = [number for number in order if self._originals[number].n < SMALL]
         self._large_ranges, self._small_ranges = self._iterate_ranges(self._large), self._iterate_ranges(self._small)
         self._taken = 0  # number of large ranges handed out
-        self._error: BaseException | None = None
         self._nbytes = [sum(weight.nbytes for weight in _list_weights(jobs)) for jobs in tasks]
         self.progress = Progress(sum(self._nbytes), total_weights=len(tasks))
         self.kernel = kernel
@@ -146,33 +148,20 @@ class Scheduler:
 
         ``on_progress`` is called ten times per second. The first exception in a worker is raised again.
         """
-        threads_before = torch.get_num_threads()
         if self._small:
             keep_freed_memory(SCRATCH, SCRATCH)
         require_memory_for_threads(self.threads + 1)
-        workers = [threading.Thread(target=self._work, args=[n == 0], daemon=True) for n in range(self.threads)]
-        helper = threading.Thread(target=self._read_ahead if self._claims is None else int, daemon=True)
-        started: list[threading.Thread] = []
-        with allow_stop(lambda: self._stop.is_set() or self._ended.is_set()):
-            try:
-                for thread in (*workers, helper):
-                    thread.start()
-                    started.append(thread)
-                for worker in workers:
-                    while worker.is_alive():
-                        on_progress(self.progress)
-                        worker.join(TICK)
-            finally:
-                # This also runs if this thread is interrupted: the workers stop after their current range.
-                complete = not self._stop.is_set() and self._error is None
-                self._ended.set()
-                for thread in started:
-                    thread.join()
-                torch.set_num_threads(threads_before)
-        if self._error is not None:
-            raise self._error
-        on_progress(self.progress)
-        return complete
+        with ExitStack() as stack:
+            stack.enter_context(allow_stop(lambda: self._stop.is_set() or self._ended.is_set()))
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            if self._claims is None:
+                stack.enter_context(run_beside(self._read_ahead))
+            show = partial(on_progress, self.progress)
+            workers = map_in_threads(self._work, range(self.threads), [None] * self.threads, on_wait=show)
+            ends = stack.enter_context(workers)
+            stack.callback(self._ended.set)  # workers stop after their current range, if this thread is interrupted
+            deque(ends, 0)
+            return not self._stop.is_set()
 
     def _iterate_ranges(self, numbers: Iterable[int]) -> Iterator[ChunkRange]:
         for number in numbers:
@@ -219,21 +208,20 @@ class Scheduler:
                 break
         return ranges
 
-    def _work(self, small_too: bool) -> None:
-        """Run one worker thread. Only one handles small weights: several would wait for the interpreter."""
+    def _work(self, number: int, buffers: None) -> None:
+        """Be one worker. Only the first handles small weights: several would wait for the interpreter."""
         try:
-            torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
             worker = Worker(self.device, self.size, self.outlier, self._most, self.kernel, self._samples)
-            with torch.inference_mode(), worker.stream():
+            with worker.stream():
                 try:
-                    self._work_through(worker, small_too)
+                    self._work_through(worker, small_too=number == 0)
                 finally:
                     worker.wait()
         except Interrupted:  # stopped while waiting for a store
             self._ended.set()
-        except BaseException as error:  # run() raises it again
-            self._error = self._error or name_lack_of_memory(error, self.progress.name)
-            self._ended.set()
+        except BaseException as error:
+            self._ended.set()  # the other workers stop
+            raise name_lack_of_memory(error, self.progress.name) from None
 
     def _work_through(self, worker: Worker, small_too: bool) -> None:
         """Compare and finish ranges of tasks; small ones are compared by the kernel while others are finished."""
@@ -328,11 +316,11 @@ class Scheduler:
                 number = numbers[part.task]
                 self._finish_task(worker, number, self._add_sums(number, part.goes, part.sums))
 
-    def _read_ahead(self) -> None:
+    def _read_ahead(self, ended: threading.Event) -> None:
         """Tell the operating system which bytes will be read next; with a warm cache this costs nothing."""
         for n, chunk_range in enumerate(self._iterate_ranges(self._large)):
             while n > self._taken + READ_AHEAD:
-                if self._ended.wait(LOOK_AGAIN):
+                if ended.wait(LOOK_AGAIN):
                     return
             number, first, stop, chunks, _ = chunk_range
             if stop > first:

@@ -1,12 +1,11 @@
 """Comparison of a checkpoint's files with the checksums that the hub states."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.checksums import compute_sha256, find_stated_sha256
 from quanterr.documents.base import Finding
 from quanterr.errors import UsageError
 from quanterr.findings import make_finding
+from quanterr.tensors.pool import map_in_threads
 from quanterr.util.platform import usable_cores
 from quanterr.util.text import count, display, listed
 
@@ -26,8 +25,8 @@ def verify(checkpoint: Checkpoint) -> tuple[int, list[Finding]]:
             f"{display(checkpoint.path)}: no checksum to verify: the hub states them for weights at hf://org/name, in "
             "its local cache, and in folders of `hf download --local-dir`"
         )
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        found = dict(zip(stated, pool.map(compute_sha256, stated), strict=True))
+    with map_in_threads(lambda file, _: compute_sha256(file), stated, [None] * usable_cores()) as sums:
+        found = dict(zip(stated, sums, strict=True))
     wrong = [file for file, wanted in stated.items() if found[file] != wanted]
     unknown = [file for file in checkpoint.files if file not in stated]
     findings = []

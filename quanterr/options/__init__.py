@@ -10,13 +10,13 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cache
 from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_type_hints, runtime_checkable
 
 from quanterr.errors import UsageError
 from quanterr.metrics import OUTLIER
-from quanterr.selection import LayerSelection
+from quanterr.selection import LayerSelection, select
 from quanterr.util.arguments import check_types
 
 Path = str | os.PathLike[str]
@@ -313,14 +313,14 @@ class SelectionOptions(CheckedOptions):
         super().__post_init__()
         _ = self.selection  # an invalid pattern is a mistake at once, before anything is opened
 
-    @cached_property
+    @property
     def selection(self) -> LayerSelection:
         """The selected layers.
 
         Raises:
             UsageError: a pattern is invalid.
         """
-        return LayerSelection(self.layers, self.exclude)
+        return select(tuple(self.layers), tuple(self.exclude))
 
 
 @dataclass(frozen=True, kw_only=True)

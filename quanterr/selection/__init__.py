@@ -12,6 +12,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 
 from quanterr.errors import UsageError
 from quanterr.selection.roles import ALIASES, OTHER, ROLES, role_of
@@ -83,6 +84,12 @@ class LayerSelection:
 
     def _list_idle(self, names: list[str]) -> list[str]:
         return [word for word, matches in self._left if not any(map(matches, names))]
+
+
+@lru_cache(maxsize=64)  # options are copied, with the same patterns
+def select(patterns: tuple[str, ...], exclude: tuple[str, ...] = ()) -> LayerSelection:
+    """Return the selection of these patterns, as :class:`LayerSelection` makes it."""
+    return LayerSelection(patterns, exclude)
 
 
 def _split(patterns: Iterable[str]) -> list[str]:

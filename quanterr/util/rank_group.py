@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any
 
 from quanterr.errors import ElsewhereError, QuanterrError, ResourceError, Status, UsageError
+from quanterr.util.background import run_beside
 from quanterr.util.processes import Process, this_process
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
@@ -97,12 +98,9 @@ class RankGroup:
         self._stop, self._deadline = stop, time.monotonic() + START
         self._store: Any = PrefixStore(f"quanterr/{next(_runs)}", _open_store(process))
         self._failure: QuanterrError | None = None
-        self._ended = threading.Event()
         self._heard: dict[int, tuple[int, float]] = {}  # rank → count of its heartbeats, and when it last rose
         with self._guard_store():
             self._store.add(f"beat/{self.rank}", 1)
-        self._beating = threading.Thread(target=self._beat, daemon=True)
-        self._beating.start()
 
     def agree(self, run: JsonObject) -> None:
         """Wait until all ranks have joined, and check that they have the same inputs and settings.
@@ -133,16 +131,15 @@ class RankGroup:
 
     @contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Wrap a whole run: an error on this rank ends the other ranks too."""
+        """Wrap a whole run, in which heartbeats are sent: an error on this rank ends the other ranks too."""
         try:
-            yield
+            with run_beside(self._beat, 2 * BEAT):
+                yield
         except ElsewhereError:
             raise
         except QuanterrError as error:
             raise self.report_failure(error) from error
         finally:
-            self._ended.set()
-            self._beating.join(2 * BEAT)
             if self._failure is not None:
                 self.say_goodbye()
 
@@ -241,10 +238,10 @@ class RankGroup:
         self._failure = self._failure or error
         self._stop.set()
 
-    def _beat(self) -> None:
+    def _beat(self, ended: threading.Event) -> None:
         """Send heartbeats, and watch the other ranks' heartbeats and errors."""
         others = range(1, self.world) if self.rank == 0 else (0,)
-        while not self._ended.wait(BEAT):
+        while not ended.wait(BEAT):
             try:
                 self._store.add(f"beat/{self.rank}", 1)
                 if self._store.check(["error"]):
@@ -252,7 +249,7 @@ class RankGroup:
                     return self._give_up(RankFailure(found["message"], Status(found["status"])))
                 silent = next((other for other in others if self._is_silent(other)), None)
             except RuntimeError:
-                if not self._ended.is_set():
+                if not ended.is_set():
                     self._give_up(ResourceError("rank 0 does not respond: its store is gone"))
                 return None
             if silent is not None:
