@@ -79,7 +79,7 @@ def compare(
     plan = None if planned is None else read_stored(planned, Plan)
     announce(sides, show.quiet)
     with Interrupt() as interrupt:
-        asked = replace(options, on_layer=interrupt.stop_at(violated) if violated else None)
+        asked = replace(options, on_layer=interrupt.stop_at(violated)) if violated else options
         try:
             with open_run(sides, asked, interrupt, show.quiet) as (opened, asked):
                 from quanterr.comparison import compare_pair

@@ -125,13 +125,13 @@ def _open(
     options: ComparisonOptions,
 ) -> _Inputs:
     sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
-    sides = [original, *(side for side in candidates if isinstance(side, STORED))]
+    sides, selection = [original, *(side for side in candidates if isinstance(side, STORED))], options.selection
     before, *others = stack.enter_context(open_checkpoints(sides, options.lenient, options.cache))
     means = None if options.importance is None else read_importance(options.importance)
     recipes = [side for side in candidates if not isinstance(side, STORED)]
-    stored, made = iter(others), _quantize(recipes, before, options.selection, means)
+    stored, made = iter(others), _quantize(recipes, before, selection, means)
     after = [next(stored if isinstance(side, STORED) else made) for side in candidates]
-    return _Inputs(before, after, options.selection, means, sensitivity)
+    return _Inputs(before, after, selection, means, sensitivity)
 
 
 def _quantize(

@@ -174,13 +174,11 @@ def _is_off(one: WeightSummary) -> bool:
 
     Weights with a low-rank branch are left out: rounding the branch after the codes costs 3 dB in SDNQ.
     """
+    if one.excess_db is None or not (one.excess_db >= SLIGHT_DB or one.moved) or one.pair.quantized.branch is not None:
+        return False
     weight = one.pair.quantized.unrotated
-    levels = weight.levels
     return (
-        one.excess_db is not None
-        and (one.excess_db >= SLIGHT_DB or one.moved)
-        and levels is not None
-        and one.pair.quantized.branch is None
+        weight.levels is not None
         and weight.shape == one.pair.quantized.shape
         and min(*weight.matrix) >= ENOUGH
         and weight.matrix[1] <= READ // ENOUGH

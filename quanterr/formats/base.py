@@ -229,17 +229,19 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     rotated: "RotatedWeight | None" = None  # the weight before the rotation of its columns is undone
     branch: "Branch | None" = None  # a low-rank product, which its values include
     computed: bool = False  # its values are the result of float32 arithmetic on stored numbers
-    # What follows from the shape and the encoding; all steps ask for it.
+    # What follows from the shape, the encoding and the parts; all steps ask for it.
     n: int = 0  # number of elements
     matrix: tuple[int, int] = (0, 0)  # (rows, cols) of the weight as a matrix
     matrix_rows: int = 0  # rows of each matrix in a stack (of experts, for example); 0 if the weight is not a stack
     has_codes: bool = False  # the stored bytes are codes, not plain numbers
+    nbytes: int = 0  # this weight's share of the parts' bytes
 
     def __post_init__(self) -> None:
         """Derive the last fields."""
         self.n, self.matrix = prod(self.shape), as_matrix(self.shape)
         is_stack = len(self.shape) == 3 and self.matrix[1] == self.shape[2]
         self.matrix_rows, self.has_codes = self.shape[1] if is_stack else 0, self.encoding in ("codes", "cast")
+        self.nbytes = int(self.byte_share * self.stored_bytes)
 
     @property
     def unrotated(self) -> "Weight":
@@ -329,11 +331,6 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     def stored_bytes(self) -> int:
         """The bytes of all parts."""
         return sum([entry.nbytes for entry in self.parts.values()])
-
-    @property
-    def nbytes(self) -> int:
-        """This weight's share of the parts' bytes."""
-        return int(self.byte_share * self.stored_bytes)
 
 
 def _pick(of_rows: Tensor, rows: Tensor | None) -> Tensor:

@@ -118,7 +118,8 @@ def count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
     for decoder in direct:  # any() would take five times as long, and this runs for each weight
         if decoder is not None and decoder.order != Order.ROWS:
             return TILE
-    return min(max(AT_ONCE // chunk.shape[1], 1), chunk.shape[0])
+    rows, cols = chunk.shape
+    return min(max(AT_ONCE // cols, 1), rows)
 
 
 def make_code_side(
@@ -200,9 +201,10 @@ def _place_scales(
 ) -> bool:
     """Make the kernel read the scales of a chunk of whole rows itself; return False if it cannot."""
     entry, height, width, turned, make_table, nested = stored
-    if entry.file.descriptor < 0 or chunk.shape[1] != cols or chunk.row % height:
+    chunk_rows, chunk_cols = chunk.shape
+    if entry.file.descriptor < 0 or chunk_cols != cols or chunk.row % height:
         return False
-    rows = -(-chunk.shape[0] // height)
+    rows = -(-chunk_rows // height)
     if turned and rows * width < entry.n:
         return False
     n = (1 + turned) * rows * width  # the kernel reads into them

@@ -19,7 +19,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import find_ranks
 from quanterr.metrics.histogram import Histogram
 from quanterr.metrics.peaks import WINDOW, CellGrid, Peaks
-from quanterr.metrics.sums import RowSums, Sums, WorstPlace
+from quanterr.metrics.sums import Sums, WorstPlace
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
@@ -264,13 +264,13 @@ def _read_sums(
 ) -> Sums:
     """Convert the kernel's results to Sums; ``stored`` has the sums and ``counts`` the histogram."""
     x, y = sides
-    starts = range(0, len(SUMS) * SUM_BYTES, SUM_BYTES)
+    starts, elements = range(0, len(SUMS) * SUM_BYTES, SUM_BYTES), task.chunk.n
     totals: Any = {
         name: int.from_bytes(stored[at : at + SUM_BYTES], "little", signed=True)
         for name, at in zip(SUMS, starts, strict=True)
     }
     sums = Sums(
-        elements=task.chunk.n,
+        elements=elements,
         n=run.n,
         nonfinite_original=run.nonfinite_x,
         nonfinite_quantized=run.nonfinite_y,
@@ -288,7 +288,7 @@ def _read_sums(
         cast_max=run.cast_max,
     )
     if run.n:
-        bins = dict(zip(run.ranks, run.rank_bins, strict=True)) if run.n == task.chunk.n else None
+        bins = dict(zip(run.ranks, run.rank_bins, strict=True)) if run.n == elements else None
         sums.histogram = Histogram(run.zero_errors, counts, run.first_bin, bins)
     if x.sampled:
         sums.sampled = ctypes.string_at(x.sampled, PLACES * x.sampled_n)
@@ -331,8 +331,7 @@ def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
         sums.worst = WorstPlace(sums.e_max, *place, (run.worst_x, run.worst_y))
     sums.dead_rows = run.dead_rows if whole else 0
     kept = run.kept_rows, run.kept_x_sq, run.kept_e_sq, run.kept_e_max, run.kept_zeroed
-    for row, x_sq, e_sq, e_max, zeroed in zip(*(values[: run.n_kept] for values in kept), strict=True):
-        sums.rows[chunk.row + row] = RowSums.measured(x_sq, e_sq, e_max, whole, bool(zeroed))
+    sums.keep_rows(chunk.row, zip(*(values[: run.n_kept] for values in kept), strict=True), whole)
 
 
 def _sample_bytes(side: SideStruct, entry: Entry, chunk: Chunk, alive: list[object]) -> None:

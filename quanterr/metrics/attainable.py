@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, log10
 from typing import Literal, NamedTuple
 
-from quanterr.metrics.sums import Sums, as_float, exact
+from quanterr.metrics.sums import Sums, as_float, exact, ratio
 
 NEAR = 8  # most rows between two tiles of the same columns that are neighbours
 Kind = Literal["row", "column", "tile", "group", "underflow"]
@@ -65,6 +65,10 @@ class Attainable(NamedTuple):
     def snr_db(self) -> float:
         """SNR of the nearest codes."""
         return level(self.x_sq, self.best_sq)
+
+    def least_nmse(self, sums: Sums) -> float:
+        """Return Σe² / Σx² of the sample, or of the whole weight, of these sums, if that is less."""
+        return min(ratio(as_float(sums.e_sq), as_float(sums.x_sq)), ratio(self.e_sq, self.x_sq))
 
     def represents(self, sums: Sums, within_db: float) -> bool:
         """Return whether the whole weight, of these sums, has an SNR above that of its sample less ``within_db``."""

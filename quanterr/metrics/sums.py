@@ -156,6 +156,11 @@ class Sums:
             self._worst_rows = worst_rows(self.rows.items())
         return self._worst_rows
 
+    def keep_rows(self, first: int, rows: Iterable[tuple[int, float, float, float, int]], whole: bool) -> None:
+        """Keep rows of a weight whose own are none yet: number from ``first``, Σx², Σe², max |e|, whether y is zero."""
+        for row, x_sq, e_sq, e_max, zeroed in rows:
+            self.rows[first + row] = RowSums.measured(x_sq, e_sq, e_max, whole, bool(zeroed))
+
     def list_rows_above(self, least: float) -> list[int]:
         """Return the numbers of the worst rows whose Σe² is at least ``least`` · Σx²."""
         return [number for number, row in self.worst_rows if as_float(row.e_sq) >= least * as_float(row.x_sq)]

@@ -11,7 +11,7 @@ from quanterr.kernel.structs import MOST_PARTS
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, join_peaks, select_conspicuous
-from quanterr.metrics.sums import Sums, as_float, ratio
+from quanterr.metrics.sums import Sums
 from quanterr.samples.rows import SMALL
 from quanterr.tensors.chunks import Chunk
 
@@ -80,8 +80,7 @@ def find_conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:
 
     The largest error counts if it is far larger than the sample's errors: a few wrong values do not show in a row.
     """
-    usual = min(ratio(as_float(sums.e_sq), as_float(sums.x_sq)), ratio(sample.e_sq, sample.x_sq))
-    found = sums.list_rows_above(ROW * usual)
+    found = sums.list_rows_above(ROW * sample.least_nmse(sums))
     if sums.worst and sums.worst.row not in found and sums.e_max**2 * sample.n > FAR**2 * sample.e_sq:
         found.append(sums.worst.row)
     return found

@@ -131,7 +131,9 @@ class SampleMeasurer:
 
     def _group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
         """Group chunks that can be examined together."""
-        return _group_chunks(chunks, min(self._buffers.size, STACK) if self._may_stack else 0)
+        if not self._may_stack:
+            return [[chunk] for chunk in chunks]
+        return _group_chunks(chunks, min(self._buffers.size, STACK))
 
     def _add(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None, closely: bool) -> bool:
         """Add a group of rows, with their nearest codes, to the samplers that are given.
