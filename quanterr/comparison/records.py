@@ -9,6 +9,8 @@ from base64 import b64decode, b64encode
 from dataclasses import fields
 from typing import Any, get_args
 
+from msgspec.structs import asdict, replace
+
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.lazy_torch import torch
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind
@@ -48,7 +50,7 @@ def pack(done: WeightResult) -> str:
     if done.worst is not None:
         made["worst"] = [done.worst.row, done.worst.col, done.worst.x.hex(), done.worst.y.hex()]
     if done.attainable is not None:
-        own = done.attainable._asdict()
+        own = asdict(done.attainable)
         own["parts"] = [[_pack_value(value) for value in part] for part in done.attainable.parts]
         made["attainable"] = [_pack_value(value) for value in own.values()]
     if done.copy is not None:
@@ -90,7 +92,7 @@ def unpack(number: int, text: str) -> WeightResult:
         attainable = None
         if "attainable" in made:
             attainable = Attainable(*map(_unpack_value, made["attainable"]))
-            attainable = attainable._replace(parts=tuple(BadRegion(*part) for part in attainable.parts))
+            attainable = replace(attainable, parts=tuple(BadRegion(*part) for part in attainable.parts))
         copy = Copy(made["copy"]) if "copy" in made else None
         fingerprint = None if "fingerprint" not in made else str(made["fingerprint"])
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:

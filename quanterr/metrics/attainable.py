@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import inf, log10
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from quanterr.metrics.sums import Sums, as_float, exact, ratio
 
@@ -40,7 +43,7 @@ class BadRegion(NamedTuple):
         return self.worst[1] >= 0 and 2 * beside <= len(places)
 
 
-class Attainable(NamedTuple):
+class Attainable(Struct, frozen=True, dict=True):  # dict: for its cached numbers
     """Energies and counts over the finite elements of a sample."""
 
     n: int
@@ -61,7 +64,7 @@ class Attainable(NamedTuple):
     beyond_sq: float = 0.0  # Σe² of elements in range whose code is neither of the two nearest
     unlike_columns: tuple[int, ...] = ()  # that may hold other values
 
-    @property
+    @cached_property
     def snr_db(self) -> float:
         """SNR of the nearest codes."""
         return level(self.x_sq, self.best_sq)
@@ -75,19 +78,19 @@ class Attainable(NamedTuple):
         whole_db = level(as_float(sums.x_sq), as_float(sums.e_sq))
         return self.n == sums.n or whole_db > level(self.x_sq, self.e_sq) - within_db
 
-    @property
+    @cached_property
     def excess_db(self) -> float:
         """Loss of the stored codes against the nearest ones, in dB; 0 if they are the nearest."""
         return 0.0 if self.e_sq <= self.best_sq else level(self.e_sq, self.best_sq)
 
-    @property
+    @cached_property
     def weighted_excess_db(self) -> float:
         """Like ``excess_db``, but weighted by the importance of columns if it is known."""
         if self.weighted_e_sq is None:
             return self.excess_db
         return 0.0 if self.weighted_e_sq <= self.weighted_best_sq else level(self.weighted_e_sq, self.weighted_best_sq)
 
-    @property
+    @cached_property
     def scale_loss_db(self) -> float | None:
         """Loss of the stored scales against good ones, in dB; None if unknown."""
         if self.stored_sq is None:

@@ -5,6 +5,8 @@ from itertools import product
 from math import nan
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.structs import TILE
 from quanterr.lazy_torch import Tensor, torch
@@ -164,12 +166,12 @@ class Sampler:
         energies = self._x_sq, self._e_sq, self._best_sq, self._clipped_sq, self._clipped_x_sq
         found = Attainable(self._n, *energies, off=self._off, clipped=self._clipped, beyond_sq=self._beyond_sq)
         if self._steps_sq is not None and self._n and may_trust(self._x_sq, self._e_sq):
-            found = found._replace(rounding=self._steps_sq / self._n)
+            found = replace(found, rounding=self._steps_sq / self._n)
         if self._importance:
-            found = found._replace(weighted_e_sq=self._weighted_e_sq, weighted_best_sq=self._weighted_best_sq)
+            found = replace(found, weighted_e_sq=self._weighted_e_sq, weighted_best_sq=self._weighted_best_sq)
         if self._off or self._clipped or found.excess_db > NONE_DB:
             parts = tuple(self._find_regions(found))
-            return found._replace(parts=parts, unlike_columns=self._find_unlike_columns())
+            return replace(found, parts=parts, unlike_columns=self._find_unlike_columns())
         return found
 
     def _find_unlike_columns(self) -> tuple[int, ...]:

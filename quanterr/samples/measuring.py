@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
+from msgspec.structs import replace
+
 from quanterr.formats import Weight
 from quanterr.lazy_torch import Tensor
 from quanterr.metrics.attainable import Attainable, BadRegion
@@ -57,7 +59,7 @@ class SampleMeasurer:
         of_scales = self._make_block_sampler() if spans_rows(weight) else self._make_scale_sampler()
         of_scales.one_zero = plain.one_zero
         parts, beside = self._inspect(found, conspicuous, of_scales)
-        return of_scales.result(found._replace(parts=parts), beside)
+        return of_scales.result(replace(found, parts=parts), beside)
 
     def _measure_closely(self, is_doubtful: bool) -> Attainable | None:
         weight = self._coded
@@ -77,7 +79,7 @@ class SampleMeasurer:
         if found.n == self._sums.n or self._weight.rotated or weight.matrix[1] > WIDEST:
             return of_scales.result(found, None)
         parts, beside = self._inspect(found, self._find_conspicuous(found), of_scales)
-        return of_scales.result(found._replace(parts=(*found.parts, *parts)), beside)
+        return of_scales.result(replace(found, parts=(*found.parts, *parts)), beside)
 
     def _read_whole_sample(self, chunks: Sequence[Chunk]) -> Group | None:
         """Read all sampled rows; None if the kernel cannot measure a sample whose values are given."""

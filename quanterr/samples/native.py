@@ -11,6 +11,8 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from quanterr.formats import Weight
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.kernel.decoder import Decoder, ElementType
@@ -182,7 +184,7 @@ class PlainSample(NamedTuple):
         plain = Attainable(self.n, x_sq, e_sq, e_sq, rounding=found.steps_sq / self.n)
         if found.plain == SampleState.NEAREST:
             names = ("e_sq", "best_sq", "clipped_sq", "clipped_x_sq", "beyond_sq", "clipped", "off")
-            plain = plain._replace(rounding=None, **{name: getattr(found, name) for name in names})
+            plain = replace(plain, rounding=None, **{name: getattr(found, name) for name in names})
         of_groups = GroupSums(found.group_x_sq, found.stored_sq, found.good_sq[0], found.worst_sq)
         return add_loss(plain, of_groups, found.scale_ratio, get_lucky_share(self.levels))
 

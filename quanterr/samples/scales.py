@@ -5,6 +5,8 @@ from functools import cache, cached_property
 from math import inf
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from quanterr.formats import Weight
 from quanterr.kernel.interpreter import decoder_of
 from quanterr.kernel.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
@@ -303,7 +305,7 @@ class ScaleSampler:
             sampler._take_waiting()
         every = [one for sampler in samplers for one in (*sampler._sampled, *sampler._within)]
         parts = self._find_regions(every)
-        found = found._replace(parts=(*found.parts, *parts))
+        found = replace(found, parts=(*found.parts, *parts))
         if not self._sampled:
             return found
         stored = sum(float(one.losses.stored_sq.sum()) for one in self._sampled)
@@ -403,7 +405,7 @@ def add_loss(found: Attainable, sums: GroupSums, ratio: float, lucky: float) -> 
     if good_sq < lucky * worst_sq:
         good_sq = max(good_sq, min(stored_sq, worst_sq))
     # No error is larger than with scales of zero.
-    return found._replace(stored_sq=stored_sq, good_sq=min(good_sq, x_sq), scale_ratio=ratio)
+    return replace(found, stored_sq=stored_sq, good_sq=min(good_sq, x_sq), scale_ratio=ratio)
 
 
 def get_lucky_share(levels: Levels | None) -> float:

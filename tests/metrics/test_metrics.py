@@ -5,7 +5,7 @@ from math import ceil, inf, nan, sqrt
 import numpy as np
 import pytest
 import torch
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 from support.making import compared, fp8_codes, int8_codes, numbers, summed
 
 from quanterr import theoretical_sqnr
@@ -170,7 +170,7 @@ def hand_worked():
     sums = summed(torch.tensor(X), torch.tensor(Y))
     sums.saturated = 1
     attainable = Attainable(4, x_sq=21.0, e_sq=1.3125, best_sq=0.21, clipped_sq=0.1, off=1, clipped=1)
-    attainable = attainable._replace(stored_sq=0.3, good_sq=0.1)
+    attainable = structs.replace(attainable, stored_sq=0.3, good_sq=0.1)
     return compute_scores(Layer, Measurement(sums, 40, 64, 8, counts_saturated=True, attainable=attainable, alpha=8.0))
 
 
