@@ -63,6 +63,7 @@ RETRIES = 3  # a network file system may fail temporarily
 class CheckpointFile:
     """An open file that is read by position and must not change meanwhile: see :meth:`check_unchanged`."""
 
+    descriptor = -1  # of the open file, for the compiled kernel; -1 for a remote one
     is_certain = False  # True: names and shapes alone identify the weights, so no samples are read to confirm them
 
     def __init__(self, path: Path) -> None:
@@ -74,14 +75,14 @@ class CheckpointFile:
         """
         self.path = path
         try:
-            self._fd = _open(path)
+            self.descriptor = _open(path)
         except OSError as error:
             raise make_open_error(path, error) from error
         except ValueError as error:
             raise CheckpointError(f"{display(str(path))}: not a file name") from error
-        status = os.fstat(self._fd)
+        status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
-            os.close(self._fd)
+            os.close(self.descriptor)
             raise CheckpointError(f"{self}: not a regular file")
         self._identity, self._changed = _identity(status), status.st_ctime_ns
         self.size = status.st_size
@@ -106,7 +107,7 @@ class CheckpointFile:
     def _pread(self, view: memoryview, offset: int) -> int:
         for retry in range(RETRIES + 1):
             try:
-                return platform.read_at(self._fd, view, offset)
+                return platform.read_at(self.descriptor, view, offset)
             except OSError as error:
                 if error.errno not in (errno.EIO, errno.ESTALE) or retry == RETRIES:
                     name = errno.errorcode.get(error.errno or 0, "?")
@@ -122,12 +123,12 @@ class CheckpointFile:
 
     def will_need(self, offset: int, n: int) -> None:
         """Tell the operating system that these bytes will be read soon."""
-        platform.will_need(self._fd, offset, n)
+        platform.will_need(self.descriptor, offset, n)
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError if the file's inode, size or modification time has changed since it was opened."""
         try:
-            now = os.fstat(self._fd)
+            now = os.fstat(self.descriptor)
         except OSError as error:  # a stale handle on a network file system
             raise make_open_error(self.path, error) from error
         if _identity(now) != self._identity:
@@ -155,11 +156,6 @@ class CheckpointFile:
         """The tag by which a store identifies the file's version; None for a local file."""
         return None
 
-    @property
-    def descriptor(self) -> int:
-        """The file descriptor, for the compiled kernel; -1 for a remote file."""
-        return self._fd
-
     def utf8_path(self) -> str:
         """Return a UTF-8 path of this file for libraries that need one: the path itself, else the descriptor's path.
 
@@ -169,7 +165,7 @@ class CheckpointFile:
         try:
             str(self.path).encode()
         except UnicodeEncodeError as error:
-            if (path := platform.path_of_descriptor(self._fd)) is None:
+            if (path := platform.path_of_descriptor(self.descriptor)) is None:
                 raise CheckpointError(f"{self}: the name is not Unicode; rename the file") from error
             return path
         return str(self.path)
@@ -183,9 +179,9 @@ class CheckpointFile:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def _open(path: Path) -> int:

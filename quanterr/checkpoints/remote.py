@@ -78,11 +78,6 @@ class RemoteFile(CheckpointFile):
             raise make_changed_error(str(self), self._version, now)
 
     @property
-    def descriptor(self) -> int:
-        """The file descriptor: always -1, as there is no local file."""
-        return -1
-
-    @property
     def written(self) -> tuple[int, ...]:
         """An empty tuple, as the tag identifies the version."""
         return ()

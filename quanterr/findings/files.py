@@ -64,10 +64,13 @@ def check_unread(contents: Contents) -> Iterator[Finding]:
     A file that stores the same tensors with other shapes or sizes belongs to another model.
     """
     checkpoint, other = contents.checkpoint, contents.other
-    where, read = display(checkpoint.path), {_resolve(file.path) for file in other.files} if other else set()
+    read = {_resolve(file.path) for file in other.files} if other else set()
     unread = [
         one for one in checkpoint.unread if checkpoint.folder and _resolve(checkpoint.folder / one.name) not in read
     ]
+    if not unread:
+        return
+    where = display(checkpoint.path)
     for file in (one for one in unread if one.differing):
         message = (
             f"{where}: {display(file.name)}, which was not read, stores {count(len(file.differing), 'tensor')} of the "

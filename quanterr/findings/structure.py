@@ -67,9 +67,10 @@ def check_sizes(contents: Contents) -> Iterator[Finding]:
     declared, where = _read_declared(contents.checkpoint)
     width, rows = declared.get("hidden_size"), declared.get("vocab_size")
     for one in contents.stored:
-        shape, name = one.weight.shape, display(one.name)
+        shape = one.weight.shape
         if len(shape) != 2 or not one.has_shape or not one.name.endswith(EMBEDDINGS):
             continue
+        name = display(one.name)
         if width and shape[1] != width:
             yield report_model_mismatch(f"{where} declares a width of {width}, but {name} has {shape[1]}")
         if rows and rows not in (shape[0], find_whole(one.weight).matrix[0]):

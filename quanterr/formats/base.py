@@ -235,13 +235,14 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     matrix_rows: int = 0  # rows of each matrix in a stack (of experts, for example); 0 if the weight is not a stack
     has_codes: bool = False  # the stored bytes are codes, not plain numbers
     nbytes: int = 0  # this weight's share of the parts' bytes
+    codes: Entry = None  # type: ignore[assignment] # the part that holds the elements
 
     def __post_init__(self) -> None:
         """Derive the last fields."""
         self.n, self.matrix = prod(self.shape), as_matrix(self.shape)
         is_stack = len(self.shape) == 3 and self.matrix[1] == self.shape[2]
         self.matrix_rows, self.has_codes = self.shape[1] if is_stack else 0, self.encoding in ("codes", "cast")
-        self.nbytes = int(self.byte_share * self.stored_bytes)
+        self.nbytes, self.codes = int(self.byte_share * self.stored_bytes), next(iter(self.parts.values()))
 
     @property
     def unrotated(self) -> "Weight":
@@ -313,11 +314,6 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
         factor = decoder.factor if isinstance(decoder.factor, float) else 1.0
         scales = _pick(decoder.scale(chunk, workspace).float() * factor, rows)
         return scales[:, :, None].expand(-1, -1, decoder.group).flatten(1)[:, : chunk.shape[1]]
-
-    @property
-    def codes(self) -> Entry:
-        """The part that holds the elements."""
-        return next(iter(self.parts.values()))
 
     def will_need(self, first: Chunk, last: Chunk) -> None:
         """Hint that the first to the last chunk will be read soon, if codes are stored in the order of elements."""

@@ -196,7 +196,7 @@ class NativeSums:
     ) -> Task:
         r, c = chunk.shape
         run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
-        run.normal, run.ranks[:] = wanted.normal, find_ranks(chunk.n)
+        run.normal, run.ranks[:] = wanted.normal, find_ranks(r * c)
         if wanted.importance:
             importance = wanted.importance(chunk).float().contiguous()
             run.importance, run.importance_step = importance.data_ptr(), c if importance.shape[0] > 1 else 0
@@ -325,7 +325,7 @@ def _keep_rows(run: RunStruct, kept: KeptRows) -> None:
 
 def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
     """Add the element with the largest |e| and the few rows with the lowest SNR; all pieces of rows are kept."""
-    whole = chunk.shape[1] == cols
+    whole = chunk.stop_col - chunk.col == cols
     if sums.e_max:
         place = chunk.row + run.worst_row, chunk.col + run.worst_col
         sums.worst = WorstPlace(sums.e_max, *place, (run.worst_x, run.worst_y))

@@ -97,11 +97,6 @@ class QuantizedFile(CheckpointFile):
     def __str__(self) -> str:
         return f"{display(self.recipe.name)} of {display(self.weight)}"
 
-    @property
-    def descriptor(self) -> int:
-        """Always -1, as there is no file."""
-        return -1
-
     @torch.inference_mode()
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` with the bytes from ``offset`` on.

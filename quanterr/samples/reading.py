@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from quanterr.formats import Weight
@@ -46,10 +46,18 @@ class Buffers:
         # Those of the quantized side may keep parts between ranges; of small weights, both sides are read ahead.
         self.original, self.computed, self.copies, x, y, *each = (Workspace(device) for _ in range(5 + candidates))
         self.ahead, self.quantized = (x, y), each
-        *ends, self.least = (FilledWorkspace(device) for _ in range(3))
-        self.ends = ends[0], ends[1]
         self.small = SmallWeights(self.computed)
         self.kept_samples: dict[int, KeptSample] = {}  # by the pair's index in its task
+
+    @cached_property
+    def ends(self) -> tuple[FilledWorkspace, FilledWorkspace]:
+        """The buffers of weights filled with the lowest codes, and with the highest."""
+        return FilledWorkspace(self.device), FilledWorkspace(self.device)
+
+    @cached_property
+    def least(self) -> FilledWorkspace:
+        """The buffers of weights with the least scales."""
+        return FilledWorkspace(self.device)
 
     @property
     def nbytes(self) -> int:

@@ -168,11 +168,6 @@ class TensorsFile(CheckpointFile):
             found.update(self.read(offset, min(HASHED, self.size - offset)))
         return found.hexdigest()
 
-    @property
-    def descriptor(self) -> int:
-        """Always -1, as there is no file."""
-        return -1
-
     def will_need(self, offset: int, n: int) -> None:
         """Do nothing: all is in memory."""
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import quanterr
-from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints import Entry, open_checkpoint
 from quanterr.comparison.worker import Worker
 from quanterr.documents.comparison.model import Report
 from quanterr.formats import Values, Weight
@@ -160,7 +160,9 @@ def in_memory(values: Tensor, wide: bool = False) -> Weight:
         piece = matrix[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
         return Values(piece.to(torch.float64 if wide else torch.float32, copy=True).contiguous())
 
-    return Weight("weight", "dense", tuple(values.shape), {}, dequantize, needs_float64=wide)
+    shape = tuple(values.shape)
+    nowhere = Entry("weight", "F32", shape, None, 0, 4 * values.numel())  # its file is never asked for
+    return Weight("weight", "dense", shape, {"weight": nowhere}, dequantize, needs_float64=wide)
 
 
 def pair_of(x: Tensor, y: Tensor, wide: bool = False) -> Pair:

@@ -224,11 +224,6 @@ class _Sparse(CheckpointFile):
     def __str__(self) -> str:
         return display(str(self.path))
 
-    @property
-    def descriptor(self) -> int:
-        """Always -1, as the bytes are in memory."""
-        return -1
-
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` with the bytes from ``offset`` on.
 

@@ -48,11 +48,6 @@ class _Described(CheckpointFile):
         """Raise: there are no bytes, and headers alone pair a GGUF file."""
         raise CheckpointError(f"{self}: the values of its model are not known before they are read")
 
-    @property
-    def descriptor(self) -> int:
-        """Always -1, as there is no file."""
-        return -1
-
 
 def as_original(checkpoint: Checkpoint, config: str | os.PathLike[str] | None) -> Checkpoint:
     """Return a GGUF file of a language model under the names of its model; any other checkpoint as it is.

@@ -93,11 +93,6 @@ class RowsFile(CheckpointFile):
                 part.read_into(view[low - offset : high - offset], low - begin)
             begin += part.nbytes
 
-    @property
-    def descriptor(self) -> int:
-        """Always -1, as there is no file."""
-        return -1
-
     def will_need(self, offset: int, n: int) -> None:
         """Do nothing: the original's files are read row by row."""
 
