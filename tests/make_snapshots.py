@@ -97,19 +97,12 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     "tiny.html": page,
     "answer.txt": lambda: terminal(lambda to: show_view(report_of(tiny()), to, verbose=False)),
     "terminal.txt": lambda: terminal(lambda to: show_view(report_of(tiny()), to)),
-    **of_document("ranking", sample_documents.ranking, OUTPUTS, show_view),
-    **of_document("evaluation", sample_documents.evaluation, OUTPUTS, show_view),
     **of_document("encoder", sample_documents.encoder, OUTPUTS, show_view),
-    **of_document("plan", sample_documents.plan, OUTPUTS, show_view),
-    **of_document("inspection", sample_documents.inspection, OUTPUTS, show_view),
-    **of_document("images", sample_documents.images, OUTPUTS, show_view),
     **of_document("diff", sample_documents.report_diff, OF_DIFFS, show_view),
-    **of_document("evaluation_diff", sample_documents.evaluation_diff, OF_DIFFS, show_view),
-    **of_document("ranking_diff", sample_documents.ranking_diff, OF_DIFFS, show_view),
-    **of_document("plan_diff", sample_documents.plan_diff, OF_DIFFS, show_view),
-    **of_document("inspection_diff", sample_documents.inspection_diff, OF_DIFFS, show_view),
-    **of_document("images_diff", sample_documents.images_diff, OF_DIFFS, show_view),
 }
+for kind in sample_documents.KINDS_WITH_SAMPLES:
+    SNAPSHOTS |= of_document(kind, getattr(sample_documents, kind), OUTPUTS, show_view)
+    SNAPSHOTS |= of_document(f"{kind}_diff", getattr(sample_documents, f"{kind}_diff"), OF_DIFFS, show_view)
 
 
 def main() -> None:

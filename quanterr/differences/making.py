@@ -5,10 +5,11 @@ from math import hypot
 from os import PathLike, fspath
 from typing import NamedTuple, TypeVar, cast, overload
 
-from quanterr.differences.changes import CHANGES, Changes, compare_levels
+from quanterr.differences.layers import REPORTED, compare_levels
 from quanterr.documents.comparison import NORM
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.comparison.values import ReportValues
+from quanterr.documents.diff.base import Changes
 from quanterr.documents.diff.candidates import model as candidates
 from quanterr.documents.diff.candidates.model import CandidateChange, CandidateDiff, MetricChange, Word
 from quanterr.documents.diff.reports import model as reports
@@ -113,7 +114,7 @@ def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool =
     Raises:
         UsageError: their originals, selections or settings differ, and ``force`` is False.
     """
-    how = CHANGES["report"]
+    how = REPORTED
     why = _check_comparable(how, old, new, paths, force)
     both, changes = _compare_items(how, *(ReportValues(one).items for one in (old, new)))
     levels = [compare_levels(*pair) for pair in both]
@@ -151,7 +152,7 @@ def diff_candidates(
         UsageError: their originals, texts or settings differ, and ``force`` is False.
     """
     document = kind.name.lower()
-    how = CHANGES[document]
+    how: Changes = kind.values.CHANGES
     why = _check_comparable(how, old, new, names, force)
     before, after = (_list_sides(kind, one) for one in (old, new))
     if len(before) == len(after) == 1:  # the same candidate, whatever its names

@@ -19,7 +19,7 @@ _SCHEMA = re.compile(rb'"schema": *"(quanterr\.[a-z_]+)"')
 
 
 class DocumentKind(NamedTuple):
-    """A kind of document; its package has model.py (its class) and values.py (for rules)."""
+    """A kind of document; its package has model.py (its class) and values.py (for rules and diffs)."""
 
     package: str
     name: str
@@ -31,7 +31,7 @@ class DocumentKind(NamedTuple):
 
     @property
     def values(self) -> ModuleType:
-        """The module that gives rules the subjects and metrics of this kind; see subjects.py."""
+        """The module that gives rules the subjects and metrics of this kind, and diffs its changes; see subjects.py."""
         return import_module(f"{self.package}.values")
 
 

@@ -249,7 +249,7 @@ def test_checkpoint_cannot_be_a_baseline(stored, tmp_path):
 
 
 class TestMetrics:
-    @pytest.mark.parametrize("make", ["evaluation", "ranking", "plan", "inspection", "images"])
+    @pytest.mark.parametrize("make", sample.KINDS_WITH_SAMPLES)
     def test_every_document_metric_has_a_name_that_gates_know(self, make):
         document = getattr(sample, make)()
         numbers = document.metrics()

@@ -29,7 +29,7 @@ SAMPLES = {
     "report": lambda: report_of(tiny()),
     **{
         name: getattr(sample_documents, name)
-        for kind in ("ranking", "evaluation", "plan", "inspection", "images")
+        for kind in sample_documents.KINDS_WITH_SAMPLES
         for name in (kind, f"{kind}_diff")
     },
     "encoder": sample_documents.encoder,

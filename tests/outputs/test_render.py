@@ -222,7 +222,7 @@ class TestErrors:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["ranking", "evaluation", "plan", "images"])
+@pytest.mark.parametrize("kind", sample_documents.KINDS_WITH_SAMPLES)
 def test_every_document_can_be_rendered(kind, tmp_path):
     document = getattr(sample_documents, kind)()
     document.save(tmp_path / "x.json")

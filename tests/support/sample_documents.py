@@ -26,11 +26,15 @@ from quanterr.documents.evaluation.model import (
 )
 from quanterr.documents.images.model import ImagePair, Images, Mean, NotCompared, WorstPair
 from quanterr.documents.inspection.model import Inspection, StoredWeight, Tally
+from quanterr.documents.kinds import KINDS
 from quanterr.documents.plan.model import Plan, PlannedLayer, Point, Uniform
 from quanterr.documents.ranking.model import Changed, Ranking, Study
 from quanterr.findings import make_finding
 from quanterr.gates import judge
 from quanterr.ranking.making import make_ranking
+
+# Names of functions that return a sample of each kind of document but reports, and with _diff of its diff.
+KINDS_WITH_SAMPLES = [kind.name.lower() for kind in KINDS.values() if kind.name != "Report"]
 
 TOOL = Tool(name="quanterr", version="1.0")
 RUN = RunInfo(

@@ -65,6 +65,15 @@ def describe_selections(there: Sequence[str], here: Sequence[str]) -> str:
     return f"it has a different selection: {shown[0]} there, {shown[1]} here"
 
 
+def find_other_source(old: Any, new: Any) -> str | None:
+    """Return how the originals or selections of two rankings or plans differ, or None."""
+    if old.original_bytes != new.original_bytes:
+        return f"it has a different original: {old.original_bytes:,} bytes there, {new.original_bytes:,} here"
+    if old.selection.patterns != new.selection.patterns:
+        return describe_selections(old.selection.patterns, new.selection.patterns)
+    return None
+
+
 def find_other_tensor(there: Iterable[Any], here: Iterable[Any]) -> str | None:
     """Find the first tensor that certainly differs between two originals, and return how; None if there is none.
 

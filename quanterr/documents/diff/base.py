@@ -1,9 +1,11 @@
 """Base class of all diffs."""
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from quanterr.documents.document import Result
+from quanterr.documents.subjects import Item
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject
 
@@ -25,3 +27,11 @@ class Difference(Result):
     def write_json(self, file: IO[str]) -> None:
         """Write the diff as strict ASCII JSON."""
         file.write(strict_json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+class Changes(NamedTuple):
+    """How two documents of a kind are compared."""
+
+    item: str  # kind of items: weight, layer, pair
+    compare: Callable[[Item, Item], tuple[float, Any] | None]  # how much worse one is, and the change; None: unchanged
+    find_difference: Callable[[Any, Any], str | None]  # returns why two documents are not comparable

@@ -2,12 +2,16 @@
 
 A candidate is inconclusive under any rule if it equals the original, or if its config.json or tokenizer differs from
 the one used. There is no confidence interval from fewer than eight chunks: tokens of one chunk are not independent.
+Diffs compare the output errors of weights.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, log
 from typing import Self
 
+from quanterr.documents.diff.base import Changes
+from quanterr.documents.diff.candidates.model import ItemChange
 from quanterr.documents.evaluation.model import (
     METRICS,
     OF_ROUTERS,
@@ -24,6 +28,7 @@ from quanterr.errors import UsageError
 from quanterr.metrics import PREDICTED
 
 LEAST_CHUNKS = 8
+SAME = 0.01  # relative change of an output error up to which it counts as unchanged
 ANOTHER_MODEL = (
     "identical",
     "config_mismatch",
@@ -100,3 +105,23 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
         damage=list_damage(candidate),
         evaluation=evaluation,
     )
+
+
+@dataclass(slots=True)
+class WeightChange(ItemChange):
+    """A weight whose output error changed by more than 1 %."""
+
+    old_output_error: float
+    new_output_error: float
+    ratio: float | None  # null: the old error was 0
+
+
+def _compare_weights(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    x, y = was.values.output_error, now.values.output_error
+    if x is None or y is None or x == y:
+        return None
+    by = log(y / x) if x and y else inf if y else -inf
+    return (by, WeightChange(now.name, x, y, y / x if x else None)) if abs(by) > log(1 + SAME) else None
+
+
+CHANGES = Changes("weight", _compare_weights, find_difference)

@@ -1,16 +1,19 @@
-"""The numbers of compared images that rules may name: each pair's, and the means over pairs."""
+"""The numbers of compared images that rules may name, and that diffs compare: each pair's, and the means over pairs."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Self
 
+from quanterr.documents.diff.base import Changes
+from quanterr.documents.diff.candidates.model import ItemChange
 from quanterr.documents.gate_results import Reason
 from quanterr.documents.images.model import SCORES, Images, find_copies, find_difference, list_reasons
 from quanterr.documents.subjects import Item, Subject, Vocabulary
 from quanterr.errors import UsageError
 from quanterr.util.text import display
 
+SAME_SSIM = 1e-6
 LEAST_PAIRS = 8  # for a confidence interval
 PERFECT = {"psnr_db": inf}  # an identical pair's; the others are ordinary numbers
 
@@ -76,3 +79,20 @@ def list_subjects(images: Images) -> list[Subject]:
             too_few=f"needs at least {LEAST_PAIRS} pairs that differ, found {n}" if n < LEAST_PAIRS else None,
         )
     ]
+
+
+@dataclass(slots=True)
+class ImageChange(ItemChange):
+    """A pair of images whose SSIM changed."""
+
+    old_ssim: float
+    new_ssim: float
+    change: float
+
+
+def _compare_pairs(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    x, y = was.values.ssim, now.values.ssim
+    return None if abs(y - x) <= SAME_SSIM else (x - y, ImageChange(now.name, x, y, y - x))
+
+
+CHANGES = Changes("pair", _compare_pairs, find_difference)

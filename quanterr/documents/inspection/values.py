@@ -1,5 +1,9 @@
-"""The numbers of an inspection that rules may name: sizes of the checkpoint and of its weights."""
+"""The numbers of an inspection that rules may name, and that diffs compare: sizes of the checkpoint and its weights."""
 
+from dataclasses import dataclass
+
+from quanterr.documents.diff.base import Changes
+from quanterr.documents.diff.candidates.model import ItemChange
 from quanterr.documents.gate_results import Reason
 from quanterr.documents.inspection.model import SCORES, Inspection
 from quanterr.documents.subjects import Item, Subject, Vocabulary
@@ -24,3 +28,23 @@ def list_subjects(inspection: Inspection) -> list[Subject]:
     whole = {name: getattr(inspection, name) for name in OF_CHECKPOINTS}
     troubles = [Reason(text, "result") for text in inspection.problems]
     return [Subject(VOCABULARY, weights, whole, unreliable=troubles, loading=inspection.loading)]
+
+
+@dataclass(slots=True)
+class StoredChange(ItemChange):
+    """A weight whose format or size changed."""
+
+    old_format: str | None
+    new_format: str | None
+    old_bytes: int
+    new_bytes: int
+
+
+def _compare_weights(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    old, new = was.values, now.values
+    if (old.format, old.bytes) == (new.format, new.bytes):
+        return None
+    return float(new.bytes - old.bytes), StoredChange(now.name, old.format, new.format, old.bytes, new.bytes)
+
+
+CHANGES = Changes("weight", _compare_weights, lambda old, new: None)

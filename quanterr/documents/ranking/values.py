@@ -1,5 +1,14 @@
-"""Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them."""
+"""Subjects of a ranking for rules: each candidate with the layers that differ in at least one of them.
 
+Diffs compare the SNR of layers.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from quanterr.documents.comparison.same_original import find_other_source
+from quanterr.documents.diff.base import SAME_DB, Changes
+from quanterr.documents.diff.candidates.model import ItemChange
 from quanterr.documents.gate_results import Reason, list_damage
 from quanterr.documents.ranking.model import Candidate, Ranking
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons
@@ -46,3 +55,27 @@ def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
         patterns=ranking.selection.patterns,
         damage=list_damage(candidate),
     )
+
+
+@dataclass(slots=True)
+class LayerChange(ItemChange):
+    """A layer's SNR in a candidate of a ranking; null if identical to the original, or if the original is zero."""
+
+    old_snr_db: float | None
+    new_snr_db: float | None
+    change_db: float | None
+
+
+def _compare_layers(was: Item, now: Item) -> tuple[float, ItemChange] | None:
+    levels = was.values.snr_db, now.values.snr_db
+    x, y = (inf if level is None else level for level in levels)
+    if x == y or abs(y - x) <= SAME_DB:
+        return None
+    return x - y, LayerChange(now.name, *levels, None if None in levels else y - x)
+
+
+def _find_difference(old: Ranking, new: Ranking) -> str | None:
+    return find_other_source(old, new) or (None if old.sample == new.sample else "it has a different sample of rows")
+
+
+CHANGES = Changes("layer", _compare_layers, _find_difference)

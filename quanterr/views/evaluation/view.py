@@ -62,6 +62,7 @@ from quanterr.outputs.sections import (
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, quote, size
+from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.evaluation.wording import (
     conclusion,
     describe_floor,
@@ -500,3 +501,15 @@ def _suite(candidate: Evaluated) -> Suite:
     noticed = "\n".join(f"{found.severity}: {sentence(found.message)}" for found in others)
     case = Case("evaluation", "evaluated completely and reliably", problem, message, output=noticed)
     return Suite(candidate.name, [case], candidate.gates)
+
+
+ITEM_WORDS = ItemWords(
+    "with worse output",
+    "with better output",
+    columns=(
+        (Column("old output error", 1), lambda one: format_percent(one.old_output_error)),
+        (Column("new output error", 2), lambda one: format_percent(one.new_output_error)),
+        (Column("ratio", 0), lambda one: "-" if one.ratio is None else f"× {one.ratio:.3g}"),
+    ),
+    ends=lambda one: (one.old_output_error, one.new_output_error, one.new_output_error - one.old_output_error),
+)

@@ -25,6 +25,7 @@ from quanterr.outputs.sections import (
 )
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed
+from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.parts import make_view
 
 MEANS = (Column("mean", 0), Column("95 % interval", 1), Column("pairs", 2))
@@ -146,3 +147,16 @@ def suites(images: Images) -> list[Suite]:
         problem, message = "error", f"inconclusive: {sentence(images.reasons[0])}"
     case = Case("images", "every image was compared", problem, message, text, conclusion(images))
     return [Suite("images", [case], images.gates)]
+
+
+ITEM_WORDS = ItemWords(
+    "further from the original",
+    "nearer to it",
+    columns=(
+        (Column("old SSIM", 1), lambda one: f"{one.old_ssim:.4g}"),
+        (Column("new SSIM", 2), lambda one: f"{one.new_ssim:.4g}"),
+        (Column("change", 0), lambda one: f"{one.change:+.3g}"),
+    ),
+    ends=lambda one: (one.old_ssim, one.new_ssim, one.change),
+    about="From two stored results. ± is a standard error as if both had compared different images.",
+)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from quanterr.documents.inspection.model import DecodeBound, Inspection, StoredWeight, Tally
-from quanterr.outputs.formatting import format_if_known, format_percent, sentence
+from quanterr.outputs.formatting import format_if_known, format_percent, format_size_change, sentence
 from quanterr.outputs.page.columns import CHANGED, DIFFERS, DIGITS, NOT_COMPARED, round_digits
 from quanterr.outputs.sections import (
     MAP,
@@ -25,6 +25,7 @@ from quanterr.outputs.sections import (
 )
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
+from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.loading import make_loading_section
 from quanterr.views.parts import make_view
 
@@ -205,3 +206,16 @@ def suites(inspection: Inspection) -> list[Suite]:
     what = count(inspection.unread, "weight") + " not read" if inspection.unread else count(len(problems), "error")
     problem = ("error", what, "\n".join(problems)) if problems else ("", "", "")
     return [Suite("inspection", [Case("inspection", "every weight is read", *problem, output=conclusion(inspection))])]
+
+
+ITEM_WORDS = ItemWords(
+    "changed, with more bytes",
+    "changed, with no more bytes",
+    columns=(
+        (Column("old format", 0, right=False), lambda one: one.old_format or "unread"),
+        (Column("new format", 1, right=False), lambda one: one.new_format or "unread"),
+        (Column("bytes", 2), lambda one: format_size_change(one.new_bytes - one.old_bytes)),
+    ),
+    ends=lambda one: (one.old_format, one.new_format, one.new_bytes - one.old_bytes),
+    about="From two stored inspections: formats and sizes, no values.",
+)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from math import fsum, log10
 
 from quanterr.documents.plan.model import ORIGINAL, Measurement, Plan, PlannedLayer
-from quanterr.outputs.formatting import format_if_known, format_percent, sentence
+from quanterr.outputs.formatting import format_if_known, format_percent, format_size_change, sentence
 from quanterr.outputs.page.columns import DIFFERS, DIGITS, IDENTICAL, SHARE_DIGITS, round_digits
 from quanterr.outputs.sections import (
     MAP,
@@ -30,6 +30,7 @@ from quanterr.outputs.sections import (
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, listed, size
+from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.parts import make_view
 
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
@@ -245,3 +246,17 @@ def _describe_gain(plan: Plan) -> str:
         return f", {-10 * log10(factor):+.2f} dB against {best.recipe} for all" if plan.cost else ""
     change = f"{factor:.3g} times as much as" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
     return f", {change} {best.recipe} for all"
+
+
+ITEM_WORDS = ItemWords(
+    "changed, at more cost",
+    "changed, at no more cost",
+    columns=(
+        (Column("old recipe", 0, right=False), lambda one: one.old_recipe),
+        (Column("new recipe", 1, right=False), lambda one: one.new_recipe),
+        (Column("bytes", 3), lambda one: format_size_change(one.new_bytes - one.old_bytes)),
+        (Column("cost", 2), lambda one: f"{one.new_cost - one.old_cost:+.3g}"),
+    ),
+    ends=lambda one: (one.old_recipe, one.new_recipe, one.new_bytes - one.old_bytes),
+    about="From two stored plans. Costs are predicted, in the same measure for both.",
+)

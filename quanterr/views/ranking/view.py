@@ -46,6 +46,7 @@ from quanterr.outputs.sections import (
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, cut_prefix, display, size
+from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.parts import find_best, make_view, pick_columns
 
 # Of the two costs that a sensitivity may predict, a ranking has one.
@@ -476,3 +477,16 @@ def suites(ranking: Ranking) -> Sequence[Suite]:
         case = Case("ranking", name, *problem, output="" if n else answer)
         found.append(Suite(candidate.name, [case], candidate.gates))
     return found
+
+
+ITEM_WORDS = ItemWords(
+    "worse",
+    "better",
+    columns=(
+        (Column("old dB", 1), lambda one: format_if_known(one.old_snr_db, otherwise="exact")),
+        (Column("new dB", 2), lambda one: format_if_known(one.new_snr_db, otherwise="exact")),
+        (Column("change dB", 0), lambda one: format_if_known(one.change_db, "+.4g")),
+    ),
+    ends=lambda one: (one.old_snr_db, one.new_snr_db, one.change_db),
+    about="From two stored rankings. A positive change of SNR is better. Weight error is not task accuracy.",
+)

@@ -26,60 +26,10 @@ class MetricChange:
 
 
 @dataclass(slots=True)
-class WeightChange:
-    """A weight whose output error changed by more than 1 %."""
+class ItemChange:
+    """A changed item; each kind of document has a class of its own, in its ``values.py``."""
 
-    layer: str
-    old_output_error: float
-    new_output_error: float
-    ratio: float | None  # null: the old error was 0
-
-
-@dataclass(slots=True)
-class LayerChange:
-    """A layer's SNR in a candidate of a ranking; null if identical to the original, or if the original is zero."""
-
-    layer: str
-    old_snr_db: float | None
-    new_snr_db: float | None
-    change_db: float | None
-
-
-@dataclass(slots=True)
-class RecipeChange:
-    """A layer whose planned recipe changed."""
-
-    layer: str
-    old_recipe: str
-    new_recipe: str
-    old_bytes: int
-    new_bytes: int
-    old_cost: float
-    new_cost: float
-
-
-@dataclass(slots=True)
-class StoredChange:
-    """A weight whose format or size changed."""
-
-    layer: str
-    old_format: str | None
-    new_format: str | None
-    old_bytes: int
-    new_bytes: int
-
-
-@dataclass(slots=True)
-class ImageChange:
-    """A pair of images whose SSIM changed."""
-
-    layer: str
-    old_ssim: float
-    new_ssim: float
-    change: float
-
-
-ItemChange = WeightChange | LayerChange | RecipeChange | StoredChange | ImageChange
+    layer: str  # name of the item
 
 
 @dataclass(slots=True)

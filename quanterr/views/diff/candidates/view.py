@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from importlib import import_module
 
-from quanterr.differences.changes import CHANGES
 from quanterr.documents.diff.candidates.model import CandidateChange, CandidateDiff, MetricChange
 from quanterr.documents.kinds import KINDS
 from quanterr.metrics.scores import Score
@@ -11,7 +11,7 @@ from quanterr.outputs.formatting import format_in_units
 from quanterr.outputs.sections import Column, Lines, Name, Part, Section, Table, View, fill
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, size
-from quanterr.views.diff.candidates.items import ITEM_WORDS
+from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.diff.parts import format_answer, format_sizes, list_names, make_view
 
 NUMBERS = (Column("old", 1), Column("new", 2), Column("change", 0), Column("", 3, right=False))
@@ -22,7 +22,7 @@ CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se",
 
 def view(diff: CandidateDiff, top: int) -> View:
     """Return the view of the changes with ``top`` items of each kind."""
-    words = ITEM_WORDS[find_document_kind(diff)]
+    words = _find_words(find_document_kind(diff))
     summary = list(_list_changes(diff))
     return make_view((diff.old, diff.new), conclusion(diff), _sections(diff, top), words.about, summary=summary)
 
@@ -31,7 +31,7 @@ def _list_changes(diff: CandidateDiff) -> Iterator[str]:
     """Yield the numbers of each candidate that changed by more than chance, and the items that changed most."""
     document = find_document_kind(diff)
     scores = _find_scores(document)
-    cells = [cell for _, cell in ITEM_WORDS[document].columns]
+    cells = [cell for _, cell in _find_words(document).columns]
     for one in diff.candidates[:MOST]:
         changed = [change for change in one.metrics if change.change and not change.chance][:MOST]
         for change in changed:
@@ -46,6 +46,16 @@ def find_document_kind(diff: CandidateDiff) -> str:
     return diff.schema.removeprefix("quanterr.").removesuffix("_diff")
 
 
+def _find_words(document: str) -> ItemWords:
+    """Return how the changed items of a kind of document are shown."""
+    return import_module(f"quanterr.views.{document}.view").ITEM_WORDS  # type: ignore[no-any-return]
+
+
+def _find_item(document: str) -> str:
+    """Return the kind of items that are compared, such as "layer"."""
+    return KINDS[f"quanterr.{document}"].values.CHANGES.item  # type: ignore[no-any-return]
+
+
 def _find_scores(document: str) -> dict[str, Score]:
     """Return the numbers of a kind of document by name."""
     return KINDS[f"quanterr.{document}"].values.VOCABULARY.scores  # type: ignore[no-any-return]
@@ -55,7 +65,7 @@ def conclusion(diff: CandidateDiff) -> str:
     """Return the changes in a sentence, such as "fp8: KLD 0.0125 -> 0.01; 9 numbers better, 0 worse"."""
     document = find_document_kind(diff)
     scores = _find_scores(document)
-    found = [f"{display(one.name)}: {_summarize(one, scores, CHANGES[document].item)}" for one in diff.candidates]
+    found = [f"{display(one.name)}: {_summarize(one, scores, _find_item(document))}" for one in diff.candidates]
     more = [(len(diff.added), "new"), (len(diff.gone), "gone")]
     found += [f"{count(n, 'candidate')} {word}" for n, word in more if n]
     return format_answer(diff.difference, "; ".join(found) or "no candidate is in both")
@@ -96,7 +106,7 @@ def _title(found: CandidateChange) -> str:
 def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
     scores = _find_scores(document)
     yield Table(_title(found), "number", NUMBERS, [_number(one, scores[one.metric]) for one in found.metrics])
-    kind, words = CHANGES[document].item, ITEM_WORDS[document]
+    kind, words = _find_item(document), _find_words(document)
     for word, items in ((words.worse, found.worse), (words.better, found.better)):
         if items:
             filled = fill(words.columns, ((Name(one.layer), one) for one in items[:top]))
@@ -115,7 +125,7 @@ def _number(change: MetricChange, score: Score) -> Sequence[str]:
 
 def rows(diff: CandidateDiff) -> Iterator[JsonObject]:
     """Yield CSV rows: the metrics and the changed, new and gone items of each candidate, by ``list``."""
-    ends_of = ITEM_WORDS[find_document_kind(diff)].ends
+    ends_of = _find_words(find_document_kind(diff)).ends
     for one in diff.candidates:
         for change in one.metrics:
             numbers = {key: value for key, value in asdict(change).items() if key != "metric"}
