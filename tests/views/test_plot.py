@@ -88,7 +88,7 @@ def test_empty_plot_is_refused_with_a_reason():
 
 @pytest.mark.parametrize("document", [images, inspection])
 def test_kind_without_a_figure_is_refused_with_a_reason(document):
-    with pytest.raises(UsageError, match=r"nothing to draw: this kind of result, i\w+, has no figure$"):
+    with pytest.raises(UsageError, match=r"nothing to draw: this kind of result, \w+, has no figure$"):
         document().plot()
 
 
