@@ -57,9 +57,19 @@ def gate(
     from quanterr.documents.gate_results import exit_status
     from quanterr.documents.kinds import find_kind, read_document
     from quanterr.documents.subjects import find_counterpart
-    from quanterr.gates import github, prepare, read_subjects, verdict_on_whole, verdicts_of, with_verdicts
+    from quanterr.gates import (
+        github,
+        prepare,
+        read_subjects,
+        verdict_on_whole,
+        verdicts_of,
+        waivers_of,
+        warn_of_waivers,
+        with_verdicts,
+    )
     from quanterr.gates.explanation import explain_layer as explained
     from quanterr.gates.selectors import restrict_rules
+    from quanterr.gates.waivers import waive_findings
 
     colored = use_color(sys.stderr, show.colors)
     baseline = os.fspath(gates.baseline) if isinstance(gates.baseline, str | os.PathLike) else None
@@ -79,17 +89,22 @@ def gate(
         print("\n".join(map(escape_commands, lines)), file=stream)
     for subject, verdict in zip(subjects, verdicts, strict=True):
         report_verdict(verdict, subject.name, quiet=show.quiet, colored=colored)
+        for waived in subject.waived:
+            print(f"waived: {escape_commands(waived)}", file=sys.stderr)
     whole = verdict_on_whole(subjects, verdicts)
+    waivers = waivers_of(rules)
+    if waivers:
+        warn_of_waivers(waivers, verdicts, waive_findings(read_document(report), waivers))
     _print_verdict(whole, show.quiet, colored)
     if github.has_summary():
-        document = read_document(report)
+        document = waive_findings(read_document(report), waivers)
         stores_verdict = hasattr(document, "verdict")  # False for a plan
         summarize(with_verdicts(document, subjects, verdicts) if stores_verdict else document, baseline)
     if show.as_json:
         with guard_stdout():
             print(dumps(_list_fields(whole, subjects, verdicts)), flush=True)
     if to or update_baseline:
-        document = with_verdicts(read_document(report), subjects, verdicts)
+        document = with_verdicts(waive_findings(read_document(report), waivers), subjects, verdicts)
         _write_document(document, to, baseline if update_baseline else None, whole)
     damage = [message for one in subjects for message in one.damage]
     raise typer.Exit(exit_status(whole, show.allow_partial, damage))

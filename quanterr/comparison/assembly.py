@@ -23,7 +23,7 @@ from quanterr.documents.comparison.model import (
     Side,
     StoredFile,
 )
-from quanterr.documents.gate_results import Reason, store_reasons
+from quanterr.documents.gate_results import Reason, list_errors, store_reasons
 from quanterr.findings import FindingCollector
 from quanterr.findings.contents import Comparison, Contents
 from quanterr.findings.results import MAX_BLOCKS
@@ -328,20 +328,10 @@ class ReportBuilder:
                 why = next(item.reason for item in not_compared if item.bucket == bucket)
                 shown = f"{count(len(names), 'tensor')} {_describe_bucket(bucket)}: {listed(names, 3)} ({why})"
                 reasons.append(shown + _suggest_exclusion(names) if bucket in ONE_SIDED else shown)
-        known_faults = _list_errors(findings)
+        known_faults = list_errors(findings)
         if not self._pairing.pairs and not reasons and not known_faults:
             reasons.append("nothing was compared: no selected weight is on both sides")
         return [*(Reason(text, "result") for text in reasons), *known_faults]
-
-
-def _list_errors(findings: list[Finding]) -> list[Reason]:
-    """Return a reason for each code of findings that are errors."""
-    errors: dict[str, list[Finding]] = {}
-    for found in findings:
-        if found.severity == "error":
-            errors.setdefault(found.code, []).append(found)
-    more = {code: f" (and {count(len(same) - 1, 'more layer')})" for code, same in errors.items() if len(same) > 1}
-    return [Reason(f"{same[0].message}{more.get(code, '')}", "finding") for code, same in errors.items()]
 
 
 def _list_names(checkpoint: Checkpoint) -> str:

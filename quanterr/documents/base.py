@@ -30,6 +30,15 @@ class Model(Struct, gc=False):
     """
 
 
+class Waived(Model):
+    """A finding as it was before a user waived it, with the last day and the reason of the waiver."""
+
+    severity: Literal["info", "warning", "error"]
+    message: str
+    until: str
+    reason: str
+
+
 class Finding(Model):
     """Something wrong or suspicious, with what to do about it."""
 
@@ -39,6 +48,7 @@ class Finding(Model):
     message: str
     remedy: str | None
     evidence: JsonObject
+    waived: Annotated[Waived | None, doc("if a user waived it, which makes it an info")] = None
 
     @property
     def rank(self) -> int:

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, NamedTuple, Protocol, TypedDict
 
-from quanterr.documents.base import Model
+from quanterr.documents.base import Finding, Model
 from quanterr.errors import Status
 from quanterr.metrics.scores import doc
+from quanterr.util.text import count, display
 
 Word = Literal["pass", "fail", "inconclusive"]
 Giver = Literal["result", "finding", "gate", "rules"]
@@ -41,7 +42,7 @@ class Gate(Model):
     gate of severity ``warn`` does not change the verdict. ``baseline_original`` says how the original of the baseline
     differs, if the rule accepts another one. A gate that ``is_unjudged`` had no number to judge, as the run was
     interrupted or a text too short; its status is ``fail``, so that nothing passes by it. ``item`` is the kind of item
-    that the rule judges.
+    that the rule judges. ``waived`` lists violations that a user waived, each with the waiver as its reason.
     """
 
     id: str
@@ -62,6 +63,7 @@ class Gate(Model):
     baseline_original: str | None = None
     is_unjudged: bool = False
     item: str = "layer"
+    waived: tuple[Violation, ...] = ()
 
 
 class Reason(NamedTuple):
@@ -130,12 +132,32 @@ def list_other_reasons(judged: HasGates) -> list[str]:
     return [one.text for one in list_reasons(judged) if one.by != "gate"]
 
 
+def list_errors(findings: Sequence[Finding]) -> list[Reason]:
+    """Return a reason for each code of findings that are errors."""
+    errors: dict[str, list[Finding]] = {}
+    for found in findings:
+        if found.severity == "error":
+            errors.setdefault(found.code, []).append(found)
+    more = {code: f" (and {count(len(same) - 1, 'more layer')})" for code, same in errors.items() if len(same) > 1}
+    return [Reason(f"{same[0].message}{more.get(code, '')}", "finding") for code, same in errors.items()]
+
+
 def list_damage(judged: object) -> list[str]:
     """Return the errors that were found in a result or its candidates, except of tensors that were not compared."""
     lost = {getattr(left, "layer_name", None) for left in getattr(judged, "not_compared", ())} - {None}
     candidates = getattr(judged, "candidates", ())
     findings = [found for one in (judged, *candidates) for found in getattr(one, "findings", ())]
     return [found.message for found in findings if found.severity == "error" and found.layer not in lost]
+
+
+def list_waived(judged: object) -> list[str]:
+    """Return a text for each finding of a result that a user waived."""
+    return [
+        f"{found.code}{f' of {display(found.layer)}' if found.layer else ''} until {found.waived.until}: "
+        f"{display(found.waived.reason)}"
+        for found in getattr(judged, "findings", ())
+        if found.waived
+    ]
 
 
 def exit_status(judged: HasGates, allow_partial: bool = False, damage: Sequence[str] | None = None) -> Status:

@@ -91,6 +91,7 @@ class Subject:
     too_few: str | None = None  # why the numbers have no confidence interval
     damage: list[str] = field(default_factory=list)  # errors that were found, which nothing excuses
     loading: Sequence[Loading] = ()
+    waived: list[str] = field(default_factory=list)  # findings that a user waived
 
     def list_items(self, metric: str) -> list[Item]:
         """Return the items that have a metric of the vocabulary."""

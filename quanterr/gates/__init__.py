@@ -3,6 +3,7 @@
     rules.py         reads rules from a thresholds file, a preset or the command line
     expression.py    parses their conditions
     selectors.py     finds the layers that a rule applies to
+    waivers.py       accepts known faults until a day
     verdicts.py      decides which rules hold, and by how much
     fail_fast.py     finds the first layer that violates a rule, while others are still being compared
     explanation.py   explains why a layer passes or not
@@ -16,6 +17,7 @@ To add a function, add a row to FUNCTIONS.
 """
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
@@ -31,6 +33,7 @@ from quanterr.documents.subjects import Subject, combine_verdicts, find_counterp
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
 from quanterr.gates.verdicts import judge_subject, needed_metrics
+from quanterr.gates.waivers import Waiver, list_notes, waive_findings
 from quanterr.options import GateOptions, Path, Result
 from quanterr.util.arguments import check_types
 from quanterr.util.text import display, with_article
@@ -101,7 +104,7 @@ def _read_baseline(baseline: Path | Result, rules: list[Rule], kind: DocumentKin
     if isinstance(baseline, str | os.PathLike):
         return read_subjects(os.fspath(baseline), rules, kind, compared=True, strict=strict)
     _check_kind(KINDS.get(baseline.schema_), kind, with_article(type(baseline).__name__))
-    return subjects_of(baseline)  # type: ignore[arg-type] # it is a document
+    return subjects_of(waive_findings(baseline, waivers_of(rules)))  # type: ignore[arg-type,type-var] # a document
 
 
 def _check_kind(found: DocumentKind | None, wanted: DocumentKind, name: str) -> None:
@@ -127,8 +130,9 @@ def read_subjects(
         require_unedited(path)
     _check_kind(find_kind(path), kind, display(path))
     if kind == KINDS[REPORT]:
-        return [ReportValues(read_report(path, needed_metrics(rules, compared), judged=False))]
-    return subjects_of(read_document(path))
+        report = read_report(path, needed_metrics(rules, compared), judged=False)
+        return [ReportValues(waive_findings(report, waivers_of(rules)))]
+    return subjects_of(waive_findings(read_document(path), waivers_of(rules)))
 
 
 def judge(
@@ -169,7 +173,8 @@ def judge(
         any_original=baseline_original == "any",
     )
     check_baseline_use(rules, before is not None)
-    return apply_rules(judged, rules, subjects_of(before) if before else ())
+    older = subjects_of(waive_findings(before, waivers_of(rules))) if before else ()
+    return apply_rules(judged, rules, older)
 
 
 def _load_document(name: str, given: "DocumentT | str | os.PathLike[str]") -> "DocumentT":
@@ -182,8 +187,25 @@ def _load_document(name: str, given: "DocumentT | str | os.PathLike[str]") -> "D
 
 def apply_rules(document: "DocumentT", rules: list[Rule], before: Sequence[Subject] = ()) -> "DocumentT":
     """Return the document with verdicts by rules and baseline subjects that were read before."""
+    waivers = waivers_of(rules)
+    document = waive_findings(document, waivers)
     subjects = subjects_of(document)
-    return with_verdicts(document, subjects, verdicts_of(subjects, rules, before))
+    verdicts = verdicts_of(subjects, rules, before)
+    warn_of_waivers(waivers, verdicts, document)
+    return with_verdicts(document, subjects, verdicts)
+
+
+def waivers_of(rules: Sequence[Rule]) -> tuple[Waiver, ...]:
+    """Return the waivers of the file from which rules come."""
+    return rules[0].waivers if rules else ()
+
+
+def warn_of_waivers(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], document: "Document") -> None:
+    """Say on stderr which waivers have expired, or are no longer needed."""
+    gates = [gate for verdict in verdicts for gate in verdict.gates]
+    findings = [found for one in getattr(document, "candidates", [document]) for found in getattr(one, "findings", ())]
+    for note in list_notes(waivers, gates, findings):
+        print(f"quanterr: note: {note}", file=sys.stderr)
 
 
 def verdicts_of(subjects: Sequence[Subject], rules: list[Rule], before: Sequence[Subject] = ()) -> list[Verdict]:

@@ -30,6 +30,7 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
         lines.append(f"{mark}: {display(_say_once(gate, said), MAX_LINE)}")
         if gate.status == "fail":
             lines += [display(line, MAX_LINE) for line in _format_details(gate, said)]
+        lines += [display(line, MAX_LINE) for line in _format_waived(gate)]
     other = next((gate.baseline_original for gate in gates if gate.baseline_original), None)
     return lines if other is None else [*lines, display(f"note: the baseline has another original: {other}", MAX_LINE)]
 
@@ -46,6 +47,12 @@ def _say_once(gate: Gate, said: Said) -> str:
     if first.observed is None:
         return f"gate {name_rule(gate.id, gate.require)}: as above"
     return format_failure(gate, has_cause=False)
+
+
+def _format_waived(gate: Gate) -> list[str]:
+    lines = [f"      - {describe_violation(one, gate.limit)}" for one in gate.waived[:MAX_VIOLATIONS]]
+    more = len(gate.waived) - MAX_VIOLATIONS
+    return [*lines, f"      and {more:,} more waived"] if more > 0 else lines
 
 
 def _format_details(gate: Gate, said: Said) -> list[str]:

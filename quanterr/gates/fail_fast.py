@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from quanterr.documents.gate_results import Violation
 from quanterr.documents.subjects import Item, Subject
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import make_decider
 from quanterr.gates.verdicts import collect_values, format_rule, format_value
+from quanterr.gates.waivers import find_waived
 from quanterr.util.text import display
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callab
             numbers = collect_values([item], rule, before)
             against = [one.reason for one in numbers.missing]
             against += [format_value(rule, value) for _, value in numbers.known if not rule.condition.holds(value)]
-            if against:
+            if against and not find_waived(rule.waivers, rule.id, [Violation(item.name, None, None, None)]):
                 return f"gate {format_rule(rule)} does not hold for {display(item.name)}: {against[0]}"
         return None
 

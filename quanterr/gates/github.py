@@ -107,6 +107,9 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
                 yield from (f"- {_code(describe_violation(v, gate.limit))}\n" for v in layers[:MOST_LAYERS])
             if len(layers) > MOST_LAYERS:
                 yield f"- and {len(layers) - MOST_LAYERS:,} more\n"
+        if gate.waived:
+            yield f"\n{_code(gate.id)}, waived:\n\n"
+            yield from (f"- {_code(describe_violation(one, gate.limit))}\n" for one in gate.waived[:MOST_LAYERS])
     yield "\n"
 
 

@@ -21,6 +21,7 @@ from quanterr.documents.comparison.values import VOCABULARY as OF_REPORTS
 from quanterr.documents.subjects import Vocabulary
 from quanterr.errors import UsageError
 from quanterr.gates.expression import OF_BASELINE, Condition, parse
+from quanterr.gates.waivers import Waiver, read_waivers
 from quanterr.selection import LayerSelection
 from quanterr.util.rule_file import RuleTable, read_rule_tables, show_value
 from quanterr.util.text import display
@@ -41,6 +42,7 @@ class Rule(NamedTuple):
     place: str = ""  # "thresholds.toml:12: " if the rule comes from a file
     baseline_original: Literal["same", "any"] = "same"
     among: tuple[str, ...] = ()  # patterns of the only layers that are judged
+    waivers: tuple[Waiver, ...] = ()  # all of the file, the same in each of its rules
 
 
 def read_rules(
@@ -76,6 +78,10 @@ def read_rules(
     _check_ids(rules)
     if any_original:
         rules = [rule._replace(baseline_original="any") for rule in rules]
+    if thresholds is not None:
+        path, where = PRESETS.get(os.fspath(thresholds), Path(thresholds)), _name_source(thresholds)
+        waivers = tuple(read_waivers(path, where, [rule.id for rule in rules]))
+        rules = [rule._replace(waivers=waivers) for rule in rules]
     return [rule._replace(severity="error") for rule in rules] if strict_warnings else rules
 
 

@@ -5,7 +5,7 @@ cannot be trusted (not compared, not finite, with a finding of severity error). 
 checkpoint is a copy of the original, or if the sides are swapped. Values are never rounded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf, isfinite, isinf, isnan
 from typing import NamedTuple
 
@@ -17,7 +17,10 @@ from quanterr.documents.subjects import WIDTH, Item, Subject, compute_change
 from quanterr.gates.expression import OF_BASELINE, OF_INTERVAL, OPERATORS, Condition
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import check_patterns, explain_dead_pattern, make_decider, make_selector
+from quanterr.gates.waivers import find_waived
 from quanterr.util.text import count, display, format_decisive
+
+MOST_WAIVED = 3  # findings that the reason of a pass names
 
 
 def needed_metrics(rules: list[Rule], compared: bool = False) -> set[str]:
@@ -57,6 +60,10 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
         held = len(gates) - len(failed)
         hold = "the gate holds" if held == len(gates) == 1 else f"{held} gate{' holds' if held == 1 else 's hold'}"
         beside = "; the baseline has another original" if other_original else ""
+        excused = sum(len(gate.waived) for gate in gates)
+        beside += f"; {count(excused, 'failure')} of gates waived" if excused else ""
+        beside += f"; waived: {', '.join(subject.waived[:MOST_WAIVED])}" if subject.waived else ""
+        beside += f" and {len(subject.waived) - MOST_WAIVED:,} more" if len(subject.waived) > MOST_WAIVED else ""
         reasons = [Reason(f"{subject.vocabulary.done}; {hold}{warned}{beside}", "result")]
     verdict: Word = "inconclusive" if doubts else "fail" if errors else "pass"
     return Verdict(verdict, gates=gates, **store_reasons(reasons))
@@ -101,26 +108,42 @@ class ItemValues(NamedTuple):
 
 
 def _apply_rule(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> Gate:
-    rule, condition = rules[n], rules[n].condition
-    if not subject.complete:
-        interrupted = _fail_without_value("the report is incomplete: the run was interrupted")
-        outcome = _judge_so_far(subject, rules, n, baseline) or interrupted._replace(unjudged=True)
-    elif why := _explain_missing_interval(subject, condition):
-        outcome = _fail_without_value(why)._replace(unjudged=True)
-    elif condition.scope == "loading":
-        why = subject.find_refusal(condition.metric)
-        outcome = _Outcome([], 1.0) if why is None else _fail_without_value(why)
-    elif condition.scope == "whole":
-        outcome = _judge_value(condition, _value_of_whole(condition, subject, baseline))
-    elif condition.scope == "model":
-        outcome = _fail_without_value(subject.trouble) if subject.trouble else _judge_model(condition, subject)
-    else:
-        outcome = _judge_items(subject, rules, n, baseline)
+    """Judge a rule, and once more without the layers that are waived, if it does not hold."""
+    rule = rules[n]
+    outcome = _find_outcome(subject, rules, n, baseline)
+    waived = [] if outcome.unjudged else find_waived(rule.waivers, rule.id, outcome.violations)
+    names = {one.layer for one in waived}
+    if None in names:
+        outcome = outcome._replace(violations=[])
+    elif names:
+        outcome = _find_outcome(subject, rules, n, baseline, names)
     violations = [
-        one if one.observed is None else replace(one, reason=subject.find_cause(condition.metric, one.layer))
+        one if one.observed is None else replace(one, reason=subject.find_cause(rule.condition.metric, one.layer))
         for one in outcome.violations
     ]
-    return _make_gate(rule, outcome._replace(violations=violations))
+    gate = _make_gate(rule, outcome._replace(violations=violations))
+    if not waived:
+        return gate
+    return replace(gate, waived=tuple(waived), message=f"{gate.message}; {len(waived):,} waived")
+
+
+def _find_outcome(
+    subject: Subject, rules: list[Rule], n: int, baseline: Subject | None, without: Collection[str | None] = ()
+) -> _Outcome:
+    condition = rules[n].condition
+    if not subject.complete:
+        interrupted = _fail_without_value("the report is incomplete: the run was interrupted")
+        return _judge_so_far(subject, rules, n, baseline, without) or interrupted._replace(unjudged=True)
+    if why := _explain_missing_interval(subject, condition):
+        return _fail_without_value(why)._replace(unjudged=True)
+    if condition.scope == "loading":
+        refusal = subject.find_refusal(condition.metric)
+        return _Outcome([], 1.0) if refusal is None else _fail_without_value(refusal)
+    if condition.scope == "whole":
+        return _judge_value(condition, _value_of_whole(condition, subject, baseline))
+    if condition.scope == "model":
+        return _fail_without_value(subject.trouble) if subject.trouble else _judge_model(condition, subject)
+    return _judge_items(subject, rules, n, baseline, without)
 
 
 def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | None) -> float | None:
@@ -136,11 +159,13 @@ def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | 
     return compute_change(old, value, condition.function)
 
 
-def _judge_so_far(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> _Outcome | None:
+def _judge_so_far(
+    subject: Subject, rules: list[Rule], n: int, baseline: Subject | None, without: Collection[str | None]
+) -> _Outcome | None:
     """Return the violations of compared layers of an interrupted run, which later layers cannot correct."""
     if not rules[n].condition.per_item:
         return None
-    outcome = _judge_items(subject, rules, n, baseline)
+    outcome = _judge_items(subject, rules, n, baseline, without)
     compared = {item.name for item in subject.items if item.kind != "not_compared"}
     beyond = [violation for violation in outcome.violations if violation.layer in compared]
     if not beyond:
@@ -168,13 +193,17 @@ def _judge_value(condition: Condition, value: float | None) -> _Outcome:
     return _Outcome(violations, value)
 
 
-def _judge_items(subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> _Outcome:
+def _judge_items(
+    subject: Subject, rules: list[Rule], n: int, baseline: Subject | None, without: Collection[str | None] = ()
+) -> _Outcome:
     rule, condition = rules[n], rules[n].condition
     if dead := explain_dead_pattern(rule, subject):
         return _fail_without_value(dead)
     takes = make_decider(rules, n)
     every = subject.list_items(condition.metric)
-    items = [item for item in every if takes(item)]
+    items = [item for item in every if takes(item) and item.name not in without]
+    if not items and without:
+        return _Outcome([])
     if not items:
         selected = any(map(make_selector(rule), every))
         return _fail_without_value(
@@ -185,6 +214,7 @@ def _judge_items(subject: Subject, rules: list[Rule], n: int, baseline: Subject 
     before = {item.name: item for item in baseline.list_items(condition.metric)} if baseline else {}
     numbers = collect_values(items, rule, before)
     gone = _find_removed(every, before, takes) if condition.function in OF_BASELINE else []
+    gone = [one for one in gone if one.layer not in without]
     numbers.missing.extend(gone)
     identical = sum([item.identical for item in items])
     if identical < len(items) and not numbers.missing and all(item.identical for item, _ in numbers.known):

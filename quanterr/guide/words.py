@@ -12,6 +12,7 @@ WORDS = {
     "not judged": "A gate without a number to judge: the run was interrupted, or a text was too short.",
     "baseline": "An older result that was good enough, with which `delta`, `rel_delta` and `ratio` compare a new one: "
     "`--baseline FILE`.",
+    "waived": "A gate's violation, or a finding, that `[[waive]]` of the thresholds accepts until a day, for a reason.",
     "gate": "A rule with its result: a condition that a user sets, and whether it holds.",
     "usual": "The SNR of whole models after plain rounding to a format: a guide, not a limit.",
     "margin": "Distance of an observed value from a gate's limit: negative if the gate does not hold.",

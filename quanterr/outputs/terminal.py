@@ -126,7 +126,7 @@ def _print_answer(
     for line in view.summary:
         to.print(Text(display(line, LONG)), soft_wrap=wrap)
     if not verbose:
-        new = [one for one in found if one[1].severity != "info" and one[1] not in view.told]
+        new = [one for one in found if (one[1].severity != "info" or one[1].waived) and one[1] not in view.told]
         _print_findings(new, to, MAX_FINDINGS)
     if answer.wrote:
         to.print(Text(f"wrote {', '.join(display(_relative_path(path)) for path in answer.wrote)}"), soft_wrap=wrap)

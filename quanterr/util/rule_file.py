@@ -43,18 +43,32 @@ def read_rule_tables(path: str | os.PathLike[str], name: str, known: tuple[str, 
         UsageError: the file is unreadable, is not TOML, or has an unknown key or an invalid value.
     """
     text, fields = read_toml(Path(path), name)
-    _check_keys(fields, ("schema", "rule"), name)
+    _check_keys(fields, ("schema", "rule", "waive"), name)
     if fields.get("schema") != SCHEMA or isinstance(fields["schema"], bool):
         raise UsageError(f"{name}: the first line must be: schema = {SCHEMA}")
-    tables = fields.get("rule", [])
-    if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
-        raise UsageError(f"{name}: rules are written as [[rule]]")
+    tables = _pick_tables(fields, "rule", name)
     lines = [text.count("\n", 0, match.start()) + 1 for match in _RULE.finditer(text)]
     places = [f"{name}:{line}" for line in lines] if len(lines) == len(tables) else [name] * len(tables)
     found = [RuleTable(table, place) for table, place in zip(tables, places, strict=True)]
     for table in found:
         _check(table, known)
     return found
+
+
+def read_tables(path: str | os.PathLike[str], name: str, key: str) -> list[JsonObject]:
+    """Return the tables ``[[key]]`` of a file, as they are written; errors call the file ``name``.
+
+    Raises:
+        UsageError: the file is unreadable or is not TOML, or the key is written otherwise.
+    """
+    return _pick_tables(read_toml(Path(path), name)[1], key, name)
+
+
+def _pick_tables(fields: JsonObject, key: str, name: str) -> list[JsonObject]:
+    tables = fields.get(key, [])
+    if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
+        raise UsageError(f"{name}: {key}s are written as [[{key}]]")
+    return tables
 
 
 def _check(table: RuleTable, known: tuple[str, ...]) -> None:

@@ -193,7 +193,7 @@ reason = "why"
         )
         first, second = read_rules(path)
 
-        told = ("x", "snr_db >= 30", (), "error", "fail", None, f"{path}:2: ", "same", ())
+        told = ("x", "snr_db >= 30", (), "error", "fail", None, f"{path}:2: ", "same", (), ())
         assert told == first._replace(condition=first.condition.text)
         assert ("attn", "mlp", "re:a,b", "!*.bias") == second.layers
         assert ("warn", "skip", "why") == (second.severity, second.undefined, second.reason)

@@ -15,7 +15,7 @@ from quanterr.documents.comparison.same_original import (
     find_other_original,
     find_other_settings,
 )
-from quanterr.documents.gate_results import Reason, list_damage, list_reasons
+from quanterr.documents.gate_results import Reason, list_damage, list_reasons, list_waived
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons, read_number
 from quanterr.errors import UsageError
 from quanterr.metrics.scores import list_numbers
@@ -115,6 +115,7 @@ class ReportValues(Subject):
             patterns=report.selection.patterns,
             damage=list_damage(report),
             loading=report.loading,
+            waived=list_waived(report),
         )
         self.report = report
         self._warnings = warnings

@@ -22,7 +22,7 @@ from quanterr.documents.evaluation.model import (
     Evaluation,
     find_difference,
 )
-from quanterr.documents.gate_results import Reason, list_damage
+from quanterr.documents.gate_results import Reason, list_damage, list_waived
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons
 from quanterr.errors import UsageError
 from quanterr.metrics import PREDICTED
@@ -103,6 +103,7 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
         unquantized=[Reason(found.message, "finding") for found in candidate.findings if found.code in ANOTHER_MODEL],
         too_few=too_few,
         damage=list_damage(candidate),
+        waived=list_waived(candidate),
         evaluation=evaluation,
     )
 

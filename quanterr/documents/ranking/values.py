@@ -9,7 +9,7 @@ from math import inf
 from quanterr.documents.comparison.same_original import find_other_source
 from quanterr.documents.diff.base import SAME_DB, Changes
 from quanterr.documents.diff.candidates.model import ItemChange
-from quanterr.documents.gate_results import Reason, list_damage
+from quanterr.documents.gate_results import Reason, list_damage, list_waived
 from quanterr.documents.ranking.model import Candidate, Ranking
 from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reasons
 from quanterr.metrics.scores import collect_scores
@@ -54,6 +54,7 @@ def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
         complete=ranking.complete,
         patterns=ranking.selection.patterns,
         damage=list_damage(candidate),
+        waived=list_waived(candidate),
     )
 
 

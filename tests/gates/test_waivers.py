@@ -1,0 +1,192 @@
+"""Waivers: known faults are accepted until a day, listed, and come back after it."""
+
+import json
+from datetime import date
+
+import pytest
+from msgspec.structs import replace
+from support.forked import call
+from support.reports import made, row
+from support.stored import pair
+
+import quanterr
+from quanterr.documents.base import Finding
+from quanterr.documents.comparison.values import ReportValues
+from quanterr.documents.gate_results import exit_status
+from quanterr.errors import Status, UsageError
+from quanterr.gates import judge, waivers
+from quanterr.gates.expression import parse
+from quanterr.gates.fail_fast import make_violation_check
+from quanterr.gates.rules import Rule, read_rules
+from quanterr.gates.verdicts import judge_subject
+from quanterr.gates.waivers import Waiver
+
+UP = "model.layers.0.mlp.up_proj.weight"
+RULE = 'schema = 1\n[[rule]]\nid = "layers"\nrequire = "snr_db >= 30"\n'
+WAIVE = '[[waive]]\n{0}\nlayers = ["{1}"]\nuntil = {2}\nreason = "known since 1.0"\n'
+LAST = date(2027, 3, 1)
+LAYERS = {"a": 20.0, "b": 31.0, "c": 40.0}
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch):
+    monkeypatch.setattr(waivers, "_today", lambda: LAST)
+
+
+def waived(rule=None, code=None, layers=("a",), until=LAST):
+    return Waiver(rule, code, tuple(layers), until, "known since 1.0", "thresholds.toml: waiver 1")
+
+
+def judged(report, *known, require="snr_db >= 30"):
+    return judge_subject(ReportValues(report), [Rule("layers", parse(require), waivers=known)])
+
+
+class TestRules:
+    def test_waived_layer_is_left_out_and_listed(self):
+        gate = judged(made(LAYERS), waived("layers")).gates[0]
+
+        assert ("pass", 31.0, "b", 2) == (gate.status, gate.observed, gate.worst_layer, gate.judged)
+        assert [("a", 20.0, "waived until 2027-03-01: known since 1.0")] == [
+            (one.layer, one.observed, one.reason) for one in gate.waived
+        ]
+        assert gate.message.endswith("; 1 waived")
+
+    @pytest.mark.parametrize(
+        "known",
+        [waived("layers", layers=("b",)), waived("other"), waived("layers", layers=()), waived(code="excess_error")],
+    )
+    def test_other_waivers_change_nothing(self, known):
+        assert judged(made(LAYERS)) == judged(made(LAYERS), known)
+
+    def test_waiver_ends_after_its_last_day(self, monkeypatch):
+        monkeypatch.setattr(waivers, "_today", lambda: date(2027, 3, 2))
+
+        assert "fail" == judged(made(LAYERS), waived("layers")).verdict
+
+    def test_other_layers_still_fail(self):
+        gate = judged(made(LAYERS | {"d": 25.0}), waived("layers")).gates[0]
+
+        assert ("fail", ["d"], ["a"]) == (
+            gate.status,
+            [one.layer for one in gate.violations],
+            [one.layer for one in gate.waived],
+        )
+
+    def test_waiver_of_all_layers_leaves_none_to_judge(self):
+        assert ("pass", 0) == (
+            (gate := judged(made({"a": 20.0}), waived("layers", layers=("*",))).gates[0]).status,
+            gate.judged,
+        )
+
+    def test_waiver_without_layers_is_about_the_whole(self):
+        rule = "global(overall_snr_db) >= 30"
+
+        assert "fail" == judged(made(LAYERS), waived("layers", layers=("*",)), require=rule).verdict
+        assert "pass" == judged(made(LAYERS), waived("layers", layers=()), require=rule).verdict
+
+    def test_damage_is_not_waived_with_a_rule(self):
+        report = made(LAYERS, rows=[row("d", 30.0, finite=False)])
+
+        assert "inconclusive" == judged(report, waived("layers", layers=("a", "d"))).verdict
+
+    def test_fail_fast_goes_on_after_a_waived_layer(self, report):
+        layer = report.layers[0]
+        check = make_violation_check([Rule("id", parse("snr_db >= 99"))], None)
+        known = (waived("id", layers=(layer.layer_name,)),)
+
+        assert check(layer) is not None
+        assert make_violation_check([Rule("id", parse("snr_db >= 99"), waivers=known)], None)(layer) is None
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return quanterr.compare(*pair(tmp_path_factory.mktemp("waivers")), device="cpu")
+
+
+@pytest.fixture
+def broken(report):
+    found = Finding("excess_error", "error", UP, f"{UP}: broken", None, {})
+    return replace(report, findings=[found], verdict="inconclusive", reasons=[found.message], reasons_by=["finding"])
+
+
+class TestFindings:
+    @pytest.fixture
+    def thresholds(self, tmp_path):
+        path = tmp_path / "thresholds.toml"
+        path.write_text(RULE.replace("30", "1") + WAIVE.format('finding = "excess_error"', UP, LAST))
+        return path
+
+    def test_waived_error_is_an_info_and_layers_are_judged(self, broken, thresholds):
+        found = judge(broken, thresholds)
+
+        assert ("pass", Status.OK) == (found.verdict, exit_status(found))
+        assert f"waived: excess_error of {UP} until 2027-03-01: known since 1.0" in found.reasons[0]
+        assert "info" == found.findings[0].severity
+        assert found.findings[0].message == f"{UP}: broken; error waived until 2027-03-01: known since 1.0"
+
+    def test_stored_waiver_does_not_outlive_its_file(self, broken, thresholds, monkeypatch):
+        stored = judge(broken, thresholds)
+        again = judge(stored, require="snr_db >= 1")
+        monkeypatch.setattr(waivers, "_today", lambda: date(2027, 3, 2))
+
+        assert ("inconclusive", broken.findings) == (again.verdict, again.findings)
+        assert "inconclusive" == judge(stored, thresholds).verdict
+
+    def test_other_error_is_not_excused(self, broken, thresholds):
+        other = replace(broken.findings[0], code="bad_rows")
+        found = judge(replace(broken, findings=[*broken.findings, other]), thresholds)
+
+        assert ("inconclusive", [other.message]) == (found.verdict, found.reasons[:1])
+
+    @pytest.mark.parametrize(("name", "severity"), [("other", "error"), (None, "error")])
+    def test_finding_of_another_layer_or_the_whole_is_not_waived(self, broken, thresholds, name, severity):
+        other = replace(broken.findings[0], layer=name, severity=severity)
+
+        assert "inconclusive" == judge(replace(broken, findings=[other]), thresholds).verdict
+
+
+FILES = {
+    'rule = "no"\n': "waiver 1: no rule is called 'no'; there are layers",
+    'finding = "excess_eror"\n': "no finding is called 'excess_eror'; did you mean excess_error?",
+    "": "needs either rule",
+    'rule = "layers"\nfinding = "excess_error"\n': "needs either rule",
+    'rule = "layers"\nx = 1\n': "unknown key x; known keys: rule, finding, layers, until, reason",
+    'rule = "layers"\nreason = "x"\n': "needs until = 2027-03-01",
+    'rule = "layers"\nreason = "x"\nuntil = "2027-03-01"\n': "needs until = 2027-03-01, its last day, without quotes",
+    'rule = "layers"\nuntil = 2027-03-01\n': 'needs reason = "…"',
+    'rule = "layers"\nuntil = 2027-03-01\nreason = "x"\nlayers = "a"\n': "layers must be a list",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FILES.items())
+def test_wrong_waiver_is_an_error_that_says_what_to_write(tmp_path, text, message):
+    path = tmp_path / "thresholds.toml"
+    path.write_text(f"{RULE}[[waive]]\n{text}")
+
+    with pytest.raises(UsageError) as error:
+        read_rules(path)
+    assert message in str(error.value)
+
+
+@pytest.mark.session
+def test_all_outputs_list_what_was_waived(tmp_path):
+    path, summary = tmp_path / "thresholds.toml", tmp_path / "summary.md"
+    path.write_text(RULE.replace("30", "99") + WAIVE.format('rule = "layers"', "*", "2999-01-01"))
+    path.write_text(path.read_text() + WAIVE.format('finding = "excess_error"', "*", "2999-01-01"))
+    made_by = ("report.json", "report.md", "report.xml", "report.html")
+    words = [word for name in made_by for word in ("-o", tmp_path / name)]
+    env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    done = call("compare", *pair(tmp_path), "--thresholds", path, *words, env=env)
+    texts = [(tmp_path / name).read_text() for name in ("report.xml", "report.html")]
+
+    assert (Status.OK, 2) == (
+        done.returncode,
+        len(json.loads((tmp_path / "report.json").read_text())["gates"][0]["waived"]),
+    )
+    assert all(
+        "waived until 2999-01-01: known since 1.0" in text for text in (done.stderr, summary.read_text(), *texts)
+    )
+    assert "2 failures of gates waived" in done.stdout
+    assert "2 failures of gates waived" in (tmp_path / "report.md").read_text()
+    assert "note: thresholds.toml" not in done.stderr
+    assert f"note: {path}: waiver 2 of excess_error is no longer needed: remove it" in done.stderr
