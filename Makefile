@@ -73,7 +73,8 @@ loaders: install ## what transformers and mlx-lm do with small checkpoints, agai
 	$(PYTHON) -m venv $(LOADERS)
 	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) "mlx[cpu]" loguru
 	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' transformers==5.24.0
-	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps compressed-tensors==0.20.1 mlx-lm==0.32.2
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps compressed-tensors==0.20.1 \
+		mlx-lm==0.32.2 bitsandbytes==0.50.2 torchao==0.18.0 hqq==0.2.8.post1 termcolor
 	PYTHONPATH=tests $(LOADERS)/bin/python tests/loaders/run.py
 
 N ?= 1000000

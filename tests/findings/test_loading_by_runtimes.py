@@ -73,6 +73,9 @@ def declare(**fields):
     return LLAMA | {"quantization_config": fields}
 
 
+OF_QUARK = {"qscheme": "per_tensor", "dtype": "fp8_e4m3", "is_dynamic": False, "symmetric": True}
+
+
 class TestVllm:
     FP8 = declare(quant_method="fp8", activation_scheme="dynamic")
 
@@ -157,6 +160,72 @@ class TestVllm:
 
         assert verdict == quanterr.inspect(tmp_path, runtimes=["vllm"], devices=devices).loading[0].verdict
 
+    def declare_quark(self, weight=None, inputs=None, **fields):
+        scheme = {"weight": OF_QUARK | (weight or {}), "input_tensors": inputs, "output_tensors": None, "bias": None}
+        export = {"kv_cache_group": [], "pack_method": "reorder"}
+        known = {"global_quant_config": scheme, "layer_quant_config": {}, "layer_type_quant_config": {}}
+        return declare(quant_method="quark", **({"export": export} | known | fields))
+
+    @pytest.mark.parametrize(
+        ("config", "verdict"),
+        [
+            ({"inputs": OF_QUARK}, "loads"),
+            ({"inputs": OF_QUARK | {"is_dynamic": True}}, "loads"),
+            ({}, "not known"),  # weights alone have no class
+            ({"inputs": OF_QUARK, "weight": {"qscheme": "per_group"}}, "not known"),
+            ({"inputs": OF_QUARK, "export": {"kv_cache_group": ["*k_proj"], "pack_method": "reorder"}}, "not known"),
+            ({"inputs": OF_QUARK, "layer_quant_config": {"*v_proj": {"weight": {"dtype": "int3"}}}}, "not known"),
+        ],
+    )
+    def test_schemes_of_quark_have_a_class_or_are_not_known(self, tmp_path, config, verdict):
+        path = store(tmp_path / "m", make_fp8([UP]), config=self.declare_quark(**config))
+
+        assert verdict == judge(path, "vllm")[0]
+
+    def test_experts_of_quark_are_not_known(self, tmp_path):
+        tensors = make_fp8(["model.layers.0.mlp.experts.0.up_proj"])
+        path = store(tmp_path / "m", tensors, config=self.declare_quark(inputs=OF_QUARK))
+
+        assert ("not known", "no rule covers experts that Quark quantizes") == judge(path, "vllm")
+
+    def test_export_of_quark_is_needed(self, tmp_path):
+        path = store(tmp_path / "m", make_fp8([UP]), config=declare(quant_method="quark"))
+
+        assert "refuses" == judge(path, "vllm")[0]
+
+    @pytest.mark.parametrize(
+        ("fields", "verdict"),
+        [
+            ({}, "loads"),
+            ({"packing_format": "auto_round:auto_gptq"}, "loads"),
+            ({"packing_format": "auto_round:auto_awq"}, "not known"),
+            ({"packing_format": "auto_round"}, "not known"),
+            ({"data_type": "mx_fp"}, "not known"),
+            ({"sym": False}, "refuses"),
+        ],
+    )
+    def test_auto_round_is_loaded_as_gptq(self, tmp_path, fields, verdict):
+        CASES["MLX: GPTQ"].make(tmp_path)
+        known = {"bits": 4, "group_size": 32, "sym": True} | fields
+        (tmp_path / "config.json").write_text(json.dumps(declare(quant_method="auto-round", **known)))
+
+        assert verdict == judge(tmp_path, "vllm")[0]
+
+    @pytest.mark.parametrize(
+        ("name", "verdict"),
+        [
+            ("torchao FP8", "loads"),
+            ("torchao INT8", "not known"),
+            ("torchao, dense tensors without description", "refuses"),
+            ("bitsandbytes NF4", "refuses"),
+            ("HQQ", "refuses"),
+        ],
+    )
+    def test_codes_of_libraries_are_loaded_by_torchao_alone(self, tmp_path, name, verdict):
+        CASES[name].make(tmp_path)
+
+        assert verdict == judge(tmp_path, "vllm")[0]
+
     def test_class_of_transformers_is_not_known(self, tmp_path):
         config = self.FP8 | {"architectures": ["NoSuchModel"]}
 
@@ -167,12 +236,13 @@ class TestSglang:
     def test_fp8_of_whole_tensors_is_loaded(self, tmp_path):
         assert ("loads", "") == judge(store(tmp_path / "m", make_fp8([UP]), config=TestVllm.FP8), "sglang")
 
-    def test_order_of_columns_is_loaded_where_vllm_refuses_it(self, tmp_path):
-        fields = {"bits": 4, "group_size": 32, "desc_act": True, "sym": True}
+    @pytest.mark.parametrize(("is_ordered", "of_vllm"), [(False, "loads"), (True, "refuses")])
+    def test_order_of_columns_is_loaded_where_vllm_refuses_it(self, tmp_path, is_ordered, of_vllm):
+        fields = {"bits": 4, "group_size": 32, "desc_act": is_ordered, "sym": True}
         CASES["MLX: GPTQ"].make(tmp_path)
         (tmp_path / "config.json").write_text(json.dumps(declare(quant_method="gptq", **fields)))
 
-        assert ["loads", "refuses"] == [judge(tmp_path, one)[0] for one in ("sglang", "vllm")]
+        assert ["loads", of_vllm] == [judge(tmp_path, one)[0] for one in ("sglang", "vllm")]
 
     def test_unknown_method_is_refused(self, tmp_path):
         path = store(tmp_path / "m", make_fp8([UP]), config=declare(quant_method="hqq"))
@@ -208,6 +278,24 @@ class TestComfy:
         assert "loads, but" == verdict
         assert "NoCapableBackendError" in reason
 
+    def make_gguf(self, folder, architecture, dtype="Q4_K"):
+        keys = [key("general.architecture", TEXT, architecture)]
+        return write_gguf(folder / "m.gguf", [Stored(f"{self.BLOCK}.weight", dtype, (256, 256))], keys)
+
+    @pytest.mark.parametrize(
+        ("architecture", "dtype", "verdict"),
+        [
+            ("flux", "Q4_K", "loads"),
+            ("flux", "IQ3_S", "loads"),
+            ("flux", "Q4_K_R4", "refuses"),
+            ("flux", "IQ4_K", "not known"),
+            ("llama", "Q4_K", "not known"),
+            ("bert", "Q4_K", "refuses"),
+        ],
+    )
+    def test_gguf_of_denoisers_is_loaded(self, tmp_path, architecture, dtype, verdict):
+        assert verdict == judge(self.make_gguf(tmp_path, architecture, dtype), "comfyui")[0]
+
     def test_names_of_no_denoiser_are_not_known(self, tmp_path):
         assert "not known" == judge(store(tmp_path / "m.safetensors", make_fp8(["a"])), "comfyui")[0]
 
@@ -227,7 +315,12 @@ class TestLlamaCpp:
 
     @pytest.mark.parametrize(
         ("dtype", "theirs", "forks"),
-        [("Q4_K", "loads", "loads"), ("IQ2_K", "refuses", "loads"), ("TQ1_0", "loads", "not known")],
+        [
+            ("Q4_K", "loads", "loads"),
+            ("IQ2_K", "refuses", "loads"),
+            ("TQ1_0", "loads", "not known"),
+            ("Q4_K_R4", "refuses", "loads"),
+        ],
     )
     def test_types_of_forks_are_loaded_by_forks(self, tmp_path, dtype, theirs, forks):
         path = self.make(tmp_path, dtype, key("tokenizer.ggml.model", TEXT, "llama"))
@@ -242,6 +335,23 @@ class TestLlamaCpp:
 
     def test_other_files_are_refused(self, tmp_path):
         assert "refuses" == judge(store(tmp_path / "m", make_fp8([UP]), config=LLAMA), "llama.cpp")[0]
+
+
+class TestTransformers:
+    @pytest.mark.parametrize(("scales", "verdict"), [([], "loads"), (["blk.0.attn_output.scale"], "loads, but")])
+    def test_scale_beside_nvfp4_is_not_applied(self, tmp_path, scales, verdict):
+        tensors = [
+            Stored("blk.0.attn_output.weight", "NVFP4", (256, 256)),
+            *(Stored(one, "F32", (1,)) for one in scales),
+        ]
+
+        assert verdict == judge(write_gguf(tmp_path / "m.gguf", tensors, LLAMA_KEYS), "transformers")[0]
+
+    @pytest.mark.parametrize("dtype", ["Q4_K_R4", "IQ4_K"])
+    def test_types_of_forks_are_refused(self, tmp_path, dtype):
+        tensors = [Stored("blk.0.attn_output.weight", dtype, (256, 256))]
+
+        assert "refuses" == judge(write_gguf(tmp_path / "m.gguf", tensors, LLAMA_KEYS), "transformers")[0]
 
 
 class TestAnswers:

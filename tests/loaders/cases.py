@@ -5,6 +5,7 @@ A model of Llama with one block; each case changes one thing.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ import gguf
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from quanterr.formats.bnb_4bit import TABLES
 
 WIDTH, INNER, HEADS, WORDS = 64, 128, 4, 32
 CONFIG = {
@@ -60,10 +63,18 @@ def _dense() -> Tensors:
     return {name: tensor.bfloat16() for name, tensor in found.items()}
 
 
-def _save(folder: Path, tensors: Tensors, config: Config | None = None, name: str = "model.safetensors") -> None:
+def _save(
+    folder: Path,
+    tensors: Tensors,
+    config: Config | None = None,
+    name: str = "model.safetensors",
+    header: dict[str, str] | None = None,
+) -> None:
     if config is not None:
         (folder / "config.json").write_text(json.dumps(CONFIG | config))
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name, {"format": "pt"})
+    save_file(
+        {key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name, {"format": "pt"} | (header or {})
+    )
 
 
 def _quantize(by: Callable[[str, Tensor], Tensors], leave: tuple[str, ...] = ()) -> Tensors:
@@ -125,6 +136,87 @@ def _by_gptq(name: str, x: Tensor) -> Tensors:
     }
 
 
+def _as_bytes(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def _by_bnb(name: str, x: Tensor, kind: str = "nf4") -> Tensors:
+    """Return codes of 4 bits for 64 elements, row by row."""
+    table = torch.tensor(TABLES[kind])
+    parts = x.reshape(-1, 64)
+    absmax = parts.abs().amax(1)
+    codes = (parts[..., None] / absmax[:, None, None] - table).abs().argmin(2).to(torch.uint8).reshape(-1, 2)
+    state = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": list(x.shape)}
+    return {
+        f"{name}.weight": (codes[:, :1] << 4) | codes[:, 1:],
+        f"{name}.weight.absmax": absmax,
+        f"{name}.weight.quant_map": table,
+        f"{name}.weight.quant_state.bitsandbytes__{kind}": _as_bytes(json.dumps(state)),
+    }
+
+
+def _by_llm_int8(name: str, x: Tensor) -> Tensors:
+    largest = x.abs().amax(1)
+    codes = (x / largest[:, None] * 127).round().to(torch.int8)
+    return {f"{name}.weight": codes, f"{name}.SCB": largest, f"{name}.weight_format": torch.tensor(0).byte()}
+
+
+def _by_hqq(name: str, x: Tensor) -> Tensors:
+    """Return codes of 4 bits for 64 elements; a byte holds one of the first half of the groups in its high bits."""
+    groups = x.reshape(-1, 64)
+    low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    scale = (high - low) / 15
+    codes = ((groups - low) / scale).round().to(torch.uint8)
+    first, last = codes.chunk(2)
+    facts = {"nbits": 4, "group_size": 64, "axis": 1}
+    return {
+        f"{name}.W_q": (first << 4) | last,
+        f"{name}.scale": scale.bfloat16(),
+        f"{name}.zero": (-low / scale).bfloat16(),
+        f"{name}.shape": torch.tensor(x.shape),
+        f"{name}.packing": _as_bytes("4bit_u8"),
+        **{f"{name}.{key}": torch.tensor(n, dtype=torch.int32) for key, n in facts.items()},
+    }
+
+
+def _save_torchao(folder: Path, kind: str, *, describe_dense: bool = True) -> None:
+    """Write the model as torchao 0.18 does: INT8 or FP8 with a scale per row, or INT4 in bytes with one per group."""
+    group = GROUP if kind == "IntxUnpackedToInt8Tensor" else None
+    dtype = {"_type": "torch.dtype", "_data": "bfloat16"}
+    fields: dict[str, object]
+    if kind == "Int8Tensor":
+        fields = {"act_quant_kwargs": None, "reduce_range": False}
+        quant = {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {"granularity": PER_ROW, "group_size": None}}
+    elif kind == "Float8Tensor":
+        preference = {"_type": "KernelPreference", "_data": "AUTO"}
+        fields = {"mm_config": None, "act_quant_kwargs": None, "kernel_preference": preference}
+        weight = {"_type": "torch.dtype", "_data": "float8_e4m3fn"}
+        own = {"granularity": PER_ROW, "weight_dtype": weight}
+        quant = {"_type": "Float8WeightOnlyConfig", "_version": 2, "_data": own}
+    else:
+        target = {"_type": "torch.dtype", "_data": "int4"}
+        fields = {"target_dtype": target, "activation_quantization": None}
+        granularity = {"_type": "PerGroup", "_version": 1, "_data": {"group_size": GROUP}}
+        own = {"granularity": granularity, "weight_dtype": target}
+        quant = {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": own}
+    tensors, header = _dense(), {"tensor_names": json.dumps(list(_dense()))}
+    header |= {name: json.dumps({"_type": "Tensor"}) for name in tensors if describe_dense}
+    for name, shape in LINEAR.items():
+        x = tensors.pop(f"{name}.weight").float().unflatten(1, (-1, group or shape[1]))
+        scale = x.abs().amax(2) / {"Int8Tensor": 127, "Float8Tensor": 448}.get(kind, 7)
+        codes = (x / scale[..., None]).reshape(shape)
+        parts = {"qdata": codes.to(torch.float8_e4m3fn) if kind == "Float8Tensor" else codes.round().to(torch.int8)}
+        parts["scale"] = scale.bfloat16() if group else scale
+        if kind != "Float8Tensor":
+            parts["zero_point"] = torch.zeros_like(scale, dtype=torch.int8)
+        about = {"block_size": [1, group or shape[1]], "dtype": dtype}
+        described = {"_type": kind, "_data": fields | about, "_tensor_data_names": list(parts)}
+        header[f"{name}.weight"] = json.dumps(described)
+        tensors |= {f"{name}._weight_{part}": tensor for part, tensor in parts.items()}
+    config = {"quant_method": "torchao", "quant_type": {"default": quant}, "modules_to_not_convert": ["lm_head"]}
+    _save(folder, tensors, {"quantization_config": config}, header=header)
+
+
 def _compressed(form: str, bits: int, inputs: object = None, **weights: object) -> Config:
     """Return the configuration of compressed-tensors for all linear layers but the head."""
     usual = {"num_bits": bits, "type": "int", "symmetric": True, "dynamic": False, "observer": "minmax"}
@@ -144,6 +236,19 @@ FLOAT8: Config = {
         "weight_block_size": [GROUP, GROUP],
         "modules_to_not_convert": ["lm_head"],
     }
+}
+PER_ROW = {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}
+OF_BNB: Config = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["lm_head"]}
+FOUR_BITS: Config = OF_BNB | {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+OF_HQQ: Config = {
+    "quant_method": "hqq",
+    "skip_modules": ["lm_head"],
+    "quant_config": {
+        "weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1, "channel_wise": True, "optimize": True},
+        "scale_quant_params": None,
+        "zero_quant_params": None,
+        "offload_meta": False,
+    },
 }
 OF_MLX = {"group_size": GROUP, "bits": 4}
 
@@ -200,6 +305,28 @@ CASES = {
     "no quant_method": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_mlx), {"quantization_config": OF_MLX})),
     "codes of MLX": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_mlx), {"quantization": OF_MLX})),
     "undeclared INT8": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_rows), {})),
+    "bitsandbytes NF4": Case(
+        TRANSFORMERS, lambda to: _save(to, _quantize(_by_bnb), {"quantization_config": FOUR_BITS})
+    ),
+    "bitsandbytes FP4": Case(
+        TRANSFORMERS,
+        lambda to: _save(
+            to,
+            _quantize(partial(_by_bnb, kind="fp4")),
+            {"quantization_config": FOUR_BITS | {"bnb_4bit_quant_type": "fp4"}},
+        ),
+    ),
+    "bitsandbytes INT8": Case(
+        TRANSFORMERS,
+        lambda to: _save(to, _quantize(_by_llm_int8), {"quantization_config": OF_BNB | {"load_in_8bit": True}}),
+    ),
+    "torchao INT8": Case(TRANSFORMERS, partial(_save_torchao, kind="Int8Tensor")),
+    "torchao FP8": Case(TRANSFORMERS, partial(_save_torchao, kind="Float8Tensor")),
+    "torchao INT4 in bytes": Case(TRANSFORMERS, partial(_save_torchao, kind="IntxUnpackedToInt8Tensor")),
+    "torchao, dense tensors without description": Case(
+        TRANSFORMERS, partial(_save_torchao, kind="Int8Tensor", describe_dense=False)
+    ),
+    "HQQ": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_hqq), {"quantization_config": OF_HQQ})),
     "GGUF": Case(TRANSFORMERS, _write_gguf),
     "GGUF of an unknown class": Case(TRANSFORMERS, lambda to: _write_gguf(to, "grok")),
     "MLX: plain": Case(MLX, lambda to: _save(to, _dense(), {})),

@@ -12,7 +12,6 @@ from itertools import cycle
 from math import pi, sqrt
 from random import Random
 from statistics import NormalDist
-from types import SimpleNamespace
 
 import torch
 from msgspec.structs import replace
@@ -228,13 +227,18 @@ def header(name: str, shape: tuple[int, ...], format_name: str) -> dict[str, obj
     }
 
 
-def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) -> Layer:
-    """Return a layer with everything that follows from its sums."""
+def measured_of(shape: tuple[int, ...], format_name: str, sums: Sums) -> Measurement:
+    """Return what is measured of a weight, in BF16 or in 8 bits with a scale for each row."""
     bits = 8 if format_name in DTYPES else 16
     scales = shape[0] if bits == 8 else 0
     uniform = 8 if format_name.startswith("int8") else None
-    measured = Measurement(sums, sums.n * bits + 32 * scales, sums.n * 16, uniform, counts_saturated=bits == 8)
-    values, nonfinite = compute_scores(Layer, measured)
+    return Measurement(sums, sums.n * bits + 32 * scales, sums.n * 16, uniform, counts_saturated=bits == 8)
+
+
+def layer_of(name: str, shape: tuple[int, ...], format_name: str, sums: Sums) -> Layer:
+    """Return a layer with everything that follows from its sums."""
+    scales = shape[0] if format_name in DTYPES else 0
+    values, nonfinite = compute_scores(Layer, measured_of(shape, format_name, sums))
     return Layer(
         **header(name, shape, format_name),
         block_size=(1, shape[-1]) if scales else None,
@@ -260,17 +264,14 @@ def report_of(model: Model) -> Report:
     for name, shape, format_name, level in model.weights:
         sums = sums_of(shape, level, random)
         layer = layer_of(name, shape, format_name, sums)
-        pair = SimpleNamespace(
-            quantized=SimpleNamespace(nbytes=layer.quantized_bytes),
-            original=SimpleNamespace(nbytes=layer.original_bytes),
-        )
+        measured = measured_of(shape, format_name, sums)
         layers.append(layer)
-        whole.add(sums, pair, layer)
+        whole.add(measured, layer)
         for kind, key in (("role", layer.role), ("format", layer.format), ("block", layer.block)):
             if key and key not in groups[kind]:
                 groups[kind][key] = LayerGroup()
             if key:
-                groups[kind][key].add(sums, pair, layer)
+                groups[kind][key].add(measured, layer)
     other = [layer_of(name, shape, "dense", sums_of(shape, 55, random)) for name, shape in model.changed]
     lossless = [LosslessLayer(**header(name, shape, "dense"), bits_per_weight=16.0) for name, shape in model.lossless]
     not_compared = [missing(*item) for item in model.missing]

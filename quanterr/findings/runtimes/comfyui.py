@@ -1,16 +1,20 @@
 """What ComfyUI loads, with comfy-kitchen.
 
+GGUF files need the nodes of city96/ComfyUI-GGUF.
+
 Reference: comfyanonymous/ComfyUI@617048a59f17 comfy/ops.py _load_quantized_module, comfy/quant_ops.py, comfy/utils.py
-load_torch_file, convert_old_quants.
+load_torch_file, convert_old_quants; city96/ComfyUI-GGUF@795e45156ece loader.py, dequant.py.
 """
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.contents import Contents
 from quanterr.findings.families import OF_COMFY
 from quanterr.findings.loading import OF_DENOISER, is_of_comfy
+from quanterr.findings.runtimes.conditions import check_repacked
 from quanterr.findings.runtimes.model import (
     FLOAT8,
     PLAIN,
@@ -22,7 +26,11 @@ from quanterr.findings.runtimes.model import (
     refuse,
     words,
 )
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, display, listed
+
+OF_GGUF = "city96/ComfyUI-GGUF loader.py"
+DENOISERS = words("flux sd1 sdxl sd3 aura hidream cosmos ltxv hyvid wan lumina2 qwen_image")  # IMG_ARCH_LIST
+ENCODERS = words("t5 t5encoder llama qwen2vl qwen3 qwen3vl pig cow clip")  # TXT_ARCH_LIST, and what others write
 
 
 def check_file(contents: Contents) -> Iterator[LoadingReason]:
@@ -31,9 +39,14 @@ def check_file(contents: Contents) -> Iterator[LoadingReason]:
     if len(checkpoint.files) > 1:
         message = f"loads one file, and the checkpoint has {len(checkpoint.files)}"
         yield refuse(message, "comfy/utils.py: load_torch_file")
-    elif checkpoint.gguf is not None:
-        message = "reads GGUF files with the nodes of city96/ComfyUI-GGUF only; no rule covers these"
-        yield leave_open(message)
+    elif checkpoint.gguf is not None and checkpoint.gguf.architecture not in DENOISERS:
+        name = checkpoint.gguf.architecture
+        if name in ENCODERS or not name:
+            message = f"reads some files of this architecture: no rule covers {display(str(name))}"
+            yield leave_open(message, f"{OF_GGUF}: gguf_clip_loader, gguf_sd_loader")
+        else:
+            message = f"knows no denoiser of the architecture {display(name)}: ValueError, Unexpected architecture type"
+            yield refuse(message, f"{OF_GGUF}: IMG_ARCH_LIST")
     elif not any(OF_DENOISER.match(name) for name in checkpoint.entries):
         message = "tells models by the names of their tensors; no rule covers these names"
         yield leave_open(message, "comfy/model_detection.py: detect_unet_config")
@@ -63,8 +76,22 @@ RUNTIME = Runtime(
             OF_COMFY | words("fp8_cast int4_tensorwise"),
             "comfy/ops.py: _load_quantized_module; comfy/quant_ops.py: QUANT_ALGOS",
         ),
+        Layout(
+            words(
+                "gguf_q4_0 gguf_q4_1 gguf_q5_0 gguf_q5_1 gguf_q8_0 gguf_q2_k gguf_q3_k gguf_q4_k gguf_q5_k gguf_q6_k "
+                "gguf_iq4_nl gguf_iq4_xs"
+            ),
+            "city96/ComfyUI-GGUF dequant.py: dequantize_functions",
+        ),
+        Layout(
+            words(
+                "gguf_tq1_0 gguf_tq2_0 gguf_mxfp4 gguf_iq1_s gguf_iq1_m gguf_iq2_xxs gguf_iq2_xs gguf_iq2_s "
+                "gguf_iq3_xxs gguf_iq3_s"
+            ),
+            "city96/ComfyUI-GGUF dequant.py: dequantize_tensor, slowly, with gguf",
+        ),
     ),
-    rules=(check_file, check_labels),
+    rules=(check_file, partial(check_repacked, place=f"{OF_GGUF}: GGUFReader"), check_labels),
     tensors=(
         TensorRule(
             "ComfyUI with comfy-kitchen 0.2.0",

@@ -1,15 +1,23 @@
 """Conditions on a configuration that several runtimes have: keys, methods, groups of compressed-tensors, classes."""
 
+import json
+import re
 from collections.abc import Callable, Collection, Iterator
 
 from quanterr.documents.loading import LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
-from quanterr.findings.runtimes.model import is_one_of, leave_open
+from quanterr.findings.runtimes.model import is_one_of, leave_open, refuse
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import display
+from quanterr.util.text import count, display, listed
 
 Condition = Callable[[JsonFields], bool]
+REPACKED = re.compile(r"_R\d+$")  # at the end of a type of ggml
+
+
+def always(config: JsonFields) -> bool:
+    """Return True: whatever else a configuration says."""
+    return True
 
 
 def lacks(*keys: str) -> Condition:
@@ -40,6 +48,28 @@ def has_integers_alone(config: JsonFields) -> bool:
         lambda group, _: (group.get("format") or config.get("format")) == "int-quantized",
         lambda group, weights: weights.get("type") == "int" and not group.get("input_activations"),
     )
+
+
+def check_repacked(contents: Contents, place: str) -> Iterator[LoadingReason]:
+    """Yield that types with interleaved rows (Q4_K_R4) are those of ik_llama.cpp alone."""
+    names = [entry.name for entry in contents.checkpoint.entries.values() if REPACKED.search(entry.dtype)]
+    if names:
+        message = f"has no types with interleaved rows: {count(len(names), 'tensor')}: {listed(names, 3)}"
+        yield refuse(message, place, names)
+
+
+def check_torchao(contents: Contents) -> Iterator[LoadingReason]:
+    """Yield that a header lists tensors that it does not describe, as torchao wants it of dense ones, too."""
+    header = {key: text for own in contents.checkpoint.metadata for key, text in own.items()}
+    if contents.labels.method != "torchao" or not header:
+        return
+    try:
+        listed_names = json.loads(header.get("tensor_names", ""))
+    except ValueError:
+        listed_names = []
+    if not listed_names or not isinstance(listed_names, list) or any(str(name) not in header for name in listed_names):
+        message = "finds no tensor_names in the header (__metadata__), or one that it does not describe: ValueError"
+        yield refuse(message, "torchao 0.18.0 prototype/safetensors/safetensors_utils.py: is_metadata_torchao")
 
 
 def check_architectures(

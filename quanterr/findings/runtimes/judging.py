@@ -23,6 +23,7 @@ ALL = "all"
 WORST_FIRST = (REFUSES, NOT_KNOWN, DIFFERS)
 FLOATS = frozenset({"F32", "F16", "BF16"})  # dtypes of unquantized weights
 RUN, READ = "run", "read"
+OF_GGML = "gguf_"  # begins the names of formats that are types of ggml
 
 
 def choose_runtimes(names: Iterable[str]) -> list[Runtime]:
@@ -58,7 +59,7 @@ def _split(names: Iterable[str]) -> list[str]:
 
 def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding], devices: int = 1) -> Loading:
     """Return whether a runtime loads a checkpoint, about which checks made these findings, on a number of devices."""
-    reasons = [one for rule in runtime.rules for one in rule(contents)]
+    reasons = list(_judge_container(runtime, contents)) or [one for rule in runtime.rules for one in rule(contents)]
     if not any(one.effect == REFUSES for one in reasons):  # else the rest is of no interest
         of_config = list(_judge_config(runtime, contents))
         reasons += [*of_config, *_judge_tensors(runtime, contents), *_judge_findings(runtime, findings)]
@@ -71,6 +72,12 @@ def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding], dev
         return Loading(runtime.name, runtime.version, reasons[0].effect, READ, reasons)
     is_run = all(any(one.is_run for one in _find_layouts(runtime, contents, weight)) for weight in contents.stored)
     return Loading(runtime.name, runtime.version, LOADS, RUN if is_run else READ, [])
+
+
+def _judge_container(runtime: Runtime, contents: Contents) -> Iterator[LoadingReason]:
+    only = runtime.container
+    if only is not None and only.is_gguf != (contents.checkpoint.gguf is not None):
+        yield LoadingReason(REFUSES, only.message, only.place, [])
 
 
 def _judge_config(runtime: Runtime, contents: Contents) -> Iterator[LoadingReason]:
@@ -109,8 +116,8 @@ def _judge_weight(runtime: Runtime, contents: Contents, one: Stored) -> tuple[st
     """Return what the runtime does with a weight, a message and the place in its code; None if it loads it."""
     if layouts := _find_layouts(runtime, contents, one):
         return _judge_limits(layouts, contents, one)
-    if runtime.other_formats:
-        return REFUSES, f"{runtime.other_formats}: {one.weight.format}", ""
+    if runtime.other_types and one.weight.format.startswith(OF_GGML):
+        return REFUSES, f"{runtime.other_types}: {one.weight.format}", ""
     method = contents.labels.method
     of_method = f" with quant_method {display(method)}" if method and one.weight.has_codes else ""
     return NOT_KNOWN, f"no rule covers {one.weight.format}{of_method}", ""

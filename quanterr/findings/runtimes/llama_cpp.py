@@ -10,7 +10,8 @@ from functools import partial
 from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.classes import IK_LLAMA_CPP, LLAMA_CPP
-from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, leave_open, refuse, words
+from quanterr.findings.runtimes.conditions import check_repacked
+from quanterr.findings.runtimes.model import PLAIN, UNKNOWN, Container, Layout, Runtime, leave_open, refuse, words
 from quanterr.util.text import display, listed
 
 TOWER = "clip"  # architecture of a file with the tower of images or sounds alone, or of an adapter
@@ -19,11 +20,9 @@ TOKENIZER = "tokenizer.ggml.model"
 
 
 def check_file(contents: Contents, architectures: Collection[str]) -> Iterator[LoadingReason]:
-    """Yield why the file is not read: another container, an unknown architecture, keys that are not stored."""
+    """Yield why the file is not read: an unknown architecture, keys that are not stored."""
     metadata = contents.checkpoint.gguf
     if metadata is None:
-        message = "reads GGUF files alone; convert_hf_to_gguf.py writes one"
-        yield refuse(message, "ggml/src/gguf.cpp: gguf_init_from_file")
         return
     name = metadata.architecture
     if name == TOWER:
@@ -41,7 +40,9 @@ def check_file(contents: Contents, architectures: Collection[str]) -> Iterator[L
 
 
 TYPES = "ggml/include/ggml.h: enum ggml_type"
-UNKNOWN = "has no such type of ggml: invalid ggml type"
+GGUF = Container(
+    True, "reads GGUF files alone; convert_hf_to_gguf.py writes one", "ggml/src/gguf.cpp: gguf_init_from_file"
+)
 FINDINGS = {"incomplete": REFUSES, "config_mismatch": DIFFERS, "wrong_convention": DIFFERS}
 OF_BOTH = (
     "gguf_q4_0 gguf_q4_1 gguf_q5_0 gguf_q5_1 gguf_q8_0 gguf_q2_k gguf_q3_k gguf_q4_k gguf_q5_k gguf_q6_k gguf_iq1_s "
@@ -54,9 +55,10 @@ RUNTIME = Runtime(
         Layout(frozenset({PLAIN}), TYPES),
         Layout(words(f"{OF_BOTH} gguf_tq1_0 gguf_tq2_0 gguf_mxfp4 gguf_nvfp4 gguf_q1_0 gguf_q2_0"), TYPES),
     ),
-    rules=(partial(check_file, architectures=LLAMA_CPP),),
+    rules=(partial(check_file, architectures=LLAMA_CPP), partial(check_repacked, place=TYPES)),
     findings=FINDINGS,
-    other_formats=UNKNOWN,
+    container=GGUF,
+    other_types=f"{UNKNOWN}: invalid ggml type",
 )
 # Of the types of llama.cpp that are newer than the fork, nothing is known.
 IK_RUNTIME = Runtime(
@@ -75,4 +77,5 @@ IK_RUNTIME = Runtime(
     ),
     rules=(partial(check_file, architectures=IK_LLAMA_CPP),),
     findings=FINDINGS,
+    container=GGUF,
 )

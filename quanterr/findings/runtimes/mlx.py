@@ -13,6 +13,7 @@ from quanterr.findings.runtimes.classes import MLX
 from quanterr.findings.runtimes.model import (
     PLAIN,
     ConfigRule,
+    Container,
     Layout,
     Runtime,
     is_one_of,
@@ -21,7 +22,7 @@ from quanterr.findings.runtimes.model import (
     refuse,
     words,
 )
-from quanterr.util.strict_json import as_object
+from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display, listed
 
 LOADING = "mlx_lm/utils.py: load_model"
@@ -37,9 +38,6 @@ COMPRESSED = words("nvfp4-pack-quantized mxfp4-pack-quantized pack-quantized")
 def check_files(contents: Contents) -> Iterator[LoadingReason]:
     """Yield why the files are not read, or no class is found for the model."""
     checkpoint = contents.checkpoint
-    if checkpoint.gguf is not None:
-        yield refuse("reads safetensors files alone: FileNotFoundError", LOADING)
-        return
     config = checkpoint.config.get(CONFIG, {})
     name = config.get("model_type")
     names = [file.path.name for file in checkpoint.files]
@@ -54,20 +52,27 @@ def check_files(contents: Contents) -> Iterator[LoadingReason]:
         yield refuse(message, "mlx_lm/utils.py: _get_classes")
 
 
+def _has_own(contents: Contents) -> bool:
+    return "quantization" in contents.checkpoint.config.get(CONFIG, {})
+
+
+def read_config(contents: Contents) -> JsonFields:
+    """Return the configuration of another program, which counts without one of MLX."""
+    return {} if _has_own(contents) else contents.labels.config
+
+
 def check_method(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield what becomes of a quantization_config of another program."""
-    checkpoint = contents.checkpoint
-    if "quantization" in checkpoint.config.get(CONFIG, {}):
+    """Yield what becomes of codes that no configuration declares, and of an order of columns."""
+    checkpoint, config = contents.checkpoint, contents.labels.config
+    if _has_own(contents):
         return
-    config, method = contents.labels.config, contents.labels.config.get("quant_method")
     coded = [*(one.name for one in contents.stored if one.weight.has_codes), *list_unread(contents)]
     if not config and coded:
         message = f'finds no "quantization" in {CONFIG}, and tensors of no module: {listed(coded, 3)}: ValueError'
         yield refuse(message, LOADING, coded)
-    if config and not is_one_of(method, METHODS):
-        message = f"does not know the quant_method {display(str(method))}, and finds tensors of no module: ValueError"
-        yield refuse(message, LOADING)
-    if method == "gptq" and (names := [name for name in checkpoint.entries if name.endswith(".g_idx")]):
+    if config.get("quant_method") == "gptq" and (
+        names := [name for name in checkpoint.entries if name.endswith(".g_idx")]
+    ):
         yield refuse("takes no order of columns (g_idx): ValueError", "mlx_lm/utils.py: _transform_awq_weights", names)
 
 
@@ -82,7 +87,15 @@ RUNTIME = Runtime(
         Layout(words("bitnet"), LOADING, words("bitnet")),
     ),
     rules=(check_files, check_method),
+    container=Container(False, "reads safetensors files alone: FileNotFoundError", LOADING),
+    read_config=read_config,
     configs=(
+        ConfigRule(
+            frozenset(),
+            lambda config: not is_one_of(config.get("quant_method"), METHODS),
+            "does not know the quant_method, and finds tensors of no module: ValueError",
+            LOADING,
+        ),
         ConfigRule(
             words("compressed-tensors"),
             lambda config: not is_one_of(config.get("format"), COMPRESSED),

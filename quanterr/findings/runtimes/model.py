@@ -52,6 +52,7 @@ def find_group_size(weight: Weight) -> int:
 
 # What the kernels named Marlin take of GPTQ: those of vLLM, which SGLang has as well.
 MARLIN = Limits(frozenset({4, 8}), frozenset({WHOLE_ROW, 32, 64, 128}), symmetric=True)
+UNKNOWN = "has no such type of ggml"
 PLAIN = "dense"  # the format of all weights that are stored as F32, F16 or BF16
 
 
@@ -63,6 +64,14 @@ class Layout(NamedTuple):
     methods: frozenset[str] = frozenset()  # quant_method of which one must be declared; empty: any, or none
     limits: Limits = Limits()
     is_run: bool = False  # the runtime has loaded such a file: tests/loaders/results.json
+
+
+class Container(NamedTuple):
+    """The only kind of files that a runtime reads: GGUF, or safetensors."""
+
+    is_gguf: bool
+    message: str  # of the refusal of others
+    place: str
 
 
 class TensorRule(NamedTuple):
@@ -124,7 +133,8 @@ class Runtime(NamedTuple):
     read_config: Callable[[Contents], JsonFields] = lambda contents: contents.labels.config  # of the quantization
     # What it refuses on several devices, of which it is told the number.
     split: Callable[[Contents, int], Iterable[LoadingReason]] | None = None
-    other_formats: str = ""  # what it does with formats without a layout; empty: not known
+    container: Container | None = None  # None: it reads both, or more is to be said
+    other_types: str = ""  # what it does with types of ggml without a layout; empty: not known
 
 
 def list_unread(contents: Contents) -> list[str]:

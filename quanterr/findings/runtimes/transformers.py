@@ -6,15 +6,23 @@ modeling_gguf_pytorch_utils.py and integrations/ggml.py.
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from quanterr.documents.loading import DIFFERS, LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.declared import list_left
 from quanterr.findings.runtimes.classes import TRANSFORMERS
-from quanterr.findings.runtimes.conditions import has_integers_alone, has_unknown_method
+from quanterr.findings.runtimes.conditions import (
+    always,
+    check_repacked,
+    check_torchao,
+    has_integers_alone,
+    has_unknown_method,
+)
 from quanterr.findings.runtimes.model import (
     PLAIN,
+    UNKNOWN,
     ConfigRule,
     Layout,
     Limits,
@@ -92,6 +100,15 @@ def check_undeclared(contents: Contents) -> Iterator[LoadingReason]:
         yield differ(message, place, others)
 
 
+def check_outer_scales(contents: Contents) -> Iterator[LoadingReason]:
+    """Yield that scales beside NVFP4 weights of GGUF files are not applied."""
+    entries = contents.checkpoint.entries
+    of_nvfp4 = [name for name, entry in entries.items() if entry.dtype == "NVFP4"]
+    if names := [name for name in of_nvfp4 if f"{name.removesuffix('.weight')}.scale" in entries]:
+        message = f"does not apply the scale beside {count(len(names), 'NVFP4 weight')}: {listed(names, 3)}"
+        yield differ(message, DEQUANTIZING, names)
+
+
 def _is_of_bitsandbytes(config: JsonFields) -> bool:
     """Return whether a configuration means bitsandbytes, whatever its quant_method."""
     return bool(config.get("load_in_4bit") or config.get("load_in_8bit"))
@@ -127,16 +144,18 @@ RUNTIME = Runtime(
             words("bnb_nf4 bnb_fp4 bnb_int8"),
             "quantizers/quantizer_bnb_4bit.py, quantizer_bnb_8bit.py",
             words("bitsandbytes bitsandbytes_4bit bitsandbytes_8bit"),
+            is_run=True,
         ),
         Layout(words("fp8_block"), "quantizers/quantizer_finegrained_fp8.py", words("fp8"), is_run=True),
         Layout(words("mxfp8"), "quantizers/auto.py: mxfp8", words("mxfp8")),
         Layout(words("gpt_oss_mxfp4"), "quantizers/quantizer_mxfp4.py", words("mxfp4")),
         Layout(
-            words("torchao_int8 torchao_intx torchao_fp8 torchao_mx torchao_nvfp4 torchao_int4"),
+            words("torchao_int8 torchao_intx torchao_fp8"),
             "quantizers/quantizer_torchao.py",
             words("torchao"),
+            is_run=True,
         ),
-        Layout(words("hqq"), "quantizers/quantizer_hqq.py", words("hqq")),
+        Layout(words("torchao_mx torchao_nvfp4 torchao_int4"), "quantizers/quantizer_torchao.py", words("torchao")),
         Layout(words("eetq"), "quantizers/quantizer_eetq.py", words("eetq")),
         Layout(words("aqlm"), "quantizers/quantizer_aqlm.py", words("aqlm")),
         Layout(words("spqr"), "quantizers/quantizer_spqr.py", words("spqr")),
@@ -145,14 +164,22 @@ RUNTIME = Runtime(
         Layout(
             words(
                 "gguf_q4_0 gguf_q4_1 gguf_q5_0 gguf_q5_1 gguf_q2_k gguf_q3_k gguf_q4_k gguf_q5_k gguf_q6_k "
-                "gguf_tq1_0 gguf_tq2_0 gguf_mxfp4 gguf_iq1_s gguf_iq1_m gguf_iq2_xxs gguf_iq2_xs gguf_iq2_s "
+                "gguf_tq1_0 gguf_tq2_0 gguf_mxfp4 gguf_nvfp4 gguf_iq1_s gguf_iq1_m gguf_iq2_xxs gguf_iq2_xs gguf_iq2_s "
                 "gguf_iq3_xxs gguf_iq3_s gguf_iq4_nl gguf_iq4_xs"
             ),
             DEQUANTIZING,
         ),
         Layout(words("gguf_q8_0"), DEQUANTIZING, is_run=True),
     ),
-    rules=(check_class, check_undeclared, check_left),
+    rules=(
+        check_class,
+        partial(check_repacked, place=DEQUANTIZING),
+        check_outer_scales,
+        check_torchao,
+        check_undeclared,
+        check_left,
+    ),
+    other_types=UNKNOWN,
     read_config=read_config,
     configs=(
         ConfigRule(
@@ -167,6 +194,19 @@ RUNTIME = Runtime(
             "does not know the quant_method, skips the configuration, and leaves weights random",
             QUANTIZERS,
             DIFFERS,
+        ),
+        ConfigRule(
+            words("hqq"),
+            always,
+            "reads no codes of HQQ, which it no longer loads, and leaves weights random",
+            "quantizers/quantizer_hqq.py: HqqHfQuantizer has no get_load_operations",
+            DIFFERS,
+        ),
+        ConfigRule(
+            words("nvfp4"),
+            always,
+            "loads no checkpoints that are already in NVFP4: ValueError",
+            "quantizers/quantizer_nvfp4.py: NVFP4HfQuantizer.validate_environment",
         ),
         ConfigRule(
             words("compressed-tensors"),

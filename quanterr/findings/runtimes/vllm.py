@@ -9,11 +9,13 @@ from collections.abc import Iterator
 
 from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.configs import CONFIG
-from quanterr.findings.contents import Contents
+from quanterr.findings.contents import Contents, Stored
 from quanterr.findings.declared import list_left
 from quanterr.findings.runtimes.classes import VLLM
 from quanterr.findings.runtimes.conditions import (
+    always,
     check_architectures,
+    check_torchao,
     has_groups_where,
     has_integers_alone,
     has_unknown_method,
@@ -36,7 +38,7 @@ from quanterr.findings.runtimes.model import (
 )
 from quanterr.findings.runtimes.tensor_parallel import find_cuts
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, display, listed
 
 LAYERS = "model_executor/layers/quantization/"
 METHODS = words(
@@ -47,6 +49,8 @@ METHODS = words(
 GPTQ, AWQ, CT = words("gptq gptq_marlin auto_gptq"), words("awq awq_marlin auto_awq"), words("compressed-tensors")
 MODELOPT = words("modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8")
 ALGORITHMS = words("FP8 FP8_PER_CHANNEL_PER_TOKEN FP8_PB_WO NVFP4 W4A16_NVFP4 MXFP8 FP8_BLOCK_SCALES MIXED_PRECISION")
+# packing_format of AutoRound → what it stores; the first is its default.
+ROUNDED = {"auto_round:auto_gptq": words("gptq gptq_v2"), "auto_round:auto_awq": words("awq_gemm")}
 # Names of scales of a KV cache, and those that maybe_remap_kv_scale_name and get_cache_scale_mapper map.
 OF_CACHE = re.compile(r"\b(?:k|v|kv)_(?:proj\.)?(?:cache_)?(?:output_)?(?:scales?|scaling_factor)$")
 MAPPED = re.compile(r"\.(?:[kv]_scale|kv_scale|[kv]_proj\.output_scale)$")
@@ -78,10 +82,81 @@ def check_left(contents: Contents) -> Iterator[LoadingReason]:
 
 def check_cache_scales(contents: Contents) -> Iterator[LoadingReason]:
     """Yield that scales of a KV cache have names that nothing maps, so that the cache has no scales."""
+    of_weights = {entry.name for one in contents.stored for entry in one.parts}
     names = [name for name in contents.checkpoint.entries if OF_CACHE.search(name) and not MAPPED.search(name)]
+    names = [name for name in names if name not in of_weights]
     if names:
         message = f"does not map {count(len(names), 'scale')} of a KV cache, and takes 1: {listed(names, 3)}"
         yield differ(message, "model_executor/model_loader/weight_utils.py: maybe_remap_kv_scale_name", names)
+
+
+def check_rounded(contents: Contents) -> Iterator[LoadingReason]:
+    """Yield that no rule covers what AutoRound declares, or that it stores something else."""
+    config = contents.labels.config
+    if contents.labels.method != "auto-round":
+        return
+    packing = str(config.get("packing_format", next(iter(ROUNDED))))
+    formats = ROUNDED.get(packing, frozenset()) if config.get("data_type", "int") == "int" else frozenset()
+    others = [one.name for one in contents.stored if one.weight.has_codes and one.weight.format not in formats]
+    if others:
+        message = f"no rule covers {display(packing)} of AutoRound for {listed(others, 3)}"
+        yield leave_open(message, LAYERS + "inc/inc.py: INCConfig")
+
+
+def check_quark(contents: Contents) -> Iterator[LoadingReason]:
+    """Yield that no rule covers a scheme of Quark, or where it is used."""
+    config = contents.labels.config
+    if contents.labels.method != "quark":
+        return
+    place = LAYERS + "quark/quark.py: QuarkConfig._get_scheme_cls_from_config"
+    layers = [as_object(config.get(key)) for key in ("layer_quant_config", "layer_type_quant_config")]
+    schemes = [config.get("global_quant_config"), *(scheme for own in layers for scheme in own.values())]
+    export = as_object(config.get("export"))
+    if export.get("kv_cache_group") != [] or export.get("pack_method") not in ("order", "reorder"):
+        yield leave_open("no rule covers a cache that Quark quantizes, or codes in another order", place)
+    if not all(_has_quark_scheme(as_object(scheme)) for scheme in schemes):
+        yield leave_open("no rule covers a scheme that Quark declares", place)
+    if any(".experts." in one.name for one in contents.stored if one.weight.has_codes):
+        yield leave_open("no rule covers experts that Quark quantizes", LAYERS + "quark/quark_moe.py")
+    odd = [one for one in contents.stored if one.weight.has_codes and not _has_quark_shape(one)]
+    if odd:
+        message = f"no rule covers scales of these shapes: {listed([one.name for one in odd], 3)}"
+        yield leave_open(message, LAYERS + "quark/schemes/: create_weights")
+
+
+def _has_quark_shape(one: Stored) -> bool:
+    """Return whether scales are stored as its schemes of linear layers create them: codes of INT4 in groups alone."""
+    scale = one.weight.scale
+    if scale is None or one.weight.format not in ("fp8_row", "quark_int4"):
+        return True
+    return len(scale.shape) == (1 if one.weight.format == "fp8_row" else 2)
+
+
+def _has_quark_scheme(scheme: JsonFields) -> bool:
+    """Return whether linear layers have a class for a scheme of Quark: FP8 or INT8 with inputs, INT4, or OCP MX."""
+    weight, inputs = scheme.get("weight"), scheme.get("input_tensors")
+    if scheme.get("output_tensors") or scheme.get("bias") or not isinstance(weight, dict):
+        return False
+    if not (inputs is None or isinstance(inputs, dict)) or weight.get("is_dynamic"):
+        return False
+    is_of_rows, of_inputs = weight.get("qscheme") in ("per_tensor", "per_channel"), as_object(inputs)
+    is_dynamic = bool(of_inputs.get("is_dynamic"))
+    is_static = of_inputs.get("qscheme") == "per_tensor" and not is_dynamic
+    match weight.get("dtype"):
+        case "fp8_e4m3":
+            return is_of_rows and of_inputs.get("dtype") == "fp8_e4m3" and (is_static or is_dynamic)
+        case "int8":
+            is_of_tokens = of_inputs.get("qscheme") == "per_channel" and of_inputs.get("is_dynamic") is True
+            known = is_of_rows and weight.get("symmetric") is True and of_inputs.get("dtype") == "int8"
+            return known and (is_static or is_of_tokens)
+        case "int4" | "uint4":
+            return not of_inputs and isinstance(weight.get("group_size"), int) and "symmetric" in weight
+        case "fp4" | "fp6_e2m3" | "fp6_e3m2":
+            is_mx = (weight.get("qscheme"), weight.get("group_size"), weight.get("scale_format"))
+            is_same = of_inputs.get("dtype") == weight["dtype"] and of_inputs.get("is_dynamic") is True
+            return is_mx == ("per_group", 32, "e8m0") and (not of_inputs or is_same)
+        case _:
+            return False
 
 
 def _orders_groups(config: JsonFields) -> bool:
@@ -132,9 +207,31 @@ RUNTIME = Runtime(
             MODELOPT | words("nvfp4 w4a16_nvfp4 fp8 mxfp8 mixed_precision"),
         ),
         Layout(words("gpt_oss_mxfp4"), LAYERS + "mxfp4.py", words("mxfp4 gpt_oss_mxfp4")),
+        Layout(
+            words("gptq gptq_v2"),
+            LAYERS + "inc/schemes/inc_wna16_linear.py: INCWNA16LinearScheme._build_gptq_method",
+            words("auto-round"),
+            MARLIN,
+        ),
+        Layout(
+            words("awq_gemm"),
+            LAYERS + "inc/schemes/inc_wna16_linear.py: INCWNA16LinearScheme._build_awq_method",
+            words("auto-round"),
+            Limits(frozenset({4})),
+        ),
+        Layout(
+            words("fp8_tensor fp8_row int8_tensor int8_row mxfp4 mxfp6_e2m3 mxfp6_e3m2 quark_int4"),
+            LAYERS + "quark/quark.py: QuarkConfig._get_scheme_cls_from_config",
+            words("quark"),
+        ),
+        Layout(
+            words("torchao_int4 torchao_intx torchao_fp8"),
+            LAYERS + "torchao.py: TorchAOLinearMethod; model_loader/default_loader.py, strategy torchao",
+            words("torchao"),
+        ),
         Layout(words("mxfp8"), LAYERS + "__init__.py: mxfp8", words("mxfp8")),
     ),
-    rules=(check_class, check_left, check_cache_scales),
+    rules=(check_class, check_left, check_cache_scales, check_rounded, check_quark, check_torchao),
     configs=(
         ConfigRule(
             frozenset(),
@@ -144,7 +241,7 @@ RUNTIME = Runtime(
         ),
         ConfigRule(
             words("fbgemm_fp8 fp_quant"),
-            lambda _: True,
+            always,
             "refuses this method, which is deprecated, unless allow_deprecated_quantization is set: ValueError",
             LAYERS + "__init__.py: DEPRECATED_QUANTIZATION_METHODS",
         ),
@@ -169,6 +266,24 @@ RUNTIME = Runtime(
             ),
             "needs bits, group_size and zero_point in the configuration: ValueError",
             LAYERS + "auto_awq.py: AutoAWQConfig.from_config",
+        ),
+        ConfigRule(
+            words("auto-round"),
+            lacks("bits", "group_size"),
+            "needs bits and group_size in the configuration: ValueError",
+            LAYERS + "inc/inc.py: INCConfig.from_config",
+        ),
+        ConfigRule(
+            words("quark"),
+            lacks("export"),
+            "needs export in the configuration: ValueError",
+            LAYERS + "quark/quark.py: QuarkConfig.from_config",
+        ),
+        ConfigRule(
+            words("torchao"),
+            lambda config: list(as_object(config.get("quant_type"))) != ["default"],
+            'needs one quant_type, "default", in the configuration: AssertionError',
+            LAYERS + "torchao.py: TorchAOConfig.from_config",
         ),
         ConfigRule(
             words("fp8"),
