@@ -122,6 +122,20 @@ def formats() -> str:
     return "\n".join([*rows, "", f"Recognized, not supported (the report names a remedy): {refused}."])
 
 
+def loading() -> str:
+    """Return a table of what the commonest runtimes do with each format."""
+    from support.loading_table import SHOWN, list_rows
+
+    from quanterr.findings.runtimes.judging import RUNTIMES
+
+    versions = {one.name: one.version for one in RUNTIMES}
+    titles = [f"{name} {versions[name].rpartition(' ')[2]}" for name in SHOWN]
+    rows = [f"| format | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
+    for names, answers in list_rows():
+        rows.append(f"| {', '.join(f'`{name}`' for name in names)} | {' | '.join(answers)} |")
+    return "\n".join(rows)
+
+
 def conversions() -> str:
     """Return a table of the golden conversions that are compared completely."""
     from support.conversions import CONVERTERS, REFUSED, read_golden
@@ -252,6 +266,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "thresholds": thresholds,
     "presets": presets,
     "formats": formats,
+    "loading": loading,
     "conversions": conversions,
     "outputs": outputs,
     "map": block_map,
