@@ -6,7 +6,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Checkpoint
-from quanterr.comparison.run import Path, compare_each
+from quanterr.comparison.inputs import Path
+from quanterr.comparison.run import compare_each
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.gate_results import Reason, list_reasons, store_reasons
 from quanterr.documents.plan.model import Plan

@@ -194,6 +194,8 @@ class ReportBuilder:
 
     def _end_batch(self) -> None:
         """Merge the batch into its groups: batching avoids adding each small expert to several groups."""
+        if not self._batch.measured.layers:
+            return
         self._batch.measured.sort()
         self._all.merge(self._batch)
         for groups, key in zip(self._groups.values(), self._batch_keys, strict=True):

@@ -7,8 +7,9 @@ from functools import partial
 from math import prod
 
 from quanterr.advice.kept_layers import Budget
-from quanterr.checkpoints import Checkpoint, open_checkpoints
+from quanterr.checkpoints import Checkpoint
 from quanterr.comparison.assembly import reported_dtype
+from quanterr.comparison.inputs import open_inputs
 from quanterr.comparison.journal import digest_file
 from quanterr.comparison.scheduler import Progress
 from quanterr.documents.base import Tool
@@ -16,12 +17,12 @@ from quanterr.documents.comparison.layer import StoredSizes
 from quanterr.documents.comparison.model import Selection as Selected
 from quanterr.documents.gate_results import Reason, store_reasons
 from quanterr.documents.ranking.model import Candidate, Ranking, WorstLayer
-from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
+from quanterr.documents.sensitivity import Sensitivity
 from quanterr.errors import Interrupted, UsageError
 from quanterr.findings.files import report_notes
 from quanterr.findings.importance import report_insensitive
 from quanterr.options import ComparisonOptions
-from quanterr.pairing.importance import make_importance_lookup, read_importance
+from quanterr.pairing.importance import make_importance_lookup
 from quanterr.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
 from quanterr.recipes import Recipe
 from quanterr.recipes.matrices import Matrix, matrices_of
@@ -68,11 +69,9 @@ def _estimate(
     stop: threading.Event,
     group: RankGroup | None,
 ) -> Ranking:
-    clock, selection = Clock(), options.selection
-    with open_checkpoints([original], options.lenient, options.cache) as [checkpoint]:
+    clock = Clock()
+    with open_inputs(original, (), options) as (checkpoint, _, selection, means, sensitivity):
         selection.check(checkpoint.entries)
-        means = None if options.importance is None else read_importance(options.importance)
-        sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
         if group is not None:
             group.agree(_identify(checkpoint, recipes, share, selection, options))
         virtuals = _quantize(recipes, checkpoint, selection, make_importance_lookup(checkpoint, means))

@@ -2,18 +2,19 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from quanterr.checkpoints import Checkpoint, open_checkpoints
+from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.base import RECIPE
 from quanterr.comparison.assembly import ReportBuilder
+from quanterr.comparison.inputs import Inputs, Path, open_inputs
 from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import group_by_original
 from quanterr.documents.base import Finding
 from quanterr.documents.comparison.model import Report, Settings
-from quanterr.documents.sensitivity import Sensitivity, read_sensitivity
+from quanterr.documents.sensitivity import Sensitivity
 from quanterr.formats.reading import open_reader
 from quanterr.kernel.library import KernelChoice, choose_kernel
 from quanterr.metrics import METRICS_VERSION
@@ -21,16 +22,12 @@ from quanterr.options import ComparisonOptions
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.importance import (
-    Means,
     architecture_of,
     attach_importance,
-    make_importance_lookup,
-    read_importance,
 )
 from quanterr.pairing.model import Pairing, WeightResult
 from quanterr.pairing.names import canonicalize
 from quanterr.pairing.side import WeightCache
-from quanterr.selection import LayerSelection
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device, pick_device
 from quanterr.util.platform import give_back_memory, with_slashes
@@ -40,19 +37,6 @@ from quanterr.util.waiting import notices
 
 if TYPE_CHECKING:
     from quanterr.recipes import Recipe
-
-Path = str | os.PathLike[str]
-STORED = (str, os.PathLike, Checkpoint)  # types of candidates that are not recipes
-
-
-class _Inputs(NamedTuple):
-    """The checkpoints to compare, the selected layers, and the importance and sensitivities, if given."""
-
-    original: Checkpoint
-    candidates: list[Checkpoint]
-    selection: LayerSelection
-    means: Means | None  # mean squares from an importance matrix
-    sensitivity: Sensitivity | None
 
 
 def compare_each(
@@ -74,7 +58,7 @@ def compare_each(
             notices.warning(
                 "%s: without the compiled kernel, comparing takes about twenty times as long", choice.reason
             )
-        inputs = _open(stack, original, candidates, options)
+        inputs = stack.enter_context(open_inputs(original, candidates, options))
         pairings = _pair(inputs)
         builders = _make_builders(pairings, inputs)
         collect = _make_collector(builders, options)
@@ -118,33 +102,7 @@ def compare_each(
         return reports
 
 
-def _open(
-    stack: ExitStack,
-    original: Path | Checkpoint,
-    candidates: "Sequence[Path | Checkpoint | Recipe]",
-    options: ComparisonOptions,
-) -> _Inputs:
-    sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
-    sides, selection = [original, *(side for side in candidates if isinstance(side, STORED))], options.selection
-    before, *others = stack.enter_context(open_checkpoints(sides, options.lenient, options.cache))
-    means = None if options.importance is None else read_importance(options.importance)
-    recipes = [side for side in candidates if not isinstance(side, STORED)]
-    stored, made = iter(others), _quantize(recipes, before, selection, means)
-    after = [next(stored if isinstance(side, STORED) else made) for side in candidates]
-    return _Inputs(before, after, selection, means, sensitivity)
-
-
-def _quantize(
-    recipes: "Sequence[Recipe]", original: Checkpoint, selection: LayerSelection, means: Means | None
-) -> Iterator[Checkpoint]:
-    """Quantize the original by each recipe, on the fly; recipes are imported only if there are any."""
-    if recipes:
-        from quanterr.recipes.quantized_file import quantize_by
-
-        yield from quantize_by(recipes, original, selection, make_importance_lookup(original, means))
-
-
-def _pair(inputs: _Inputs) -> list[Pairing]:
+def _pair(inputs: Inputs) -> list[Pairing]:
     """Pair the weights of each candidate with the original's, and attach the importance of their columns."""
     original, candidates, selection, means, _ = inputs
     recognized: WeightCache | None = {} if len(candidates) > 1 else None
@@ -160,7 +118,7 @@ def _pair(inputs: _Inputs) -> list[Pairing]:
     return pairings
 
 
-def _make_builders(pairings: Sequence[Pairing], inputs: _Inputs) -> list[ReportBuilder]:
+def _make_builders(pairings: Sequence[Pairing], inputs: Inputs) -> list[ReportBuilder]:
     """Make a report builder for each candidate, and free the memory that pairing used for its tables of names."""
     sensitivity, builders = inputs.sensitivity, []
     for pairing, candidate in zip(pairings, inputs.candidates, strict=True):
@@ -185,7 +143,7 @@ def _make_collector(
     return collect
 
 
-def _check(builders: Sequence[ReportBuilder], inputs: _Inputs, complete: bool) -> list[list[Finding]]:
+def _check(builders: Sequence[ReportBuilder], inputs: Inputs, complete: bool) -> list[list[Finding]]:
     """Return the findings about each candidate, for which a few weights are read again; after this, nothing is read."""
     with open_reader() as reader:
         findings = [

@@ -2,8 +2,8 @@
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from quanterr.checkpoints import Checkpoint, open_checkpoints
@@ -26,7 +26,7 @@ from quanterr.evaluation.texts.tasks import answered
 from quanterr.options import NOTHING_TO_DO, EvaluateOptions
 from quanterr.ranking.making import shorten_names
 from quanterr.tensors.clock import Clock
-from quanterr.util.rank_group import join_rank_group
+from quanterr.util.rank_group import RankGroup, join_rank_group
 from quanterr.util.text import display
 from quanterr.util.waiting import notices
 
@@ -48,12 +48,9 @@ def measure(
         raise UsageError(NOTHING_TO_DO)
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     chosen = replace(chosen, stop=stop)
-    with join_rank_group(stop) as group, ExitStack() as stack:
-        [first] = stack.enter_context(open_checkpoints([original], chosen.lenient, chosen.cache))
-        opened = as_original(first, chosen.config)
+    with _open([original, *given.stored, *chosen.draft], chosen, stop) as (group, [opened, *rest]):
         prepared = prepare(chosen, opened)
         architecture = prepared.architecture
-        rest = stack.enter_context(open_checkpoints([*given.stored, *chosen.draft], chosen.lenient, chosen.cache))
         stored, others = rest[: len(given.stored)], rest[len(given.stored) :]
         every = [opened, *given.add_made(stored, opened)]
         sides = OriginalWeights(opened, architecture.device)
@@ -90,8 +87,7 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
     stop, saliency = chosen.stop or threading.Event(), check_saliency(chosen)
     chosen = replace(chosen, stop=stop)
     chosen.check_alone()
-    with join_rank_group(stop) as group, open_checkpoints([original], chosen.lenient, chosen.cache) as [opened]:
-        checkpoint = as_original(opened, chosen.config)
+    with _open([original], chosen, stop) as (group, [checkpoint]):
         prepared = prepare(chosen, checkpoint)
         sides = OriginalWeights(checkpoint, prepared.architecture.device)
         ranks.agree(group, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
@@ -105,6 +101,15 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
         checkpoint.check_unchanged()
         for doubt in prepared.doubts if group is None or group.rank == 0 else ():
             notices.error("%s: %s", display(prepared.source), doubt)
+
+
+@contextmanager
+def _open(
+    sides: Sequence[str | os.PathLike[str] | Checkpoint], chosen: EvaluateOptions, stop: threading.Event
+) -> Iterator[tuple[RankGroup | None, list[Checkpoint]]]:
+    """Join the other ranks, and open the original, with the names of a model, and other checkpoints."""
+    with join_rank_group(stop) as group, open_checkpoints(sides, chosen.lenient, chosen.cache) as [original, *others]:
+        yield group, [as_original(original, chosen.config), *others]
 
 
 def _measured(drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> list[Measured]:

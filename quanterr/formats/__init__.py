@@ -98,8 +98,8 @@ __all__ = [
     "StoredParts",
     "Values",
     "Weight",
-    "anchored_weight",
     "explain_unsupported",
+    "find_anchored",
     "find_rows",
     "is_auxiliary",
     "recognize",
@@ -240,11 +240,16 @@ def is_auxiliary(name: str) -> bool:
     return name.endswith(_AUXILIARY_ENDINGS) or name in AUXILIARY
 
 
-def anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
-    """Return the weight whose elements ``entry`` holds under another name (X.qweight holds X.weight).
+def find_anchored(entries: Mapping[str, Entry]) -> dict[str, str]:
+    """Map entries that hold the elements of a weight under another name to this weight: X.qweight to X.weight.
 
-    None if it holds no such weight, or if each matching format lacks a part that it needs.
+    Entries that hold no such weight are left out, and those for which each matching format lacks a part that it needs.
     """
+    found = ((name, _anchored_weight(entry, entries)) for name, entry in entries.items())
+    return {name: weight for name, weight in found if weight is not None}
+
+
+def _anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
     if not entry.name.endswith(_find_anchors()):
         return None
     for template, format in _list_anchored(entry.dtype):

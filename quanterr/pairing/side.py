@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.labels import read_labels
 from quanterr.errors import FormatMismatch
-from quanterr.formats import CODE_DTYPES, Hints, StoredParts, Weight, anchored_weight, recognize
+from quanterr.formats import CODE_DTYPES, Hints, StoredParts, Weight, find_anchored, recognize
 from quanterr.formats.shared.scale_grid import CONFIG, find_common_block
 from quanterr.pairing.prism import read_rotation, warn_of_undeclared
 from quanterr.pairing.transforms import Transforms
@@ -52,10 +52,9 @@ class CheckpointSide:
     def _find_anchored(self) -> dict[str, Entry]:
         """Map weights to their entry, if the elements are stored under another name, such as X.qweight."""
         found = {}
-        for name, entry in self.entries.items():
-            weight = anchored_weight(entry, self.entries)
-            if weight is not None and weight not in self.entries:
-                found[weight] = entry
+        for name, weight in find_anchored(self.entries).items():
+            if weight not in self.entries:
+                found[weight] = self.entries[name]
                 self.part_of[name] = weight
         return found
 

@@ -12,12 +12,11 @@ Interface: EleutherAI/lm-evaluation-harness, lm_eval/api/model.py, class LM.
 import os
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from quanterr.checkpoints import open_checkpoint
+from quanterr.checkpoints import open_checkpoint, open_checkpoints
 from quanterr.errors import UsageError
 from quanterr.evaluation.models.building import DTYPES, Architecture, read_config
 from quanterr.evaluation.models.folder import model_folder
@@ -108,13 +107,13 @@ class StreamedModel(BASE):  # type: ignore[misc]
         raise UsageError("a streamed model scores texts and does not generate: choose log-likelihood tasks")
 
     def _scored(self, asked: Sequence[Scored]) -> list[Likelihood]:
-        with LinearLayers(self._dtype), ExitStack() as stack:
-            original = as_original(stack.enter_context(open_checkpoint(self._original)), None)
+        paths = [self._original] if self._quantized is None else [self._original, self._quantized]
+        with LinearLayers(self._dtype), open_checkpoints(paths) as [opened, *others]:
+            original = as_original(opened, None)
             sides = OriginalWeights(original, self._architecture.device)
-            if self._quantized is None:
+            if not others:
                 return loglikelihoods(self._architecture, list(sides.weights), sides.get, asked)
-            checkpoint = stack.enter_context(open_checkpoint(self._quantized))
-            candidate = Candidate(sides, checkpoint, self._activations, self._kv)
+            candidate = Candidate(sides, others[0], self._activations, self._kv)
             rounding = candidate.rounding
             found = loglikelihoods(self._architecture, candidate.names, candidate.get, asked, rounding)
             for why in rounding.reasons():
