@@ -18,13 +18,12 @@ help: ## this list
 
 install: $(VENV)/installed ## quanterr and its development tools, in .venv
 
-# torch first: which build of it is wanted is not this project's business, and the last line keeps it. Most modules of
-# these packages are never imported: to compile all of them takes longer than to install them. uv installs 130 packages
-# while the kernel compiles; pip would take half a minute of its own.
+# torch first: which build of it is wanted is not this project's business, and the next line keeps it. Most modules of
+# these packages are never imported: to compile all of them takes longer than to install them.
 $(VENV)/installed: pyproject.toml $(wildcard quanterr/kernel/c/*.[ch]) quanterr/kernel/build.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(TORCH) uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 demo: install ## quantize a real model to FP8 and INT8, compare and evaluate both, show the reports
