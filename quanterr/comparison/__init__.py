@@ -12,7 +12,7 @@ from quanterr.documents.comparison.model import Report
 from quanterr.documents.gate_results import Reason, list_reasons, store_reasons
 from quanterr.documents.plan.model import Plan
 from quanterr.errors import UnjudgedError, UsageError
-from quanterr.findings.runtimes.judging import choose_runtimes, find_refusals
+from quanterr.findings.runtimes.judging import add_compared, choose_runtimes, find_refusals
 from quanterr.gates import PreparedRules, prepare
 from quanterr.gates.plan_check import check_against_plan
 from quanterr.inspection import inspect
@@ -74,7 +74,8 @@ def _add_loading(
 
     Under ``all``, which asks for a table, none does. Rules judge those that they name.
     """
-    loading = inspect(quantized, runtimes=runtimes, devices=options.devices, lenient=options.lenient).loading
+    alone = inspect(quantized, runtimes=runtimes, devices=options.devices, lenient=options.lenient).loading
+    loading = add_compared(alone, report.findings)
     refusals = find_refusals(options.runtimes, loading)
     if not refusals:
         return replace(report, loading=loading)

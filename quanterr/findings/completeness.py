@@ -33,7 +33,10 @@ PARTS = re.compile(r"(.+)\.(qzeros|scales|g_idx|weight_(?:scale(?:_inv|_2)?|zero
 STACK = re.compile(r"(?:.*\.)?(?:layers|blk|h)")  # of a transformer whose blocks are alike; a denoiser's last is not
 OF_BLOCKS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")  # GGUF: a number for each block
 # Keys of config.json with which blocks differ from each other.
-UNLIKE = ("num_kv_shared_layers", "cla_share_factor", "block_configs", "hybrid_override_pattern", "layers_block_type")
+UNLIKE = (
+    *("num_kv_shared_layers", "cla_share_factor", "block_configs", "hybrid_override_pattern", "layers_block_type"),
+    "attention_k_eq_v",  # Gemma 4: keys are values, too, in layers of full attention
+)
 
 
 @check(NOT_READ, needs=HEADERS, of=ALONE)

@@ -6,6 +6,8 @@ exllama, layouts of ComfyUI.
 
 from typing import NamedTuple
 
+from quanterr.advice.runtimes import OF_COMFYUI
+
 MLX = "MLX"
 OF_OWN_TENSORS = ("bitsandbytes", "GPTQ", "AWQ", "HQQ", "quanto", "torchao")  # families: only their loaders read them
 
@@ -15,10 +17,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Formats that ComfyUI reads by their labels.
-OF_COMFY = _words(
-    "fp8_tensor fp8_row fp8_block int8_tensor int8_row int8_block int8_convrot mxfp8 nvfp4 svdquant_w4a4 awq_w4a16 "
-    "asym_w4a8_int8 convrot_w4a4"
-)
+OF_COMFY = OF_COMFYUI - {"int4_tensorwise"}
 
 
 OF_ANY_PROGRAM = _words("fp8_tensor fp8_row int8_tensor int8_row")  # plain codes with a scale: easy to read

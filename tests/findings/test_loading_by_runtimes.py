@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaders.cases import CASES
+from loaders.cases import CASES, by_mlx, pack
+from safetensors.torch import load_file, save_file
 from support.gguf_stored import LLAMA as LLAMA_KEYS
 from support.gguf_stored import TEXT, U32, Stored, key, write_gguf
 from support.making import fp8_codes, label, numbers, quantized_fp8, quantized_int8, store
@@ -352,6 +353,155 @@ class TestTransformers:
         tensors = [Stored("blk.0.attn_output.weight", dtype, (256, 256))]
 
         assert "refuses" == judge(write_gguf(tmp_path / "m.gguf", tensors, LLAMA_KEYS), "transformers")[0]
+
+
+class TestReported:
+    """What people report of files with correct numbers, besides the cases above."""
+
+    def make_block(self, folder, names, config, **more):
+        tensors = make_fp8([f"model.layers.{n}.self_attn.{one}_proj" for n, one in names])
+        return store(folder / "m", tensors | more, config=config)
+
+    @pytest.mark.parametrize(("is_shared", "verdict"), [(True, "loads"), (False, "refuses")])
+    def test_keys_that_are_values_need_no_values(self, tmp_path, is_shared, verdict):
+        names = [(n, one) for n in range(6) for one in "qkvo" if (n, one) != (5, "v")]
+        model = {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "attention_k_eq_v": is_shared}
+
+        assert verdict == judge(self.make_block(tmp_path, names, TestVllm.FP8 | model), "vllm")[0]
+
+    def test_other_rows_than_the_vocabulary_are_told(self, tmp_path):
+        more = {"model.embed_tokens.weight": numbers(32, 64)}
+        verdict, reason = judge(
+            self.make_block(tmp_path, [(0, "q")], TestVllm.FP8 | {"vocab_size": 40}, **more), "vllm"
+        )
+
+        assert ("loads, but", True) == (verdict, "declares vocab_size 40" in reason)
+
+    def test_tied_head_with_codes_of_its_own_is_not_used(self, tmp_path):
+        codes, scale = quantized_fp8(numbers(32, 64))
+        more = {"model.embed_tokens.weight": numbers(32, 64), "lm_head.weight": codes, "lm_head.weight_scale": scale}
+        config = TestVllm.FP8 | {"tie_word_embeddings": True}
+        verdict, reason = judge(self.make_block(tmp_path, [(0, "q")], config, **more), "vllm")
+
+        assert ("loads, but", True) == (verdict, "lm_head.weight is quantized separately" in reason)
+
+    @pytest.mark.parametrize(("ignored", "verdict"), [("in_proj_qkvz", "loads"), ("in_proj_qkv", "refuses")])
+    def test_ignored_layers_need_the_names_that_are_stored(self, tmp_path, ignored, verdict):
+        CASES["compressed-tensors packed INT4"].make(tmp_path)
+        stem = "model.layers.0.linear_attn."
+        tensors = load_file(tmp_path / "model.safetensors") | {f"{stem}in_proj_qkvz.weight": numbers(128, 64)}
+        save_file(tensors, tmp_path / "model.safetensors")
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["quantization_config"]["ignore"] = ["lm_head", stem + ignored]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+
+        assert verdict == judge(tmp_path, "vllm")[0]
+
+    def test_stacked_experts_stay_random_under_transformers(self, tmp_path):
+        stem = "model.layers.0.mlp.experts.gate_up_proj"
+        tensors = {f"{stem}_packed": torch.zeros(2, 8, 16, dtype=torch.int32), f"{stem}_scale": torch.ones(2, 8, 1)}
+        config = declare(quant_method="compressed-tensors", format="pack-quantized")
+        verdict, reason = judge(store(tmp_path / "m", tensors, config=config), "transformers")
+
+        assert ("loads, but", True) == (verdict, "keep random values" in reason)
+
+    def test_nvfp4_without_label_is_refused_by_comfyui(self, tmp_path):
+        name = f"{TestComfy.BLOCK}.weight"
+        scales = {f"{name}_scale": fp8_codes(64, 4).abs(), f"{name}_scale_2": torch.tensor(0.1)}
+        path = store(tmp_path / "m.safetensors", {name: torch.zeros(64, 32, dtype=torch.uint8)} | scales)
+
+        assert "refuses" == judge(path, "comfyui")[0]
+
+    @pytest.mark.parametrize(
+        ("is_ordered", "is_stored", "verdict"),
+        [(True, True, "loads"), (True, False, "loads, but"), (False, False, "loads")],
+    )
+    def test_order_of_columns_that_is_lost_is_told(self, tmp_path, is_ordered, is_stored, verdict):
+        CASES["MLX: GPTQ"].make(tmp_path)
+        fields = {"bits": 4, "group_size": 32, "desc_act": is_ordered, "sym": True}
+        (tmp_path / "config.json").write_text(json.dumps(declare(quant_method="gptq", **fields)))
+        tensors = load_file(tmp_path / "model.safetensors")
+        kept = {name: tensor for name, tensor in tensors.items() if is_stored or not name.endswith("g_idx")}
+        save_file(kept, tmp_path / "model.safetensors")
+
+        assert [verdict] * 2 == [judge(tmp_path, one)[0] for one in ("transformers", "sglang")]
+
+
+class TestCompared:
+    """What only the original shows."""
+
+    def judge(self, folder, original, quantized, config, runtime, of_original=LLAMA):
+        before = store(folder / "original", original, config=of_original)
+        after = store(folder / "quantized", quantized, config=config)
+        [found] = quanterr.compare(before, after, runtimes=[runtime], device="cpu").loading
+        return found.verdict, found.reasons[0].message if found.reasons else ""
+
+    def make_nvfp4(self, name, x, factor):
+        """Return NVFP4 of compressed-tensors, whose scales of 16 columns are multiplied by ``factor``."""
+        groups = x.float().unflatten(1, (-1, 16))
+        scale = (groups.abs().amax(2) / 6 * factor).to(torch.float8_e4m3fn)
+        levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        exact = groups / (scale.float() / factor)[..., None]
+        codes = (exact.abs()[..., None] - levels).abs().argmin(-1) + 8 * (exact < 0)
+        codes = codes.flatten(1).to(torch.uint8)
+        return {
+            f"{name}.weight_packed": codes[:, ::2] | (codes[:, 1::2] << 4),
+            f"{name}.weight_scale": scale,
+            f"{name}.weight_global_scale": torch.tensor([float(factor)]),
+        }
+
+    @pytest.mark.parametrize(("ratio", "verdict"), [(1, "loads"), (1.1, "loads, but"), (4, "loads, but")])
+    @pytest.mark.parametrize("runtime", ["vllm", "sglang"])
+    def test_fused_weights_share_one_global_scale(self, tmp_path, ratio, verdict, runtime):
+        names = {f"model.layers.0.self_attn.{one}_proj": 1000 / (ratio if one == "k" else 1) for one in "qkv"}
+        x = {f"{name}.weight": numbers(64, 128, seed=n) for n, name in enumerate(names)}
+        y = {
+            key: tensor
+            for name, factor in names.items()
+            for key, tensor in self.make_nvfp4(name, x[f"{name}.weight"], factor).items()
+        }
+        weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+        config = declare(quant_method="compressed-tensors", format="nvfp4-pack-quantized", config_groups=groups)
+        found, reason = self.judge(tmp_path, x, y, config, runtime)
+
+        assert verdict == found
+        assert ("global scales differ" in reason) == (ratio != 1)
+
+    @pytest.mark.parametrize(("shift", "verdict"), [(1, "loads"), (2, "loads, but"), (0, "loads, but")])
+    def test_norms_are_shifted_once_under_mlx(self, tmp_path, shift, verdict):
+        norms = {f"model.layers.0.{name}_layernorm.weight": numbers(64) / 10 for name in ("input", "post_attention")}
+        weight = numbers(128, 64)
+        of_mlx = {"group_size": 32, "bits": 4}
+        model = {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
+        y = by_mlx(UP, weight.float()) | {name: norm + shift for name, norm in norms.items()}
+        x = {f"{UP}.weight": weight} | norms
+
+        assert verdict == self.judge(tmp_path, x, y, model | {"quantization": of_mlx}, "mlx", of_original=model)[0]
+
+    @pytest.mark.parametrize(("less", "verdict"), [(1, "loads"), (0, "loads, but")])
+    def test_zero_points_are_those_of_the_declared_version(self, tmp_path, less, verdict):
+        weight = numbers(64, 128)
+        groups = weight.float().unflatten(1, (-1, 32))
+        scale = ((groups.amax(2) - groups.amin(2)) / 15).half().float()
+        zeros = (-groups.amin(2) / scale).round().clamp(1, 15)
+        codes = ((groups / scale[..., None]).round() + zeros[..., None]).clamp(0, 15).flatten(1)
+        parts = {"qweight": pack(codes).T, "qzeros": pack((zeros - less).T), "scales": scale.T.half()}
+        tensors = {f"{UP}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+        fields = {"bits": 4, "group_size": 32, "desc_act": False, "sym": False, "checkpoint_format": "gptq"}
+        config = declare(quant_method="gptq", **fields)
+
+        assert verdict == self.judge(tmp_path, {f"{UP}.weight": weight}, tensors, config, "transformers")[0]
+
+    def test_rotary_base_that_metadata_lack_is_told(self, tmp_path):
+        weight = {"model.layers.0.self_attn.o_proj.weight": numbers(256, 256)}
+        config = LLAMA | {"rope_theta": 500000.0, "hidden_size": 256, "num_hidden_layers": 1}
+        original = store(tmp_path / "original", weight, config=config)
+        path = TestLlamaCpp().make(tmp_path, "Q4_K", key("tokenizer.ggml.model", TEXT, "llama"))
+        [found] = quanterr.compare(original, path, runtimes=["llama.cpp"], device="cpu").loading
+
+        assert "loads, but" == found.verdict
+        assert "lacks llama.rope.freq_base" in found.reasons[0].message
 
 
 class TestAnswers:

@@ -98,7 +98,7 @@ def _by_blocks(name: str, x: Tensor) -> Tensors:
     return {f"{name}.weight": codes, f"{name}.weight_scale_inv": scale}
 
 
-def _pack(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+def pack(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     """Pack codes of 4 bits along rows, eight in a word, the lowest bits first."""
     words = codes.to(torch.int64).unflatten(1, (-1, 8))
     return sum(words[..., at] << (4 * n) for n, at in enumerate(order)).to(torch.int32)  # type: ignore[union-attr]
@@ -110,18 +110,18 @@ def _by_groups(name: str, x: Tensor) -> Tensors:
     codes = (groups / scale[..., None]).round().clamp(-8, 7).reshape(x.shape) + 8
     shape = torch.tensor(x.shape)
     return {
-        f"{name}.weight_packed": _pack(codes),
+        f"{name}.weight_packed": pack(codes),
         f"{name}.weight_scale": scale.bfloat16(),
         f"{name}.weight_shape": shape,
     }
 
 
-def _by_mlx(name: str, x: Tensor) -> Tensors:
+def by_mlx(name: str, x: Tensor) -> Tensors:
     groups = x.unflatten(1, (-1, GROUP))
     low, high = groups.amin(2), groups.amax(2)
     scale = (high - low) / 15
     codes = ((groups - low[..., None]) / scale[..., None]).round().reshape(x.shape)
-    packed = _pack(codes).view(torch.uint32)
+    packed = pack(codes).view(torch.uint32)
     return {f"{name}.weight": packed, f"{name}.scales": scale.bfloat16(), f"{name}.biases": low.bfloat16()}
 
 
@@ -130,7 +130,7 @@ def _by_gptq(name: str, x: Tensor) -> Tensors:
     found = _by_groups(name, x)
     return {
         f"{name}.qweight": found[f"{name}.weight_packed"].T,
-        f"{name}.qzeros": _pack(torch.full((columns // GROUP, x.shape[0]), 7)),
+        f"{name}.qzeros": pack(torch.full((columns // GROUP, x.shape[0]), 7)),
         f"{name}.scales": found[f"{name}.weight_scale"].T.half(),
         f"{name}.g_idx": torch.arange(columns, dtype=torch.int32) // GROUP,
     }
@@ -302,8 +302,8 @@ CASES = {
         TRANSFORMERS,
         lambda to: _save(to, _quantize(_by_rows), {"quantization_config": {"quant_method": "no_such_method"}}),
     ),
-    "no quant_method": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_mlx), {"quantization_config": OF_MLX})),
-    "codes of MLX": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_mlx), {"quantization": OF_MLX})),
+    "no quant_method": Case(TRANSFORMERS, lambda to: _save(to, _quantize(by_mlx), {"quantization_config": OF_MLX})),
+    "codes of MLX": Case(TRANSFORMERS, lambda to: _save(to, _quantize(by_mlx), {"quantization": OF_MLX})),
     "undeclared INT8": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_rows), {})),
     "bitsandbytes NF4": Case(
         TRANSFORMERS, lambda to: _save(to, _quantize(_by_bnb), {"quantization_config": FOUR_BITS})
@@ -332,8 +332,8 @@ CASES = {
     "MLX: plain": Case(MLX, lambda to: _save(to, _dense(), {})),
     "MLX: another file name": Case(MLX, lambda to: _save(to, _dense(), {}, "weights.safetensors")),
     "MLX: unknown class": Case(MLX, lambda to: _save(to, _dense(), {"model_type": "no_such_model"})),
-    "MLX: affine": Case(MLX, lambda to: _save(to, _quantize(_by_mlx), {"quantization": OF_MLX})),
-    "MLX: undeclared": Case(MLX, lambda to: _save(to, _quantize(_by_mlx), {})),
+    "MLX: affine": Case(MLX, lambda to: _save(to, _quantize(by_mlx), {"quantization": OF_MLX})),
+    "MLX: undeclared": Case(MLX, lambda to: _save(to, _quantize(by_mlx), {})),
     "MLX: INT8 of compressed-tensors": Case(MLX, lambda to: _save(to, _quantize(_by_rows), INTEGERS)),
     "MLX: unknown quant_method": Case(
         MLX, lambda to: _save(to, _quantize(_by_rows), {"quantization_config": {"quant_method": "bitsandbytes"}})

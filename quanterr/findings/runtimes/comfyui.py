@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
+from quanterr.advice.runtimes import OF_COMFYUI
 from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.contents import Contents
 from quanterr.findings.families import OF_COMFY
@@ -73,7 +74,7 @@ RUNTIME = Runtime(
     layouts=(
         Layout(frozenset({PLAIN}), "comfy/utils.py: load_torch_file"),
         Layout(
-            OF_COMFY | words("fp8_cast int4_tensorwise"),
+            OF_COMFYUI | words("fp8_cast"),
             "comfy/ops.py: _load_quantized_module; comfy/quant_ops.py: QUANT_ALGOS",
         ),
         Layout(

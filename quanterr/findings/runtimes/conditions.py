@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from quanterr.documents.loading import LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
-from quanterr.findings.runtimes.model import is_one_of, leave_open, refuse
+from quanterr.findings.runtimes.model import differ, is_one_of, leave_open, refuse
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
@@ -70,6 +70,17 @@ def check_torchao(contents: Contents) -> Iterator[LoadingReason]:
     if not listed_names or not isinstance(listed_names, list) or any(str(name) not in header for name in listed_names):
         message = "finds no tensor_names in the header (__metadata__), or one that it does not describe: ValueError"
         yield refuse(message, "torchao 0.18.0 prototype/safetensors/safetensors_utils.py: is_metadata_torchao")
+
+
+def check_lost_order(contents: Contents, place: str) -> Iterator[LoadingReason]:
+    """Yield that GPTQ's groups follow an order of columns by the configuration, and that it is not stored."""
+    config = contents.labels.config
+    if contents.labels.method != "gptq" or config.get("desc_act") is not True or config.get("group_size") == -1:
+        return
+    of_gptq = [one for one in contents.stored if one.weight.format in ("gptq", "gptq_v2")]
+    if names := [one.name for one in of_gptq if not any(entry.name.endswith(".g_idx") for entry in one.parts)]:
+        message = f"finds no order of columns (g_idx), which desc_act declares, and takes another: {listed(names, 3)}"
+        yield differ(message, place, names)
 
 
 def check_architectures(

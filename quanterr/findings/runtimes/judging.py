@@ -23,6 +23,8 @@ ALL = "all"
 WORST_FIRST = (REFUSES, NOT_KNOWN, DIFFERS)
 FLOATS = frozenset({"F32", "F16", "BF16"})  # dtypes of unquantized weights
 RUN, READ = "run", "read"
+CONFIG, SIBLINGS = "config_mismatch", "sibling_scales"
+COMPARED = (CONFIG, SIBLINGS, "norm_offset", "wrong_convention")  # findings that need the original
 OF_GGML = "gguf_"  # begins the names of formats that are types of ggml
 
 
@@ -67,11 +69,28 @@ def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding], dev
         if not of_config:  # which says what becomes of all weights
             named = {name for one in reasons for name in one.layers}
             reasons += _judge_weights(runtime, contents, named)
-    reasons.sort(key=lambda one: WORST_FIRST.index(one.effect))
     if reasons:
-        return Loading(runtime.name, runtime.version, reasons[0].effect, READ, reasons)
+        return _conclude(runtime, reasons)
     is_run = all(any(one.is_run for one in _find_layouts(runtime, contents, weight)) for weight in contents.stored)
     return Loading(runtime.name, runtime.version, LOADS, RUN if is_run else READ, [])
+
+
+def add_compared(loading: Iterable[Loading], findings: Iterable[Finding]) -> list[Loading]:
+    """Return verdicts with what a comparison shows besides: other settings than the original's, scales that differ."""
+    runtimes = {runtime.name: runtime for runtime in RUNTIMES}
+    compared = [one for one in findings if one.code in COMPARED and (one.code != CONFIG or "original" in one.evidence)]
+    return [_add(one, runtimes[one.runtime], compared) for one in loading]
+
+
+def _add(one: Loading, runtime: Runtime, findings: Sequence[Finding]) -> Loading:
+    more = [] if one.verdict == REFUSES else list(_judge_findings(runtime, findings))
+    return _conclude(runtime, [*one.reasons, *more]) if more else one
+
+
+def _conclude(runtime: Runtime, reasons: Iterable[LoadingReason]) -> Loading:
+    """Return the verdict for these reasons, of which there is one at least."""
+    ordered = sorted(reasons, key=lambda one: WORST_FIRST.index(one.effect))
+    return Loading(runtime.name, runtime.version, ordered[0].effect, READ, ordered)
 
 
 def _judge_container(runtime: Runtime, contents: Contents) -> Iterator[LoadingReason]:
@@ -141,5 +160,6 @@ def _judge_limits(layouts: Sequence[Layout], contents: Contents, one: Stored) ->
 def _judge_findings(runtime: Runtime, findings: Sequence[Finding]) -> Iterator[LoadingReason]:
     """Yield what findings about the files mean to this runtime."""
     for finding in findings:
-        if finding.severity != "info" and (effect := runtime.findings.get(finding.code)):
+        is_told = finding.severity != "info" or finding.code == SIBLINGS  # an info if they cost little
+        if is_told and (effect := runtime.findings.get(finding.code)):
             yield LoadingReason(effect, finding.message, "", [finding.layer] if finding.layer else [])

@@ -43,7 +43,10 @@ TYPES = "ggml/include/ggml.h: enum ggml_type"
 GGUF = Container(
     True, "reads GGUF files alone; convert_hf_to_gguf.py writes one", "ggml/src/gguf.cpp: gguf_init_from_file"
 )
-FINDINGS = {"incomplete": REFUSES, "config_mismatch": DIFFERS, "wrong_convention": DIFFERS}
+FINDINGS = {
+    "incomplete": REFUSES,
+    **dict.fromkeys(("config_mismatch", "norm_offset", "wrong_convention"), DIFFERS),
+}
 OF_BOTH = (
     "gguf_q4_0 gguf_q4_1 gguf_q5_0 gguf_q5_1 gguf_q8_0 gguf_q2_k gguf_q3_k gguf_q4_k gguf_q5_k gguf_q6_k gguf_iq1_s "
     "gguf_iq1_m gguf_iq2_xxs gguf_iq2_xs gguf_iq2_s gguf_iq3_xxs gguf_iq3_s gguf_iq4_nl gguf_iq4_xs"

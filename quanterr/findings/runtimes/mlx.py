@@ -115,5 +115,8 @@ RUNTIME = Runtime(
             "mlx_lm/utils.py: _transform_awq_weights",
         ),
     ),
-    findings={"undeclared_codes": REFUSES, "config_mismatch": DIFFERS, "incomplete": REFUSES, "missing_codes": REFUSES},
+    findings={
+        **dict.fromkeys(("missing_codes", "incomplete", "undeclared_codes"), REFUSES),
+        **dict.fromkeys(("config_mismatch", "norm_offset", "wrong_convention"), DIFFERS),
+    },
 )

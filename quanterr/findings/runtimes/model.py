@@ -66,6 +66,13 @@ class Layout(NamedTuple):
     is_run: bool = False  # the runtime has loaded such a file: tests/loaders/results.json
 
 
+# What findings mean to runtimes that fuse q, k and v, and gate and up, and take one global scale for all.
+OF_FUSED = {
+    **dict.fromkeys(("missing_codes", "incomplete", "undeclared_codes"), REFUSES),
+    **dict.fromkeys(("config_mismatch", "sibling_scales", "wrong_convention"), DIFFERS),
+}
+
+
 class Container(NamedTuple):
     """The only kind of files that a runtime reads: GGUF, or safetensors."""
 

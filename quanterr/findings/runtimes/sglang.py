@@ -4,13 +4,15 @@ Reference: sgl-project/sglang@0.5.23 srt/configs/model_config.py _verify_quantiz
 """
 
 from collections.abc import Iterator
+from functools import partial
 
-from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
+from quanterr.documents.loading import LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.classes import SGLANG
 from quanterr.findings.runtimes.conditions import (
     check_architectures,
+    check_lost_order,
     has_integers_alone,
     has_unknown_method,
     lacks,
@@ -18,6 +20,7 @@ from quanterr.findings.runtimes.conditions import (
 )
 from quanterr.findings.runtimes.model import (
     MARLIN,
+    OF_FUSED,
     PLAIN,
     ConfigRule,
     Layout,
@@ -73,7 +76,7 @@ RUNTIME = Runtime(
         Layout(words("w4afp8 fp8_block"), LAYERS + "w4afp8.py", words("w4afp8")),
         Layout(words("gpt_oss_mxfp4"), LAYERS + "mxfp4.py", words("mxfp4")),
     ),
-    rules=(check_class,),
+    rules=(check_class, partial(check_lost_order, place=LAYERS + "gptq/schemes/gptq_marlin.py: create_weights")),
     configs=(
         ConfigRule(
             frozenset(),
@@ -106,5 +109,5 @@ RUNTIME = Runtime(
             LAYERS + "compressed_tensors/compressed_tensors.py: _get_scheme_from_parts",
         ),
     ),
-    findings={"missing_codes": REFUSES, "incomplete": REFUSES, "config_mismatch": DIFFERS, "undeclared_codes": REFUSES},
+    findings=OF_FUSED,
 )

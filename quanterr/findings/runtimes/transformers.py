@@ -15,6 +15,7 @@ from quanterr.findings.declared import list_left
 from quanterr.findings.runtimes.classes import TRANSFORMERS
 from quanterr.findings.runtimes.conditions import (
     always,
+    check_lost_order,
     check_repacked,
     check_torchao,
     has_integers_alone,
@@ -174,6 +175,7 @@ RUNTIME = Runtime(
     rules=(
         check_class,
         partial(check_repacked, place=DEQUANTIZING),
+        partial(check_lost_order, place="gptqmodel 7.7.0 nn_modules/qlinear/__init__.py: register_buffer g_idx"),
         check_outer_scales,
         check_torchao,
         check_undeclared,
@@ -228,5 +230,7 @@ RUNTIME = Runtime(
             effect=DIFFERS,
         ),
     ),
-    findings=dict.fromkeys(("undeclared_codes", "config_mismatch", "incomplete", "missing_codes"), DIFFERS),
+    findings=dict.fromkeys(
+        ("undeclared_codes", "config_mismatch", "incomplete", "missing_codes", "wrong_convention"), DIFFERS
+    ),
 )

@@ -7,7 +7,8 @@ model_executor/layers/quantization/, model_executor/model_loader/.
 import re
 from collections.abc import Iterator
 
-from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
+from quanterr.advice.runtimes import OF_COMPRESSED_TENSORS, OF_MODELOPT
+from quanterr.documents.loading import LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents, Stored
 from quanterr.findings.declared import list_left
@@ -25,6 +26,7 @@ from quanterr.findings.runtimes.conditions import (
 from quanterr.findings.runtimes.model import (
     FLOAT8,
     MARLIN,
+    OF_FUSED,
     PLAIN,
     ConfigRule,
     Layout,
@@ -196,13 +198,13 @@ RUNTIME = Runtime(
             Limits(frozenset(range(2, 9))),
         ),
         Layout(
-            words("ct_int ct_nvfp4 ct_mxfp4 fp8_tensor fp8_row fp8_block int8_tensor int8_row mxfp8"),
+            OF_COMPRESSED_TENSORS - words("ct_pack"),
             LAYERS + "compressed_tensors/compressed_tensors.py: _get_scheme_from_parts",
             CT,
         ),
         Layout(words("fp8_tensor fp8_block"), LAYERS + "fp8.py: Fp8LinearMethod.create_weights", words("fp8")),
         Layout(
-            words("fp8_tensor fp8_row fp8_block mxfp8 nvfp4 nvfp4_experts"),
+            OF_MODELOPT,
             LAYERS + "modelopt.py: LINEAR_ALGOS",
             MODELOPT | words("nvfp4 w4a16_nvfp4 fp8 mxfp8 mixed_precision"),
         ),
@@ -346,5 +348,5 @@ RUNTIME = Runtime(
         ),
     ),
     split=find_cuts,
-    findings={"missing_codes": REFUSES, "incomplete": REFUSES, "config_mismatch": DIFFERS, "undeclared_codes": REFUSES},
+    findings=OF_FUSED,
 )
