@@ -30,7 +30,7 @@ from quanterr.findings.results import MAX_BLOCKS
 from quanterr.findings.running import run_checks
 from quanterr.formats import CODE_DTYPES, FORMATS, Weight
 from quanterr.formats.reading import Reader
-from quanterr.formats.usual import find_usual
+from quanterr.formats.usual import estimate_usual_snr
 from quanterr.kernel.native_sums import sum_histograms
 from quanterr.metrics import PREDICTED, Measurement, finite, original_norm
 from quanterr.metrics.groups import GroupMeasurement
@@ -460,7 +460,7 @@ def _make_format_notes(weights: Sequence[Weight]) -> dict[str, FormatNote]:
     notes = {}
     for row in FORMATS:
         if row.name in stored:
-            usual = find_usual(row, stored[row.name])
+            usual = estimate_usual_snr(row, stored[row.name])
             notes[row.name] = FormatNote(summary=row.summary, usual_snr_db=list(usual) if usual else None)
     return notes
 

@@ -11,7 +11,7 @@ LARGEST_GROUP = 256  # elements; above, outliers decide
 BELOW_DB, BELOW_OF_ROWS_DB, ABOVE_DB = 3, 9, 2  # what real weights have less, or more, than normal ones
 
 
-def find_usual(row: Format, weights: Iterable[Weight]) -> tuple[int, int] | None:
+def estimate_usual_snr(row: Format, weights: Iterable[Weight]) -> tuple[int, int] | None:
     """Return the range of SNRs in dB that is usual for these weights of a format, or None if it is unknown.
 
     Where a format stores integers of several sizes, the range follows from their bits b and groups. The largest of g

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from support.making import in_memory
 
 from quanterr.formats import FORMATS
-from quanterr.formats.usual import find_usual
+from quanterr.formats.usual import estimate_usual_snr
 
 ROWS = {row.name: row for row in FORMATS}
 
@@ -25,18 +25,18 @@ def rounded_db(bits, columns):
 
 @pytest.mark.parametrize(("bits", "columns"), [(3, 128), (4, 32), (4, 128), (8, 128)])
 def test_usual_range_of_integers_holds_what_rounding_of_normal_values_reaches(bits, columns):
-    low, high = find_usual(ROWS["ct_pack"], [stored(bits, columns)])
+    low, high = estimate_usual_snr(ROWS["ct_pack"], [stored(bits, columns)])
 
     assert low < rounded_db(bits, columns) < high
     assert high - low <= 7
 
 
 def test_usual_range_of_weights_of_several_sizes_spans_them():
-    four, eight = (find_usual(ROWS["gptq"], [stored(bits, 128)]) for bits in (4, 8))
+    four, eight = (estimate_usual_snr(ROWS["gptq"], [stored(bits, 128)]) for bits in (4, 8))
 
-    assert (four[0], eight[1]) == find_usual(ROWS["gptq"], [stored(4, 128), stored(8, 128), stored(4, 128)])
-    assert find_usual(ROWS["gptq"], [stored(4, None)])[0] < four[0]  # outliers decide in rows
+    assert (four[0], eight[1]) == estimate_usual_snr(ROWS["gptq"], [stored(4, 128), stored(8, 128), stored(4, 128)])
+    assert estimate_usual_snr(ROWS["gptq"], [stored(4, None)])[0] < four[0]  # outliers decide in rows
 
 
 def test_narrow_range_is_the_declared_one():
-    assert ROWS["nvfp4"].usual_db == find_usual(ROWS["nvfp4"], [stored(4, 16)])
+    assert ROWS["nvfp4"].usual_db == estimate_usual_snr(ROWS["nvfp4"], [stored(4, 16)])
