@@ -595,6 +595,17 @@ class TestSums:
         assert summed(x, y, kernel=HERE[0]) == summed(x, y, kernel=kernel)
 
     @every_kernel
+    def test_errors_with_infinite_ratios_are_counted_once(self, kernel):
+        """Of a segment that float32 cannot sum, the kernel learns that after it has counted the bins."""
+        x = normal(9, 1100)
+        y = quantized(x, 6)
+        x[:, 700], y[:, 700] = 1e-45, 0.25
+        found = summed(x, y, kernel=kernel)
+
+        assert_near(found, summed(x, y, wide=True))
+        assert found.histogram.zeros + sum(found.histogram.counts) == x.numel()
+
+    @every_kernel
     @pytest.mark.parametrize("cell", [(1, 1500), (1, 64), (16, 128), (64, 1500)], ids=str)
     def test_largest_cell_values_are_found(self, kernel, cell):
         """Rows start in the middle of a cell, and float32 cannot sum one segment."""

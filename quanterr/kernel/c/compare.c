@@ -166,7 +166,13 @@ INLINE int32_t max_of(const int32_t *lanes) {
     for (int i = 1; i < LANES; i++) max = lanes[i] > max ? lanes[i] : max;
     return max;
 }
+#if defined(__AVX512F__)
+INLINE ints larger(ints a, ints b) { return (ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+#elif defined(__AVX2__)
+INLINE ints larger(ints a, ints b) { return (ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+#else
 INLINE ints larger(ints a, ints b) { ints m = a > b; return (a & m) | (b & ~m); }
+#endif
 INLINE int in_range(int32_t bits) { /* zero, or between 2^-40 and 2^40 */
     return bits == 0 || (bits >= (127 - 40) << 23 && bits <= (127 + 40) << 23);
 }
@@ -180,11 +186,17 @@ typedef struct { /* sums and extremes of a segment by lane */
 
 #define STORE(to, name) memcpy((to)->name + lane, &name, sizeof name)
 
-#define FLUSH(to, lanes) for (int k = 0; k < WIDTH; k++) to[k] += (double)lanes[k]
+INLINE void flush(Sums *sums, floats v) {
+    double of[WIDTH];
+    for (int k = 0; k < WIDTH; k++) of[k] = v[k];
+    Sums wide = load_sums(of);
+    sums->low += wide.low;
+    sums->high += wide.high;
+}
 
 /* Adds up the lanes that one vector holds, from `lane` on. A lane sums RUN elements in float32, then in float64. */
-APART void add_products(const float *x, const float *y, int n, int lane, Lanes *t) {
-    double sums[7][WIDTH] = {{0}};
+INLINE void products(const float *x, const float *y, int n, int lane, Lanes *t) {
+    Sums sums[7] = {0};
     for (int begin = lane; begin < n; begin += FLUSHED) {
         floats x_sum = {0}, e_sum = {0}, x_abs = {0}, e_abs = {0}, x_sq = {0}, e_sq = {0}, xe = {0};
         for (int at = begin; at < n && at < begin + FLUSHED; at += WINDOW) {
@@ -200,11 +212,16 @@ APART void add_products(const float *x, const float *y, int n, int lane, Lanes *
             memcpy(t->e_max[at / WINDOW] + lane, &e_max, sizeof e_max);
             memcpy(t->x_max[at / WINDOW] + lane, &x_max, sizeof x_max);
         }
-        FLUSH(sums[0], x_sum); FLUSH(sums[1], e_sum); FLUSH(sums[2], x_abs); FLUSH(sums[3], e_abs);
-        FLUSH(sums[4], x_sq); FLUSH(sums[5], e_sq); FLUSH(sums[6], xe);
+        flush(sums + 0, x_sum); flush(sums + 1, e_sum); flush(sums + 2, x_abs); flush(sums + 3, e_abs);
+        flush(sums + 4, x_sq); flush(sums + 5, e_sq); flush(sums + 6, xe);
     }
     double *to[7] = {t->x, t->e, t->x_abs, t->e_abs, t->x_sq, t->e_sq, t->xe};
-    for (int i = 0; i < 7; i++) memcpy(to[i] + lane, sums[i], sizeof sums[i]);
+    for (int i = 0; i < 7; i++) store_sums(to[i] + lane, sums[i]);
+}
+
+APART void add_products(const float *x, const float *y, int n, int lane, Lanes *t) {
+    if (n == SEGMENT) products(x, y, SEGMENT, lane, t); /* most are: the compiler then knows how often each loop runs */
+    else products(x, y, n, lane, t);
 }
 
 /* Returns the largest bits over the windows of n elements, and writes the largest value of each window to `peaks`. */
@@ -218,12 +235,23 @@ INLINE int32_t largest(int32_t lanes[WINDOWS][LANES], int n, float *peaks) {
     return all;
 }
 
+/* Adds to the counts of n bins, an even number, in two tables: a count need not wait for the previous one. */
+INLINE void add_bins(const uint16_t *bins, int n, uint32_t *counts, uint32_t times) {
+    uint32_t *even = counts, *odd = counts + ROOM;
+    for (int i = 0; i < n; i += 2) {
+        even[bins[i]] += times;
+        odd[bins[i + 1]] += times;
+    }
+}
+
+/* Bins are counted a window behind, while vectors are computed: loads would wait for what has just been stored. */
 INLINE void count(const float *x, const float *y, int n, int lane, const Run *run, Lanes *t, uint16_t *bins, int cast) {
+    uint32_t *counts = run->counts;
     float outlier = (float)run->outlier;
     ints relative_max = {0}, cast_max = {0}, not_e_min = {0}, normal = {0};
     normal += as_bits((float)run->normal);
     ints x_zero = {0}, y_zero = {0}, zero_reference = {0}, outliers = {0}, relative_outliers = {0};
-    double total[WIDTH] = {0};
+    Sums total = {0};
     not_e_min += INT32_MIN; /* ~MAGNITUDE */
     for (int begin = lane; begin < n; begin += FLUSHED) {
         floats relative = {0};
@@ -242,16 +270,19 @@ INLINE void count(const float *x, const float *y, int n, int lane, const Run *ru
             ints bin = (ei + 0x7FFF + (ei >> 16 & 1)) >> 16;
             shorts narrow = __builtin_convertvector(bin, shorts);
             memcpy(bins + i, &narrow, sizeof narrow);
+            if (i >= WINDOW) add_bins(bins + i - WINDOW, WIDTH, counts, 1);
         }
-        FLUSH(total, relative);
+        flush(&total, relative);
     }
-    memcpy(t->relative + lane, total, sizeof total);
+    for (int i = lane + (n > WINDOW ? n - WINDOW : 0); i < n; i += LANES) add_bins(bins + i, WIDTH, counts, 1);
+    store_sums(t->relative + lane, total);
     Counts *c = &t->counts;
     STORE(c, relative_max); STORE(c, not_e_min); STORE(c, relative_outliers); STORE(c, outliers);
     STORE(c, x_zero); STORE(c, y_zero); STORE(c, zero_reference); STORE(c, cast_max);
 }
 APART void add_counts(const float *x, const float *y, int n, int lane, const Run *run, Lanes *t, uint16_t *bins) {
-    count(x, y, n, lane, run, t, bins, 0);
+    if (n == SEGMENT) count(x, y, SEGMENT, lane, run, t, bins, 0);
+    else count(x, y, n, lane, run, t, bins, 0);
 }
 APART void add_counts_of_cast(const float *x, const float *y, int n, int lane, const Run *run, Lanes *t, uint16_t *bins) {
     count(x, y, n, lane, run, t, bins, 1);
@@ -272,13 +303,13 @@ INLINE void join(Counts *restrict to, const Counts *restrict from) {
 }
 
 APART void add_weighted(const float *x, const float *y, int n, int lane, const float *weights, Lanes *t) {
-    double x_total[WIDTH] = {0}, e_total[WIDTH] = {0};
+    Sums x_total = {0}, e_total = {0};
     for (int i = lane; i < n; i += LANES) {
         floats a = load(x + i), e = load(y + i) - a, w = load(weights + i), x_sq = a * a * w, e_sq = e * e * w;
-        FLUSH(x_total, x_sq); FLUSH(e_total, e_sq);
+        flush(&x_total, x_sq); flush(&e_total, e_sq);
     }
-    memcpy(t->weighted_x_sq + lane, x_total, sizeof x_total);
-    memcpy(t->weighted_e_sq + lane, e_total, sizeof e_total);
+    store_sums(t->weighted_x_sq + lane, x_total);
+    store_sums(t->weighted_e_sq + lane, e_total);
 }
 
 /* Adds up whole vectors of a segment in float32; returns 0, changing no sum, if that is not accurate enough. */
@@ -288,15 +319,20 @@ APART int fast(const float *x, const float *y, int n, const float *weights, Run 
     float x_peaks[WINDOWS] = {0}, e_peaks[WINDOWS] = {0};
     int32_t e_max = largest(t.e_max, n, e_peaks), x_max = largest(t.x_max, n, x_peaks);
     if (!in_range(e_max) || !in_range(x_max)) return 0;
-    for (int lane = 0; lane < LANES; lane += WIDTH)
-        (run->normal > 0 ? add_counts_of_cast : add_counts)(x, y, n, lane, run, &t, s->bins);
-    double sum_x = sum_of(t.x), e = sum_of(t.e), e_abs = sum_of(t.e_abs), relative = sum_of(t.relative);
+    double sum_x = sum_of(t.x), e = sum_of(t.e), e_abs = sum_of(t.e_abs);
     double x_sq = sum_of(t.x_sq), e_sq = sum_of(t.e_sq), xe = sum_of(t.xe), y_sq = x_sq + 2 * xe + e_sq;
     double x_largest = as_float(x_max), e_largest = as_float(e_max);
-    if (!isfinite(relative) || 2 * x_largest * x_largest > x_sq || 2 * e_largest * e_largest > e_sq) return 0;
+    if (2 * x_largest * x_largest > x_sq || 2 * e_largest * e_largest > e_sq) return 0;
     if (x_sq > 0 && sum_x * sum_x > 0.99 * n * x_sq) return 0;
     if (e_sq > 0 && e_abs * e_abs > 0.99 * n * e_sq) return 0;
     if (100 * y_sq < x_sq) return 0;
+    for (int lane = 0; lane < LANES; lane += WIDTH)
+        (run->normal > 0 ? add_counts_of_cast : add_counts)(x, y, n, lane, run, &t, s->bins);
+    double relative = sum_of(t.relative);
+    if (!isfinite(relative)) {
+        add_bins(s->bins, n, run->counts, -1u); /* takes them back */
+        return 0;
+    }
     if (weights) {
         for (int lane = 0; lane < LANES; lane += WIDTH) add_weighted(x, y, n, lane, weights, &t);
         s->strip[SUM_WEIGHTED_X_SQ] += sum_of(t.weighted_x_sq);
@@ -313,12 +349,6 @@ APART int fast(const float *x, const float *y, int n, const float *weights, Run 
     for (int window = 0; s->x_peaks && window * WINDOW < n; window++) {
         s->x_peaks[window] = x_peaks[window] > s->x_peaks[window] ? x_peaks[window] : s->x_peaks[window];
         s->e_peaks[window] = e_peaks[window] > s->e_peaks[window] ? e_peaks[window] : s->e_peaks[window];
-    }
-    uint32_t *even = run->counts, *odd = run->counts + ROOM; /* two tables: a count need not wait for the previous one */
-    for (int i = 0; i < n; i += 4) {
-        uint64_t four;
-        memcpy(&four, s->bins + i, 8);
-        even[four & 0xFFFF]++; odd[four >> 16 & 0xFFFF]++; even[four >> 32 & 0xFFFF]++; odd[four >> 48]++;
     }
     return 1;
 }
