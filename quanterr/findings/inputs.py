@@ -7,8 +7,8 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import DECLARED, QUANTIZED, VALUES, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Contents
+from quanterr.findings.fused_scales import group_names
 from quanterr.findings.limits import APART, TINY
-from quanterr.findings.siblings import group_names
 from quanterr.pairing.inputs import find_absent_scales, find_clamped_inputs, read_static_scales
 from quanterr.util.text import count, display, listed
 
