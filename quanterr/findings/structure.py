@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.documents.base import Finding
+from quanterr.findings.attention_heads import OF_BLOCK
 from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
-from quanterr.findings.heads import OF_BLOCK
 from quanterr.pairing.views import find_whole
 from quanterr.util.text import count, display, listed
 

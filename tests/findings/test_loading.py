@@ -13,8 +13,8 @@ from support.gguf_stored import Stored, architecture, key, write_gguf
 from support.making import numbers, store
 
 import quanterr
+from quanterr.findings.attention_heads import Heads
 from quanterr.findings.families import FAMILIES, KNOWN
-from quanterr.findings.heads import Heads
 from quanterr.formats import FORMATS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
