@@ -8,6 +8,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings import (
     activations,
     adapters,
+    attention_heads,
     caches,
     casts,
     completeness,
@@ -18,8 +19,8 @@ from quanterr.findings import (
     file_types,
     files,
     folding,
+    fused_scales,
     headers,
-    heads,
     importance,
     inputs,
     layers,
@@ -31,7 +32,6 @@ from quanterr.findings import (
     runtimes,
     scales,
     schemes,
-    siblings,
     structure,
     sums,
     values,
@@ -43,9 +43,9 @@ from quanterr.findings.layers import AllWeights
 # Findings are in the order of these modules, and of the checks in each.
 MODULES: tuple[ModuleType, ...] = (
     *(files, adapters, configs),
-    *(structure, heads, loading, parts, file_types, runtimes, caches, declared, schemes, completeness),
+    *(structure, attention_heads, loading, parts, file_types, runtimes, caches, declared, schemes, completeness),
     *(headers, activations, inputs, folding, importance, values),
-    *(sums, excess, scales, layers, conventions, outliers, lossless, casts, siblings, results),
+    *(sums, excess, scales, layers, conventions, outliers, lossless, casts, fused_scales, results),
 )
 
 
