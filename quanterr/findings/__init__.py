@@ -25,6 +25,7 @@ from quanterr.findings.columns import name_moved_columns
 from quanterr.findings.compensation import drop_compensated
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
 from quanterr.findings.contents import MeasuredWeight
+from quanterr.findings.error_figures import compute_figures
 from quanterr.findings.excess import (
     fits_signed_scales,
     has_moved_codes,
@@ -49,7 +50,6 @@ from quanterr.findings.explanations import (
     drop_explained,
     weights_of,
 )
-from quanterr.findings.figures import compute_figures
 from quanterr.findings.layers import (
     AllWeights,
     WeightSummary,

@@ -7,7 +7,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
-from quanterr.findings.figures import bits_of, level_of, ratio_db
+from quanterr.findings.error_figures import bits_of, level_of, ratio_db
 from quanterr.findings.limits import (
     ALIKE,
     APART,

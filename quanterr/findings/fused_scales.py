@@ -13,7 +13,7 @@ from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
 from quanterr.findings.checks import LAST, RESULT, check
 from quanterr.findings.codes import make_finding
-from quanterr.findings.figures import EXACT_DB, Figures
+from quanterr.findings.error_figures import EXACT_DB, Figures
 from quanterr.findings.layers import AllWeights, WeightSummary
 from quanterr.findings.limits import BIT_DB, TINY
 from quanterr.formats.reading import Reader

@@ -11,9 +11,9 @@ from msgspec import Struct
 from quanterr.documents.base import Finding
 from quanterr.findings.checks import LAST, RESULT, WEIGHTS, check
 from quanterr.findings.codes import make_finding
+from quanterr.findings.error_figures import EXACT_DB, Figures
 from quanterr.findings.explanations import NEAR, UNDERFLOWS
 from quanterr.findings.factors import explain_factor
-from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.limits import ALIGNED, ALIKE, BIT_DB, DEVIATIONS, FINE_DB, PEERS
 from quanterr.formats import find_rows
 from quanterr.formats.reading import Reader

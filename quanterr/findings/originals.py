@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.conventions import format_range
+from quanterr.findings.error_figures import bits_of, bits_of_weight
 from quanterr.findings.explanations import LEVELS, REPAIRS, SAMPLED, weights_of
-from quanterr.findings.figures import bits_of, bits_of_weight
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import ALIGNED, PEERS, UNRELATED
 from quanterr.util.text import count, listed

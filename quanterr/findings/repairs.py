@@ -10,8 +10,8 @@ from functools import partial
 from math import inf, isfinite, isqrt, log10
 from typing import NamedTuple
 
+from quanterr.findings.error_figures import EXACT_DB, gain_of, level_of
 from quanterr.findings.factors import POWERS
-from quanterr.findings.figures import EXACT_DB, gain_of, level_of
 from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, LIKE, SEARCHED_DB, SLIGHT_DB, WORST_DB
 from quanterr.findings.methods import PLAIN
 from quanterr.lazy_torch import Tensor, torch

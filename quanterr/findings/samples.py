@@ -10,8 +10,8 @@ from typing import NamedTuple
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import read_code_sample
 from quanterr.findings.codes import make_finding
+from quanterr.findings.error_figures import EXACT_DB, Figures
 from quanterr.findings.factors import explain_factor, explain_factors
-from quanterr.findings.figures import EXACT_DB, Figures
 from quanterr.findings.layers import WeightSummary, rate_repair
 from quanterr.findings.limits import ALIKE, ENOUGH, FINE_DB, LIKE, SLIGHT_DB, TINY
 from quanterr.findings.misplaced import find_misplaced

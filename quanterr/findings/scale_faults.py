@@ -27,7 +27,7 @@ from typing import NamedTuple
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import CodeSample
 from quanterr.findings.codes import make_finding
-from quanterr.findings.figures import CAST_BF16
+from quanterr.findings.error_figures import CAST_BF16
 from quanterr.findings.layers import WeightSummary, rate_repair
 from quanterr.findings.limits import (
     AGREE,

@@ -8,8 +8,8 @@ from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.code_samples import RUN
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
+from quanterr.findings.error_figures import bits_of
 from quanterr.findings.excess import MOST_NAMED, from_sample_to_whole, underflows
-from quanterr.findings.figures import bits_of
 from quanterr.findings.limits import (
     ALIGNED,
     ALIKE,

@@ -7,8 +7,8 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
+from quanterr.findings.error_figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
 from quanterr.findings.excess import NIBBLE, allowed_overshoot, underflows
-from quanterr.findings.figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
 from quanterr.findings.limits import (
     ALIGNED,
     APART,

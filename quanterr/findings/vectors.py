@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
+from quanterr.findings.error_figures import CAST_BF16
 from quanterr.findings.factors import explain_factor
-from quanterr.findings.figures import CAST_BF16
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import ALIGNED, ALIKE, CHANGED_DB, DEVIATIONS, ENOUGH, MANY, UNRELATED
 from quanterr.findings.repairs import BETTER_DB, Sample, measure_snr
