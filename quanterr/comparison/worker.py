@@ -15,7 +15,7 @@ from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.conspicuous import make_cell_grid
-from quanterr.samples.keeping import SampleKeeper
+from quanterr.samples.kept_rows import SampleKeeper
 from quanterr.samples.reading import Buffers, PairReader
 from quanterr.samples.small import MOST_KEPT
 from quanterr.tensors.casts import least_normal

@@ -183,7 +183,7 @@ def test_plan_estimates_nothing_from_samples(original, monkeypatch):
     """Samples would take most of its time, and no plan uses their estimates."""
     expected = plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu")
     monkeypatch.delattr(SampleMeasurer, "_measure_closely")
-    monkeypatch.delattr("quanterr.samples.keeping.prepare_sample")
+    monkeypatch.delattr("quanterr.samples.kept_rows.prepare_sample")
 
     assert expected.layers == plan(original, bits=9, to=["gguf_q8_0", "int4_g32"], device="cpu").layers
 

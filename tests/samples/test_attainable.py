@@ -565,7 +565,7 @@ class TestKernelMeasuresSamples:
         monkeypatch.setattr(SampleMeasurer, "_finish_plain", finish_measured)
         for prepare in (prepare_sample, lambda *_: None) if from_values else (prepare_sample,):
             measured.clear()
-            monkeypatch.setattr("quanterr.samples.keeping.prepare_sample", prepare)
+            monkeypatch.setattr("quanterr.samples.kept_rows.prepare_sample", prepare)
             found.append(quanterr.compare(*files, device="cpu"))
             assert any(measured)
             assert all(measured) == all_sound
