@@ -23,7 +23,7 @@ from quanterr.kernel.library import Kernel
 from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import Pair, WeightResult
-from quanterr.samples.small import AT_ONCE, ENOUGH
+from quanterr.samples.small_weights import AT_ONCE, ENOUGH
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunks
 from quanterr.tensors.devices import give_back_device_memory
 from quanterr.tensors.pool import map_in_threads

@@ -17,7 +17,7 @@ from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.conspicuous import make_cell_grid
 from quanterr.samples.kept_rows import SampleKeeper
 from quanterr.samples.reading import Buffers, PairReader
-from quanterr.samples.small import MOST_KEPT
+from quanterr.samples.small_weights import MOST_KEPT
 from quanterr.tensors.casts import least_normal
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import own_stream

@@ -13,7 +13,7 @@ from quanterr.kernel.library import Kernel
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.samples.rows import count_rows, list_rows
-from quanterr.samples.small import SmallWeights
+from quanterr.samples.small_weights import SmallWeights
 from quanterr.tensors.chunks import Chunk, split_chunks
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
