@@ -14,7 +14,7 @@ from quanterr.kernel.summing import Summer
 from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import Pair, WeightResult
-from quanterr.samples.conspicuous import make_cell_grid
+from quanterr.samples.conspicuous_rows import make_cell_grid
 from quanterr.samples.kept_rows import SampleKeeper
 from quanterr.samples.reading import Buffers, PairReader
 from quanterr.samples.small_weights import MOST_KEPT

@@ -10,7 +10,7 @@ from quanterr.lazy_torch import Tensor
 from quanterr.metrics.attainable import Attainable, BadRegion
 from quanterr.metrics.sums import Sums
 from quanterr.samples.codes import Sampler
-from quanterr.samples.conspicuous import (
+from quanterr.samples.conspicuous_rows import (
     find_blocks,
     find_conspicuous_cells,
     find_conspicuous_rows,

@@ -38,7 +38,7 @@ from quanterr.samples.codes import (
     UNLIKE,
     may_trust,
 )
-from quanterr.samples.conspicuous import count_run_cells
+from quanterr.samples.conspicuous_rows import count_run_cells
 from quanterr.samples.good_scales import ABOVE_NORMAL, FIXED, MOVED, SOME, ZERO, list_multiples
 from quanterr.samples.nearest import HALF_STEP
 from quanterr.samples.rows import RUN, SMALL, WIDEST, sample_blocks

@@ -12,7 +12,7 @@ from quanterr.kernel.interpreter import decoder_of
 from quanterr.kernel.levels import SUBNORMAL, Levels, ScaleSteps, Scaling
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable, BadRegion, Kind, level
-from quanterr.samples.conspicuous import spans_rows
+from quanterr.samples.conspicuous_rows import spans_rows
 from quanterr.samples.good_scales import (
     Losses,
     ScaleGroups,

@@ -51,7 +51,7 @@ from quanterr.recipes import microscaled, scaled, searches, superblocks, tables
 from quanterr.recipes.tensors import quantize_tensor
 from quanterr.samples import codes, scales
 from quanterr.samples import native as samples
-from quanterr.samples.conspicuous import CELL
+from quanterr.samples.conspicuous_rows import CELL
 from quanterr.samples.kept_rows import SampleKeeper
 from quanterr.samples.measuring import SampleMeasurer
 from quanterr.samples.nearest import HALF_STEP, Nearest

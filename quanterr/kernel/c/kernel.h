@@ -279,7 +279,7 @@ EXPORT void quanterr_add_counts(int64_t *to, const int64_t *const *from, const i
 
 /* Returns whether the share of a cell, max |e| / max |x|, may exceed `most` times the usual one: the median over n parts of
  * the sample of the largest in each, but at least `least`. A part is the first and the stop row of cells, and the first
- * and the stop column; peaks are (2, down, across). samples/conspicuous.py specifies it. */
+ * and the stop column; peaks are (2, down, across). samples/conspicuous_rows.py specifies it. */
 EXPORT int quanterr_stands_out(const float *peaks, int64_t down, int64_t across, const int64_t (*parts)[4], int64_t n,
                                double least, double most);
 
