@@ -10,7 +10,7 @@ import quanterr
 from quanterr.documents.evaluation.pairs import compare_neighbours, compare_paired
 from quanterr.evaluation.measures import scores
 from quanterr.util.student import compute_p_value, find_t
-from quanterr.views.evaluation.wording import conclusion, describe_nearer, describe_precision, format_metric
+from quanterr.views.evaluation.numbers_as_text import conclusion, describe_nearer, describe_precision, format_metric
 
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 

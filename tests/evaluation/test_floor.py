@@ -15,7 +15,7 @@ import quanterr
 from quanterr.evaluation.models.units import Unit
 from quanterr.evaluation.running import floor
 from quanterr.outputs.card import format_numbers
-from quanterr.views.evaluation.wording import is_below_floor
+from quanterr.views.evaluation.numbers_as_text import is_below_floor
 
 pytestmark = pytest.mark.session
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from quanterr.documents.evaluation.model import Evaluated, Evaluation
 from quanterr.errors import UsageError
 from quanterr.util.text import display
-from quanterr.views.evaluation.wording import list_metrics
+from quanterr.views.evaluation.numbers_as_text import list_metrics
 
 FENCE, BASE, RELATION, INDEX, OWN = "---", "base_model", "base_model_relation", "model-index", "quanterr"
 TASKS = {

@@ -63,7 +63,7 @@ from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, quote, size
 from quanterr.views.diff.candidates.items import ItemWords
-from quanterr.views.evaluation.wording import (
+from quanterr.views.evaluation.numbers_as_text import (
     conclusion,
     describe_floor,
     describe_nearer,
