@@ -318,6 +318,7 @@ class View(NamedTuple):
     summary: Sequence[str] = ()  # what a reader should know after the conclusion, the most important first
     told: Sequence[Finding] = ()  # findings that the summary states
     overview: Table | None = None  # all candidates, which a terminal shows before the summary
+    title: str = ""  # of a page: what it is about, and its number; else the answer
 
     @property
     def word(self) -> str | None:

@@ -9,6 +9,7 @@ from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Reason
 from quanterr.metrics.scores import Score, list_columns
 from quanterr.outputs.formatting import UNDEFINED, format_db, format_percent, list_doubts
+from quanterr.outputs.markdown import shorten_path
 from quanterr.outputs.sections import (
     LAYERS,
     PAGE,
@@ -39,6 +40,7 @@ def make_view(
     summary: Sequence[str] = (),
     told: Sequence[Finding] = (),
     overview: Table | None = None,
+    title: str = "",
 ) -> View:
     """Return the view of a document: its non-empty sections, the table of all layers if there are maps, and its run.
 
@@ -53,7 +55,7 @@ def make_view(
     doubts = list_doubts(verdict or "", (found for one in judged for found in getattr(one, "findings", ())))
     made_by = document.made_by
     answer = (heading, verdict, conclusion, reasons)
-    return View(*answer, facts, shown, about, made_by, maps, done, doubts, summary, told, overview)
+    return View(*answer, facts, shown, about, made_by, maps, done, doubts, summary, told, overview, title)
 
 
 def pick_columns(table: Table, most: int = 6) -> Table:
@@ -102,7 +104,7 @@ def _describe_run(document: Document, settings: Sequence[tuple[str, str]]) -> Se
     run = document.run
     kernel = f", kernel {run.kernel}" if run.kernel else ""
     facts = [
-        ("Command", shlex.join(run.command) if run.command else "from a library"),
+        ("Command", shlex.join(map(shorten_path, run.command)) if run.command else "from a library"),
         ("Made by", document.made_by),
         *settings,
         ("When", f"{run.started}, in {run.seconds:.1f} s, {size(run.read_bytes)} read"),

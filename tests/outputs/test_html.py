@@ -51,6 +51,18 @@ def test_faultless_file_needs_no_action_and_no_kept_layers():
         assert 'id="keep"' in page(doubted)
 
 
+def test_title_names_the_file_and_its_snr_and_no_page_names_its_folder():
+    found = report_of(small())
+    side = replace(found.quantized, path="/home/me/models/model-fp8.safetensors")
+    run = replace(found.run, command=["quanterr", "compare", "original.safetensors", side.path])
+    made = page(replace(found, quantized=side, run=run))
+    snr = f"{found.aggregate.overall_snr_db:.2f}"
+
+    assert f"<title>model-fp8.safetensors: {snr} dB, " in made
+    assert "quanterr compare original.safetensors model-fp8.safetensors" in made
+    assert "/home/me" not in made
+
+
 class Page(HTMLParser):
     """Elements with their attributes, and the content of scripts and styles."""
 

@@ -27,6 +27,7 @@ from quanterr.outputs.formatting import (
     has_only_numbers,
     sentence,
 )
+from quanterr.outputs.markdown import shorten_path
 from quanterr.outputs.page.chart import HEIGHT, LEFT, WIDTH, draw_chart
 from quanterr.outputs.sections import Findings, LayerName, Name, Part, Table
 from quanterr.util.text import count, display, format_exact, size
@@ -58,7 +59,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
-    filters = (cell, count, display, link_names, sentence, size)
+    filters = (cell, count, display, fact, link_names, sentence, size)
     functions = (describe_gate, describe_violation, draw_chart, dots.draw_dots, fold, format_doubts, format_exact,
                  format_observed, has_only_numbers, kind_of, order_findings, title_of, zip)  # fmt: skip
     made.filters |= {one.__name__: one for one in filters} | {"thousands": "{:,}".format}
@@ -93,6 +94,11 @@ def cell(text: str) -> str:
         return link_layer(text)
     shown = sentence(text)
     return Markup('<span class="name">{}</span>').format(shown) if isinstance(text, Name) else shown
+
+
+def fact(text: str) -> str:
+    """Return a text about a file; a page that is published does not show in which folder the file was."""
+    return cell(Name(shorten_path(text)) if isinstance(text, Name) else text)
 
 
 class Folded(NamedTuple):

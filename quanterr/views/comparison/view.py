@@ -20,6 +20,7 @@ from quanterr.outputs.formatting import (
     say_once,
     sentence,
 )
+from quanterr.outputs.markdown import shorten_path
 from quanterr.outputs.page.columns import DIFFERS, IDENTICAL, NOT_COMPARED
 from quanterr.outputs.sections import (
     CARD,
@@ -109,6 +110,7 @@ def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation
         UsageError: the evaluation belongs to another pair.
     """
     evaluated = None if evaluation is None else find_candidate(report, evaluation)
+    snr = format_db(report.aggregate.overall_snr_db, " dB") if report.layers else ""
     return make_view(
         report,
         "Weight fidelity",
@@ -126,6 +128,7 @@ def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation
         _list_settings(report),
         summarize(report, sort_by),
         list_told(report, sort_by),
+        title=f"{shorten_path(report.quantized.path)}{f': {snr}' if snr else ''}",
     )
 
 

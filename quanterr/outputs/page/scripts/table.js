@@ -2,6 +2,8 @@
 
 const EXTRA = 8; // rows above and below the visible ones
 const PRINTED = 60; // rows in print
+const ENDING = ".weight"; // of most names, which the table leaves out
+const LONGEST = 44; // characters of a name that widen its column
 
 class LayerTable {
   /** `open(place)` is called with the position of a selected layer; `first` is the initial sort key. */
@@ -19,6 +21,8 @@ class LayerTable {
     this.active = 0; // position that Tab reaches
     this.viewport = byId("viewport");
     this.body = byId("rows");
+    const lengths = Array.from({ length: layers.n }, (_, i) => (layers.status[i] === DIFFERS ? this.partsOf(i)[0].length : 0));
+    byId("table").style.setProperty("--name", `${Math.min(Math.max(...lengths, 10), LONGEST)}ch`);
     this.makeHead();
     this.makeChooser();
     byId("csv").addEventListener("click", () => download("layers.csv", this.csv()));
@@ -154,11 +158,19 @@ class LayerTable {
     if (focused) (this.buttonAt(this.active) ?? this.viewport).focus({ preventScroll: true });
   }
 
+  /** Return a layer's name without the beginning that all names share, and its usual ending, if it has that. */
+  partsOf(i) {
+    const name = this.layers.name[i].slice(this.layers.common.length);
+    return name.endsWith(ENDING) && name !== ENDING ? [name.slice(0, -ENDING.length), ENDING] : [name, ""];
+  }
+
   rowOf(place) {
     const i = this.order[place];
     const { layers } = this;
     const tabindex = place === this.active ? "0" : "-1";
-    const name = element("button", { type: "button", tabindex, title: layers.name[i] }, element("span", { class: "common" }, layers.common), layers.name[i].slice(layers.common.length));
+    const [own, ending] = this.partsOf(i);
+    const hidden = (text) => element("span", { class: "common" }, text);
+    const name = element("button", { type: "button", tabindex, title: layers.name[i] }, hidden(layers.common), own, hidden(ending));
     const row = element("tr", { "aria-rowindex": place + 2, "data-place": place }, element("th", { scope: "row" }, name));
     for (const { key, number, wide } of this.columns.slice(1)) {
       const classes = [number ? "number" : "", wide ? "wide" : ""];
