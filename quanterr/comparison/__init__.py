@@ -20,7 +20,7 @@ from quanterr.options import CompareOptions
 from quanterr.options.keywords import accept_fields_of
 from quanterr.tensors.in_memory import Side, hold_all
 
-__all__ = ["Path", "compare", "compare_each", "compare_pair"]
+__all__ = ["Path", "add_loading", "compare", "compare_each", "compare_pair"]
 
 
 @accept_fields_of(CompareOptions)
@@ -58,7 +58,7 @@ def compare_pair(
     """Compare as :func:`compare` does, with prepared rules; each layer must match ``plan`` if it is given."""
     report = compare_each(original, [quantized], options)[0]
     if runtimes := [*options.runtimes, *rules.runtimes]:
-        report = _add_loading(report, quantized, options, runtimes)
+        report = _doubt_loading(add_loading(report, quantized, runtimes, options.lenient, options.devices), options)
     try:
         judged = rules.judge(report)
         return judged if plan is None else check_against_plan(judged, plan)
@@ -67,19 +67,23 @@ def compare_pair(
         raise UnjudgedError(str(error), unjudged) from error
 
 
-def _add_loading(
-    report: Report, quantized: Path | Checkpoint, options: CompareOptions, runtimes: Sequence[str]
+def add_loading(
+    report: Report, quantized: Path | Checkpoint, runtimes: Sequence[str], lenient: bool, devices: int = 1
 ) -> Report:
-    """Add whether runtimes load the quantized side; one of ``--for`` that does not makes the verdict inconclusive.
+    """Add whether runtimes load the quantized side, on a number of devices."""
+    alone = inspect(quantized, runtimes=runtimes, devices=devices, lenient=lenient).loading
+    return replace(report, loading=add_compared(alone, report.findings))
 
-    Under ``all``, which asks for a table, none does. Rules judge those that they name.
+
+def _doubt_loading(report: Report, options: CompareOptions) -> Report:
+    """Make the verdict inconclusive if a runtime of ``--for`` does not load the quantized side.
+
+    Under ``all``, which asks for a table, none has to. Rules judge those that they name.
     """
-    alone = inspect(quantized, runtimes=runtimes, devices=options.devices, lenient=options.lenient).loading
-    loading = add_compared(alone, report.findings)
-    refusals = find_refusals(options.runtimes, loading)
+    refusals = find_refusals(options.runtimes, report.loading)
     if not refusals:
-        return replace(report, loading=loading)
-    return _add_reasons(replace(report, loading=loading), [Reason(text, "result") for text in refusals])
+        return report
+    return _add_reasons(report, [Reason(text, "result") for text in refusals])
 
 
 def _add_reasons(report: Report, reasons: list[Reason]) -> Report:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from quanterr.advice.kept_layers import parse_budget
 from quanterr.checkpoints import Checkpoint, Unreadable, open_checkpoints, open_readable, require_readable
-from quanterr.comparison import Path, compare_each
+from quanterr.comparison import Path, add_loading, compare_each
 from quanterr.comparison.bounds import add_bounds
 from quanterr.comparison.estimating import estimate
 from quanterr.documents.evaluation.model import Evaluation
@@ -16,6 +16,7 @@ from quanterr.documents.ranking.model import Ranking
 from quanterr.documents.ranking.scores import add_scores, check_names
 from quanterr.documents.reading import read_stored
 from quanterr.errors import UsageError
+from quanterr.findings.runtimes.judging import choose_runtimes
 from quanterr.gates import PreparedRules, prepare
 from quanterr.options import ComparisonOptions, RankOptions, SweepOptions
 from quanterr.options.keywords import accept_fields_of, list_given
@@ -122,7 +123,14 @@ def _rank(
     """Compare and judge candidates and recipes, and rank them under these names."""
     keep = None if keep_original is None else parse_budget(keep_original)
     named = [(name, one) for name, one in zip(names, candidates, strict=True) if not isinstance(one, Unreadable)]
-    reports = [rules.judge(report) for report in compare_each(original, [one for _, one in named], options)]
+    choose_runtimes(rules.runtimes)  # unknown names are refused before the run
+    reports = compare_each(original, [one for _, one in named], options)
+    if rules.runtimes:
+        reports = [
+            report if isinstance(one, Recipe) else add_loading(report, one, rules.runtimes, options.lenient)
+            for (_, one), report in zip(named, reports, strict=True)
+        ]
+    reports = [rules.judge(report) for report in reports]
     recipes = [one.name for one in candidates if isinstance(one, Recipe)]
     unreadable = [
         make_unreadable(name, one.path, one.reason)

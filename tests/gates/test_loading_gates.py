@@ -86,3 +86,10 @@ def test_outputs_hold_a_result_with_the_gate(pair, tmp_path, suffix):
     assert "loads(llama.cpp)" in text
     assert ("tested statically" in text) == (suffix != "xml")
     assert ("loads (read)" in text) == (suffix != "xml")
+
+
+def test_candidates_of_a_ranking_are_judged(pair):
+    ranking = quanterr.rank(pair[0], pair[1], against=["int8_row"], require=["loads(vllm)"], device="cpu")
+    found = {one.name: [gate.status for gate in one.gates] for one in ranking.candidates}
+
+    assert {"fp8": ["pass"], "int8_row": ["fail"]} == found  # a recipe makes no file
