@@ -127,7 +127,7 @@ def compare(
         exclude (PATTERN, one or several): Layers to leave out, by the same patterns without !, which shells
             expand.
         runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
-            ik_llama.cpp, comfyui, mlx, or all.
+            ik_llama.cpp, comfyui, mlx, exllamav3, or all.
         devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         importance (FILE): An importance matrix of llama.cpp (.gguf or .dat): weights errors by the importance of
             each input.
@@ -374,7 +374,7 @@ def inspect(
 
     Keyword Args:
         runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
-            ik_llama.cpp, comfyui, mlx, or all.
+            ik_llama.cpp, comfyui, mlx, exllamav3, or all.
         devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         hardware (NAME|GB/s): Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max,
             900GB/s.

@@ -188,7 +188,8 @@ class LoadingOptions(CheckedOptions):
     runtimes: Annotated[
         Iterable[str],
         Option(
-            "Say whether programs load it: transformers, vllm, sglang, llama.cpp, ik_llama.cpp, comfyui, mlx, or all.",
+            "Say whether programs load it: transformers, vllm, sglang, llama.cpp, ik_llama.cpp, comfyui, mlx, "
+            "exllamav3, or all.",
             METRICS,
             "NAMES",
             flags="--for",

@@ -1,6 +1,7 @@
 """Whether runtimes load a checkpoint: verdicts beside what the runtimes did, and cases that people reported."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from support.making import fp8_codes, label, numbers, quantized_fp8, quantized_i
 from typer.testing import CliRunner
 
 import quanterr
+from quanterr import guide
 from quanterr.cli import app
 from quanterr.errors import Status, UsageError
 from quanterr.findings.runtimes.judging import RUNTIMES
+from quanterr.options import InspectOptions, list_options
 
 RESULTS = json.loads((Path(__file__).parents[1] / "loaders" / "results.json").read_text())
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -355,6 +358,36 @@ class TestTransformers:
         assert "refuses" == judge(write_gguf(tmp_path / "m.gguf", tensors, LLAMA_KEYS), "transformers")[0]
 
 
+class TestExllama:
+    def make_exl3(self, folder, **fields):
+        tensors = {
+            f"{UP}.trellis": torch.zeros(8, 8, 64, dtype=torch.int16),
+            f"{UP}.suh": torch.ones(128, dtype=torch.float16),
+            f"{UP}.svh": torch.ones(128, dtype=torch.float16),
+        }
+        return store(folder / "m", tensors, config=declare(quant_method="exl3", bits=4, **fields))
+
+    def test_its_own_codes_are_loaded(self, tmp_path):
+        path = self.make_exl3(tmp_path)
+
+        assert ["loads", "refuses"] == [judge(path, one)[0] for one in ("exllamav3", "vllm")]
+
+    @pytest.mark.parametrize(
+        ("name", "verdict"),
+        [("plain", "loads"), ("FP8 in blocks", "loads"), ("MLX: GPTQ", "refuses"), ("GGUF", "refuses")],
+    )
+    def test_codes_of_other_names_are_refused(self, tmp_path, name, verdict):
+        CASES[name].make(tmp_path)
+
+        assert verdict == judge(find_checkpoint(tmp_path), "exllamav3")[0]
+
+    @pytest.mark.parametrize("names", [["NoSuchModel"], ["LlamaForCausalLM"] * 2])
+    def test_class_is_one_that_it_knows(self, tmp_path, names):
+        path = store(tmp_path / "m", {f"{UP}.weight": numbers(64, 64)}, config={"architectures": names})
+
+        assert "refuses" == judge(path, "exllamav3")[0]
+
+
 class TestReported:
     """What people report of files with correct numbers, besides the cases above."""
 
@@ -528,6 +561,13 @@ class TestAnswers:
     def test_unknown_runtime_is_wrong_usage(self, tmp_path):
         with pytest.raises(UsageError, match=r"no rules for the runtime vlm: choose from transformers, vllm"):
             quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=LLAMA), runtimes=["vlm"])
+
+    def test_help_and_guide_name_each_runtime(self):
+        shown = list_options(InspectOptions)["runtimes"].help
+        names = [one.name.lower() for one in RUNTIMES]
+
+        assert names == re.findall(r"[\w.]+", shown.partition(": ")[2].partition(", or all")[0])
+        assert all(f"`{name}`" in guide.read_page("inspect") for name in names)
 
     def test_no_devices_are_wrong_usage(self, tmp_path):
         with pytest.raises(UsageError, match="devices 0: must be at least 1"):

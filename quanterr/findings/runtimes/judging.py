@@ -6,7 +6,7 @@ from quanterr.documents.base import Finding
 from quanterr.documents.loading import DIFFERS, LOADS, NOT_KNOWN, REFUSES, Loading, LoadingReason
 from quanterr.errors import UsageError
 from quanterr.findings.contents import Contents, Stored
-from quanterr.findings.runtimes import comfyui, llama_cpp, mlx, sglang, transformers, vllm
+from quanterr.findings.runtimes import comfyui, exllamav3, llama_cpp, mlx, sglang, transformers, vllm
 from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, list_unread
 from quanterr.util.text import count, display, listed
 
@@ -18,6 +18,7 @@ RUNTIMES: Sequence[Runtime] = (
     llama_cpp.IK_RUNTIME,
     comfyui.RUNTIME,
     mlx.RUNTIME,
+    exllamav3.RUNTIME,
 )
 ALL = "all"
 WORST_FIRST = (REFUSES, NOT_KNOWN, DIFFERS)
