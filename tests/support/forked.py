@@ -1,8 +1,9 @@
 """The command in a process of its own, without the seconds that torch takes to be imported, within limits.
 
-``python tests/support/forked.py`` imports what commands need once and then forks children: a line of JSON on standard
-input lists what each is to be, a line with their exit statuses answers when all have ended. A child has a limit of
-memory and of time. A second server has what an evaluation needs, too: the larger a process, the slower its fork.
+``python tests/support/forked.py`` is a server for all processes of a test run. It imports what commands need once,
+forks itself for each connection and then forks children: a line of JSON lists what each is to be, a line with their
+exit statuses answers when all have ended. A child has a limit of memory and of time. A second server has what an
+evaluation needs, too: the larger a process, the slower its fork.
 """
 
 import atexit
@@ -16,6 +17,7 @@ import resource
 import runpy
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -104,7 +106,7 @@ def in_terminal(*words: Any, columns: int = 100) -> str:
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     server = _send(_request(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower)))
     out = b""
-    while select.select([leader, server.stdout], [], [])[0] != [server.stdout]:
+    while select.select([leader, server], [], [])[0] != [server]:
         out += os.read(leader, 1 << 16)
     [status] = _statuses(server)
     os.close(follower)
@@ -163,43 +165,78 @@ def _forked(requests: list[dict[str, Any]], encoding: str = "utf-8") -> list[Don
         ]
 
 
-def _send(*requests: dict[str, Any]) -> subprocess.Popen[str]:
+def _send(*requests: dict[str, Any]) -> socket.socket:
     """Send requests to a server, and return it. Scripts are sent to the one for evaluations, as some evaluate."""
     evaluating = any("program" in each or each["words"][:1] == ["evaluate"] for each in requests)
-    server = _server(*(USED + EVALUATING if evaluating else USED))
-    server.stdin.write(json.dumps(requests) + "\n")
-    server.stdin.flush()
+    server = _connect(*(USED + EVALUATING if evaluating else USED))
+    server.sendall(json.dumps(requests).encode() + b"\n")
     return server
 
 
-def _statuses(server: subprocess.Popen[str]) -> list[int]:
+def _statuses(server: socket.socket) -> list[int]:
     """Wait for all children of a request."""
-    return json.loads(server.stdout.readline())
+    with server.makefile() as answers:
+        return json.loads(answers.readline())
 
 
 @cache
-def _server(*modules: str) -> subprocess.Popen[str]:
-    """Start a server that imports these modules, once for each test process."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="ascii"
-    )
-    atexit.register(_end, process)
-    return process
+def _connect(*modules: str) -> socket.socket:
+    """Return a connection to the server with these modules; start it if no process of this test run has done so."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+    place = os.path.join(tempfile.gettempdir(), f"quanterr-{run}-{len(modules)}")
+    connection = socket.socket(socket.AF_UNIX)
+    atexit.register(connection.close)
+    with open(f"{place}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            connection.connect(place)
+        except OSError:  # nobody has started it, or it has ended
+            _start(place, modules)
+            connection.connect(place)
+    return connection
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _start(place: str, modules: Iterable[str]) -> None:
+    """Start a server, which this process ends; those that others are connected to then stay until they have closed."""
+    Path(place).unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(place)
+        listening.listen()
+        number = listening.fileno()
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(number), *modules], stdin=subprocess.PIPE, pass_fds=[number]
+        )
+    atexit.register(_end, process, place)
+
+
+def _end(process: subprocess.Popen[bytes], place: str) -> None:
     process.stdin.close()
     process.wait()
-    process.stdout.close()
+    for path in (place, f"{place}.lock"):
+        Path(path).unlink(missing_ok=True)
 
 
-def _serve(modules: Iterable[str]) -> None:
+def _serve(listening: socket.socket, modules: Iterable[str]) -> None:
     for name in modules:
         package = name.partition(".")[0]
         if package == "quanterr" or (find_spec(package) and find_spec(name)):  # other versions lack some of theirs
             import_module(name)
     _prepare_commands()
     gc.freeze()  # or a child would copy what its collector looks at
+    while 0 not in select.select([0, listening], [], [])[0]:  # which is closed in the end
+        connection, _ = listening.accept()
+        if not os.fork():
+            for number in (0, 1):
+                os.dup2(connection.fileno(), number)
+            connection.close()
+            listening.close()
+            _answer()
+            os._exit(0)
+        connection.close()
+
+
+def _answer() -> None:
+    """Fork the children that a connection asks for."""
     for line in sys.stdin:
         children = [_fork(request) for request in json.loads(line)]
         print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], flush=True)
@@ -272,7 +309,8 @@ def _become(
         quanterr.cli.main()
     sys.path.insert(0, os.path.dirname(program))
     runpy.run_path(program, run_name="__main__")
-    sys.exit()
+    sys.stdout.flush()
+    os._exit(0)  # at once, as the command does
 
 
 def _open_unread_pipe() -> int:
@@ -287,4 +325,4 @@ def _limit(what: int, value: int) -> None:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # where `support` is
-    _serve(sys.argv[1:])
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
