@@ -1024,13 +1024,18 @@ static void end_cells(const Run *run, int64_t row) {
     const int64_t windows = count_windows(run), across = (windows + run->cell_windows - 1) / run->cell_windows;
     const int64_t down = (run->rows_above + run->rows + run->cell_rows - 1) / run->cell_rows;
     float *peaks = run->peaks + (run->rows_above + row) / run->cell_rows * across, *from = run->windows;
-    for (int side = 0; side < 2; side++, peaks += down * across, from += windows)
+    for (int side = 0; side < 2; side++, peaks += down * across, from += windows) {
+        if (across == windows) {
+            memcpy(peaks, from, (size_t)windows * sizeof *peaks);
+            continue;
+        }
         for (int64_t cell = 0, window = 0; cell < across; cell++) {
             int32_t largest = 0; /* bits of magnitudes have their order */
             for (; window < windows && window < (cell + 1) * run->cell_windows; window++)
                 largest = as_bits(from[window]) > largest ? as_bits(from[window]) : largest;
             peaks[cell] = as_float(largest);
         }
+    }
     memset(run->windows, 0, (size_t)(2 * windows) * sizeof *run->windows);
 }
 
