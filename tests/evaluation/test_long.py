@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 import quanterr
 from quanterr.evaluation.run import study
 from quanterr.evaluation.running import attention, logits
-from quanterr.evaluation.running.side import Side
+from quanterr.evaluation.running.model_run import ModelRun
 
 pytestmark = pytest.mark.session
 
@@ -51,8 +51,8 @@ def test_pieces_give_the_same_as_the_whole(name, tmp_path, monkeypatch):
     original, tokens = saved(name, tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
     whole = quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS)
     in_pieces(monkeypatch)
-    calls, compute = [], Side.compute
-    monkeypatch.setattr(Side, "compute", lambda *given: calls.append(given[1:]) or compute(*given))
+    calls, compute = [], ModelRun.compute
+    monkeypatch.setattr(ModelRun, "compute", lambda *given: calls.append(given[1:]) or compute(*given))
 
     assert alike(whole, quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS))
     assert {(-24, -19), (-4, 0)} <= set(calls)
@@ -105,8 +105,8 @@ def test_reference_works_in_pieces(tmp_path, monkeypatch):
     in_pieces(monkeypatch)
     study(original, save_reference=tmp_path / "reference", tokens=tokens, **OPTIONS)
     beside = quanterr.evaluate(original, kv="fp8", tokens=tokens, **OPTIONS)
-    calls, compute = [], Side.compute
-    monkeypatch.setattr(Side, "compute", lambda *given: calls.append(given[1:]) or compute(*given))
+    calls, compute = [], ModelRun.compute
+    monkeypatch.setattr(ModelRun, "compute", lambda *given: calls.append(given[1:]) or compute(*given))
     found = quanterr.evaluate(original, reference=tmp_path / "reference", kv="fp8", tokens=tokens, **OPTIONS)
 
     assert beside.candidates[0].scores == found.candidates[0].scores

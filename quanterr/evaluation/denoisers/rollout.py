@@ -25,8 +25,8 @@ from quanterr.evaluation.denoisers.calls import Call, Calls, output_of, standard
 from quanterr.evaluation.models.building import Architecture, Denoiser
 from quanterr.evaluation.models.weights import Candidate, OriginalWeights
 from quanterr.evaluation.running.batches import batches_of_calls
+from quanterr.evaluation.running.model_run import ModelRun, take_turns
 from quanterr.evaluation.running.rounding import Rounding
-from quanterr.evaluation.running.side import Side, take_turns
 from quanterr.evaluation.running.stream import open_stream
 from quanterr.util.text import display
 
@@ -232,7 +232,7 @@ def _velocity(architecture: Architecture | Denoiser, call: Call, latents: list[T
 def _run(architecture: Architecture | Denoiser, own: _Follower, calls: list[Call], stop: Event) -> list[Tensor]:
     """Run calls through one side's model, a unit at a time; return its outputs."""
     batches = dict(enumerate(batches_of_calls(calls)))
-    side = Side(open_stream(architecture, own.sides, own.stored, own.get, batches), own.rounding)
+    side = ModelRun(open_stream(architecture, own.sides, own.stored, own.get, batches), own.rounding)
     outputs: dict[int, Tensor] = {}
     with closing(side):
         for place in take_turns(side.stream, side.load, side.free):

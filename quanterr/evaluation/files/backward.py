@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from quanterr.evaluation.models.units import Unit
-from quanterr.evaluation.running.side import Side, take_turns
+from quanterr.evaluation.running.model_run import ModelRun, take_turns
 from quanterr.evaluation.running.stream import Stream
 
 
@@ -157,7 +157,7 @@ def profile(
     """
     tapes: list[list[_Step]] = [[] for _ in stream.batches]
     order: list[Unit] = []
-    side = Side(stream)
+    side = ModelRun(stream)
     for batch in take_turns(stream, side.load, side.free):
         tapes[batch].append(_forward(stream, batch))
         if side.unit not in order[-1:]:

@@ -22,7 +22,7 @@ from quanterr.evaluation.measures.routers import Routers, RouterWatch, Routing
 from quanterr.evaluation.measures.scores import Prediction
 from quanterr.evaluation.models.weights import Candidate
 from quanterr.evaluation.running.batches import Batch
-from quanterr.evaluation.running.side import MeasuredSide
+from quanterr.evaluation.running.model_run import MeasuredRun
 from quanterr.evaluation.running.stream import Stream
 from quanterr.evaluation.running.workload import Measures, Workload
 from quanterr.util.text import display
@@ -65,7 +65,7 @@ class Step(NamedTuple):
     result: Callable[[], Any]  # returns the result of the forward if it has ended, otherwise None
 
 
-class CandidateRun(MeasuredSide):
+class CandidateRun(MeasuredRun):
     """A candidate that runs."""
 
     def __init__(

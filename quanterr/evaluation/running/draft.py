@@ -18,8 +18,8 @@ from quanterr.evaluation.preparation import Prepared
 from quanterr.evaluation.running.batches import Batch
 from quanterr.evaluation.running.candidate import CandidateRun, Step
 from quanterr.evaluation.running.logits import head_of
+from quanterr.evaluation.running.model_run import OnProgress, take_turns
 from quanterr.evaluation.running.rounding import DECLARED
-from quanterr.evaluation.running.side import OnProgress, take_turns
 from quanterr.evaluation.running.stream import open_stream
 from quanterr.evaluation.running.workload import CAUSAL
 from quanterr.evaluation.texts.tokens import read_vocabulary

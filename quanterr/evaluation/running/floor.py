@@ -30,7 +30,7 @@ from quanterr.evaluation.models.units import Unit
 from quanterr.evaluation.models.weights import OriginalWeights
 from quanterr.evaluation.running.batches import Batch
 from quanterr.evaluation.running.candidate import Step
-from quanterr.evaluation.running.side import MeasuredSide
+from quanterr.evaluation.running.model_run import MeasuredRun
 from quanterr.evaluation.running.stream import open_stream
 from quanterr.evaluation.running.workload import CALLS, ENCODER, Measures
 from quanterr.util.text import display
@@ -99,7 +99,7 @@ class FloorRun:
         self.measures = Measures()
         self._batches = {place: batch for place, batch in batches.items() if _is_read(architecture, batch)}
         self._workload = architecture.workload
-        self._side: MeasuredSide | None = None
+        self._side: MeasuredRun | None = None
         self._tensors: Mapping[str, Tensor] | None = None  # weights of a unit that is not loaded yet
         self._products = _Products()
         self.dtype, self.reason = _own_dtype(weights), ""
@@ -111,14 +111,14 @@ class FloorRun:
             own = replace(architecture, dtype=self.dtype)
             with self._attempt():
                 stream = open_stream(own, weights, weights.weights, weights.get, self._batches)
-                self._side = MeasuredSide(stream, self._workload, self._batches)
+                self._side = MeasuredRun(stream, self._workload, self._batches)
                 self.measures = self._side.measures
 
     def load(self, unit: Unit, tensors: Mapping[str, Tensor]) -> None:
         """Take the original's weights of a unit, which is loaded when it runs."""
         self._unit, self._tensors = unit, tensors
 
-    def _load(self, batch: int) -> MeasuredSide | None:
+    def _load(self, batch: int) -> MeasuredRun | None:
         """Load the unit if a micro-batch waits for it, and return its side; otherwise return None."""
         side = self._side
         if side is None or batch not in self._batches or not side.stream.waits(batch, self._unit):

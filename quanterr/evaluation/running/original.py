@@ -13,11 +13,11 @@ from quanterr.evaluation.measures.weight_errors import WeightErrors
 from quanterr.evaluation.models.units import Unit
 from quanterr.evaluation.running.batches import Batch
 from quanterr.evaluation.running.candidate import Step
-from quanterr.evaluation.running.side import Side
+from quanterr.evaluation.running.model_run import ModelRun
 from quanterr.evaluation.running.stream import Stream
 
 
-class OriginalRun(Side):
+class OriginalRun(ModelRun):
     """The original, which runs, and what its inputs show about weights."""
 
     def __init__(

@@ -27,8 +27,8 @@ from quanterr.evaluation.running.draft import Draft, DraftRun
 from quanterr.evaluation.running.floor import FloorRun
 from quanterr.evaluation.running.logits import head_of
 from quanterr.evaluation.running.logits import spans_of as spans_of_logits
+from quanterr.evaluation.running.model_run import ModelRun, take_turns
 from quanterr.evaluation.running.original import OriginalRun
-from quanterr.evaluation.running.side import Side, take_turns
 from quanterr.evaluation.running.stream import Stream, open_stream
 from quanterr.evaluation.running.workload import CAUSAL, Measures
 from quanterr.options import EvaluateOptions
@@ -65,7 +65,7 @@ class Run(ABC):
         """Run candidates and others in the order of the units of ``stream``."""
         self._prepared, self._batches, self._chosen, self._stream = prepared, batches, chosen, stream
         self._candidates, self._followers = candidates, [*candidates, *others]
-        self._participants: list[Side | FloorRun] = [*self._followers]
+        self._participants: list[ModelRun | FloorRun] = [*self._followers]
         self.model = type(stream.model).__name__
         is_causal = prepared.architecture.workload.kind == CAUSAL.kind
         self._head = head_of(stream.model, stream.units) if is_causal else None

@@ -21,8 +21,8 @@ from quanterr.evaluation.models.building import Architecture, Denoiser
 from quanterr.evaluation.models.folder import ModelFolder
 from quanterr.evaluation.models.names import ConversionNames, Get
 from quanterr.evaluation.models.weights import Candidate, OriginalWeights
+from quanterr.evaluation.running.model_run import ModelRun, take_turns
 from quanterr.evaluation.running.rounding import Rounding
-from quanterr.evaluation.running.side import Side, take_turns
 from quanterr.evaluation.running.stream import Stream
 from quanterr.evaluation.running.workload import inputs_of
 from quanterr.evaluation.texts.tokens import read_utf8, tokenizer_of
@@ -126,7 +126,7 @@ def loglikelihoods(
     batches = _batches(order, sequences)
     model = architecture.build()
     inputs = {k: inputs_of(model, _padded([sequences[n].ids for n in batch])) for k, batch in enumerate(batches)}
-    side = Side(Stream(model, ConversionNames(model, stored), get, inputs, architecture.device), rounding)
+    side = ModelRun(Stream(model, ConversionNames(model, stored), get, inputs, architecture.device), rounding)
     found = [Likelihood(0.0, False)] * len(sequences)
     with closing(side):
         for number in take_turns(side.stream, side.load, side.free):

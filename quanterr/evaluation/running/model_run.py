@@ -52,7 +52,7 @@ def take_turns(
         done += 1
 
 
-class Side:
+class ModelRun:
     """A model of which one unit is loaded at a time."""
 
     unit: Unit  # the loaded one
@@ -122,8 +122,8 @@ class Side:
         self.stream.close()
 
 
-class MeasuredSide(Side):
-    """A side whose outputs are measured against the original's."""
+class MeasuredRun(ModelRun):
+    """A run whose outputs are measured against the original's."""
 
     def __init__(
         self,
