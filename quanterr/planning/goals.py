@@ -30,6 +30,11 @@ class Goal(NamedTuple):
     amount: float
     measure: Measure  # how the cost is measured
 
+    @property
+    def minimizes(self) -> Literal["bytes", "cost"]:
+        """What a plan has the least of within the goal."""
+        return "cost" if self.kind in ("size", "bits") else "bytes"
+
     def __str__(self) -> str:
         return {
             "size": f"--size {size(self.amount)}",

@@ -189,6 +189,7 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
         architecture=architecture,
         selection=first.selection,
         goal=str(goal),
+        minimizes=goal.minimizes,
         measure=measure,
         notes=notes,
         recipes=[*reports, ORIGINAL],

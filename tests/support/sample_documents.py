@@ -223,6 +223,7 @@ def plan() -> Plan:
         architecture="llama",
         selection=Selection(patterns=[]),
         goal="--size 1.5MiB",
+        minimizes="cost",
         measure="predicted KLD",
         notes=["the sensitivity was measured on 16 chunks"],
         recipes=["fp8_row", "int4_g128"],

@@ -69,13 +69,16 @@ class Plan(Document, kw_only=True):
 
     schema_: str = "quanterr.plan"
     # 1.1 adds weighted squared error; 1.2 fields that identify the original; 1.3 measured; 1.4 predicted output error;
-    # 1.5 what unquantized layers cost and gain; 1.6 importance
+    # 1.5 what unquantized layers cost and gain; 1.6 importance, minimizes
     schema_version: str = "1.6"
     original: Annotated[str, doc("path of the original")]
     original_bytes: int
     architecture: Annotated[str, doc("architecture in llama.cpp's terms, which determines its tensor names")]
     selection: Selection
     goal: Annotated[str, doc("the option that set the goal")]
+    minimizes: Annotated[
+        Literal["bytes", "cost"] | None, doc("what no other plan within the goal has less of; null: not stored")
+    ] = None
     measure: Measure
     notes: Annotated[list[str], doc("caveats about the plan")]
     recipes: list[str]

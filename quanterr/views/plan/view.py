@@ -35,7 +35,6 @@ from quanterr.views.parts import make_view
 
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
-LIMITS_OF_COST = ("--max-kld", "--max-output-error", "--min-snr")  # goals that minimize bytes
 TIMES = 3  # ratio from which a change is written as a factor
 MINOR = 0.01  # share of the cost below which pages fold a layer
 CURVE = 8  # number of points in the text
@@ -233,7 +232,7 @@ def conclusion(plan: Plan) -> str:
 def _describe_gain(plan: Plan) -> str:
     """Return the change against the best single recipe within the limit: in bytes for a limit of cost, else in cost."""
     fitting = [one for one in plan.uniform if one.fits]
-    if plan.goal.startswith(LIMITS_OF_COST):
+    if plan.minimizes == "bytes":
         least = min(fitting, key=lambda one: one.bytes, default=None)
         return (
             f", {100 * (plan.bytes / least.bytes - 1):+.3g} % of bytes against {least.recipe} for all" if least else ""
