@@ -21,7 +21,15 @@ from torch import Tensor
 
 from quanterr.documents.base import Tool
 from quanterr.documents.gate_results import Reason, store_reasons
-from quanterr.documents.images.model import ImagePair, Images, Mean, NotCompared, WorstPair, find_copies, list_reasons
+from quanterr.documents.images.model import (
+    ImagePair,
+    Images,
+    Mean,
+    NotCompared,
+    WorstPair,
+    find_copies,
+    list_uncompared,
+)
 from quanterr.documents.images.values import LEAST_PAIRS, VOCABULARY
 from quanterr.documents.kinds import KINDS
 from quanterr.documents.subjects import WIDTH
@@ -142,7 +150,7 @@ def judge_images(
         worst=[],
         run=clock.describe_run(command, "cpu", torch.get_num_threads(), read_bytes),
     )
-    if reasons := [*list_reasons(found), *find_copies(found)]:
+    if reasons := [*list_uncompared(found), *find_copies(found)]:
         stored = store_reasons(Reason(text, "result") for text in reasons)
         found = replace(found, verdict="inconclusive", **stored)
     worst = [

@@ -96,7 +96,7 @@ class Images(Document, kw_only=True):
 SCORES = collect_scores(Images)
 
 
-def list_reasons(images: Images) -> list[str]:
+def list_uncompared(images: Images) -> list[str]:
     """Return why the verdict on images can only be inconclusive, apart from what :func:`find_copies` returns."""
     nothing = [] if images.pairs else ["no pair of images was compared"]
     return [*nothing, *(f"{one.display_name}: not compared: {one.reason}" for one in images.not_compared)]

@@ -8,7 +8,7 @@ from typing import Self
 from quanterr.documents.diff.base import Changes
 from quanterr.documents.diff.candidates.model import ItemChange
 from quanterr.documents.gate_results import Reason
-from quanterr.documents.images.model import SCORES, Images, find_copies, find_difference, list_reasons
+from quanterr.documents.images.model import SCORES, Images, find_copies, find_difference, list_uncompared
 from quanterr.documents.subjects import Item, Subject, Vocabulary
 from quanterr.errors import UsageError
 from quanterr.util.text import display
@@ -73,7 +73,7 @@ def list_subjects(images: Images) -> list[Subject]:
             [*pairs, *lost],
             {name: None if one is None else one.mean for name, one in means.items()},
             errors={name: None if one is None else one.se for name, one in means.items()},
-            unreliable=[Reason(text, "result") for text in list_reasons(images)],
+            unreliable=[Reason(text, "result") for text in list_uncompared(images)],
             unquantized=[Reason(text, "result") for text in find_copies(images)],
             images=images,
             too_few=f"needs at least {LEAST_PAIRS} pairs that differ, found {n}" if n < LEAST_PAIRS else None,
