@@ -29,7 +29,7 @@ def dequantize(
 ) -> None:
     """Write a checkpoint back as plain floats (safetensors), from any format that quanterr reads.
 
-    \\b
+    \b
     [bold]quanterr dequantize model-fp8/ -o model-bf16/[/bold]
     [bold]quanterr dequantize model.gguf --like original/ -o restored/[/bold]
     [bold]quanterr dequantize flux-nf4.safetensors -o flux.safetensors --dtype f32[/bold]

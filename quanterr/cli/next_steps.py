@@ -116,7 +116,7 @@ def _list_inputs(original: str) -> list[str]:
         return []
     if not isinstance(config, dict):
         return []
-    return ["--inputs", "calls.safetensors"] if "_class_name" in config else ["--text", "text.txt"]
+    return ["--inputs", "CALLS"] if "_class_name" in config else ["--text", "FILE"]
 
 
 def _join_command(words: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from math import nan
+from math import inf, nan
 
 import msgspec
 
@@ -245,6 +245,7 @@ class ReportBuilder:
             self._noticed.findings(complete, reader),
             [one.layer_name for one in self._other_changes if one.layer_name not in self._same_numbers],
             self._by_block,
+            min((-inf if one.snr_db is None else one.snr_db for one in self._layers), default=inf) if complete else 0.0,
         )
         return list(run_checks(comparison))
 

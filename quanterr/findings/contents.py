@@ -98,6 +98,7 @@ class Comparison:
     weight_findings: Sequence[Finding] = ()  # about the errors of compared weights
     changed_vectors: Sequence[str] = field(default=())  # 1-D tensors that differ by more than a conversion rounds
     has_blocks: bool = True  # whether the report groups layers by blocks
+    least_snr_db: float = 0.0  # of all weights that differ
 
 
 class MeasuredWeight(NamedTuple):

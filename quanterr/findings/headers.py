@@ -9,6 +9,7 @@ from quanterr.findings.checks import ALONE, BOTH, DECLARED, EACH, HEADERS, QUANT
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Comparison, Contents
 from quanterr.findings.importance import NOT_COLLECTED
+from quanterr.findings.limits import ROUNDED_DB
 from quanterr.formats import CODE_DTYPES
 from quanterr.pairing.model import COMPUTED, NOT_SELECTED, Bucket, Leftover
 from quanterr.pairing.tied import DROPPED, TIED
@@ -50,14 +51,16 @@ def check_labels(contents: Contents) -> Iterator[Finding]:
 
 @check("swapped_sides", needs=HEADERS, of=BOTH)
 def check_sides(comparison: Comparison) -> Iterator[Finding]:
-    """Report a quantized original beside a quantized checkpoint that is not."""
+    """Report a quantized original beside a quantized checkpoint that is not, unless that is its copy in floats."""
     pairs = comparison.pairing.pairs
     coded = sum(pair.original.has_codes and pair.original.n > 0 for pair in pairs)
     if coded and not any(pair.quantized.has_codes for pair in pairs):
-        message = (
-            f"the original stores {count(coded, 'weight')} quantized, the quantized checkpoint none: "
-            "are the arguments swapped?"
-        )
+        stores = f"the original stores {count(coded, 'weight')} quantized, the quantized checkpoint none"
+        if comparison.least_snr_db >= ROUNDED_DB:
+            message = f"{stores}: it is the original's copy in floats, as dequantize writes it"
+            yield make_finding("swapped_sides", "info", None, message)
+            return
+        message = f"{stores}: are the arguments swapped?"
         yield make_finding("swapped_sides", "warning", None, message, "pass the original first")
 
 

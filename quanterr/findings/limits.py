@@ -16,6 +16,7 @@ NEAR_DB = 1.5  # searches for scales cost 0 to 1.5 on real weights; so does clip
 SEARCHED_DB = 2.0  # what scales of sound files lose against good ones: up to 1.8, as products of coarse scales
 WORST_DB = GPTQ.most_db  # no method loses more; rows of sound files are up to 7.6 below their weight, outliers cost 7.5
 FINE_DB = 60.0  # SNR above which nothing is reported: it is better than rounding to BF16, 6.02 · 7 + 14 = 56
+ROUNDED_DB = 50.0  # SNR of casts: BF16 has 53 to 57; of codes, 8 bits in small groups have at most 46
 CHANGED_DB = 20.0  # SNR below which a norm or a bias is another than before, or is not once corrected
 
 # Shares of a number of values, or of an energy.

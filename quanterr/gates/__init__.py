@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from quanterr.documents.comparison import SCHEMA as REPORT
-from quanterr.documents.comparison.values import ReportValues
+from quanterr.documents.comparison.values import NEEDS, ReportValues
 from quanterr.documents.gate_results import Verdict
 from quanterr.documents.kinds import KINDS, DocumentKind, find_kind, read_document
 from quanterr.documents.reading import read_report, require_unedited
@@ -34,7 +34,7 @@ from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
 from quanterr.gates.verdicts import judge_subject, needed_metrics
 from quanterr.gates.waivers import Waiver, list_notes, waive_findings
-from quanterr.options import GateOptions, Path, Result
+from quanterr.options import CompareOptions, GateOptions, Path, Result
 from quanterr.util.arguments import check_types
 from quanterr.util.text import display, with_article
 
@@ -88,10 +88,19 @@ def prepare(
         any_original,
     )
     check_baseline_use(rules, given, updated)
+    _check_needs(rules, options)
     before = [] if options.baseline is None else _read_baseline(options.baseline, rules, kind, options.strict_warnings)
     for subject in before:
         subject.check_usable()
     return PreparedRules(rules, before)
+
+
+def _check_needs(rules: list[Rule], options: GateOptions) -> None:
+    """Raise UsageError if a metric is undefined in every layer, as it needs a file that is not given."""
+    for rule in rules if isinstance(options, CompareOptions) else ():
+        needs = NEEDS.get(rule.condition.metric)
+        if needs and getattr(options, needs) is None and rule.undefined == "fail":
+            raise UsageError(f"{display(rule.condition.text)}: {rule.condition.metric} needs --{needs} FILE")
 
 
 def _read_baseline(baseline: Path | Result, rules: list[Rule], kind: DocumentKind, strict: bool) -> list[Subject]:

@@ -33,15 +33,19 @@ def section(document: Result) -> str:
     reasons = [reason.text for reason in view.reasons]
     tables = [part for part in parts if isinstance(part, Table) or (isinstance(part, FigureGroup) and part.shown)]
     asked = [part for part in tables if isinstance(part, Table) and part.is_asked_for]
+    told = [found.message for found in view.told] if document.noun == "report" else []
     wrong: list[Part] = [part for part in parts if isinstance(part, Lines) and part.warn]
     wrong += [
-        Findings([one for one in part.found if one[1].severity != "info" and one[1].message not in reasons])
+        Findings([one for one in part.found if one[1].severity != "info" and one[1].message not in (*reasons, *told)])
         for part in parts
         if isinstance(part, Findings)
     ]
     first = [part for part in tables if part not in asked][:1]
     shown = parts if document.noun == "diff" else [*first, *asked, *wrong]
-    return "\n".join([BEGIN, *_lines(view, reasons, shown), END]) + "\n"
+    facts = {"".join(texts) for _, texts in view.facts}
+    lines = view.summary if document.noun == "report" else []
+    said = [line for line in lines if line not in facts and not any(reason in line for reason in reasons)]
+    return "\n".join([BEGIN, *_lines(view, reasons, shown, said), END]) + "\n"
 
 
 def format_numbers(document: Result) -> str:
@@ -52,7 +56,7 @@ def format_numbers(document: Result) -> str:
     return "\n".join(_lines(view, reasons, parts)) + "\n"
 
 
-def _lines(view: View, reasons: Sequence[str], parts: Iterable[Part]) -> Iterator[str]:
+def _lines(view: View, reasons: Sequence[str], parts: Iterable[Part], said: Sequence[str] = ()) -> Iterator[str]:
     yield f"## {view.heading}"
     yield ""
     # A pass without gates is not an approval.
@@ -64,6 +68,7 @@ def _lines(view: View, reasons: Sequence[str], parts: Iterable[Part]) -> Iterato
     yield from (f"- {format_prose(reason)}" for reason in say_once(reasons)[:MAX_LISTED])
     if len(reasons) > MAX_LISTED:
         yield f"- and {count(len(reasons) - MAX_LISTED, 'more reason')}"
+    yield from (f"- {format_prose(line)}" for line in said)
     yield from (f"- {title}: {''.join(map(_cell, texts))}" for title, texts in view.facts)
     for part in parts:
         if lines := list(_part(part)):

@@ -199,7 +199,7 @@ def _shorten_names(part: Table, width: int) -> tuple[list[tuple[str, Sequence[st
     prefix, suffix = _common_ends(names) if len(names) == len(part.rows) else ("", "")
     if not names and part.rows and all(isinstance(row[0], Name) for row in part.rows):
         widths = (max(len(cell) for cell in cells) + 3 for cells in zip(_list_heads(part), *part.rows, strict=True))
-        prefix = cut_prefix([row[0] for row in part.rows])[1] if sum(widths) > width else ""
+        prefix = cut_prefix([row[0] for row in part.rows])[1] if sum(widths) + 1 > width else ""
     rows: list[tuple[str, Sequence[str]]] = [
         (row[0].removeprefix(prefix).removesuffix(suffix), row[1:]) for row in part.rows
     ]

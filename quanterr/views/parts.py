@@ -7,6 +7,7 @@ from typing import Any
 from quanterr.documents.base import Finding, Model
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Reason
+from quanterr.documents.subjects import name_candidates
 from quanterr.metrics.scores import Score, list_columns
 from quanterr.outputs.formatting import UNDEFINED, format_db, format_percent, list_doubts
 from quanterr.outputs.markdown import shorten_path
@@ -52,10 +53,29 @@ def make_view(
     shown = [section for section in every if section.parts]
     done = "" if getattr(document, "gates", ()) else done
     judged = getattr(document, "candidates", [document]) if verdict else []
-    doubts = list_doubts(verdict or "", (found for one in judged for found in getattr(one, "findings", ())))
+    doubts: dict[str, list[str]] = {}
+    for one in judged:
+        for message in list_doubts(verdict or "", getattr(one, "findings", ())):
+            doubts.setdefault(message, []).append(getattr(one, "name", ""))
+    whose = {
+        text: f"{name_candidates(names, len(judged))}: " if len(judged) > 1 else "" for text, names in doubts.items()
+    }
     made_by = document.made_by
     answer = (heading, verdict, conclusion, reasons)
-    return View(*answer, facts, shown, about, made_by, maps, done, doubts, summary, told, overview, title)
+    return View(
+        *answer,
+        facts,
+        shown,
+        about,
+        made_by,
+        maps,
+        done,
+        [f"{whose[text]}{text}" for text in doubts],
+        summary,
+        told,
+        overview,
+        title,
+    )
 
 
 def pick_columns(table: Table, most: int = 6) -> Table:

@@ -14,8 +14,8 @@ SURE = SimpleNamespace(verdict="pass", findings=[])
 @pytest.mark.parametrize(
     ("config", "asked"),
     [
-        ('{"model_type": "llama"}', ["--text", "text.txt"]),
-        ('{"_class_name": "FluxTransformer2DModel"}', ["--inputs", "calls.safetensors"]),
+        ('{"model_type": "llama"}', ["--text", "FILE"]),
+        ('{"_class_name": "FluxTransformer2DModel"}', ["--inputs", "CALLS"]),
     ],
 )
 def test_evaluation_with_suitable_input_is_proposed_next(config, asked, tmp_path):

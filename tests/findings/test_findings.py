@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.making import compared, numbers, quantized_fp8, quantized_int8
+from support.making import compared, numbers, quantized_fp8, quantized_int8, store
 
 import quanterr
+from quanterr.dequantization.run import dequantize
 from quanterr.documents.base import Finding
 from quanterr.documents.finding_codes import CODES, FORMER_NAMES
 from quanterr.findings import make_finding
@@ -781,6 +782,15 @@ class TestAllWeights:
 
         assert ("warning", "pass") == (told(report)["swapped_sides"].severity, report.verdict)
         assert "the original stores 2 weights quantized" in told(report)["swapped_sides"].message
+
+    def test_dequantized_copy_is_no_sign_of_swapped_sides(self, tmp_path):
+        store(tmp_path / "codes.safetensors", stored(model(2)))
+        dequantize(tmp_path / "codes.safetensors", tmp_path / "copy.safetensors")
+        report = quanterr.compare(tmp_path / "codes.safetensors", tmp_path / "copy.safetensors", device="cpu")
+
+        assert "info" == told(report)["swapped_sides"].severity
+        assert "its copy" not in report.view(0).conclusion
+        assert "pass" == quanterr.judge(report, require=["snr_db >= 50"]).verdict
 
     @pytest.mark.parametrize(
         ("changed", "coded", "severity"),

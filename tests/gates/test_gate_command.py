@@ -340,7 +340,7 @@ class TestCompare:
             (("--require", "snr_db >= 99"), True),
             (("--require", "global(nmse) < 1", "--fail-if", "snr_db < 99"), True),
             (("--require", "delta(snr_db) >= -0.5", "--baseline", "better.json"), True),
-            (("--require", "weighted_nmse <= 1"), True),  # undefined
+            (("--require", "theoretical_sqnr_db >= 1"), True),  # undefined for FP8
             (("--require", "snr_db >= 20"), False),
             (("--require", "snr_db >= 20", "--require", "max(snr_db) <= 1"), False),
         ],
@@ -395,6 +395,7 @@ class TestCompare:
             ("--fail-fast", "--require", "global(nmse) <= 1"),
             ("--thresholds", "no.toml"),
             ("--require", "delta(snr_db) >= 0"),
+            ("--require", "weighted_snr_db >= 0"),
         ],
         ids=" ".join,
     )

@@ -1,6 +1,6 @@
 """Advice that would change nothing is not given."""
 
-from support.making import compared, numbers, quantized_int8, store
+from support.making import compared, numbers, quantized_fp8, quantized_int8, store
 
 import quanterr
 from quanterr.views.comparison.summary import summarize
@@ -46,3 +46,39 @@ def test_ranking_of_equal_files_names_no_best(tmp_path):
 
     assert conclusion(ranking).startswith("one and two are equally good by their weights, in as many bytes")
     assert "0.00 dB" not in conclusion(ranking)
+
+
+def test_scales_that_would_allow_more_are_the_action(tmp_path):
+    x = {name: numbers(64, 64, seed=n) for n, name in enumerate(NAMES)}
+    y = {}
+    for name, w in x.items():
+        y[name], scale = quantized_fp8(w)
+        y[f"{name}_scale"] = 1.02 * scale
+    said = summarize(compared(tmp_path, x, y))
+
+    assert [1] == [n for n, line in enumerate(said) if line.startswith("With the same scales, the nearest codes would")]
+    assert not any("Keeping" in line or "its scales allow" in line for line in said)
+
+
+def test_evidence_is_said_once_for_names_that_differ_in_their_block(tmp_path):
+    x = {name: numbers(64, 64, seed=n) for n, name in enumerate(NAMES)}
+    y = {}
+    for name, w in x.items():
+        y[name], y[f"{name}_scale"] = quantized_int8(w)
+    sections = compared(tmp_path, x, y).view(10).sections
+    lines = [line for one in sections if one.key == "evidence" for part in one.parts for line in part.lines]
+
+    assert len({line.partition(": ")[0] for line in lines}) == 1
+    assert all(line.endswith(f"(and {len(NAMES) - 1} alike)") for line in lines)
+
+
+def test_doubt_names_the_candidate_that_it_is_about(tmp_path):
+    x = {name: numbers(64, 64, seed=n) for n, name in enumerate(NAMES)}
+    codes = {}
+    for name, w in x.items():
+        codes[name], codes[f"{name}_scale"] = quantized_int8(w)
+    original = store(tmp_path / "codes.safetensors", codes)
+    files = [store(tmp_path / f"{name}.safetensors", x) for name in ("a", "b")]
+    view = quanterr.rank(original, files, device="cpu").view(0)
+
+    assert view.doubts[0].startswith("both candidates: the original stores 6 weights quantized")

@@ -14,8 +14,11 @@ CODES = {
         remedy="Check that the second checkpoint is the quantized one.",
     ),
     "swapped_sides": FindingCode(
-        "warning",
-        meaning="the original is stored quantized and the quantized checkpoint is not: the arguments may be swapped",
+        "info, warning",
+        meaning=(
+            "the original is stored quantized and the quantized checkpoint is not: the arguments may be swapped; an "
+            "info if they differ by no more than a cast"
+        ),
         example="the original stores 224 weights quantized, the quantized checkpoint none: are the arguments swapped?",
         remedy="Pass the original first. Until then, no gate passes.",
     ),

@@ -15,6 +15,7 @@ from quanterr.views.comparison.layers import describe_coverage, pick_worst_layer
 
 WORST = 3  # layers
 FORMATS = 2  # formats whose usual SNR is given
+WORTH = 1.0  # dB below what the scales allow that are worth writing the codes again
 EXCESS = 0.5  # dB below what the scales allow, from which the summary mentions it
 
 
@@ -28,12 +29,15 @@ def _judge(report: Report) -> Iterator[str]:
     """Yield what a few layers cost and would gain, or that no layer stands out."""
     if not report.layers or report.verdict == "inconclusive" or not report.complete:
         return
+    allowed = list(_describe_allowed(report))
+    yield from allowed
     kept, total = propose_kept(report)
-    if not kept:
+    if not kept and not allowed:
         if _is_sound(report):
             yield "Nothing needs to be done: no format has more error than usual, and keeping layers would gain little"
         elif len(report.layers) > 1 and list_keepable(report.layers, report.findings):
             yield "Keeping a few layers unquantized would gain little for their size"
+    if not kept:
         return
     left = max(1 - fsum(layer.error for layer in kept) / total, 0.0)
     added = sum(layer.added for layer in kept)
@@ -83,6 +87,14 @@ def _is_sound(report: Report) -> bool:
     return sound and all(one.severity == "info" for one in report.findings)
 
 
+def _describe_allowed(report: Report) -> Iterator[str]:
+    """Yield what the same scales would allow, if the codes are far worse and no method that compensates explains it."""
+    excess, allowed = report.aggregate.excess_db, report.aggregate.attainable_snr_db
+    is_wrong = any(one.severity != "info" and one.code in ("excess_error", "scale_factor") for one in report.findings)
+    if is_wrong and excess is not None and allowed is not None and excess >= WORTH:
+        yield f"With the same scales, the nearest codes would have {format_db(allowed, ' dB')}: {excess:.2f} dB more"
+
+
 def _describe_usual(report: Report) -> Iterator[str]:
     """Yield the SNR of the formats with most weights, compared with what is usual for them."""
     groups = report.groups.get("format", {})
@@ -95,7 +107,8 @@ def _describe_usual(report: Report) -> Iterator[str]:
             is_low = found.overall_snr_db is not None and found.overall_snr_db < low
             usual = f", {'below the usual' if is_low else 'usual'} {low} to {high} dB"
         excess = ""
-        if found.excess_db is not None and found.attainable_snr_db is not None and found.excess_db >= EXCESS:
+        is_told = bool(list(_describe_allowed(report))) and len(groups) == 1
+        if found.attainable_snr_db is not None and (found.excess_db or 0) >= EXCESS and not is_told:
             excess = f"; its scales allow {format_db(found.attainable_snr_db, ' dB')}"
         yield f"{display(name)}: {format_db(found.overall_snr_db, ' dB')}{usual}{excess}"
 

@@ -1,5 +1,6 @@
 """The view of a report: numbers of the whole model, findings, gates, maps, formats and the worst layers."""
 
+import re
 from collections.abc import Iterator, Sequence
 from math import inf, log10
 from typing import TYPE_CHECKING
@@ -88,6 +89,7 @@ MAX_FILES = 4
 NAMED = 2  # damaged layers in the conclusion
 OTHER_ORIGINAL = "unquantized_changed"  # the finding that, as an error, says that the original is another checkpoint
 NONE = "-"
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a block or an expert, in a name
 COUNTS: Sequence[CellColumn[Aggregate]] = (
     (Column("layers", 2), lambda a: f"{a.total_layers:,}"),
     (Column("elements", 6), lambda a: f"{a.total_elements:,}"),
@@ -213,12 +215,18 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
     if report.layers:
         yield Section("groups", "By format and role", [_group_table(report, "format"), _group_table(report, "role")])
     yield Section("worst", "Worst layers", list(_worst_layers(report, top, sort_by)), (TERMINAL, CARD))
-    evidence = (
-        f"{layer.display_name}: {layer.format}: {seen}"
-        for layer in report.layers + report.other_changes
-        for seen in layer.evidence
-    )
-    yield Section("evidence", "Evidence for the formats", [Lines(evidence)], (VERBOSE,))
+    yield Section("evidence", "Evidence for the formats", [Lines(_group_evidence(report))], (VERBOSE,))
+
+
+def _group_evidence(report: Report) -> list[str]:
+    """Return what decided the formats, once for all layers whose names differ in numbers only."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for layer in report.layers + report.other_changes:
+        module = layer.layer_name.removesuffix(".weight")
+        for seen in layer.evidence:
+            kind = layer.format, NUMBER.sub("*", module), NUMBER.sub("*", seen.replace(module, "…"))
+            found.setdefault(kind, []).append(f"{layer.display_name}: {layer.format}: {seen}")
+    return [f"{same[0]}{f' (and {len(same) - 1:,} alike)' if same[1:] else ''}" for same in found.values()]
 
 
 def _figures(report: Report) -> FigureGroup:
