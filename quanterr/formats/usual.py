@@ -28,8 +28,8 @@ def estimate_usual_snr(row: Format, weights: Iterable[Weight]) -> tuple[int, int
 
 
 def _find_group(weight: Weight) -> int:
-    """Return how many elements share a scale; without blocks, those of a row."""
-    rows, cols = weight.block_size or (1, weight.matrix[1])
+    """Return how many elements share a scale; without blocks, all do."""
+    rows, cols = weight.block_size or weight.matrix
     return rows * cols
 
 

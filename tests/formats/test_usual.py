@@ -40,3 +40,9 @@ def test_usual_range_of_weights_of_several_sizes_spans_them():
 
 def test_narrow_range_is_the_declared_one():
     assert ROWS["nvfp4"].usual_db == estimate_usual_snr(ROWS["nvfp4"], [stored(4, 16)])
+
+
+def test_scale_of_a_whole_tensor_is_judged_by_its_largest_values():
+    whole, groups = (estimate_usual_snr(ROWS["gptq"], [stored(8, columns)]) for columns in (None, 128))
+
+    assert whole[0] < groups[0] - 5
