@@ -141,7 +141,7 @@ def _print_answer(
 
 def _print_overview(part: Table, to: Console) -> None:
     """Print the first rows of a table without its title."""
-    rows, left_out = _shorten_names(part, to.width)
+    rows, left_out = _shorten_names(part, to.width - _is_plain(to))
     to.print(_fit_table(part, rows[:MAX_SHOWN], to))
     notes = [f"names without {left_out}"] if left_out else []
     notes += [f"and {count(len(rows) - MAX_SHOWN, 'more candidate')}"] if len(rows) > MAX_SHOWN else []
@@ -175,7 +175,7 @@ def _print_part(part: Part, to: Console) -> None:
 def print_table(part: Table, to: Console) -> None:
     """Print a table with its title, and a note about what was left out."""
     wrap = not to.is_terminal
-    rows, left_out = _shorten_names(part, to.width)
+    rows, left_out = _shorten_names(part, to.width - _is_plain(to))
     to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap the title to the width of the table
     table = _fit_table(part, rows, to)
     to.print(table)
@@ -193,13 +193,13 @@ def print_table(part: Table, to: Console) -> None:
 def _shorten_names(part: Table, width: int) -> tuple[list[tuple[str, Sequence[str]]], str]:
     """Remove the common prefix and suffix from the names; return the rows, and what was removed as text.
 
-    Candidates keep their whole names where the table is not wider than ``width``.
+    Candidates keep their whole names where the table is not wider than ``width``: borders at its end are left out.
     """
     names = [row[0] for row in part.rows if isinstance(row[0], LayerName)]
     prefix, suffix = _common_ends(names) if len(names) == len(part.rows) else ("", "")
     if not names and part.rows and all(isinstance(row[0], Name) for row in part.rows):
         widths = (max(len(cell) for cell in cells) + 3 for cells in zip(_list_heads(part), *part.rows, strict=True))
-        prefix = cut_prefix([row[0] for row in part.rows])[1] if sum(widths) + 1 > width else ""
+        prefix = cut_prefix([row[0] for row in part.rows])[1] if sum(widths) > width else ""
     rows: list[tuple[str, Sequence[str]]] = [
         (row[0].removeprefix(prefix).removesuffix(suffix), row[1:]) for row in part.rows
     ]
