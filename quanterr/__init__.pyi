@@ -110,6 +110,8 @@ def compare(
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
     on_layer: Callable[[Any], None] | None = None,
+    tp: int = 1,
+    layers_to_compare: Iterable[str] = (),
 ) -> Report:
     """Measure how far a quantized checkpoint is from its original, layer by layer.
 
@@ -285,6 +287,7 @@ def evaluate(
     dtype: str = "float32",
     batch: int = 2,
     on_progress: Callable[[int, int, int, int], None] | None = None,
+    task: Iterable[Path] = (),
 ) -> Evaluation:
     """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
 
@@ -369,6 +372,7 @@ def inspect(
     verify: bool = False,
     lenient: bool = False,
     cache: Path | None = None,
+    tp: int = 1,
 ) -> Inspection:
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, an open checkpoint, or one in memory.
 
@@ -398,6 +402,7 @@ def iterate_pairs(
     exclude: Iterable[str] = (),
     lenient: bool = False,
     cache: Path | None = None,
+    layers_to_compare: Iterable[str] = (),
 ) -> Iterator[TensorPair]:
     """Pair the weights of two checkpoints as ``compare`` does, and return an iterator over their values.
 
@@ -448,6 +453,7 @@ def plan(
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
     on_layer: Callable[[Any], None] | None = None,
+    layers_to_compare: Iterable[str] = (),
 ) -> Plan:
     """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit on the cost.
 
@@ -519,6 +525,7 @@ def rank(
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
     on_layer: Callable[[Any], None] | None = None,
+    layers_to_compare: Iterable[str] = (),
 ) -> Ranking:
     """Rank quantized checkpoints by error and size, and find layers that could better come from another candidate.
 
@@ -593,6 +600,7 @@ def sweep(
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
     on_layer: Callable[[Any], None] | None = None,
+    layers_to_compare: Iterable[str] = (),
 ) -> Ranking:
     """Quantize the original on the fly by several recipes, and rank them by error and size.
 

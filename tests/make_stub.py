@@ -10,11 +10,13 @@ import subprocess
 import sys
 from functools import cache
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 import quanterr
 from quanterr import options
+from quanterr.options import keywords
 
 STUB = Path(quanterr.__file__).with_suffix(".pyi")
 HEAD = '"""Types of the public names, made by tests/make_stub.py."""\n'
@@ -45,6 +47,11 @@ def write_function(function: Any, imports: set[str]) -> str:
             own[parameter.name] = find_annotation(parameter.name, function.options), options.__name__
             arguments.kwonlyargs.append(ast.arg(parameter.name, own[parameter.name][0]))
             arguments.kw_defaults.append(ast.Constant(parameter.default))
+    for name, option in options.list_options(function.options).items():  # their long names are accepted, too
+        if (other := keywords.long_name(name, option)) not in own and not iskeyword(other):
+            own[other] = own[name]
+            arguments.kwonlyargs.append(ast.arg(other, own[name][0]))
+            arguments.kw_defaults.append(ast.Constant(inspect.signature(function).parameters[name].default))
     for annotation, place in [*own.values(), (node.returns, module)]:
         imports |= list_imports(annotation, place)
     docstring = inspect.getdoc(function)

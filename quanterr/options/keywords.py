@@ -84,7 +84,7 @@ class _Keywords:
         signature = _make_signature(function, kind)
         accepted = {name: name for name in (*signature.parameters, *(field.name for field in fields(kind)))}
         for name, option in list_options(kind).items():
-            accepted[_long_name(name, option)] = name
+            accepted[long_name(name, option)] = name
         return cls(function.__name__, signature, list_notes(kind), accepted)
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class _Keywords:
         if isinstance(note, Option):
             facts += [note.metavar] if note.metavar else []
             facts += ["one or several"] if get_origin(self.signature.parameters[name].annotation) is Iterable else []
-            if (long := _long_name(name, note)) != name and not iskeyword(long):
+            if (long := long_name(name, note)) != name and not iskeyword(long):
                 text += f" {long} is the same."
         if default not in (None, (), False):
             facts.append(f"default {default}")
@@ -125,7 +125,7 @@ class _Keywords:
         return indent(lines.fill(f"{head}: {name_arguments(text, self.accepted)}"), " " * 4)
 
 
-def _long_name(name: str, option: Option) -> str:
+def long_name(name: str, option: Option) -> str:
     """Return the long name of an option as a keyword."""
     return list_flags(name, option)[0].removeprefix("--").replace("-", "_")
 
