@@ -187,8 +187,8 @@ class TestRefused:
 
 @pytest.mark.slow
 def test_run_killed_at_random_moments_ends_with_the_same_report(tmp_path):
-    """A run of about a second is killed again and again; the final report is that of an undisturbed run."""
-    x = {f"model.layers.{n}.mlp.up_proj.weight": numbers(1024, 1024, seed=n) for n in range(12)}
+    """A run of about half a second is killed again and again; the final report is that of an undisturbed run."""
+    x = {f"model.layers.{n}.mlp.up_proj.weight": numbers(512, 1024, seed=n) for n in range(12)}
     words = ("sweep", store(tmp_path / "x.safetensors", x), "--to", "fp8_row,int4_g128,nf4", "--device", "cpu", "-q")
     call("--version")  # the server of commands may have to start, which does not count as time of a run
     started = time.monotonic()

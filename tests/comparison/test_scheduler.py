@@ -94,7 +94,7 @@ class TestMemory:
 
     @pytest.mark.session
     @pytest.mark.parametrize("candidates", [1, 3])
-    @pytest.mark.parametrize("shape", [(64, 4096), (2048, 4096), (2, 1 << 21)])
+    @pytest.mark.parametrize("shape", [(64, 4096), (512, 4096), (2, 1 << 19)])
     def test_reads_and_buffers_do_not_grow_with_a_weight(self, tmp_path, monkeypatch, shape, candidates):
         reads, workers = [], []
         files = stored(tmp_path, a=shape)

@@ -334,11 +334,19 @@ def check_tables(monkeypatch, package):
 
     Another thread may take them from the cache and use them on its own stream at once.
     """
-    for module in [module for name, module in sys.modules.items() if name.startswith(package)]:
-        for name, function in list(vars(module).items()):
-            if hasattr(function, "cache_clear") and "device" in signature(function).parameters:
-                function.cache_clear()
-                monkeypatch.setattr(module, name, _finished(function))
+    for module, name, function in _list_tables(package):
+        function.cache_clear()
+        monkeypatch.setattr(module, name, _finished(function))
+
+
+@cache
+def _list_tables(package):
+    return [
+        (module, name, function)
+        for module in [module for name, module in sys.modules.items() if name.startswith(package)]
+        for name, function in vars(module).items()
+        if hasattr(function, "cache_clear") and "device" in signature(function).parameters
+    ]
 
 
 def _finished(function):
