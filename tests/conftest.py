@@ -27,11 +27,19 @@ def pytest_collection():
     return result
 
 
-@pytest.fixture(autouse=True)
-def notices():
+def pytest_runtest_teardown():
     """Restore log levels, so that quiet commands do not silence the next test."""
-    yield
     logging.getLogger("quanterr").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def logged():
+    """What quanterr logs, as a list of records."""
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("quanterr").addHandler(handler)
+    yield records
+    logging.getLogger("quanterr").removeHandler(handler)
 
 
 @pytest.fixture

@@ -470,7 +470,7 @@ class TestWaits:
     def test_waits_are_as_long_as_the_server_asks(self, headers, seconds):
         assert seconds == seconds_to_wait({"Date": "Tue, 14 Nov 2023 22:13:20 GMT"} | headers)
 
-    def test_waits_are_shared_and_reported_once(self, server, clock, caplog):
+    def test_waits_are_shared_and_reported_once(self, server, clock, logged):
         path = at(server)
         version = path.version()
         free_at, refused = clock.now + 300, []
@@ -497,8 +497,8 @@ class TestWaits:
             found = list(pool.map(lambda n: path.fetch(n, n + 100, version), range(16)))
         assert [BYTES[n : n + 100] for n in range(16)] == found
         assert 8 == len(refused)
-        (notice,) = caplog.messages
-        assert notice.startswith(f"{server.url[7:]}: HTTP 429: waits 30")
+        (notice,) = logged
+        assert notice.getMessage().startswith(f"{server.url[7:]}: HTTP 429: waits 30")
 
     def test_wait_for_another_host_delays_nobody(self, server, clock):
         waiting.handle_busy_host("another:80", 300, "HTTP 429")
