@@ -41,7 +41,6 @@ def fit(parts: Parts) -> Weight:
             factor=UNIT,
         ),
         code_bits=8,
-        uniform_bits=8,
         levels=INT8.scaled,
         evidence=(f"codes {codes}, largest magnitudes {absmax}",),
     )

@@ -40,7 +40,6 @@ def fit(parts: Parts) -> Weight | None:
         _read(parts, blocks),
         block_size=blocks.edges,
         code_bits=8,
-        uniform_bits=bits,
         levels=signed_bytes(bits),
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, scale {parts['scale']}",),

@@ -68,7 +68,6 @@ def fit(parts: Parts) -> Weight:
             _read(parts, packing, order),
             block_size=order.edges,
             code_bits=packing.bits,
-            uniform_bits=packing.bits,
             levels=uniform(packing.bits),
             scale=scale,
             evidence=(f"{packing.bits}-bit codes, {packing.name}, in {codes}, scale {scale}{described}",),

@@ -85,7 +85,6 @@ def _make_weight(parts: Parts, shape: tuple[int, int]) -> Weight:
         block_size=blocks.edges if blocks else None,
         code_bits=8 if are_codes else None,
         levels=OF_DTYPE[parts.codes.dtype] if are_codes else None,
-        uniform_bits=8 if parts.codes.dtype == "I8" else None,
         scale=scale,
         evidence=(f"{parts.codes}, {parts['mask']}",),
         warnings=blocks.warnings if blocks else (),

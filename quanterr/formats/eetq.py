@@ -44,7 +44,6 @@ def fit(parts: Parts) -> Weight:
         (rows, cols),
         _read(parts, cols),
         code_bits=8,
-        uniform_bits=8,
         levels=uniform(8),
         scale=scale,
         evidence=(f"EETQ, codes of {rows} rows in the order of CUTLASS kernels",),

@@ -28,7 +28,7 @@ def fit(parts: Parts) -> Weight | None:
     if not labels or not labels[0].rotated or not parts.codes.shape:
         return None
     size, warning = group_size(labels[0], parts.codes.shape[-1])
-    plain = fit_scaled(parts, "int8", INT8_LABELS, uniform_bits=8, rotates=True)
+    plain = fit_scaled(parts, "int8", INT8_LABELS, rotates=True)
     rotated = read_as_rotated(parts, replace(plain, warnings=plain.warnings + warning), size)
     return replace(rotated, prescribed=True).with_alternatives([plain])
 

@@ -49,7 +49,7 @@ def fit(parts: Parts) -> Weight | None:
 
 
 def _fit_plain(parts: Parts) -> Weight:
-    return fit_scaled(parts, "int8", INT8_LABELS, uniform_bits=8)
+    return fit_scaled(parts, "int8", INT8_LABELS)
 
 
 def _make_rotated(parts: Parts, size: int) -> Weight:

@@ -119,7 +119,6 @@ def _make_weight(parts: Parts, shape: tuple[int, int], bits: int, blocks: Column
         decoder,
         block_size=blocks.edges,
         code_bits=bits,
-        uniform_bits=bits,
         levels=uniform(bits),
         scale=parts["scale"],
         evidence=(f"{bits}-bit codes {parts.codes}, scales {parts['scale']}",),

@@ -48,7 +48,6 @@ def fit(parts: Parts) -> Weight | None:
         ),
         block_size=blocks.edges,
         code_bits=4,
-        uniform_bits=4,
         levels=INT4,
         scale=scale,
         evidence=(f"two rows of 4-bit codes in each of {codes}, scale {scale}",),

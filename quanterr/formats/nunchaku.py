@@ -98,6 +98,7 @@ def fit(codes: str, parts: Parts) -> Weight | None:
         _read(parts, layout),
         code_bits=4,
         levels=E2M1 if codes == "nvfp4" else INT4,
+        uniform_bits=None,  # the product takes errors of codes away
         block_size=(1, layout.group),
         evidence=(declared,),
         warnings=tuple(_find_doubts(codes, parts)),

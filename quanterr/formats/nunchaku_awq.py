@@ -65,7 +65,6 @@ def fit(parts: Parts) -> Weight:
             padded.shape,
             _read(parts, padded, n),
             code_bits=4,
-            uniform_bits=4,
             levels=uniform(4),
             block_size=(1, GROUP),
             prescribed=by_name > 1,

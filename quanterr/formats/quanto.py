@@ -50,7 +50,7 @@ PACKED = {
 }
 
 
-def fit_bytes(format: str, parts: Parts) -> Weight:
+def fit_bytes(parts: Parts) -> Weight:
     """Return the weight of one-byte codes."""
     grid = fit_grid(parts["scale"], parts.codes.shape, [])
     if grid.granularity == "block":
@@ -60,7 +60,6 @@ def fit_bytes(format: str, parts: Parts) -> Weight:
         read_grid(parts, grid),
         code_bits=8,
         levels=OF_DTYPE[parts.codes.dtype].scaled,
-        uniform_bits=8 if format == "quanto_int8" else None,
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, scale {parts['scale']}: {grid.reason}",),
     )
@@ -100,7 +99,6 @@ def _fit_bits(code_bits: int, parts: Parts) -> Weight:
         shape,
         _read(parts, planes, as_matrix(shape), group),
         code_bits=code_bits,
-        uniform_bits=code_bits,
         levels=uniform(code_bits),
         block_size=(1, group),
         format=f"quanto_int{code_bits}",
@@ -121,7 +119,7 @@ FORMATS = (
     Format(
         "quanto_int8",
         INT8,
-        partial(fit_bytes, "quanto_int8"),
+        fit_bytes,
         summary="optimum-quanto: INT8 codes, one scale per row",
         usual_db=(32, 41),
         takes_tied_head=True,
@@ -129,7 +127,7 @@ FORMATS = (
     Format(
         "quanto_float8",
         FLOAT8,
-        partial(fit_bytes, "quanto_float8"),
+        fit_bytes,
         summary="optimum-quanto: FP8 codes, one scale per row",
         usual_db=(31, 33),
         takes_tied_head=True,

@@ -315,7 +315,6 @@ def _possible_number_types(bits: int, unsigned: bool) -> list[NumberType]:
 
 def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, rotation: int) -> Weight:
     levels = None if layout.codebook else coding.levels if coding else OF_DTYPE[parts.codes.dtype]
-    is_uniform = not layout.codebook and not (coding.exponent if coding else parts.codes.dtype != "I8")
     scale = None if layout.codebook else parts["scale"]
     check_width(parts, layout.shape)
     name = coding.name if coding else STORED[parts.codes.dtype]
@@ -328,7 +327,6 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
         layout.shape,
         decoder,
         code_bits=layout.bits,
-        uniform_bits=layout.bits if is_uniform else None,
         levels=levels,
         block_size=layout.blocks.edges,
         scale=scale,

@@ -98,7 +98,6 @@ def fit(parts: Parts) -> Weight:
         (rows, cols),
         _read(parts, layout),
         code_bits=layout.planes.bits,
-        uniform_bits=None if layout.table else layout.planes.bits,
         levels=None if layout.table else Levels(0x00, 0xFF, 0.0, last, at=(0.0, last)),
         block_size=(1, layout.size),
         evidence=(f"{layout.planes.bits}-bit codes {parts.codes}, groups of {layout.size}, a scale per column",),

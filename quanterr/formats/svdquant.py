@@ -80,6 +80,7 @@ def fit(parts: Parts) -> Weight:
         _read(parts, padded, low_rank),
         code_bits=4,
         levels=INT4,
+        uniform_bits=None,  # the branch takes errors of codes away
         block_size=(1, GROUP),
         branch=Branch(partial(low_rank.read_factors, (padded.rows, padded.cols), 0), parts["smooth"]),
         evidence=(

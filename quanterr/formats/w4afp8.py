@@ -60,7 +60,6 @@ def fit(parts: Parts) -> Weight | None:
         decoder,
         block_size=(1, GROUP),
         code_bits=4,
-        uniform_bits=4,
         levels=INT4.scaled,
         scale=scale,
         evidence=(

@@ -63,6 +63,11 @@ class Levels:
         """The number of values; approximate for floats."""
         return len(self.table) or int(self.highest - self.lowest) + 1
 
+    @property
+    def uniform_bits(self) -> int | None:
+        """The bits of a code if all levels are equally far apart; None for tables, floats and three levels."""
+        return None if self.table or self.mantissa or self.number == 3 else (self.number - 1).bit_length()
+
     @cached_property
     def scaled(self) -> "Levels":
         """These levels, for codes that are multiplied but never shifted."""

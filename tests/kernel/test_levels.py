@@ -78,6 +78,19 @@ def usable(weight, y, scales):
     return fine if scales.shift is None else fine & scales.shift.isfinite()
 
 
+@pytest.mark.parametrize(
+    ("levels", "bits"),
+    [(uniform(2), 2), (uniform(5), 5), (signed_bytes(4), 4), (INT8, 8), (TERNARY, None), (E2M1, None), (E4M3, None)],
+    ids=str,
+)
+def test_levels_that_are_equally_far_apart_have_uniform_bits(levels, bits):
+    assert levels.uniform_bits == bits
+
+
+def test_levels_of_a_table_have_no_uniform_bits():
+    assert nibbles(range(16)).uniform_bits is None
+
+
 @pytest.mark.skipif(find_best().kernel is None, reason="no compiled kernel here")
 @pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_scales_are_the_same_if_the_kernel_decodes_codes(case):

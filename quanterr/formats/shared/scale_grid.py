@@ -95,13 +95,7 @@ def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -
 OF_DEEPSEEK = "_inv"  # suffix of DeepSeek's scales: blocks as in config.json, or 128 × 128
 
 
-def fit_scaled(
-    parts: Parts,
-    family: str,
-    labels: frozenset[str],
-    uniform_bits: int | None = None,
-    rotates: bool = False,
-) -> Weight:
+def fit_scaled(parts: Parts, family: str, labels: frozenset[str], rotates: bool = False) -> Weight:
     """Return the weight that codes and a scale form; its format is ``family`` with the scale's granularity.
 
     If the scale fits no rule but all codes are zero (they are read to check), the weight is zeros.
@@ -128,7 +122,6 @@ def fit_scaled(
         read_grid(parts, grid, factor),
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
-        uniform_bits=uniform_bits,
         levels=OF_DTYPE[codes.dtype].scaled if codes.dtype in OF_DTYPE else None,
         unit=None if factor or grid.granularity == "block" else grid.numbers,
         scale=scale,
