@@ -390,6 +390,26 @@ def test_configuration_is_a_hint_and_never_stops_the_comparison(folder, text, co
     assert config == (found and list(found))
 
 
+@pytest.mark.parametrize("text", ["[1]", "null", '"text"'])
+def test_configuration_that_is_no_object_declares_nothing(folder, text):
+    write(folder / "model.safetensors", A)
+    (folder / "config.json").write_text(text)
+    found = opened(folder)
+
+    assert {"config.json": {}} == found.config
+    assert {} == found.model_config
+
+
+def test_keys_of_the_language_model_replace_those_at_the_top(folder):
+    write(folder / "model.safetensors", A)
+    (folder / "config.json").write_text(
+        '{"hidden_size": 1, "tie_word_embeddings": true, "text_config": {"hidden_size": 2}}'
+    )
+    found = opened(folder).model_config
+
+    assert (found["hidden_size"], found["tie_word_embeddings"]) == (2, True)
+
+
 def test_huge_configuration_is_not_read(folder):
     write(folder / "model.safetensors", A)
     (folder / "config.json").write_text("{}")
