@@ -5,8 +5,8 @@ from quanterr.checkpoints.checksums import compute_sha256, find_stated_sha256
 from quanterr.documents.base import Finding
 from quanterr.errors import UsageError
 from quanterr.findings import make_finding
-from quanterr.tensors.pool import map_in_threads
 from quanterr.util.platform import usable_cores
+from quanterr.util.pool import map_in_threads
 from quanterr.util.text import count, display, listed
 
 MISMATCH = "checksum_mismatch"
