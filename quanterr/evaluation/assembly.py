@@ -211,7 +211,7 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
         yield make_finding("identical", "warning", None, message, "check that it is the quantized one")
     yield from _report_another_model(outcome) or _report_large(outcome)
     yield from _report_massive(outcome)
-    yield from compare_configs(candidate.sides.checkpoint, candidate.checkpoint)
+    yield from compare_configs(candidate.originals.checkpoint, candidate.checkpoint)
     yield from _report_parts(candidate)
     yield from of_rounding(candidate.rounding)
     if candidate.checkpoint.kind == RECIPE:

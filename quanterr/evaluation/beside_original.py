@@ -53,27 +53,27 @@ def measure(
         architecture = prepared.architecture
         stored, others = rest[: len(given.stored)], rest[len(given.stored) :]
         every = [opened, *given.add_made(stored, opened)]
-        sides = OriginalWeights(opened, architecture.device)
-        names, found = _candidates(shorten_names(given.names, given_names), every[1:], prepared, sides, chosen)
+        originals = OriginalWeights(opened, architecture.device)
+        names, found = _candidates(shorten_names(given.names, given_names), every[1:], prepared, originals, chosen)
         drafts = [read_draft(other, opened, prepared, chosen) for other in others]
         every += others
         ranks.agree(group, every, prepared.chunks, chosen.batch, chosen.dtype)
-        with closing(RunBesideOriginal(prepared, sides, found, chosen, group, True, drafts)) as running:
+        with closing(RunBesideOriginal(prepared, originals, found, chosen, group, True, drafts)) as running:
             ranks.run_with(running, group)
             outcomes, of_drafts = running.outcomes(), running.draft_outcomes()
             write_files(chosen, prepared, running.original, saliency, opened)
-        answers = answered(architecture, sides, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
+        answers = answered(architecture, originals, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
         rollouts: Sequence[Rollout | None] = [None for _ in found]
         if chosen.rollout and prepared.calls is not None:
-            rollouts = roll_out(architecture, sides, found, prepared.calls, stop, chosen.on_progress)
-        predictions = predict(chosen, prepared, sides, found, outcomes)
+            rollouts = roll_out(architecture, originals, found, prepared.calls, stop, chosen.on_progress)
+        predictions = predict(chosen, prepared, originals, found, outcomes)
         for checkpoint in every:
             checkpoint.check_unchanged()
         rows = zip(names, found, outcomes, predictions, answers, rollouts, strict=True)
         measured = [*(Measured(*each) for each in rows), *_measured(drafts, of_drafts)]
         baseline = Baseline(opened.path, opened.nbytes, running.model, running.floor())
         # A candidate with other names reads the original once more.
-        read = sum(each.read_bytes for each in {sides, *(one.candidate.sides for one in measured)})
+        read = sum(each.read_bytes for each in {originals, *(one.candidate.originals for one in measured)})
         return assemble(measured, baseline, prepared, chosen, clock, read)
 
 
@@ -89,15 +89,15 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
     chosen.check_alone()
     with _open([original], chosen, stop) as (group, [checkpoint]):
         prepared = prepare(chosen, checkpoint)
-        sides = OriginalWeights(checkpoint, prepared.architecture.device)
+        originals = OriginalWeights(checkpoint, prepared.architecture.device)
         ranks.agree(group, [checkpoint], prepared.chunks, chosen.batch, chosen.dtype)
         if chosen.with_moments or chosen.save_reference is not None:
-            with closing(RunBesideOriginal(prepared, sides, [], chosen, group)) as running:
+            with closing(RunBesideOriginal(prepared, originals, [], chosen, group)) as running:
                 ranks.run_with(running, group)
                 write_files(chosen, prepared, running.original, saliency, checkpoint)
         else:
             ranks.leave_to_rank_0(group)
-        predict(chosen, prepared, sides, [], [])
+        predict(chosen, prepared, originals, [], [])
         checkpoint.check_unchanged()
         for doubt in prepared.doubts if group is None or group.rank == 0 else ():
             notices.error("%s: %s", display(prepared.source), doubt)
@@ -124,11 +124,11 @@ def _candidates(
     names: Sequence[str],
     checkpoints: Sequence[Checkpoint],
     prepared: Prepared,
-    sides: OriginalWeights,
+    originals: OriginalWeights,
     chosen: EvaluateOptions,
 ) -> tuple[list[str], list[Candidate]]:
     """Return the candidates and their names; with ``--split``, those with any rounding again as weights alone."""
-    counterparts = prepared.architecture.counterparts(sides, checkpoints)
+    counterparts = prepared.architecture.counterparts(originals, checkpoints)
     kv, alone = list(chosen.kv) or [DECLARED], []
     found: list[tuple[str, Candidate]] = []
     for name, checkpoint, (own, ignored) in zip(names, checkpoints, counterparts, strict=True):

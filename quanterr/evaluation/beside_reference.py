@@ -48,12 +48,12 @@ def measure_beside(
         prepared = prepare(chosen, original)
         reference.check(reference_settings(chosen, prepared))
         every = stack.enter_context(open_checkpoints(candidates, chosen.lenient, chosen.cache))
-        sides = OriginalWeights(original, prepared.architecture.device)
+        originals = OriginalWeights(original, prepared.architecture.device)
         kv = list(chosen.kv) or [DECLARED]
         ways = [
             way
             for name, checkpoint in zip(shorten_names(paths, names_to_keep), every, strict=True)
-            for way in Candidate(sides, checkpoint, chosen.activations, kv[0], undo=False).with_caches(name, kv)
+            for way in Candidate(originals, checkpoint, chosen.activations, kv[0], undo=False).with_caches(name, kv)
         ]
         names, found = [name for name, _ in ways], [one for _, one in ways]
         with closing(RunBesideReference(prepared, found, chosen, reference)) as running:
@@ -71,7 +71,7 @@ def measure_beside(
             reference=os.fspath(folder),
             findings=list(reference.findings()),
         )
-        return assemble(measured, baseline, prepared, chosen, clock, sides.read_bytes)
+        return assemble(measured, baseline, prepared, chosen, clock, originals.read_bytes)
 
 
 def _check_needs_no_original(against: str | Plan | Iterable[str | Plan], chosen: EvaluateOptions) -> None:

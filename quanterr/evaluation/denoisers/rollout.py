@@ -54,7 +54,7 @@ class Step(NamedTuple):
 class _Follower:
     """A side on its path, with the current latents of each group."""
 
-    sides: OriginalWeights
+    originals: OriginalWeights
     stored: Sequence[str]
     get: Callable[[str], Tensor]
     rounding: Rounding | None
@@ -63,7 +63,7 @@ class _Follower:
 
 def roll_out(
     architecture: Architecture | Denoiser,
-    sides: OriginalWeights,
+    originals: OriginalWeights,
     candidates: Sequence[Candidate],
     calls: Calls,
     stop: Event,
@@ -81,8 +81,8 @@ def roll_out(
     followers = [
         _Follower(own, stored, get, rounding, [[part.to(device, dtype) for part in start] for start in starts])
         for own, stored, get, rounding in (
-            (sides, list(sides.weights), sides.get, None),
-            *((each.sides, each.names, each.get, each.rounding) for each in candidates),
+            (originals, list(originals.weights), originals.get, None),
+            *((each.originals, each.names, each.get, each.rounding) for each in candidates),
         )
     ]
     passes = max(len(steps) for steps in groups)
@@ -232,7 +232,7 @@ def _velocity(architecture: Architecture | Denoiser, call: Call, latents: list[T
 def _run(architecture: Architecture | Denoiser, own: _Follower, calls: list[Call], stop: Event) -> list[Tensor]:
     """Run calls through one side's model, a unit at a time; return its outputs."""
     batches = dict(enumerate(batches_of_calls(calls)))
-    side = ModelRun(open_stream(architecture, own.sides, own.stored, own.get, batches), own.rounding)
+    side = ModelRun(open_stream(architecture, own.originals, own.stored, own.get, batches), own.rounding)
     outputs: dict[int, Tensor] = {}
     with closing(side):
         for place in take_turns(side.stream, side.load, side.free):

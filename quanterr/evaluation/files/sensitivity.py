@@ -101,7 +101,7 @@ class StoredParts:
 
 def profile_of(
     architecture: Architecture | Denoiser,
-    sides: OriginalWeights,
+    originals: OriginalWeights,
     candidates: Sequence[Candidate],
     given: Tensor | Sequence[Call],
 ) -> Profiled:
@@ -111,7 +111,7 @@ def profile_of(
     loaded.
     """
     model = architecture.build()
-    names = architecture.names(model, sides, sides.weights)
+    names = architecture.names(model, originals, originals.weights)
     inputs: list[Inputs]
     method: Method
     if isinstance(given, Tensor):
@@ -119,9 +119,9 @@ def profile_of(
     else:
         inputs = [CALLS.inputs(model, architecture.config, batch) for batch in batches_of_calls(given)]
         method, cost = GaussNewton(), OUTPUT_ERROR
-    others = [architecture.names(model, candidate.sides, candidate.names) for candidate in candidates]
+    others = [architecture.names(model, candidate.originals, candidate.names) for candidate in candidates]
     made = Profiled(cost, predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
-    parts = StoredParts(names, {name: weight.shape for name, weight in sides.weights.items()})
+    parts = StoredParts(names, {name: weight.shape for name, weight in originals.weights.items()})
 
     def seen(unit: Unit, found: Profile) -> None:
         for slot in unit.slots:
@@ -161,7 +161,7 @@ def profile_of(
 
     recorded, batches = not isinstance(given, Tensor), dict(enumerate(inputs))
     with closing(
-        Stream(model, names, sides.get, batches, architecture.device, graph=True, recorded=recorded)
+        Stream(model, names, originals.get, batches, architecture.device, graph=True, recorded=recorded)
     ) as stream:
         made.scored = profile(stream, method, seen, parts.of).scored
     return made

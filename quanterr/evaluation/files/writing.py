@@ -62,27 +62,27 @@ def write_files(
 def predict(
     chosen: EvaluateOptions,
     prepared: Prepared,
-    sides: OriginalWeights,
+    originals: OriginalWeights,
     found: Sequence[Candidate],
     outcomes: Sequence[Outcome],
 ) -> Sequence[Mapping[str, float]]:
     """Measure and write the sensitivity if it is requested; return the predicted cost by weight of each candidate."""
     if chosen.sensitivity is None:
         return [{} for _ in found]
-    n, original = chosen.sensitivity_chunks, sides.checkpoint.path
+    n, original = chosen.sensitivity_chunks, originals.checkpoint.path
     if prepared.calls is not None:
         given: Tensor | Sequence[Call] = prepared.calls.spread(n)
         basis = Basis(original, prepared.source, prepared.calls.sha256, 0)
     else:
         given = prepared.given[:n]
         basis = Basis(original, prepared.source, fingerprint(given), given.shape[1])
-    profiled = profile_of(prepared.architecture, sides, found, given)
+    profiled = profile_of(prepared.architecture, originals, found, given)
     measured = {
         candidate.checkpoint.path: Measured(n, *cost)
         for n, (candidate, outcome) in enumerate(zip(found, outcomes, strict=True))
         if (cost := _cost_of(outcome)) and is_of_recipe(candidate.checkpoint) and not candidate.rounding.is_any
     }
-    stored = {names[0]: name for name, names in find_parts(sides.checkpoint).items() if len(names) == 1}
+    stored = {names[0]: name for name, names in find_parts(originals.checkpoint).items() if len(names) == 1}
     write_sensitivity(os.fspath(chosen.sensitivity), profiled, measured, basis, stored)
     return profiled.predictions
 

@@ -146,18 +146,18 @@ class Architecture:
         _keep_float32(model, *kept)
         return model
 
-    def names(self, model: nn.Module, sides: OriginalWeights, stored: Iterable[str]) -> Names:
+    def names(self, model: nn.Module, originals: OriginalWeights, stored: Iterable[str]) -> Names:
         """Assign stored tensors to the parameters of the model."""
         return ConversionNames(model, stored)
 
-    def counterparts(self, sides: OriginalWeights, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
+    def counterparts(self, originals: OriginalWeights, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
         """Return the original for each candidate, always itself: models of transformers have only one naming.
 
         The model of a GGUF file has no blocks that predict further tokens, which other files may have.
         """
-        described = [each.gguf if sides.checkpoint.source else None for each in candidates]
+        described = [each.gguf if originals.checkpoint.source else None for each in candidates]
         return [
-            Counterpart(sides, frozenset(name for name in each.entries if metadata and metadata.predicts(name)))
+            Counterpart(originals, frozenset(name for name in each.entries if metadata and metadata.predicts(name)))
             for each, metadata in zip(candidates, described, strict=True)
         ]
 
@@ -200,39 +200,39 @@ class Denoiser:
         _keep_float32(model, "_keep_in_fp32_modules")
         return model
 
-    def names(self, model: nn.Module, sides: OriginalWeights, stored: Iterable[str]) -> Names:
+    def names(self, model: nn.Module, originals: OriginalWeights, stored: Iterable[str]) -> Names:
         """Assign stored tensors, under diffusers' names or a single file's, to the parameters of the model.
 
         Raises:
             CheckpointError: the names belong to another model, or the model lacks some of the tensors.
             UsageError: the LoRA belongs to another model.
         """
-        layout = self._layout(model, sides)
+        layout = self._layout(model, originals)
         if self.lora is None:
             return LayoutNames(model, layout)
         return MergedNames(model, layout, self.lora.changes(model, layout))
 
-    def _layout(self, model: nn.Module, sides: OriginalWeights) -> Layout:
+    def _layout(self, model: nn.Module, originals: OriginalWeights) -> Layout:
         """Return the layout of the original, which is found only once."""
-        if sides.layout is None:
-            where = display(sides.checkpoint.path)
-            sides.layout = find_layout(model, self.config, sides.shapes, where)
-            if unknown := sorted(sides.layout.unknown - MARKERS):
+        if originals.layout is None:
+            where = display(originals.checkpoint.path)
+            originals.layout = find_layout(model, self.config, originals.shapes, where)
+            if unknown := sorted(originals.layout.unknown - MARKERS):
                 raise CheckpointError(
                     f"{where}: {type(model).__name__} of the config has no {listed(unknown, 3)}; is this the config of "
                     "another variant? Give the right one with --config FOLDER"
                 )
-        return sides.layout
+        return originals.layout
 
-    def counterparts(self, sides: OriginalWeights, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
+    def counterparts(self, originals: OriginalWeights, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
         """Return the original for each candidate, in the candidate's names.
 
         Raises:
             CheckpointError: a candidate's names belong to another model.
         """
         model = self.build()
-        layout = self._layout(model, sides)
-        return [counterpart(model, self.config, sides, layout, each) for each in candidates]
+        layout = self._layout(model, originals)
+        return [counterpart(model, self.config, originals, layout, each) for each in candidates]
 
 
 def _build(make: Callable[[], nn.Module], program: str, device: torch.device) -> nn.Module:

@@ -23,12 +23,12 @@ from quanterr.util.text import display, listed
 class Counterpart(NamedTuple):
     """The original in a candidate's names, and the tensors of either side that the model does not need."""
 
-    sides: OriginalWeights
+    originals: OriginalWeights
     ignored: frozenset[str] = frozenset()
 
 
 def counterpart(
-    model: nn.Module, config: JsonObject, sides: OriginalWeights, layout: Layout, candidate: Checkpoint
+    model: nn.Module, config: JsonObject, originals: OriginalWeights, layout: Layout, candidate: Checkpoint
 ) -> Counterpart:
     """Return the original, which has the given layout, in the names of a candidate; itself if they are its own.
 
@@ -41,7 +41,7 @@ def counterpart(
     bare, _ = denoiser_names(shapes)
     others = frozenset(shapes) - frozenset(bare.values())
     wanted = {rows.source.removeprefix(layout.prefix) for pieces in layout.parameters.values() for rows in pieces}
-    same = Counterpart(sides, layout.ignored | others)
+    same = Counterpart(originals, layout.ignored | others)
     if wanted <= bare.keys():
         return same
     where = display(candidate.path)
@@ -57,9 +57,9 @@ def counterpart(
         raise CheckpointError(f"{where}: nothing in it makes up {listed(missing, 3)} of {type(model).__name__}")
     if lacking := [name for name in own.parameters if name not in layout.parameters]:
         raise CheckpointError(
-            f"{display(sides.checkpoint.path)}: lacks {listed(lacking, 3)}, which the config's model has"
+            f"{display(originals.checkpoint.path)}: lacks {listed(lacking, 3)}, which the config's model has"
         )
-    return Counterpart(_rename(sides, layout, own), layout.ignored | own.ignored)
+    return Counterpart(_rename(originals, layout, own), layout.ignored | own.ignored)
 
 
 def _shape(side: CheckpointSide, name: str) -> Shape:
@@ -69,7 +69,7 @@ def _shape(side: CheckpointSide, name: str) -> Shape:
         return side.codes[name].shape
 
 
-def _rename(sides: OriginalWeights, layout: Layout, own: Layout) -> OriginalWeights:
+def _rename(originals: OriginalWeights, layout: Layout, own: Layout) -> OriginalWeights:
     """Return the original, divided into the tensors of the candidate's layout.
 
     Shapes come from the original's rows: a candidate may store padding, or omit leading dimensions of 1.
@@ -86,15 +86,15 @@ def _rename(sides: OriginalWeights, layout: Layout, own: Layout) -> OriginalWeig
     entries = {}
     for name, found in pieces.items():
         ordered = sorted(found)
-        weights = [(sides.weights[rows.source], rows) for _, rows in ordered]
+        weights = [(originals.weights[rows.source], rows) for _, rows in ordered]
         of_first = weights[0][0].shape
         shape = (sum(rows.n for _, rows in ordered), *of_first[1:]) if of_first else ()
         ends = [0, *(first + rows.n for first, rows in ordered)]
         if [first for first, _ in ordered] == ends[:-1]:  # without a gap: every row belongs to a parameter
             entries[name] = RowsFile(name, shape, weights).entry
-    original = sides.checkpoint
+    original = originals.checkpoint
     virtual = Checkpoint(original.path, original.kind, (), entries, config=original.config, folder=original.folder)
-    renamed = OriginalWeights(virtual, sides.device)
+    renamed = OriginalWeights(virtual, originals.device)
     renamed.layout = own
     return renamed
 

@@ -96,7 +96,7 @@ class Candidate:
 
     def __init__(
         self,
-        sides: OriginalWeights,
+        originals: OriginalWeights,
         quantized: Checkpoint,
         activations: str = NONE,
         kv: str = NONE,
@@ -114,9 +114,9 @@ class Candidate:
         Raises:
             CheckpointError: a weight cannot be brought into the original's shape.
         """
-        self.sides, self.checkpoint = sides, quantized
+        self.originals, self.checkpoint = originals, quantized
         self.plan: Pairing = choose_alternatives(
-            pair(sides.checkpoint, quantized, LayerSelection([]), sides._recognized), undo=False
+            pair(originals.checkpoint, quantized, LayerSelection([]), originals._recognized), undo=False
         )
         self._activations = activations
         self.rounding = self._rounded(kv)
@@ -129,13 +129,13 @@ class Candidate:
             for item in self.plan.leftovers
             if item.bucket not in NOT_NEEDED and item.entries[0].name not in ignored
         ]
-        self.not_found = {item.name: item.reason for item in left if item.name in sides.weights}
+        self.not_found = {item.name: item.reason for item in left if item.name in originals.weights}
         self.unused = {item.name: item.reason for item in left if item.side == "quantized"}
 
     def _rounded(self, kv: str) -> Rounding:
         is_virtual = self.checkpoint.kind == RECIPE  # it has no files that could declare anything
         inputs, cache = (NONE if is_virtual and way == DECLARED else way for way in (self._activations, kv))
-        return Rounding(self.plan, self.checkpoint.entries, inputs, cache, self.sides.device)
+        return Rounding(self.plan, self.checkpoint.entries, inputs, cache, self.originals.device)
 
     def with_caches(self, name: str, kv: Sequence[str]) -> Iterator[tuple[str, "Candidate"]]:
         """Yield the candidate once for each rounding of keys and values, all with the same weights, and its name."""
@@ -147,12 +147,12 @@ class Candidate:
     @property
     def names(self) -> list[str]:
         """The stored names of all tensors of its model; tensors that it lacks come from the original."""
-        return list(dict.fromkeys([*self.found, *self.sides.weights]))
+        return list(dict.fromkeys([*self.found, *self.originals.weights]))
 
     def get(self, name: str) -> Tensor:
         """Return a tensor by the original's name; the original's own where the candidate has none."""
         if name not in self.found:
-            return self.sides.get(name)
+            return self.originals.get(name)
         return self._read(self.found[name])
 
     def compared(self, name: str) -> Tensor:
@@ -173,16 +173,16 @@ class Candidate:
 
     def _read(self, each: Pair) -> Tensor:
         """Return the quantized weight of a pair in the original's convention and shape."""
-        values, stored = self.sides.whole(each.quantized), self.sides.weights.get(each.name)
+        values, stored = self.originals.whole(each.quantized), self.originals.weights.get(each.name)
         if stored is None:  # a head that only this side stores
             return values
         if is_view(each.original):
-            values = self.sides.whole(undo_views(each.original, hold_values(each.quantized, values)))
+            values = self.originals.whole(undo_views(each.original, hold_values(each.quantized, values)))
         return values.view(stored.shape)
 
     def _check_form(self, each: Pair) -> None:
         """Raise CheckpointError if the quantized weight of a pair cannot be brought into the original's form."""
-        stored = self.sides.weights.get(each.name)
+        stored = self.originals.weights.get(each.name)
         try:
             restored = undo_views(each.original, each.quantized)
         except FormatMismatch as mismatch:

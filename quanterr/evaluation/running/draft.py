@@ -97,7 +97,7 @@ class DraftRun(CandidateRun):
             UsageError: the model has no head of its own.
         """
         candidate = draft.candidate
-        stream = open_stream(draft.architecture, candidate.sides, candidate.names, candidate.get, batches)
+        stream = open_stream(draft.architecture, candidate.originals, candidate.names, candidate.get, batches)
         super().__init__(candidate, stream, draft.architecture.workload, batches)
         self._vocabulary, head = draft.vocabulary, head_of(stream.model, stream.units)
         if head is None:

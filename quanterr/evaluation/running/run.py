@@ -279,7 +279,7 @@ def _start(
     """Start the candidates, with the arguments of the stream ``like``, if there is one."""
     runs: list[CandidateRun] = []
     for candidate in candidates:
-        stream = open_stream(architecture, candidate.sides, candidate.names, candidate.get, batches, like)
+        stream = open_stream(architecture, candidate.originals, candidate.names, candidate.get, batches, like)
         like = like or stream
         runs.append(CandidateRun(candidate, stream, architecture.workload, batches, measures_rounding))
     return runs

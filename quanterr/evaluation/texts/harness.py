@@ -110,10 +110,10 @@ class StreamedModel(BASE):  # type: ignore[misc]
         paths = [self._original] if self._quantized is None else [self._original, self._quantized]
         with LinearLayers(self._dtype), open_checkpoints(paths) as [opened, *others]:
             original = as_original(opened, None)
-            sides = OriginalWeights(original, self._architecture.device)
+            originals = OriginalWeights(original, self._architecture.device)
             if not others:
-                return loglikelihoods(self._architecture, list(sides.weights), sides.get, asked)
-            candidate = Candidate(sides, others[0], self._activations, self._kv)
+                return loglikelihoods(self._architecture, list(originals.weights), originals.get, asked)
+            candidate = Candidate(originals, others[0], self._activations, self._kv)
             rounding = candidate.rounding
             found = loglikelihoods(self._architecture, candidate.names, candidate.get, asked, rounding)
             for why in rounding.reasons():

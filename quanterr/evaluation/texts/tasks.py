@@ -164,13 +164,13 @@ def _of(logits: Tensor, of: Scored) -> Likelihood:
 
 def answered(
     architecture: Architecture | Denoiser,
-    sides: OriginalWeights,
+    originals: OriginalWeights,
     candidates: Sequence[Candidate],
     tasks: Sequence[Asked],
 ) -> list[list[Task]]:
     """Return the results of every candidate on every task, compared with the original's answers."""
     sequences = [each for task in tasks for each in task.sequences]
-    base = _answers(tasks, loglikelihoods(architecture, list(sides.weights), sides.get, sequences))
+    base = _answers(tasks, loglikelihoods(architecture, list(originals.weights), originals.get, sequences))
     made = []
     for candidate in candidates:
         likelihoods = loglikelihoods(architecture, candidate.names, candidate.get, sequences, candidate.rounding)
