@@ -30,6 +30,8 @@ PERCENTILE = re.compile(r"p\d+(_\d+)?")
 OLD_OR_NEW, UNIT = re.compile(r"(old|new) (?=.)", re.IGNORECASE), re.compile(r"(?<=.) (dB|%)$")  # ends of headings
 # Pages in the order in which ``quanterr guide`` lists them.
 TOPICS = (
+    "gguf",
+    "comfyui",
     "verdict",
     "findings",
     "formats",
