@@ -138,7 +138,6 @@ def _make_weight(
         shape,
         decoder,
         block_size=blocks.edges,
-        code_bits=packing.bits,
         levels=uniform(packing.bits),
         scale=stored if stored.n == shape[0] * blocks.n else None,
         evidence=(f"{packing.bits}-bit codes {parts.codes}, scales {stored}, blocks of {blocks.size} columns",),

@@ -68,7 +68,6 @@ def fit(parts: Parts) -> Weight:
         parts.weight(
             padded.shape,
             _read(parts, padded, n),
-            code_bits=4,
             levels=uniform(4),
             block_size=(1, group),
             evidence=(f"4-bit codes in groups of {group}, rows " + (f"interleaved by {n}" if n > 1 else "in order"),),

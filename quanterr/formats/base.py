@@ -166,11 +166,12 @@ class Parts(Struct, gc=False):
     ) -> "Weight":
         """Build the :class:`Weight` that these parts form, whose values a decoder describes or a function returns.
 
-        ``format`` defaults to the row that is being tried, ``uniform_bits`` to those of the levels.
+        ``format`` defaults to the row that is being tried, bits to those of the levels.
         """
         dequantize = Native(values) if isinstance(values, Decoder) else values
         if levels := facts.get("levels"):
             facts.setdefault("uniform_bits", levels.uniform_bits)
+            facts.setdefault("code_bits", levels.uniform_bits)
         return Weight(self.name, format or self.format, shape, self.entries, dequantize, **facts)
 
 

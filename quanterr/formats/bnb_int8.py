@@ -40,7 +40,6 @@ def fit(parts: Parts) -> Weight:
             Grid(absmax),
             factor=UNIT,
         ),
-        code_bits=8,
         levels=INT8.scaled,
         evidence=(f"codes {codes}, largest magnitudes {absmax}",),
     )

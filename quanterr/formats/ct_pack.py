@@ -67,7 +67,6 @@ def fit(parts: Parts) -> Weight:
             shape,
             _read(parts, packing, order),
             block_size=order.edges,
-            code_bits=packing.bits,
             levels=uniform(packing.bits),
             scale=scale,
             evidence=(f"{packing.bits}-bit codes, {packing.name}, in {codes}, scale {scale}{described}",),

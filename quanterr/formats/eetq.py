@@ -43,7 +43,6 @@ def fit(parts: Parts) -> Weight:
     return parts.weight(
         (rows, cols),
         _read(parts, cols),
-        code_bits=8,
         levels=uniform(8),
         scale=scale,
         evidence=(f"EETQ, codes of {rows} rows in the order of CUTLASS kernels",),

@@ -62,7 +62,6 @@ def fit(parts: Parts) -> Weight | None:
         (rows, shape[1]),
         _read(parts, n_bits, shape[1]),
         block_size=(1, shape[1] // scale.shape[1]) if scale.shape[1] > 1 else None,
-        code_bits=n_bits,
         levels=INT8 if n_bits == 8 else uniform(n_bits),
         scale=scale,
         evidence=(f"codes {codes.dtype} of {n_bits} bits, scale {scale}",),

@@ -118,7 +118,6 @@ def fit(parts: Parts) -> Weight | None:
             (rows, cols),
             _read(parts, blocks, variant),
             block_size=blocks.edges,
-            code_bits=bits,
             levels=uniform(bits),
             scale=scale,
             evidence=(f"{variant}: {declared}{order}" if variant is variants[0] else f"{variant}{order}",),

@@ -118,7 +118,6 @@ def _make_weight(parts: Parts, shape: tuple[int, int], bits: int, blocks: Column
         shape,
         decoder,
         block_size=blocks.edges,
-        code_bits=bits,
         levels=uniform(bits),
         scale=parts["scale"],
         evidence=(f"{bits}-bit codes {parts.codes}, scales {parts['scale']}",),

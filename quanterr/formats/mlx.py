@@ -76,7 +76,6 @@ def fit_affine(parts: Parts) -> Weight:
     return parts.weight(
         shape,
         _read(parts, fit_unpadded(parts, shape, group), code_bits),
-        code_bits=code_bits,
         levels=uniform(code_bits),
         block_size=(1, group),
         evidence=(f"{code_bits} bits in groups of {group}: {source}",),

@@ -47,7 +47,6 @@ def fit(parts: Parts) -> Weight | None:
             factor=fit_pre_scale(parts, shape[-1]),
         ),
         block_size=blocks.edges,
-        code_bits=4,
         levels=INT4,
         scale=scale,
         evidence=(f"two rows of 4-bit codes in each of {codes}, scale {scale}",),

@@ -156,7 +156,6 @@ def fit_pairs(parts: Parts) -> Weight | None:
         (rows, cols),
         decoder,
         block_size=blocks.edges,
-        code_bits=4,
         levels=INT4,
         scale=scale,
         evidence=(f"two rows of 4-bit codes in each of {codes}, {scale}, {offset}",),

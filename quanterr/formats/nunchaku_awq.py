@@ -64,7 +64,6 @@ def fit(parts: Parts) -> Weight:
         parts.weight(
             padded.shape,
             _read(parts, padded, n),
-            code_bits=4,
             levels=uniform(4),
             block_size=(1, GROUP),
             prescribed=by_name > 1,

@@ -98,7 +98,6 @@ def _fit_bits(code_bits: int, parts: Parts) -> Weight:
     return parts.weight(
         shape,
         _read(parts, planes, as_matrix(shape), group),
-        code_bits=code_bits,
         levels=uniform(code_bits),
         block_size=(1, group),
         format=f"quanto_int{code_bits}",

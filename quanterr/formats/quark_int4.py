@@ -110,7 +110,6 @@ def _make_weight(parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, rea
             shape,
             read(parts, blocks, coding),
             block_size=blocks.edges,
-            code_bits=4,
             levels=INT4 if coding.signed else uniform(4),
             scale=parts["scale"],
             evidence=(f"{coding}, in {parts.codes}, scale {parts['scale']}",),

@@ -131,7 +131,6 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     return parts.weight(
         codes.shape,
         _read_integers(parts, group, one, code_bits == 8),
-        code_bits=code_bits,
         levels=signed_bytes(code_bits),
         block_size=(1, group) if number > prod(codes.shape[:-1]) else None,
         scale=scale,

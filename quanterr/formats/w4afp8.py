@@ -59,7 +59,6 @@ def fit(parts: Parts) -> Weight | None:
         shape,
         decoder,
         block_size=(1, GROUP),
-        code_bits=4,
         levels=INT4.scaled,
         scale=scale,
         evidence=(

@@ -169,7 +169,6 @@ def _make_weight(parts: Parts, shape: tuple[int, ...], decoder: Decoder, levels:
     return parts.weight(
         shape,
         decoder,
-        code_bits=4,
         levels=levels,
         block_size=(1, group),
         evidence=(f"the header: groups of {group} columns",),
