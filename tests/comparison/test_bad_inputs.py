@@ -721,7 +721,7 @@ NO_MEMORY = (
     "def fail(*_): return torch.empty(1 << 60, dtype=torch.uint8)\nWorker.sum_chunks = fail\n"
 )
 NO_MEMORY_FOR_HEADERS = (
-    "from quanterr.comparison import run\ndef fail(*_): raise MemoryError\nrun.open_checkpoints = fail\n"
+    "from quanterr.comparison import inputs\ndef fail(*_): raise MemoryError\ninputs.open_checkpoints = fail\n"
 )
 FULL = "/dev/full: No space left on device"
 
