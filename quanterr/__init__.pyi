@@ -227,7 +227,8 @@ def dequantize(
     the same inputs and options goes on.
 
     Keyword Args:
-        like (ORIGINAL): The original: write its names, shapes, orders and dtypes. Needed for GGUF.
+        like (ORIGINAL): The original: write its names, shapes, orders and dtypes. Needed for GGUF of unknown
+            models.
         layers (PATTERN, one or several): Tensors to write, by the patterns of compare. Default: all.
         exclude (PATTERN, one or several): Tensors to leave out.
         dtype: Dtype of decoded weights. Default: the original's with like, otherwise bf16.
@@ -240,7 +241,8 @@ def dequantize(
         on_progress: Called with the progress after each piece.
 
     Raises:
-        UsageError: the output exists or is an input's folder; or a GGUF file is given without ``like``.
+        UsageError: the output exists or is an input's folder; or a GGUF file of an unknown model is given without
+            ``like``.
         CheckpointError: a tensor cannot be written as a float, or has no counterpart in ``like``.
         ResourceError: the disk is full, or what was written is not what was decoded (``verify``).
         Interrupted: the run was stopped."""

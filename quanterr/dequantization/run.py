@@ -21,7 +21,8 @@ from quanterr.dequantization.layout import (
     make_index,
 )
 from quanterr.dequantization.tensors import WrittenTensor, count_formats, list_tensors, list_tensors_like
-from quanterr.errors import Interrupted, ResourceError, UsageError
+from quanterr.errors import CheckpointError, Interrupted, ResourceError, UsageError
+from quanterr.evaluation.models.folder import is_language_model, model_folder
 from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.options import DequantizeOptions
@@ -113,7 +114,8 @@ def dequantize(
     the same inputs and options goes on.
 
     Raises:
-        UsageError: the output exists or is an input's folder; or a GGUF file is given without ``like``.
+        UsageError: the output exists or is an input's folder; or a GGUF file of an unknown model is given without
+            ``like``.
         CheckpointError: a tensor cannot be written as a float, or has no counterpart in ``like``.
         ResourceError: the disk is full, or what was written is not what was decoded (``verify``).
         Interrupted: the run was stopped.
@@ -132,10 +134,13 @@ def dequantize_checkpoint(
         selection = LayerSelection(chosen.layers, chosen.exclude)
         dtype = None if chosen.dtype is None else DTYPES[chosen.dtype]
         left_out: dict[str, int] = {}
+        is_made = like is None and is_language_model(checkpoint)
+        if is_made:
+            like, dtype = _describe_model(checkpoint), dtype or "BF16"
         if like is None:
             tensors = list_tensors(checkpoint, selection, dtype or "BF16")
         else:
-            tensors, left_out = list_tensors_like(like, checkpoint, selection, dtype)
+            tensors, left_out = list_tensors_like(like, checkpoint, selection, dtype, by_names=is_made)
         if not tensors:
             raise UsageError("no tensor is selected, so there is nothing to write")
         files = lay_out(
@@ -144,7 +149,9 @@ def dequantize_checkpoint(
             int(parse_bytes("--max-shard", chosen.max_shard, "5GB")),
             (like or checkpoint).modules,
         )
-        others = {} if is_file_name(output) else list_other_files(like or checkpoint)
+        others = (
+            {} if is_file_name(output) else _list_made(checkpoint) if is_made else list_other_files(like or checkpoint)
+        )
         rounding = _write_all(output, files, sources, chosen)
         for source in sources:
             source.check_unchanged()
@@ -158,6 +165,29 @@ def dequantize_checkpoint(
         None if not rounding.e_sq else 10 * log10(rounding.x_sq / rounding.e_sq),
         left_out,
     )
+
+
+def _describe_model(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the names and shapes of the model that a GGUF file describes.
+
+    Raises:
+        UsageError: its architecture is not known, or transformers is not installed.
+    """
+    try:
+        from quanterr.evaluation.models.gguf_original import describe_model
+
+        return describe_model(checkpoint)
+    except ImportError as error:
+        why = f'{error}; pip install "quanterr[evaluate]"'
+    except CheckpointError as error:
+        why = str(error)
+    raise UsageError(f"the names of a GGUF file are those of llama.cpp: give --like ORIGINAL ({why})")
+
+
+def _list_made(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return config.json and the tokenizer, as far as they follow from a GGUF file."""
+    with model_folder(checkpoint) as folder:
+        return {path.name: path.read_bytes() for path in folder.path.iterdir()}
 
 
 def _check_output(output: Path, sources: Sequence[Checkpoint]) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.errors import CheckpointError, FormatMismatch, UsageError
@@ -12,7 +14,7 @@ from quanterr.formats import Weight, is_auxiliary
 from quanterr.pairing import pair
 from quanterr.pairing.alternatives import choose_alternatives
 from quanterr.pairing.conversion import OwnForm
-from quanterr.pairing.model import NOT_SELECTED, Bucket, Leftover, Pair
+from quanterr.pairing.model import NOT_SELECTED, Bucket, Leftover, Pair, Pairing
 from quanterr.pairing.side import CheckpointSide
 from quanterr.pairing.views import undo_views
 from quanterr.selection import LayerSelection
@@ -49,8 +51,8 @@ def list_tensors(checkpoint: Checkpoint, selection: LayerSelection, dtype: str) 
     """
     if checkpoint.gguf is not None:
         raise UsageError(
-            f"{display(checkpoint.path)}: the names and the order of rows in a GGUF file are those of llama.cpp; give "
-            "the model that it was made from: --like ORIGINAL"
+            f"{display(checkpoint.path)}: the names and the order of rows in a GGUF file are those of llama.cpp, and "
+            "its model is not known: give --like ORIGINAL"
         )
     side = CheckpointSide("checkpoint", checkpoint)
     side.attach_siblings()
@@ -91,13 +93,19 @@ def _stores_shape(side: CheckpointSide, weight: Weight) -> bool:
     return True
 
 
+def _drop_alternatives(pairing: Pairing) -> Pairing:
+    pairs = [replace(one, quantized=replace(one.quantized, alternatives=())) for one in pairing.pairs]
+    return replace(pairing, pairs=pairs)
+
+
 def list_tensors_like(
-    original: Checkpoint, checkpoint: Checkpoint, selection: LayerSelection, dtype: str | None
+    original: Checkpoint, checkpoint: Checkpoint, selection: LayerSelection, dtype: str | None, by_names: bool = False
 ) -> tuple[list[WrittenTensor], dict[str, int]]:
     """Return the tensors of an original with the values of its quantized checkpoint.
 
     Names, shapes, the order of rows and the numbers are the original's form; so is the dtype, unless one is given. What
     a converter computed anew is copied from the original, and so are rows that it drops, of no token or position.
+    ``by_names`` means that the original has no values that could choose among readings: a convention decides.
 
     Returns:
         The tensors, and the number of tensors that the converter left to another file or left out, by reason.
@@ -108,12 +116,15 @@ def list_tensors_like(
         UsageError: a pattern of the selection matches no weight.
     """
     # Factors that a quantizer moved between weights and norms stay where they are: the norms have them, too.
-    pairing = choose_alternatives(pair(original, checkpoint, selection), undo=False)
+    pairing = pair(original, checkpoint, selection)
+    pairing = _drop_alternatives(pairing) if by_names else choose_alternatives(pairing, undo=False)
     made: dict[str, WrittenTensor] = {}
     refused = []
     for one in pairing.pairs:
         try:
             made[one.name] = _make_like(one, dtype)
+            if by_names and not one.quantized.has_codes and one.quantized.codes.dtype in FLOATS:
+                made[one.name] = made[one.name]._replace(dtype=one.quantized.codes.dtype)
         except FormatMismatch as mismatch:
             refused.append(f"{display(one.name)}: {mismatch}")
     lost = [left for left in pairing.leftovers if left.bucket not in (Bucket.CONSUMED, Bucket.FILTERED_OUT)]

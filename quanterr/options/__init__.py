@@ -386,7 +386,11 @@ class DequantizeOptions(ReadOptions):
     ] = None
     like: Annotated[
         Path | None,
-        Option("The original: write its names, shapes, orders and dtypes. Needed for GGUF.", INPUTS, "ORIGINAL"),
+        Option(
+            "The original: write its names, shapes, orders and dtypes. Needed for GGUF of unknown models.",
+            INPUTS,
+            "ORIGINAL",
+        ),
     ] = None
     max_shard: Annotated[str, Option("Maximum size of a shard, such as 5GB.", OUTPUT, "BYTES")] = "5GB"
     verify: Annotated[bool, Option("Read the output back and compare it with a second decoding.", OUTPUT)] = False

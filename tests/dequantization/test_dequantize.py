@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -232,11 +233,22 @@ class TestRefused:
             quanterr.dequantize(model / "fp8", model / "out")
         assert not list(model.glob("*out*"))
 
-    def test_gguf_file_without_its_original_is_refused(self, tmp_path):
+    def test_gguf_file_of_an_unknown_model_without_its_original_is_refused(self, tmp_path):
         case = next(case for case in CASES if case.suffix == ".gguf")
 
-        with pytest.raises(UsageError, match="the model that it was made from: like ORIGINAL"):
+        with pytest.raises(UsageError, match=r"llama\.cpp.* like ORIGINAL"):
             quanterr.dequantize(case, tmp_path / "out")
+
+    def test_gguf_file_of_a_known_model_is_written_as_with_its_original(self, tmp_path):
+        pytest.importorskip("transformers")
+        folder = Path(__file__).parent.parent / "golden_evaluation"
+        quanterr.dequantize(folder / "q4_0.gguf", tmp_path / "alone")
+        quanterr.dequantize(folder / "q4_0.gguf", tmp_path / "like", like=folder / "original", dtype="bf16")
+        alone, like = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "like"))
+
+        assert alone.keys() == like.keys()
+        assert all(torch.equal(alone[name].float(), like[name].float()) for name in like)
+        assert {"config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "alone").iterdir()}
 
     def test_original_with_an_additional_weight_is_refused(self, model):
         more = load_file(model / "original/model.safetensors") | {"lm_head.weight": numbers(64, 64)}

@@ -97,7 +97,7 @@ def test_evaluation_is_imported_by_commands_alone():
     """It is a neighbour: rooms that compare, judge and show know nothing of it, only its documents."""
     users = {module for module in MODULES for name in imported(module) if room(name) == "evaluation"}
 
-    assert {"cli", "evaluation", "lm_eval", "planning"} == {room(module) for module in users}
+    assert {"cli", "dequantization", "evaluation", "lm_eval", "planning"} == {room(module) for module in users}
     assert {"quanterr.planning.verification"} == {module for module in users if room(module) == "planning"}
 
 

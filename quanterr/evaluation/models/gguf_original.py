@@ -64,10 +64,7 @@ def as_original(checkpoint: Checkpoint, config: str | os.PathLike[str] | None) -
     if given is not None and not given.is_dir():
         given = given.parent
     renamed = Checkpoint(checkpoint.path, checkpoint.kind, checkpoint.files, {}, folder=given, source=checkpoint)
-    with model_folder(renamed, with_tokenizer=False) as folder:
-        described = read_config(folder)
-    model = Architecture(described, torch.float32).build()
-    fields = {"config.json": described.to_dict()}
+    model, fields = _build(renamed)
     entries = _find_entries(checkpoint, model, fields)
     return Checkpoint(
         checkpoint.path,
@@ -81,6 +78,29 @@ def as_original(checkpoint: Checkpoint, config: str | os.PathLike[str] | None) -
         folder=given,
         source=checkpoint,
     )
+
+
+def describe_model(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the names and shapes of the model of a GGUF file; its values cannot be read.
+
+    Raises:
+        CheckpointError: no config follows from the file.
+    """
+    model, fields = _build(checkpoint)
+    return _describe(checkpoint, _saved_shapes(model), fields)
+
+
+def _build(checkpoint: Checkpoint) -> tuple["PreTrainedModel", JsonObject]:
+    """Return the model that a file describes, without values, and its configuration."""
+    with model_folder(checkpoint, with_tokenizer=False) as folder:
+        described = read_config(folder)
+    return Architecture(described, torch.float32).build(), {"config.json": described.to_dict()}
+
+
+def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Shape], fields: JsonObject) -> Checkpoint:
+    file = _Described(checkpoint.path)
+    described = {name: Entry(name, "F32", shape, file, 0, 4 * prod(shape)) for name, shape in shapes.items()}
+    return Checkpoint(checkpoint.path, "model", (), described, config=fields)
 
 
 def find_parts(original: Checkpoint) -> dict[str, list[str]]:
@@ -101,9 +121,7 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
         CheckpointError: one of the two lacks some tensors, or a tensor has another form than the model's.
     """
     shapes, where = _saved_shapes(model), display(checkpoint.path)
-    file = _Described(checkpoint.path)
-    described = {name: Entry(name, "F32", shape, file, 0, 4 * prod(shape)) for name, shape in shapes.items()}
-    found = pair(Checkpoint(checkpoint.path, "model", (), described, config=fields), checkpoint, LayerSelection(()))
+    found = pair(_describe(checkpoint, shapes, fields), checkpoint, LayerSelection(()))
     left = {item.name for item in found.leftovers if item.bucket is not Bucket.CONSUMED}
     left |= {each.name for each in found.pairs if each.name not in shapes}
     left = {name for name in left if checkpoint.gguf is None or not checkpoint.gguf.predicts(name)}
