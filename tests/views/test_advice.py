@@ -82,3 +82,14 @@ def test_doubt_names_the_candidate_that_it_is_about(tmp_path):
     view = quanterr.rank(original, files, device="cpu").view(0)
 
     assert view.doubts[0].startswith("both candidates: the original stores 6 weights quantized")
+
+
+def test_pattern_that_excludes_nothing_is_named_in_one_line(tmp_path):
+    x = {name: numbers(64, 64, seed=n) for n, name in enumerate(NAMES)}
+    y = {}
+    for name, w in x.items():
+        y[name], y[f"{name}_scale"] = quantized_int8(w)
+
+    assert '"!no-such-layer" excludes nothing: no layer matches it' in summarize(
+        compared(tmp_path, x, y, exclude=["no-such-layer"])
+    )

@@ -21,7 +21,8 @@ EXCESS = 0.5  # dB below what the scales allow, from which the summary mentions 
 
 def summarize(report: Report, sort_by: str = "snr") -> list[str]:
     """Return the sentences that a reader should know after the verdict, the most important first."""
-    about = [describe_coverage(report), *_judge(report), *_describe_usual(report), *_describe_weighted(report)]
+    idle = [one.message.partition(";")[0] for one in report.findings if one.code == "nothing_excluded"]
+    about = [describe_coverage(report), *idle, *_judge(report), *_describe_usual(report), *_describe_weighted(report)]
     return [*about, *_list_worst(report, sort_by)]
 
 
