@@ -285,7 +285,7 @@ def _write_gguf(folder: Path, architecture: str = "llama", kind: str = "Q8_0") -
     writer.close()
 
 
-TRANSFORMERS, MLX = "transformers", "MLX"
+TRANSFORMERS, MLX, LLAMA_CPP = "transformers", "MLX", "llama.cpp"
 DOWN = f"{BLOCK}mlp.down_proj"
 CASES = {
     "plain": Case(TRANSFORMERS, lambda to: _save(to, _dense(), {})),
@@ -347,4 +347,11 @@ CASES = {
         ),
     ),
     "MLX: GGUF": Case(MLX, _write_gguf),
+    "llama.cpp: Q8_0": Case(LLAMA_CPP, _write_gguf),
+    "llama.cpp: Q4_0": Case(LLAMA_CPP, partial(_write_gguf, kind="Q4_0")),
+    "llama.cpp: F32": Case(LLAMA_CPP, partial(_write_gguf, kind="F32")),
+    "llama.cpp: unknown class": Case(LLAMA_CPP, partial(_write_gguf, architecture="no_such_model")),
+    "llama.cpp: no experts": Case(LLAMA_CPP, partial(_write_gguf, architecture="grok")),
+    "llama.cpp: keys of the architecture lacking": Case(LLAMA_CPP, partial(_write_gguf, architecture="granite")),
+    "llama.cpp: safetensors": Case(LLAMA_CPP, lambda to: _save(to, _dense(), {})),
 }

@@ -7,6 +7,7 @@ contradicts its runtime.
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -39,9 +40,23 @@ def load_by_mlx(folder: Path) -> tuple[str, str]:
     return LOADS, ""
 
 
+def load_by_llama_cpp(folder: Path) -> tuple[str, str]:
+    """Return what llama.cpp does with a GGUF file, by the server in xllamacpp."""
+    import xllamacpp
+
+    options = xllamacpp.CommonParams()
+    options.model.path = str(next(folder.glob("*.gguf"), folder))
+    options.n_gpu_layers, options.n_ctx, options.warmup = 0, 64, False
+    server = xllamacpp.Server(options)
+    time.sleep(1)  # a server that ends before its loop runs never ends
+    del server
+    return LOADS, ""
+
+
 LOADERS: dict[str, tuple[str, Callable[[Path], tuple[str, str]]]] = {
     "transformers": ("transformers", load_by_transformers),
     "MLX": ("mlx-lm", load_by_mlx),
+    "llama.cpp": ("xllamacpp", load_by_llama_cpp),
 }
 
 
@@ -55,7 +70,10 @@ def run_case(name: str, folder: Path) -> dict[str, str]:
     except Exception as error:
         outcome, said = REFUSES, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     said = said.replace(str(folder), "FOLDER")[:160]
-    return {"runtime": case.runtime, "version": version(package), "outcome": outcome, "said": said}
+    number = version(package)
+    if package == "xllamacpp":
+        number = f"b{number.rpartition('.')[2]}"  # the build of llama.cpp
+    return {"runtime": case.runtime, "version": number, "outcome": outcome, "said": said}
 
 
 def find_verdict(runtime: str, folder: Path) -> str:

@@ -2,6 +2,13 @@
 
 from quanterr.findings.runtimes.model import words
 
+
+def by_architecture(text: str) -> dict[str, frozenset[str]]:
+    """Return the keys of each architecture, from lines of keys, a colon, and architectures; others continue a line."""
+    rows = (line.split(": ") for line in text.replace("\n  ", " ").strip().splitlines())
+    return {name: words(keys) for keys, names in rows for name in names.split()}
+
+
 # model_type of huggingface/transformers@5.24.0 models/auto/configuration_auto.py, CONFIG_MAPPING_NAMES.
 TRANSFORMERS = words("""
 EvollaModel afmoe aimv2 aimv2_text_model aimv2_vision_model albert align align_text_model align_vision_model altclip
@@ -199,20 +206,100 @@ VibeVoiceAsrForConditionalGeneration VoxtralForConditionalGeneration VoxtralReal
 VoyageQwen3BidirectionalEmbedModel WhisperForConditionalGeneration XLMRobertaForSequenceClassification
 XLMRobertaForTokenClassification XLMRobertaModel Zamba2ForCausalLM
 """)
-# general.architecture of ggml-org/llama.cpp@0c1e57098bba src/llama-arch.cpp, LLM_ARCH_NAMES.
-LLAMA_CPP = words("""
-afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bailingmoe3 bert bitnet bloom chameleon chatglm
-codeshell cogvlm cohere2 cohere2moe command-r dbrx deci deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 dflash
-dots1 dots3note dream eagle3 ernie4_5 ernie4_5-moe eurobert exaone exaone-moe exaone4 falcon falcon-h1 gemma
-gemma-embedding gemma2 gemma3 gemma3n gemma4 gemma4-assistant glm-dsa glm4 glm4moe glm5-next gpt-oss gpt2 gptj
-gptneox granite granite_swa granitehybrid granitemoe graniteswitch grok grovemoe hrm_text hunyuan-dense hunyuan-moe
-hunyuan_vl hy_v3 hy_v4 internlm2 jais jais2 jamba jina-bert-v2 jina-bert-v3 kimi-k3 kimi-linear laguna lfm2 lfm2moe
-llada llada-moe llama llama-embed llama4 maincoder mamba mamba2 maple mellum mimo2 minicpm minicpm3 minimax-01
-minimax-m2 minimax-m3 mistral3 mistral4 modern-bert mpt muse-glimmer nanbeige nemotron nemotron_h nemotron_h_moe
-neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo
-plamo2 plamo3 plm pockettts qwen qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3tts qwen3vl
-qwen3vlmoe qwen4exp refact rnd1 rwkv6 rwkv6qwen2 rwkv7 seed_oss smallthinker smollm3 spark2_5 stablelm starcoder
-starcoder2 step35 t5 t5encoder talkie wavtokenizer-dec xverse
+# general.architecture → keys of it that must be stored: ggml-org/llama.cpp@0c1e57098bba src/llama-model.cpp,
+# llama_model_create; src/models/, load_arch_hparams, and load_arch_tensors for experts.
+LLAMA_CPP = by_architecture("""
+attention.layer_norm_rms_epsilon: arcee arctic baichuan bitnet chameleon chatglm cogvlm deci dflash dream ernie4_5
+  ernie4_5-moe eurobert exaone exaone4 gemma gemma2 gemma3 glm4 hunyuan-dense hunyuan_vl internlm2 llada llada-moe
+  llama llama-embed maincoder minicpm mistral3 nanbeige neo-bert olmo2 olmoe openelm paddleocr pangu-embedded phi3
+  phimoe plamo plamo3 qwen qwen2 qwen2moe qwen3 qwen3moe refact rnd1 seed_oss smallthinker smollm3 xverse
+attention.layer_norm_epsilon: bert bloom codeshell command-r falcon gpt2 jais jais2 jina-bert-v2 jina-bert-v3
+  modern-bert mpt nemotron nomic-bert nomic-bert-moe olmo orion phi2 pockettts stablelm starcoder starcoder2
+attention.layer_norm_rms_epsilon expert_feed_forward_length expert_shared_count: afmoe bailingmoe deepseek
+  deepseek2-ocr dots1 glm4moe
+attention.layer_norm_rms_epsilon expert_feed_forward_length: hunyuan-moe hy_v3 mellum minimax-m2
+attention.layer_norm_rms_epsilon ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size ssm.time_step_rank:
+  falcon-h1 granitehybrid mamba2 plamo2
+attention.layer_norm_rms_epsilon attention.sliding_window: gemma-embedding gemma3n spark2_5
+attention.layer_norm_rms_epsilon attention.sliding_window expert_feed_forward_length: gpt-oss mimo2 step35
+attention.layer_norm_rms_epsilon logit_scale: granite granitemoe talkie
+attention.layer_norm_rms_epsilon rope.dimension_sections: qwen3tts qwen3vl qwen3vlmoe
+attention.decay_lora_rank attention.iclr_lora_rank attention.value_residual_mix_lora_rank wkv.head_size: arwkv7
+  rwkv7
+attention.kv_lora_rank attention.layer_norm_rms_epsilon expert_feed_forward_length expert_shared_count: deepseek2
+  mistral4
+attention.layer_norm_epsilon ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size ssm.time_step_rank:
+  nemotron_h nemotron_h_moe
+attention.layer_norm_rms_epsilon attention.relative_buckets_count: t5 t5encoder
+attention.layer_norm_rms_epsilon attention.sliding_window logit_scale: granite_swa muse-glimmer
+attention.layer_norm_rms_epsilon rope.dimension_sections ssm.conv_kernel ssm.group_count ssm.inner_size
+  ssm.state_size ssm.time_step_rank: qwen35 qwen35moe
+attention.layer_norm_rms_epsilon ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank: jamba mamba
+time_decay_extra_dim time_mix_extra_dim wkv.head_size: rwkv6 rwkv6qwen2
+activation.situ_beta activation.situ_linear_beta attention.key_length_mla attention.kv_lora_rank
+  attention.layer_norm_rms_epsilon attention.value_length_mla attn_res.block_size expert_feed_forward_length
+  expert_gating_func expert_shared_count kda.head_dim ssm.conv_kernel: kimi-k3
+adapters.count adapters.lora_rank attention.layer_norm_rms_epsilon logit_scale: graniteswitch
+attention.clamp_kqv attention.layer_norm_epsilon expert_count: dbrx
+attention.compress_rope_freq_base attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k
+  attention.layer_norm_rms_epsilon attention.output_group_count attention.output_lora_rank attention.q_lora_rank
+  attention.sliding_window expert_feed_forward_length expert_gating_func expert_shared_count expert_weights_norm
+  expert_weights_scale hash_layer_count hyper_connection.count hyper_connection.epsilon
+  hyper_connection.sinkhorn_iterations swiglu_clamp_exp: deepseek4
+attention.group_norm_epsilon attention.group_norm_groups attention.layer_norm_epsilon: wavtokenizer-dec
+attention.indexer.block_size attention.indexer.head_count attention.indexer.key_length
+  attention.indexer.local_blocks attention.indexer.top_k attention.layer_norm_rms_epsilon expert_feed_forward_length
+  expert_gating_func expert_shared_count: minimax-m3
+attention.indexer.head_count attention.indexer.key_length attention.indexer.kpool attention.indexer.top_k
+  attention.key_length_mla attention.kv_lora_rank attention.layer_norm_rms_epsilon attention.q_lora_rank
+  attention.value_length_mla expert_feed_forward_length expert_shared_count hyper_connection.count
+  hyper_connection.epsilon hyper_connection.sinkhorn_iterations kda.head_dim ssm.conv_kernel: glm5-next
+attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k attention.key_length_mla
+  attention.key_length_mla_swa attention.kv_lora_rank attention.kv_lora_rank_swa attention.layer_norm_rms_epsilon
+  attention.q_lora_rank attention.sliding_window attention.value_length_mla attention.value_length_mla_swa
+  expert_feed_forward_length expert_gating_func expert_shared_count leading_dense_block_count rope.freq_base_swa:
+  dots3note
+attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k attention.kv_lora_rank
+  attention.layer_norm_rms_epsilon attention.q_lora_rank expert_feed_forward_length expert_gating_func
+  expert_shared_count: deepseek32
+attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k attention.kv_lora_rank
+  attention.layer_norm_rms_epsilon attention.q_lora_rank expert_feed_forward_length expert_shared_count: glm-dsa
+attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k attention.layer_norm_rms_epsilon
+  hyper_connection.count hyper_connection.low_rank rope.dimension_sections ssm.conv_kernel ssm.group_count
+  ssm.inner_size ssm.state_size ssm.time_step_rank: qwen4exp
+attention.key_length_mla attention.kv_lora_rank attention.layer_norm_rms_epsilon attention.q_lora_rank
+  attention.value_length_mla expert_feed_forward_length expert_shared_count hyper_connection.count
+  hyper_connection.epsilon hyper_connection.magnitude: hy_v4
+attention.key_length_mla attention.kv_lora_rank attention.layer_norm_rms_epsilon attention.value_length_mla
+  expert_feed_forward_length expert_gating_func expert_shared_count kda.gate_lower_bound kda.head_dim
+  leading_dense_block_count ssm.conv_kernel: bailingmoe3
+attention.key_length_mla attention.kv_lora_rank attention.layer_norm_rms_epsilon attention.value_length_mla
+  expert_feed_forward_length expert_gating_func expert_shared_count kda.head_dim ssm.conv_kernel: kimi-linear
+attention.key_length_swa attention.layer_norm_rms_epsilon attention.sliding_window attention.value_length_swa:
+  gemma4-assistant
+attention.key_length_swa attention.layer_norm_rms_epsilon attention.sliding_window attention.value_length_swa
+  embedding_length_per_layer_input: gemma4
+attention.kv_lora_rank attention.layer_norm_rms_epsilon: plm
+attention.kv_lora_rank attention.layer_norm_rms_epsilon attention.q_lora_rank: minicpm3
+attention.layer_norm_epsilon attention.sliding_window logit_scale: cohere2
+attention.layer_norm_epsilon use_parallel_residual: gptneox
+attention.layer_norm_rms_epsilon attention.sliding_window expert_feed_forward_length expert_gating_func: exaone-moe
+attention.layer_norm_rms_epsilon attention.sliding_window expert_feed_forward_length swiglu_clamp_exp: maple
+attention.layer_norm_rms_epsilon expert_count: grok
+attention.layer_norm_rms_epsilon expert_count expert_feed_forward_length interleave_moe_layer_step: llama4
+attention.layer_norm_rms_epsilon expert_count ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size
+  ssm.time_step_rank: qwen3next
+attention.layer_norm_rms_epsilon expert_feed_forward_length expert_gating_func expert_shared_count: bailingmoe2
+attention.layer_norm_rms_epsilon expert_feed_forward_length expert_gating_func shortconv.l_cache: lfm2moe
+attention.layer_norm_rms_epsilon expert_feed_forward_length expert_group_scale experts_per_group: grovemoe
+attention.layer_norm_rms_epsilon expert_feed_forward_length leading_dense_block_count: laguna
+attention.layer_norm_rms_epsilon hrm.h_cycles hrm.l_cycles hrm.layers_per_stack: hrm_text
+attention.layer_norm_rms_epsilon residual_scale: minimax-01
+attention.layer_norm_rms_epsilon shortconv.l_cache: lfm2
+attention.layer_norm_rms_epsilon target_hidden_size: eagle3
+attention.layer_norm_rms_epsilon xielu.alpha_n xielu.alpha_p xielu.beta xielu.eps: apertus
+attention.sliding_window expert_feed_forward_length leading_dense_block_count logit_scale: cohere2moe
+rope.dimension_sections: qwen2vl
 """)
 # model_type of ml-explore/mlx-lm@0.32.2 mlx_lm/models/, modules with ModelArgs.
 MLX = words("""

@@ -1,10 +1,10 @@
 """What llama.cpp loads, and its fork ik_llama.cpp.
 
 Reference: ggml-org/llama.cpp@0c1e57098bba (1 October 2026) src/llama-arch.cpp, src/llama-model.cpp,
-src/llama-vocab.cpp, src/llama-model-loader.cpp, ggml/include/ggml.h.
+src/models/, src/llama-vocab.cpp, src/llama-model-loader.cpp, ggml/include/ggml.h.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
@@ -19,8 +19,11 @@ NEEDED = ("context_length", "embedding_length", "block_count")  # keys of the ar
 TOKENIZER = "tokenizer.ggml.model"
 
 
-def check_file(contents: Contents, architectures: Collection[str]) -> Iterator[LoadingReason]:
-    """Yield why the file is not read: an unknown architecture, keys that are not stored."""
+def check_file(contents: Contents, architectures: Mapping[str, Collection[str]]) -> Iterator[LoadingReason]:
+    """Yield why the file is not read: an unknown architecture, keys that are not stored.
+
+    ``architectures`` has the keys of each that must be stored besides those that all need.
+    """
     metadata = contents.checkpoint.gguf
     if metadata is None:
         return
@@ -29,14 +32,14 @@ def check_file(contents: Contents, architectures: Collection[str]) -> Iterator[L
         message = "loads such a file beside a model, with --mmproj; no rule covers it"
         yield leave_open(message, "tools/mtmd/clip.cpp")
         return
-    if name not in architectures:
+    if name is None or name not in architectures:
         message = f"does not know the architecture {display(str(name))}: unknown model architecture"
         yield refuse(message, "src/llama-arch.cpp: LLM_ARCH_NAMES")
         return
-    keys = [*(f"{name}.{key}" for key in NEEDED), TOKENIZER]
+    keys = [*(f"{name}.{key}" for key in (*NEEDED, *sorted(architectures[name]))), TOKENIZER]
     if lacking := [key for key in keys if key not in metadata.values]:
         message = f"needs keys that are not stored: {listed(lacking, 4)}: key not found in model"
-        yield refuse(message, "src/llama-model.cpp: load_hparams; src/llama-vocab.cpp: impl::load")
+        yield refuse(message, "src/llama-model.cpp: load_hparams; src/models/; src/llama-vocab.cpp: impl::load")
 
 
 TYPES = "ggml/include/ggml.h: enum ggml_type"
@@ -53,10 +56,15 @@ OF_BOTH = (
 )
 RUNTIME = Runtime(
     "llama.cpp",
-    "0c1e57098bba",
+    "0c1e57098bba, run b11549",
     layouts=(
-        Layout(frozenset({PLAIN}), TYPES),
-        Layout(words(f"{OF_BOTH} gguf_tq1_0 gguf_tq2_0 gguf_mxfp4 gguf_nvfp4 gguf_q1_0 gguf_q2_0"), TYPES),
+        Layout(frozenset({PLAIN}), TYPES, is_run=True),
+        Layout(words("gguf_q4_0 gguf_q8_0"), TYPES, is_run=True),
+        Layout(
+            (words(OF_BOTH) - words("gguf_q4_0 gguf_q8_0"))
+            | words("gguf_tq1_0 gguf_tq2_0 gguf_mxfp4 gguf_nvfp4 gguf_q1_0 gguf_q2_0"),
+            TYPES,
+        ),
     ),
     rules=(partial(check_file, architectures=LLAMA_CPP), partial(check_repacked, place=TYPES)),
     findings=FINDINGS,
@@ -78,7 +86,7 @@ IK_RUNTIME = Runtime(
             TYPES,
         ),
     ),
-    rules=(partial(check_file, architectures=IK_LLAMA_CPP),),
+    rules=(partial(check_file, architectures=dict.fromkeys(IK_LLAMA_CPP, ())),),
     findings=FINDINGS,
     container=GGUF,
 )
