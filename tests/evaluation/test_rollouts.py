@@ -188,7 +188,9 @@ class TestRefused:
         tensors = {f"0/{name}": value for name, value in call("SD 1.5", 0).items()}
         save_file(tensors, tmp_path / "calls.sft")
         with pytest.raises(UsageError, match="rollout: for denoisers of flow matching"):
-            quanterr.evaluate(tmp_path / "original", ["b"], inputs=tmp_path / "calls.sft", rollout=True)
+            quanterr.evaluate(
+                tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "calls.sft", rollout=True
+            )
 
 
 def test_example_records_sigmas_and_branches(tmp_path):

@@ -210,7 +210,9 @@ def test_family_with_tensors_of_other_shapes_is_refused(tmp_path):
     save_file({"0/hidden_states": torch.ones(1)}, tmp_path / "calls.safetensors")
 
     with pytest.raises(CheckpointError, match="but it lacks shapes that the family has"):
-        quanterr.evaluate(tmp_path / "a.safetensors", ["b"], inputs=tmp_path / "calls.safetensors")
+        quanterr.evaluate(
+            tmp_path / "a.safetensors", [tmp_path / "a.safetensors"], inputs=tmp_path / "calls.safetensors"
+        )
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
@@ -220,7 +222,9 @@ def test_unrecognized_model_is_refused(kind, tmp_path):
     save_file({"0/hidden_states": torch.ones(1)}, tmp_path / "calls.safetensors")
 
     with pytest.raises(CheckpointError, match=says):
-        quanterr.evaluate(tmp_path / "a.safetensors", ["b"], inputs=tmp_path / "calls.safetensors")
+        quanterr.evaluate(
+            tmp_path / "a.safetensors", [tmp_path / "a.safetensors"], inputs=tmp_path / "calls.safetensors"
+        )
 
 
 class TestWrongModel:
