@@ -2,11 +2,13 @@
 
 from difflib import get_close_matches
 
+from quanterr.documents.gate_results import Violation
 from quanterr.documents.subjects import Item, Subject
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import make_decider, make_selector
 from quanterr.gates.verdicts import collect_values, format_rule, format_value
+from quanterr.gates.waivers import find_waived
 from quanterr.util.text import display, format_decisive
 
 
@@ -25,10 +27,16 @@ def explain_layer(subject: Subject, rules: list[Rule], name: str, baseline: Subj
     for item in found:
         lines.append(f"layer {display(item.name)}, in {item.kind}")
         lines += [
-            f"  rule {format_rule(rule)}: {_explain_rule(item, subject, rules, n, baseline)}"
+            f"  rule {format_rule(rule)}: {_explain_rule(item, subject, rules, n, baseline)}{_explain_waiver(item, rule)}"
             for n, rule in enumerate(rules)
         ]
     return lines
+
+
+def _explain_waiver(item: Item, rule: Rule) -> str:
+    """Return the waiver of a rule for a layer, which matters only if the rule does not hold."""
+    waived = find_waived(rule.waivers, rule.id, [Violation(item.name, None, None, None)])
+    return f"; {waived[0].reason}" if waived else ""
 
 
 def _explain_rule(item: Item, subject: Subject, rules: list[Rule], n: int, baseline: Subject | None) -> str:

@@ -15,6 +15,7 @@ from quanterr.documents.comparison.values import ReportValues
 from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status, UsageError
 from quanterr.gates import judge, waivers
+from quanterr.gates.explanation import explain_layer
 from quanterr.gates.expression import parse
 from quanterr.gates.fail_fast import make_violation_check
 from quanterr.gates.rules import Rule, read_rules
@@ -77,6 +78,12 @@ class TestRules:
             (gate := judged(made({"a": 20.0}), waived("layers", layers=("*",))).gates[0]).status,
             gate.judged,
         )
+
+    def test_explanation_of_a_layer_names_its_waiver(self):
+        subject, rule = ReportValues(made(LAYERS)), Rule("layers", parse("snr_db >= 30"), waivers=(waived("layers"),))
+
+        assert explain_layer(subject, [rule], "a")[1].endswith("; waived until 2027-03-01: known since 1.0")
+        assert "waived" not in explain_layer(subject, [rule], "b")[1]
 
     def test_waiver_without_layers_is_about_the_whole(self):
         rule = "global(overall_snr_db) >= 30"
