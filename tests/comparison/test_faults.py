@@ -161,9 +161,14 @@ class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("seconds", [0.1, 0.4])
     def test_early_signal_ends_the_run_without_looking_like_a_failed_gate(self, tmp_path, number, seconds):
-        """Torch is still being imported. A bare except in some library may swallow one signal, but never all."""
-        words = [sys.executable, "-m", "quanterr", "compare", *map(str, pair(tmp_path)), "-q"]
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        """Torch is still being imported. A bare except in some library may swallow one signal, but never all.
+
+        The first waits until Python itself has started, which a signal would end with status 1.
+        """
+        code = "import runpy; print(flush=True); runpy.run_module('quanterr', run_name='__main__', alter_sys=True)"
+        words = [sys.executable, "-c", code, "compare", *map(str, pair(tmp_path)), "-q"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            process.stdout.readline()
             while process.poll() is None:
                 time.sleep(seconds)
                 process.send_signal(number)
