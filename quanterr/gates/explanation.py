@@ -27,7 +27,8 @@ def explain_layer(subject: Subject, rules: list[Rule], name: str, baseline: Subj
     for item in found:
         lines.append(f"layer {display(item.name)}, in {item.kind}")
         lines += [
-            f"  rule {format_rule(rule)}: {_explain_rule(item, subject, rules, n, baseline)}{_explain_waiver(item, rule)}"
+            f"  rule {format_rule(rule)}: {_explain_rule(item, subject, rules, n, baseline)}"
+            f"{_explain_waiver(item, rule)}"
             for n, rule in enumerate(rules)
         ]
     return lines
