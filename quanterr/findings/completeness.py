@@ -4,7 +4,7 @@ Only an inspection asks for these: in a comparison, the original shows what is m
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.documents.base import Finding
@@ -21,6 +21,10 @@ from quanterr.util.text import count, display, listed
 
 EMBEDDING = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?embed_tokens\.\w+")
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "embed_out.", "output.")
+# Before the blocks in names of language models, and ends of the names of classes that generate text with them.
+ROOTS = ("model.", "model.language_model.", "language_model.model.")
+GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+OF_EMBEDDINGS = ("embed", "wte.", "tok_embeddings.", "word_embeddings.")
 # Keys of config.json that promise layers which predict several tokens; the parts of names of their tensors.
 PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 OF_PREDICTION = re.compile(r"(?:^|\.)(?:mtp\w*|nextn\w*|eh_proj|enorm|hnorm)\.")
@@ -60,6 +64,7 @@ def check_completeness(contents: Contents) -> Iterator[Finding]:
         return
     config = {} if checkpoint.gguf else checkpoint.model_config
     yield from _check_head(config, names)
+    yield from _check_ends(config, names)
     if not is_mlx(checkpoint):  # mlx-lm never predicts several tokens, and leaves these layers out
         yield from _check_prediction(config, names)
     yield from _check_tower(checkpoint)
@@ -86,6 +91,26 @@ def _check_head(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
         message = f"{CONFIG} declares {TIED} false, but no lm_head is stored: loaders fill it with random numbers"
         remedy = f"store the output layer, or declare {TIED} true if the model uses its embedding"
         yield make_finding("incomplete", "warning", None, message, remedy)
+
+
+def _check_ends(config: JsonFields, names: Collection[str]) -> Iterator[Finding]:
+    """Report a language model without its embedding, or without the norm after its blocks if these have norms."""
+    classes = config.get("architectures")
+    if not isinstance(classes, list) or not any(str(name).endswith(GENERATING) for name in classes):
+        return
+    for root in ROOTS:
+        blocks = [name for name in names if name.startswith(f"{root}layers.")]
+        ends = [name for name in names if name.startswith(root) and not name.startswith(f"{root}layers.")]
+        is_tied = config.get(TIED) is not False and any(name.startswith(HEADS) for name in names)
+        lacking = []
+        if not is_tied and not any(name.startswith(OF_EMBEDDINGS, len(root)) for name in ends):
+            lacking.append("an embedding")
+        if any("norm" in name for name in blocks) and not any("norm" in name or ".ln_" in name for name in ends):
+            lacking.append("a norm after the last block")
+        if blocks and lacking:
+            message = f"{display(root)}layers has blocks, but {display(root.rstrip('.'))} lacks {' and '.join(lacking)}"
+            remedy = "quantize or convert again: loaders refuse the checkpoint, or fill the weight with random numbers"
+            yield make_finding("incomplete", "warning", None, message, remedy)
 
 
 def _check_prediction(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:

@@ -44,6 +44,33 @@ def test_matrix_of_few_blocks_is_not_missed(tmp_path):
     assert [] == said(tmp_path, model() | {"model.layers.4.cross.q_proj.weight": numbers(8, 8)})
 
 
+def with_norms():
+    norms = {f"model.layers.{n}.input_layernorm.weight": torch.ones(8) for n in range(5)}
+    return model() | norms | {"model.norm.weight": torch.ones(8)}
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("model.embed_tokens.weight", "an embedding"), ("model.norm.weight", "a norm after the last block")],
+)
+def test_absent_end_of_a_model_is_named(tmp_path, name, what):
+    x = with_norms()
+    del x[name]
+
+    assert [f"model.layers has blocks, but model lacks {what}"] == said(tmp_path, x)
+
+
+def test_embedding_of_a_tied_head_may_be_absent(tmp_path):
+    x = with_norms()
+    del x["model.embed_tokens.weight"]
+
+    assert [] == said(tmp_path, x, CAUSAL | {"tie_word_embeddings": True})
+
+
+def test_model_without_weights_of_norms_lacks_none(tmp_path):
+    assert [] == said(tmp_path, {name: x for name, x in with_norms().items() if "norm" not in name})
+
+
 @pytest.mark.parametrize(("tied", "n"), [(False, 1), (True, 0), (None, 0)])
 def test_absent_head_is_named_unless_the_embedding_replaces_it(tmp_path, tied, n):
     found = said(tmp_path, model(but=["lm_head.weight"]), CAUSAL | {"tie_word_embeddings": tied})
