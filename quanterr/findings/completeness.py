@@ -94,20 +94,25 @@ def _check_head(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _check_ends(config: JsonFields, names: Collection[str]) -> Iterator[Finding]:
-    """Report a language model without its embedding, or without the norm after its blocks if these have norms."""
+    """Report a language model without its embedding, or without the norm after its blocks if these have norms.
+
+    Blocks alone are a part of a model, as tools for a few layers store them, and no model that lacks something.
+    """
     classes = config.get("architectures")
     if not isinstance(classes, list) or not any(str(name).endswith(GENERATING) for name in classes):
         return
+    has_head = any(name.startswith(HEADS) for name in names)
     for root in ROOTS:
         blocks = [name for name in names if name.startswith(f"{root}layers.")]
         ends = [name for name in names if name.startswith(root) and not name.startswith(f"{root}layers.")]
-        is_tied = config.get(TIED) is not False and any(name.startswith(HEADS) for name in names)
+        has_embedding = any(name.startswith(OF_EMBEDDINGS, len(root)) for name in ends)
+        has_norm = any("norm" in name or ".ln_" in name for name in ends)
         lacking = []
-        if not is_tied and not any(name.startswith(OF_EMBEDDINGS, len(root)) for name in ends):
+        if not has_embedding and not (has_head and config.get(TIED) is not False):
             lacking.append("an embedding")
-        if any("norm" in name for name in blocks) and not any("norm" in name or ".ln_" in name for name in ends):
+        if not has_norm and any("norm" in name for name in blocks):
             lacking.append("a norm after the last block")
-        if blocks and lacking:
+        if blocks and lacking and (has_embedding or has_norm or has_head):
             message = f"{display(root)}layers has blocks, but {display(root.rstrip('.'))} lacks {' and '.join(lacking)}"
             remedy = "quantize or convert again: loaders refuse the checkpoint, or fill the weight with random numbers"
             yield make_finding("incomplete", "warning", None, message, remedy)

@@ -67,6 +67,10 @@ def test_embedding_of_a_tied_head_may_be_absent(tmp_path):
     assert [] == said(tmp_path, x, CAUSAL | {"tie_word_embeddings": True})
 
 
+def test_blocks_alone_are_a_part_of_a_model(tmp_path):
+    assert [] == said(tmp_path, {name: x for name, x in with_norms().items() if ".layers." in name})
+
+
 def test_model_without_weights_of_norms_lacks_none(tmp_path):
     assert [] == said(tmp_path, {name: x for name, x in with_norms().items() if "norm" not in name})
 

@@ -11,18 +11,15 @@ from quanterr.gates.expression import parse
 
 UP = "model.layers.0.mlp.up_proj"
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-EMBEDDING = {"model.embed_tokens.weight": numbers(32, 64)}
 FP8 = LLAMA | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
 
 
 @pytest.fixture
 def pair(tmp_path):
     """Return an original, and its weight in FP8, which vLLM loads, llama.cpp refuses, and MLX may load."""
-    original = store(tmp_path / "original", {f"{UP}.weight": numbers(64, 64)} | EMBEDDING, config=LLAMA)
+    original = store(tmp_path / "original", {f"{UP}.weight": numbers(64, 64)}, config=LLAMA)
     codes, scale = quantized_fp8(numbers(64, 64))
-    return original, store(
-        tmp_path / "fp8", {f"{UP}.weight": codes, f"{UP}.weight_scale": scale} | EMBEDDING, config=FP8
-    )
+    return original, store(tmp_path / "fp8", {f"{UP}.weight": codes, f"{UP}.weight_scale": scale}, config=FP8)
 
 
 @pytest.mark.parametrize(
