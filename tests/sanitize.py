@@ -38,8 +38,9 @@ def random_weights(folder: Path, n: int) -> int:
     best = library.find_best().kernel
     instructions = build.INSTRUCTION_SETS[best.instructions if best else "base"]
     flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
-    sources = str(HERE / "fuzz" / "kernel_fuzz.c"), str(build.HEADER.parent / "samples.c")
-    own = f"-I{build.HEADER.parent}", "-DHEADER=0"
+    of_kernel = build.HERE / "c"
+    sources = str(HERE / "fuzz" / "kernel_fuzz.c"), str(of_kernel / "samples.c")
+    own = f"-I{of_kernel}", "-DHEADER=0"
     command = ["cc", *flags, "-O2", *FLAGS, *instructions, *own, *sources, "-o", str(program), "-lm"]
     subprocess.run(command, check=True)
     return subprocess.run([program, str(n)]).returncode

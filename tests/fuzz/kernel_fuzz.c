@@ -30,16 +30,23 @@ static float *factors(int64_t n) {
 typedef struct { void *owned[32]; int n; } Owner;
 static void *own(Owner *owner, void *memory) { return owner->owned[owner->n++] = memory; }
 
+/* The description of a type of ggml's blocks; NULL for other elements. */
+static const Blocks *blocks_of(int element) {
+#define DESCRIBE(name) case name: return &name##_BLOCKS;
+    switch (element) { EACH_BLOCKS(DESCRIBE) }
+#undef DESCRIBE
+    return 0;
+}
+
 static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, Owner *owner) {
-    static const int together[] = {1,  1,   1,   1,  1,   1,  32, 256, 256, 32,  32,  32,  32, 256,
-                                   256, 256, 32, 256, 32, 64, 256, 256, 256, 256, 256, 256, 256};
-    static const int bytes[] = {4,   2,   2,  1,   1,  1,  34, 144, 210, 18, 20, 22, 24, 84,
-                                110, 176, 18, 136, 17, 36, 50, 56,  66,  74, 82, 98, 110};
-    Side side = {.element = (int32_t)below(sizeof bytes / sizeof *bytes), .order = order, .file = -1, .per_byte = 1};
+    static const int bytes[] = {[F32] = 4, [BF16] = 2, [F16] = 2, [I8] = 1, [E4M3] = 1, [TABLE] = 1, [BLOCKS] = 1};
+    Side side = {.element = (int32_t)below(IQ3_S + 1), .order = order, .file = -1, .per_byte = 1};
     if (order == WORDS_DOWN) side.element = TABLE, side.per_byte = cols % 8 ? 1 : 2;
-    if (order == AWQ_WORDS || order == SHARED_BYTES || cols % together[side.element]) side.element = order ? TABLE : I8;
+    const Blocks *blocks = blocks_of(side.element);
+    if (order == AWQ_WORDS || order == SHARED_BYTES || side.element == BLOCKS || (blocks && cols % blocks->elements))
+        side.element = order ? TABLE : I8, blocks = 0;
     if (side.element == TABLE && !order && cols % 8 == 0) side.per_byte = 1 << below(4);
-    side.row_bytes = cols / together[side.element] * bytes[side.element];
+    side.row_bytes = blocks ? cols / blocks->elements * blocks->n_bytes : cols * bytes[side.element];
     if (side.element == TABLE) {
         side.row_bytes = cols / side.per_byte;
         side.table = own(owner, factors(256 * side.per_byte));
@@ -48,6 +55,7 @@ static Side random_side(int64_t rows, int64_t cols, int64_t at_once, int order, 
         static const size_t entries[] = {8 * 4096, 8 * 4096, 8 * 256, 8 * 512, 8 * 1024, 4 * 256, 4 * 512};
         side.table = own(owner, filled(entries[side.element - IQ1_S]));
     }
+    if (blocks && !below(4)) side.element = BLOCKS, side.blocks = blocks; /* as described by data */
     if (order == ROWS) side.stored = own(owner, filled((size_t)(rows * side.row_bytes)));
     if (order == WORDS_DOWN) {
         side.words = rows;
