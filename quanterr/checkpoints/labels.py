@@ -189,6 +189,8 @@ def _find_module(layer: str, entries: dict[str, Entry]) -> str | None:
 
 def find_quantization_config(config: Mapping[str, JsonObject]) -> tuple[JsonObject, str]:
     """Return the quantization_config of a checkpoint, and the file that holds it."""
+    if not any(config.values()):
+        return {}, CONFIG
     if found := config.get(ASCEND_CONFIG):  # config.json then describes the original
         return found, ASCEND_CONFIG
     main = config.get(CONFIG, {})
