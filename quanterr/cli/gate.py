@@ -93,19 +93,20 @@ def gate(
             print(f"waived: {escape_commands(waived)}", file=sys.stderr)
     whole = verdict_on_whole(subjects, verdicts)
     waivers = waivers_of(rules)
-    if waivers:
-        warn_of_waivers(waivers, verdicts, waive_findings(read_document(report), waivers))
+    is_shown = github.has_summary()
+    stored = read_document(report) if waivers or is_shown or to or update_baseline else None
+    document = stored and waive_findings(stored, waivers)
+    if document and waivers:
+        warn_of_waivers(waivers, verdicts, document)
     _print_verdict(whole, show.quiet, colored)
-    if github.has_summary():
-        document = waive_findings(read_document(report), waivers)
+    if document and is_shown:
         stores_verdict = hasattr(document, "verdict")  # False for a plan
         summarize(with_verdicts(document, subjects, verdicts) if stores_verdict else document, baseline)
     if show.as_json:
         with guard_stdout():
             print(dumps(_list_fields(whole, subjects, verdicts)), flush=True)
-    if to or update_baseline:
-        document = with_verdicts(waive_findings(read_document(report), waivers), subjects, verdicts)
-        _write_document(document, to, baseline if update_baseline else None, whole)
+    if document and (to or update_baseline):
+        _write_document(with_verdicts(document, subjects, verdicts), to, baseline if update_baseline else None, whole)
     damage = [message for one in subjects for message in one.damage]
     raise typer.Exit(exit_status(whole, show.allow_partial, damage))
 

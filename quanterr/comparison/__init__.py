@@ -63,14 +63,13 @@ def compare_pair(
         judged = rules.judge(report)
         return judged if plan is None else check_against_plan(judged, plan)
     except UsageError as error:
-        unjudged = _add_reasons(report, [Reason(f"not judged: {error}", "rules")])
-        raise UnjudgedError(str(error), unjudged) from error
+        raise UnjudgedError(str(error), _add_reasons(report, [Reason(f"not judged: {error}", "rules")])) from error
 
 
 def add_loading(
     report: Report, quantized: Path | Checkpoint, runtimes: Sequence[str], lenient: bool, devices: int = 1
 ) -> Report:
-    """Add whether runtimes load the quantized side, on a number of devices."""
+    """Add whether runtimes load the quantized side on so many devices."""
     alone = inspect(quantized, runtimes=runtimes, devices=devices, lenient=lenient).loading
     return replace(report, loading=add_compared(alone, report.findings))
 

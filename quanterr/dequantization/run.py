@@ -149,9 +149,10 @@ def dequantize_checkpoint(
             int(parse_bytes("--max-shard", chosen.max_shard, "5GB")),
             (like or checkpoint).modules,
         )
-        others = (
-            {} if is_file_name(output) else _list_made(checkpoint) if is_made else list_other_files(like or checkpoint)
-        )
+        if is_file_name(output):
+            others = {}
+        else:
+            others = _list_made(checkpoint) if is_made else list_other_files(like or checkpoint)
         rounding = _write_all(output, files, sources, chosen)
         for source in sources:
             source.check_unchanged()

@@ -25,6 +25,7 @@ HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "embed_out.", 
 ROOTS = ("model.", "model.language_model.", "language_model.model.")
 GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 OF_EMBEDDINGS = ("embed", "wte.", "tok_embeddings.", "word_embeddings.")
+WRITE_AGAIN = "quantize or convert again: loaders refuse the checkpoint, or fill the weight with random numbers"
 # Keys of config.json that promise layers which predict several tokens; the parts of names of their tensors.
 PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 OF_PREDICTION = re.compile(r"(?:^|\.)(?:mtp\w*|nextn\w*|eh_proj|enorm|hnorm)\.")
@@ -114,8 +115,7 @@ def _check_ends(config: JsonFields, names: Collection[str]) -> Iterator[Finding]
             lacking.append("a norm after the last block")
         if blocks and lacking and (has_embedding or has_norm or has_head):
             message = f"{display(root)}layers has blocks, but {display(root.rstrip('.'))} lacks {' and '.join(lacking)}"
-            remedy = "quantize or convert again: loaders refuse the checkpoint, or fill the weight with random numbers"
-            yield make_finding("incomplete", "warning", None, message, remedy)
+            yield make_finding("incomplete", "warning", None, message, WRITE_AGAIN)
 
 
 def _check_prediction(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
@@ -180,8 +180,7 @@ def _report_gap(stack: str, module: str, lacking: list[int], having: int) -> Fin
         f"{shown} {'lacks' if len(lacking) == 1 else 'lack'} {display(module)}, which the other "
         f"{count(having, 'block')} of {display(stack)} have"
     )
-    remedy = "quantize or convert again: loaders refuse the checkpoint, or fill the weight with random numbers"
-    return make_finding("incomplete", "warning", None, message, remedy)
+    return make_finding("incomplete", "warning", None, message, WRITE_AGAIN)
 
 
 @check("missing_codes", needs=HEADERS, of=ALONE)

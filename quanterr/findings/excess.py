@@ -211,7 +211,7 @@ def _off_pct(found: Attainable) -> float:
     return 100 * found.off / max(found.n - found.clipped, 1)
 
 
-def from_sample_to_whole(done: WeightResult, found: Attainable) -> float:
+def compare_whole_with_sample(done: WeightResult, found: Attainable) -> float:
     """Return by how many dB the SNR of the whole weight, which reports show, exceeds that of its sampled rows."""
     sums = done.sums
     return ratio_db(sums.x_sq, sums.e_sq) - level(found.x_sq, found.e_sq) if sums.x_sq and sums.e_sq else 0.0
@@ -222,7 +222,7 @@ def _report_weight(
 ) -> Finding:
     """Report a weight with more error than its scales allow."""
     snr, off = level(found.x_sq, found.e_sq), _off_pct(found)
-    more = from_sample_to_whole(done, found)
+    more = compare_whole_with_sample(done, found)
     steps = f"{off:.3g} % of its codes are two or more steps off" if found.off else "each code is at most one step off"
     if rounded is not None:
         steps = f"each code is one of the two next to its value{rounded}"

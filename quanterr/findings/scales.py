@@ -9,7 +9,7 @@ from quanterr.findings.code_samples import RUN
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.error_figures import bits_of
-from quanterr.findings.excess import MOST_NAMED, from_sample_to_whole, underflows
+from quanterr.findings.excess import MOST_NAMED, compare_whole_with_sample, underflows
 from quanterr.findings.limits import (
     ALIGNED,
     ALIKE,
@@ -71,7 +71,7 @@ def check_scales(weight: MeasuredWeight) -> Iterator[Finding]:
         yield _report_groups(pair, done, parts["group"], method)
     elif severity:
         part, some = parts.get("group"), 1 / APART < found.scale_ratio < APART
-        more = from_sample_to_whole(done, found)
+        more = compare_whole_with_sample(done, found)
         whole = _describe_scales(pair, found.scale_ratio, found.snr_db)
         what = (
             f"{_describe_place(part)}: {_describe_scales(pair, part.factor, part.snr_db)}" if part and some else whole

@@ -2,14 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeVar
 
 from quanterr.lazy_torch import torch
 from quanterr.util import pool
-
-Task = TypeVar("Task")
-Buffers = TypeVar("Buffers")
-Result = TypeVar("Result")
+from quanterr.util.pool import Buffers, Result, Task
 
 
 def map_in_threads(

@@ -6,15 +6,14 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import smoothed
 from support.forked import call, signalled
+from support.golden_files import GOLDEN, agree, values_of
 from support.golden_files import NUMBERS as CASES
-from support.golden_files import agree, values_of
 from support.making import numbers, quantized_fp8, quantized_int8
 
 import quanterr
@@ -236,12 +235,12 @@ class TestRefused:
     def test_gguf_file_of_an_unknown_model_without_its_original_is_refused(self, tmp_path):
         case = next(case for case in CASES if case.suffix == ".gguf")
 
-        with pytest.raises(UsageError, match=r"llama\.cpp.* like ORIGINAL"):
+        with pytest.raises(UsageError, match=r"llama\.cpp.*: give like ORIGINAL"):
             quanterr.dequantize(case, tmp_path / "out")
 
     def test_gguf_file_of_a_known_model_is_written_as_with_its_original(self, tmp_path):
         pytest.importorskip("transformers")
-        folder = Path(__file__).parent.parent / "golden_evaluation"
+        folder = GOLDEN.with_name("golden_evaluation")
         quanterr.dequantize(folder / "q4_0.gguf", tmp_path / "alone")
         quanterr.dequantize(folder / "q4_0.gguf", tmp_path / "like", like=folder / "original", dtype="bf16")
         alone, like = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "like"))
