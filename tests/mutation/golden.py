@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from support.golden_files import EXPECTED, expected_of
 from support.making import dequantized, planned
 
 import quanterr
@@ -47,7 +48,6 @@ UNSOUND = (
     "torchao_nvfp4/torchao_shapes.safetensors",  # without a scale of the tensor, torchao stores none below 2^-6
 )
 CHANGED = 1.0  # dB
-EXPECTED = ".expected.safetensors"
 USUAL = {row.name: row.usual_db for row in FORMATS}
 
 
@@ -142,10 +142,10 @@ class Sound:
 
 def made_sound(case: Path, bench: Bench) -> Sound:
     """Return the case with an original from which it could have been quantized."""
-    expected = {name: values.float() for name, values in load_file(case.with_suffix(EXPECTED)).items()}
+    expected = {name: values.float() for name, values in load_file(expected_of(case)).items()}
     generator = drawn(0)
     weights, x = [], {}
-    with planned(case.with_suffix(EXPECTED), case) as plan:
+    with planned(expected_of(case), case) as plan:
         for pair in plan.pairs:
             y = pair.quantized
             values = expected[pair.name]

@@ -18,7 +18,9 @@ NUMBERS = [case for case in CASES if case.parent.name != "verbatim"]
 
 
 def expected_of(case):
-    return case.with_suffix(EXPECTED)
+    """Return the file of the producer's values; ``NAME_alone``, which has no configuration, may share that of NAME."""
+    own = case.with_suffix(EXPECTED)
+    return own if own.exists() else case.with_name(f"{case.stem.removesuffix('_alone')}{EXPECTED}")
 
 
 def values_of(case):
