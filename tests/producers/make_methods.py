@@ -28,6 +28,7 @@ from torch import Tensor
 VOCABULARY, LENGTH, BATCH, STEPS = 2048, 128, 8, 400
 SAMPLE, SAMPLES, HELD_OUT = 64, 128, 0.1
 BLOCK, AS = "model.layers.1.", "model.layers.0."  # what is kept, and how it is named
+LEFT_OUT = ".o_proj."  # no method folds factors into this layer or out of it, so a test learns nothing more from it
 Q4_K = 12  # its number in ggml.h
 SUPERBLOCK, BLOCK_BYTES = 256, 144  # columns and bytes: llama.cpp takes another type for rows of other sizes
 
@@ -177,7 +178,11 @@ def keep_block(folder: Path, path: Path, origin: str) -> None:
     config = folder / "config.json"
     said = json.loads(config.read_text()).get("quantization_config", {}) if config.exists() else {}
     said.get("meta", {}).pop("offload_to_disk_path", None)  # GPTQModel's, of this machine
-    kept = {name.replace(BLOCK, AS): value.contiguous() for name, value in stored.items() if name.startswith(BLOCK)}
+    kept = {
+        name.replace(BLOCK, AS): value.contiguous()
+        for name, value in stored.items()
+        if name.startswith(BLOCK) and LEFT_OUT not in name
+    }
     save_file(kept, path, {"origin": origin, "quantization_config": json.dumps(said)})
 
 
