@@ -25,20 +25,13 @@ def inspect(
     Exit status: 0 no error was found; 2 wrong usage; 3 an input is unreadable; 4 a weight is in no readable format,
     another error was found, or a program named with --for does not surely load it as stored; 5 memory or disk.
     """
-    from quanterr.checkpoints import open_checkpoint
-    from quanterr.findings.runtimes.judging import choose_runtimes, find_refusals
-    from quanterr.util.hardware import bandwidth_of
+    from quanterr.findings.runtimes.judging import find_refusals
+    from quanterr.inspection import inspect_checkpoint
 
-    if options.hardware is not None:
-        bandwidth_of(options.hardware)  # raises before torch is imported
-    choose_runtimes(options.runtimes)  # the same
     to = show.targets([checkpoint])
     announce([checkpoint], quiet=show.quiet or show.as_json)
     require_memory_for_torch()
-    with open_checkpoint(checkpoint, options.lenient, options.cache) as opened:
-        from quanterr.inspection import inspect_checkpoint
-
-        inspection = inspect_checkpoint(opened, replace(options, command=command_line()))
+    inspection = inspect_checkpoint(checkpoint, replace(options, command=command_line()))
     warn(inspection.findings)
     deliver(inspection, to, show)
     if inspection.problems or find_refusals(options.runtimes, inspection.loading):

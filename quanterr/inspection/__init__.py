@@ -3,6 +3,7 @@
 Reads headers and labels only, unless values are asked for.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -53,16 +54,19 @@ def inspect(checkpoint: Side, **options: Any) -> Inspection:
         CheckpointError: the checkpoint is missing or damaged, or a label in it is damaged.
         UsageError: the hardware or a runtime is unknown, or there is no checksum to verify.
     """
-    asked = InspectOptions(**options)
+    return inspect_checkpoint(hold(checkpoint), InspectOptions(**options))
+
+
+def inspect_checkpoint(checkpoint: str | os.PathLike[str] | Checkpoint, asked: InspectOptions) -> Inspection:
+    """Inspect a checkpoint as :func:`inspect` does, with all options in one object."""
     if asked.hardware is not None:
         bandwidth_of(asked.hardware)  # fail on unknown hardware before the run
     choose_runtimes(asked.runtimes)
-    with open_checkpoints([hold(checkpoint)], asked.lenient, asked.cache) as [opened]:
-        return inspect_checkpoint(opened, asked)
+    with open_checkpoints([checkpoint], asked.lenient, asked.cache) as [opened]:
+        return _inspect(opened, asked)
 
 
-def inspect_checkpoint(checkpoint: Checkpoint, asked: InspectOptions) -> Inspection:
-    """Inspect an open checkpoint as :func:`inspect` does."""
+def _inspect(checkpoint: Checkpoint, asked: InspectOptions) -> Inspection:
     clock = Clock()
     verified, mismatches = verify_files(checkpoint) if asked.verify else (0, [])
     side = CheckpointSide("checkpoint", checkpoint)
