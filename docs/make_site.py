@@ -48,7 +48,7 @@ LANGUAGES = {".yml": "yaml", ".toml": "toml", ".jq": "jq", ".py": "python"}
 OF_CI = "# Continuous integration\n\nFiles to copy. [Gates](guide/gates.md) explains what they do.\n"
 OF_RECORDERS = (
     "# Recording calls\n\nPrograms to copy, which record calls of a denoiser for "
-    "[evaluate](guide/evaluate.md#denoisers): for a pipeline of diffusers, and as a node of ComfyUI.\n"
+    "[evaluate](guide/evaluate-data.md#denoisers): for a pipeline of diffusers, and as a node of ComfyUI.\n"
 )
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)")

@@ -248,14 +248,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def steps() -> str:
-    """Return the ten steps of the guide."""
-    text = (ROOT / "quanterr/guide/adding-a-format.md").read_text()
-    return text[text.index("1. **") :].strip()
-
-
 PARTS: dict[str, Callable[[], str]] = {
-    "adding-a-format": steps,
     "findings-index": findings_index,
     "findings": findings,
     **{part: lambda part=part: sessions()[part] for part in COMMANDS},

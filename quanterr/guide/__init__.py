@@ -30,6 +30,7 @@ PERCENTILE = re.compile(r"p\d+(_\d+)?")
 OLD_OR_NEW, UNIT = re.compile(r"(old|new) (?=.)", re.IGNORECASE), re.compile(r"(?<=.) (dB|%)$")  # ends of headings
 # Pages in the order in which ``quanterr guide`` lists them.
 TOPICS = (
+    "start",
     "gguf",
     "comfyui",
     "verdict",
@@ -40,6 +41,8 @@ TOPICS = (
     "rank",
     "plan",
     "evaluate",
+    "evaluate-data",
+    "evaluate-rounding",
     "inspect",
     "dequantize",
     "scale",
