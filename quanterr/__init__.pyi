@@ -91,22 +91,22 @@ def compare(
     original: Side,
     quantized: Side,
     *,
+    thresholds: Path | None = None,
+    require: Iterable[str] = (),
+    fail_if: Iterable[str] = (),
+    baseline: Path | Result | None = None,
     layers: Iterable[str] = (),
     exclude: Iterable[str] = (),
     runtimes: Iterable[str] = (),
     devices: int = 1,
     importance: Path | None = None,
     sensitivity: Path | None = None,
-    thresholds: Path | None = None,
-    require: Iterable[str] = (),
-    fail_if: Iterable[str] = (),
-    baseline: Path | Result | None = None,
     device: str = "auto",
     lenient: bool = False,
     cache: Path | None = None,
-    outlier_threshold: float = 0.01,
     baseline_original: Literal["same", "any"] = "same",
     strict_warnings: bool = False,
+    outlier_threshold: float = 0.01,
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
     on_layer: Callable[[Any], None] | None = None,
@@ -124,6 +124,12 @@ def compare(
     ``report.not_compared`` and make the verdict ``inconclusive``.
 
     Keyword Args:
+        thresholds (FILE): Rules to apply: a TOML file or a preset (fp8, int8, …).
+        require (CONDITION, one or several): A condition that must hold, such as 'snr_db >= 28'.
+        fail_if (CONDITION, one or several): A condition that must not hold, such as 'snr_db < 28'; an undefined
+            value fails, too.
+        baseline (FILE): An older result of the same command, for rank and sweep a report of compare (JSON), for
+            delta, rel_delta and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold.
         layers (PATTERN, one or several): Layers to compare: attn, mlp, experts, norm, embed, head …; part of a
             name; a glob; re:REGEX; !PATTERN excludes. Separated by commas. layers_to_compare is the same.
         exclude (PATTERN, one or several): Layers to leave out, by the same patterns without !, which shells
@@ -133,25 +139,17 @@ def compare(
         devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         importance (FILE): An importance matrix of llama.cpp (.gguf or .dat): weights errors by the importance of
             each input.
-        sensitivity (FILE): A file written by quanterr evaluate --sensitivity: predicts the KLD, or output error,
-            that the errors cause.
-        thresholds (FILE): Rules to apply: a TOML file or a preset (fp8, int8, …).
-        require (CONDITION, one or several): A condition that must hold: 'snr_db >= 28', for evaluate
-            'upper(kld_mean) <= 0.01'.
-        fail_if (CONDITION, one or several): A condition that must not hold, such as 'snr_db < 28'; an undefined
-            value fails, too.
-        baseline (FILE): An older result of the same command, for rank and sweep a report of compare (JSON), for
-            delta, rel_delta and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold; for
-            evaluate 'ratio(kld_mean) <= 1.1', for images 'delta(ssim) >= -0.01'.
+        sensitivity (FILE): A file written by quanterr evaluate --sensitivity-out: predicts the KLD, or output
+            error, that the errors cause.
         device (NAME, default auto): auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.
         cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.
             Default: no cache.
-        outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
         baseline_original (default same): any accepts a baseline of another original, such as another finetune,
             whose layers have the same names and sizes.
         strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
+        outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
         on_progress: Called ten times per second with the progress; in a notebook, a bar.
@@ -185,14 +183,12 @@ def compare_images(
     Rules are conditions such as ``min(ssim) >= 0.9``; a baseline is a stored result of the same original images.
 
     Keyword Args:
-        thresholds (FILE): Rules to apply: a TOML file or a preset (fp8, int8, …).
-        require (CONDITION, one or several): A condition that must hold: 'snr_db >= 28', for evaluate
-            'upper(kld_mean) <= 0.01'.
-        fail_if (CONDITION, one or several): A condition that must not hold, such as 'snr_db < 28'; an undefined
+        thresholds (FILE): Rules to apply: a TOML file.
+        require (CONDITION, one or several): A condition that must hold, such as 'min(ssim) >= 0.9'.
+        fail_if (CONDITION, one or several): A condition that must not hold, such as 'psnr_db < 25'; an undefined
             value fails, too.
-        baseline (FILE): An older result of the same command, for rank and sweep a report of compare (JSON), for
-            delta, rel_delta and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold; for
-            evaluate 'ratio(kld_mean) <= 1.1', for images 'delta(ssim) >= -0.01'.
+        baseline (FILE): An older result of images (JSON), for delta, rel_delta and ratio. Without a rule that
+            uses it, 'delta(ssim) >= -0.01' must hold.
         baseline_original (default same): any accepts a baseline of another original, such as another finetune,
             whose layers have the same names and sizes.
         strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
@@ -209,11 +205,11 @@ def dequantize(
     output: str | os.PathLike[str],
     *,
     like: Path | None = None,
-    layers: Iterable[str] = (),
-    exclude: Iterable[str] = (),
     dtype: Literal["bf16", "f16", "f32"] | None = None,
     max_shard: str = "5GB",
     verify: bool = False,
+    layers: Iterable[str] = (),
+    exclude: Iterable[str] = (),
     lenient: bool = False,
     cache: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
@@ -229,11 +225,11 @@ def dequantize(
     Keyword Args:
         like (ORIGINAL): The original: write its names, shapes, orders and dtypes. Needed for GGUF of unknown
             models.
-        layers (PATTERN, one or several): Tensors to write, by the patterns of compare. Default: all.
-        exclude (PATTERN, one or several): Tensors to leave out.
         dtype: Dtype of decoded weights. Default: the original's with like, otherwise bf16.
         max_shard (BYTES, default 5GB): Maximum size of a shard, such as 5GB.
         verify: Read the output back and compare it with a second decoding.
+        layers (PATTERN, one or several): Tensors to write, by the patterns of compare. Default: all.
+        exclude (PATTERN, one or several): Tensors to leave out.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.
         cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.
@@ -262,13 +258,13 @@ def evaluate(
     chunks: int | None = None,
     activations: str = "declared",
     kv: Iterable[str] = (),
-    draft: Iterable[Path] = (),
+    sensitivity: Path | None = None,
+    save_reference: Path | None = None,
     thresholds: Path | None = None,
     require: Iterable[str] = (),
     fail_if: Iterable[str] = (),
     baseline: Path | Result | None = None,
-    sensitivity: Path | None = None,
-    save_reference: Path | None = None,
+    draft: Iterable[Path] = (),
     device: str = "auto",
     lenient: bool = False,
     cache: Path | None = None,
@@ -279,17 +275,18 @@ def evaluate(
     context: int = 512,
     sensitivity_chunks: int = 4,
     split: bool = False,
-    swap: Iterable[str] = (),
-    swap_blocks: bool = False,
-    baseline_original: Literal["same", "any"] = "same",
-    strict_warnings: bool = False,
     importance_out: Path | None = None,
     saliency_out: Path | None = None,
     saliency: float = 1.0,
+    baseline_original: Literal["same", "any"] = "same",
+    strict_warnings: bool = False,
+    swap: Iterable[str] = (),
+    swap_blocks: bool = False,
     dtype: str = "float32",
     batch: int = 2,
     on_progress: Callable[[int, int, int, int], None] | None = None,
     task: Iterable[Path] = (),
+    sensitivity_out: Path | None = None,
 ) -> Evaluation:
     """Measure how well quantized checkpoints still perform, in the original's own model with the weights of each side.
 
@@ -315,19 +312,17 @@ def evaluate(
             files), none, or a scheme such as fp8_token, int8_token, nvfp4.
         kv (NAME, one or several): Rounding of keys and values: declared (by the files, the default), none, or a
             type such as q8_0, q4_0, fp8, int8_token, int4, k=q8_0,v=q4_0. Each makes a row.
+        sensitivity (FILE): Write each weight's sensitivity (JSON), and predict the divergence, or output error,
+            of the candidates. sensitivity_out is the same.
+        save_reference (FOLDER): Store what evaluating candidates needs of the original, for reference.
+        thresholds (FILE): Rules to apply: a TOML file.
+        require (CONDITION, one or several): A condition that must hold, such as 'upper(kld_mean) <= 0.01'.
+        fail_if (CONDITION, one or several): A condition that must not hold, such as 'top1 < 0.95'; an undefined
+            value fails, too.
+        baseline (FILE): An older evaluation (JSON), for delta, rel_delta and ratio. Without a rule that uses it,
+            'ratio(kld_mean) <= 1.1' must hold.
         draft (FOLDER, one or several): Another, smaller model with the same vocabulary: the share of its tokens
             that speculative decoding would accept.
-        thresholds (FILE): Rules to apply: a TOML file or a preset (fp8, int8, …).
-        require (CONDITION, one or several): A condition that must hold: 'snr_db >= 28', for evaluate
-            'upper(kld_mean) <= 0.01'.
-        fail_if (CONDITION, one or several): A condition that must not hold, such as 'snr_db < 28'; an undefined
-            value fails, too.
-        baseline (FILE): An older result of the same command, for rank and sweep a report of compare (JSON), for
-            delta, rel_delta and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold; for
-            evaluate 'ratio(kld_mean) <= 1.1', for images 'delta(ssim) >= -0.01'.
-        sensitivity (FILE): Write each weight's sensitivity (JSON), and predict the divergence, or output error,
-            of the candidates.
-        save_reference (FOLDER): Store what evaluating candidates needs of the original, for reference.
         device (NAME, default auto): auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.
@@ -343,16 +338,16 @@ def evaluate(
         sensitivity_chunks (N, default 4): Number of chunks or calls to measure the sensitivity on; their
             activations are kept in memory.
         split: Where inputs, keys or values are rounded, evaluate the weights alone as well.
+        importance_out (FILE): Write the second moments of inputs as an importance matrix of llama.cpp (GGUF).
+        saliency_out (FILE): Write the columns and elements of each weight with the largest Var(x) · w² (JSON).
+        saliency (PERCENT, default 1.0): Percentage of columns and elements that saliency_out writes.
+        baseline_original (default same): any accepts a baseline of another original, such as another finetune,
+            whose layers have the same names and sizes.
+        strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
         swap (PATTERN, one or several): Also measure the divergence of each of these weights alone in the
             original; patterns as for quanterr compare -l.
         swap_blocks: Also measure the divergence of each block alone in the original; of L blocks, takes L / 4
             times as long.
-        baseline_original (default same): any accepts a baseline of another original, such as another finetune,
-            whose layers have the same names and sizes.
-        strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
-        importance_out (FILE): Write the second moments of inputs as an importance matrix of llama.cpp (GGUF).
-        saliency_out (FILE): Write the columns and elements of each weight with the largest Var(x) · w² (JSON).
-        saliency (PERCENT, default 1.0): Percentage of columns and elements that saliency_out writes.
         dtype (NAME, default float32): Compute dtype of both sides: float32, bfloat16 or float64.
         batch (N, default 2): Number of chunks that run through a block together.
         on_progress: Called with the numbers of units done, of units, of micro-batches done, and of micro-batches.
@@ -375,6 +370,7 @@ def inspect(
     lenient: bool = False,
     cache: Path | None = None,
     tp: int = 1,
+    hub_checksums: bool = False,
 ) -> Inspection:
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, an open checkpoint, or one in memory.
 
@@ -386,6 +382,7 @@ def inspect(
             900GB/s.
         values: Read every weight once: NaN and infinity, zeros, repetitions, wrong scales, unused codes.
         verify: Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads.
+            hub_checksums is the same.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.
         cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.
@@ -456,6 +453,7 @@ def plan(
     on_progress: Callable[[Any], None] | None = None,
     on_layer: Callable[[Any], None] | None = None,
     layers_to_compare: Iterable[str] = (),
+    measure: bool = False,
 ) -> Plan:
     """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit on the cost.
 
@@ -463,7 +461,7 @@ def plan(
     ``importance`` alone, the squared error weighted by the importance matrix; otherwise the squared error.
 
     Keyword Args:
-        verify: Measure the plan on text; max_kld then bounds the measured KLD.
+        verify: Measure the plan on text; max_kld then bounds the measured KLD. measure is the same.
         text (FILE): A UTF-8 text file, tokenized with the original's tokenizer.json.
         chunks (N): Maximum number of chunks.
         to (RECIPES, one or several): Recipes, separated by commas; int4_g{32,64} stands for two. Default: a
@@ -481,8 +479,8 @@ def plan(
             expand.
         importance (FILE): An importance matrix of llama.cpp (.gguf or .dat): weights errors by the importance of
             each input.
-        sensitivity (FILE): A file written by quanterr evaluate --sensitivity: predicts the KLD, or output error,
-            that the errors cause.
+        sensitivity (FILE): A file written by quanterr evaluate --sensitivity-out: predicts the KLD, or output
+            error, that the errors cause.
         device (NAME, default auto): auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.
@@ -509,21 +507,21 @@ def rank(
     *,
     evaluation: Path | None = None,
     against: Iterable[str] = (),
+    thresholds: Path | None = None,
+    require: Iterable[str] = (),
+    fail_if: Iterable[str] = (),
+    baseline: Path | Result | None = None,
     layers: Iterable[str] = (),
     exclude: Iterable[str] = (),
     keep_original: str | None = None,
     importance: Path | None = None,
     sensitivity: Path | None = None,
-    thresholds: Path | None = None,
-    require: Iterable[str] = (),
-    fail_if: Iterable[str] = (),
-    baseline: Path | Result | None = None,
     device: str = "auto",
     lenient: bool = False,
     cache: Path | None = None,
-    outlier_threshold: float = 0.01,
     baseline_original: Literal["same", "any"] = "same",
     strict_warnings: bool = False,
+    outlier_threshold: float = 0.01,
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
     on_layer: Callable[[Any], None] | None = None,
@@ -539,6 +537,12 @@ def rank(
         evaluation (FILE): An evaluation (JSON) of these candidates, whose KLD and perplexity join the table.
         against (RECIPES, one or several): Recipes as further candidates: fp8_row,int4_g128 quantize the original
             on the fly.
+        thresholds (FILE): Rules to apply: a TOML file or a preset (fp8, int8, …).
+        require (CONDITION, one or several): A condition that must hold, such as 'snr_db >= 28'.
+        fail_if (CONDITION, one or several): A condition that must not hold, such as 'snr_db < 28'; an undefined
+            value fails, too.
+        baseline (FILE): An older result of the same command, for rank and sweep a report of compare (JSON), for
+            delta, rel_delta and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold.
         layers (PATTERN, one or several): Layers to compare: attn, mlp, experts, norm, embed, head …; part of a
             name; a glob; re:REGEX; !PATTERN excludes. Separated by commas. layers_to_compare is the same.
         exclude (PATTERN, one or several): Layers to leave out, by the same patterns without !, which shells
@@ -547,25 +551,17 @@ def rank(
             layers that gain little; 3dB, enough to gain that much SNR.
         importance (FILE): An importance matrix of llama.cpp (.gguf or .dat): weights errors by the importance of
             each input.
-        sensitivity (FILE): A file written by quanterr evaluate --sensitivity: predicts the KLD, or output error,
-            that the errors cause.
-        thresholds (FILE): Rules to apply: a TOML file or a preset (fp8, int8, …).
-        require (CONDITION, one or several): A condition that must hold: 'snr_db >= 28', for evaluate
-            'upper(kld_mean) <= 0.01'.
-        fail_if (CONDITION, one or several): A condition that must not hold, such as 'snr_db < 28'; an undefined
-            value fails, too.
-        baseline (FILE): An older result of the same command, for rank and sweep a report of compare (JSON), for
-            delta, rel_delta and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold; for
-            evaluate 'ratio(kld_mean) <= 1.1', for images 'delta(ssim) >= -0.01'.
+        sensitivity (FILE): A file written by quanterr evaluate --sensitivity-out: predicts the KLD, or output
+            error, that the errors cause.
         device (NAME, default auto): auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.
         cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.
             Default: no cache.
-        outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
         baseline_original (default same): any accepts a baseline of another original, such as another finetune,
             whose layers have the same names and sizes.
         strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
+        outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
         on_progress: Called ten times per second with the progress; in a notebook, a bar.
@@ -582,23 +578,23 @@ def sweep(
     *,
     scales: str | None = None,
     sample: str | None = None,
+    thresholds: Path | None = None,
+    require: Iterable[str] = (),
+    fail_if: Iterable[str] = (),
+    baseline: Path | Result | None = None,
     layers: Iterable[str] = (),
     exclude: Iterable[str] = (),
     keep_original: str | None = None,
     importance: Path | None = None,
     sensitivity: Path | None = None,
-    thresholds: Path | None = None,
-    require: Iterable[str] = (),
-    fail_if: Iterable[str] = (),
-    baseline: Path | Result | None = None,
     device: str = "auto",
     lenient: bool = False,
     cache: Path | None = None,
     study: bool = False,
-    outlier_threshold: float = 0.01,
-    hardware: str | None = None,
     baseline_original: Literal["same", "any"] = "same",
     strict_warnings: bool = False,
+    outlier_threshold: float = 0.01,
+    hardware: str | None = None,
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
     on_layer: Callable[[Any], None] | None = None,
@@ -612,6 +608,12 @@ def sweep(
         scales (CALIBRATORS): Run each recipe with each calibrator: absmax, mse, p99.9, ema.
         sample (SHARE): Read only this share of each weight's rows, such as 10%; numbers become estimates with
             margins of error.
+        thresholds (FILE): Rules to apply: a TOML file or a preset (fp8, int8, …).
+        require (CONDITION, one or several): A condition that must hold, such as 'snr_db >= 28'.
+        fail_if (CONDITION, one or several): A condition that must not hold, such as 'snr_db < 28'; an undefined
+            value fails, too.
+        baseline (FILE): An older result of the same command, for rank and sweep a report of compare (JSON), for
+            delta, rel_delta and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold.
         layers (PATTERN, one or several): Layers to compare: attn, mlp, experts, norm, embed, head …; part of a
             name; a glob; re:REGEX; !PATTERN excludes. Separated by commas. layers_to_compare is the same.
         exclude (PATTERN, one or several): Layers to leave out, by the same patterns without !, which shells
@@ -620,28 +622,20 @@ def sweep(
             layers that gain little; 3dB, enough to gain that much SNR.
         importance (FILE): An importance matrix of llama.cpp (.gguf or .dat): weights errors by the importance of
             each input.
-        sensitivity (FILE): A file written by quanterr evaluate --sensitivity: predicts the KLD, or output error,
-            that the errors cause.
-        thresholds (FILE): Rules to apply: a TOML file or a preset (fp8, int8, …).
-        require (CONDITION, one or several): A condition that must hold: 'snr_db >= 28', for evaluate
-            'upper(kld_mean) <= 0.01'.
-        fail_if (CONDITION, one or several): A condition that must not hold, such as 'snr_db < 28'; an undefined
-            value fails, too.
-        baseline (FILE): An older result of the same command, for rank and sweep a report of compare (JSON), for
-            delta, rel_delta and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold; for
-            evaluate 'ratio(kld_mean) <= 1.1', for images 'delta(ssim) >= -0.01'.
+        sensitivity (FILE): A file written by quanterr evaluate --sensitivity-out: predicts the KLD, or output
+            error, that the errors cause.
         device (NAME, default auto): auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.
         cache (FOLDER): Cache data read from remote stores (https://, hf://, s3:// …) here for the next run.
             Default: no cache.
         study: Measure what outliers cost each recipe, and how much the error depends on the scales.
-        outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
-        hardware (NAME|GB/s): Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max,
-            900GB/s.
         baseline_original (default same): any accepts a baseline of another original, such as another finetune,
             whose layers have the same names and sizes.
         strict_warnings: Treat rules of severity warn as errors, and refuse edited reports.
+        outlier_threshold (NUMBER, default 0.01): An element with a larger |e| counts as an outlier.
+        hardware (NAME|GB/s): Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max,
+            900GB/s.
         resume (FILE): A journal: stores finished weights and reuses those already in it, for runs that may be
             killed.
         on_progress: Called ten times per second with the progress; in a notebook, a bar.

@@ -24,7 +24,7 @@ def evaluate(
         list[str] | None,
         argument(
             "QUANTIZED ...",
-            "Quantized checkpoints. Optional with --sensitivity, --save-reference and other files to write.",
+            "Quantized checkpoints. Optional with --sensitivity-out, --save-reference and other files to write.",
         ),
     ] = None,
 ) -> None:
@@ -36,7 +36,7 @@ def evaluate(
     [bold]quanterr evaluate bf16.gguf q4_k_m.gguf --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ --against fp8_row,nvfp4,int4_g128 --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ a/ --text prose=a.txt --text code=b.txt --chat conversations.jsonl[/bold]
-    [bold]quanterr evaluate original/ --text calibration.txt --sensitivity s.json[/bold]
+    [bold]quanterr evaluate original/ --text calibration.txt --sensitivity-out s.json[/bold]
     [bold]quanterr evaluate original/ --text wiki.test.raw --save-reference reference/[/bold]
     [bold]quanterr evaluate a.gguf --reference reference/ --text wiki.test.raw[/bold]
     [bold]quanterr evaluate original/ quantized/ --draft small/ --text wiki.test.raw[/bold]
@@ -64,7 +64,7 @@ def evaluate(
     to = show.targets(inputs, CANDIDATE_OUTPUTS)
     rules = prepare(options, KINDS["quanterr.evaluation"])
     by_products = {
-        "--sensitivity": options.sensitivity,
+        "--sensitivity-out": options.sensitivity,
         "--importance-out": options.importance_out,
         "--saliency-out": options.saliency_out,
     }

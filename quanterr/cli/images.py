@@ -6,7 +6,7 @@ from quanterr.cli.display import RESULT_OPTIONS, Display
 from quanterr.cli.options import argument, with_options
 from quanterr.cli.process import command_line
 from quanterr.cli.verdicts import finish
-from quanterr.options import GateOptions
+from quanterr.options import ImageGateOptions
 from quanterr.util.memory import require_memory_for_torch
 
 
@@ -14,7 +14,7 @@ from quanterr.util.memory import require_memory_for_torch
 def images(
     original: Annotated[str, argument("ORIGINAL", "The folder of the original model's images.")],
     quantized: Annotated[str, argument("QUANTIZED", "The folder of the quantized model's images.")],
-    gates: GateOptions,
+    gates: ImageGateOptions,
     show: Annotated[Display, RESULT_OPTIONS],
 ) -> None:
     """Compare the images of two models in pairs of the same name: PSNR, SSIM, and LPIPS where installed.

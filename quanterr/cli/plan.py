@@ -42,12 +42,12 @@ def plan(
     \b
     [bold]quanterr plan original/ --size 6GiB --sensitivity s.json[/bold]
     [bold]quanterr plan original/ --bits 4.5 --to gguf_q4_k,gguf_q6_k,gguf_q8_0 --export llama-quantize -o run.sh[/bold]
-    [bold]quanterr plan original/ --max-kld 0.01 --sensitivity s.json --verify --text heldout.txt -o plan.json[/bold]
+    [bold]quanterr plan original/ --max-kld 0.01 --sensitivity s.json --measure --text heldout.txt -o plan.json[/bold]
     [bold]quanterr compare original/ produced/ --plan plan.json[/bold]
 
     Layers that runtimes fuse (q k v; gate up; the experts of a block) share a recipe. The result bounds how much better
-    any other plan could be. Without --sensitivity (from quanterr evaluate --sensitivity), all squared errors count
-    alike, which is a guess. --verify measures the plan's divergence on a text; --max-kld then bounds the measured
+    any other plan could be. Without --sensitivity (from quanterr evaluate --sensitivity-out), all squared errors count
+    alike, which is a guess. --measure measures the plan's divergence on a text; --max-kld then bounds the measured
     value.
 
     Exit status: 0 planned; 2 wrong usage, or a budget that cannot be met; 3 an input is unreadable; 5 memory or device.

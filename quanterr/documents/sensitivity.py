@@ -1,4 +1,4 @@
-"""Reader of files from ``evaluate --sensitivity``: sensitivities of weights, and the measured cost of recipes."""
+"""Reader of files from ``evaluate --sensitivity-out``: sensitivities of weights, and the measured cost of recipes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -100,13 +100,14 @@ def read_sensitivity(path: str) -> Sensitivity:
     """Read the sensitivities of weights from a file.
 
     Raises:
-        ReportError: the file is missing, evaluate --sensitivity did not write it, or an alpha is negative or infinite.
+        ReportError: the file is missing, evaluate --sensitivity-out did not write it, or an alpha is negative or
+            infinite.
     """
     where = display(path)
     _, fields = read_json(path)
     rows, version = fields.get("weights"), str(fields.get("schema_version", ""))
     if not isinstance(rows, list) or fields.get("schema") != SCHEMA or version.partition(".")[0] != MAJOR:
-        raise ReportError(f"{where}: not a file of quanterr evaluate --sensitivity")
+        raise ReportError(f"{where}: not a file of quanterr evaluate --sensitivity-out")
     weights: dict[str, float] = {}
     recipes: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -147,7 +148,7 @@ def _read_alpha(row: JsonObject, key: str, where: str, name: str) -> float | Non
         return alpha
     raise ReportError(
         f"{where}: {display(name)}: alpha is {alpha:g}, expected a finite number of at least 0; measure it again: "
-        "quanterr evaluate --sensitivity"
+        "quanterr evaluate --sensitivity-out"
     )
 
 

@@ -35,7 +35,7 @@ from quanterr.documents.kinds import KINDS
 from quanterr.documents.subjects import WIDTH
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.gates import PreparedRules, prepare
-from quanterr.options import GateOptions
+from quanterr.options import ImageGateOptions
 from quanterr.options.keywords import accept_fields_of
 from quanterr.tensors.clock import Clock
 from quanterr.util.text import display, escape_surrogates
@@ -76,7 +76,7 @@ class _Lpips(NamedTuple):
     absent: str | None
 
 
-@accept_fields_of(GateOptions)
+@accept_fields_of(ImageGateOptions)
 def compare_images(
     original: str | os.PathLike[str],
     quantized: str | os.PathLike[str],
@@ -97,7 +97,7 @@ def compare_images(
         CheckpointError: a folder is missing or cannot be read.
         ReportError: the baseline cannot be read.
     """
-    return judge_images(original, quantized, prepare(GateOptions(**options), KINDS["quanterr.images"]))
+    return judge_images(original, quantized, prepare(ImageGateOptions(**options), KINDS["quanterr.images"]))
 
 
 def judge_images(

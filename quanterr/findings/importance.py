@@ -67,7 +67,7 @@ def report_insensitive(matrices: Sequence[str], alphas: Mapping[str, float] | No
         return
     if len(missing) == len(matrices):
         message = "the sensitivity names none of the compared weights"
-        remedy = "pass the file that evaluate --sensitivity wrote for this original"
+        remedy = "pass the file that evaluate --sensitivity-out wrote for this original"
         yield make_finding("sensitivity_unmatched", "error", None, message, remedy)
     else:
         message = f"the sensitivity does not cover {count(len(missing), 'weight')}: {listed(missing, 3)}"

@@ -1,8 +1,8 @@
 """Every format that quanterr reads, one row each; the first that fits is taken.
 
 To add a format: write its module (start from a close one, such as ct_nvfp4.py), put a golden file made by its producer
-into tests/golden/, and add the module to MODULES. Nothing else knows its name. Another package gives its module as an
-entry point in the group ``quanterr.formats``.
+into tests/golden/, and add the module to MODULES. Another package gives its module as an entry point in the group
+``quanterr.formats``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -34,8 +34,8 @@ READ_TEXT = "A UTF-8 text file, tokenized with the original's tokenizer.json."
 BANDWIDTH = "Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max, 900GB/s."
 CONTEXT, CHUNKS = "Tokens per chunk; the predictions of its second half are scored.", "Maximum number of chunks."
 NOTHING_TO_DO = (
-    "no candidate is given: evaluate needs one, or a --draft, or --sensitivity, --importance-out, --saliency-out or "
-    "--save-reference alone"
+    "no candidate is given: evaluate needs one, or a --draft, or --sensitivity-out, --importance-out, --saliency-out "
+    "or --save-reference alone"
 )
 PANELS = (
     INPUTS,
@@ -44,10 +44,10 @@ PANELS = (
     WEIGHTS,
     RECIPES,
     GOAL,
+    OUTPUT,
+    GATES,
     SELECTION,
     METRICS,
-    GATES,
-    OUTPUT,
     PERFORMANCE,
 )  # in display order
 
@@ -212,43 +212,46 @@ class InspectOptions(ReadOptions, LoadingOptions):
     verify: Annotated[
         bool,
         Option(
-            "Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads.", METRICS
+            "Compare the SHA-256 of each file with the one that the Hugging Face hub states: hf://, downloads.",
+            METRICS,
+            flags="--hub-checksums --verify",
         ),
     ] = False
+
+
+def _describe_thresholds(given: str) -> Option:
+    return Option(f"Rules to apply: {given}.", GATES, "FILE", words="presets")
+
+
+def _describe_require(example: str) -> Option:
+    return Option(f"A condition that must hold, such as {example}.", GATES, "CONDITION")
+
+
+def _describe_fail_if(example: str) -> Option:
+    return Option(
+        f"A condition that must not hold, such as {example}; an undefined value fails, too.", GATES, "CONDITION"
+    )
+
+
+def _describe_baseline(baseline: str, no_worse: str) -> Option:
+    return Option(
+        f"{baseline} (JSON), for delta, rel_delta and ratio. Without a rule that uses it, {no_worse} must hold.",
+        GATES,
+        "FILE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions(CheckedOptions):
     """Rules that judge a result; see ``quanterr guide gates``."""
 
-    thresholds: Annotated[
-        Path | None,
-        Option("Rules to apply: a TOML file or a preset (fp8, int8, …).", GATES, "FILE", words="presets"),
-    ] = None
-    require: Annotated[
-        Iterable[str],
-        Option(
-            "A condition that must hold: 'snr_db >= 28', for evaluate 'upper(kld_mean) <= 0.01'.",
-            GATES,
-            "CONDITION",
-        ),
-    ] = ()
-    fail_if: Annotated[
-        Iterable[str],
-        Option(
-            "A condition that must not hold, such as 'snr_db < 28'; an undefined value fails, too.",
-            GATES,
-            "CONDITION",
-        ),
-    ] = ()
+    thresholds: Annotated[Path | None, _describe_thresholds("a TOML file or a preset (fp8, int8, …)")] = None
+    require: Annotated[Iterable[str], _describe_require("'snr_db >= 28'")] = ()
+    fail_if: Annotated[Iterable[str], _describe_fail_if("'snr_db < 28'")] = ()
     baseline: Annotated[
         Path | Result | None,
-        Option(
-            "An older result of the same command, for rank and sweep a report of compare (JSON), for delta, rel_delta "
-            "and ratio. Without a rule that uses it, 'delta(snr_db) >= -0.5' must hold; for evaluate "
-            "'ratio(kld_mean) <= 1.1', for images 'delta(ssim) >= -0.01'.",
-            GATES,
-            "FILE",
+        _describe_baseline(
+            "An older result of the same command, for rank and sweep a report of compare", "'delta(snr_db) >= -0.5'"
         ),
     ] = None
     baseline_original: Annotated[
@@ -274,6 +277,30 @@ class GateOptions(CheckedOptions):
     def has_rules(self) -> bool:
         """True if some option sets rules."""
         return bool(self.require or self.fail_if) or self.thresholds is not None or self.baseline is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageGateOptions(GateOptions):
+    """Rules that judge pairs of images, which have no presets."""
+
+    thresholds: Annotated[Path | None, _describe_thresholds("a TOML file")] = None
+    require: Annotated[Iterable[str], _describe_require("'min(ssim) >= 0.9'")] = ()
+    fail_if: Annotated[Iterable[str], _describe_fail_if("'psnr_db < 25'")] = ()
+    baseline: Annotated[
+        Path | Result | None, _describe_baseline("An older result of images", "'delta(ssim) >= -0.01'")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationGateOptions(GateOptions):
+    """Rules that judge an evaluation, which have no presets."""
+
+    thresholds: Annotated[Path | None, _describe_thresholds("a TOML file")] = None
+    require: Annotated[Iterable[str], _describe_require("'upper(kld_mean) <= 0.01'")] = ()
+    fail_if: Annotated[Iterable[str], _describe_fail_if("'top1 < 0.95'")] = ()
+    baseline: Annotated[Path | Result | None, _describe_baseline("An older evaluation", "'ratio(kld_mean) <= 1.1'")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +374,7 @@ class ComparisonOptions(RunOptions, SelectionOptions):
     sensitivity: Annotated[
         Path | None,
         Option(
-            "A file written by quanterr evaluate --sensitivity: predicts the KLD, or output error, that the errors "
+            "A file written by quanterr evaluate --sensitivity-out: predicts the KLD, or output error, that the errors "
             "cause.",
             METRICS,
             "FILE",
@@ -523,14 +550,17 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
     min_snr: Annotated[
         float | None, Option("Smallest size with at least this SNR over the planned layers.", GOAL, "dB")
     ] = None
-    verify: Annotated[bool, Option("Measure the plan on --text; --max-kld then bounds the measured KLD.", TEXT)] = False
+    verify: Annotated[
+        bool,
+        Option("Measure the plan on --text; --max-kld then bounds the measured KLD.", TEXT, flags="--measure --verify"),
+    ] = False
     text: Annotated[Path | None, Option(READ_TEXT, TEXT, "FILE")] = None
     context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2, rare=True)] = 512
     chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", least=1)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(RunOptions, GateOptions):
+class EvaluateOptions(RunOptions, EvaluationGateOptions):
     """Options of :func:`quanterr.evaluate`. The model reads ``text`` and ``chat``, or ``tokens``, or ``inputs``."""
 
     text: Annotated[
@@ -617,6 +647,7 @@ class EvaluateOptions(RunOptions, GateOptions):
             "Write each weight's sensitivity (JSON), and predict the divergence, or output error, of the candidates.",
             OUTPUT,
             "FILE",
+            flags="--sensitivity-out --sensitivity",
         ),
     ] = None
     swap: Annotated[

@@ -2,11 +2,14 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
+from itertools import takewhile
 
 import make_guide
 import pytest
+import typer
 from support.forked import call, in_terminal
 from support.making import quantized_fp8
 from support.small_models import ids, quantized_by, saved
@@ -14,7 +17,7 @@ from support.small_models import stored as read_stored
 from support.stored import pair, write
 
 import quanterr
-from quanterr import guide
+from quanterr import cli, guide
 from quanterr.errors import Status, UsageError
 
 pytestmark = pytest.mark.session
@@ -125,6 +128,27 @@ class TestExplain:
     def test_misspelt_name_is_wrong_usage_with_the_nearest_name(self):
         with pytest.raises(UsageError, match="did you mean scale_factor"):
             guide.explain("scale_facto")
+
+
+COMMANDS = typer.main.get_command(cli.app).commands
+EXAMPLE = re.compile(r"^(?:\$ |\[bold\]|torchrun .* -m )?(quanterr [a-z-]+ .*?)(?:\[/bold\]|  +#.*)?$", re.MULTILINE)
+
+
+def examples():
+    """Return the commands in the help of every command, in the README and in blocks of the guide."""
+    texts = [command.help for command in COMMANDS.values() if command.help]
+    for page in make_guide.PAGES:
+        texts += re.findall(r"```(?:sh|console)\n(.*?)```", page.read_text(), re.DOTALL)
+    return sorted({line for text in texts for line in EXAMPLE.findall(text)})
+
+
+@pytest.mark.parametrize("line", examples())
+def test_example_parses(line):
+    words = shlex.shlex(line.removesuffix("\\"), posix=True, punctuation_chars="|&;>")
+    words.whitespace_split = True
+    _, name, *given = takewhile(lambda word: word[0] not in "|&;>", words)
+
+    COMMANDS[name].make_context(name, given)
 
 
 def test_make_targets_in_the_readme_exist():

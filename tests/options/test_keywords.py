@@ -21,7 +21,7 @@ FUNCTIONS = {
     "evaluate": options.EvaluateOptions,
     "inspect": options.InspectOptions,
     "dequantize": options.DequantizeOptions,
-    "compare_images": options.GateOptions,
+    "compare_images": options.ImageGateOptions,
     "iterate_pairs": options.PairOptions,
 }
 INTERNAL = {"stop", "command"}

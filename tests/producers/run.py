@@ -224,7 +224,7 @@ def _why(ones: list[Outcome]) -> str:
     kinds = defaultdict(list)
     for one in ones:
         if one.kind not in ("right", "undone", "not made") and one.why:
-            kinds[one.kind, one.why.split(":")[0][:60] if one.kind != "noted" else one.why[:60]].append(one.model)
+            kinds[one.kind, one.why.split(":")[0][:60] if one.kind != "noted" else one.why].append(one.model)
     return "; ".join(f"{kind}: {', '.join(models)} ({why})" for (kind, why), models in kinds.items()).replace("|", "/")
 
 

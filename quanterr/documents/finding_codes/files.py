@@ -22,8 +22,8 @@ CODES = {
     "checksum_mismatch": FindingCode(
         "warning, error",
         meaning=(
-            "a file is not the one that the Hugging Face hub has (inspect --verify); a warning if the hub states no "
-            "SHA-256"
+            "a file is not the one that the Hugging Face hub has (inspect --hub-checksums); a warning if the hub "
+            "states no SHA-256"
         ),
         example=(
             "model.safetensors: its SHA-256 is 7c5d…1421, and the hub states a16a…cb91: it is damaged, or was changed"

@@ -107,7 +107,7 @@ CODES = {
         "error",
         meaning="the sensitivity names none of the compared weights",
         example="the sensitivity names none of the compared weights",
-        remedy="Pass the file that `evaluate --sensitivity` wrote for this original.",
+        remedy="Pass the file that `evaluate --sensitivity-out` wrote for this original.",
     ),
     "sensitivity_missing": FindingCode(
         "info",

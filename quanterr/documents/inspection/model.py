@@ -85,7 +85,7 @@ class Inspection(Document, kw_only=True):
     kv: Annotated[str | None, doc("declared storage scheme of keys and values; null: none")] = None
     decode: Annotated[DecodeBound | None, doc("only with --hardware")] = None
     values: Annotated[bool, doc("whether every value was read (--values)")] = False
-    verified: Annotated[int, doc("files whose SHA-256 is the one that the hub states (--verify)")] = 0
+    verified: Annotated[int, doc("files whose SHA-256 is the one that the hub states (--hub-checksums)")] = 0
     loading: Annotated[list[Loading], doc("only with --for: each runtime that was asked for")] = []
     findings: list[Finding]
     weights: list[StoredWeight]

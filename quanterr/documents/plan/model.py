@@ -95,7 +95,7 @@ class Plan(Document, kw_only=True):
     uniform: Annotated[list[Uniform], doc("single recipes for all layers, the smallest first")]
     curve: Annotated[list[Point], doc("least cost by size, the smallest first")]
     knee: Annotated[Point | None, doc("point from which further bytes gain less")]
-    measured: Annotated[Measurement | None, doc("measured effect; null without --verify")] = None
+    measured: Annotated[Measurement | None, doc("measured effect; null without --measure")] = None
     importance: Annotated[str | None, doc("importance matrix that the plan assumes; null without --importance")] = None
     run: RunInfo
 
