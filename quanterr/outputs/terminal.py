@@ -5,9 +5,10 @@ least important columns; names and numbers are never cut.
 """
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, Literal, NamedTuple, NoReturn
 
 from rich import box
 from rich.console import Console
@@ -142,7 +143,8 @@ def _print_answer(
 def _print_overview(part: Table, to: Console) -> None:
     """Print the first rows of a table without its title."""
     rows, left_out = _shorten_names(part, to.width - _is_plain(to))
-    to.print(_fit_table(part, rows[:MAX_SHOWN], to))
+    rows_shown = rows[:MAX_SHOWN]
+    to.print(_draw_table(part, rows_shown, _fit_columns(part, rows_shown, to.width), _is_plain(to)))
     notes = [f"names without {left_out}"] if left_out else []
     notes += [f"and {count(len(rows) - MAX_SHOWN, 'more candidate')}"] if len(rows) > MAX_SHOWN else []
     if notes:
@@ -177,12 +179,11 @@ def print_table(part: Table, to: Console) -> None:
     wrap = not to.is_terminal
     rows, left_out = _shorten_names(part, to.width - _is_plain(to))
     to.print(Text(part.title, style="bold"), soft_wrap=wrap)  # rich would wrap the title to the width of the table
-    table = _fit_table(part, rows, to)
-    to.print(table)
-    kept = {column.header for column in table.columns}
+    kept = _fit_columns(part, rows, to.width)
+    to.print(_draw_table(part, rows, kept, _is_plain(to)))
     notes = [f"names without {left_out}"] if left_out else []
-    notes += [column.legend for column in part.columns if column.legend and column.header in kept]
-    narrow = ", ".join(column.header for column in part.columns if column.header not in kept)
+    notes += [column.legend for n, column in enumerate(part.columns) if column.legend and n in kept]
+    narrow = ", ".join(column.header for n, column in enumerate(part.columns) if n not in kept)
     notes += [f"too narrow for: {narrow}"] if narrow else []
     if notes:
         to.print(Text("; ".join(notes), style="dim"), soft_wrap=wrap)
@@ -251,23 +252,48 @@ def _bare_table(plain: bool) -> RichTable:
     return RichTable(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=plain)
 
 
-def _fit_table(part: Table, rows: Sequence[tuple[str, Sequence[str]]], to: Console) -> RichTable:
-    """Return a table that drops the least important columns until it fits the console; the first column holds names."""
-    columns, plain = part.columns, _is_plain(to)
-    widths = [max([len(c.header), *(len(row[n]) for _, row in rows)]) + 3 for n, c in enumerate(columns)]
-    name = min(max(len(display(name)) for name in (part.first, *(name for name, _ in rows))), NAME_WIDTH)
-    kept = list(range(len(columns)))
-    while len(kept) > 1 and name + 4 + sum(widths[n] for n in kept) > to.width:
-        kept.remove(max(kept, key=lambda n: columns[n].rank))
+def _fit_columns(part: Table, rows: Sequence[tuple[str, Sequence[str]]], width: int) -> dict[int, str]:
+    """Return the columns after the first that fit into ``width``, by place, with their headings.
+
+    Headings are folded where that keeps a column.
+    """
+    cells = [max((len(row[n]) for _, row in rows), default=0) for n in range(len(part.columns))]
+    whole = {n: column.header for n, column in enumerate(part.columns)}
+    folded = {n: _fold_heading(head, cells[n]) for n, head in whole.items()}
+    for headings in (whole, folded):  # from which the least important columns are removed until the others fit
+        widths = {n: max(cells[n], *map(len, head.split("\n"))) + 3 for n, head in headings.items()}
+        while len(headings) > 1 and _measure_names(part, rows) + 4 + sum(widths[n] for n in headings) > width:
+            del headings[max(headings, key=lambda n: part.columns[n].rank)]
+    return folded if len(folded) > len(whole) else whole
+
+
+def _measure_names(part: Table, rows: Sequence[tuple[str, Sequence[str]]]) -> int:
+    return min(max(len(display(name)) for name in (part.first, *(name for name, _ in rows))), NAME_WIDTH)
+
+
+def _draw_table(
+    part: Table, rows: Sequence[tuple[str, Sequence[str]]], kept: Mapping[int, str], plain: bool
+) -> RichTable:
+    """Return a table of these columns, by place, with their headings; the first column holds names."""
     table = _bare_table(plain)
-    table.add_column(part.first, overflow="fold", min_width=name)
-    for n in kept:
-        table.add_column(
-            columns[n].header, justify="right" if columns[n].right else "left", no_wrap=len(kept) > 1, overflow="fold"
-        )
+    table.add_column(part.first, overflow="fold", min_width=_measure_names(part, rows))
+    for n, head in kept.items():
+        justify: Literal["left", "right"] = "right" if part.columns[n].right else "left"
+        table.add_column(head, justify=justify, no_wrap=len(kept) > 1, overflow="fold")
     for shown, row in rows:
         table.add_row(Text(display(shown)), *(_draw(row[n], plain) for n in kept))
     return table
+
+
+def _fold_heading(heading: str, width: int) -> str:
+    """Return a heading in lines that are as wide as the cells below it, or as a word that is longer."""
+    words = re.findall(r"[^\s._-]*[\s._-]*", heading)
+    width, lines = max(width, *(len(word.rstrip()) for word in words)), [""]
+    for word in words:
+        if len((lines[-1] + word).rstrip()) > width:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _draw(cell: str, plain: bool) -> Text:

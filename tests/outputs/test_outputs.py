@@ -27,7 +27,8 @@ from quanterr.metrics.scores import Score
 from quanterr.outputs import OUTPUTS, card, markdown
 from quanterr.outputs import csv as as_csv
 from quanterr.outputs.formatting import format_cosine
-from quanterr.outputs.terminal import console, show
+from quanterr.outputs.sections import Column, Table
+from quanterr.outputs.terminal import console, print_table, show
 from quanterr.util.text import display, format_decisive
 from quanterr.views.comparison import items
 from quanterr.views.parts import format_score
@@ -495,6 +496,18 @@ def test_terminal_shows_hostile_names_as_text(evil):
     show(evil.view(30), console(file, "never"), verbose=True)
 
     assert not [c for c in file.getvalue() if not c.isprintable() and c != "\n"]
+
+
+def test_headings_are_folded_before_a_candidate_is_dropped(monkeypatch):
+    names = ["q4-with-imatrix", "q5_k_medium_x", "int8-rowwise-v2", "fp8_tensorwise", "nvfp4-mixed-1", "other format 2"]
+    columns = [Column(name, n) for n, name in enumerate(names)]
+    file = io.StringIO()
+    monkeypatch.setenv("COLUMNS", "100")
+    print_table(Table("", "layer", columns, [["x" * 24, *("30.25",) * 6]]), console(file, "never"))
+
+    assert "too narrow" not in file.getvalue()
+    headings = [line.split("|")[2].strip() for line in file.getvalue().splitlines() if "|" in line]
+    assert ["q4-", "with-", "imatrix", "30.25"] == headings
 
 
 NOT_A_NUMBER = [
