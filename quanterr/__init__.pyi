@@ -513,6 +513,8 @@ def rank(
     baseline: Path | Result | None = None,
     layers: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    runtimes: Iterable[str] = (),
+    devices: int = 1,
     keep_original: str | None = None,
     importance: Path | None = None,
     sensitivity: Path | None = None,
@@ -525,6 +527,7 @@ def rank(
     resume: Path | None = None,
     on_progress: Callable[[Any], None] | None = None,
     on_layer: Callable[[Any], None] | None = None,
+    tp: int = 1,
     layers_to_compare: Iterable[str] = (),
 ) -> Ranking:
     """Rank quantized checkpoints by error and size, and find layers that could better come from another candidate.
@@ -547,6 +550,9 @@ def rank(
             name; a glob; re:REGEX; !PATTERN excludes. Separated by commas. layers_to_compare is the same.
         exclude (PATTERN, one or several): Layers to leave out, by the same patterns without !, which shells
             expand.
+        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
+            ik_llama.cpp, comfyui, mlx, exllamav3, or all.
+        devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         keep_original (BYTES|dB): Propose layers to leave unquantized: 500MiB, at most that many bytes, without
             layers that gain little; 3dB, enough to gain that much SNR.
         importance (FILE): An importance matrix of llama.cpp (.gguf or .dat): weights errors by the importance of

@@ -48,6 +48,7 @@ def rank(
     """
     from quanterr.documents.evaluation.model import Evaluation
     from quanterr.documents.reading import read_stored
+    from quanterr.findings.runtimes.judging import choose_runtimes
     from quanterr.gates import prepare
     from quanterr.outputs import CANDIDATE_OUTPUTS
     from quanterr.ranking.making import name_candidates
@@ -59,6 +60,7 @@ def rank(
     if options.evaluation is not None:
         read_stored(options.evaluation, Evaluation)  # raises before the run
     rules = prepare(options)
+    choose_runtimes([*options.runtimes, *rules.runtimes])  # the same
 
     def ranking(opened: "Opened", asked: RankOptions) -> "Ranking":
         from quanterr.comparison.ranking import rank_candidates

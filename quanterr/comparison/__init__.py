@@ -16,11 +16,11 @@ from quanterr.findings.runtimes.judging import add_compared, choose_runtimes, fi
 from quanterr.gates import PreparedRules, prepare
 from quanterr.gates.plan_check import check_against_plan
 from quanterr.inspection import inspect
-from quanterr.options import CompareOptions
+from quanterr.options import CompareOptions, LoadingOptions
 from quanterr.options.keywords import accept_fields_of
 from quanterr.tensors.in_memory import Side, hold_all
 
-__all__ = ["Path", "add_loading", "compare", "compare_each", "compare_pair"]
+__all__ = ["Path", "compare", "compare_each", "compare_pair", "judge_loading"]
 
 
 @accept_fields_of(CompareOptions)
@@ -57,8 +57,7 @@ def compare_pair(
 ) -> Report:
     """Compare as :func:`compare` does, with prepared rules; each layer must match ``plan`` if it is given."""
     report = compare_each(original, [quantized], options)[0]
-    if runtimes := [*options.runtimes, *rules.runtimes]:
-        report = _doubt_loading(add_loading(report, quantized, runtimes, options.lenient, options.devices), options)
+    report = judge_loading(report, quantized, options, rules.runtimes, options.lenient)
     try:
         judged = rules.judge(report)
         return judged if plan is None else check_against_plan(judged, plan)
@@ -66,23 +65,20 @@ def compare_pair(
         raise UnjudgedError(str(error), _add_reasons(report, [Reason(f"not judged: {error}", "rules")])) from error
 
 
-def add_loading(
-    report: Report, quantized: Path | Checkpoint, runtimes: Sequence[str], lenient: bool, devices: int = 1
+def judge_loading(
+    report: Report, quantized: Path | Checkpoint, asked: LoadingOptions, of_rules: Sequence[str], lenient: bool
 ) -> Report:
-    """Add whether runtimes load the quantized side on so many devices."""
-    alone = inspect(quantized, runtimes=runtimes, devices=devices, lenient=lenient).loading
-    return replace(report, loading=add_compared(alone, report.findings))
+    """Add whether runtimes load the quantized side: those of ``--for``, and ``of_rules``, which rules judge.
 
-
-def _doubt_loading(report: Report, options: CompareOptions) -> Report:
-    """Make the verdict inconclusive if a runtime of ``--for`` does not load the quantized side.
-
-    Under ``all``, which asks for a table, none has to. Rules judge those that they name.
+    The verdict is inconclusive if one of ``--for`` does not. Under ``all``, which asks for a table, none has to.
     """
-    refusals = find_refusals(options.runtimes, report.loading)
-    if not refusals:
+    runtimes = [*asked.runtimes, *of_rules]
+    if not runtimes:
         return report
-    return _add_reasons(report, [Reason(text, "result") for text in refusals])
+    alone = inspect(quantized, runtimes=runtimes, devices=asked.devices, lenient=lenient).loading
+    report = replace(report, loading=add_compared(alone, report.findings))
+    refusals = find_refusals(asked.runtimes, report.loading)
+    return _add_reasons(report, [Reason(text, "result") for text in refusals]) if refusals else report
 
 
 def _add_reasons(report: Report, reasons: list[Reason]) -> Report:

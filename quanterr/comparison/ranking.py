@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from quanterr.advice.kept_layers import parse_budget
 from quanterr.checkpoints import Checkpoint, Unreadable, open_checkpoints, open_readable, require_readable
-from quanterr.comparison import Path, add_loading, compare_each
+from quanterr.comparison import Path, compare_each, judge_loading
 from quanterr.comparison.bounds import add_bounds
 from quanterr.comparison.estimating import estimate
 from quanterr.documents.evaluation.model import Evaluation
@@ -18,7 +18,7 @@ from quanterr.documents.reading import read_stored
 from quanterr.errors import UsageError
 from quanterr.findings.runtimes.judging import choose_runtimes
 from quanterr.gates import PreparedRules, prepare
-from quanterr.options import ComparisonOptions, RankOptions, SweepOptions
+from quanterr.options import ComparisonOptions, LoadingOptions, RankOptions, SweepOptions
 from quanterr.options.keywords import accept_fields_of, list_given
 from quanterr.pairing.importance import make_importance_lookup, read_importance
 from quanterr.ranking.making import make_ranking, make_unreadable, name_candidates
@@ -70,7 +70,7 @@ def rank_candidates(
         check_names([*paths, *list_names(recipes)], *evaluated)
     with open_readable(candidates, options.lenient, options.cache) as opened:
         require_readable(opened, 1 if recipes else 2)
-        ranking = _rank(original, [*opened, *recipes], names, options, options.keep_original, rules)
+        ranking = _rank(original, [*opened, *recipes], names, options, options.keep_original, rules, options)
     if evaluated is None:
         return ranking
     try:
@@ -102,7 +102,7 @@ def sweep_recipes(original: Path | Checkpoint, options: SweepOptions, rules: Pre
         keep = None if options.keep_original is None else parse_budget(options.keep_original)
         found = estimate(original, recipes, parse_share(options.sample), keep, options)
     else:
-        found = _rank(original, recipes, list_names(recipes), options, options.keep_original, rules)
+        found = _rank(original, recipes, list_names(recipes), options, options.keep_original, rules, LoadingOptions())
     studied = options.study and found.complete
     if not studied and options.hardware is None:
         return found
@@ -119,17 +119,17 @@ def _rank(
     options: ComparisonOptions,
     keep_original: str | None,
     rules: PreparedRules,
+    loading: LoadingOptions,
 ) -> Ranking:
     """Compare and judge candidates and recipes, and rank them under these names."""
     keep = None if keep_original is None else parse_budget(keep_original)
     named = [(name, one) for name, one in zip(names, candidates, strict=True) if not isinstance(one, Unreadable)]
-    choose_runtimes(rules.runtimes)  # unknown names are refused before the run
+    choose_runtimes([*loading.runtimes, *rules.runtimes])  # unknown names are refused before the run
     reports = compare_each(original, [one for _, one in named], options)
-    if rules.runtimes:
-        reports = [
-            report if isinstance(one, Recipe) else add_loading(report, one, rules.runtimes, options.lenient)
-            for (_, one), report in zip(named, reports, strict=True)
-        ]
+    reports = [
+        report if isinstance(one, Recipe) else judge_loading(report, one, loading, rules.runtimes, options.lenient)
+        for (_, one), report in zip(named, reports, strict=True)
+    ]
     reports = [rules.judge(report) for report in reports]
     recipes = [one.name for one in candidates if isinstance(one, Recipe)]
     unreadable = [

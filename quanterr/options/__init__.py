@@ -450,7 +450,7 @@ class KeepOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOptions(JudgedOptions, KeepOptions):
+class RankOptions(JudgedOptions, KeepOptions, LoadingOptions):
     """Options of :func:`quanterr.rank`."""
 
     evaluation: Annotated[

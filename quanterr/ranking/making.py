@@ -255,6 +255,7 @@ def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate
         formats=dict(Counter(layer.format for layer in report.layers)),
         findings=report.findings,
         gates=report.gates,
+        loading=report.loading,
     )
 
 

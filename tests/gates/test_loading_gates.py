@@ -88,6 +88,25 @@ def test_outputs_hold_a_result_with_the_gate(pair, tmp_path, suffix):
     assert ("loads (read)" in text) == (suffix != "xml")
 
 
+def test_ranking_says_which_candidates_load(pair, tmp_path):
+    ranking = quanterr.rank(pair[0], {"fp8": pair[1], "plain": pair[0]}, runtimes=["all"], device="cpu")
+    ranking.save(tmp_path / "ranking.json")
+    done = CliRunner().invoke(app, ["gate", str(tmp_path / "ranking.json"), "--require", "loads(mlx)"])
+
+    assert ranking.verdict == "pass"
+    assert "vLLM (0.33.0): loads (read): all candidates" in list(ranking.view(0).summary)
+    assert "MLX (mlx-lm 0.32.2): loads (run): plain; not known: fp8" in list(ranking.view(0).summary)
+    assert Status.GATE_FAILED == done.exit_code
+
+
+def test_candidate_that_a_named_program_may_refuse_has_no_rank(pair):
+    ranking = quanterr.rank(pair[0], {"fp8": pair[1], "plain": pair[0]}, runtimes=["mlx"], device="cpu")
+    ranked, excluded = ranking.candidates
+
+    assert ("inconclusive", 1, "plain", None) == (ranking.verdict, ranked.rank, ranked.name, excluded.rank)
+    assert "MLX (mlx-lm 0.32.2): not known" in excluded.not_ranked
+
+
 def test_candidates_of_a_ranking_are_judged(pair):
     ranking = quanterr.rank(pair[0], pair[1], against=["int8_row"], require=["loads(vllm)"], device="cpu")
     found = {one.name: [gate.status for gate in one.gates] for one in ranking.candidates}

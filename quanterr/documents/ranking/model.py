@@ -7,6 +7,7 @@ from quanterr.documents.base import Finding, Model, RunInfo
 from quanterr.documents.comparison.model import Selection
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Gate, Givers, Word
+from quanterr.documents.loading import Loading
 from quanterr.metrics.scores import Number, doc, score
 from quanterr.util.strict_json import JsonObject
 
@@ -85,6 +86,7 @@ class Candidate(Model):
     output_error_se: Annotated[Number, doc("its standard error over groups of calls")] = None
     unreadable: Annotated[bool, doc("true if the checkpoint could not be read; not_ranked has the error")] = False
     reasons_by: Givers = None
+    loading: Annotated[list[Loading], doc("whether programs load it, of those that --for names")] = []
 
 
 class Choice(Model):
@@ -172,7 +174,8 @@ class Ranking(Document, kw_only=True):
     schema_: str = "quanterr.ranking"
     # 1.1 adds gates, kept, weighted_snr_db, predicted_kld, the verdict fail; 1.2 gains; 1.3 studies, tokens_per_second;
     # 1.4 sample, snr_db_margin, columns of studies; 1.5 a checksum; 1.6 predicted_output_error;
-    # 1.7 evaluation, its scores, unreadable, reasons_by
+    # 1.7 evaluation, its scores, unreadable, reasons_by,
+    # loading
     schema_version: str = "1.7"
     verdict: Annotated[
         Word, doc("inconclusive if a candidate is not ranked; fail if a gate of a candidate does not hold")
@@ -215,7 +218,9 @@ class Ranking(Document, kw_only=True):
 
     def _frame_rows(self) -> Iterator[JsonObject]:
         plain = [
-            name for name in Candidate.__struct_fields__ if name not in ("reasons", "reasons_by", "formats", "findings")
+            name
+            for name in Candidate.__struct_fields__
+            if name not in ("reasons", "reasons_by", "formats", "findings", "loading")
         ]
         for candidate in self.candidates:
             worst = candidate.worst_layer and candidate.worst_layer.layer_name

@@ -27,6 +27,7 @@ VOCABULARY = Vocabulary(
     OF_CANDIDATES,
     "bits_per_weight <= 4.5",
     scores=collect_scores(Candidate),
+    loads=True,
 )
 
 
@@ -54,6 +55,7 @@ def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
         complete=ranking.complete,
         patterns=ranking.selection.patterns,
         damage=list_damage(candidate),
+        loading=candidate.loading,
         waived=list_waived(candidate),
     )
 

@@ -47,6 +47,7 @@ from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, cut_prefix, display, size
 from quanterr.views.diff.candidates.items import ItemWords
+from quanterr.views.loading import make_candidates_section, summarize_candidates
 from quanterr.views.parts import find_best, make_view, pick_columns
 
 # Of the two costs that a sensitivity may predict, a ranking has one.
@@ -112,6 +113,7 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     if excluded and ranking.sample is not None:  # otherwise the reasons of the verdict list them
         yield Section("excluded", "Not ranked", [Lines(excluded, warn=True)])
     yield Section("candidates", "Candidates", [_candidates(ranking), *([Lines(behind)] if behind else [])])
+    yield from make_candidates_section([(one.name, one.loading) for one in ranking.candidates])
     dots = make_dots(ranking)
     yield Section("size", "Quality and size", [dots] if dots else [], (PAGE,) if ranking.evaluation else ())
     swaps = [_swaps(one, ranking, top) for one in (*ranking.swaps, *ranking.kept)]
@@ -297,6 +299,7 @@ def _format_level(one: Candidate) -> str:
 def _summarize(ranking: Ranking) -> Iterator[str]:
     """Yield what a reader should know of candidates besides their numbers."""
     yield from (sentence(f.message) for one in ranking.candidates for f in one.findings if f.code == FALLBACK)
+    yield from summarize_candidates([(one.name, one.loading) for one in ranking.candidates])
     if ranking.sample is not None:  # otherwise the reasons of the verdict list them
         yield from _list_excluded(ranking)
 
