@@ -29,7 +29,7 @@ TONES = {"pass": "pass", "fail": "fail", "inconclusive": "warning"}
 
 @with_options
 def gate(
-    report: Annotated[str, argument("REPORT", "The JSON of compare, rank, sweep, evaluate or plan.")],
+    report: Annotated[str, argument("REPORT", "The JSON of compare, rank, sweep, evaluate, plan or inspect.")],
     gates: GateOptions,
     judged: JudgedLayers,
     show: Annotated[Display, AllBut(("sort_by", "no_plot", "verbose", "top_layers"))],

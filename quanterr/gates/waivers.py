@@ -113,8 +113,10 @@ def _waive(judged: Any, waivers: Sequence[Waiver]) -> Any:
     """Return a result, or a candidate, with its findings after all waivers, and the reasons that follow from them."""
     before: Sequence[Finding] = getattr(judged, "findings", ())
     after = [_waive_finding(_restore(found), waivers) for found in before]
-    if not hasattr(judged, "verdict") or after == list(before):
+    if after == list(before):
         return judged
+    if not hasattr(judged, "verdict"):  # of an inspection, rules judge the findings themselves
+        return replace(judged, findings=after)
     own = [one for one in list_reasons(judged) if one.by == "result"] if judged.verdict == "inconclusive" else []
     reasons = own + list_errors(after)
     verdict = "inconclusive" if reasons else "pass"

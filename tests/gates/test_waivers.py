@@ -5,11 +5,13 @@ from datetime import date
 
 import pytest
 from msgspec.structs import replace
+from support import sample_documents
 from support.forked import call
 from support.reports import made, row
 from support.stored import pair
 
 import quanterr
+from quanterr.cli import app
 from quanterr.documents.base import Finding
 from quanterr.documents.comparison.values import ReportValues
 from quanterr.documents.gate_results import exit_status
@@ -150,6 +152,27 @@ class TestFindings:
         other = replace(broken.findings[0], layer=name, severity=severity)
 
         assert "inconclusive" == judge(replace(broken, findings=[other]), thresholds).verdict
+
+
+class TestInspections:
+    @pytest.mark.parametrize(
+        ("code", "status", "said"),
+        [
+            ("missing_part", Status.OK, "waived: missing_part until 2999-01-01: known since 1.0"),
+            ("missing_codes", Status.INCONCLUSIVE, "no longer needed"),
+        ],
+    )
+    def test_waived_error_of_an_inspection_leaves_its_rules_to_judge(self, tmp_path, capsys, code, status, said):
+        error = Finding("missing_part", "error", None, "no scales", None, {})
+        replace(sample_documents.inspection(), findings=[error]).save(tmp_path / "inspection.json")
+        path = tmp_path / "thresholds.toml"
+        rule = RULE.replace("snr_db >= 30", "bits_per_weight <= 99")
+        path.write_text(rule + f'[[waive]]\nfinding = "{code}"\nuntil = 2999-01-01\nreason = "known since 1.0"\n')
+        with pytest.raises(SystemExit) as left:
+            app(["gate", str(tmp_path / "inspection.json"), "--thresholds", str(path)])
+
+        assert status == left.value.code
+        assert said in capsys.readouterr().err
 
 
 FILES = {

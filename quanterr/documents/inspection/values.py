@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quanterr.documents.diff.base import Changes
 from quanterr.documents.diff.candidates.model import ItemChange
-from quanterr.documents.gate_results import Reason
+from quanterr.documents.gate_results import Reason, list_waived
 from quanterr.documents.inspection.model import SCORES, Inspection
 from quanterr.documents.subjects import Item, Subject, Vocabulary
 
@@ -27,7 +27,8 @@ def list_subjects(inspection: Inspection) -> list[Subject]:
     weights = [Item(weight.name, "weight", weight, weight.reason) for weight in inspection.weights]
     whole = {name: getattr(inspection, name) for name in OF_CHECKPOINTS}
     troubles = [Reason(text, "result") for text in inspection.problems]
-    return [Subject(VOCABULARY, weights, whole, unreliable=troubles, loading=inspection.loading)]
+    waived = list_waived(inspection)
+    return [Subject(VOCABULARY, weights, whole, unreliable=troubles, loading=inspection.loading, waived=waived)]
 
 
 @dataclass(slots=True)
