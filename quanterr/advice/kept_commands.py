@@ -19,6 +19,8 @@ from quanterr.advice.quantizers import (
     UNQUANTIZED,
     escape,
     gguf_input,
+    join_names,
+    quote,
     tensor_type,
 )
 from quanterr.documents.comparison.layer import Layer, LosslessLayer
@@ -56,7 +58,7 @@ class Words(NamedTuple):
 def list_words(report: Report, names: Sequence[str]) -> list[Words]:
     """Return the layers that may be kept in the words of each program; one that could have made the file is first."""
     own = [_llama_name(name) for name in names]
-    ignored = "".join(f'  - "{layer.layer_name.removesuffix(".weight")}"\n' for layer in _list_unquantized(report))
+    ignored = _list_ignored([layer.layer_name.removesuffix(".weight") for layer in _list_unquantized(report)])
     found = [
         Words("names", False, "", "{name}", "\n", ""),
         _convert_to_quant(report) or Words("convert_to_quant", False, "--exclude-layers '^(", "{pattern}", "|", ")$'"),
@@ -66,6 +68,14 @@ def list_words(report: Report, names: Sequence[str]) -> list[Words]:
         words = _llama_quantize(report)
         found.append(words._replace(own_names=None if own == list(names) else [name or "" for name in own]))
     return sorted(found, key=lambda words: not words.is_command)
+
+
+def _list_ignored(modules: Sequence[str]) -> str:
+    """Return modules as llmcompressor's list, several blocks in one line."""
+    patterns = join_names(modules)
+    if len(patterns) == len(modules):
+        return "".join(f'  - "{module}"\n' for module in modules)
+    return "".join(f"  - 're:^{pattern}$'\n" for pattern in patterns)
 
 
 def _convert_to_quant(report: Report) -> Words | None:
@@ -108,7 +118,11 @@ def _llama_quantize(report: Report) -> Words:
     kind = formats[0].removeprefix(GGUF)
     name = GGUF_FILES.get(kind) or GGUF_MIXTURES.get(kind) or kind.upper()
     source, making = gguf_input(report.original.path)
-    options = [tensor_type(escape(own or ""), kind) for own, kind in stay]
+    options = [
+        tensor_type(quote(pattern), kind)
+        for kind in dict.fromkeys(kind for _, kind in stay)
+        for pattern in join_names(own or "" for own, same in stay if same == kind)
+    ]
     start = making + CONTINUED.join(["llama-quantize", *options, ""])
     return Words("llama-quantize", True, start, word, CONTINUED, f"{CONTINUED}{source} kept.gguf {name}")
 

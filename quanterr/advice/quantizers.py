@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 # Options of convert_to_quant 1.3 (--help-experimental) by the format that it writes.
@@ -53,6 +54,7 @@ LLAMA_QUANTIZE = frozenset(
 # Formats of weights that are not quantized, and llama-quantize's names for them in GGUF files.
 UNQUANTIZED = {"dense": "", "gguf_f32": "f32", "gguf_f16": "f16", "gguf_bf16": "bf16"}
 CONTINUED = " \\\n  "  # a shell command on several lines
+BLOCK = re.compile(r"(.*?\.)(\d+)\.(.+)")  # a module of a block: what is before the number, the number, the module
 
 
 def tensor_type(pattern: str, kind: str) -> str:
@@ -77,4 +79,35 @@ def gguf_input(original: str) -> tuple[str, str]:
 
 def escape(name: str) -> str:
     """Return a name as a regular expression within single quotes of a shell; pages escape alike (keep.js)."""
-    return re.sub(r"[.*+?^${}()|\[\]\\]", r"\\\g<0>", name).replace("'", "'\\''")
+    return quote(_escape_pattern(name))
+
+
+def quote(pattern: str) -> str:
+    """Return a pattern as it is written within single quotes of a shell."""
+    return pattern.replace("'", "'\\''")
+
+
+def _escape_pattern(name: str) -> str:
+    return re.sub(r"[.*+?^${}()|\[\]\\]", r"\\\g<0>", name)
+
+
+def join_names(names: Iterable[str]) -> list[str]:
+    """Return regular expressions that together match these names alone; modules of the same blocks share one."""
+    found, blocks = [], dict[tuple[str, str], list[str]]()
+    for name in names:
+        if of_block := BLOCK.fullmatch(name):
+            blocks.setdefault((of_block[1], of_block[3]), []).append(of_block[2])
+        else:
+            found.append(_escape_pattern(name))
+    modules: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (before, module), numbers in blocks.items():
+        modules.setdefault((before, tuple(sorted(numbers, key=int))), []).append(_escape_pattern(module))
+    alike = (
+        rf"{_escape_pattern(before)}{_list_alternatives(numbers)}\.{_list_alternatives(sorted(own))}"
+        for (before, numbers), own in modules.items()
+    )
+    return [*found, *alike]
+
+
+def _list_alternatives(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"({'|'.join(words)})"

@@ -16,6 +16,7 @@ from quanterr.advice.kept_layers import (
     order_by_worth,
     parse_budget,
 )
+from quanterr.advice.quantizers import join_names
 from quanterr.documents.comparison.layer import find_sizes
 from quanterr.errors import UsageError
 
@@ -110,3 +111,13 @@ class TestChoice:
         assert new == find_sizes(older)
         assert (2 * new.original, new.quantized) == find_sizes(replace(older, original_dtype="torch.float32"))
         assert new == find_sizes(replace(older, original_dtype="ggml.q8_0"))
+
+
+def test_modules_of_the_same_blocks_share_a_pattern():
+    names = [
+        "lm_head",
+        "vision.blocks.0.mlp.gate",
+        *(f"model.layers.{n}.{one}" for n in (2, 10) for one in ("b", "a.c")),
+    ]
+
+    assert [r"lm_head", r"vision\.blocks\.0\.mlp\.gate", r"model\.layers\.(2|10)\.(a\.c|b)"] == join_names(names)

@@ -371,7 +371,9 @@ class TestExports:
         configs = json.loads(export_plan(found, "torchao"))["_data"]["fqn_to_config"]
         modules = {name.removesuffix(".weight") for name in LAYERS}
 
-        assert len(LAYERS) == len(targets) + len(groups["ignore"]) - 1
+        patterns = [target.removeprefix("re:") for target in (*targets, *groups["ignore"])]
+        assert {1} == {sum(bool(re.match(one, name)) for one in patterns) for name in modules}
+        assert len(patterns) < len(modules) + 1
         assert modules == configs.keys()
         mlx = json.loads(export_plan(plan(original, bits=7, to=["mlx_q{4,8}_g64"], device="cpu"), "mlx"))
         assert modules == mlx.keys()

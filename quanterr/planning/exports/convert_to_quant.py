@@ -1,8 +1,8 @@
 """Name patterns and their formats as JSON, for --layer-config of silveroxides/convert_to_quant."""
 
-import re
 from collections.abc import Mapping, Sequence
 
+from quanterr.advice.quantizers import join_names
 from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.planning.exports.base import Consumer, format_json
 from quanterr.util.strict_json import JsonObject
@@ -23,7 +23,7 @@ def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     found: JsonObject = {"_default": {"skip": True}}
     for recipe, names in modules.items():
         how = {"skip": True} if recipe == ORIGINAL else CONVERT_TO_QUANT[recipe] | {"simple": True}
-        found |= {f"^{re.escape(name)}$": how for name in names}
+        found |= {f"^{pattern}$": how for pattern in join_names(names)}
     return format_json(found)
 
 

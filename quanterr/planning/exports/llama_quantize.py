@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from quanterr.advice.quantizers import CONTINUED, GGUF_FILES, escape, gguf_input, tensor_type
+from quanterr.advice.quantizers import CONTINUED, GGUF_FILES, gguf_input, join_names, quote, tensor_type
 from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.errors import UsageError
 from quanterr.pairing.conversion import to_llama_name
@@ -13,8 +13,6 @@ from quanterr.pairing.names import atoms_of, canonicalize
 from quanterr.planning.exports.base import STACK, Consumer
 from quanterr.recipes.matrices import is_stack
 from quanterr.util.text import display
-
-BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
@@ -38,35 +36,16 @@ def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     ends = {"--token-embedding-type": "token_embd", "--output-tensor-type": "output"}
     words = [] if plan.importance is None else [f"--imatrix {shlex.quote(plan.importance)}"]
     words += [f"{option} {lines.pop(name, 'bf16')}" for option, name in ends.items()]
-    words += _list_types(lines)
+    words += [
+        tensor_type(quote(pattern), kind)
+        for kind in dict.fromkeys(lines.values())
+        for pattern in join_names(name for name, own in lines.items() if own == kind)
+    ]
     quantized = Counter(kind for kind in lines.values() if kind != "bf16")
     base = quantized.most_common(1)[0][0] if quantized else "bf16"
     source, making = gguf_input(plan.original)
     words.append(f"{source} planned.gguf {GGUF_FILES.get(base, base.upper())}")
     return making + CONTINUED.join(["llama-quantize", *words]) + "\n"
-
-
-def _list_types(kinds: Mapping[str, str]) -> list[str]:
-    """Return the options for types of tensors by name; modules that have a type in the same blocks share one."""
-    words, blocks = [], dict[tuple[str, str], list[str]]()
-    for name, kind in kinds.items():
-        found = BLOCK.fullmatch(name)
-        if found is None:
-            words.append(tensor_type(escape(name), kind))
-        else:
-            blocks.setdefault((found[2], kind), []).append(found[1])
-    modules: dict[tuple[tuple[str, ...], str], list[str]] = {}
-    for (module, kind), numbers in blocks.items():
-        modules.setdefault((tuple(sorted(numbers, key=int)), kind), []).append(escape(module))
-    words += [
-        tensor_type(rf"blk\.{_list_alternatives(numbers)}\.{_list_alternatives(sorted(names))}", kind)
-        for (numbers, kind), names in modules.items()
-    ]
-    return words
-
-
-def _list_alternatives(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"({'|'.join(words)})"
 
 
 CONSUMER = Consumer(lambda recipe: recipe.startswith("gguf_"), _export, takes_stacks=True, reads=".gguf")

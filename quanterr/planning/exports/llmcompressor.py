@@ -1,8 +1,8 @@
 """A recipe of llmcompressor as JSON, which is also YAML: config groups with targets, and modules to ignore."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from quanterr.advice.quantizers import join_names
 from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.planning.exports.base import HEAD, INTEGER, Consumer, format_json, list_kept_modules
 from quanterr.util.strict_json import JsonObject
@@ -10,17 +10,18 @@ from quanterr.util.strict_json import JsonObject
 
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     groups = {
-        f"group_{n}": {"targets": [_match_exactly(name) for name in names], **_config_group(recipe)}
+        f"group_{n}": {"targets": _match_exactly(names), **_config_group(recipe)}
         for n, (recipe, names) in enumerate((r, names) for r, names in modules.items() if r != ORIGINAL)
     }
-    ignore = [name if name == HEAD else _match_exactly(name) for name in list_kept_modules(modules)]
+    kept = list_kept_modules(modules)
+    ignore = [*(name for name in kept if name == HEAD), *_match_exactly(name for name in kept if name != HEAD)]
     modifier = {"QuantizationModifier": {"ignore": ignore, "config_groups": groups}}
     return format_json({"quant_stage": {"quant_modifiers": modifier}})
 
 
-def _match_exactly(name: str) -> str:
-    """Return a target that matches one module."""
-    return f"re:^{re.escape(name)}$"
+def _match_exactly(names: Iterable[str]) -> list[str]:
+    """Return targets that match these modules and no others."""
+    return [f"re:^{pattern}$" for pattern in join_names(names)]
 
 
 def _config_group(recipe: str) -> JsonObject:
