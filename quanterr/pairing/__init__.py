@@ -1,12 +1,14 @@
 """Pairing of the weights of two checkpoints from headers alone, with a reason for each tensor left over.
 
-    names        match once a known prefix is stripped from either side
-    weights      tensors that are not part of another tensor; recognized in the same way on both sides
-    pairs        each weight of the original with its counterpart: under the same name, fused, split, stacked or tied
-                 (names.py, fusing.py, tied.py), or in another program's names, order and form (conversion.py)
-    leftovers    every entry of both checkpoints that is in no pair, with the reason
+    names        match after a known prefix, such as ``model.``, is stripped from either side
+    weights      are the tensors that are no part of another tensor; both sides recognize them in the same way
+    pairs        hold each weight of the original with its counterpart, which may have the same name, be fused, split,
+                 stacked or tied (names.py, fusing.py, tied.py), or have another program's names, orders and values
+                 (conversion.py)
+    leftovers    are all entries of both checkpoints that are in no pair, with the reason
 
-If headers allow several readings, the pair keeps alternatives, and choose_alternatives decides by values.
+If headers allow several readings of a weight, the pair keeps alternatives, and choose_alternatives compares values to
+decide.
 """
 
 from collections.abc import Iterable
@@ -41,9 +43,9 @@ from quanterr.util.text import display, listed
 
 SIDES = ("original", "quantized")
 
-MOST_PADDING = 1024  # most rows that writers append to a vocabulary
-LONGEST_VECTOR = 1 << 22  # most elements of a vector that is stored in rows
-LONGEST_BIAS = 1 << 22  # most bytes of an extra bias that is read to see whether it is zero
+MAX_PADDING_ROWS = 1024  # maximum number of rows that writers append to a vocabulary
+MAX_RESHAPED_ELEMENTS = 1 << 22  # maximum size of a vector that a GGUF file stores as rows
+MAX_ZERO_BIAS_BYTES = 1 << 22  # maximum size of an extra bias that is read to see whether it is zero
 
 
 def pair(
@@ -65,8 +67,8 @@ def pair(
 
 def _refuse_adapters(original: Checkpoint, quantized: Checkpoint) -> None:
     """Raise CheckpointError if just one of the checkpoints is an adapter; two of them can be compared."""
-    found = [describe_adapter(side) for side in (original, quantized)]
-    if None in found and (description := found[0] or found[1]):
+    descriptions = [describe_adapter(side) for side in (original, quantized)]
+    if None in descriptions and (description := descriptions[0] or descriptions[1]):
         raise CheckpointError(f"{description}; {ADVICE}")
 
 
@@ -97,16 +99,16 @@ class _Pairer:
             quantized.drop(dropped.head, DROPPED)
             if tied := _find_tied_head(original):
                 original.drop(tied.head, DROPPED)
-        # Shared name → own name of each weight, in the original and in the quantized checkpoint.
+        # Name without prefix → stored name of each weight, in the original and in the quantized checkpoint.
         self.names, self.there = (
-            {shared: own for shared, own in given.items() if own in side.codes}
+            {shared: stored for shared, stored in given.items() if stored in side.codes}
             for given, side in zip(names, (original, quantized), strict=True)
         )
-        self.extra = {shared: own for shared, own in self.there.items() if shared not in self.names}
-        counterparts = {own: self.there[shared] for shared, own in self.names.items() if shared in self.there}
+        self.extra = {shared: stored for shared, stored in self.there.items() if shared not in self.names}
+        counterparts = {stored: self.there[shared] for shared, stored in self.names.items() if shared in self.there}
         self.ties = Ties(original.codes, quantized.codes, counterparts)
-        shapes = {own: original.codes[own].shape for own in self.names.values()} if self.extra else {}
-        alone = [own for shared, own in self.names.items() if self.extra and shared not in self.there]
+        shapes = {stored: original.codes[stored].shape for stored in self.names.values()} if self.extra else {}
+        alone = [stored for shared, stored in self.names.items() if self.extra and shared not in self.there]
         self.conversion.name_denoisers(alone, self.extra.values())
         self.holders = Holders(quantized, self.conversion, shapes, alone, self.extra.values())
 
@@ -115,17 +117,17 @@ class _Pairer:
         self.selection.check([*self.names.values(), *self.extra])
         for side, prefix in self._with_prefixes():
             _refuse_unknown(side, prefix, self.selection)
-        for shared, own in self.names.items():
-            if not self.selection.takes(own):
-                self._leave_both(own, self.there.get(shared), Bucket.FILTERED_OUT, NOT_SELECTED)
-            elif reason := self.conversion.explain_absence(own):
-                self._leave(self.original, own, own, Bucket.CONSUMED, reason)
+        for shared, stored in self.names.items():
+            if not self.selection.takes(stored):
+                self._leave_both(stored, self.there.get(shared), Bucket.FILTERED_OUT, NOT_SELECTED)
+            elif reason := self.conversion.explain_absence(stored):
+                self._leave(self.original, stored, stored, Bucket.CONSUMED, reason)
             else:
-                self._pair(shared, own)
+                self._pair(shared, stored)
         copies = self._pair_extra_copies()
-        for shared, own in self.extra.items():
-            if own not in copies and own not in self.holders.used:
-                self._leave(self.quantized, shared, own, *self._explain_extra(shared, self.quantized.codes[own]))
+        for shared, stored in self.extra.items():
+            if stored not in copies and stored not in self.holders.used:
+                self._leave(self.quantized, shared, stored, *self._explain_extra(shared, self.quantized.codes[stored]))
         for side in (self.original, self.quantized):
             for name, reason in side.consumed.items():
                 self.leftovers.append(Leftover(name, side.side, Bucket.CONSUMED, reason, (side.entries[name],)))
@@ -140,10 +142,10 @@ class _Pairer:
         )
 
     def _offer_transposed_squares(self) -> list[Pair]:
-        """Return the pairs; those of square weights that may be transposed have the original in the right orientation.
+        """Return the pairs; a square weight that may be transposed has the other orientation as an alternative.
 
-        The models prescribe it if they are known. Otherwise the shapes of rectangular weights show whether the original
-        is stored transposed, or the values do.
+        A known model prescribes the orientation. Otherwise, the shapes of its rectangular weights show whether the
+        original is stored transposed, or the values do.
         """
         transposable = [pair for pair in self.pairs if may_be_transposed(pair.name, pair.original.shape)]
         swaps = {pair.original.shape != pair.original.codes.shape for pair in transposable if not _is_square(pair)}
@@ -176,25 +178,27 @@ class _Pairer:
     def _with_prefixes(self) -> Iterable[tuple[CheckpointSide, str]]:
         return zip((self.original, self.quantized), self.prefixes, strict=True)
 
-    def _pair(self, shared: str, own: str) -> None:
+    def _pair(self, shared: str, name: str) -> None:
         """Pair one weight of the original with its counterpart, or record it as a leftover with the reason."""
         there, y = self.there.get(shared), None
         try:
-            x = self.conversion.crop_vocabulary(own, self.original.recognize(own))
-            found = self._find_elsewhere(shared, own, x) if there is None else self._find_by_name(there, x)
-            if found is None:
-                self._leave(self.original, own, own, *self._explain_absent(shared))
+            x = self.conversion.crop_vocabulary(name, self.original.recognize(name))
+            counterpart = self._find_elsewhere(shared, name, x) if there is None else self._find_by_name(there, x)
+            if counterpart is None:
+                self._leave(self.original, name, name, *self._explain_absent(shared))
                 return
-            y = found.held
-            self._add(own, x, y, there, found.alternative)
+            y = counterpart.held
+            self._add(name, x, y, there, counterpart.alternative)
         except FormatMismatch as mismatch:
-            if there is not None and self._pair_verbatim(own, there, str(mismatch)):
+            if there is not None and self._pair_verbatim(name, there, str(mismatch)):
                 return
             bucket = Bucket.UNSUPPORTED
-            dtypes = {self.original.codes[own].dtype, self.quantized.codes[there].dtype} if there is not None else set()
+            dtypes = (
+                {self.original.codes[name].dtype, self.quantized.codes[there].dtype} if there is not None else set()
+            )
             if dtypes & CODE_DTYPES:
                 bucket = Bucket.ERROR
-            self._leave_both(own, there, bucket, str(mismatch), y)
+            self._leave_both(name, there, bucket, str(mismatch), y)
 
     def _find_by_name(self, there: str, x: Weight) -> _Counterpart:
         """Find the quantized weight of the same name, in the original's shape or with its last two axes swapped."""
@@ -206,59 +210,59 @@ class _Pairer:
                 problem = problem or mismatch
         raise problem or AssertionError
 
-    def _find_elsewhere(self, shared: str, own: str, x: Weight) -> _Counterpart | None:
+    def _find_elsewhere(self, shared: str, name: str, x: Weight) -> _Counterpart | None:
         """Find the weight under other names in the quantized checkpoint, or the weight that it is tied to."""
-        if held := self.holders.find(own, x.shape):
+        if held := self.holders.find(name, x.shape):
             holders = listed(list(held.holders), 3)
             y = held.weight
             return _Counterpart(held._replace(weight=replace(y, evidence=(*y.evidence, f"held by {holders}"))))
-        twin = self.ties.find_twin(own)
+        twin = self.ties.find_twin(name)
         if twin is None:
             return None
         alternative = None
         if twin.copy is not None:  # valid only if the weight equals the other weight of the original
-            left = self._make_leftover(self.original, own, own, *self._explain_absent(shared))
+            left = self._make_leftover(self.original, name, name, *self._explain_absent(shared))
             alternative = Alternative(x, self.original.recognize(twin.copy), NO_COPY, leftovers=(left,))
-        return _Counterpart(self._recognize_tied(x, own, twin.there), alternative)
+        return _Counterpart(self._recognize_tied(x, name, twin.there), alternative)
 
-    def _recognize_tied(self, x: Weight, own: str, there: str) -> HeldWeight:
-        """Return the quantized weight ``there`` as the counterpart of ``x``, which is tied to it."""
+    def _recognize_tied(self, x: Weight, name: str, there: str) -> HeldWeight:
+        """Return the quantized weight ``there`` as the counterpart of ``x``, because the model ties them."""
         y = _crop_padding(x, self.quantized.recognize(there, x.shape))
-        evidence = f"tied: {own} of the original stands for {there}"
+        evidence = f"tied: {name} of the original stands for {there}"
         return HeldWeight(replace(y, evidence=(*y.evidence, evidence)), (there,))
 
     def _pair_extra_copies(self) -> set[str]:
         """Pair extra copies of the embedding in the quantized checkpoint with the original's; return their names."""
         paired = set()
-        for shared, own in self.extra.items():
-            embedding = self.ties.find_original(own)
-            if embedding is None or own in self.holders.used or not self.selection.takes(shared):
+        for shared, name in self.extra.items():
+            embedding = self.ties.find_original(name)
+            if embedding is None or name in self.holders.used or not self.selection.takes(shared):
                 continue
-            paired.add(own)
+            paired.add(name)
             try:
                 x = self.original.recognize(embedding)
-                held = self._recognize_tied(x, embedding, own)
+                held = self._recognize_tied(x, embedding, name)
             except FormatMismatch as mismatch:
-                self._leave(self.quantized, own, own, Bucket.UNSUPPORTED, str(mismatch))
+                self._leave(self.quantized, name, name, Bucket.UNSUPPORTED, str(mismatch))
                 continue
             if x.shape == held.weight.shape:
-                self.pairs.append(self._make_pair(own, x, held.weight, embedding, (own,)))
+                self.pairs.append(self._make_pair(name, x, held.weight, embedding, (name,)))
             else:
-                reason = f"shape {list(x.shape)} of {embedding} in the original, {list(held.weight.shape)} of {own}"
-                self._leave(self.quantized, own, own, Bucket.SHAPE_MISMATCH, f"{reason} in the quantized")
+                reason = f"shape {list(x.shape)} of {embedding} in the original, {list(held.weight.shape)} of {name}"
+                self._leave(self.quantized, name, name, Bucket.SHAPE_MISMATCH, f"{reason} in the quantized")
         return paired
 
-    def _add(self, own: str, x: Weight, held: HeldWeight, there: str | None, alternative: Alternative | None) -> None:
+    def _add(self, name: str, x: Weight, held: HeldWeight, there: str | None, alternative: Alternative | None) -> None:
         """Add a pair with both weights in one orientation, or record both as leftovers with the reason."""
         x, y, readings = self.kernels.unify(*_orient(x, held.weight, self.original))
         if self.quantized.checkpoint.gguf is not None:
             y = _restore_shape(y, x.shape)
         elif self.original.checkpoint.gguf is not None:
             x = _restore_shape(x, y.shape)
-        if "bits" in (x.encoding, y.encoding) and not _is_same_kind(x.codes, y.codes):
+        if "bits" in (x.encoding, y.encoding) and not _has_same_layout(x.codes, y.codes):
             reason = f"{x.codes.dtype} in the original, {y.codes.dtype} in the quantized: not comparable"
             bucket = Bucket.SHAPE_MISMATCH if x.shape != y.shape else Bucket.UNSUPPORTED
-            self._leave_both(own, there, bucket, reason, held)
+            self._leave_both(name, there, bucket, reason, held)
         elif x.shape != y.shape:
             place = (
                 f"({y.codes.dtype}) in the quantized"
@@ -266,22 +270,22 @@ class _Pairer:
                 else f"in {listed(list(held.holders), 3)} of the quantized"
             )
             reason = f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_describe_mismatch(x, y)}"
-            self._leave_both(own, there, Bucket.SHAPE_MISMATCH, reason, held)
+            self._leave_both(name, there, Bucket.SHAPE_MISMATCH, reason, held)
         else:
             offered = (*readings, *(() if alternative is None else (alternative,)))
-            self.pairs.append(self._make_pair(own, x, y, own, held.holders, offered))
+            self.pairs.append(self._make_pair(name, x, y, name, held.holders, offered))
 
     def _make_pair(
         self,
         name: str,
         x: Weight,
         y: Weight,
-        own: str,
+        original_name: str,
         holders: tuple[str, ...],
         offered: tuple[Alternative, ...] = (),
     ) -> Pair:
         """Make a pair with all entries that it uses."""
-        sides = (self.original, (own,)), (self.quantized, holders)
+        sides = (self.original, (original_name,)), (self.quantized, holders)
         codes, other_codes = [tuple([side.codes[name] for name in names]) for side, names in sides]
         consumed, other_consumed = [
             tuple([entry for name in names for entry in side.siblings.get(name, ())]) for side, names in sides
@@ -297,16 +301,18 @@ class _Pairer:
             except FormatMismatch as mismatch:
                 self.leftovers += pair.leave(Bucket.UNSUPPORTED, str(mismatch))
 
-    def _pair_verbatim(self, own: str, there: str, reason: str) -> bool:
-        """Pair two tensors of an unreadable format bit by bit; return False if not even that is possible."""
-        entries = self.original.codes[own], self.quantized.codes[there]
-        named = (self.original, own), (self.quantized, there)
-        if any(side.siblings.get(name) or side.labels.of(name) for side, name in named) or not _is_same_kind(*entries):
+    def _pair_verbatim(self, stored_name: str, there: str, reason: str) -> bool:
+        """Pair two tensors of an unreadable format to compare their bits; return False if that is impossible."""
+        entries = self.original.codes[stored_name], self.quantized.codes[there]
+        named = (self.original, stored_name), (self.quantized, there)
+        if any(side.siblings.get(name) or side.labels.of(name) for side, name in named) or not _has_same_layout(
+            *entries
+        ):
             return False
         if any(side.transforms.applies_to(name, side.codes[name].shape) for side, name in named):
-            return False  # a model also uses the transform, not only these bytes
-        x, y = (verbatim(own, entry, reason) for entry in entries)
-        self.pairs.append(self._make_pair(own, x, y, own, (there,)))
+            return False  # the model's weights also depend on the transform, not only on these bytes
+        x, y = (verbatim(stored_name, entry, reason) for entry in entries)
+        self.pairs.append(self._make_pair(stored_name, x, y, stored_name, (there,)))
         return True
 
     def _explain_extra(self, shared: str, entry: Entry) -> tuple[Bucket, str]:
@@ -325,7 +331,7 @@ class _Pairer:
         for owner in (f"{module}.weight", module):
             if owner in self.names and owner not in self.there:
                 return Bucket.UNSUPPORTED, f"part of {owner} in a layout that this version does not support"
-        small = shared.endswith(".bias") and not entry.unknown and entry.nbytes <= LONGEST_BIAS
+        small = shared.endswith(".bias") and not entry.unknown and entry.nbytes <= MAX_ZERO_BIAS_BYTES
         if small and not entry.read().strip(b"\0"):  # AutoGPTQ adds these
             return Bucket.CONSUMED, "a bias of zeros, which changes nothing"
         if reason := self.conversion.explain_omission(entry.name):
@@ -336,37 +342,39 @@ class _Pairer:
         """Return the bucket and the reason for a weight that is not stored, or only in parts of an unknown format."""
         side, module = self.quantized, shared.removesuffix(".weight")
         places = dict.fromkeys(prefix + name for prefix in ("", self.prefixes[1]) for name in (module, shared))
-        parts = [own for place in places for own in side.by_module.get(place, ())]
-        stored = {own.removeprefix(self.prefixes[1]).removeprefix(f"{module}."): side.entries[own] for own in parts}
+        parts = [part for place in places for part in side.by_module.get(place, ())]
+        stored = {part.removeprefix(self.prefixes[1]).removeprefix(f"{module}."): side.entries[part] for part in parts}
         if not parts and is_computed(self.original.codes[self.names[shared]]):
             return Bucket.CONSUMED, COMPUTED
         if parts and (reason := explain_unsupported(stored, side.labels.config)):
             return Bucket.UNSUPPORTED, reason
         if shared.endswith(".weight") and parts:
-            kinds = ", ".join(str(side.entries[own]) for own in parts[:4])
+            descriptions = ", ".join(str(side.entries[part]) for part in parts[:4])
             return (
                 Bucket.UNSUPPORTED,
-                f"stored as {kinds}: its codes are missing, or in a layout that this version does not support; see "
-                "`quanterr formats`",
+                f"stored as {descriptions}: its codes are missing, or in a layout that this version does not support; "
+                "see `quanterr formats`",
             )
         if reason := self.conversion.explain_omission(self.names[shared]):
             return Bucket.FILTERED_OUT, reason
         return Bucket.ONLY_IN_ORIGINAL, "the quantized checkpoint has no tensor of this name"
 
-    def _make_leftover(self, side: CheckpointSide, name: str, own: str, bucket: Bucket, reason: str) -> Leftover:
+    def _make_leftover(
+        self, side: CheckpointSide, name: str, stored_name: str, bucket: Bucket, reason: str
+    ) -> Leftover:
         """Make a leftover of a tensor and all its parts."""
-        return Leftover(name, side.side, bucket, reason, (side.codes[own], *side.siblings.get(own, ())))
+        return Leftover(name, side.side, bucket, reason, (side.codes[stored_name], *side.siblings.get(stored_name, ())))
 
-    def _leave(self, side: CheckpointSide, name: str, own: str, bucket: Bucket, reason: str) -> None:
-        self.leftovers.append(self._make_leftover(side, name, own, bucket, reason))
+    def _leave(self, side: CheckpointSide, name: str, stored_name: str, bucket: Bucket, reason: str) -> None:
+        self.leftovers.append(self._make_leftover(side, name, stored_name, bucket, reason))
 
     def _leave_both(
-        self, own: str, there: str | None, bucket: Bucket, reason: str, held: HeldWeight | None = None
+        self, name: str, there: str | None, bucket: Bucket, reason: str, held: HeldWeight | None = None
     ) -> None:
-        """Record a weight of the original as a leftover, and also its holders in the quantized checkpoint if known."""
-        self._leave(self.original, own, own, bucket, reason)
+        """Record a weight of the original as a leftover, and also the quantized weights that hold it, if known."""
+        self._leave(self.original, name, name, bucket, reason)
         if there is not None:
-            self._leave(self.quantized, own, there, bucket, reason)
+            self._leave(self.quantized, name, there, bucket, reason)
         for holder in held.holders if held and there is None else ():
             if holder in self.holders.used:  # otherwise the holder is a tied weight, which has its own pair
                 self._leave(self.quantized, holder, holder, bucket, reason)
@@ -386,11 +394,11 @@ def _find_prefixes(original: Iterable[str], quantized: Iterable[str]) -> tuple[s
 
 
 def _map_shared_names(names: Iterable[str], prefix: str) -> dict[str, str]:
-    """Map shared names to own names; a name keeps its prefix if the name without it exists as well."""
-    own = list(names)
-    present = set(own)
+    """Map names without the prefix to stored names; a name keeps its prefix if the name without it exists as well."""
+    stored_names = list(names)
+    present = set(stored_names)
     shared = {}
-    for name in own:
+    for name in stored_names:
         short = name.removeprefix(prefix)
         shared[name if short != name and short in present else short] = name
     return shared
@@ -423,7 +431,7 @@ def _find_tied_head(side: CheckpointSide) -> TiedHead | None:
 
 
 def _find_dropped_head(side: CheckpointSide) -> TiedHead | None:
-    """Return the output layer that loaders drop and that may differ from the embedding, as one of both is quantized."""
+    """Return an output layer that loaders replace by the embedding although it may differ, as one is quantized."""
     tied = _find_tied_head(side)
     if tied is None:
         return None
@@ -445,14 +453,14 @@ def _crop_padding(x: Weight, y: Weight) -> Weight:
     if x.shape == y.shape:
         return y
     extra = y.matrix[0] - x.matrix[0]
-    padded = len(x.shape) == len(y.shape) == 2 and x.shape[1] == y.shape[1] and 0 < extra <= MOST_PADDING
+    padded = len(x.shape) == len(y.shape) == 2 and x.shape[1] == y.shape[1] and 0 < extra <= MAX_PADDING_ROWS
     if not padded or role_of(x.name) not in ("embedding", "head"):
         return y
     return take_rows(y, 0, x.shape)
 
 
 def _restore_shape(y: Weight, shape: tuple[int, ...]) -> Weight:
-    """Return a weight of a GGUF file in the original's shape, if a converter only drops or adds ones, or cuts vectors.
+    """Return a weight of a GGUF file in the original's shape, if only axes of length 1 differ or a vector was cut.
 
     Elements keep their order: [C, 1, K] is stored as [C, K], [H] as [H, 1], and a vector as rows of equal length.
     """
@@ -461,10 +469,10 @@ def _restore_shape(y: Weight, shape: tuple[int, ...]) -> Weight:
     without_ones = [[n for n in each if n != 1] for each in (y.shape, shape)]
     if without_ones[0] != without_ones[1] and not (len(shape) == 1 and len(y.shape) == 2):
         return y
-    return reshape_weight(y, shape) if y.n <= LONGEST_VECTOR or as_matrix(shape) == y.matrix else y
+    return reshape_weight(y, shape) if y.n <= MAX_RESHAPED_ELEMENTS or as_matrix(shape) == y.matrix else y
 
 
-def _is_same_kind(x: Entry, y: Entry) -> bool:
+def _has_same_layout(x: Entry, y: Entry) -> bool:
     """Return whether two entries can be compared bit by bit."""
     return x.dtype == y.dtype and x.shape == y.shape and x.dtype in TORCH_DTYPES
 

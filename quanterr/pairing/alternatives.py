@@ -1,4 +1,4 @@
-"""Choice among readings of a weight by comparison with the original: on a sample of values before the run.
+"""Choice among several readings of a weight: the one nearest to the original on a sample of values, before the run.
 
     a weight's alternatives    other readings of its tensors, where label and shapes allow several; tried only if the
                                first has a larger error than any correct reading
@@ -6,11 +6,11 @@
     experts in another order   see experts.py
     folded scales              see smoothing.py
 
-If there is a convention, it decides: label, configuration, program and architecture determine how a file will be read,
-so the first reading stays. If another one fits much better, the file contradicts its convention: an error that reports
-both numbers. If nothing prescribes a reading, the values choose it.
+Label, configuration, program and architecture determine how programs will read a file. If one of them prescribes a
+reading, that reading stays; if another reading fits much better, the file is wrong, which is reported as an error with
+both numbers. If nothing prescribes a reading, the nearest one is chosen.
 
-Earlier steps work from headers, except small tensors, whose values tell what they are, and reversed matrices.
+Earlier steps read only headers, except for reversed matrices and small tensors whose values show what they are.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ from quanterr.pairing.smoothing import undo_smoothing
 
 
 def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
-    """Return the pairing with every alternative decided: each pair has its reading, or is among the leftovers.
+    """Return the pairing after a choice among all alternatives: each pair has one reading, or is among the leftovers.
 
-    With ``undo``, factors that a quantizer moved between weights are moved back, and experts that are in another order
-    together with the rows of their router.
+    With ``undo``, factors that a quantizer moved between weights are moved back, and experts that were reordered
+    together with the rows of their router are put back in order.
     """
     pairs: list[Pair] = []
     leftovers = list(pairing.leftovers)
@@ -60,9 +60,9 @@ def _choose_reading(pair: Pair, reader: Reader) -> Pair:
     of_x = choice.number - len(y.alternatives)
     first, best = (y, y.alternatives[choice.number]) if of_x < 0 else (x, x.alternatives[of_x])
     if first.prescribed:
-        found = Contradiction(first.evidence[0], best.evidence[0], choice.first, choice.least)
+        contradiction = Contradiction(first.evidence[0], best.evidence[0], choice.first, choice.least)
         y.alternatives = ()
-        return replace(pair, contradiction=found)
+        return replace(pair, contradiction=contradiction)
     as_first = f"{choice.first:.3g}" if isfinite(choice.first) else "not finite"
     description = (
         f"read as {best.evidence[0]}: relative error {choice.least:.3g} on a sample; "
@@ -97,8 +97,8 @@ def _choose_among(
     if other.leftovers:
         return other.leftovers
     if other.contradiction is not None:
-        found = other.contradiction._replace(prescribed_error=choice.first, other_error=choice.least)
-        return replace(pair, alternatives=(), contradiction=found)
+        contradiction = other.contradiction._replace(prescribed_error=choice.first, other_error=choice.least)
+        return replace(pair, alternatives=(), contradiction=contradiction)
     error = f"{choice.least:.3g}"
     evidence = [text.format(error=error) for text in (other.evidence,) if text]
     warnings = [text.format(error=error) for text in (other.warning,) if text]

@@ -1,4 +1,4 @@
-"""Computed buffers: tensors that a model computes when it is built, and that not every program saves.
+"""Computed buffers: tensors that a model computes when it is built, so that some programs do not save them.
 
     position_ids, token_type_ids     (1, n) or (n,)       0, 1, 2, …; zeros
     inv_freq                         (n,)                 b^(-2i/d): a geometric series
@@ -19,15 +19,15 @@ from quanterr.checkpoints import Entry
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import TORCH_DTYPES, read_entry
 
-LARGEST = 1 << 26  # most bytes of a buffer that is checked
-ROUNDED = 2.0**-7  # relative tolerance: the numbers may have been cast to BF16
-MASKED = -1e4  # masked_bias is this or less
+MAX_CHECKED_BYTES = 1 << 26    # larger buffers are not read
+BF16_TOLERANCE = 2.0**-7  # relative tolerance: the numbers may have been cast to BF16
+MAX_MASKED_BIAS = -1e4  # masked_bias is at most this
 
 
 def is_computed(entry: Entry) -> bool:
     """Return whether an entry has the name and the values of a computed buffer."""
     holds = next((holds for name, holds in BUFFERS if re.search(name, entry.name)), None)
-    if holds is None or entry.dtype not in TORCH_DTYPES or not 0 < entry.nbytes <= LARGEST:
+    if holds is None or entry.dtype not in TORCH_DTYPES or not 0 < entry.nbytes <= MAX_CHECKED_BYTES:
         return False
     return holds(read_entry(entry).double())
 
@@ -45,7 +45,7 @@ def _are_frequencies(values: Tensor) -> bool:
         return False
     steps = torch.linspace(0, 1, len(values), dtype=torch.float64)
     series = values[0] * (values[-1] / values[0]) ** steps
-    return bool((values[-1] < values[0]) & ((values / series - 1).abs() <= ROUNDED).all())
+    return bool((values[-1] < values[0]) & ((values / series - 1).abs() <= BF16_TOLERANCE).all())
 
 
 def _are_causal(values: Tensor) -> bool:
@@ -53,7 +53,7 @@ def _are_causal(values: Tensor) -> bool:
 
 
 def _is_masked(values: Tensor) -> bool:
-    return values.numel() == 1 and float(values) <= MASKED
+    return values.numel() == 1 and float(values) <= MAX_MASKED_BIAS
 
 
 def _are_places(values: Tensor) -> bool:

@@ -1,12 +1,12 @@
-"""Undo the changes that the programs of two checkpoints made to the model's tensors.
+"""Undo the changes that converters, such as llama.cpp's and mlx-lm's, made to the tensors of two checkpoints.
 
-    names      are llama.cpp's if a side has them; otherwise the usual names (names.py)
-    orders     of rows and columns are undone in the file that has them
-    numbers    changed on one side are changed on the other side, too: undoing them in float32 would lose digits
+        names      become llama.cpp's if one side has these; otherwise Hugging Face's (names.py)
+        orders     of rows and columns are undone on the side that was reordered
+        numbers    that one side changed are changed on the other side, too, as undoing them in float32 loses digits
 
-The program, the architecture of a GGUF file and the model_type of a config.json decide (converters/). If a file fits
-another reading better, loaders will read it wrongly: the pair keeps the prescribed reading, and the other one is
-reported with its error.
+The program, the architecture of a GGUF file and the model_type of a config.json prescribe the changes (converters/). If
+a file fits another reading better, loaders will read it wrongly: the pair keeps the prescribed reading, and the other
+one is reported with its error.
 """
 
 import re
@@ -43,18 +43,18 @@ from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
 
 Shape = tuple[int, ...]
-WITH_HEADS = ("config.json", "params.json")  # files that describe the model
+MODEL_CONFIGS = ("config.json", "params.json")  # files that describe the model
 LLAMA_CPP, MLX = "llama.cpp", "MLX expects"
-OUTPUTS_FIRST = "gpt_oss_mxfp4"  # format of stacks that are [experts, out, in], also where their floats are not
-AS_ORIGINAL = "as in the original"
-PREDICTING = "of layers that predict further tokens, which this file leaves out"
+OUTPUTS_FIRST = "gpt_oss_mxfp4"  # a format whose stacks are always [experts, out, in]
+UNCHANGED_VALUES = "as in the original"
+PREDICTION_REASON = "of layers that predict further tokens, which this file leaves out"
 
 
 class Conversion:
-    """The names and conventions of two checkpoints, both under usual names."""
+    """The conversion between two checkpoints that both have Hugging Face's names."""
 
     def __init__(self, original: Checkpoint, quantized: Checkpoint) -> None:
-        """Read the statements of both sides about their model."""
+        """Read what the configurations of both sides state about their model."""
         self._sides = original, quantized
         self._configs = list(_read_configs(original, quantized))
         self._config = self._configs[0] if self._configs else {}
@@ -64,7 +64,7 @@ class Conversion:
 
     @property
     def key_heads(self) -> KeyHeads | None:
-        """The heads of keys and values that the first configuration declares, in transformers' words; None if none."""
+        """The number and size of key heads that the first configuration with transformers' keys declares, or None."""
         keys = ("num_key_value_heads", "v_head_dim", "head_dim", "hidden_size", "num_attention_heads")
         number, *sizes, width, queries = (value if type(value := self._config.get(key)) is int else 0 for key in keys)
         size = next(filter(None, sizes), width // queries if queries > 0 else 0)
@@ -72,7 +72,7 @@ class Conversion:
 
     @property
     def mlx_side(self) -> int | None:
-        """The side (0 or 1) that is MLX's if the other one is not."""
+        """The side (0 or 1) that MLX wrote, if MLX wrote only one."""
         return self._is_mlx.index(True) if self._is_mlx[0] != self._is_mlx[1] else None
 
     @property
@@ -81,7 +81,7 @@ class Conversion:
 
     @property
     def alternates(self) -> bool | None:
-        """Whether rows of gate and up alternate in the model's fused weights; None if nothing is known of it."""
+        """Whether rows of gate and up alternate in the model's fused weights; None if the model is unknown."""
         return hugging_face.is_of(self._all_kinds, hugging_face.ALTERNATING)
 
     def atoms(self, side: int, name: str, shape: Shape) -> Atoms:
@@ -89,16 +89,16 @@ class Conversion:
         if self._denoisers:
             return self._denoisers.atoms(side, name, shape)
         if self.mlx_side is not None:
-            path, kind = canonicalize(name)
-            name = mlx.rename(path) + (kind or ".weight")
+            path, ending = canonicalize(name)
+            name = mlx.rename(path) + (ending or ".weight")
         return atoms_of(name, shape)
 
     def name_denoisers(self, original: Collection[str], quantized: Collection[str]) -> None:
-        """Look for names of denoisers' authors among the weights that have no partner of the same name."""
+        """Learn which side has the names of a denoiser's authors, from weights without a partner of the same name."""
         self._denoisers = naming_between(original, quantized)
 
     def is_flat(self, atom: str) -> bool:
-        """Return whether one side has this atom as a convolution of 1 × 1, and the other as a matrix."""
+        """Return whether one side stores this atom as a 1 × 1 convolution, and the other as a matrix."""
         return self._denoisers is not None and self._denoisers.is_flat(atom)
 
     def find_other_arrangements(self, name: str) -> Iterable[Atoms]:
@@ -113,7 +113,7 @@ class Conversion:
         return "not a part of diffusers' model" if dropped else None
 
     def explain_omission(self, name: str) -> str | None:
-        """Return why a checkpoint lacks a tensor of the other one, if its converter leaves it to another file."""
+        """Return why a checkpoint lacks a tensor of the other one, if its converter writes that to another file."""
         if self._is_in_module(name):
             return "of a further module of sentence-transformers, which has a file of its own"
         if not any(self._is_mlx):
@@ -122,28 +122,28 @@ class Conversion:
             return reason
         if self._keeps_predicting or not self._predicts(name, self._config.get("num_hidden_layers")):
             return None
-        return PREDICTING
+        return PREDICTION_REASON
 
     def _is_in_module(self, name: str) -> bool:
-        """Return whether a tensor belongs to a further module of one side, and the other side is one file of it."""
+        """Return whether a tensor belongs to a module that only one side has, while the other side is one file."""
         modules = tuple(f"{module}." for side in self._sides for module in side.modules)
         return any(side.kind == "file" for side in self._sides) and name.startswith(modules)
 
     @cached_property
     def _keeps_predicting(self) -> bool:
-        """Whether each checkpoint of MLX has layers that predict further tokens."""
+        """Whether each checkpoint that MLX wrote has layers for multi-token prediction."""
         n_blocks = self._config.get("num_hidden_layers")
         stored = [side.entries for side, is_mlx in zip(self._sides, self._is_mlx, strict=True) if is_mlx]
         return all(any(self._predicts(name, n_blocks) for name in names) for names in stored)
 
     @cached_property
     def _left_out(self) -> list[tuple[re.Pattern[str], str]]:
-        """Patterns of names of which a checkpoint of MLX has none, and why."""
+        """Patterns of names that no checkpoint of MLX contains, with the reason."""
         stored = [side.entries for side, is_mlx in zip(self._sides, self._is_mlx, strict=True) if is_mlx]
         return [row for row in mlx.LEFT_OUT if not all(any(map(row[0].fullmatch, names)) for names in stored)]
 
     def _predicts(self, name: str, n_blocks: object) -> bool:
-        """Return whether a tensor belongs to a layer beyond the blocks, which predicts further tokens."""
+        """Return whether a tensor belongs to a layer for multi-token prediction, which follows the last block."""
         stack, _, number = (block_of(name) or "").rpartition(".")
         is_beyond = stack == "layers" and isinstance(n_blocks, int) and int(number) >= n_blocks
         return is_beyond or "mtp" in name.split(".")
@@ -161,17 +161,19 @@ class Conversion:
         return x
 
     def stores_inputs_first(self, pair: Pair) -> bool | None:
-        """Return whether one of both weights is [in, out] and the other [out, in]; None if that is unknown."""
+        """Return whether the original is [in, out] where the quantized weight is [out, in]; None if that is unknown."""
         is_stack = len(pair.original.codes.shape) == 3
-        own = hugging_face.is_of(self._kinds[0], hugging_face.INPUTS_FIRST if is_stack else hugging_face.CONV1D)
+        is_inputs_first = hugging_face.is_of(
+            self._kinds[0], hugging_face.INPUTS_FIRST if is_stack else hugging_face.CONV1D
+        )
         weight, is_alone = pair.quantized, len(pair.quantized_codes) == 1
         if all(self._is_mlx):
             return False
         if any(self._is_mlx) or not is_alone or weight.format.startswith("mx"):
-            return own  # MLX's weights, and the quantized weight in the other cases, are [out, in]
+            return is_inputs_first  # MLX's weights, and the quantized weight in the other cases, are [out, in]
         # A weight of the same name, stored as numbers, has the original's orientation.
         is_same = canonicalize(weight.name) == canonicalize(pair.original.name)
-        return False if own is not None and is_same and weight.encoding in ("floats", "cast") else None
+        return False if is_inputs_first is not None and is_same and weight.encoding in ("floats", "cast") else None
 
     def adapt(self, pair: Pair) -> Pair:
         """Bring both weights of a pair into the same order, and change numbers of one side as the other side did.
@@ -180,9 +182,9 @@ class Conversion:
             FormatMismatch: an order cannot be undone.
         """
         pair = unify_row_order(pair, self._configs)
-        path, kind = canonicalize(pair.name)
+        path, ending = canonicalize(pair.name)
         side = self.mlx_side
-        if side is None or kind or not self._all_kinds:
+        if side is None or ending or not self._all_kinds:
             return pair  # norms plus one remain a finding if no model_type says that they must be
         kinds = self._kinds[side] or self._all_kinds
         is_norm = len(pair.original.shape) == 1 and "norm" in path.rpartition(".")[2]
@@ -194,7 +196,7 @@ class Conversion:
 
 
 class GgufConversion(Conversion):
-    """Names and conventions of llama.cpp on one side, usual names on the other."""
+    """The conversion between a checkpoint with llama.cpp's names and one with Hugging Face's."""
 
     def __init__(self, original: Checkpoint, quantized: Checkpoint, side: int, metadata: GgufMetadata) -> None:
         """Keep the metadata of the GGUF file, which is on a side (0 or 1)."""
@@ -212,10 +214,10 @@ class GgufConversion(Conversion):
         return str(next((self._metadata.values[key] for key in keys if key in self._metadata.values), ""))
 
     @cached_property
-    def _kind(self) -> str:
-        """The architecture; for projectors that have their own conventions, with their type."""
-        kind = f"{self._architecture} {self._projector}"
-        return kind if kind in (llama_cpp.PIXTRAL, llama_cpp.GEMMA3) else self._architecture
+    def _variant(self) -> str:
+        """The architecture, followed by the type of the projector if that has conventions of its own."""
+        architecture = f"{self._architecture} {self._projector}"
+        return architecture if architecture in (llama_cpp.PIXTRAL, llama_cpp.GEMMA3) else self._architecture
 
     @property
     def alternates(self) -> bool | None:
@@ -223,7 +225,7 @@ class GgufConversion(Conversion):
         return self._architecture == "gpt-oss"
 
     def name_denoisers(self, original: Collection[str], quantized: Collection[str]) -> None:
-        """Do nothing: llama.cpp's names are of language models."""
+        """Do nothing, as llama.cpp's names belong to language models."""
 
     def explain_absence(self, name: str) -> str | None:
         """Return why only one side has a tensor, if a converter makes it, folds it into another or leaves it out."""
@@ -248,7 +250,7 @@ class GgufConversion(Conversion):
             return "left out by llama.cpp's converter: embeddings do not need it"
         n_blocks = self._metadata.get_model_int("block_count")
         keeps_them = self._metadata.get_model_int("nextn_predict_layers")
-        return PREDICTING if not keeps_them and self._predicts(name, n_blocks) else None
+        return PREDICTION_REASON if not keeps_them and self._predicts(name, n_blocks) else None
 
     def find_counterparts(self, names: Iterable[str]) -> set[str]:
         """Return the names under which a GGUF file has these tensors."""
@@ -257,93 +259,93 @@ class GgufConversion(Conversion):
     def atoms(self, side: int, name: str, shape: Shape) -> Atoms:
         """Return the atoms of a weight on a side (0 or 1), in llama.cpp's names."""
         if side == self._side:
-            path, kind = _split_name(name)
-            return Atoms(self._expand(path, kind, shape), "attn_qkv" not in path)
-        path, kind = canonicalize(name)
-        whole = self._translate(path, kind)
-        if whole in self._names and len(shape) < 3 - bool(kind):
+            path, ending = _split_name(name)
+            return Atoms(self._expand(path, ending, shape), "attn_qkv" not in path)
+        path, ending = canonicalize(name)
+        whole = self._translate(path, ending)
+        if whole in self._names and len(shape) < 3 - bool(ending):
             return Atoms((whole,), True)
-        block, _, word = whole.removesuffix(kind).rpartition(".")
+        block, _, word = whole.removesuffix(ending).rpartition(".")
         if word in llama_cpp.PIECES and len(shape) < 3:
-            return Atoms(tuple(f"{block}.{piece}{kind}" for piece in llama_cpp.PIECES[word]), equal=False)
-        found = atoms_of(name, shape)
-        return Atoms(tuple(self._translate(atom.removesuffix(kind), kind) for atom in found.names), found.equal)
+            return Atoms(tuple(f"{block}.{piece}{ending}" for piece in llama_cpp.PIECES[word]), equal=False)
+        usual = atoms_of(name, shape)
+        return Atoms(tuple(self._translate(atom.removesuffix(ending), ending) for atom in usual.names), usual.equal)
 
-    def _expand(self, path: str, kind: str, shape: Shape) -> tuple[str, ...]:
+    def _expand(self, path: str, ending: str, shape: Shape) -> tuple[str, ...]:
         """Return the names of all weights in a tensor of the GGUF file, from top to bottom."""
         block, _, word = path.rpartition(".")
         pieces = llama_cpp.PIECES.get(word, (word,))
         if self._architecture in llama_cpp.FLAT:
-            return (path + kind,)
-        if len(shape) < 3 and f"{block}.{pieces[0]}{kind}" not in self._whole:
+            return (path + ending,)
+        if len(shape) < 3 and f"{block}.{pieces[0]}{ending}" not in self._whole:
             pieces = (word,)
         names = [f"{block}.{piece}" if block else piece for piece in pieces]
-        is_stack = llama_cpp.STACKS.fullmatch(word) is not None and len(shape) > 2 - bool(kind)
+        is_stack = llama_cpp.STACKS.fullmatch(word) is not None and len(shape) > 2 - bool(ending)
         if is_stack or (word in llama_cpp.HEAD_NORMS and len(shape) == 2):
-            return tuple(f"{name}.{number}{kind}" for number in range(shape[0]) for name in names)
-        return tuple(name + kind for name in names)
+            return tuple(f"{name}.{number}{ending}" for number in range(shape[0]) for name in names)
+        return tuple(name + ending for name in names)
 
     def find_other_arrangements(self, name: str) -> Iterable[Atoms]:
         """Return ways to split a weight of the original other than along its rows, in llama.cpp's names."""
-        for found in find_other_arrangements(name):
-            yield found._replace(names=tuple(self._translate(*canonicalize(f"{atom}.weight")) for atom in found.names))
-        path, kind = canonicalize(name)
+        for atoms in find_other_arrangements(name):
+            yield atoms._replace(names=tuple(self._translate(*canonicalize(f"{atom}.weight")) for atom in atoms.names))
+        path, ending = canonicalize(name)
         head, _, word = path.rpartition(".")
         split, block = llama_cpp.SPLIT.get(self._architecture, {}).get(word), block_of(head)
         if split is not None and block is not None and self._side == 1:
             place, rows = f"blk.{block.rpartition('.')[2]}", self._sides[0].entries[name].shape[0]
-            names = tuple(f"{place}.{piece}{kind}" for piece in split.pieces)
+            names = tuple(f"{place}.{piece}{ending}" for piece in split.pieces)
             order = split.order(self._model(place), rows)
             if order is None and names[0] in self._names:
                 raise FormatMismatch(_describe_misfit(f"{place}.{split.pieces[0]}", f"{rows} rows of {display(name)}"))
             yield Atoms(names, equal=False, order=order)
-        if path.endswith("patch_embed.proj") and not kind and llama_cpp.PATCHES[1] in self._stored:
+        if path.endswith("patch_embed.proj") and not ending and llama_cpp.PATCHES[1] in self._stored:
             shape = self._sides[1 - self._side].entries[name].shape
             names = tuple(_split_name(patch)[0] for patch in llama_cpp.PATCHES)
             yield Atoms(names, axis="columns", order=llama_cpp.order_patches(shape))
 
-    def _translate(self, path: str, kind: str) -> str:
-        """Return the name in the GGUF file of a path of the original, with its kind but without ``.weight``."""
-        if (path, kind) not in self._translated:  # pairing asks several times
-            self._translated[path, kind] = self._find_name(path, kind)
-        return self._translated[path, kind]
+    def _translate(self, path: str, ending: str) -> str:
+        """Return the name in the GGUF file of a path of the original, with ``.bias`` but without ``.weight``."""
+        if (path, ending) not in self._translated:  # pairing translates the same path several times
+            self._translated[path, ending] = self._find_name(path, ending)
+        return self._translated[path, ending]
 
-    def _find_name(self, path: str, kind: str) -> str:
+    def _find_name(self, path: str, ending: str) -> str:
         path, end = self._place_merger(self._place_prediction(path)), ""
         if limit := llama_cpp.LIMITS.fullmatch(path):
             path, end = limit.groups()
-        known = [name for each in self._list_paths(path, kind) for name in each]
-        return next((name for name in known if name + end in self._names), (known or [path + kind])[0]) + end
+        known = [name for each in self._list_paths(path, ending) for name in each]
+        return next((name for name in known if name + end in self._names), (known or [path + ending])[0]) + end
 
-    def _list_paths(self, path: str, kind: str) -> Iterator[list[str]]:
+    def _list_paths(self, path: str, suffix: str) -> Iterator[list[str]]:
         """Yield the tables' names for a path and for the paths to which the converter may have renamed it."""
         paths = [path]
         for pattern, replacement in llama_cpp.RENAMED.get(self._architecture, ()):
             if pattern.fullmatch(paths[-1]):
                 paths.append(pattern.sub(replacement, paths[-1]))
         for each in reversed(paths):
-            yield [name + kind for name in list_llama_names(self._architecture, each)]
-        for ending, of in (("_bias", kind), ("_proj", kind), ("_bias", "")) if kind else ():
+            yield [name + suffix for name in list_llama_names(self._architecture, each)]
+        for ending, of in (("_bias", suffix), ("_proj", suffix), ("_bias", "")) if suffix else ():
             yield [name + of for name in list_llama_names(self._architecture, path + ending)]
 
     def _place_merger(self, path: str) -> str:
         """Return the path of a merger, numbered by the block that it follows."""
-        found = llama_cpp.MERGERS.fullmatch(path)
+        match = llama_cpp.MERGERS.fullmatch(path)
         follows = self._metadata.values.get(llama_cpp.MERGED_BLOCKS)
-        if found is None or not isinstance(follows, tuple):
+        if match is None or not isinstance(follows, tuple):
             return path
         blocks = [block for block, is_followed in enumerate(follows) if is_followed]
-        number = int(found[2])
-        return f"{found[1]}{blocks[number]}{found[3]}" if number < len(blocks) else f"{path} of no block"
+        number = int(match[2])
+        return f"{match[1]}{blocks[number]}{match[3]}" if number < len(blocks) else f"{path} of no block"
 
     def _place_prediction(self, path: str) -> str:
-        """Return the path, in the block after the last one, of a layer that predicts further tokens."""
+        """Return the path that the file gives to a layer for multi-token prediction: in a block after the last one."""
         for pattern, rest in llama_cpp.PREDICTION:
-            if found := pattern.fullmatch(path):
+            if match := pattern.fullmatch(path):
                 last = self._metadata.get_model_int("block_count") or 0
                 first = last - (self._metadata.get_model_int("nextn_predict_layers") or 0)
-                number = first + int(found[1]) if found.groups() else first
-                return f"layers.{number}.{found.expand(rest)}"
+                number = first + int(match[1]) if match.groups() else first
+                return f"layers.{number}.{match.expand(rest)}"
         return path
 
     def _model(self, path: str) -> llama_cpp.Model:
@@ -360,7 +362,7 @@ class GgufConversion(Conversion):
         if side == self._side and self._architecture in llama_cpp.FLAT and len(weight.shape) == 3:
             experts = transpose_weight(weight) if path.endswith("ffn_down_exps") else weight
             return reshape_weight(experts, (experts.shape[0] * experts.shape[1], experts.shape[2]))
-        prescribed, mistaken = llama_cpp.find_orders(self._kind, path.rpartition(".")[2])
+        prescribed, mistaken = llama_cpp.find_orders(self._variant, path.rpartition(".")[2])
         if side != self._side or not (prescribed or mistaken):
             return weight
         model = self._model(path)
@@ -378,7 +380,7 @@ class GgufConversion(Conversion):
         return weight
 
     def crop_vocabulary(self, name: str, x: Weight) -> Weight:
-        """Return the original's embedding without the rows that the converter drops, of no token or position."""
+        """Return the original's embedding without rows for no token or position, which the converter drops."""
         path = self._translate(*canonicalize(name))
         stored = self._stored.get(f"{path}.weight")
         is_vocabulary = self._architecture in llama_cpp.CROPPED and role_of(name) == "embedding"
@@ -391,7 +393,7 @@ class GgufConversion(Conversion):
         return replace(take_rows(x, first, stored.shape), evidence=(*x.evidence, evidence))
 
     def stores_inputs_first(self, pair: Pair) -> bool | None:
-        """Return whether the original is [in, out], as GGUF files never are; None if its model is unknown."""
+        """Return whether the original is [in, out], as GGUF files are [out, in]; None if its model is unknown."""
         if self._side == 0:
             return False
         is_stack = len(pair.original.codes.shape) == 3
@@ -409,7 +411,7 @@ class GgufConversion(Conversion):
         gguf = (pair.original, pair.quantized)[self._side]
         for entry in pair.codes[self._side]:
             self._check_order(entry)
-        path, kind = _split_name(gguf.codes.name)
+        path, ending = _split_name(gguf.codes.name)
         word = path.rpartition(".")[2]
         block = self._model(path).block
         heads, kv_heads = self._metadata.heads(block), self._metadata.kv_heads(block)
@@ -417,21 +419,21 @@ class GgufConversion(Conversion):
         pair = unify_side(pair, 1 - self._side, (*self._configs, declared))
         if word in llama_cpp.FOLDED.get(self._architecture, ()) and "scale" in gguf.parts:
             pair = self._unfold(pair, path)
-        prescribed, mistaken = llama_cpp.find_changes(self._kind, word)
-        if kind or not (prescribed or mistaken) or (mistaken and len(pair.original.shape) > 1):
+        prescribed, mistaken = llama_cpp.find_changes(self._variant, word)
+        if ending or not (prescribed or mistaken) or (mistaken and len(pair.original.shape) > 1):
             return pair
         changes, others = (
             tuple(change for row in rows if (change := row.change(self._config)) is not None)
             for rows in (prescribed, mistaken)
         )
         if prescribed and prescribed[0].is_usual and len(pair.original.shape) > 1:
-            return pair  # a linear layer of a norm's name
+            return pair  # a linear layer that is named like a norm
         return _change_numbers(pair, 1 - self._side, changes, others, f"{LLAMA_CPP} expects for {self._architecture}")
 
     def _check_order(self, entry: Entry) -> None:
         """Raise FormatMismatch if the converter reorders a tensor and the metadata do not show how."""
         path, _ = _split_name(entry.name)
-        prescribed, _ = llama_cpp.find_orders(self._kind, path.rpartition(".")[2])
+        prescribed, _ = llama_cpp.find_orders(self._variant, path.rpartition(".")[2])
         if any(row.find(self._model(path), entry.shape) is None for row in prescribed):
             raise FormatMismatch(_describe_misfit(path, str(entry)))
 
@@ -451,7 +453,7 @@ class GgufConversion(Conversion):
 
 
 class OwnForm:
-    """The form in which a model stores its weights, as far as a checkpoint without its original shows it."""
+    """The shape and values in which a model stores its weights, as far as its quantized checkpoint alone shows them."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Read what the checkpoint states about its program and its model."""
@@ -459,10 +461,10 @@ class OwnForm:
         self._config = next(_read_configs(checkpoint), {})
 
     def restore(self, weight: Weight) -> Weight:
-        """Return a weight in the form of its model, which its name implies.
+        """Return a weight in the shape and with the values that its name implies for its model.
 
         Raises:
-            FormatMismatch: only the original shows this form.
+            FormatMismatch: these can only be learned from the original.
         """
         if self._is_mlx:
             self._check_mlx(weight)
@@ -478,10 +480,10 @@ class OwnForm:
 
     def _check_mlx(self, weight: Weight) -> None:
         """Raise FormatMismatch if mlx-lm changed a weight and kept its name."""
-        path, kind = canonicalize(weight.name)
-        change = None if kind else mlx.find_change(self._kinds, path, self._config, None)
+        path, ending = canonicalize(weight.name)
+        change = None if ending else mlx.find_change(self._kinds, path, self._config, None)
         is_kernel = len(weight.shape) > 3 or (len(weight.shape) == 3 and "conv" in path)
-        may_be_changed = not self._kinds and len(weight.shape) == 1 and not kind and path.endswith("norm")
+        may_be_changed = not self._kinds and len(weight.shape) == 1 and not ending and path.endswith("norm")
         if change is not None:
             text = f"mlx-lm stores it {change.text}"
         elif is_kernel:
@@ -517,12 +519,12 @@ def _change_numbers(
     after = before
     for change in changes:
         after = _apply(change, after)
-    expected = f"values {' and '.join(change.text for change in changes) or AS_ORIGINAL}, as {program}"
+    expected = f"values {' and '.join(change.text for change in changes) or UNCHANGED_VALUES}, as {program}"
     after = replace(after, evidence=(*after.evidence, *(f"stored {change.text}" for change in changes)))
-    others = [(before, AS_ORIGINAL)] if changes else []
+    others = [(before, UNCHANGED_VALUES)] if changes else []
     others += [(_apply(change, before), change.text) for change in mistaken]
     alternatives = []
-    # A factor near 1 changes little compared to the rounding of a quantized matrix.
+    # A factor near 1 changes a matrix less than its quantization does, so that a small difference must decide.
     bar = CLOSE_READING if any(isinstance(change, Multiplied) for change in changes) else VALUES
     for other, text in others:
         contradiction = Contradiction(expected, f"values {text}")
@@ -565,8 +567,8 @@ def list_llama_names(architecture: str, path: str) -> tuple[str, ...]:
         kept = ["{bid}" if n in block else word for n, word in enumerate(words) if n not in stacked]
         end = "".join(f".{words[n]}" for n in stacked)
         number = "".join(words[n] for n in block)
-        if found := names.get(".".join(kept)) or _find_piece(names, kept):
-            return tuple(name.replace("{bid}", number) + end for name in found)
+        if templates := names.get(".".join(kept)) or _find_piece(names, kept):
+            return tuple(name.replace("{bid}", number) + end for name in templates)
     return ()
 
 
@@ -584,10 +586,10 @@ def _find_piece(names: Mapping[str, tuple[str, ...]], words: list[str]) -> tuple
 @cache
 def _map_names(architecture: str) -> dict[str, tuple[str, ...]]:
     """Map paths to llama.cpp's names, leaving out ambiguous paths."""
-    found: dict[str, set[str]] = {}
+    candidates: dict[str, set[str]] = {}
     for original, name in names_of(architecture).items():
-        found.setdefault(canonicalize(f"{original}.weight")[0], set()).add(name)
-    unique = {path: tuple(names) for path, names in found.items() if len(names) == 1}
+        candidates.setdefault(canonicalize(f"{original}.weight")[0], set()).add(name)
+    unique = {path: tuple(names) for path, names in candidates.items() if len(names) == 1}
     return {**llama_cpp.EVERYWHERE, **unique, **llama_cpp.NAMES.get(architecture, {})}
 
 
@@ -599,7 +601,7 @@ def _describe_misfit(path: str, stored: str) -> str:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Split a llama.cpp name into its path and its kind: ``.bias``, or empty for a weight."""
+    """Split a llama.cpp name into its path and its ending: ``.bias``, or empty for a weight."""
     if name.endswith(".bias"):
         return name.removesuffix(".bias"), ".bias"
     return name.removesuffix(".weight"), ""
@@ -615,7 +617,7 @@ def has_llama_names(checkpoint: Checkpoint) -> bool:
 def _read_configs(*checkpoints: Checkpoint) -> Iterator[JsonFields]:
     """Yield what the checkpoints' configurations state about their language models."""
     for checkpoint in checkpoints:
-        for name in WITH_HEADS:
+        for name in MODEL_CONFIGS:
             if config := checkpoint.config.get(name):
                 yield {**config, **as_object(config.get("text_config"))}
 
@@ -623,9 +625,9 @@ def _read_configs(*checkpoints: Checkpoint) -> Iterator[JsonFields]:
 def _find_model_types(checkpoint: Checkpoint) -> Iterator[str]:
     config = checkpoint.config.get("config.json", {})
     for place in (config, as_object(config.get("text_config"))):
-        kind = place.get("model_type")
-        if isinstance(kind, str):
-            yield kind
+        model_type = place.get("model_type")
+        if isinstance(model_type, str):
+            yield model_type
 
 
 def is_mlx(checkpoint: Checkpoint) -> bool:

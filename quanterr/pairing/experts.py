@@ -1,8 +1,8 @@
 """Detection and reversal of another order of experts, from the tensors alone.
 
-A router selects experts by its rows. A program that stores the experts of a block in another order, and the rows of the
-router in the same one, leaves the model's function as it was. That is undone only if all weights of the experts, and
-the router's biases, agree with the rows of the router: otherwise the function is another one.
+A router selects experts by its rows. A program that reorders the experts of a block and the rows of the router in the
+same way does not change what the model computes. The order is undone only if all weights of the experts, and the
+router's biases, have the order of the router's rows; otherwise the model computes something else.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from quanterr.pairing.sampling import CLEARLY, SAME, relative_error
 from quanterr.pairing.views import reorder
 from quanterr.tensors.chunks import Chunk
 
-OF_EXPERTS = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?(.+)")
-OF_ROUTERS = re.compile(r"(.+)\.(?:gate|router)\.(?:\w+\.)?(\w+)")
-ALIKE = 0.9  # cosine of a row of a router and the same row as codes; rows of others have less
+EXPERT_NAME = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?(.+)")
+ROUTER_NAME = re.compile(r"(.+)\.(?:gate|router)\.(?:\w+\.)?(\w+)")
+MIN_SAME_ROW_COSINE = (
+    0.9  # minimum cosine of a router's row and the same row after quantization; different rows have less
+)
 
 
 class _Block(NamedTuple):
@@ -37,35 +39,35 @@ class _Block(NamedTuple):
 
 def restore_experts(pairs: list[Pair], reader: Reader) -> list[str]:
     """Pair experts, and rows of routers, that are in another order; return the names of the blocks' routers."""
-    found = []
+    names = []
     for block in _find_blocks(pairs).values():
         router = next((n for n in block.routers if len(pairs[n].original.shape) == 2), None)
         places = [] if router is None else _find_places(pairs[router], reader)
         if router is not None and places and (changed := _move(pairs, block, places, reader)):
             for number, pair in changed.items():
                 pairs[number] = pair
-            found.append(pairs[router].name)
-    return found
+            names.append(pairs[router].name)
+    return names
 
 
 def _find_blocks(pairs: Sequence[Pair]) -> Mapping[str, _Block]:
     """Return the blocks with experts, by the path before them."""
     blocks: dict[str, _Block] = {}
     for number, pair in enumerate(pairs):
-        if match := OF_EXPERTS.fullmatch(pair.name):
+        if match := EXPERT_NAME.fullmatch(pair.name):
             block = blocks.setdefault(match[1], _Block({}, [], []))
             if match[2]:
                 block.apart.setdefault(match[3], {})[int(match[2])] = number
             else:
                 block.stacked.append(number)
     for number, pair in enumerate(pairs) if blocks else ():
-        if (match := OF_ROUTERS.fullmatch(pair.name)) and match[1] in blocks:
+        if (match := ROUTER_NAME.fullmatch(pair.name)) and match[1] in blocks:
             blocks[match[1]].routers.append(number)
     return blocks
 
 
 def _find_places(router: Pair, reader: Reader) -> list[int]:
-    """Return the row of the original that each row of a router holds; empty if they are in order, or are others."""
+    """Return which row of the original each row of a router is; empty if they are in order, or other rows."""
     if router.original.shape != router.quantized.shape:
         return []
     x, y = (_read_directions(side, reader) for side in (router.original, router.quantized))
@@ -74,7 +76,7 @@ def _find_places(router: Pair, reader: Reader) -> list[int]:
     alike, places = (y @ x.T).max(1)
     in_order = torch.arange(len(x))
     places = torch.where((x * y).sum(1) >= alike, in_order, places)
-    is_order = bool((alike > ALIKE).all()) and torch.equal(places.sort().values, in_order)
+    is_order = bool((alike > MIN_SAME_ROW_COSINE).all()) and torch.equal(places.sort().values, in_order)
     return places.tolist() if is_order and not torch.equal(places, in_order) else []
 
 
@@ -85,7 +87,7 @@ def _read_directions(weight: Weight, reader: Reader) -> torch.Tensor:
 
 
 def _move(pairs: Sequence[Pair], block: _Block, places: Sequence[int], reader: Reader) -> dict[int, Pair]:
-    """Return the pairs once each expert of the original has its own; empty if some weight is in another order."""
+    """Return the pairs after each expert got its quantized weight; empty if some weight has another order."""
     experts = len(places)
     holders = [places.index(expert) for expert in range(experts)]
     moved = dict(_move_stacks(pairs, (*block.stacked, *block.routers), holders))
@@ -120,10 +122,10 @@ def _give_codes(pair: Pair, other: Pair) -> Pair:
 
 
 def _agrees(before: Pair, after: Pair, reader: Reader) -> bool:
-    """Return whether a quantized weight is clearly nearer once it is moved, or as near as before."""
+    """Return whether a quantized weight is clearly nearer to the original after the move, or exactly as near."""
     if before.quantized is after.quantized:
         return True
     if after.original.shape != after.quantized.shape:
         return False
-    first, moved = (relative_error(one.original, one.quantized, reader) for one in (before, after))
+    first, moved = (relative_error(pair.original, pair.quantized, reader) for pair in (before, after))
     return moved <= SAME or moved == first or CLEARLY * moved < first

@@ -1,6 +1,6 @@
 """Search for weights of the original that the quantized checkpoint stores under other names, fused, split or stacked.
 
-Only unique matches count: where two weights could hold the same projection, neither is used.
+A match must be unique: if two weights could hold the same projection, neither is used.
 
 Rows of gate and up alternate in the fused weights of some models, which the conversion knows (conversion.py).
 """
@@ -93,18 +93,18 @@ class Holders:
         Raises:
             FormatMismatch: only some atoms have a holder, or a holder is not unique.
         """
-        found = [self._holders.get(atom, []) for atom in atoms]
-        for atom, holders in zip(atoms, found, strict=True):
+        candidates = [self._holders.get(atom, []) for atom in atoms]
+        for atom, holders in zip(atoms, candidates, strict=True):
             if len(holders) > 1:
                 raise FormatMismatch(f"two weights could hold it: {display(holders[0])} and {display(holders[1])}")
-            if not holders and any(found):
+            if not holders and any(candidates):
                 raise FormatMismatch(f"only a part of it is stored: no tensor holds {display(atom)}")
             claims = self._claims.get(atom, [])
             if holders and len(claims) > 1:
                 raise FormatMismatch(
                     f"{display(holders[0])} may be {display(claims[0])} or {display(claims[1])} of the original"
                 )
-        return [holders[0] for holders in found if holders]
+        return [holders[0] for holders in candidates if holders]
 
     def _assemble_rows(self, name: str, wanted: Atoms, holders: list[str], shape: Shape) -> Weight:
         """Stack the atoms' weights by rows, in this shape or with its last two axes swapped."""

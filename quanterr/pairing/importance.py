@@ -1,4 +1,4 @@
-"""Importance matrices: the mean square of each input (activation) of a weight.
+"""Importance matrices: the mean square of each input (activation) of a weight, and the errors that it weights.
 
     weighted error    Σ_j a_j Σ_i e_ij²,   a_j = E[activation_j²]        over the columns j of a weight
 
@@ -41,7 +41,7 @@ Means = Mapping[str, tuple[Tensor, Tensor]]  # the result of read_importance()
 SUMS, COUNTS = ".in_sum2", ".counts"
 GGUF_MAGIC = b"GGUF"
 MAX_ENTRIES = 1 << 20
-MAX_NAME = 1 << 12
+MAX_NAME_BYTES = 1 << 12
 MAX_VALUES = 1 << 30
 _SINGLE_EXPERT = re.compile(rf"(?:^|\.){EXPERTS}\.(\d{{1,9}})\.")  # a single expert in a path
 
@@ -83,10 +83,10 @@ def read_importance(path: str | os.PathLike[str]) -> dict[str, tuple[Tensor, Ten
 
 
 def _read_gguf(checkpoint: Checkpoint) -> dict[str, tuple[Tensor, Tensor]]:
-    kind = checkpoint.gguf.values.get("general.type") if checkpoint.gguf else None
-    if kind != "imatrix":
-        raise CheckpointError(f"{display(checkpoint.path)}: not an importance matrix: general.type is {kind!r}")
-    found = {}
+    file_type = checkpoint.gguf.values.get("general.type") if checkpoint.gguf else None
+    if file_type != "imatrix":
+        raise CheckpointError(f"{display(checkpoint.path)}: not an importance matrix: general.type is {file_type!r}")
+    importance = {}
     for name, entry in checkpoint.entries.items():
         if not name.endswith(SUMS):
             continue
@@ -99,20 +99,20 @@ def _read_gguf(checkpoint: Checkpoint) -> dict[str, tuple[Tensor, Tensor]]:
             raise CheckpointError(f"{display(checkpoint.path)}: {entry} does not divide into {calls.numel()} matrices")
         sums = sums.view(calls.numel(), -1)
         means = torch.where(calls[:, None] > 0, sums / calls[:, None].clamp(min=1), torch.ones(()))
-        found[weight] = _check_means(checkpoint.path, weight, means), calls
-    return found
+        importance[weight] = _check_means(checkpoint.path, weight, means), calls
+    return importance
 
 
 def _read_legacy(file: CheckpointFile) -> dict[str, tuple[Tensor, Tensor]]:
     at = 0
 
-    def read_int(what: str, limit: int, least: int = 0) -> int:
+    def read_int(what: str, limit: int, minimum: int = 0) -> int:
         nonlocal at
         if at + 4 > file.size:
             raise CheckpointError(f"{file}: not an importance matrix, or truncated: {what} is missing at byte {at}")
         (number,) = struct.unpack("<i", file.read(at, 4))
         at += 4
-        if not least <= number <= limit:
+        if not minimum <= number <= limit:
             raise CheckpointError(f"{file}: not an importance matrix: {what} is {number} at byte {at - 4}")
         return int(number)
 
@@ -123,15 +123,15 @@ def _read_legacy(file: CheckpointFile) -> dict[str, tuple[Tensor, Tensor]]:
         at += n
         return file.read(at - n, n)
 
-    found = {}
+    importance = {}
     for _ in range(read_int("the number of entries", MAX_ENTRIES, 1)):
-        name = read_bytes(read_int("the length of a name", MAX_NAME, 1), "a name").decode(errors="replace")
+        name = read_bytes(read_int("the length of a name", MAX_NAME_BYTES, 1), "a name").decode(errors="replace")
         calls = read_int(f"the count of {display(name)}", (1 << 31) - 1)
         n = read_int(f"the number of values of {display(name)}", MAX_VALUES, 1)
         values = torch.frombuffer(bytearray(read_bytes(4 * n, f"{display(name)}")), dtype=torch.float32)
         means = values / calls if calls else torch.ones(n)
-        found[name] = _check_means(str(file.path), name, means[None]), torch.tensor([float(calls)])
-    return found
+        importance[name] = _check_means(str(file.path), name, means[None]), torch.tensor([float(calls)])
+    return importance
 
 
 def _check_means(path: str, name: str, means: Tensor) -> Tensor:
@@ -142,22 +142,22 @@ def _check_means(path: str, name: str, means: Tensor) -> Tensor:
     return means
 
 
-def attach_importance(pairing: Pairing, found: Means, architecture: str) -> Pairing:
+def attach_importance(pairing: Pairing, means: Means, architecture: str) -> Pairing:
     """Return the pairing with the importance of each matrix's columns, and a record of how far the file covers them."""
     pairs, covered = [], []
     for pair in pairing.pairs:
         x, importance = pair.original, None
         if len(x.shape) > 1:
             others = [pair.quantized_codes[0].name, pair.original_codes[0].name]
-            importance = _find_importance(pair.name, x.shape, x.matrix, others, found, architecture)
+            importance = _find_importance(pair.name, x.shape, x.matrix, others, means, architecture)
             covered.append(ImportanceCoverage(pair.name, importance.uncovered if importance else None))
         pairs.append(replace(pair, importance=importance.of) if importance else pair)
     return replace(pairing, pairs=pairs, covered=covered)
 
 
-def find_column_importance(name: str, shape: tuple[int, ...], found: Means, architecture: str) -> Tensor | None:
+def find_column_importance(name: str, shape: tuple[int, ...], means: Means, architecture: str) -> Tensor | None:
     """Find the importance of a matrix's columns, (cols,) float32; None if the file has none."""
-    importance = _find_importance(name, shape, (shape[0], shape[1]), [], found, architecture)
+    importance = _find_importance(name, shape, (shape[0], shape[1]), [], means, architecture)
     return None if importance is None or len(importance.columns) > 1 else importance.columns[0]
 
 
@@ -166,23 +166,23 @@ def make_importance_lookup(
 ) -> Callable[[str, tuple[int, ...]], Tensor | None] | None:
     """Return a function that maps a weight's name and shape to its column importance; None without ``means``."""
     return (
-        None if means is None else partial(find_column_importance, found=means, architecture=architecture_of(original))
+        None if means is None else partial(find_column_importance, means=means, architecture=architecture_of(original))
     )
 
 
 def _find_importance(
-    own: str,
+    name_of_weight: str,
     shape: tuple[int, ...],
     matrix: tuple[int, int],
     others: list[str],
     found: Means,
     architecture: str,
 ) -> Importance | None:
-    """Find the importance of the weight ``own``, which the file may list under one of the names ``others``."""
+    """Find the importance of a weight, which the file may list under its name or one of ``others``."""
     rows, cols = matrix
-    path = atoms_of(own, shape).names[0]
+    path = atoms_of(name_of_weight, shape).names[0]
     atom = to_llama_name(architecture, path)
-    names = [*others, own, f"{atom}.weight"]
+    names = [*others, name_of_weight, f"{atom}.weight"]
     if (first := _parse_expert(path)) is not None:
         names.append(f"{atom.removesuffix(f'.{first}')}.weight")
     name = next((name for name in names if name in found), None)
@@ -195,7 +195,7 @@ def _find_importance(
         means.view(-1, cols),
         counts.expand(means.numel() // cols),
     )  # a legacy file does not separate matrices
-    if (expert := _parse_expert(own)) is not None and len(means) > 1:
+    if (expert := _parse_expert(name_of_weight)) is not None and len(means) > 1:
         means, counts = means[expert : expert + 1], counts[expert : expert + 1]
     if not len(means) or rows % len(means):
         return None
@@ -204,8 +204,8 @@ def _find_importance(
 
 def _parse_expert(name: str) -> int | None:
     """Return the number of a single expert in a weight's name; None if there is none."""
-    found = _SINGLE_EXPERT.search(canonicalize(name)[0])
-    return int(found[1]) if found else None
+    match = _SINGLE_EXPERT.search(canonicalize(name)[0])
+    return int(match[1]) if match else None
 
 
 def architecture_of(*checkpoints: Checkpoint) -> str:

@@ -13,7 +13,7 @@
     ComfyUI              label: format, full_precision_matrix_mult; input_scale, without which FP8 is clamped at 448
     GGUF                 the type of the weight: llama.cpp's CPU backend rounds to Q8_0, Q8_1 or Q8_K
 
-Rotated weights (ConvRot, SDNQ, compressed-tensors) have rotated inputs: these are rotated, rounded and rotated back.
+The inputs of rotated weights (ConvRot, SDNQ, compressed-tensors) are rotated, rounded and rotated back.
 The inputs of a low-rank branch (SVDQuant, SDNQ) are not rounded.
 
 Reference: vllm-project/compressed-tensors quantization/quant_scheme.py, transform/transform_args.py;
@@ -38,7 +38,7 @@ from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display
 
 WEIGHT = ".weight"
-BRANCHES = ("up", "svd_up")  # roles of the parts of a low-rank branch
+BRANCH_ROLES = ("up", "svd_up")  # roles of the parts of a low-rank branch
 GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
 
 
@@ -51,8 +51,8 @@ class Inputs(NamedTuple):
     zero_point: Entry | None = None
     bound: float | None = None
     factors: Entry | None = None  # (k,): inputs are first multiplied by these
-    divisors: Entry | None = None  # (k or more,): or inputs are first divided by these
-    rotation: InputRotation | None = None  # inputs are then rotated, rounded, and rotated back
+    divisors: Entry | None = None  # (k or more,): inputs are first divided by these
+    rotation: InputRotation | None = None  # after factors or divisors, inputs are rotated, rounded, and rotated back
     branch: Branch | None = None  # a low-rank branch of the weight, whose inputs are not rounded
     why_not: str = ""
     absent: str = ""  # the name of a static scale that is declared but not stored
@@ -69,21 +69,21 @@ Declared = Inputs | None
 
 
 def find_declared_inputs(plan: Pairing, entries: Stored) -> dict[str, Inputs]:
-    """Map the original's names of quantized weights to the rounding of their inputs, if these are rounded.
+    """Map the original's name of each quantized weight whose inputs are rounded to that rounding.
 
     ``entries`` are all tensors of the quantized checkpoint.
     """
     labels = plan.labels["quantized"]
-    found = {pair.name: inputs_of(pair.quantized, labels, entries) for pair in plan.pairs}
-    return {name: inputs for name, inputs in found.items() if inputs is not None}
+    declared = {pair.name: inputs_of(pair.quantized, labels, entries) for pair in plan.pairs}
+    return {name: inputs for name, inputs in declared.items() if inputs is not None}
 
 
 def find_clamped_inputs(plan: Pairing, entries: Stored) -> list[str]:
     """Return the names of FP8 weights with ComfyUI's labels whose inputs are clamped because no scale is stored."""
     labels = plan.labels["quantized"]
     labelled = (pair for pair in plan.pairs if labels.of(pair.quantized.name))
-    found = ((pair.name, inputs_of(pair.quantized, labels, entries)) for pair in labelled)
-    return [name for name, inputs in found if inputs is not None and inputs.clamps]
+    declared = ((pair.name, inputs_of(pair.quantized, labels, entries)) for pair in labelled)
+    return [name for name, inputs in declared if inputs is not None and inputs.clamps]
 
 
 def find_absent_scales(declared: Mapping[str, Inputs]) -> dict[str, str]:
@@ -116,23 +116,23 @@ def inputs_of(weight: Weight, labels: Labels, entries: Stored) -> Declared:
     if scheme := ggml_types.INPUT_SCHEMES.get(weight.codes.dtype):
         is_only_looked_up = weight.codes.name == GGUF_EMBEDDING and GGUF_HEAD in entries
         return None if is_only_looked_up else Inputs(scheme)
-    own = _read_module(module, labels, entries)
-    if own is None or not own.scheme:
-        return own
+    declared = _read_module(module, labels, entries)
+    if declared is None or not declared.scheme:
+        return declared
     if weight.rotated is not None:
         if weight.rotated.weight.matrix != weight.matrix:
             return Inputs(why_not="its rotated rows are padded, and the padding of its inputs is not emulated")
-        own = own._replace(rotation=rotation_of(weight))
+        declared = declared._replace(rotation=rotation_of(weight))
     elif any(label.rotated for label in labels.of(weight.name)):
         return Inputs(why_not="its label declares a rotation, but it was not read as rotated")
     elif Transforms(labels.config, {}).applies_to(weight.name, weight.matrix):
         return Inputs(why_not="config.json declares a transform of its inputs, but the weight was read without it")
-    own = own._replace(factors=entries.get(f"{module}.pre_quant_scale"))
+    declared = declared._replace(factors=entries.get(f"{module}.pre_quant_scale"))
     if weight.branch is not None:
-        return own._replace(branch=weight.branch, divisors=weight.branch.smooth)
-    if any(role.rpartition(".")[2] in BRANCHES for role in weight.parts):
+        return declared._replace(branch=weight.branch, divisors=weight.branch.smooth)
+    if any(role.rpartition(".")[2] in BRANCH_ROLES for role in weight.parts):
         return Inputs(why_not="its low-rank branch is not stored in the model's order, which is not emulated")
-    return own
+    return declared
 
 
 def rotation_of(weight: Weight) -> InputRotation | None:
@@ -189,17 +189,21 @@ def _read_compressed_tensors(module: str, scheme: Scheme, entries: Stored) -> De
 
 def _read_arguments(module: str, args: JsonFields, entries: Stored) -> Inputs:
     """Read the QuantizationArgs of compressed-tensors."""
-    bits, kind, strategy = args.get("num_bits", 8), str(args.get("type", "int")), str(args.get("strategy", "tensor"))
+    bits, number_type, strategy = (
+        args.get("num_bits", 8),
+        str(args.get("type", "int")),
+        str(args.get("strategy", "tensor")),
+    )
     dynamic = args.get("dynamic", False)
     scale, zero = entries.get(f"{module}.input_scale"), entries.get(f"{module}.input_zero_point")
-    if (bits, kind, strategy) == (4, "float", "tensor_group"):
+    if (bits, number_type, strategy) == (4, "float", "tensor_group"):
         factor = entries.get(f"{module}.input_global_scale")
         return Inputs("nvfp4", factor) if factor else _make_missing("input_global_scale")
-    if kind == "float" and strategy == "group" and args.get("group_size") == 32 and bits in (4, 8):
+    if number_type == "float" and strategy == "group" and args.get("group_size") == 32 and bits in (4, 8):
         return Inputs(f"mxfp{bits}")
-    if (bits, kind, strategy, args.get("group_size")) == (8, "float", "group", 128) and dynamic:
+    if (bits, number_type, strategy, args.get("group_size")) == (8, "float", "group", 128) and dynamic:
         return Inputs("fp8_g128")
-    name = {(8, "float"): "fp8", (8, "int"): "int8", (4, "int"): "int4"}.get((bits, kind))
+    name = {(8, "float"): "fp8", (8, "int"): "int8", (4, "int"): "int4"}.get((bits, number_type))
     if name in ("fp8", "int8") and not dynamic and strategy == "tensor":
         return Inputs(f"{name}_static", scale, zero_point=zero) if scale else _make_missing("input_scale")
     if dynamic and strategy in ("token", "tensor"):
@@ -209,7 +213,7 @@ def _read_arguments(module: str, args: JsonFields, entries: Stored) -> Inputs:
         if (name, strategy) == ("int8", "token"):
             return Inputs("int8_token_asym")
     when = "dynamic" if dynamic else "static"
-    return Inputs(why_not=f"{when} activations of {bits} bits, {kind}, by {strategy}, are not emulated")
+    return Inputs(why_not=f"{when} activations of {bits} bits, {number_type}, by {strategy}, are not emulated")
 
 
 def _make_missing(name: str) -> Inputs:
@@ -281,15 +285,15 @@ def _read_quark(module: str, scheme: Scheme, entries: Stored) -> Declared:
 def _read_quark_stage(module: str, args: JsonFields, entries: Stored) -> Declared:
     """Read a QTensorConfig of Quark; None for one that is not emulated."""
     dtype, scheme, is_dynamic = str(args.get("dtype")), args.get("qscheme"), bool(args.get("is_dynamic"))
-    kind = {"fp8_e4m3": "fp8", "int8": "int8"}.get(dtype)
-    if kind and scheme == "per_tensor" and not is_dynamic:
+    number_type = {"fp8_e4m3": "fp8", "int8": "int8"}.get(dtype)
+    if number_type and scheme == "per_tensor" and not is_dynamic:
         scale, zero = (entries.get(f"{module}.input_{name}") for name in ("scale", "zero_point"))
-        return Inputs(f"{kind}_static", scale, zero_point=zero) if scale else _make_missing("input_scale")
-    is_asymmetric = kind == "int8" and args.get("symmetric") is False
-    if kind and is_dynamic and scheme in ("per_channel", "per_token"):
-        return Inputs("int8_token_asym" if is_asymmetric else f"{kind}_token")
-    if kind and is_dynamic and scheme == "per_tensor" and not is_asymmetric:
-        return Inputs(f"{kind}_tensor")
+        return Inputs(f"{number_type}_static", scale, zero_point=zero) if scale else _make_missing("input_scale")
+    is_asymmetric = number_type == "int8" and args.get("symmetric") is False
+    if number_type and is_dynamic and scheme in ("per_channel", "per_token"):
+        return Inputs("int8_token_asym" if is_asymmetric else f"{number_type}_token")
+    if number_type and is_dynamic and scheme == "per_tensor" and not is_asymmetric:
+        return Inputs(f"{number_type}_tensor")
     is_mx = scheme == "per_group" and args.get("group_size") == 32 and args.get("scale_format") == "e8m0"
     if is_mx and args.get("scale_calculation_mode") == "even":
         name = {"fp4": "mxfp4", "fp8_e4m3": "mxfp8_even"}.get(dtype)
@@ -300,22 +304,26 @@ def _read_quark_stage(module: str, args: JsonFields, entries: Stored) -> Declare
 def _read_torchao(module: str, scheme: Scheme, entries: Stored) -> Declared:
     chosen = scheme.fields
     said = chosen.get("quant_type")  # older versions name the class alone
-    kind = said if isinstance(said, str) else str(chosen.get("_type"))
+    class_name = said if isinstance(said, str) else str(chosen.get("_type"))
     fields = as_object(chosen.get("_data"))
-    if "DynamicActivation" not in kind and "StaticActivation" not in kind and "dynamic_activation" not in kind:
+    if (
+        "DynamicActivation" not in class_name
+        and "StaticActivation" not in class_name
+        and "dynamic_activation" not in class_name
+    ):
         return None
     grain = fields.get("granularity")
     of_inputs = as_object(grain[0] if isinstance(grain, list) and grain else grain).get("_type")
     is_asymmetric = as_object(fields.get("act_mapping_type")).get("_data") == "ASYMMETRIC"
-    if kind.startswith("Float8DynamicActivation") and fields.get("activation_value_lb") is None:
+    if class_name.startswith("Float8DynamicActivation") and fields.get("activation_value_lb") is None:
         bound = fields.get("activation_value_ub")
-        by_token = of_inputs == "PerRow" or "Int4" in kind
+        by_token = of_inputs == "PerRow" or "Int4" in class_name
         return Inputs("fp8_token" if by_token else "fp8_tensor", bound=_number(bound))
-    if kind.startswith("Int8DynamicActivationInt8Weight") and not (is_asymmetric and of_inputs == "PerTensor"):
+    if class_name.startswith("Int8DynamicActivationInt8Weight") and not (is_asymmetric and of_inputs == "PerTensor"):
         return Inputs("int8_tensor" if of_inputs == "PerTensor" else f"int8_token{'_asym' if is_asymmetric else ''}")
-    if kind.startswith(("Int8DynamicActivationIntx", "Int8DynamicActivationInt4")):
+    if class_name.startswith(("Int8DynamicActivationIntx", "Int8DynamicActivationInt4")):
         return Inputs("int8_token_asym" if is_asymmetric or "act_mapping_type" not in fields else "int8_token")
-    return Inputs(why_not=f"the activations of torchao's {display(kind)} are not emulated")
+    return Inputs(why_not=f"the activations of torchao's {display(class_name)} are not emulated")
 
 
 def _number(value: object) -> float | None:
@@ -325,7 +333,9 @@ def _number(value: object) -> float | None:
 def _read_sdnq(module: str, scheme: Scheme, entries: Stored) -> Declared:
     config = scheme.fields
     left_out = keep_texts(config.get("modules_to_not_use_matmul"))
-    if not config.get("use_quantized_matmul") or any(module == one or module.endswith(f".{one}") for one in left_out):
+    if not config.get("use_quantized_matmul") or any(
+        module == name or module.endswith(f".{name}") for name in left_out
+    ):
         return None
     codes = str(config.get("weights_dtype"))
     integers = codes.startswith(("int", "uint"))
@@ -369,7 +379,7 @@ READERS: Mapping[str, Callable[[str, Scheme, Stored], Declared]] = {  # program 
 KEY_SCALES = (".k_scale", "k_proj.output_scale")
 VALUE_SCALES = (".v_scale", "v_proj.output_scale")
 SHARED_SCALE = ".kv_scale"  # for keys and values
-FEW = 4  # one in so many modules is few
+MIN_MODULES_PER_GAP = 4  # a lack in at most one of so many modules is a gap, not a choice
 
 
 class CacheScales(NamedTuple):
@@ -378,7 +388,7 @@ class CacheScales(NamedTuple):
     missing: dict[str, str]  # attention module → "keys", "values" or "keys and values", which have no scale
     shared: list[str]  # attention modules in which one scale serves keys and values
     several: list[Entry]  # scales of more than one number
-    of_heads: bool = False  # whether several are declared
+    of_heads: bool = False  # whether the configuration declares a scale for each head
     is_declared: bool = True
 
 
@@ -387,37 +397,39 @@ def find_declared_cache(config: JsonFields, entries: Stored) -> tuple[bool, dict
     scheme = as_object(config.get("kv_cache_scheme"))
     algorithm = str(config.get("kv_cache_quant_algo", "")).upper()
     declared = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) or algorithm == "FP8"
-    return declared, {name: one for name, one in _find_cache_scales(entries) if one.n == 1} if declared else {}
+    return declared, {name: scale for name, scale in _find_cache_scales(entries) if scale.n == 1} if declared else {}
 
 
 def find_cache_scales(config: JsonFields, entries: Stored) -> CacheScales:
-    """Return what is stored for an FP8 cache with static scales.
+    """Return which scales are stored, and which are missing, for an FP8 cache with static scales.
 
-    If none is declared, this is nothing, unless few attention modules lack scales that the others have.
+    If no such cache is declared, the result is empty, unless a few attention modules lack scales that the others have.
 
     Reference: vllm-project/vllm model_executor/layers/quantization/kv_cache.py, BaseKVCacheMethod, which refuses scales
     of several numbers and scales of values alone, and gives values the scale of keys if they have none;
     model_executor/model_loader/weight_utils.py, maybe_remap_kv_scale_name, for kv_scale.
     """
     scheme = as_object(config.get("kv_cache_scheme"))
-    is_declared, found = find_declared_cache(config, entries)[0], dict(_find_cache_scales(entries))
-    if scheme.get("dynamic") or not (is_declared or found):
+    is_declared, scales = find_declared_cache(config, entries)[0], dict(_find_cache_scales(entries))
+    if scheme.get("dynamic") or not (is_declared or scales):
         return CacheScales({}, [], [])
     modules = dict.fromkeys(name.partition(".k_proj.")[0] for name in entries if ".k_proj." in name)
     keys, values, shared = (
-        {module for module in modules for name in found if name.startswith(f"{module}.") and name.endswith(endings)}
+        {module for module in modules for name in scales if name.startswith(f"{module}.") and name.endswith(endings)}
         for endings in (KEY_SCALES, VALUE_SCALES, SHARED_SCALE)
     )
     missing = {
-        module: " and ".join(what for what, own in (("keys", keys), ("values", values)) if module not in own)
+        module: " and ".join(
+            what for what, modules_with in (("keys", keys), ("values", values)) if module not in modules_with
+        )
         for module in modules
         if module not in shared | (keys & values)
     }
     if not is_declared:
-        is_gap = FEW * len(missing) <= len(modules)
+        is_gap = MIN_MODULES_PER_GAP * len(missing) <= len(modules)
         return CacheScales(missing if is_gap else {}, [], [], is_declared=False)
     sharing = [module for module in modules if module in shared - (keys & values)]
-    several = [one for one in found.values() if one.n > 1]
+    several = [scale for scale in scales.values() if scale.n > 1]
     return CacheScales(missing, sharing, several, scheme.get("strategy", "tensor") != "tensor")
 
 

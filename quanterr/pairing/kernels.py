@@ -1,6 +1,6 @@
-"""The order of axes in the kernels of convolutions, which MLX stores with the inputs last (converters/mlx.py).
+"""The order of axes of convolution kernels, which MLX stores with the inputs last (converters/mlx.py).
 
-Shapes show the order, unless one axis is as long as another: then it is the order of the file's other kernels, and a
+Shapes show the order, unless two axes have the same length. Then the order of the file's other kernels is taken, and a
 sample of the values confirms it.
 """
 
@@ -21,15 +21,15 @@ AS_IN_TORCH = "in torch's order of axes"
 
 
 class Kernels:
-    """The kernels of two checkpoints, of which one may be in MLX's order."""
+    """The kernels of two checkpoints, one of which may store them in MLX's order."""
 
     def __init__(self, side: int | None) -> None:
-        """Expect MLX's order on a side (0 or 1); None: no side is known to be MLX's."""
+        """Take the side (0 or 1) that MLX wrote, where its order is expected; None if neither is known to be MLX's."""
         self._side = side
-        self._has_unmoved = False  # whether a kernel whose shape shows its order has torch's all the same
+        self._has_unmoved = False  # whether the shape of some kernel on MLX's side shows torch's order
 
     def unify(self, x: Weight, y: Weight) -> tuple[Weight, Weight, tuple[Alternative, ...]]:
-        """Bring two weights of one name into torch's order if their shapes show MLX's; also return other readings."""
+        """Bring two weights of one name into torch's order if shapes show MLX's; also return other readings."""
         name, weights = x.name, (x, y)
         if x.shape == y.shape:
             is_kernel = self._side is not None and _is_kernel(name, x.shape) and not _is_plain(x.shape)
@@ -44,7 +44,7 @@ class Kernels:
         return x, y, ()
 
     def settle(self, pair: Pair) -> Pair:
-        """Return a pair whose shapes are the same in both orders, with the order that the other kernels have."""
+        """Return a pair whose shapes do not show the order in the order of the file's other kernels."""
         shape, is_known = pair.original.shape, self._side is not None
         side = 1 if not is_known and _has_kernel_name(pair.name, shape) else self._side
         if side is None or not pair.original.codes.shape == shape == pair.quantized.codes.shape:
@@ -68,7 +68,7 @@ def _offer(side: int, reading: Weight, original: Weight) -> Alternative:
 
 
 def _find_readings(weight: Weight, shape: Shape) -> Sequence[Weight]:
-    """Return a weight of MLX as kernels of this shape in torch, the likeliest reading first; () if none fits."""
+    """Return the readings of a weight of MLX as a kernel with this shape in torch, the likeliest first."""
     fits = len(shape) > 2 and weight.n == prod(shape) > 0
     is_stack = EXPERTS in canonicalize(weight.name)[0].split(".")
     return tuple(_read(weight, shape)) if fits and not is_stack else ()
@@ -91,8 +91,8 @@ def _has_kernel_name(name: str, shape: Shape) -> bool:
 
 def _is_kernel(name: str, shape: Shape) -> bool:
     """Return whether a weight is the kernel of a convolution, by its name and its number of axes."""
-    path, kind = canonicalize(name)
-    is_named = not kind and (name.endswith(".weight") or path.endswith(mlx.NORMALIZED))
+    path, ending = canonicalize(name)
+    is_named = not ending and (name.endswith(".weight") or path.endswith(mlx.NORMALIZED))
     return is_named and (len(shape) > 3 or (len(shape) == 3 and "conv" in path))
 
 

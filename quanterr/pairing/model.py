@@ -50,7 +50,7 @@ class Leftover(Struct, frozen=True):
 
 
 class Contradiction(NamedTuple):
-    """A convention that prescribes how a weight is read, and another reading that fits the original better."""
+    """The reading of a weight that a convention prescribes, and another one that fits the original better."""
 
     prescribed: str  # the reading that is used, in words, with what prescribes it
     other: str  # the other reading
@@ -59,9 +59,9 @@ class Contradiction(NamedTuple):
 
 
 class Alternative(Struct, frozen=True):
-    """Weights that a sample of the values may favour over the weights of a pair.
+    """Weights that replace the weights of a pair if a sample of values fits them better.
 
-    They replace these weights, unless a convention prescribes the first reading: then the pair gets the contradiction.
+    If a convention prescribes the first reading, the pair keeps it and gets the contradiction.
     """
 
     original: Weight
@@ -70,7 +70,7 @@ class Alternative(Struct, frozen=True):
     contradiction: Contradiction | None = None  # None: nothing prescribes a reading
     evidence: str = ""  # evidence to add to the pair if the alternative wins; {error} is the relative error
     warning: str = ""  # warning to add in the same case; {error} as above
-    leftovers: tuple[Leftover, ...] = ()  # replace the pair if it is an error that the alternative wins
+    leftovers: tuple[Leftover, ...] = ()  # replace the pair if the alternative fits better, which is an error here
 
 
 class Pair(Struct, frozen=True, gc=False):
@@ -99,7 +99,7 @@ class Pair(Struct, frozen=True, gc=False):
         return self.original_consumed, self.quantized_consumed
 
     def leave(self, bucket: Bucket, reason: str) -> tuple[Leftover, ...]:
-        """Return the leftovers of the pair, for when it cannot be compared after all."""
+        """Return the leftovers of a pair that, as a later step shows, cannot be compared."""
         original = Leftover(self.name, "original", bucket, reason, (*self.original_codes, *self.original_consumed))
         first, *others = [Leftover(entry.name, "quantized", bucket, reason, (entry,)) for entry in self.quantized_codes]
         return original, replace(first, entries=(*first.entries, *self.quantized_consumed)), *others
@@ -113,21 +113,23 @@ class FoldedScales(Struct, frozen=True):
     worst: str = ""  # name of the weight with the largest error as stored
     before_db: float = 0.0  # SNR of ``worst`` on a sample, as stored
     after_db: float = 0.0  # SNR of ``worst`` with all factors undone
-    without: tuple[str, ...] = ()  # names of weights that should have the factors as well, but clearly do not
-    bias: str = ""  # name of the source's bias, if it lacks the factors that the source's rows have
-    unlike: tuple[int, ...] = ()  # rows of the source that have another factor than the columns that they feed
-    misplaced: str = ""  # name of the weight that has the factors in another order of heads than is declared
+    without: tuple[str, ...] = ()  # names of weights that this norm feeds too, but whose columns lack the factors
+    bias: str = ""  # name of the source's bias, if the factors of the source's rows were not applied to it
+    unlike: tuple[int, ...] = ()  # rows of the source whose factor differs from that of the columns that they feed
+    misplaced: str = (
+        ""  # name of the weight whose factors are in another order of heads than the configuration declares
+    )
 
 
 class KeyHeads(NamedTuple):
-    """The declared number of key and value heads, and the elements of a value."""
+    """The declared number of key and value heads, and the number of elements of a value head."""
 
     number: int
     size: int
 
 
 class ImportanceCoverage(NamedTuple):
-    """The coverage of a weight by an importance matrix: the number of matrices with count 0; None if it is missing."""
+    """How far an importance matrix covers a weight: how many of its matrices have count 0; None if it is not listed."""
 
     name: str
     uncovered: int | None
@@ -141,14 +143,14 @@ class Pairing(Struct, frozen=True):
     prefixes: Mapping[str, str] = field(default_factory=dict)  # side → prefix stripped from its names
     labels: Mapping[str, Labels] = field(default_factory=dict)
     folded: Sequence[FoldedScales] = ()
-    reordered: Sequence[str] = ()  # routers whose rows, and experts, are in another order, which was undone
+    reordered: Sequence[str] = ()  # routers whose rows were reordered together with the experts, which was undone
     key_heads: KeyHeads | None = None
     covered: Sequence[ImportanceCoverage] | None = None  # coverage by the importance matrix, if one was given
     idle: Sequence[str] = ()  # messages about excluding patterns that match nothing
 
     @property
     def names_with_unused_scale(self) -> list[str]:
-        """Names of weights that are stored as plain floats and nevertheless have a scale, which their format leaves."""
+        """Names of weights that are stored as plain floats and have a scale, which their format does not use."""
         plain = [pair for pair in self.pairs if pair.quantized.encoding == "floats" and pair.quantized_consumed]
         return [pair.name for pair in plain if "scale" not in pair.quantized.parts]
 
@@ -170,5 +172,5 @@ class WeightResult(NamedTuple):
     scales: ScaleStatistics | None
     worst: LargestError | None
     attainable: Attainable | None = None  # None if the nearest codes are unknown
-    copy: Copy | None = None  # how far unquantized values are a copy of the original; None if a side is quantized
+    copy: Copy | None = None  # how far values are a copy of the original; None if a side is quantized
     fingerprint: str | None = None  # checksum of sampled bytes of the original

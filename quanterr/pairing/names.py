@@ -5,7 +5,7 @@ A name is split into atoms, the canonical names of the projections of single exp
     model.layers.3.self_attn.qkv_proj.weight         layers.3.self_attn.q_proj, …k_proj, …v_proj
     model.layers.3.mlp.experts.gate_up_proj [8, …]   layers.3.mlp.experts.0.gate_proj, ….0.up_proj, ….1.gate_proj, …
 
-Two weights match if they hold the same atoms; fused and split weights then differ only in the order of rows.
+Two weights match if they consist of the same atoms; fused and split weights differ only in the order of rows.
 
 Reference: huggingface/transformers@5.23.0 conversion_mapping.py; diffusers and nunchaku model definitions (nunchaku
 models/transformers/transformer_flux_v2.py); vLLM model loaders.
@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from quanterr.pairing.converters.orders import Order
 from quanterr.selection.roles import unify_numbers
 
-# Words of a path that come from wrappers of the model, and do not identify a weight.
+# Words of a path that come from wrappers of the model and say nothing about the weight.
 WRAPPERS = frozenset(
     {
         "model",
@@ -45,7 +45,7 @@ WRAPPERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """The ways in which one program's names and storage of weights differ from the usual ones."""
+    """How the names and layouts of one program's weights differ from Hugging Face's."""
 
     program: str
     # Pattern and replacement for whole paths, without wrappers, .weight and .bias; applied in the order of the table.
@@ -203,7 +203,7 @@ class Atoms(NamedTuple):
     names: tuple[str, ...]  # in the order of the weight's rows, or along ``axis``
     equal: bool = True  # whether all atoms have equally many rows
     axis: Literal["rows", "columns", "heads"] = "rows"
-    order: Order | None = None  # order of the rows, once the atoms are on top of each other
+    order: Order | None = None  # order in which the stacked rows of the atoms are stored
 
     @property
     def are_biases(self) -> bool:
@@ -213,24 +213,24 @@ class Atoms(NamedTuple):
 
 def atoms_of(name: str, shape: tuple[int, ...]) -> Atoms:
     """Return the atoms of a weight along its rows; 3-D expert weights and 2-D expert biases are stacks of experts."""
-    path, kind = canonicalize(name)
+    path, ending = canonicalize(name)
     head, _, last = path.rpartition(".")
     words = _FUSED.get(last, (last,))
     places = [head]
-    if len(shape) == 3 - bool(kind) and (head == EXPERTS or head.endswith("." + EXPERTS)):
+    if len(shape) == 3 - bool(ending) and (head == EXPERTS or head.endswith("." + EXPERTS)):
         places = [f"{head}.{expert}" for expert in range(shape[0])]
-    names = tuple(f"{place}.{word}{kind}" for place in places for word in words)
+    names = tuple(f"{place}.{word}{ending}" for place in places for word in words)
     return Atoms(names, len(words) == 1 or last in _EQUAL_PARTS)
 
 
 def find_other_arrangements(name: str) -> Iterator[Atoms]:
     """Yield ways to split a weight other than along its rows: by columns, or into parts of each head."""
-    path, kind = canonicalize(name)
+    path, ending = canonicalize(name)
     head, _, last = path.rpartition(".")
     for pattern, parts in _SIDE_BY_SIDE:
-        if found := pattern.fullmatch(path):
-            yield Atoms(tuple(found.expand(part) + kind for part in parts), axis="columns")
-    if not kind and last in _BY_HEAD:
+        if match := pattern.fullmatch(path):
+            yield Atoms(tuple(match.expand(part) + ending for part in parts), axis="columns")
+    if not ending and last in _BY_HEAD:
         yield Atoms(tuple(f"{head}.{word}" for word in _BY_HEAD[last]), axis="heads")
 
 
@@ -249,7 +249,7 @@ def may_be_transposed(name: str, shape: tuple[int, ...]) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def canonicalize(name: str) -> tuple[str, str]:
-    """Split a name into its path, without wrappers and with usual words, and its kind: ``""`` or ``".bias"``."""
+    """Split a name into its path, without wrappers and in Hugging Face's words, and ``""`` or ``".bias"``."""
     kind = ""
     for ending in (".weight", ".bias", "_bias"):
         if name.endswith(ending):
@@ -263,10 +263,10 @@ def canonicalize(name: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1 << 12)  # all blocks share one entry
 def _find_renames(path: str) -> list[tuple[re.Pattern[str], str]]:
-    """Return the renames that apply to a path, in order; they treat all numbers alike."""
-    found = []
+    """Return the renames that apply to a path, in order; which apply does not depend on numbers in the path."""
+    renames = []
     for pattern, replacement in _RENAMES:
         if pattern.fullmatch(path):
             path = pattern.sub(replacement, path)
-            found.append((pattern, replacement))
-    return found
+            renames.append((pattern, replacement))
+    return renames

@@ -34,7 +34,7 @@ from quanterr.util.text import display
 
 KEY = "prism.hadamard."
 DECLARED = {"version": 1, "transform": "normalized-sylvester-walsh-hadamard", "axis": "input-last-dimension"}
-FORMATS = ("gguf_pq2_0", "gguf_ptq1_0")  # types that only this fork writes, for rotated weights
+FORMATS = ("gguf_pq2_0", "gguf_ptq1_0")  # types that only this fork writes, and only for rotated weights
 UNDECLARED = (
     f"the file does not declare a rotation ({KEY}…), and weights of this type are stored rotated: without the keys, "
     "runtimes load it and compute nonsense"
@@ -67,20 +67,20 @@ class SignedHadamard:
         return torch.tensor(self.signs or (1,), dtype=torch.float64, device=workspace.device).expand(self.n)
 
     def _multiply(self, source: Tensor, signs: Tensor, rows: Tensor) -> Tensor:
-        one = torch.ones(len(source), dtype=torch.float64, device=rows.device)
-        found = hadamard.multiply(source, self.block, 1, (one, signs / sqrt(self.block)), rows.dtype)
-        return rows.copy_(found.view(rows.shape))
+        ones = torch.ones(len(source), dtype=torch.float64, device=rows.device)
+        product = hadamard.multiply(source, self.block, 1, (ones, signs / sqrt(self.block)), rows.dtype)
+        return rows.copy_(product.view(rows.shape))
 
 
 class DeclaredRotation(NamedTuple):
-    """What a file declares about rotated weights."""
+    """The rotation that a file declares, and the weights that have it."""
 
     block: int
     signs: Mapping[int, tuple[int, ...]]  # by the width of rows; empty: all are 1
     weights: frozenset[str]  # stored names
 
     def undo(self, weight: Weight) -> Weight:
-        """Return a weight with its rotation undone; any other weight as it is.
+        """Return a weight with its rotation undone; weights that the file does not list are returned unchanged.
 
         Raises:
             FormatMismatch: the declared rotation does not fit the weight.
@@ -114,7 +114,7 @@ def read_rotation(checkpoint: Checkpoint) -> DeclaredRotation | None:
     block = values.get("block_size")
     if not isinstance(block, int) or block < 1 or block & (block - 1):
         raise _refuse(str(file), "block_size", values, "it should be a power of two")
-    names = [values.get(f"{kind}weight_names", ()) for kind in ("", "inverse_")]
+    names = [values.get(f"{prefix}weight_names", ()) for prefix in ("", "inverse_")]
     weights = frozenset(str(name) for each in names if isinstance(each, tuple) for name in each)
     return DeclaredRotation(block, _read_signs(str(file), block, values), weights)
 
@@ -135,8 +135,8 @@ def _read_signs(file: str, block: int, values: Mapping[str, Value]) -> dict[int,
 
 
 def _refuse(file: str, name: str, values: Mapping[str, Value], expected: str) -> CheckpointError:
-    found = display(str(values[name])) if name in values else "missing"
-    return CheckpointError(f"{file}: key {KEY}{name} is {found}; {expected}")
+    value_text = display(str(values[name])) if name in values else "missing"
+    return CheckpointError(f"{file}: key {KEY}{name} is {value_text}; {expected}")
 
 
 def warn_of_undeclared(weight: Weight) -> Weight:

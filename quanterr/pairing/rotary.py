@@ -1,4 +1,4 @@
-"""The row order of q and k: RoPE rotates rows in pairs, which programs store in two ways.
+"""The order of the rows of q and k: RoPE rotates pairs of rows, and programs store these pairs in two ways.
 
     transformers             the rows of a pair are half a head apart: (0, d/2), (1, d/2 + 1), …
     Mistral's and Meta's     the rows of a pair are adjacent: attention.wq and attention.wk
@@ -26,7 +26,7 @@ _HEADS = {"q": _QUERY, "k": ("num_key_value_heads", "n_kv_heads", *_QUERY)}
 
 
 def unify_row_order(pair: Pair, configs: Iterable[JsonFields]) -> Pair:
-    """Return the pair with the rows of each head in halves on both sides; ``configs`` are both checkpoints' configs.
+    """Return the pair with RoPE pairs d/2 rows apart on both sides; ``configs`` are both checkpoints' configurations.
 
     Raises:
         FormatMismatch: the orders differ, and no config gives a fitting number of heads.
@@ -35,14 +35,14 @@ def unify_row_order(pair: Pair, configs: Iterable[JsonFields]) -> Pair:
     if names[0] == names[1]:
         return pair
     paired = [_PAIRED.fullmatch(name) for name in names]
-    word = next((found[1] for found in paired if found), None)
+    word = next((match[1] for match in paired if match), None)
     if word is None or all(paired):
         return pair
     return unify_side(pair, 0 if paired[0] else 1, configs)
 
 
 def unify_side(pair: Pair, side: int, configs: Iterable[JsonFields]) -> Pair:
-    """Return the pair with the rows of each head in halves on a side (0 or 1), if its name implies pairs.
+    """Return the pair with RoPE pairs d/2 rows apart on a side (0 or 1), if its name implies adjacent ones.
 
     Raises:
         FormatMismatch: no config gives a fitting number of heads.

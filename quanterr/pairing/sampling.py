@@ -1,4 +1,4 @@
-"""Errors between two weights on a sample of rows, and the choice among several readings by these errors."""
+"""Errors between two weights on a sample of rows, and the choice of the reading with the smallest error."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -11,16 +11,16 @@ from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 
-# Relative error ||e|| / ||x||: correct readings are below SUSPICIOUS, and wrong ones BETTER times worse.
+# Relative errors ||e|| / ||x||: those of correct readings are below SUSPICIOUS, of wrong ones BETTER times larger.
 SUSPICIOUS = 0.35
 BETTER = 3.0
 
-# For a square weight and its transpose, or two orders of rows: the correct one is below RELATED, even at two bits,
-# and the other above UNRELATED.
+# Relative errors of a square weight and its transpose, or of two orders of rows: that of the correct one is below
+# RELATED, even at two bits, and that of the other above UNRELATED.
 RELATED, UNRELATED = 0.7, 1.2
 
-# For readings that differ by one code step (rounding errs by a third of a step, a wrong reading by a whole step) or at
-# the edges of blocks: the wrong one cannot be nearer by this factor.
+# Readings may differ by one code step (rounding errs by a third of a step, a wrong reading by a whole step) or only at
+# the edges of blocks: the error of the wrong one cannot be smaller by this factor.
 CLEARLY = 1.2
 
 # Largest relative error between a tensor and its copy, perhaps in another dtype.
@@ -32,8 +32,8 @@ class ReadingThreshold(NamedTuple):
 
     tried_above: float  # others are tried only if the first has a larger error
     times_better: float = inf  # factor by which the other's error must be smaller
-    apart: bool = False  # also accept if the other is below RELATED and the first above UNRELATED
-    unless_same: bool = False  # instead, accept if the other's own error is above SAME, so that it is not a copy
+    apart: bool = False  # also accept the other if its error is below RELATED and that of the first above UNRELATED
+    unless_same: bool = False  # instead, accept the other if its error is above SAME, so that it is not a copy
 
     def is_met(self, first: float, other: float) -> bool:
         """Return whether the other reading wins."""
@@ -55,7 +55,7 @@ class ChosenReading(NamedTuple):
 
     number: int | None
     first: float  # relative error of the first reading
-    least: float  # least relative error of the readings tried
+    least: float  # smallest relative error of the readings tried
 
 
 def choose_nearest(
@@ -66,7 +66,7 @@ def choose_nearest(
 ) -> ChosenReading:
     """Choose among (original, quantized) pairs by their errors on a few rows; ``bar`` decides if others are tried."""
     if bar.tried_above >= SUSPICIOUS and 0 < (error := _error_of_first_rows(*first, reader)) <= SUSPICIOUS:
-        return ChosenReading(None, error, error)  # no other reading can also be right in these rows
+        return ChosenReading(None, error, error)  # if these rows are right, no other reading can be right, too
     error = relative_error(*first, reader)
     errors = [] if error <= bar.tried_above else [relative_error(*other, reader) for other in others]
     if not errors:
@@ -75,11 +75,15 @@ def choose_nearest(
     return ChosenReading(errors.index(least) if bar.is_met(error, least) else None, error, least)
 
 
-PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15  # number of places in a sample, and most rows and elements at a place
+PLACES, ROWS, ELEMENTS = (
+    4,
+    8,
+    1 << 15,
+)  # number of places in a sample, and maximum number of rows and elements at a place
 
 
 def relative_error(original: Weight, quantized: Weight, reader: Reader) -> float:
-    """Return ||y - x|| / ||x|| over a few rows; infinity if a value is not finite, or x is zero and y is not."""
+    """Return ||y - x|| / ||x|| over a few rows; infinity if a value is not finite, or only x is all zeros."""
     return _pool_errors(_measure_error(x, y) for x, y in _read_sample(original, quantized, reader))
 
 

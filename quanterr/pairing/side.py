@@ -1,4 +1,4 @@
-"""One checkpoint as weights: which stored tensors hold elements, and which are parts of a weight."""
+"""The weights of one checkpoint: which stored tensors hold elements, and which are parts of a weight."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
@@ -12,7 +12,11 @@ from quanterr.pairing.transforms import Transforms
 from quanterr.util.text import display
 
 NEVER_CODES = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # dtypes that no format uses for codes
-ALONE = ("weight", "bias", "e_score_correction_bias")  # last words of names that are never parts of another weight
+SEPARATE_WEIGHTS = (
+    "weight",
+    "bias",
+    "e_score_correction_bias",
+)  # last words of names that are never parts of another weight
 
 WeightCache = dict[Hashable, Weight]
 
@@ -31,7 +35,7 @@ class CheckpointSide:
         self.labels = read_labels(checkpoint)
         self.transforms = Transforms(self.labels.config, checkpoint.entries)
         self.rotation = read_rotation(checkpoint)
-        self.consumed = {  # entries that are neither weights nor parts → what they are
+        self.consumed = {  # entries that are neither weights nor parts of weights → what they are
             **dict.fromkeys(sorted(self.labels.consumed), "a label"),
             **dict.fromkeys(sorted(self.transforms.consumed), "the matrix of a transform"),
         }
@@ -50,13 +54,13 @@ class CheckpointSide:
                 self.codes.setdefault(name, entry)
 
     def _find_anchored(self) -> dict[str, Entry]:
-        """Map weights to their entry, if the elements are stored under another name, such as X.qweight."""
-        found = {}
+        """Map each weight whose elements are stored under another name, such as X.qweight, to that entry."""
+        entries = {}
         for name, weight in find_anchored(self.entries).items():
             if weight not in self.entries:
-                found[weight] = self.entries[name]
+                entries[weight] = self.entries[name]
                 self.part_of[name] = weight
-        return found
+        return entries
 
     def _gather_parts(self) -> None:
         """Find the known parts of weights that hold codes, and evidence that this checkpoint uses scales."""
@@ -75,14 +79,15 @@ class CheckpointSide:
             self.expects_scale = f"config.json declares quant_method {self.labels.method}"
         description = ((self.labels.block, CONFIG), (find_common_block(scaled), "the other weights of this checkpoint"))
         self.blocks = tuple((block, source) for block, source in description if block)
-        if self.labels.marker:  # in such files, a weight without a scale has the scale 1
+        if self.labels.marker:  # programs that write this marker store no scale if it is 1
             self.expects_scale = None
 
     def attach_siblings(self, elsewhere: Collection[str] = ()) -> None:
         """Assign each part to its weight by name; only weights remain in ``codes``.
 
-        ``elsewhere`` are names that the other checkpoint has too: such a tensor is a part only if a format knows it. An
-        original that stores only floats has no parts at all: a q_scale in it is an ordinary parameter.
+        ``elsewhere`` are names that the other checkpoint has too: such a tensor counts as a part only if a format
+        declares such a part. An original that stores only floats has no parts: a q_scale in it is an ordinary
+        parameter.
         """
         plain = self.side == "original" and all(entry.dtype in NEVER_CODES for entry in self.entries.values())
         owners = {}
@@ -104,7 +109,7 @@ class CheckpointSide:
                 self.codes.pop(entry.name, None)
 
     def drop(self, weight: str, reason: str) -> None:
-        """Count the tensors of a weight as consumed, for a reason: no program uses them."""
+        """Count the tensors of a weight that no program uses as consumed, with the reason."""
         for entry in (self.codes.pop(weight), *self.siblings.pop(weight, ())):
             self.consumed[entry.name] = reason
 
@@ -130,8 +135,8 @@ class CheckpointSide:
 
     def _recognize(self, weight: str, shape: tuple[int, ...] | None, siblings: Sequence[Entry]) -> Weight:
         hints = self._make_hints(weight, shape)
-        found = self.transforms.undo(recognize(weight, self.codes[weight], self._stored, siblings, hints))
-        return self.rotation.undo(found) if self.rotation else warn_of_undeclared(found)
+        recognized = self.transforms.undo(recognize(weight, self.codes[weight], self._stored, siblings, hints))
+        return self.rotation.undo(recognized) if self.rotation else warn_of_undeclared(recognized)
 
     def memoize(self, key: Hashable, make: Callable[[], Weight]) -> Weight:
         """Return the result of ``make``, cached under ``key`` if sides share a cache."""
@@ -143,22 +148,22 @@ class CheckpointSide:
 
     def _make_hints(self, weight: str, shape: tuple[int, ...] | None) -> Hints:
         """Return the hints for a weight; weights of the same shape without a label share one object."""
-        found = self.labels.of(weight)
-        if not found and shape in self._hints:
+        layer_labels = self.labels.of(weight)
+        if not layer_labels and shape in self._hints:
             return self._hints[shape]
         labels = self.labels
         hints = Hints(
-            found, self.blocks, self.expects_scale, shape, labels.config, labels.declarations, labels.metadata
+            layer_labels, self.blocks, self.expects_scale, shape, labels.config, labels.declarations, labels.metadata
         )
-        if not found:
+        if not layer_labels:
             self._hints[shape] = hints
         return hints
 
 
 def _find_owner(name: str, weights: Collection[str]) -> str | None:
-    """Return the weight that a tensor of this name is a part of; None if it stands alone."""
+    """Return the weight that a tensor of this name is a part of; None if it is no part."""
     module, _, last = name.rpartition(".")
-    if last in ALONE:
+    if last in SEPARATE_WEIGHTS:
         return None
     words = last.split("_")
     prefix = module + "." if module else ""

@@ -1,15 +1,15 @@
 """Detection and reversal of scales that a quantizer moved from one weight into another, from the tensors alone.
 
 AWQ, SmoothQuant and similar methods divide a norm (or the rows of the preceding weight) by s, and multiply the columns
-of the weights that follow by s: the model computes the same, but each weight differs.
+of the weights that follow by s. The model computes the same as before, but each of these weights has other values.
 
-    norm → weights      s is the ratio of the two norms, exact for all weights that follow. Their pooled error with and
-                        without s decides
-    weight → weight     s is fitted to the rows of the first weight, and the columns of the second decide. If each row
-                        of v feeds all heads of a group, s is repeated over these heads
+    norm → weights      s is the ratio of the two norms, which all weights that follow share. It is undone if that
+                        reduces their pooled error
+    weight → weight     s is fitted to the rows of the first weight, and undone if that reduces the error of the second.
+                        If each row of v feeds all heads of a group, s is repeated over these heads
 
-Both may affect one weight (up_proj, v_proj). Column factors are therefore judged by the error that no row factor can
-remove, and undone first.
+Both may affect the same weight (up_proj, v_proj). So column factors are undone first, and judged by the error that
+remains after fitting row factors.
 
 Reference: Lin et al., AWQ (2023); Xiao et al., SmoothQuant (2022); casper-hansen/AutoAWQ@88e4c76b
 awq/quantize/scale.py; vllm-project/llm-compressor@0.14 modifiers/awq/mappings.py.
@@ -36,22 +36,26 @@ from quanterr.pairing.sampling import (
 from quanterr.pairing.views import scale_weight
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 
-CAST = 0.01  # relative change of a norm below which it may be a cast
-EXACTLY = 1.003  # factor by which a norm's factors must reduce the pooled error: small, as nothing is fitted
-NEARER = 1.02  # factor by which fitted factors must reduce the error of the next weight
-CLEARLY = 1 / 0.7  # error with factors / without, above which a weight lacks the factors that others have
-LENGTH = 0.5  # a factor that leaves less than this share of a deviation in length explains it
-LEAST = 1e-30  # least error to divide by
-AGREEING = 0.5  # least correlation of factors that agree: 64 random factors have about 0.125
-DOUBTS, SCATTER = 4.0, 0.02  # a fold is sought if a row factor is off the median by DOUBTS standard errors + SCATTER
-# A row and the columns that it feeds have one factor unless its logarithms differ by APART, and UNLIKE standard errors.
-# It is shown by an energy SHOWN times that of errors: with less, steps are as wide as the values, and bias it.
-APART, UNLIKE, SHOWN = 0.2, 6.0, 4.0
+CAST_TOLERANCE = 0.01  # a smaller relative change of a norm may come from a cast
+MIN_NORM_GAIN = 1.003  # a norm's factors must divide the pooled error by this: little, as nothing is fitted
+MIN_FITTED_GAIN = 1.02  # fitted factors must divide the error of the next weight by this
+MIN_LOSS_WITHOUT = 1 / 0.7  # if undoing multiplies its error by this, a weight does not have the factors
+MAX_REMAINING_DEVIATION = 0.5  # a factor explains a deviation of the length if less than this share remains
+MIN_ERROR = 1e-30  # smaller errors are not divided by
+MIN_CORRELATION = 0.5  # minimum for factors that agree; that of 64 random factors is about 0.125
+MIN_STANDARD_ERRORS, MIN_SCATTER = (
+    4.0,
+    0.02,
+)  # a fold is sought if a row factor differs more from the median: standard errors + this
+# A row and the columns that it feeds have different factors if the logarithms differ by the first of these, and by this
+# many standard errors. Only rows and columns with this many times the energy of their errors count: if steps of codes
+# are as wide as the values, they bias the fit.
+MIN_LOG_DIFFERENCE, MIN_DIFFERENCE_ERRORS, MIN_SIGNAL_ENERGY = 0.2, 6.0, 4.0
 HEADS = (128, 64, 256, 96, 80, 32, 16)  # common numbers of rows per head
 
-OF_VALUES = ("v_proj", "qkv_proj")  # weights whose last rows are the values of attention's heads
+OF_VALUES = ("v_proj", "qkv_proj")  # weights whose last rows compute the values of attention heads
 
-Places = Mapping[tuple[str, str], int]  # (path, kind) as names.canonicalize returns them → index of the pair
+Places = Mapping[tuple[str, str], int]  # what names.canonicalize returns for a name → index of the pair
 
 
 def undo_smoothing(
@@ -59,34 +63,35 @@ def undo_smoothing(
 ) -> tuple[list[Pair], list[FoldedScales]]:
     """Return the pairs with folded scales moved back, and a description of each fold that was undone.
 
-    Each head of keys and values feeds neighbouring heads of queries, so that ``key_heads``, the declared ones, decide
-    which columns have the factors of a row. Another order is undone as runtimes would apply it.
+    Each head of keys and values feeds neighbouring heads of queries, so the declared ``key_heads`` determine which
+    columns have the factors of a row. If a file has another order, factors are undone in the declared one, as runtimes
+    compute in that.
     """
     undone = list(pairs)
     places = {canonicalize(pair.name): number for number, pair in enumerate(pairs)}
-    found = [*_undo_norms(undone, places, reader), *_undo_weights(undone, places, key_heads, reader)]
-    return undone, [_measure(one, pairs, undone, places, reader) for one in found]
+    folds = [*_undo_norms(undone, places, reader), *_undo_weights(undone, places, key_heads, reader)]
+    return undone, [_measure(fold, pairs, undone, places, reader) for fold in folds]
 
 
 def _measure(
-    found: FoldedScales, before: Sequence[Pair], after: Sequence[Pair], places: Places, reader: Reader
+    fold: FoldedScales, before: Sequence[Pair], after: Sequence[Pair], places: Places, reader: Reader
 ) -> FoldedScales:
     """Add the SNR of the fold's worst weight, as stored and with all factors undone."""
     errors = {}
-    for name in found.names:
+    for name in fold.names:
         number = places[canonicalize(name)]
         stored, undone = (
             relative_error(pairs[number].original, pairs[number].quantized, reader) for pairs in (before, after)
         )
         errors[name] = stored, undone
     worst = max(errors, key=lambda name: errors[name])
-    return replace(found, worst=worst, before_db=_db(errors[worst][0]), after_db=_db(errors[worst][1]))
+    return replace(fold, worst=worst, before_db=_db(errors[worst][0]), after_db=_db(errors[worst][1]))
 
 
 def _undo_norms(pairs: list[Pair], places: Places, reader: Reader) -> Iterator[FoldedScales]:
     changed = {}  # (block, pattern of the weights that the norm feeds) → the norm's name, factors to try
-    for (path, kind), number in places.items():
-        if kind or len(pairs[number].original.shape) != 1 or not pairs[number].original.n:
+    for (path, ending), number in places.items():
+        if ending or len(pairs[number].original.shape) != 1 or not pairs[number].original.n:
             continue
         block, _, word = path.rpartition(".")
         for norms, fed in FED_BY_NORM:
@@ -96,9 +101,9 @@ def _undo_norms(pairs: list[Pair], places: Places, reader: Reader) -> Iterator[F
         return
     behind: dict[tuple[str, str], list[int]] = {}
     blocks = {block for block, _ in changed}
-    for (path, kind), number in places.items():
+    for (path, ending), number in places.items():
         words = path.split(".")
-        for block in {".".join(words[:n]) for n in range(1, len(words))} & blocks if not kind else ():
+        for block in {".".join(words[:n]) for n in range(1, len(words))} & blocks if not ending else ():
             for _, fed in FED_BY_NORM:
                 if re.fullmatch(fed, path.removeprefix(block + ".")):
                     behind.setdefault((block, fed), []).append(number)
@@ -107,14 +112,14 @@ def _undo_norms(pairs: list[Pair], places: Places, reader: Reader) -> Iterator[F
 
 
 def _find_norm_factors(norm: Pair, reader: Reader) -> list[Tensor] | None:
-    """Return the ratios norm_q / norm, and (1 + norm_q) / (1 + norm) for norms stored minus one; None if unchanged."""
+    """Return the ratios norm_q / norm, and (1 + norm_q) / (1 + norm) for norms that are stored minus 1, or None."""
     whole = Chunk(0, 1, 0, norm.original.n)
     x, y = (side[0].float() for side in reader.read_both((norm.original, norm.quantized), whole))
     ratio = torch.where((x == 0) & (y == 0), 1.0, y / x)
-    if bool(((ratio - 1).abs() <= CAST).all()):
+    if bool(((ratio - 1).abs() <= CAST_TOLERANCE).all()):
         return None
-    found = [factors for factors in (ratio, (1 + y) / (1 + x)) if _are_factors(factors)]
-    return found or None
+    candidates = [factors for factors in (ratio, (1 + y) / (1 + x)) if _are_factors(factors)]
+    return candidates or None
 
 
 def _are_factors(factors: Tensor) -> bool:
@@ -135,28 +140,29 @@ def _undo_columns(
     for factors in candidates:
         columns = {n: scale_weight(w, factors, 1) for n, w in stored.items() if w.matrix[1] == len(factors)}
         after = {n: error_up_to_row_factors(pairs[n].original, weight, reader) for n, weight in columns.items()}
-        having = [n for n in columns if after[n] < CLEARLY * before[n]]
+        having = [n for n in columns if after[n] < MIN_LOSS_WITHOUT * before[n]]
         if not having:
             continue
-        gained = _pool_errors(before, having) / max(_pool_errors(after, having), LEAST)
-        of_length = gained * NEARER > 1 and abs(float(factors.median()) - 1) > CAST
-        if gained < EXACTLY and not (of_length and _is_nearer(pairs, columns, reader)):
+        gained = _pool_errors(before, having) / max(_pool_errors(after, having), MIN_ERROR)
+        of_length = gained * MIN_FITTED_GAIN > 1 and abs(float(factors.median()) - 1) > CAST_TOLERANCE
+        if gained < MIN_NORM_GAIN and not (of_length and _is_nearer(pairs, columns, reader)):
             continue
         for n in having:
             pairs[n] = replace(pairs[n], quantized=_add_evidence(columns[n], source))
         without = tuple(pairs[n].name for n in columns if n not in having)
-        found = FoldedScales(source, tuple(pairs[n].name for n in having), without=without)
-        yield _undo_bias(found, pairs, places, factors, reader)
+        fold = FoldedScales(source, tuple(pairs[n].name for n in having), without=without)
+        yield _undo_bias(fold, pairs, places, factors, reader)
         return
 
 
 def _is_nearer(pairs: Sequence[Pair], undone: Mapping[int, Weight], reader: Reader) -> bool:
-    """Return whether nearly constant factors, which row factors would absorb, correct the length of a weight."""
+    """Return whether undoing nearly constant factors, which row factors would hide, corrects the length of a weight."""
     for n, weight in undone.items():
         stored, mended = (
-            fit_row_factors(pairs[n].original, one, reader)[0].median() for one in (pairs[n].quantized, weight)
+            fit_row_factors(pairs[n].original, quantized, reader)[0].median()
+            for quantized in (pairs[n].quantized, weight)
         )
-        if float((mended - 1).abs()) < LENGTH * float((stored - 1).abs()):
+        if float((mended - 1).abs()) < MAX_REMAINING_DEVIATION * float((stored - 1).abs()):
             return True
     return False
 
@@ -168,13 +174,13 @@ def _pool_errors(errors: Mapping[int, float], numbers: Sequence[int]) -> float:
 def _undo_weights(
     pairs: list[Pair], places: Places, key_heads: KeyHeads | None, reader: Reader
 ) -> Iterator[FoldedScales]:
-    for path, kind in places:
+    for path, ending in places:
         block, _, word = path.rpartition(".")
-        following = [places.get((f"{block}.{other}", "")) for other in FED_BY_WEIGHT.get(word, ()) if not kind]
+        following = [places.get((f"{block}.{other}", "")) for other in FED_BY_WEIGHT.get(word, ()) if not ending]
         behind = next((number for number in following if number is not None), None)
         if behind is None:
             continue
-        number = places[path, kind]
+        number = places[path, ending]
         if _have_row_factors(pairs[number], reader):
             heads = key_heads if word in OF_VALUES else None
             yield from _undo_between(pairs, number, behind, heads, places, reader)
@@ -193,12 +199,12 @@ def _undo_between(
         columns = scale_weight(second.quantized, _repeat_factors(fitted.factors, head), 1)
         errors[head] = error_up_to_factor(second.original, columns, reader)
     best = min(errors, key=lambda head: errors[head], default=None)
-    if best is None or not errors[best] * NEARER <= before:
+    if best is None or not errors[best] * MIN_FITTED_GAIN <= before:
         return
     of_columns = _fit_factors(second, 0, reader)
     if not _agree(fitted, of_columns, best):
         return
-    is_misplaced = declared is not None and errors[best] * NEARER <= errors[declared]
+    is_misplaced = declared is not None and errors[best] * MIN_FITTED_GAIN <= errors[declared]
     factors = fitted.factors if is_misplaced else _combine_factors(fitted, of_columns, declared or best)
     best = declared or best
     columns = scale_weight(second.quantized, _repeat_factors(factors, best), 1)
@@ -206,22 +212,22 @@ def _undo_between(
     pairs[behind] = replace(second, quantized=_add_evidence(columns, first.name))
     misplaced = second.name if is_misplaced else ""
     unlike = () if is_misplaced else tuple(_find_unlike(fitted, of_columns, best, (cols, second.original.matrix[0])))
-    found = FoldedScales(first.name, (first.name, second.name), misplaced=misplaced, unlike=unlike)
-    yield _undo_bias(found, pairs, places, factors, reader)
+    fold = FoldedScales(first.name, (first.name, second.name), misplaced=misplaced, unlike=unlike)
+    yield _undo_bias(fold, pairs, places, factors, reader)
 
 
-def _undo_bias(found: FoldedScales, pairs: list[Pair], places: Places, factors: Tensor, reader: Reader) -> FoldedScales:
+def _undo_bias(fold: FoldedScales, pairs: list[Pair], places: Places, factors: Tensor, reader: Reader) -> FoldedScales:
     """Undo the factors in the bias of the fold's source as well, or record that the bias lacks them."""
-    number = places.get((canonicalize(found.source)[0], ".bias"))
+    number = places.get((canonicalize(fold.source)[0], ".bias"))
     if number is None or pairs[number].original.n != len(factors):
-        return found
+        return fold
     bias = pairs[number]
     undone = scale_weight(bias.quantized, 1 / factors, 1)
     before, after = (relative_error(bias.original, weight, reader) for weight in (bias.quantized, undone))
     if after < before:
-        pairs[number] = replace(bias, quantized=_add_evidence(undone, found.source))
-        return replace(found, names=(*found.names, bias.name))
-    return replace(found, bias=bias.name) if after > CLEARLY * before + CAST else found
+        pairs[number] = replace(bias, quantized=_add_evidence(undone, fold.source))
+        return replace(fold, names=(*fold.names, bias.name))
+    return replace(fold, bias=bias.name) if after > MIN_LOSS_WITHOUT * before + CAST_TOLERANCE else fold
 
 
 class FittedFactors(NamedTuple):
@@ -240,7 +246,7 @@ class HeadLayout(NamedTuple):
 
 
 def _find_declared_layout(heads: KeyHeads | None, rows: int, cols: int) -> HeadLayout | None:
-    """Return the declared way in which rows of values feed the next weight; None if the weights have no such heads."""
+    """Return how rows of values feed the next weight, as declared; None if the weights do not fit the declaration."""
     n = heads.number * heads.size if heads else 0
     return HeadLayout(n, heads.size, cols // n) if heads and rows in (n, cols + 2 * n) and cols % n == 0 else None
 
@@ -267,49 +273,51 @@ def _agree(of_rows: FittedFactors, of_columns: FittedFactors, head: HeadLayout) 
     """Return whether the factors of rows correlate with the factors of the columns they feed, unlike mere rounding."""
     columns = -of_columns.factors.view(-1, head.repeats, head.rows).log().mean(1).view(-1)
     both = torch.stack((of_rows.factors[-head.n :].log(), columns))
-    return float(both.corrcoef()[0, 1].nan_to_num(0.0)) > AGREEING
+    return float(both.corrcoef()[0, 1].nan_to_num(0.0)) > MIN_CORRELATION
 
 
 def _find_unlike(
     of_rows: FittedFactors, of_columns: FittedFactors, head: HeadLayout, lengths: tuple[int, int]
 ) -> list[int]:
-    """Return the rows whose factor the columns that they feed do not have; ``lengths`` are those of rows and columns.
+    """Return the rows whose factor differs from that of the columns they feed; ``lengths`` are of rows and columns.
 
-    Factors of rows or columns that codes hardly show, as most are rounded to zero, tell nothing.
+    Rows and columns most of whose values are rounded to zero are left out, as their factors cannot be fitted.
     """
     factors, certainty = (values.view(-1, head.repeats, head.rows) for values in of_columns)
-    own, own_certainty = (values[-head.n :].view(-1, 1, head.rows) for values in of_rows)
-    shown = (own_certainty > SHOWN * lengths[0]) & (certainty > SHOWN * lengths[1])
+    row_factors, row_certainty = (values[-head.n :].view(-1, 1, head.rows) for values in of_rows)
+    shown = (row_certainty > MIN_SIGNAL_ENERGY * lengths[0]) & (certainty > MIN_SIGNAL_ENERGY * lengths[1])
     if not bool(shown.any()):
         return []
-    apart = own.log() + factors.log()
+    apart = row_factors.log() + factors.log()
     apart -= apart[shown].median()
-    unlike = shown & (apart.abs() > APART + UNLIKE * (1 / own_certainty + 1 / certainty).sqrt())
+    unlike = shown & (
+        apart.abs() > MIN_LOG_DIFFERENCE + MIN_DIFFERENCE_ERRORS * (1 / row_certainty + 1 / certainty).sqrt()
+    )
     rows: list[int] = (unlike.any(1).view(-1).nonzero()[:, 0] + len(of_rows.factors) - head.n).tolist()
     return rows
 
 
 def _combine_factors(of_rows: FittedFactors, of_columns: FittedFactors, head: HeadLayout) -> Tensor:
-    """Combine the factors of rows and of the columns that they feed, which are 1 / s, weighted by certainty.
+    """Average the logarithms of the factors of rows and of the columns they feed, 1 / s, weighted by certainty.
 
     Rows that feed no column get the factor 1.
     """
     shape = -1, head.repeats, head.rows
     factors, certainty = (values.view(shape) for values in of_columns)
     weighted = -(factors.log() * certainty).nan_to_num(0.0, 0.0, 0.0).sum(1).view(-1)
-    own, own_certainty = (values[-head.n :] for values in of_rows)
-    shown = ((own.log() * own_certainty + weighted) / (own_certainty + certainty.sum(1).view(-1))).exp()
-    found = torch.ones_like(of_rows.factors)
-    found[-head.n :] = torch.where(shown.isfinite() & (shown > 0), shown, own)
-    return found
+    row_factors, row_certainty = (values[-head.n :] for values in of_rows)
+    shown = ((row_factors.log() * row_certainty + weighted) / (row_certainty + certainty.sum(1).view(-1))).exp()
+    combined = torch.ones_like(of_rows.factors)
+    combined[-head.n :] = torch.where(shown.isfinite() & (shown > 0), shown, row_factors)
+    return combined
 
 
 def _have_row_factors(pair: Pair, reader: Reader) -> bool:
-    """Return whether the row factors of a sample scatter by more than rounding explains."""
+    """Return whether the row factors of a sample vary more than rounding explains."""
     factors, doubt = fit_row_factors(pair.original, pair.quantized, reader)
     if not len(factors) or not _are_factors(factors):
         return False
-    return float((factors / factors.median() - 1).abs().max()) > DOUBTS * doubt + SCATTER
+    return float((factors / factors.median() - 1).abs().max()) > MIN_STANDARD_ERRORS * doubt + MIN_SCATTER
 
 
 def _fit_factors(pair: Pair, dim: int, reader: Reader) -> FittedFactors:
@@ -318,9 +326,9 @@ def _fit_factors(pair: Pair, dim: int, reader: Reader) -> FittedFactors:
     xx, xy, yy = torch.zeros(3, n, dtype=torch.float64)
     for chunk in Cut(*pair.original.matrix, CPU_CHUNK):
         x, y = (side.double() for side in reader.read_both((pair.original, pair.quantized), chunk))
-        own = slice(chunk.row, chunk.stop_row) if dim else slice(chunk.col, chunk.stop_col)
+        part = slice(chunk.row, chunk.stop_row) if dim else slice(chunk.col, chunk.stop_col)
         for sums, product in ((xx, x * x), (xy, x * y), (yy, y * y)):
-            sums[own] += product.sum(dim)
+            sums[part] += product.sum(dim)
     factors = xy / xx
     certain = of * xy * xy / (xx * yy - xy * xy).clamp_(1e-12 * xx * yy)
     known = factors.isfinite() & (factors > 0)

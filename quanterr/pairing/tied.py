@@ -1,6 +1,6 @@
 """Tied weights: one parameter of the model that a checkpoint may store once or several times.
 
-Names give the candidates; the original's values show whether they are tied: then two of its tensors are equal.
+Names suggest candidates. Whether these are tied is decided by the original's values: its two tensors are equal.
 
 If config.json ties the output layer to the embedding, loaders drop a stored output layer and use the embedding.
 
@@ -17,12 +17,12 @@ from quanterr.pairing.names import EMBEDDINGS, HEADS, canonicalize
 from quanterr.selection.roles import block_of
 from quanterr.util.strict_json import JsonFields, as_object
 
-# Paths outside blocks with one row, or one element of a bias, per token.
-_WEIGHTS = re.compile(
+# Paths, outside blocks, of weights with one row for each token, and of biases with one element for each.
+_TIED_WEIGHTS = re.compile(
     r"(.*\.)?(lm_head|output|embed_tokens|token_embd|wte|shared|word_embeddings|embeddings|embed_in|embed_out"
     r"|tok_embeddings|(lm_head|predictions)\.decoder|vocab_projector)"
 )
-_BIASES = re.compile(r"(.*\.)?(lm_head|predictions)(\.decoder)?")
+_TIED_BIASES = re.compile(r"(.*\.)?(lm_head|predictions)(\.decoder)?")
 
 
 TIED = "tie_word_embeddings"
@@ -80,12 +80,12 @@ class Ties:
     def _find_embedding(names: list[str]) -> str | None:
         """Return the token embedding if it is unique: the one with a usual name, else the only embedding."""
         weights = [name for name in names if _classify(name) == "weight"]
-        found = [name for name in weights if canonicalize(name)[0] in EMBEDDINGS] or weights
-        return found[0] if len(found) == 1 else None
+        embeddings = [name for name in weights if canonicalize(name)[0] in EMBEDDINGS] or weights
+        return embeddings[0] if len(embeddings) == 1 else None
 
 
 def find_tied_head(main: JsonFields, names: Iterable[str]) -> TiedHead | None:
-    """Return the output layer that loaders drop by ``main``, which is config.json; None if they drop none.
+    """Return the stored output layer that loaders ignore because of ``main``, the config.json; None if there is none.
 
     ``names`` are the weights of the checkpoint.
     """
@@ -103,8 +103,8 @@ def _classify(name: str) -> str | None:
     """Return ``weight`` or ``bias`` for a tensor of the vocabulary, which may be tied; None for all others."""
     if block_of(name) is not None:
         return None
-    path, kind = canonicalize(name)
-    pattern = _BIASES if kind else _WEIGHTS
+    path, ending = canonicalize(name)
+    pattern = _TIED_BIASES if ending else _TIED_WEIGHTS
     if not pattern.fullmatch(path):
         return None
-    return "bias" if kind else "weight"
+    return "bias" if ending else "weight"

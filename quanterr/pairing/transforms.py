@@ -7,11 +7,11 @@
     weight_input    the stored weight is W V^-T; so stored · V^T is the weight in the original's basis
 
 A target can be a class, but no file states the class of a module: "Linear" is taken to mean all matrices except
-embeddings. Unquantized routers and experts may be of other classes; the original's values then decide
-(alternatives.py), with a warning.
+embeddings. Unquantized routers and experts may have other classes: the reading nearer to the original's values is
+chosen (alternatives.py), with a warning.
 
-Only ``input`` is undone. With ``output``, ``q_attn`` and ``k_cache`` a model computes in a way that no weight shows.
-A wrong declaration is visible: a weight that was not rotated comes out rotated, far from the original.
+Only ``input`` is undone. ``output``, ``q_attn`` and ``k_cache`` change what a model computes, but not its weights.
+A wrong declaration is visible, because a weight that was not rotated then gets a large error.
 
 Reference: vllm-project/compressed-tensors 0.20.0 transform/transform_args.py, transform/factory/base.py,
 transform/utils/matrix.py, utils/match.py.
@@ -37,15 +37,15 @@ from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import display, listed
 
 INPUT = "input"
-FUSED = ("weight_input", "weight_output")  # locations whose matrix is already part of the stored weight
+FUSED_LOCATIONS = ("weight_input", "weight_output")  # locations whose matrix is already part of the stored weight
 HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX = "hadamard", "random-hadamard", "random-matrix"
-KINDS = (HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX)
-STORED = "the weight of a module that is not a Linear, whose inputs have no transform"
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+MATRIX_TYPES = (HADAMARD, RANDOM_HADAMARD, RANDOM_MATRIX)
+UNTRANSFORMED = "the weight of a module that is not a Linear, whose inputs have no transform"
+FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 LINEAR = "Linear"
-LOOKED_UP = ("embedding", "norm")  # roles of matrices that belong to no Linear
-ROUTERS = ("gate", "router")  # last parts of names of modules that are Linear in some models only
-AGAIN = "export the model again with both sides of the transform, and with its matrix"
+NOT_LINEAR = ("embedding", "norm")  # roles of matrices that do not belong to a Linear
+ROUTERS = ("gate", "router")  # last words of names of modules that are Linear only in some models
+REMEDY = "export the model again with both sides of the transform, and with its matrix"
 
 
 class Transform(NamedTuple):
@@ -75,10 +75,10 @@ def read_transforms(config: JsonFields) -> list[Transform]:
     if "transform_config" not in config:
         return []
     groups = as_object(as_object(config["transform_config"]).get("config_groups"))
-    found = []
+    transforms = []
     for group, scheme in ((group, as_object(fields)) for group, fields in groups.items()):
         places = scheme.get("apply")
-        found += [
+        transforms += [
             Transform(
                 group,
                 str(scheme.get("type")),
@@ -91,7 +91,7 @@ def read_transforms(config: JsonFields) -> list[Transform]:
             )
             for place in map(as_object, places if isinstance(places, list) else [])
         ]
-    return found
+    return transforms
 
 
 def _texts(value: object) -> tuple[str, ...]:
@@ -109,54 +109,59 @@ def _is_named(patterns: tuple[str, ...], module: str, is_linear: bool) -> bool:
 
 
 def find_fused_transforms(config: JsonFields, weights: Sequence[Weight]) -> list[Transform]:
-    """Return the transforms in stored weights that no transform of inputs undoes, one of each group."""
+    """Return the transforms of stored weights that no transform of inputs undoes, one of each group."""
     declared = read_transforms(config)
-    found = dict[str, Transform]()
+    transforms = dict[str, Transform]()
     for each in declared:
         undoing = [other for other in declared if other.group == each.group and other.location == INPUT]
-        if each.location in FUSED and not (each.location == "weight_input" and _is_undone(each, undoing, weights)):
-            found.setdefault(each.group, each)
-    return list(found.values())
+        if each.location in FUSED_LOCATIONS and not (
+            each.location == "weight_input" and _is_undone(each, undoing, weights)
+        ):
+            transforms.setdefault(each.group, each)
+    return list(transforms.values())
 
 
 def _is_undone(fused: Transform, by: Sequence[Transform], weights: Sequence[Weight]) -> bool:
     """Return whether the inputs of all weights with the transform ``fused`` have one of the transforms ``by``."""
-    own = [weight for weight in weights if fused.is_of(weight.name, weight.shape)]
-    if not own:
-        return any((one.targets, one.ignored) == (fused.targets, fused.ignored) for one in by)
-    return all(any(one.is_of(weight.name, weight.shape) for one in by) for weight in own)
+    affected = [weight for weight in weights if fused.is_of(weight.name, weight.shape)]
+    if not affected:
+        return any((transform.targets, transform.ignored) == (fused.targets, fused.ignored) for transform in by)
+    return all(any(transform.is_of(weight.name, weight.shape) for transform in by) for weight in affected)
 
 
 def find_online_transforms(config: JsonFields, weights: Sequence[Weight]) -> list[str]:
-    """Return the group and location of each transform that a runtime applies and that none of these weights undoes."""
-    found = [
+    """Return the group and location of each transform that a runtime applies and that is undone in no weight."""
+    descriptions = [
         f"{display(each.group)} ({display(each.location)})"
         for each in read_transforms(config)
-        if each.location not in FUSED
-        and not (each.location == INPUT and any(each.is_of(one.name, one.shape) for one in weights if one.rotated))
+        if each.location not in FUSED_LOCATIONS
+        and not (
+            each.location == INPUT
+            and any(each.is_of(weight.name, weight.shape) for weight in weights if weight.rotated)
+        )
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(descriptions))
 
 
 def find_lone_transforms(config: JsonFields, entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Return the groups of transforms that nothing undoes while a model runs, with the reason.
+    """Map each group of transforms whose inverse is missing in the model to the reason.
 
     A rotation of a weight's columns is undone by a rotation of its inputs, or of the rows of the weight before it.
     Random matrices for inputs, queries and keys have to be stored; runtimes know the Hadamard matrix.
     """
-    found = dict[str, str]()
+    reasons = dict[str, str]()
     groups: dict[str, list[Transform]] = {}
     for each in read_transforms(config):
         groups.setdefault(each.group, []).append(each)
-    for group, own in groups.items():
-        places = {each.location for each in own}
-        online = places.difference(FUSED)
+    for group, transforms in groups.items():
+        places = {each.location for each in transforms}
+        online = places.difference(FUSED_LOCATIONS)
         endings = tuple(f".{group}_{place}.weight" for place in online)
         if len(places) == 1 and not online:
-            found[group] = f"it is applied as {min(places)} only, and nothing undoes it"
-        elif online and own[0].kind.startswith("random") and not any(name.endswith(endings) for name in entries):
-            found[group] = f"its matrix, {min(endings)[1:]}, is not stored"
-    return found
+            reasons[group] = f"it is applied as {min(places)} only, and nothing undoes it"
+        elif online and transforms[0].kind.startswith("random") and not any(name.endswith(endings) for name in entries):
+            reasons[group] = f"its matrix, {min(endings)[1:]}, is not stored"
+    return reasons
 
 
 class Transforms:
@@ -166,30 +171,31 @@ class Transforms:
         """Find the stored matrices by their names."""
         self._all, self._entries = read_transforms(config), entries
         self._matrices: dict[str, list[tuple[str, Transform]]] = {}  # by group: matrices with their transforms
-        self.consumed: set[str] = set()  # names of tensors that belong to transforms of inputs
+        self.consumed: set[str] = set()  # names of tensors of transforms of inputs
         self._others = dict[str, Transform]()  # name of a tensor → the other transform that it belongs to
         for name in entries if self._all else ():
             module, _, last = name.rpartition(".")
             owner, _, place = module.rpartition(".")
-            own = [each for each in self._all if place == f"{each.group}_{each.location}"]
-            if not own or last not in ("weight", "perm"):
+            matching = [each for each in self._all if place == f"{each.group}_{each.location}"]
+            if not matching or last not in ("weight", "perm"):
                 continue
-            one = next((each for each in own if each.is_at(owner)), own[0])
-            if one.location == INPUT:
+            transform = next((each for each in matching if each.is_at(owner)), matching[0])
+            if transform.location == INPUT:
                 self.consumed.add(name)
             else:
-                self._others[name] = one
+                self._others[name] = transform
             if last == "weight":
-                self._matrices.setdefault(one.group, []).append((name, one))
+                self._matrices.setdefault(transform.group, []).append((name, transform))
 
     def explain(self, name: str) -> str | None:
         """Return why the transform of a stored matrix is not undone; None for any other tensor."""
-        one = self._others.get(name)
-        if one is None:
+        transform = self._others.get(name)
+        if transform is None:
             return None
         return (
-            f"the matrix of the transform {display(one.group)}, which a runtime applies at {display(one.location)}: "
-            "only transforms of inputs are undone; measure the checkpoint in its runtime, or export it without"
+            f"the matrix of the transform {display(transform.group)}, which a runtime applies at "
+            f"{display(transform.location)}: only transforms of inputs are undone; measure the checkpoint in its "
+            "runtime, or export it without"
         )
 
     def applies_to(self, weight: str, shape: tuple[int, ...]) -> bool:
@@ -197,46 +203,47 @@ class Transforms:
         return any(each.location == INPUT and each.is_of(weight, shape) for each in self._all)
 
     def undo(self, weight: Weight) -> Weight:
-        """Return a weight with the transform of its inputs undone, as if it took inputs that are not transformed.
+        """Return a weight that takes inputs without a transform, by undoing the declared transform of its inputs.
 
         Raises:
             FormatMismatch: a declared transform cannot be undone; the message says what was found and expected.
         """
         if not self._all:
             return weight
-        own = [each for each in self._all if each.location == INPUT and each.is_of(weight.name, weight.shape)]
-        if not own:
+        transforms = [each for each in self._all if each.location == INPUT and each.is_of(weight.name, weight.shape)]
+        if not transforms:
             return weight
-        named = listed([each.group for each in own], 3)
-        if len(own) > 1:
+        named = listed([each.group for each in transforms], 3)
+        if len(transforms) > 1:
             raise FormatMismatch(
-                f"config.json declares several transforms of its inputs, {named}, and not in which order: {AGAIN}"
+                f"config.json declares several transforms of its inputs, {named}, and not in which order: {REMEDY}"
             )
         if not _may_be_linear(weight.name, weight.shape) or weight.rotated or weight.branch:
             raise FormatMismatch(
                 f"config.json declares the transform {named} of its inputs, and {list(weight.shape)} in "
-                f"{weight.format} is not a plain matrix of a linear layer: {AGAIN}"
+                f"{weight.format} is not a plain matrix of a linear layer: {REMEDY}"
             )
         module = weight.name.removesuffix(WEIGHT_SUFFIX)
-        matrix = self._find_matrix(own[0], module, weight.matrix[1])
-        named = f"{own[0].group} ({own[0].kind}, {matrix.n} columns)"
+        matrix = self._find_matrix(transforms[0], module, weight.matrix[1])
+        named = f"{transforms[0].group} ({transforms[0].kind}, {matrix.n} columns)"
         undone = view_without_rotation(weight, f"its inputs are transformed by {named}, which is undone", matrix)
         may_be_other = role_of(module + WEIGHT_SUFFIX) == "experts" or module.rpartition(".")[2] in ROUTERS
-        if weight.has_codes or own[0].is_at(module, False) or not may_be_other:
+        if weight.has_codes or transforms[0].is_at(module, False) or not may_be_other:
             return undone  # the module can only be a Linear
-        return undone.with_alternatives([replace(weight, evidence=(STORED, *weight.evidence))])
+        return undone.with_alternatives([replace(weight, evidence=(UNTRANSFORMED, *weight.evidence))])
 
     def _find_matrix(self, transform: Transform, module: str, cols: int) -> TransformMatrix:
         called = f"the transform {display(transform.group)} of its inputs"
-        if transform.kind not in KINDS:
+        if transform.kind not in MATRIX_TYPES:
             raise FormatMismatch(
-                f"config.json declares {called} as {display(transform.kind)}; known are {listed(list(KINDS))}: {AGAIN}"
+                f"config.json declares {called} as {display(transform.kind)}; known are {listed(list(MATRIX_TYPES))}: "
+                f"{REMEDY}"
             )
         n = cols if transform.block is None else transform.block
         if not isinstance(n, int) or isinstance(n, bool) or n < 1 or cols % n:
             raise FormatMismatch(
                 f"config.json declares {called} with head_dim {display(str(n))}, which does not divide its {cols} "
-                f"columns: {AGAIN}"
+                f"columns: {REMEDY}"
             )
         is_hadamard = transform.kind != RANDOM_MATRIX
         randomized = transform.randomized and is_hadamard
@@ -247,33 +254,33 @@ class Transforms:
                 looked_for = f"{module}.{transform.group}_{INPUT}.weight"
                 raise FormatMismatch(
                     f"config.json declares {called}, and its matrix {display(looked_for)}, [{n}, {n}], is not stored: "
-                    f"{AGAIN}"
+                    f"{REMEDY}"
                 )
             return TransformMatrix(n, None)
         entry = self._entries[name]
-        if entry.shape != (n, n) or entry.dtype not in FLOATS:
-            raise FormatMismatch(f"the matrix of {called}, {entry}, should be floats of [{n}, {n}]: {AGAIN}")
+        if entry.shape != (n, n) or entry.dtype not in FLOAT_DTYPES:
+            raise FormatMismatch(f"the matrix of {called}, {entry}, should be floats of [{n}, {n}]: {REMEDY}")
         return TransformMatrix(
             n, entry, self._find_permutation(name, n) if randomized else None, is_hadamard, is_transposed
         )
 
     def _find_stored(self, transform: Transform, module: str, n: int) -> str | None:
-        """Return the name of the matrix of a module: its own, or the only one of that size that it can share."""
-        own = f"{module}.{transform.group}_{INPUT}.weight"
-        if own in self._entries:
-            return own
-        found = [
+        """Return the name of a module's matrix: its stored one, or the only one of that size that it can share."""
+        own_matrix = f"{module}.{transform.group}_{INPUT}.weight"
+        if own_matrix in self._entries:
+            return own_matrix
+        shared = [
             name
             for name, other in self._matrices.get(transform.group, ())
             if self._entries[name].shape == (n, n)
             and (transform.kind != RANDOM_MATRIX or other.inverse == transform.inverse)
         ]
-        if len(found) > 1:
+        if len(shared) > 1:
             raise FormatMismatch(
                 f"its inputs have the transform {display(transform.group)}; it stores no matrix, and could share any "
-                f"of {listed(found, 3)}: {AGAIN}"
+                f"of {listed(shared, 3)}: {REMEDY}"
             )
-        return found[0] if found else None
+        return shared[0] if shared else None
 
     def _find_permutation(self, matrix: str, n: int) -> Entry:
         name = matrix.removesuffix("weight") + "perm"
@@ -281,15 +288,15 @@ class Transforms:
         if entry is None or entry.dtype != "I64" or entry.shape != (n,):
             raise FormatMismatch(
                 f"its inputs have a transform with randomize, and the permutation {display(name)}, I64 [{n}], "
-                + (f"is not stored: {AGAIN}" if entry is None else f"is stored as {entry}: {AGAIN}")
+                + (f"is not stored: {REMEDY}" if entry is None else f"is stored as {entry}: {REMEDY}")
             )
         if sorted(read_integers(entry)) != list(range(n)):
-            raise FormatMismatch(f"{entry} should hold each number from 0 to {n - 1} once: {AGAIN}")
+            raise FormatMismatch(f"{entry} should hold each number from 0 to {n - 1} once: {REMEDY}")
         return entry
 
 
 def _may_be_linear(weight: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and role_of(weight) not in LOOKED_UP
+    return len(shape) == 2 and role_of(weight) not in NOT_LINEAR
 
 
 class Rotation(Protocol):
@@ -297,23 +304,23 @@ class Rotation(Protocol):
 
     @property
     def n(self) -> int:
-        """The columns that are multiplied together."""
+        """The number of columns that are multiplied together."""
 
     def apply(self, rows: Tensor, workspace: Workspace) -> Tensor:
         """Multiply inputs, as the model does."""
 
     def undo(self, rows: Tensor, workspace: Workspace) -> Tensor:
-        """Undo this in inputs."""
+        """Multiply inputs by the inverse."""
 
     def apply_to_weight(self, rows: Tensor, workspace: Workspace) -> Tensor:
         """Multiply a weight that takes such inputs, as its quantizer did."""
 
     def undo_in_weight(self, rows: Tensor, workspace: Workspace) -> Tensor:
-        """Undo this in the weight."""
+        """Undo ``apply_to_weight``."""
 
 
 def view_without_rotation(weight: Weight, what: str, matrix: Rotation) -> Weight:
-    """Return a weight as it was before its columns were multiplied; ``what`` is the evidence, in words."""
+    """Return a weight as it was before its columns were multiplied; ``what`` is the sentence for the evidence."""
     return replace(
         weight,
         dequantize=partial(_dequantize, weight, matrix),
@@ -322,7 +329,7 @@ def view_without_rotation(weight: Weight, what: str, matrix: Rotation) -> Weight
         unit=None,
         rotated=RotatedWeight(weight, matrix.apply_to_weight, InputRotation(matrix.apply, matrix.undo)),
         evidence=(what, *weight.evidence),
-        alternatives=tuple(view_without_rotation(one, what, matrix) for one in weight.alternatives),
+        alternatives=tuple(view_without_rotation(reading, what, matrix) for reading in weight.alternatives),
         computed=True,
     )
 
@@ -331,9 +338,9 @@ def _dequantize(weight: Weight, matrix: Rotation, chunk: Chunk, workspace: Works
     """Dequantize whole runs of columns and multiply them by the matrix."""
     n = matrix.n
     whole = chunk._replace(col=chunk.col // n * n, stop_col=-(-chunk.stop_col // n) * n)
-    found = weight.dequantize(whole, workspace)
-    values = matrix.undo_in_weight(found.weight, workspace)
+    whole_values = weight.dequantize(whole, workspace)
+    values = matrix.undo_in_weight(whole_values.weight, workspace)
     if whole == chunk:
-        return Values(values, found.saturated)
+        return Values(values, whole_values.saturated)
     cropped = workspace.buffer("transformed_part", chunk.shape, values.dtype)
-    return Values(cropped.copy_(values[:, chunk.col - whole.col : chunk.stop_col - whole.col]), found.saturated)
+    return Values(cropped.copy_(values[:, chunk.col - whole.col : chunk.stop_col - whole.col]), whole_values.saturated)

@@ -1,10 +1,10 @@
-"""Views: weights made of other weights, such as a range of rows, a stack, a transpose or a reordering.
+"""Views: weights whose values are those of other weights, such as a range of rows, a stack or a transpose.
 
-Each view is a Weight that cuts, stacks or transposes dequantized values chunk by chunk and stores nothing. Views can
-be nested, so fused, split and stacked projections need no further code.
+Each view is a Weight that cuts, stacks or transposes dequantized values chunk by chunk, without storing them. Views can
+be nested, so fused, split and stacked projections need no code of their own.
 
-Where the original is compared through views, because a converter changed what the quantized checkpoint stores,
-``undo_views`` brings the quantized weight back into the original's form. The inverse of each view is in ``_INVERSES``.
+If a converter changed how the quantized checkpoint stores a weight, the original is compared through views, and
+``undo_views`` brings the quantized weight into the original's layout. ``_INVERSES`` has the inverse of each view.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,9 @@ def take_rows(weight: Weight, first: int, shape: tuple[int, ...]) -> Weight:
     if first == 0 and prod(shape) == prod(weight.shape):
         return reshape_weight(weight, shape)
     share = prod(shape) / max(prod(weight.shape), 1)
-    return _view_readings(weight, lambda one: _make_view(one, shape, partial(_dequantize_rows, one, first), share))
+    return _view_readings(
+        weight, lambda reading: _make_view(reading, shape, partial(_dequantize_rows, reading, first), share)
+    )
 
 
 def _dequantize_rows(weight: Weight, first: int, chunk: Chunk, workspace: Workspace) -> Values:
@@ -51,7 +53,7 @@ def _dequantize_rows(weight: Weight, first: int, chunk: Chunk, workspace: Worksp
 
 
 def find_whole(weight: Weight) -> Weight:
-    """Return the weight whose rows a view is; the weight itself if it is no such view."""
+    """Return the weight of which a view shows some rows; the weight itself if it is no such view."""
     function = weight.dequantize
     whole: Weight = function.args[0] if isinstance(function, partial) and function.func is _dequantize_rows else weight
     return whole
@@ -63,18 +65,21 @@ def reshape_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
         return weight
     if as_matrix(shape) != weight.matrix:
         return _view_readings(
-            weight, lambda one: _make_view(one, shape, partial(_dequantize_flat, one, as_matrix(shape)))
+            weight, lambda reading: _make_view(reading, shape, partial(_dequantize_flat, reading, as_matrix(shape)))
         )
     return _view_readings(
         weight,
-        lambda one: replace(
-            _make_view(one, shape, one.dequantize), rotated=one.rotated, branch=one.branch, unit=one.unit
+        lambda reading: replace(
+            _make_view(reading, shape, reading.dequantize),
+            rotated=reading.rotated,
+            branch=reading.branch,
+            unit=reading.unit,
         ),
     )
 
 
 def _dequantize_flat(weight: Weight, matrix: tuple[int, int], chunk: Chunk, workspace: Workspace) -> Values:
-    """Read all elements, which are few, and cut the chunk from them as rows of another length."""
+    """Read all elements of a small weight, and cut the chunk from them as rows of another length."""
     rows, cols = weight.matrix
     whole = weight.dequantize(Chunk(0, rows, 0, cols), workspace).weight.reshape(matrix)
     return Values(whole[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col])
@@ -156,8 +161,8 @@ def _dequantize_joined(weights: Sequence[Weight], starts: Sequence[int], chunk: 
     for weight, start, stop in zip(weights, starts, starts[1:], strict=False):
         left, right = max(chunk.col, start), min(chunk.stop_col, stop)
         if left < right:
-            own = chunk._replace(col=left - start, stop_col=right - start)
-            whole[:, left - chunk.col : right - chunk.col] = weight.dequantize(own, workspace).weight
+            part = chunk._replace(col=left - start, stop_col=right - start)
+            whole[:, left - chunk.col : right - chunk.col] = weight.dequantize(part, workspace).weight
     return Values(whole)
 
 
@@ -185,7 +190,9 @@ def reorder(weight: Weight, order: Order) -> Weight:
     buffer = f"reordered {_count_views(weight)}"
     return _view_readings(
         weight,
-        lambda one: _make_view(one, one.shape, partial(_dequantize_reordered, one, blocks, order.unit, axis, buffer)),
+        lambda reading: _make_view(
+            reading, reading.shape, partial(_dequantize_reordered, reading, blocks, order.unit, axis, buffer)
+        ),
     )
 
 
@@ -195,22 +202,22 @@ def _count_views(weight: Weight) -> int:
         return 0
     first = weight.dequantize.args[0]
     inner = first if isinstance(first, Sequence) else (first,)
-    return 1 + max((_count_views(one) for one in inner if isinstance(one, Weight)), default=0)
+    return 1 + max((_count_views(source) for source in inner if isinstance(source, Weight)), default=0)
 
 
-GAP = 8  # largest distance of wanted rows that are read together
+MAX_ROW_GAP = 8  # wanted rows with at most so many other rows between them are read together
 
 
 def _dequantize_reordered(
     weight: Weight, blocks: Tensor, unit: int, axis: int, buffer: str, chunk: Chunk, workspace: Workspace
 ) -> Values:
-    """Read the rows of a chunk where they are stored, in as few pieces as their distances allow."""
+    """Read the rows of a chunk from where they are stored, with near rows in one piece."""
     begin, end = (chunk.col, chunk.stop_col) if axis else (chunk.row, chunk.stop_row)
     wanted, run = torch.arange(begin, end), len(blocks) * unit
     stored, places = (wanted // run * run + blocks[wanted % run // unit] * unit + wanted % unit).sort()
     dtype = torch.float64 if weight.needs_float64 else torch.float32
     out = workspace.buffer(buffer, chunk.shape, dtype)
-    ends = torch.nonzero(stored.diff() > GAP)[:, 0] + 1
+    ends = torch.nonzero(stored.diff() > MAX_ROW_GAP)[:, 0] + 1
     for first, last in pairwise([0, *ends.tolist(), len(stored)]):
         top = int(stored[first])
         values = weight.dequantize(_shift_chunk(chunk, axis, top, int(stored[last - 1]) + 1), workspace).weight
@@ -233,7 +240,9 @@ def transpose_weight(weight: Weight) -> Weight:
     else:
         function = _dequantize_transposed
     buffer = f"transposed {_count_views(weight)}"
-    return _view_readings(weight, lambda one: _make_view(one, shape, partial(function, one, rows, cols, buffer)))
+    return _view_readings(
+        weight, lambda reading: _make_view(reading, shape, partial(function, reading, rows, cols, buffer))
+    )
 
 
 def _dequantize_transposed_kernels(
@@ -252,7 +261,7 @@ def _dequantize_transposed_kernels(
 def _dequantize_transposed_floats(
     weight: Weight, rows: int, cols: int, buffer: str, chunk: Chunk, workspace: Workspace
 ) -> Values:
-    """Transpose stored floats: each matrix is held in memory, as its columns cannot be read alone."""
+    """Transpose stored floats; each matrix is held in memory, as its columns cannot be read separately."""
     entry = weight.codes
     values = workspace.output(chunk.shape, torch.float64 if weight.needs_float64 else torch.float32)
     for expert in range(chunk.row // cols, (chunk.stop_row - 1) // cols + 1):
@@ -278,7 +287,9 @@ def _dequantize_transposed(
 
 def move_inputs(weight: Weight, shape: tuple[int, ...]) -> Weight:
     """Return a kernel stored [out, …, in] as [out, in, …], which is ``shape``."""
-    return _view_readings(weight, lambda one: _make_view(one, shape, partial(_dequantize_kernels, one, shape)))
+    return _view_readings(
+        weight, lambda reading: _make_view(reading, shape, partial(_dequantize_kernels, reading, shape))
+    )
 
 
 def _dequantize_kernels(weight: Weight, shape: tuple[int, ...], chunk: Chunk, workspace: Workspace) -> Values:
@@ -294,7 +305,9 @@ def _dequantize_kernels(weight: Weight, shape: tuple[int, ...], chunk: Chunk, wo
 
 def move_outputs(weight: Weight, shape: tuple[int, ...]) -> Weight:
     """Return the kernel of a transposed convolution, stored [out, …, in], as [in, out, …], which is ``shape``."""
-    return _view_readings(weight, lambda one: _make_view(one, shape, partial(_dequantize_upsampling, one, shape)))
+    return _view_readings(
+        weight, lambda reading: _make_view(reading, shape, partial(_dequantize_upsampling, reading, shape))
+    )
 
 
 def _dequantize_upsampling(weight: Weight, shape: tuple[int, ...], chunk: Chunk, workspace: Workspace) -> Values:
@@ -310,19 +323,22 @@ def _dequantize_upsampling(weight: Weight, shape: tuple[int, ...], chunk: Chunk,
 
 
 def hold_values(weight: Weight, values: Tensor) -> Weight:
-    """Return the weight with values that are in memory already."""
+    """Return the weight with these values, which are in memory, in place of its stored ones."""
     return replace(_make_computed_view(weight, partial(_dequantize_held, values.view(weight.matrix))), levels=None)
 
 
 def _dequantize_held(values: Tensor, chunk: Chunk, workspace: Workspace) -> Values:
-    own = values[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
-    return Values(workspace.output(chunk.shape).copy_(own))  # views may change it in place
+    part = values[chunk.row : chunk.stop_row, chunk.col : chunk.stop_col]
+    return Values(workspace.output(chunk.shape).copy_(part))  # a copy, as views change values in place
 
 
 def map_elements(weight: Weight, change: ElementChange) -> Weight:
     """Return the weight with a converter's change of each element, in float32."""
     return _view_readings(
-        weight, lambda one: replace(_make_computed_view(one, partial(_dequantize_changed, one, change)), levels=None)
+        weight,
+        lambda reading: replace(
+            _make_computed_view(reading, partial(_dequantize_changed, reading, change)), levels=None
+        ),
     )
 
 
@@ -332,17 +348,19 @@ def _dequantize_changed(weight: Weight, change: ElementChange, chunk: Chunk, wor
 
 def scale_weight(weight: Weight, factors: Tensor, axis: int) -> Weight:
     """Multiply the rows (axis 0) or columns (axis 1) of a matrix by one float32 factor each."""
-    return _view_readings(weight, lambda one: _make_computed_view(one, partial(_dequantize_scaled, one, factors, axis)))
+    return _view_readings(
+        weight, lambda reading: _make_computed_view(reading, partial(_dequantize_scaled, reading, factors, axis))
+    )
 
 
 def _dequantize_scaled(weight: Weight, factors: Tensor, axis: int, chunk: Chunk, workspace: Workspace) -> Values:
     values = weight.dequantize(chunk, workspace).weight
-    own = factors[chunk.row : chunk.stop_row, None] if axis == 0 else factors[chunk.col : chunk.stop_col]
-    return Values(values.mul_(own.to(values.device)))
+    part = factors[chunk.row : chunk.stop_row, None] if axis == 0 else factors[chunk.col : chunk.stop_col]
+    return Values(values.mul_(part.to(values.device)))
 
 
 def undo_views(x: Weight, y: Weight) -> Weight:
-    """Return ``y``, which has the form of ``x``, in the form of the stored weight that is read through the views of x.
+    """Return ``y``, which has the layout of the view ``x``, in the layout of the stored weight behind that view.
 
     Raises:
         FormatMismatch: a view of ``x`` cannot be undone.
@@ -357,11 +375,11 @@ def undo_views(x: Weight, y: Weight) -> Weight:
 
 
 def _undo_rows(y: Weight, whole: Weight, first: int) -> Weight:
-    """Put rows back between the other rows of the whole, or elements between its other elements."""
+    """Put rows, or the elements of a vector, back between the other ones of the whole weight."""
     axis = 1 if len(whole.shape) == 1 else 0
     n, stop = whole.matrix[axis], first + y.matrix[axis]
     others = [take_rows(whole, at, (to - at, *whole.shape[1:])) for at, to in ((0, first), (stop, n))]
-    return stack_weights([one for one in (others[0], y, others[1]) if one.n], whole.shape)
+    return stack_weights([weight for weight in (others[0], y, others[1]) if weight.n], whole.shape)
 
 
 def _undo_order(y: Weight, _whole: Weight, blocks: Tensor, unit: int, axis: int, _buffer: str) -> Weight:
@@ -406,7 +424,7 @@ def _view_readings(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:
 
 
 def _make_computed_view(weight: Weight, dequantize: Dequantize) -> Weight:
-    """Make a view whose values are computed from the stored ones, not copied."""
+    """Make a view that computes its values from the stored ones, instead of copying them."""
     return replace(_make_view(weight, weight.shape, dequantize), computed=True)
 
 

@@ -1,4 +1,4 @@
-"""Converters' changes to a model's tensors, as data: names, joins, orders of rows and columns, changed numbers.
+"""What converters change in a model's tensors, as data: names, joined tensors, orders of rows and columns, numbers.
 
     gguf_names     llama.cpp's names of tensors, by architecture
     llama_cpp      what llama.cpp's converter does to their values, by architecture

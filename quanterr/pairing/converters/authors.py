@@ -1,4 +1,4 @@
-"""Names of models whose authors' names neither diffusers nor the conventions of names.py know, as data.
+"""Authors' names of tensors that neither diffusers' converters nor the conventions of names.py cover, as data.
 
 The rows are like those of denoisers.json: an author's name → what Hugging Face's model has for it, from top to bottom.
 A bias that is another parameter there has a row in ``biases``. transformers 5 renames tensors when it loads a model;
@@ -14,13 +14,13 @@ from typing import Any
 
 _T5 = "encoder.block.*.layer"
 _LLAMA = "model.layers.*"
-_KINDS = ("fn", "base", "scale")  # of hyper-connections
+_PARAMETERS = ("fn", "base", "scale")  # of hyper-connections
 _COMPRESSOR = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
 
 
 def _name_block(**names: str) -> dict[str, list[str]]:
-    """Return rows of a block: names with ``__`` for a dot in Hugging Face's blocks."""
-    return {f"layers.*.{own.replace('__', '.')}": [f"{_LLAMA}.{name}"] for own, name in names.items()}
+    """Return the rows of a block, from keywords that are the authors' names with ``__`` for each dot."""
+    return {f"layers.*.{author_name.replace('__', '.')}": [f"{_LLAMA}.{name}"] for author_name, name in names.items()}
 
 
 AUTHORS: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ AUTHORS: dict[str, dict[str, Any]] = {
             "token_embedding": ["shared"],
             "norm": ["encoder.final_layer_norm"],
             "blocks.*.norm1": [f"{_T5}.0.layer_norm"],
-            **{f"blocks.*.attn.{one}": [f"{_T5}.0.SelfAttention.{one}"] for one in "qkvo"},
+            **{f"blocks.*.attn.{projection}": [f"{_T5}.0.SelfAttention.{projection}"] for projection in "qkvo"},
             "blocks.*.pos_embedding.embedding": [f"{_T5}.0.SelfAttention.relative_attention_bias"],
             "pos_embedding.embedding": ["encoder.block.0.layer.0.SelfAttention.relative_attention_bias"],
             "blocks.*.norm2": [f"{_T5}.1.layer_norm"],
@@ -45,7 +45,7 @@ AUTHORS: dict[str, dict[str, Any]] = {
             "vocab_embedding": ["model.embed_tokens"],
             "ln_f": ["model.norm"],
             "layers.*.post_layernorm": [f"{_LLAMA}.post_attention_layernorm"],
-            "layers.*.attention.qkv": [f"{_LLAMA}.self_attn.{one}_proj" for one in "qkv"],
+            "layers.*.attention.qkv": [f"{_LLAMA}.self_attn.{projection}_proj" for projection in "qkv"],
             "layers.*.attention.dense": [f"{_LLAMA}.self_attn.o_proj"],
             "layers.*.mlp.fc": [f"{_LLAMA}.mlp.gate_proj"],
             "layers.*.mlp.gate": [f"{_LLAMA}.mlp.up_proj"],
@@ -58,9 +58,11 @@ AUTHORS: dict[str, dict[str, Any]] = {
         "tensors": {
             "embed": ["model.embed_tokens"],
             "head": ["lm_head"],
-            **{f"hc_head_{kind}": [f"model.hc_head.hc_{kind}"] for kind in _KINDS},
+            **{f"hc_head_{parameter}": [f"model.hc_head.hc_{parameter}"] for parameter in _PARAMETERS},
             **{
-                f"layers.*.hc_{one}_{kind}": [f"{_LLAMA}.{one}_hc.{kind}"] for one in ("attn", "ffn") for kind in _KINDS
+                f"layers.*.hc_{sublayer}_{parameter}": [f"{_LLAMA}.{sublayer}_hc.{parameter}"]
+                for sublayer in ("attn", "ffn")
+                for parameter in _PARAMETERS
             },
             **_name_block(
                 attn_norm="input_layernorm",
@@ -82,9 +84,9 @@ AUTHORS: dict[str, dict[str, Any]] = {
                 ffn__shared_experts__w3="mlp.shared_experts.up_proj",
             ),
             **{
-                f"layers.*.attn.{place}.{own}": [f"{_LLAMA}.self_attn.{there}.{name}"]
+                f"layers.*.attn.{place}.{author_name}": [f"{_LLAMA}.self_attn.{there}.{name}"]
                 for place, there in (("compressor", "compressor"), ("indexer.compressor", "compressor.indexer"))
-                for own, name in _COMPRESSOR.items()
+                for author_name, name in _COMPRESSOR.items()
             },
         },
     },
@@ -92,21 +94,23 @@ AUTHORS: dict[str, dict[str, Any]] = {
         "unequal": [],
         "tensors": {
             **{
-                f"layers.*.hc_{one}_{kind}": [f"{_LLAMA}.{one}_hc.{kind}"] for one in ("attn", "ffn") for kind in _KINDS
+                f"layers.*.hc_{sublayer}_{parameter}": [f"{_LLAMA}.{sublayer}_hc.{parameter}"]
+                for sublayer in ("attn", "ffn")
+                for parameter in _PARAMETERS
             },
             **{
-                f"layers.*.self_attn.{one}": [f"{_LLAMA}.self_attn.forget_gate.{one}"]
-                for one in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")
+                f"layers.*.self_attn.{projection}": [f"{_LLAMA}.self_attn.forget_gate.{projection}"]
+                for projection in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")
             },
         },
     },
     "HY-V4": {
         "unequal": [],
         "tensors": {
-            f"layers.*.hc_{own}_layer.{pre}hc_{kind}": [f"{_LLAMA}.{name}_hc.{kind}"]
-            for own, name in (("attn", "attn"), ("mlp", "ffn"))
+            f"layers.*.hc_{author_name}_layer.{pre}hc_{parameter}": [f"{_LLAMA}.{name}_hc.{parameter}"]
+            for author_name, name in (("attn", "attn"), ("mlp", "ffn"))
             for pre in ("", "hc_pre.")
-            for kind in _KINDS
+            for parameter in _PARAMETERS
         },
     },
     "EXAONE": {
@@ -116,7 +120,10 @@ AUTHORS: dict[str, dict[str, Any]] = {
             "ln_f": ["model.norm"],
             "h.*.ln_1": [f"{_LLAMA}.input_layernorm"],
             "h.*.ln_2": [f"{_LLAMA}.post_attention_layernorm"],
-            **{f"h.*.attn.attention.{one}_proj": [f"{_LLAMA}.self_attn.{one}_proj"] for one in "qkv"},
+            **{
+                f"h.*.attn.attention.{projection}_proj": [f"{_LLAMA}.self_attn.{projection}_proj"]
+                for projection in "qkv"
+            },
             "h.*.attn.attention.out_proj": [f"{_LLAMA}.self_attn.o_proj"],
             "h.*.mlp.c_fc_0": [f"{_LLAMA}.mlp.gate_proj"],
             "h.*.mlp.c_fc_1": [f"{_LLAMA}.mlp.up_proj"],
@@ -135,7 +142,7 @@ AUTHORS: dict[str, dict[str, Any]] = {
         "unequal": [],
         "tensors": {
             "emb_ln": ["embeddings.LayerNorm"],
-            "encoder.layers.*.attn.Wqkv": [f"layers.*.self_attn.{one}_proj" for one in "qkv"],
+            "encoder.layers.*.attn.Wqkv": [f"layers.*.self_attn.{projection}_proj" for projection in "qkv"],
             "encoder.layers.*.attn.out_proj": ["layers.*.self_attn.o_proj"],
             "encoder.layers.*.mlp.fc11": ["layers.*.mlp.up_proj"],
             "encoder.layers.*.mlp.fc12": ["layers.*.mlp.gate_proj"],

@@ -1,14 +1,14 @@
-"""Pairing of denoisers and VAEs in diffusers' names with those in the names of their authors, which ComfyUI keeps.
+"""Pairing of denoisers and VAEs that have diffusers' names with those that have their authors' names, as in ComfyUI.
 
-denoisers.json in this folder holds a row for each tensor of the authors: the parameters of diffusers that its rows
-make up, from top to bottom. tests/make_denoiser_names.py makes it by running diffusers' own converters on labels.
+denoisers.json in this folder maps each tensor of the authors to the parameters of diffusers that its rows hold, from
+top to bottom. tests/make_denoiser_names.py makes it by running diffusers' own converters on labelled rows.
 authors.py has such rows of other models.
 
     "double_blocks.*.img_attn.qkv": ["transformer_blocks.*.attn.to_q", "….to_k", "….to_v"]
     "final_layer.adaLN_modulation.1": ["norm_out.linear:1", "norm_out.linear:0"]
 
-    *        the number of a block, the same in all names of a row; $ in its place: only the last block
-    :0, :1   equal parts of a parameter: here, diffusers stores the scale above the shift, the authors below it
+    *        *        the number of a block, the same in all names of a row; $ stands for the number of the last block
+    :0, :1   equal parts of a parameter; above, diffusers stores the scale before the shift, the authors after it
     []       a tensor that diffusers' model does not have
     unequal  names whose parts differ in their number of rows
     flat     convolutions with a kernel of 1 × 1, [out, in, 1, 1], which diffusers' model has as a matrix, [out, in]
@@ -31,7 +31,7 @@ from quanterr.pairing.converters.authors import AUTHORS
 from quanterr.pairing.names import Atoms, atoms_of
 from quanterr.selection.roles import MAX_DIGITS, unify_numbers
 
-KINDS = (".weight", ".bias")
+ENDINGS = (".weight", ".bias")
 NUMBER, LAST = "*", "$"
 
 
@@ -49,15 +49,15 @@ class Held(NamedTuple):
     """The parameters of diffusers, or parts of them, that a tensor of the authors holds."""
 
     pieces: tuple[str, ...]  # full names, each with the number of its part, if any: norm_out.linear.weight:1
-    equal: bool  # whether they have equally many rows
+    equal: bool  # whether all pieces have the same number of rows
     flat: bool = False  # whether the authors have a convolution, and diffusers a matrix
 
 
 class DenoiserNaming:
-    """The atoms of weights on two sides, one of which has the authors' names; they are named after diffusers."""
+    """The atoms of weights, under diffusers' names, on two sides of which one has the authors' names."""
 
     def __init__(self, side: int, held: Mapping[str, Held]) -> None:
-        """Keep what the names of the authors' side hold: 0 is the original, 1 the quantized."""
+        """Take the side with the authors' names (0: original, 1: quantized), and what the tensor of each name holds."""
         self._side, self._held = side, held
         pieces = {piece.partition(":") for row in held.values() for piece in row.pieces}
         parts = (_list_atoms(name) for name, _, part in pieces if part)
@@ -70,11 +70,11 @@ class DenoiserNaming:
             held = self._held[name]
             atoms = (_list_atoms(*piece.split(":")) for piece in held.pieces)
             return Atoms(tuple(chain.from_iterable(atoms)), held.equal)
-        found = atoms_of(name, shape)
-        if side == self._side or self._parts.keys().isdisjoint(found.names):
-            return found
-        parts = ([_add_part(atom, str(n)) for n in range(self._parts[atom])] or [atom] for atom in found.names)
-        return found._replace(names=tuple(chain.from_iterable(parts)))
+        atoms_of_name = atoms_of(name, shape)
+        if side == self._side or self._parts.keys().isdisjoint(atoms_of_name.names):
+            return atoms_of_name
+        parts = ([_add_part(atom, str(n)) for n in range(self._parts[atom])] or [atom] for atom in atoms_of_name.names)
+        return atoms_of_name._replace(names=tuple(chain.from_iterable(parts)))
 
     def is_flat(self, atom: str) -> bool:
         """Return whether one side has this atom as a convolution of 1 × 1, and the other as a matrix."""
@@ -86,9 +86,9 @@ class DenoiserNaming:
 
 
 def naming_between(original: Collection[str], quantized: Collection[str]) -> DenoiserNaming | None:
-    """Return the naming of two checkpoints whose weights without a partner of the same name are given.
+    """Return the naming of two checkpoints, from their weights that have no partner of the same name.
 
-    Returns None unless one of them has the names of a known family's authors, and the other diffusers' names for them.
+    The result is None unless one checkpoint has the authors' names of a known family, and the other diffusers' names.
     """
     sides = original, quantized
     best, most = None, 0
@@ -107,22 +107,22 @@ def naming_between(original: Collection[str], quantized: Collection[str]) -> Den
 
 
 def _find_families(names: Iterable[str]) -> list[Family]:
-    """Return the families whose table may have some of the names, which few names of other models do."""
-    known, found = _by_pattern(), dict[str, Family]()
+    """Return the families whose table may contain some of the names."""
+    known, matches = _by_pattern(), dict[str, Family]()
     for pattern in set(map(unify_numbers, names)):
-        found |= known.get(_without_kind(_without_prefix(pattern))[0], {})
-    return list(found.values())
+        matches |= known.get(_split_ending(_strip_prefix(pattern))[0], {})
+    return list(matches.values())
 
 
 @cache
 def _by_pattern() -> Mapping[str, Mapping[str, Family]]:
-    """Map names in which all numbers are the same to the families that have them, by name."""
-    found: dict[str, dict[str, Family]] = {}
+    """Map names, with all numbers replaced by 0, to the families that have them, by the family's name."""
+    families_by_name: dict[str, dict[str, Family]] = {}
     for family in families():
         for name in family.tensors:
             pattern = unify_numbers(name.replace(NUMBER, "0").replace(LAST, "0"))
-            found.setdefault(pattern, {})[family.name] = family
-    return found
+            families_by_name.setdefault(pattern, {})[family.name] = family
+    return families_by_name
 
 
 @cache
@@ -142,47 +142,47 @@ def families() -> tuple[Family, ...]:
 
 
 def name_family(names: Iterable[str]) -> str | None:
-    """Return the family of denoisers that has most names of a checkpoint, in any program's names; None if none has.
+    """Return the family of denoisers with the most names of a checkpoint, in any program's names; None if none has any.
 
-    One name may be of several families, so that the family with the most names wins.
+    The most names decide because a name can belong to several families.
     """
-    patterns = {_without_kind(_without_prefix(unify_numbers(name)))[0] for name in names}
+    patterns = {_split_ending(_strip_prefix(unify_numbers(name)))[0] for name in names}
     most, family = max((len(patterns & known), family) for family, known in _list_namings())
     return family if 2 * most > len(patterns) else None
 
 
 @cache
 def _list_namings() -> tuple[tuple[str, frozenset[str]], ...]:
-    """Return each family with the names of its authors, and again with those of diffusers, all numbers the same."""
-    found = []
+    """Return each family twice, with its authors' and with diffusers' names, in which all numbers are replaced by 0."""
+    namings = []
     for family in (family for family in families() if family.name not in AUTHORS):
         theirs = [piece.partition(":")[0] for pieces in family.tensors.values() for piece in pieces]
         for side in (list(family.tensors), theirs):
             patterns = (unify_numbers(name.replace(NUMBER, "0").replace(LAST, "0")) for name in side)
-            found.append((family.name, frozenset(_without_kind(pattern)[0] for pattern in patterns)))
-    return tuple(found)
+            namings.append((family.name, frozenset(_split_ending(pattern)[0] for pattern in patterns)))
+    return tuple(namings)
 
 
 def find_held(family: Family, names: Iterable[str]) -> dict[str, Held]:
     """Return what the tensors of a checkpoint hold, by name; only names in the table of the family count."""
-    bare = {name: _without_prefix(name) for name in names}
+    bare = {name: _strip_prefix(name) for name in names}
     last = _find_last_blocks(bare.values())
-    found = ((name, _look_up(family, short, last)) for name, short in bare.items())
-    return {name: held for name, held in found if held is not None}
+    rows = ((name, _look_up(family, short, last)) for name, short in bare.items())
+    return {name: held for name, held in rows if held is not None}
 
 
 def _look_up(family: Family, name: str, last: Mapping[str, int]) -> Held | None:
     """Return what the table has for a name without prefix."""
-    stem, kind = _without_kind(name)
+    stem, ending = _split_ending(name)
     for key, number in _list_patterns(stem, last):
-        if kind == ".bias" and key in family.biases:
+        if ending == ".bias" and key in family.biases:
             return Held((family.biases[key].replace(NUMBER, number),), equal=True)
         if key in family.tensors:
             pieces = (piece.replace(NUMBER, number).partition(":") for piece in family.tensors[key])
             return Held(
-                tuple(f"{path}{kind}{colon}{part}" for path, colon, part in pieces),
+                tuple(f"{path}{ending}{colon}{part}" for path, colon, part in pieces),
                 key not in family.unequal,
-                key in family.flat and kind == ".weight",
+                key in family.flat and ending == ".weight",
             )
     return None
 
@@ -199,7 +199,7 @@ def _list_patterns(stem: str, last: Mapping[str, int]) -> Iterator[tuple[str, st
 
 
 def _find_last_blocks(names: Iterable[str]) -> dict[str, int]:
-    """Map each path that numbers follow to the largest of them."""
+    """Map each path that is followed by a number to the largest such number."""
     last: dict[str, int] = {}
     for name in names:
         words = name.split(".")
@@ -220,14 +220,14 @@ def _list_atoms(name: str, part: str = "") -> list[str]:
 
 
 def _add_part(atom: str, part: str) -> str:
-    stem, kind = _without_kind(atom)
-    return f"{stem}:{part}{kind}" if part else atom
+    stem, ending = _split_ending(atom)
+    return f"{stem}:{part}{ending}" if part else atom
 
 
-def _without_prefix(name: str) -> str:
+def _strip_prefix(name: str) -> str:
     return name.removeprefix(next((prefix for prefix in PREFIXES if name.startswith(prefix)), ""))
 
 
-def _without_kind(name: str) -> tuple[str, str]:
-    kind = next((kind for kind in KINDS if name.endswith(kind)), "")
-    return name.removesuffix(kind), kind
+def _split_ending(name: str) -> tuple[str, str]:
+    ending = next((ending for ending in ENDINGS if name.endswith(ending)), "")
+    return name.removesuffix(ending), ending

@@ -33,5 +33,5 @@ def names_of(architecture: str) -> Mapping[str, str]:
 
 @cache
 def _load_names() -> JsonObject:
-    found: JsonObject = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
-    return found
+    names: JsonObject = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    return names

@@ -1,13 +1,13 @@
-"""Changes of llama.cpp's converter to tensors besides their names, by architecture of the GGUF file.
+"""What llama.cpp's converter changes in tensors besides their names, by architecture of the GGUF file.
 
     PIECES       tensors of a GGUF file that hold several of the original, from top to bottom
     STACKS       tensors that hold one matrix or vector of the original for each number in its name
     ORDERS       rows and columns in another order
-    NUMBERS      changed numbers
+    NUMBERS      values that the converter changes
     DERIVED      tensors that the converter computes from the configuration
 
-llama.cpp computes as the architecture prescribes, whatever a file holds: a tensor that lacks such a change is
-wrong. Changes of shape need no table: ones that are dropped or added, vectors that are cut into rows.
+llama.cpp computes as the architecture prescribes without looking at the values, so a tensor that lacks such a change
+gives wrong results. Changes of shape need no table: axes of length 1 are dropped or added, vectors are cut into rows.
 
 Reference: ggml-org/llama.cpp conversion/*.py (in llama-cpp-python 0.3.36), modify_tensors and filter_tensors of each
 model; convert_hf_to_gguf.py --fuse-gate-up-exps, --fuse-qkv.
@@ -105,7 +105,7 @@ TOWERS = re.compile(
     r"|.*(visual\.|vision\.|audio\.|talker\.|vision_|audio_|token2wav\.|code2wav\.|projector\.|pre_mm_projector_norm|"
     r"image_newline|view_seperator|patch_embed|patch_merger\.|patch_merge_mlp\.|model\.connector\.).*"
 )
-# Embeddings do not need the layers after the last block, so no GGUF file of an encoder has them.
+# GGUF files of encoders lack the layers after the last block, as the model's embeddings do not need them.
 ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "modern-bert", "jina-bert-v2", "jina-bert-v3"})
 LEFT_OUT = re.compile(
     r"(.*\.)?(pooler\.dense|cls\.predictions|cls\.seq_relationship|position_ids|mlp\.experts\.bias).*"
@@ -156,7 +156,7 @@ PAIRED = frozenset(
     ]
 )
 TILED = frozenset({"qwen35", "qwen35moe", "qwen4exp"})
-PIXTRAL, GEMMA3 = "clip pixtral", "clip gemma3"  # kinds of projectors
+PIXTRAL, GEMMA3 = "clip pixtral", "clip gemma3"  # architecture and type of projectors with conventions of their own
 PLUS_ONE = TILED | frozenset(
     ["gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", "minimax-m3", "step35", "qwen3next"]
 )
@@ -179,7 +179,7 @@ NEGATED = TILED | frozenset(
 
 
 class Model(NamedTuple):
-    """A block of the model that a GGUF file describes."""
+    """One block of the model, as the metadata of a GGUF file describe it."""
 
     metadata: GgufMetadata
     block: int
@@ -200,7 +200,7 @@ class Model(NamedTuple):
 
 
 class Ordered(NamedTuple):
-    """An order of rows or columns that the converter gives some tensors of some architectures."""
+    """An order of rows or columns that the converter applies to some tensors of some architectures."""
 
     architectures: frozenset[str]
     tensors: str  # pattern of a tensor's last word
@@ -288,7 +288,7 @@ def _gather_groups(model: Model, rows: int) -> Order | None:
     if not each or rows % (groups * each):
         return None
     stored = [*(group * each + n for group in range(groups) for n in range(each - 2))]
-    stored += [group * each + each - 2 + kind for kind in (0, 1) for group in range(groups)]
+    stored += [group * each + each - 2 + projection for projection in (0, 1) for group in range(groups)]
     return Order(tuple(stored), rows // (groups * each)).inverse
 
 
@@ -382,5 +382,5 @@ def find_changes(architecture: str, word: str) -> tuple[tuple[Changed, ...], tup
 
 
 def _divide(rows: list[Row], architecture: str) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-    own = tuple(row for row in rows if architecture in row.architectures)
-    return own, tuple(row for row in rows if row.is_usual and row not in own)
+    matching = tuple(row for row in rows if architecture in row.architectures)
+    return matching, tuple(row for row in rows if row.is_usual and row not in matching)

@@ -1,7 +1,7 @@
 """Changes of mlx-lm, mlx-vlm and mlx-audio to tensors besides their names, by ``model_type`` of config.json.
 
-Norms of some models have one added to them: MLX multiplies by what is stored, where transformers multiplies by one plus
-that. Gemma's norms stay as they are: mlx-lm adds the one when it computes.
+1 is added to the norms of some models, because MLX multiplies by the stored values, and transformers by 1 plus the
+stored values. Gemma's norms are not changed: there, mlx-lm adds 1 when it computes.
 
 Reference: ml-explore/mlx-lm 0.32.2 mlx_lm/models/*.py, Blaizzy/mlx-vlm 0.7.10 mlx_vlm/models/*/*.py and
 mlx_vlm/speculative/drafters/qwen3_5_mtp, Blaizzy/mlx-audio 0.6.2 mlx_audio/*/models/*/*.py, sanitize of each model; MLX
@@ -18,11 +18,11 @@ from quanterr.util.strict_json import JsonFields
 
 
 class Shifted(NamedTuple):
-    """Norms that have one added."""
+    """Norms to which MLX's programs add 1."""
 
     kinds: frozenset[str]  # model_types
     norms: re.Pattern[str]  # their paths in transformers
-    originals: re.Pattern[str] = re.compile(".*")  # a name that only originals have whose norms are not shifted yet
+    originals: re.Pattern[str] = re.compile(".*")  # an original whose norms are still unshifted has such a name
 
 
 SHIFTED = (
@@ -42,7 +42,7 @@ SHIFTED = (
     ),
 )
 
-# What MLX's programs leave out as a whole: patterns of names, and the reason.
+# Tensors that MLX's programs leave out: patterns of names, and the reason.
 LEFT_OUT = tuple(
     (re.compile(rf"(.*\.)?({pattern})"), reason)
     for pattern, reason in (
@@ -100,10 +100,10 @@ MULTIPLIED = {
 
 
 class Kernel(NamedTuple):
-    """The axes of a convolution's kernel in MLX, for a kernel of torch whose positions are its last axes."""
+    """The order of the axes of a convolution's kernel in MLX; in torch, the positions are the last axes."""
 
     text: str
-    is_transposed: bool = False  # torch has [in, out, …]; of other convolutions, [out, in, …]
+    is_transposed: bool = False  # torch stores these [in, out, …], and other kernels [out, in, …]
 
     def store(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape in MLX of a kernel of torch."""
@@ -130,7 +130,7 @@ def rename(path: str) -> str:
 
 
 def find_change(kinds: Collection[str], path: str, config: JsonFields, original: Iterable[str] | None) -> Change | None:
-    """Return what mlx-lm does to the numbers of a weight, by its path without wrappers and ``.weight``.
+    """Return how mlx-lm changes the values of a weight, given its path without wrappers and ``.weight``; None if not.
 
     ``original``: names of the checkpoint that MLX's was made from; None if it is not known.
     """

@@ -9,7 +9,7 @@ from quanterr.util.strict_json import JsonFields
 
 
 class Added(NamedTuple):
-    """A number is added, as to norms that one program stores around zero and another around one."""
+    """A number is added, for example to norms that one program stores around 0 and another around 1."""
 
     number: float
 
@@ -70,7 +70,7 @@ class SoftPlus(NamedTuple):
 
 
 class Multiplied(NamedTuple):
-    """Rows times numbers of the configuration, from top to bottom: (rows, factor); None stands for all that follow."""
+    """Rows are multiplied by numbers of the configuration: (rows, factor) from top to bottom; None means all others."""
 
     factors: tuple[tuple[int | None, float], ...]
     source: str
@@ -112,18 +112,18 @@ def always(change: Change) -> Callable[[JsonFields], Change | None]:
 def multiply(*keys: tuple[str, int | None]) -> Callable[[JsonFields], Change | None]:
     """Return a function that finds the product of numbers of a configuration, each as (key, index in a list).
 
-    It raises FormatMismatch if there is no configuration, or if one of them is no number.
+    That function raises FormatMismatch if there is no configuration, or if one of its values is no number.
     """
     named = " and ".join(key for key, _ in keys)
 
     def find(config: JsonFields) -> Change | None:
         product = 1.0
         for key, index in keys:
-            found = config.get(key, 1.0)
-            found = found[index] if index is not None and isinstance(found, list) and index < len(found) else found
-            if not config or not isinstance(found, int | float):
+            factor = config.get(key, 1.0)
+            factor = factor[index] if index is not None and isinstance(factor, list) and index < len(factor) else factor
+            if not config or not isinstance(factor, int | float):
                 raise _make_mismatch(named)
-            product *= found
+            product *= factor
         return None if product == 1.0 else Multiplied(((None, product),), named)
 
     return find

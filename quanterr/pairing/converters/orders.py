@@ -3,7 +3,7 @@
 A converter sees the rows of a weight as a grid of blocks, (outer, inner) of ``unit`` rows each, and stores them as
 (inner, outer):
 
-    grid(2, 64)               the rows of a head in halves, stored in pairs (0, 64), (1, 65), … of a head of 128 rows
+    grid(2, 64)               the two halves of a head of 128 rows, stored in pairs (0, 64), (1, 65), …
     grid(8, 2, 128)           two value heads for each of 8 key heads, stored so that the key heads follow each other
     grid(4, 3, 64)            q, k and v of each of 4 heads, stored as all q, all k, all v
     grid(n, 2)                rows of gate and up in turn, stored as all rows of gate, then all of up
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Order(NamedTuple):
-    """An order of rows: block b of each run of ``len(blocks)`` blocks is block ``blocks[b]`` of the stored run."""
+    """An order of rows: in each run of ``len(blocks)`` blocks, block b is stored at position ``blocks[b]``."""
 
     blocks: tuple[int, ...]
     unit: int = 1  # rows of a block
@@ -28,7 +28,7 @@ class Order(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Return whether some blocks keep their place, so that they read the same with and without the order."""
+        """Return whether some blocks keep their place, so that their values are the same with and without the order."""
         return any(n == block for n, block in enumerate(self.blocks))
 
     @property
