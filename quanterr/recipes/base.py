@@ -1,8 +1,8 @@
-"""The interface of a recipe: how a weight is measured, and how it is stored.
+"""The interface of a recipe: how it measures a weight to derive scales, and how it stores the weight.
 
 A weight is quantized in two passes over its rows: ``measure`` collects the numbers that scales are derived from, piece
-by piece and in any order; ``settle`` derives all scales; ``encode`` writes the codes of any rows. So no weight is ever
-in memory as a whole.
+by piece and in any order; ``settle`` derives all scales; ``encode`` writes the codes of any rows. So a weight need not
+be in memory as a whole.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  #
 # The dtype that weights of a stored dtype are quantized as. Rows are read in float32, and no format has float64 scales.
 QUANTIZED_AS = {name: name for name in FLOATS} | {"F64": "F32"}
 
-FINEST = 16  # elements of the smallest usual group
+SMALLEST_GROUP = 16  # elements; larger groups are made up of such groups
 
 Rows = Callable[[int, int], Tensor]  # returns rows first:stop of a weight, (r, c) float32
 
@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
 
 class Piece:
-    """Rows of a weight, and the largest magnitudes of its groups, which all recipes share."""
+    """Rows of a weight, and the largest magnitudes of their groups, which are computed once for all recipes."""
 
     def __init__(self, rows: Tensor) -> None:
         """Start with rows, (r, c) float32."""
@@ -38,13 +38,13 @@ class Piece:
 
     @cached_property
     def _finest(self) -> Tensor:
-        return find_magnitudes(self.rows, FINEST)
+        return find_magnitudes(self.rows, SMALLEST_GROUP)
 
     def find_magnitudes(self, size: int) -> Tensor:
         """Return the largest magnitude of each run of ``size`` elements, row by row, (n,); the last may be shorter."""
-        if size % FINEST:
+        if size % SMALLEST_GROUP:
             return find_magnitudes(self.rows, size)
-        return self._finest if size == FINEST else find_magnitudes(self._finest, size // FINEST)
+        return self._finest if size == SMALLEST_GROUP else find_magnitudes(self._finest, size // SMALLEST_GROUP)
 
 
 class StoredTensor(NamedTuple):
@@ -61,7 +61,7 @@ def explain_partial_groups(source: Source, group: int) -> str | None:
 
 
 class Encoder(Protocol):
-    """A way to store weights; one object serves all weights."""
+    """A way to store weights; the same object is used for all weights."""
 
     def explain_refusal(self, source: Source) -> str | None:
         """Explain why a weight of this shape cannot be stored in this way; None, the default, if it can."""
@@ -112,7 +112,7 @@ class Encoder(Protocol):
 
     @property
     def config(self) -> Mapping[str, object]:
-        """Entries that config.json needs besides the tensors; usually empty."""
+        """Entries that config.json needs so that loaders understand the tensors; usually none."""
         return {}
 
 
@@ -128,10 +128,10 @@ class Recipe(NamedTuple):
 
 
 def find_extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest number along the last axis; two passes are faster than torch.aminmax."""
+    """Return the smallest and the largest number along the last axis; two passes are faster than torch.aminmax."""
     return groups.amin(-1), groups.amax(-1)
 
 
 def view_bytes(values: Tensor) -> Tensor:
-    """View a tensor of rows as bytes, uint8 (r, bytes)."""
+    """Return a tensor of rows viewed as bytes, uint8 (r, bytes)."""
     return values.contiguous().view(torch.uint8).view(values.shape[0], -1)

@@ -1,4 +1,4 @@
-"""The legacy types of ggml: blocks of 32 elements, each with its scale: ``gguf_q8_0``, ``gguf_q4_0`` and others.
+"""The legacy types of ggml, whose blocks of 32 elements have a scale each: ``gguf_q8_0``, ``gguf_q4_0`` and others.
 
     Q8_0    f16 d; 32 codes of 8 bits             d = max |x| / 127;       code = round(x / d), away from zero at a tie
     Q4_0    f16 d; 16 bytes                       d = (x with the largest magnitude) / -8;    code = ⌊x / d + 8.5⌋
@@ -8,8 +8,8 @@
 
 The low bits of the bytes hold the first 16 codes. Division is multiplication by 1 / d in float32, or by 0 if d is 0.
 
-If the importance of the columns is known, scales are searched as llama.cpp does with an importance matrix (except in
-Q8_0).
+If the importance of the columns is known, scales are searched as llama.cpp searches them with an importance matrix.
+Q8_0 is an exception in both.
 
 A K type has blocks of 256 elements. A weight whose rows do not fill them falls back to a type with blocks of 32, as
 llama-quantize does: see ``FALLBACKS``. ``:strict`` leaves such a weight as it is.
@@ -32,11 +32,11 @@ from quanterr.kernel.rounding import (
 )
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Encoder, Piece, Recipe, Source, StoredTensor, explain_partial_groups, view_bytes
-from quanterr.recipes.searches import FINE, search_symmetric, search_with_minimum, weigh_by_importance
+from quanterr.recipes.searches import STEPS_WITH_MINIMUM, search_symmetric, search_with_minimum, weigh_by_importance
 from quanterr.tensors.packing import pack_codes, pack_halves
 
 BLOCK = 32
-AWAY = make_signed_bytes()
+ROUND_AWAY_CODES = make_signed_bytes()
 Quantize = Callable[..., Tensor]  # (n, 32) float32, and weights of that shape → uint8 (n, bytes of a block)
 
 
@@ -51,10 +51,10 @@ class BlockEncoder(Encoder):
 
     def explain_refusal(self, source: Source) -> str | None:
         """Explain why rows do not fill whole blocks of this type or its fallback; None if they do."""
-        found = self.fallback(source.cols)
-        if found is None:
+        fallback = self.fallback(source.cols)
+        if fallback is None:
             return explain_partial_groups(source, BLOCKS[self.dtype][0])
-        return found.encoder.explain_refusal(source)
+        return fallback.encoder.explain_refusal(source)
 
     def fallback(self, cols: int) -> Recipe | None:
         """Return the recipe of a type with smaller blocks if rows do not fill the blocks of this type."""
@@ -83,7 +83,7 @@ class BlockEncoder(Encoder):
             self.quantize(blocks, weights, into)
         elif importance is None or not self.weighs:
             into.copy_(self.quantize(blocks))
-        else:  # K types use the mean square of a block instead
+        else:  # in llama.cpp, K types use the mean square of a block instead of a row
             weights = weigh_by_importance(x, importance, x.square().mean(1, keepdim=True))
             into.copy_(self.quantize(blocks, weights.view(blocks.shape)))
 
@@ -92,7 +92,7 @@ def q8_0(x: Tensor) -> Tensor:
     """Quantize to blocks of Q8_0, (n, 32) float32 to (n, 34) uint8."""
     d = find_magnitudes(x, BLOCK)[:, None] / 127
     blocks = _start_blocks("Q8_0", d)
-    find_codes(x, _invert(d), AWAY, BLOCK, multiply=True, out=blocks[:, 2:])
+    find_codes(x, _invert(d), ROUND_AWAY_CODES, BLOCK, multiply=True, out=blocks[:, 2:])
     return blocks
 
 
@@ -110,24 +110,26 @@ def _find_signed_codes(x: Tensor, d: Tensor, half: int, packing: Packing, out: T
 
 
 def _search_scale(x: Tensor, weights: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """Return the scale of each block with the least weighted error, and its codes from 0 to 2 · half - 1."""
+    """Return the scale of each block with the smallest weighted error, and its codes from 0 to 2 · half - 1."""
     codes = torch.empty_like(x)
     scale = search_symmetric(x[:, None], half, weights[:, None], codes[:, None])
     return scale, codes.add_(half).to(torch.uint8)
 
 
-def _search_minimum(x: Tensor, weights: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return the scale and minimum of least weighted error of each block, as stored, and codes from 0 to ``most``."""
+def _search_minimum(x: Tensor, weights: Tensor, highest: int) -> tuple[Tensor, Tensor]:
+    """Return stored scale and minimum of each block with the smallest weighted error, and codes up to ``highest``."""
     codes = torch.empty_like(x)
-    scale, least = search_with_minimum(x[:, None], most, FINE, weights[:, None], codes=codes[:, None])
-    return torch.cat([_to_half_bytes(scale), _to_half_bytes(-least)], 1), codes.to(torch.uint8)
+    scale, minimum = search_with_minimum(
+        x[:, None], highest, STEPS_WITH_MINIMUM, weights[:, None], codes=codes[:, None]
+    )
+    return torch.cat([_to_half_bytes(scale), _to_half_bytes(-minimum)], 1), codes.to(torch.uint8)
 
 
-def _quantize_from_minimum(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return the scale and minimum of each block, as stored, and codes from 0 to ``most``."""
+def _quantize_from_minimum(x: Tensor, highest: int) -> tuple[Tensor, Tensor]:
+    """Return the scale and minimum of each block, as stored, and codes from 0 to ``highest``."""
     low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
-    d = (high - low) / most
-    to, half = make_truncated_integers(most), torch.full_like(d, 0.5)
+    d = (high - low) / highest
+    to, half = make_truncated_integers(highest), torch.full_like(d, 0.5)
     codes = find_codes(x, _invert(d), to, BLOCK, multiply=True, before=low, after=half)
     return torch.cat([_to_half_bytes(d), _to_half_bytes(low)], 1), codes
 
@@ -173,7 +175,7 @@ def _to_half_bytes(numbers: Tensor) -> Tensor:
     return view_bytes(numbers.to(torch.float16))
 
 
-# The fallbacks of llama-quantize; older versions took IQ4_NL for Q3_K and Q2_K.
+# The fallbacks of llama-quantize; older versions stored IQ4_NL in place of Q3_K and Q2_K.
 FALLBACKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "Q3_K": "Q4_0", "Q2_K": "Q4_0"}
 
 LEGACY: dict[str, Quantize] = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1}

@@ -1,13 +1,14 @@
-"""Calibrators: the numbers of a block that its scale is derived from.
+"""Calibrators: how the number of a block that its scale is derived from is found.
 
     absmax    the largest magnitude
-    pNN       the magnitude that NN % of the elements do not exceed; each piece of rows
-              of a tensor or column has its own, of which the largest counts
-    mse       the largest magnitude times the one of 20 ratios from 0.5 to 1 that leaves the least squared error;
+    pNN       the magnitude that NN % of the elements do not exceed; for a tensor or a column,
+              the largest such number of its pieces of rows
+    mse       the largest magnitude times the one of 20 ratios from 0.5 to 1 that gives the smallest squared error;
               errors are weighted by the importance of their columns, if known
-    ema       of a whole tensor: a moving average of the largest magnitudes of its pieces, as trainers keep it
+    ema       only for scales of a whole tensor: a moving average of the largest magnitudes of its pieces, as
+              computed in quantization-aware training
 
-Asymmetric codes use both ends instead (minmax), which ``mse`` and ``pNN`` shrink alike.
+Asymmetric codes use the minimum and the maximum instead, which ``mse`` and ``pNN`` shrink by the same ratio.
 """
 
 from collections.abc import Callable
@@ -39,9 +40,9 @@ class Calibrator:
         return self.percentile == 100 and not self.searches
 
     def find_ends(
-        self, blocks: Tensor, most: float, round_codes: RoundCodes, importance: Tensor | None = None
+        self, blocks: Tensor, highest: float, round_codes: RoundCodes, importance: Tensor | None = None
     ) -> Tensor:
-        """Return the magnitude that becomes the code ``most`` in each of the blocks, (a, high, b, wide), as (a, b).
+        """Return the magnitude, (a, b), that gets the code ``highest`` in each of the blocks, (a, high, b, wide).
 
         ``importance`` of the columns is (1, 1, b, wide).
         """
@@ -53,7 +54,7 @@ class Calibrator:
             return largest
         best, least = largest.clone(), torch.full_like(largest, torch.inf)
         for ratio in RATIOS:
-            scale = largest * (ratio / most)
+            scale = largest * (ratio / highest)
             unit = scale.masked_fill(scale == 0, 1)[:, None, :, None]
             error = weigh_errors((round_codes(blocks / unit) * unit - blocks).square_(), importance).sum((1, 3))
             better = error < least
@@ -62,7 +63,7 @@ class Calibrator:
         return best
 
     def merge_pieces(self, ends: Tensor) -> Tensor:
-        """Merge the ends of a tensor's pieces, (n, 1): the largest, or their moving average."""
+        """Merge what find_ends returned for the pieces of a tensor, (n, 1), into the largest or the moving average."""
         if not self.averages:
             return ends.amax()
         average = ends.view(-1)[0]

@@ -1,4 +1,4 @@
-"""Schemes by which runtimes round the inputs of quantized weights before a product, by name, in float32.
+"""Schemes by which runtimes round the inputs of quantized weights before they multiply, by name, in float32.
 
     fp8_token          s = max(min(amax, bound) / 448, 1 / (448 · 512)) for a token; E4M3 of clamp(x / s, ±448)
     fp8_tensor         the same for all tokens of a chunk
@@ -37,7 +37,10 @@ FP8_MAX, FP4_MAX, INT8_MAX, NARROW_INT4_MAX = 448.0, 6.0, 127.0, 7.0
 MIN_FP8_SCALE = 1 / (FP8_MAX * 512)
 MIN_AMAX = 1e-10  # the smallest amax that a scale is computed from, if a scheme has a floor
 MIN_NORMAL = torch.finfo(torch.float32).tiny  # 2^-126
-EVEN, ROUND_UP = 31 / 32, 7 / 8  # mantissas, as frexp gives them, from which an exponent is rounded up: 1.9375 and 1.75
+EVEN, ROUND_UP = (
+    31 / 32,
+    7 / 8,
+)  # minimum mantissas, as frexp returns them, for which an exponent is rounded up: 1.9375 and 1.75
 
 
 class StoredInputScale(NamedTuple):
@@ -59,7 +62,7 @@ class InputScheme(NamedTuple):
     is_static: bool = False  # whether it needs a stored scale
 
     def __call__(self, x: Tensor, stored: StoredInputScale) -> Tensor:
-        """Return inputs, (…, k), as the runtime's product sees them, in their own dtype."""
+        """Return inputs, (…, k), as the runtime multiplies them by the weight, in their own dtype."""
         return self.round(x.float(), stored).to(x.dtype)
 
 
@@ -146,14 +149,14 @@ def _round_mx(
 
 
 def _power_below(amax: Tensor, exponent: int, up_from: float) -> Tensor:
-    """Return 2^(floor(log2(amax)) - exponent), or twice as much if the mantissa of amax is ``up_from`` or more."""
+    """Return 2^(floor(log2(amax)) - exponent), or twice that if the mantissa of amax is ``up_from`` or more."""
     mantissa, power = torch.frexp(amax.clamp(min=MIN_NORMAL))  # mantissa from 0.5 to 1
     power = power - 1 + (mantissa >= up_from) - exponent
     return torch.ldexp(torch.ones_like(mantissa), power.clamp(-127, 127))
 
 
 def _power_above(amax: Tensor) -> Tensor:
-    """Return the least power of two that, as a scale, makes no code exceed 448."""
+    """Return the smallest power of two that, as a scale, makes no code exceed 448."""
     return torch.exp2(torch.ceil(torch.log2((amax / FP8_MAX).clamp(min=2.0**-127))))
 
 

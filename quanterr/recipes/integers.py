@@ -67,13 +67,13 @@ class IntegerEncoder(Encoder):
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
         """List codes, scales, zero points and shape."""
         groups = source.cols // self.group if self.group else 1
-        found = [
+        tensors = [
             StoredTensor("{weight}_packed", "I32", (source.rows, -(-source.cols * self.bits // WORD))),
             StoredTensor("{weight}_scale", source.dtype, (source.rows, groups)),
         ]
         if not self.symmetric:
-            found.append(StoredTensor("{weight}_zero_point", "I32", (-(-source.rows * self.bits // WORD), groups)))
-        return *found, StoredTensor("{weight}_shape", "I64", (2,))
+            tensors.append(StoredTensor("{weight}_zero_point", "I32", (-(-source.rows * self.bits // WORD), groups)))
+        return *tensors, StoredTensor("{weight}_shape", "I64", (2,))
 
     @property
     def _codes(self) -> Codes:
@@ -88,7 +88,7 @@ class IntegerEncoder(Encoder):
         return (1 << self.bits - 1) - 1
 
     def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
-        """Return the largest |x|, (r, groups), for symmetric codes; both ends, (r, groups, 2), for others."""
+        """Return the largest |x|, (r, groups), for symmetric codes; minima and maxima, (r, groups, 2), for others."""
         rows, cols = piece.rows.shape
         if self.symmetric and self.calibrator.takes_largest:
             return piece.find_magnitudes(self.group or cols).view(rows, -1)
@@ -106,7 +106,7 @@ class IntegerEncoder(Encoder):
         return torch.stack([low.clamp_(max=0), high.clamp_(min=0)], 2)
 
     def _shrink(self, groups: Tensor, low: Tensor, high: Tensor, importance: Tensor | None) -> Tensor:
-        """Return both ends times the ratio that leaves the least squared error, or at the percentile."""
+        """Return minima and maxima, times the ratio with the smallest squared error, or cut at the percentile."""
         if self.calibrator.percentile < 100:
             q = torch.tensor([1 - self.calibrator.percentile / 100, self.calibrator.percentile / 100])
             ends = torch.quantile(groups, q, dim=2)

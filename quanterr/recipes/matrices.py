@@ -1,9 +1,9 @@
 """Stored weights as the matrices (outputs, inputs) that recipes quantize; a stack of experts is many matrices.
 
-Each expert of a stack gets the recipe by itself, so that a scale per tensor is a scale per expert, as in runtimes.
+Each expert of a stack is quantized separately, so that a scale per tensor is a scale per expert, as in runtimes.
 A stack is stored as [experts, outputs, inputs] or, in gpt-oss, Llama 4 and Qwen3-VL-MoE, as [experts, inputs, outputs].
-If gate and up are fused, as in these models, the shapes of both stacks of a layer show which: gate_up has twice as many
-outputs as down has inputs.
+These models fuse gate and up, so the shapes of both stacks of a layer show the order: gate_up has twice as many outputs
+as down has inputs.
 """
 
 import re
@@ -19,8 +19,8 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import QUANTIZED_AS, Rows
 from quanterr.tensors.workspace import Workspace
 
-PIECES_KEPT = 4  # pieces that each thread keeps
-TURNED_KEY = "turned"
+MAX_KEPT_PIECES = 4  # number of pieces that each thread keeps
+TRANSPOSED_KEY = "turned"
 
 # Names of stacks and of their experts; {n} stands for a number.
 STACKS = (
@@ -53,23 +53,23 @@ def matrices_of(name: str, entries: Mapping[str, Entry]) -> list[Matrix]:
         rows, cols = entry.shape
         return [Matrix(name, (rows, cols), QUANTIZED_AS[entry.dtype], entry.nbytes, open_rows(entry))]
     experts, rows, cols = entry.shape
-    turned = _is_turned(name, entries)
-    shape = (cols, rows) if turned else (rows, cols)
-    found, form = next((match, form) for pattern, form in STACKS if (match := pattern.fullmatch(name)))
+    is_transposed = _is_transposed(name, entries)
+    shape = (cols, rows) if is_transposed else (rows, cols)
+    name_match, form = next((match, form) for pattern, form in STACKS if (match := pattern.fullmatch(name)))
     return [
         Matrix(
-            form.format(**found.groupdict(), n=n),
+            form.format(**name_match.groupdict(), n=n),
             shape,
             QUANTIZED_AS[entry.dtype],
             entry.nbytes // experts,
-            partial(_read_turned_rows, entry, n) if turned else partial(_read_rows, entry, n * rows),
+            partial(_read_transposed_rows, entry, n) if is_transposed else partial(_read_rows, entry, n * rows),
         )
         for n in range(experts)
     ]
 
 
-def _is_turned(name: str, entries: Mapping[str, Entry]) -> bool:
-    """Return whether a stack is stored as [experts, inputs, outputs]; False for a stack without its partner."""
+def _is_transposed(name: str, entries: Mapping[str, Entry]) -> bool:
+    """Return whether a stack is stored as [experts, inputs, outputs]; False if only one of both stacks is stored."""
     names = [name.replace(*words) for words in ((DOWN, GATE_UP), (GATE_UP, DOWN))]
     gate_up, down = (entries[each].shape[1:] if each in entries else () for each in names)
     if len(gate_up) != 2 or len(down) != 2 or names[0] == names[1]:
@@ -78,12 +78,12 @@ def _is_turned(name: str, entries: Mapping[str, Entry]) -> bool:
 
 
 def open_rows(entry: Entry) -> Rows:
-    """Return a reader of a stored float matrix; its read-only buffers are valid until the thread reads a few others."""
+    """Return a reader of a stored float matrix; a thread may use, not change, the last few pieces that it read."""
     return partial(_read_rows, entry, 0)
 
 
 class _RowReader(threading.local):
-    """A thread's buffers: the rows it read last, which several recipes request in turn."""
+    """The buffers of a thread: the pieces of rows that it read last, as several recipes read the same piece in turn."""
 
     def __init__(self) -> None:
         self.workspace = Workspace(torch.device("cpu"))
@@ -97,16 +97,16 @@ class _RowReader(threading.local):
         if key in self.kept:
             return self.workspace.buffer(self.kept[key][1], shape, torch.float32)
         stored = self.workspace.read("stored", entry, first * cols, shape)
-        name = self.kept.popitem(last=False)[1][1] if len(self.kept) == PIECES_KEPT else f"x{len(self.kept)}"
-        found = self.workspace.buffer(name, shape, torch.float32).copy_(stored)
+        name = self.kept.popitem(last=False)[1][1] if len(self.kept) == MAX_KEPT_PIECES else f"x{len(self.kept)}"
+        rows = self.workspace.buffer(name, shape, torch.float32).copy_(stored)
         self.kept[key] = entry, name  # keeping the entry prevents reuse of its id
-        return found
+        return rows
 
     @torch.inference_mode()
-    def read_turned_rows(self, entry: Entry, expert: int, first: int, stop: int) -> Tensor:
+    def read_transposed_rows(self, entry: Entry, expert: int, first: int, stop: int) -> Tensor:
         """Return columns of an expert's matrix as rows, float32; the matrix is kept for further columns."""
         shape = entry.shape[1:]
-        matrix = self.workspace.read_cached(TURNED_KEY, entry, expert * prod(shape), shape)
+        matrix = self.workspace.read_cached(TRANSPOSED_KEY, entry, expert * prod(shape), shape)
         return matrix[:, first:stop].t().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
 
 
@@ -117,5 +117,5 @@ def _read_rows(entry: Entry, above: int, first: int, stop: int) -> Tensor:
     return _reader.read_rows(entry, above + first, above + stop)
 
 
-def _read_turned_rows(entry: Entry, expert: int, first: int, stop: int) -> Tensor:
-    return _reader.read_turned_rows(entry, expert, first, stop)
+def _read_transposed_rows(entry: Entry, expert: int, first: int, stop: int) -> Tensor:
+    return _reader.read_transposed_rows(entry, expert, first, stop)

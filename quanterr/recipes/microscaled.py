@@ -1,4 +1,4 @@
-"""Small floats with a scale per block of columns: ``mxfp8``, ``mxfp4``, ``nvfp4``.
+"""Small floats with a scale for each group of columns: ``mxfp8``, ``mxfp4``, ``nvfp4``.
 
     mxfp8    X.weight                 F8_E4M3    (rows, cols)
              X.weight_scale           U8         (rows, cols / 32): biased exponents
@@ -32,11 +32,11 @@ from quanterr.recipes.scaled import FP8
 
 MX, NV = 32, 16  # columns that share a scale
 EXPONENTS = {4: 2, 8: 8}  # bits of a code → exponent of the largest number of E2M1 or E4M3
-ROUND_UP = 1 << 21  # added to the bits of a float32, it rounds mantissas from 1.75 on up
+ROUND_UP = 1 << 21  # added to the bits of a float32, this rounds up mantissas of 1.75 and more
 MANTISSA = 23  # bits of a float32 below the exponent
 INFINITE = 255  # biased exponent of infinity, to which the largest float32 numbers are rounded
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # E2M1 magnitudes by code; codes of negative numbers are 8 higher
-LEAST_SCALE = 0x20  # code of the E4M3 scale that replaces zero, 0.125
+MIN_SCALE_CODE = 0x20  # code of the E4M3 scale that replaces zero, 0.125
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,24 @@ class MicroscaledEncoder(Encoder):
         """Return the scales."""
         if not self.nv:
             exponents = (measured.view(torch.int32) + ROUND_UP) >> MANTISSA  # biased by 127
-            found = (exponents - EXPONENTS[self.bits]).clamp_(min=0)
-            return (found.masked_fill_(exponents == INFINITE, INFINITE).to(torch.uint8),)
-        most = measured.amax().clamp(min=torch.finfo(torch.float32).tiny)
-        global_scale = (FP8.most * E2M1.highest / most).nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
+            shifted = (exponents - EXPONENTS[self.bits]).clamp_(min=0)
+            return (shifted.masked_fill_(exponents == INFINITE, INFINITE).to(torch.uint8),)
+        largest = measured.amax().clamp(min=torch.finfo(torch.float32).tiny)
+        global_scale = (FP8.highest * E2M1.highest / largest).nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
         codes = find_codes(
             measured / E2M1.highest, global_scale.view(1, 1), FP8.codes, measured.shape[1], multiply=True
         )
-        return codes.masked_fill_(codes == 0, LEAST_SCALE).view(FP8.dtype), global_scale.view(1)
+        return codes.masked_fill_(codes == 0, MIN_SCALE_CODE).view(FP8.dtype), global_scale.view(1)
 
     def encode(
         self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
     ) -> None:
         """Write x / scale, rounded to codes."""
-        own = settled[0][first : first + len(x)]
+        scales = settled[0][first : first + len(x)]
         if self.nv:
-            units = decode_e4m3_scales(own) / settled[1]
+            units = decode_e4m3_scales(scales) / settled[1]
         else:
-            units = torch.where(own == 0, 2.0**-127, (own.int() << 23).view(torch.float32))
+            units = torch.where(scales == 0, 2.0**-127, (scales.int() << 23).view(torch.float32))
         to, packing = (FP8.codes, Packing.BYTES) if self.bits == 8 else (_make_e2m1(), Packing.LOW_FIRST)
         find_codes(x, units, to, self._group, packing=packing, out=out.view(len(x), -1))
 

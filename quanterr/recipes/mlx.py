@@ -9,7 +9,7 @@
     steps = round(edge / scale): scale = edge / steps, bias = edge; but if steps = 0, scale stays and bias = 0
     code = round((x - bias) / scale) in [0, 2^b - 1]
 
-So zero and the edge are exact before scales are rounded.
+So zero and the edge have exact codes, up to the rounding of scales.
 
 Reference: ml-explore/mlx@v0.32.4 mlx/backend/cpu/quantized.cpp quantize.
 """
@@ -21,7 +21,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import FLOATS, Encoder, Piece, Source, StoredTensor, explain_partial_groups, find_extremes
 from quanterr.tensors.packing import WORD, pack_words
 
-LEAST = 1e-7  # smallest scale
+MIN_SCALE = 1e-7
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class AffineEncoder(Encoder):
         )
 
     @property
-    def _most(self) -> int:
+    def _highest(self) -> int:
         return (1 << self.bits) - 1
 
     def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
-        """Return both ends of each group, (r, groups, 2)."""
+        """Return the minimum and the maximum of each group, (r, groups, 2)."""
         return torch.stack(find_extremes(piece.rows.view(len(piece.rows), -1, self.group)), 2)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
@@ -57,7 +57,7 @@ class AffineEncoder(Encoder):
         low, high = measured.unbind(2)
         is_low = low.abs() > high.abs()
         edge = torch.where(is_low, low, high)
-        scale = ((high - low) / self._most).clamp_(min=LEAST)
+        scale = ((high - low) / self._highest).clamp_(min=MIN_SCALE)
         scale = torch.where(is_low, scale, -scale)
         steps = (edge / scale).round_()
         scale = torch.where(steps == 0, scale, edge / steps)
@@ -70,5 +70,5 @@ class AffineEncoder(Encoder):
     ) -> None:
         """Write the packed codes of rows."""
         scale, bias = (each[first : first + len(x)] for each in settled[2:])
-        codes = find_codes(x, scale, make_integers(0, self._most), self.group, before=bias)
+        codes = find_codes(x, scale, make_integers(0, self._highest), self.group, before=bias)
         out.view(len(x), -1).copy_(pack_words(codes, self.bits))

@@ -30,8 +30,8 @@ INTEGER = re.compile(r"int(?P<bits>[2-8])_(?:g(?P<group>[1-9]\d{0,4})|channel)")
 TABLE = re.compile(r"(?P<kind>nf4|fp4)(?:_g(?P<block>32|64|128|256|512|1024|2048|4096))?")
 MLX = re.compile(r"mlx_q(?P<bits>[2-68])_g(?P<group>32|64|128)")
 GGML = LEGACY | K_TYPES
-UNWEIGHED = ("Q8_0",)  # llama.cpp searches no scale for these
-EDGES = {"tensor": (0, 0), "row": (1, 0), "column": (0, 1)}  # rows and columns that share a scale; 0: all
+WITHOUT_IMPORTANCE = ("Q8_0",)  # llama.cpp searches no scale for these
+BLOCK_EDGES = {"tensor": (0, 0), "row": (1, 0), "column": (0, 1)}  # rows and columns that share a scale; 0: all
 BLOCK = 128  # default edge of a block
 TABLE_BLOCK = 64  # default of bitsandbytes
 PRESETS = ("fp8_tensor", "fp8_row", "int8_row", "nvfp4", "mxfp4", "int4_g32", "nf4", "gguf_q4_0")
@@ -93,20 +93,22 @@ def parse_recipes(given: Iterable[str], scales: str | None = None) -> list[Recip
     names = [name for piece in pieces if piece for name in _expand_braces(piece)]
     if scales is not None:
         names = [f"{name}:scales={calibrator}" for name in names for calibrator in split_at_commas(scales)]
-    found = [parse_recipe(name) for name in names]
-    twice = [recipe.name for n, recipe in enumerate(found) if recipe.name in {one.name for one in found[:n]}]
+    recipes = [parse_recipe(name) for name in names]
+    twice = [
+        recipe.name for n, recipe in enumerate(recipes) if recipe.name in {earlier.name for earlier in recipes[:n]}
+    ]
     if twice:
         raise UsageError(f"{twice[0]} is given twice")
-    if not found:
+    if not recipes:
         raise UsageError("no recipe is given; quanterr formats --recipes lists them")
-    return found
+    return recipes
 
 
 def _expand_braces(name: str) -> list[str]:
-    found = re.fullmatch(r"([^{}]*)\{([^{}]*)\}(.*)", name)
-    if found is None:
+    match = re.fullmatch(r"([^{}]*)\{([^{}]*)\}(.*)", name)
+    if match is None:
         return [name]
-    return [other for one in found[2].split(",") for other in _expand_braces(f"{found[1]}{one.strip()}{found[3]}")]
+    return [other for word in match[2].split(",") for other in _expand_braces(f"{match[1]}{word.strip()}{match[3]}")]
 
 
 def parse_recipe(name: str) -> Recipe:
@@ -138,20 +140,20 @@ def _parse_encoder(base: str, flags: set[str], calibrator: Calibrator) -> Encode
     allowed: set[str] = set()
     encoder: Encoder | None = None
     calibrates = calibrator == ABSMAX
-    if found := SCALED.fullmatch(base):
-        high = int(found["high"] or BLOCK)
-        edges = EDGES.get(found["per"], (high, int(found["wide"] or high)))
-        encoder = ScaledEncoder(FP8 if found["codes"] == "fp8" else INT8, edges, calibrator)
+    if match := SCALED.fullmatch(base):
+        high = int(match["high"] or BLOCK)
+        edges = BLOCK_EDGES.get(match["per"], (high, int(match["wide"] or high)))
+        encoder = ScaledEncoder(FP8 if match["codes"] == "fp8" else INT8, edges, calibrator)
         calibrates = not calibrator.averages or edges == (0, 0)
-    elif found := INTEGER.fullmatch(base):
+    elif match := INTEGER.fullmatch(base):
         allowed = {"asym"}
-        encoder = IntegerEncoder(int(found["bits"]), int(found["group"] or 0), "asym" not in flags, calibrator)
+        encoder = IntegerEncoder(int(match["bits"]), int(match["group"] or 0), "asym" not in flags, calibrator)
         calibrates = not calibrator.averages
-    elif found := MLX.fullmatch(base):
-        encoder = AffineEncoder(int(found["bits"]), int(found["group"]))
-    elif found := TABLE.fullmatch(base):
+    elif match := MLX.fullmatch(base):
+        encoder = AffineEncoder(int(match["bits"]), int(match["group"]))
+    elif match := TABLE.fullmatch(base):
         allowed = {"double"}
-        encoder = TableEncoder(found["kind"], int(found["block"] or TABLE_BLOCK), "double" in flags)
+        encoder = TableEncoder(match["kind"], int(match["block"] or TABLE_BLOCK), "double" in flags)
     elif base in ("mxfp8", "mxfp4", "nvfp4"):
         encoder = MicroscaledEncoder(8 if base == "mxfp8" else 4, nv=base == "nvfp4")
     elif (dtype := base.removeprefix("gguf_").upper()) in GGML and base.startswith("gguf_"):
@@ -169,7 +171,7 @@ def _parse_encoder(base: str, flags: set[str], calibrator: Calibrator) -> Encode
 
 
 def _make_blocks(dtype: str, falls_back: bool = False) -> BlockEncoder:
-    """Return the encoder of a type of ggml, with a fallback for rows that do not fill its blocks if asked."""
+    """Return the encoder of a type of ggml; with ``falls_back``, another type stores rows that do not fill blocks."""
     other = FALLBACKS.get(dtype) if falls_back else None
     recipe = None if other is None else Recipe(f"gguf_{other.lower()}", _make_blocks(other))
-    return BlockEncoder(dtype, GGML[dtype], dtype not in UNWEIGHED, recipe)
+    return BlockEncoder(dtype, GGML[dtype], dtype not in WITHOUT_IMPORTANCE, recipe)

@@ -1,7 +1,7 @@
 """An original as a checkpoint that is quantized while it is read.
 
-Each weight that a recipe quantizes is a file of its own with the tensors that the recipe stores; they are made when
-they are read, and not kept. So this candidate goes through the same pairing, readers and findings as one on disk.
+Each weight that a recipe quantizes is a file of its own with the tensors that the recipe stores. These are computed
+when they are read, and not kept. So this candidate goes through the same pairing, readers and findings as one on disk.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,17 +22,20 @@ from quanterr.recipes.scales import ScaleCache
 from quanterr.selection import LayerSelection
 from quanterr.util.text import count, display, listed
 
-PIECE = 1 << 19  # elements measured or encoded at once: fewer cost more in Python than the cache saves
+PIECE_ELEMENTS = (
+    1 << 19
+)  # elements measured or encoded at once: with fewer, calls from Python cost more than the cache saves
 
-# From a weight with more elements, a comparison samples so few rows that encoding them again costs little.
-SMALL = 1 << 22
+# Codes of larger weights are not cached, as a comparison samples so few of their rows that encoding them again is
+# cheap.
+MAX_CACHED_ELEMENTS = 1 << 22
 
-# Parts of names of tensors that stay unquantized. Norms and biases are small and sensitive; embeddings (also T5's
+# Words in names of tensors that stay unquantized. Norms and biases are small and sensitive; embeddings (also T5's
 # relative_attention_bias) are looked up and not multiplied; the head and the routers of experts choose among
-# alternatives, where a small error changes the choice. Programs quantize embeddings and heads too if asked to, and
-# llama-quantize always does: so do recipes if a pattern names them.
-SKIP = ("norm", "bias", "router", ".gate.", "wpe")
-ENDS = ("embed", "wte", "lm_head")
+# alternatives, where a small error changes the choice. Recipes quantize embeddings and heads only if a pattern names
+# them; most programs have an option for that, and llama-quantize always quantizes them.
+UNQUANTIZED_WORDS = ("norm", "bias", "router", ".gate.", "wpe")
+VOCABULARY_WORDS = ("embed", "wte", "lm_head")
 
 ImportanceOf = Callable[[str, tuple[int, ...]], Tensor | None]  # name and shape of a weight → (cols,) float32
 
@@ -52,7 +55,7 @@ class QuantizedFile(CheckpointFile):
         stretch: float = 1.0,
         importance: Tensor | None = None,
     ) -> None:
-        """Describe the file; ``rows`` returns the weight's rows, and nothing is read yet.
+        """Describe the file without reading anything; ``rows`` returns rows of the weight.
 
         ``stretch`` multiplies the numbers that scales are derived from; ``importance`` of the columns is for
         calibrators.
@@ -69,14 +72,14 @@ class QuantizedFile(CheckpointFile):
         self._made = [entry.name for entry in self.entries[1:] if entry.name not in self._known]
         together = min(recipe.encoder.joint_rows(source), source.rows)
         self._together, self._unit = together, self.entries[0].nbytes * together // source.rows  # bytes of joint rows
-        self._step = max(PIECE // max(source.cols, 1) // together, 1) * together
-        self._keeps_codes = source.rows * source.cols <= SMALL
+        self._step = max(PIECE_ELEMENTS // max(source.cols, 1) // together, 1) * together
+        self._keeps_codes = source.rows * source.cols <= MAX_CACHED_ELEMENTS
         self._codes = kept.codes if self._keeps_codes else kept.samples
         kept.register(self)
 
     @property
     def fell_back(self) -> bool:
-        """True if a fallback stores the weight in place of the wanted recipe."""
+        """True if another recipe stores the weight because its rows do not fill the blocks of the wanted one."""
         return self.recipe.name != self.wanted.name
 
     @property
@@ -151,13 +154,13 @@ class QuantizedFile(CheckpointFile):
             yield row, min(row + self._step, stop)
 
     def will_need(self, offset: int, n: int) -> None:
-        """Do nothing: there is nothing to fetch."""
+        """Do nothing, as no file need be read ahead."""
 
     def check_unchanged(self) -> None:
-        """Do nothing: the original's file is checked instead."""
+        """Do nothing, as the original's file is checked."""
 
     def close(self) -> None:
-        """Do nothing: there is no open file."""
+        """Do nothing, as no file is open."""
 
 
 def _count_bytes(dtype: str, shape: tuple[int, ...]) -> int:
@@ -181,7 +184,7 @@ def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[lis
     for name, entry in original.entries.items():
         if len(entry.shape) < 2 or not selection.takes(name):
             continue
-        stays = SKIP if selection.names(name) else (*SKIP, *ENDS)
+        stays = UNQUANTIZED_WORDS if selection.names(name) else (*UNQUANTIZED_WORDS, *VOCABULARY_WORDS)
         skipped = next((part for part in stays if part in name.lower()), None)
         is_matrix = len(entry.shape) == 2 and name.endswith(".weight")
         if not is_matrix and not is_stack(name, entry.shape):
@@ -202,7 +205,7 @@ def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[lis
 def quantize_by(
     recipes: Sequence[Recipe], original: Checkpoint, selection: LayerSelection, importance: ImportanceOf | None = None
 ) -> list[Checkpoint]:
-    """Return the original with the selected weights quantized by each recipe; notes list weights that it cannot store.
+    """Return, for each recipe, the original with the selected weights quantized; notes list those it cannot store.
 
     ``importance`` returns the importance of a weight's columns, if known.
 
@@ -229,7 +232,7 @@ def _quantize_by_one(
         reason = f": {display(why.name)} ({why.reason})" if why else ""
         raise UsageError(f"{recipe.name}: no selected weight can be quantized{reason}")
     if left:
-        names = listed([one.name for one in left], 3)
+        names = listed([weight.name for weight in left], 3)
         verb = "stays" if len(left) == 1 else "stay"
         note = f"{recipe.name}: {count(len(left), 'weight')} cannot be stored and {verb}: {names} ({left[0].reason})"
         return replace(virtual, notes=(note,))
@@ -243,24 +246,24 @@ def mix_recipes(
     importance: ImportanceOf | None = None,
     kept: ScaleCache | None = None,
 ) -> tuple[Checkpoint, list[SkippedWeight]]:
-    """Return the original with some weights quantized, each by its recipe, and the weights that a recipe cannot store.
+    """Return the original with some weights quantized, each by its recipe, and the weights that cannot be stored so.
 
-    ``importance`` returns the importance of a weight's columns; candidates share ``kept``.
+    ``importance`` returns the importance of a weight's columns; candidates may share the cache ``kept``.
     """
     entries: dict[str, Entry] = {}
     left: list[SkippedWeight] = []
     kept = kept or ScaleCache()
-    for own, entry in original.entries.items():
-        recipe = recipes.get(own)
+    for name_of_entry, entry in original.entries.items():
+        recipe = recipes.get(name_of_entry)
         if recipe is None:
-            entries[own] = entry
+            entries[name_of_entry] = entry
             continue
-        matrices = matrices_of(own, original.entries)
+        matrices = matrices_of(name_of_entry, original.entries)
         source = Source(*matrices[0].shape, matrices[0].dtype)
         why = recipe.encoder.explain_refusal(source)
         if why:
-            left.append(SkippedWeight(own, f"{recipe.name}: {why}"))
-            entries[own] = entry
+            left.append(SkippedWeight(name_of_entry, f"{recipe.name}: {why}"))
+            entries[name_of_entry] = entry
             continue
         for each in matrices:
             columns = None if importance is None else importance(each.name, each.shape)

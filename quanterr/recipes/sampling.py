@@ -5,8 +5,8 @@ random run. Σe² and Σx² of the runs are scaled up to all rows, and their spr
 ratio estimate of a random sample of clusters (Cochran, Sampling Techniques, 3rd edition, 6.4 and 9.2).
 
 Errors of rows have long tails: a few rows with outliers may make up most of a weight's error, and a sample may miss
-them. So the worst run counts twice, and margins are 50 % wider. Then 95 of 100 estimates are within the margin for
-MiniLM's weights, which have such rows, and 99 for models without.
+them. So the worst run counts twice, and margins are 50 % wider. With that, 95 % of estimates are within the margin for
+MiniLM's weights, which have such rows, and 99 % for models without.
 
 A sampled row is quantized as it would be in the whole weight. If scales depend on all rows (a scale of the tensor, or
 scales that are quantized again), all rows are read for the scales.
@@ -31,12 +31,12 @@ from quanterr.recipes.tensors import apply_recipe, read_weight
 from quanterr.tensors.chunks import Chunk
 from quanterr.util.text import display
 
-RUN_BYTES = 1 << 16  # size of a run if a weight has enough runs: smaller ones are slow to read
-LEAST_RUNS = 8  # fewest runs to read of a weight that has enough
+RUN_BYTES = 1 << 16  # size of a run, as smaller ones are slow to read; less if a weight would have too few runs
+MIN_RUNS = 8  # minimum number of runs to read of a weight that has so many
 WANTED_RUNS = 32  # desired number of runs to read; runs get fewer rows to reach it
-PIECE = 1 << 20  # elements quantized at once
+PIECE_ELEMENTS = 1 << 20  # elements quantized at once
 DB = 10 / log(10)
-WIDER = 1.5  # factor on the margin of normally distributed errors
+MARGIN_FACTOR = 1.5  # multiplies the margin of normally distributed errors
 
 
 def parse_share(text: str) -> float:
@@ -83,7 +83,7 @@ def draw_runs(matrix: Matrix, share: float, together: int) -> Runs:
     while height > together and ceil(rows / height) * share < WANTED_RUNS:
         height = max(height // 2 // together, 1) * together
     total = ceil(rows / height)
-    n = min(max(round(total * share), LEAST_RUNS), total)
+    n = min(max(round(total * share), MIN_RUNS), total)
     seed = int.from_bytes(sha256(name.encode("utf-8", "surrogatepass")).digest()[:7])
     random = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
     edges = [stretch * total // n for stretch in range(n + 1)]
@@ -102,7 +102,7 @@ class Estimate:
 
     @property
     def _up(self) -> float:
-        """The factor that scales sums over the rows read up to all rows."""
+        """The factor by which sums over the rows that were read become sums over all rows."""
         return self.runs.rows / self.runs.read
 
     @property
@@ -136,11 +136,13 @@ class Estimate:
         return total**2 * (1 - n / total) * (sum(squares) + max(squares)) / n**2
 
 
-def pack_estimates(found: Mapping[str, Sequence[Estimate | None]]) -> bytes:
+def pack_estimates(estimates: Mapping[str, Sequence[Estimate | None]]) -> bytes:
     """Return estimates by weight as bytes for another process, exact to the last digit."""
     plain = {
-        name: [one and (one.runs, one.noises, one.signals, one.read_weighted) for one in of]
-        for name, of in found.items()
+        name: [
+            estimate and (estimate.runs, estimate.noises, estimate.signals, estimate.read_weighted) for estimate in of
+        ]
+        for name, of in estimates.items()
     }
     return zlib.compress(json.dumps(plain).encode(), 1)
 
@@ -156,18 +158,18 @@ def unpack_estimates(packed: bytes) -> dict[str, list[Estimate | None]]:
         return Estimate(Runs(rows, height, tuple(numbers)), noises, signals, pair)
 
     plain = json.loads(zlib.decompress(packed))
-    return {name: [one and unpack(*one) for one in of] for name, of in plain.items()}
+    return {name: [estimate and unpack(*estimate) for estimate in of] for name, of in plain.items()}
 
 
 def find_margin(estimates: Sequence[Estimate]) -> float | None:
     """Return the 95 % margin of the SNR over all these weights [dB]; None if it is undefined."""
-    noise, signal = sum(one.noise for one in estimates), sum(one.signal for one in estimates)
+    noise, signal = sum(estimate.noise for estimate in estimates), sum(estimate.signal for estimate in estimates)
     if not noise or not signal:
         return None
-    variance = sum(one.variance(noise / signal) for one in estimates)
-    freedom = sum(len(one.noises) - 1 for one in estimates)
+    variance = sum(estimate.variance(noise / signal) for estimate in estimates)
+    freedom = sum(len(estimate.noises) - 1 for estimate in estimates)
     quantile = 1.96 + 2.4 / max(freedom, 1)  # the 97.5 % quantile of Student's t, to 3 % from 7 degrees of freedom on
-    return WIDER * DB * quantile * sqrt(variance) / noise
+    return MARGIN_FACTOR * DB * quantile * sqrt(variance) / noise
 
 
 @torch.inference_mode()
@@ -179,19 +181,19 @@ def estimate_matrix(matrix: Matrix, share: float, files: Sequence[QuantizedFile 
     """
     heights = [0 if file is None else file.recipe.encoder.joint_rows(file.source) for file in files]
     runs = {height: draw_runs(matrix, share, height) for height in sorted(set(heights) - {0})}
-    found = [Estimate(runs[height]) if height else None for height in heights]
-    for own in runs.values():
-        of = [(f, e) for f, e in zip(files, found, strict=True) if f and e and e.runs is own]
-        spans, step = own.spans(), max(PIECE // (own.height * max(matrix.shape[1], 1)), 1)
-        for first in range(0, len(spans), step):  # ``step`` spans are quantized together
+    estimates = [Estimate(runs[height]) if height else None for height in heights]
+    for drawn in runs.values():
+        of = [(f, e) for f, e in zip(files, estimates, strict=True) if f and e and e.runs is drawn]
+        spans, step = drawn.spans(), max(PIECE_ELEMENTS // (drawn.height * max(matrix.shape[1], 1)), 1)
+        for first in range(0, len(spans), step):  # quantize ``step`` spans at once
             _measure_runs(matrix, spans[first : first + step], of)
-    return found
+    return estimates
 
 
 def _measure_runs(
     matrix: Matrix, spans: Sequence[tuple[int, int]], of: Sequence[tuple[QuantizedFile, Estimate]]
 ) -> None:
-    """Add the squared errors of some runs to the estimates ``of``."""
+    """Add the squared errors of some runs to the estimate of each recipe in ``of``."""
     x = torch.cat([matrix.read(first, stop).to(FLOATS[matrix.dtype], copy=True) for first, stop in spans])
     heights = [stop - first for first, stop in spans]
     signals = _sum_by_runs(x.float(), heights)

@@ -5,9 +5,9 @@
                                 (⌈rows/high⌉, ⌈cols/wide⌉) for blocks
 
     scale = max |x| / 448 for FP8, / 127 for INT8; 1 where every x is zero
-    x     ≈ code · scale
 
-ComfyUI, ModelOpt and torchao's float8 store weights in this way. Rounding is to nearest, ties to even.
+A value is code · scale. ComfyUI, ModelOpt and torchao's float8 store weights in this way. Values are rounded to
+nearest, ties to even.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from quanterr.recipes.calibration import Calibrator
 
 
 class CodeType(NamedTuple):
-    """The number type that a weight is rounded to."""
+    """The type of numbers that weights are rounded to."""
 
     dtype: torch.dtype
     stored: str  # the dtype's name in a safetensors header
-    most: float
+    highest: float
     codes: Codes
 
     def round(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class ScaledEncoder(Encoder):
 
     @property
     def is_local(self) -> bool:
-        """False if all rows share a scale."""
+        """False if a scale is shared by all rows."""
         return self.edges[0] > 0
 
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
@@ -91,7 +91,7 @@ class ScaledEncoder(Encoder):
         if importance is not None:
             _, _, b, wide = blocks.shape
             importance = torch.nn.functional.pad(importance, (0, b * wide - len(importance))).view(1, 1, b, wide)
-        return self.calibrator.find_ends(blocks, self.codes.most, lambda v: self.codes.round(v).float(), importance)
+        return self.calibrator.find_ends(blocks, self.codes.highest, lambda v: self.codes.round(v).float(), importance)
 
     def settle(self, measured: Tensor, source: Source) -> tuple[Tensor, ...]:
         """Return the scales."""
@@ -99,7 +99,7 @@ class ScaledEncoder(Encoder):
             measured = self.calibrator.merge_pieces(measured).view(1, 1)
         elif not self.edges[0]:
             measured = measured.amax(0, keepdim=True)
-        scale = measured / self.codes.most
+        scale = measured / self.codes.highest
         return (scale.masked_fill_(scale == 0, 1),)
 
     def encode(

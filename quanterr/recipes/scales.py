@@ -1,4 +1,4 @@
-"""Caches of weights being quantized: their scales, measured once for all recipes by all threads, and their codes."""
+"""Caches for weights that are being quantized: scales, which threads measure once for all recipes, and codes."""
 
 import threading
 from collections import OrderedDict
@@ -11,9 +11,9 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.base import Piece, Recipe, Rows, Source
 from quanterr.util.text import display
 
-MOST_KEPT = 4  # most weights whose scales are cached
-CODE_BYTES = 1 << 24  # most bytes of codes that are cached
-SAMPLE_BYTES = 1 << 20  # the same for sampled rows of large weights: more would fragment the heap
+MAX_KEPT_WEIGHTS = 4  # maximum number of weights whose scales are cached
+MAX_CODE_BYTES = 1 << 24  # maximum size of cached codes
+MAX_SAMPLE_BYTES = 1 << 20  # the same for sampled rows of large weights: larger tensors would fragment the heap
 
 
 class QuantizedWeight(Protocol):
@@ -35,7 +35,7 @@ class QuantizedWeight(Protocol):
 
 
 class _MeasuredPieces:
-    """Measured numbers of a weight's pieces in one tensor: many small tensors would fragment the heap."""
+    """The measured numbers of a weight's pieces, in one tensor because many small ones would fragment the heap."""
 
     def __init__(self, pieces: int) -> None:
         self._pieces, self._lock = pieces, threading.Lock()
@@ -63,20 +63,20 @@ class _MeasuredPieces:
 
 
 class _WeightScales:
-    """All tensors that recipes store for a weight except its codes: measured once, by all threads that need them."""
+    """All tensors except codes that recipes store for a weight; threads that need them share the measuring."""
 
     def __init__(self, files: Sequence[QuantizedWeight]) -> None:
-        """Prepare ``files`` of one weight that are read in the same pieces."""
+        """Take the files of one weight that are read in the same pieces, one for each recipe."""
         self._files, self._lock = files, threading.Lock()
         self._rows, self._pieces = files[0].rows, list(files[0].pieces(0, files[0].source.rows))
-        self._found = {file: _MeasuredPieces(len(self._pieces)) for file in files}
+        self._measured = {file: _MeasuredPieces(len(self._pieces)) for file in files}
         self._next, self._missing, self._ended = 0, len(self._pieces), threading.Event()
         self._settled: dict[QuantizedWeight, tuple[Tensor, ...]] = {}
         self._settling = threading.Lock()
         self._error: BaseException | None = None
 
     def get(self, file: QuantizedWeight) -> tuple[Tensor, ...]:
-        """Return the settled tensors of one recipe; if they are not all measured yet, help the other threads first."""
+        """Return the settled tensors of one recipe; first help other threads to measure the remaining pieces."""
         try:
             while (number := self._claim()) is not None:
                 self._measure(number)
@@ -90,7 +90,7 @@ class _WeightScales:
         with self._settling:
             if file not in self._settled:
                 self._settled[file] = self._settle(file)
-                del self._found[file]  # only now: if settling fails, every caller must get the error
+                del self._measured[file]  # not before: if settling fails, every caller must get the error
         return self._settled[file]
 
     def _claim(self) -> int | None:
@@ -103,14 +103,14 @@ class _WeightScales:
     def _measure(self, number: int) -> None:
         piece = Piece(self._rows(*self._pieces[number]))
         for file in self._files:
-            self._found[file].add(number, file.recipe.encoder.measure(piece, file.importance))
+            self._measured[file].add(number, file.recipe.encoder.measure(piece, file.importance))
         with self._lock:
             self._missing -= 1
             if not self._missing:
                 self._ended.set()
 
     def _settle(self, file: QuantizedWeight) -> tuple[Tensor, ...]:
-        measured = self._found[file].join()
+        measured = self._measured[file].join()
         low, high = torch.aminmax(measured)  # either is NaN if any number is
         if not isfinite(float(low)) or not isfinite(float(high)):
             raise CheckpointError(
@@ -122,11 +122,11 @@ class _WeightScales:
 
 
 class CodeCache:
-    """A cache of the latest codes, as a comparison reads a weight and then samples its rows, some several times."""
+    """A cache of the latest codes, because a comparison reads a weight and then samples some of its rows repeatedly."""
 
-    def __init__(self, most: int) -> None:
-        """Start empty; ``most`` limits the bytes that are cached."""
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        """Start empty; ``limit`` is the maximum number of bytes that are cached."""
+        self._limit = limit
         self._pieces: OrderedDict[tuple[QuantizedWeight, tuple[int, int]], Tensor] = OrderedDict()
         self._bytes, self._lock = 0, threading.Lock()
 
@@ -142,17 +142,17 @@ class CodeCache:
             if key not in self._pieces:  # another thread may have added them meanwhile
                 self._pieces[key] = codes
                 self._bytes += codes.nbytes
-            while self._bytes > self._most:
+            while self._bytes > self._limit:
                 self._bytes -= self._pieces.popitem(last=False)[1].nbytes
         return codes
 
 
 class ScaleCache:
-    """A cache of the scales, for all recipes, and codes of the weights that are being read."""
+    """A cache, shared by all recipes, of scales and codes of the weights that are being read."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self.codes, self.samples = CodeCache(CODE_BYTES), CodeCache(SAMPLE_BYTES)
+        self.codes, self.samples = CodeCache(MAX_CODE_BYTES), CodeCache(MAX_SAMPLE_BYTES)
         self._files: dict[tuple[str, int], list[QuantizedWeight]] = {}
         self._scales: OrderedDict[tuple[str, int], _WeightScales] = OrderedDict()
         self._lock = threading.Lock()
@@ -162,10 +162,10 @@ class ScaleCache:
         self._files.setdefault(file.kind, []).append(file)
 
     def get(self, file: QuantizedWeight) -> tuple[Tensor, ...]:
-        """Return the settled tensors of a weight; forget the weight used longest ago if there are too many."""
+        """Return the settled tensors of a weight; if too many weights are cached, drop the one used longest ago."""
         with self._lock:
-            found = self._scales.pop(file.kind, None) or _WeightScales(self._files[file.kind])
-            self._scales[file.kind] = found
-            if len(self._scales) > MOST_KEPT:
+            scales = self._scales.pop(file.kind, None) or _WeightScales(self._files[file.kind])
+            self._scales[file.kind] = scales
+            if len(self._scales) > MAX_KEPT_WEIGHTS:
                 self._scales.popitem(last=False)
-        return found.get(file)
+        return scales.get(file)

@@ -1,7 +1,7 @@
-"""Searches for the scales of ggml's types as in llama.cpp: the trial with the least weighted error wins.
+"""Searches for the scales of ggml's types as in llama.cpp, which tries several and takes the least weighted error.
 
-Sums run over the elements of a group in order, in float32. Compilers of llama.cpp may fuse multiplications and
-additions, so single codes may differ. The compiled kernel finds the same numbers.
+Sums run over the elements of a group in order, in float32. Builds of llama.cpp may fuse multiplications and additions,
+so single codes may differ. The compiled kernel computes the same numbers as the torch code here.
 Reference: ggml-org/llama.cpp@b7180 ggml/src/ggml-quants.c make_qx_quants, make_q3_quants, make_qkx2_quants,
 make_qkx3_quants, make_qp_quants.
 """
@@ -14,11 +14,11 @@ from quanterr.kernel.library import Kernel, choose_kernel
 from quanterr.kernel.structs import MOST_SEARCHED
 from quanterr.lazy_torch import Tensor, torch
 
-LEAST = 1e-15  # a group whose elements are all smaller is zero: GROUP_MAX_EPS
-PASSES = 5  # passes of make_q3_quants and make_qp_quants
+MIN_MAGNITUDE = 1e-15  # a group whose elements are all smaller gets zeros: GROUP_MAX_EPS
+MAX_PASSES = 5  # passes of make_q3_quants and make_qp_quants
 SIDE_BY_SIDE = 8  # partial sums of squares, like torch's over 32 numbers; divides the length of a group
-FINE = [0.05 * n - 0.9 for n in range(37)]  # steps of the search with importance
-SYMMETRIC = [0.1 * n for n in (0, *range(-9, 0), *range(1, 10))]  # steps of the search without a minimum
+STEPS_WITH_MINIMUM = [0.05 * n - 0.9 for n in range(37)]  # steps of the search with importance
+STEPS_WITHOUT_MINIMUM = [0.1 * n for n in (0, *range(-9, 0), *range(1, 10))]  # steps of the search without a minimum
 
 
 def weigh_by_importance(x: Tensor, importance: Tensor, mean_square: Tensor) -> Tensor:
@@ -33,149 +33,152 @@ def round_clamped(x: Tensor, low: int, high: int) -> Tensor:
 
 def search_with_minimum(
     x: Tensor,
-    most: int,
+    highest: int,
     steps: Sequence[float],
     weights: Tensor | None = None,
     *,
     absolute: bool = False,
     codes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Search scales and minima of groups, (n, k) each, for codes from 0 to ``most``: make_qkx2_quants and make_qkx3.
+    """Search scales and minima of groups, (n, k) each, for codes from 0 to ``highest``: make_qkx2_quants and make_qkx3.
 
-    A trial adds one of ``steps`` to ``most``. With ``absolute``, errors are not squared. ``weights`` of errors are by
-    default |x|, plus the root mean square of the group if errors are squared. ``codes``, float32 like ``x``, receives
-    the codes.
+    Each trial adds one of ``steps`` to ``highest``. With ``absolute``, errors are not squared. The default ``weights``
+    of errors are |x|, plus the root mean square of the group if errors are squared. ``codes``, float32 like ``x``, is
+    filled with the codes.
     """
     kernel, groups = _find_kernel(x, weights, codes), x.shape
     floors = None if absolute or weights is not None else _find_mean_squares(x).sqrt_()
     if kernel is not None:
         scale, minimum = torch.empty(groups[:2]), torch.empty(groups[:2])
         given, out = map(_address, (x, weights, floors)), map(_address, (scale, minimum, codes))
-        numerators = _list_numbers([most + step for step in steps])
-        searched = scale.numel(), groups[2], 0, most, numerators, len(numerators)
+        numerators = _list_numbers([highest + step for step in steps])
+        searched = scale.numel(), groups[2], 0, highest, numerators, len(numerators)
         kernel.library.quanterr_search_minimum(*given, *searched, absolute, *out)
         return scale, minimum
     if weights is None:
         weights = x.abs() if floors is None else x.abs() + floors[..., None]
-    x, weights = _turn(x), _turn(weights)
+    x, weights = _transpose(x), _transpose(weights)
     low, high = x.amin(0).clamp_(max=0), x.amax(0)
     spread = high - low
     flat = spread <= 0
     spread = torch.where(flat, 1.0, spread)
     products = weights * x
     sum_w, sum_x = _add_up(weights), _add_up(products)
-    own, weighted, spare = (torch.empty_like(x) for _ in range(3))
+    trial_codes, weighted, spare = (torch.empty_like(x) for _ in range(3))
 
-    def encode(least: Tensor, inverse: Tensor) -> None:
-        torch.sub(x, least, out=own).mul_(inverse).round_().clamp_(0, most)
+    def encode(lowest: Tensor, inverse: Tensor) -> None:
+        torch.sub(x, lowest, out=trial_codes).mul_(inverse).round_().clamp_(0, highest)
 
-    def cost(scale: Tensor, least: Tensor) -> Tensor:
-        error = torch.mul(own, scale, out=spare).add_(least).sub_(x)
-        return _add_up((error.abs_() if absolute else error.square_()).mul_(weights))
+    def cost(scale: Tensor, lowest: Tensor) -> Tensor:
+        difference = torch.mul(trial_codes, scale, out=spare).add_(lowest).sub_(x)
+        return _add_up((difference.abs_() if absolute else difference.square_()).mul_(weights))
 
-    best_scale, best_low = spread / most, low
-    chosen = low, most / spread  # minimum and inverse scale that make the codes of the best trial
+    best_scale, best_low = spread / highest, low
+    chosen = low, highest / spread  # minimum and inverse scale that make the codes of the best trial
     encode(*chosen)
     best = cost(best_scale, low)
     for step in steps:
-        tried = best_low, (step + most) / torch.where(flat, 1.0, high - best_low)  # uses the best minimum so far
+        tried = best_low, (step + highest) / torch.where(flat, 1.0, high - best_low)  # uses the best minimum so far
         encode(*tried)
-        sum_xl = _add_up(torch.mul(products, own, out=spare))
-        sum_l = _add_up(torch.mul(weights, own, out=weighted))
-        sum_l2 = _add_up(weighted.mul_(own))
+        sum_xl = _add_up(torch.mul(products, trial_codes, out=spare))
+        sum_l = _add_up(torch.mul(weights, trial_codes, out=weighted))
+        sum_l2 = _add_up(weighted.mul_(trial_codes))
         determinant = sum_w * sum_l2 - sum_l * sum_l
         scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
-        least = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
-        scale = torch.where(least > 0, sum_xl / sum_l2, scale)
-        least = least.clamp(max=0)
-        found = cost(scale, least)
-        better = (determinant > 0) & (found < best)
-        best = torch.where(better, found, best)
-        best_scale, best_low = torch.where(better, scale, best_scale), torch.where(better, least, best_low)
+        lowest = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+        scale = torch.where(lowest > 0, sum_xl / sum_l2, scale)
+        lowest = lowest.clamp(max=0)
+        error = cost(scale, lowest)
+        better = (determinant > 0) & (error < best)
+        best = torch.where(better, error, best)
+        best_scale, best_low = torch.where(better, scale, best_scale), torch.where(better, lowest, best_low)
         chosen = torch.where(better, tried[0], chosen[0]), torch.where(better, tried[1], chosen[1])
     if codes is not None:
         encode(*chosen)
-        codes.copy_(own.t().view(groups))
+        codes.copy_(trial_codes.t().view(groups))
     return best_scale.masked_fill_(flat, 0).view(groups[:2]), (-best_low).view(groups[:2])
 
 
 def _find_mean_squares(x: Tensor) -> Tensor:
-    """Return the mean square of each group, (n, k); every eighth element is added up first."""
+    """Return the mean square of each group, (n, k); as in torch, eight partial sums each take every eighth element."""
     kernel = _find_kernel(x)
     if kernel is None:
         sums = _add_up(x.square().view(*x.shape[:2], -1, SIDE_BY_SIDE).movedim(2, 0))
         return _add_up(sums.movedim(2, 0)) / x.shape[2]
-    found = torch.empty(x.shape[:2])
-    kernel.library.quanterr_find_mean_squares(x.data_ptr(), found.numel(), x.shape[2], found.data_ptr())
-    return found
+    means = torch.empty(x.shape[:2])
+    kernel.library.quanterr_find_mean_squares(x.data_ptr(), means.numel(), x.shape[2], means.data_ptr())
+    return means
 
 
-def search_symmetric(x: Tensor, most: int, weights: Tensor | None = None, codes: Tensor | None = None) -> Tensor:
-    """Search the scales of groups, (n, k), for codes from -most to most - 1: make_qx_quants.
+def search_symmetric(x: Tensor, highest: int, weights: Tensor | None = None, codes: Tensor | None = None) -> Tensor:
+    """Search the scales of groups, (n, k), for codes from -highest to highest - 1: make_qx_quants.
 
-    Errors are weighted by ``weights``, or by x². ``codes``, float32 like ``x``, receives the codes.
+    Errors are weighted by ``weights``, or by x². ``codes``, float32 like ``x``, is filled with the codes.
     """
     kernel, groups = _find_kernel(x, weights, codes), x.shape
     if kernel is not None:
-        scale, numerators = torch.empty(groups[:2]), _list_numbers([-(most + step) for step in SYMMETRIC])
+        scale, numerators = (
+            torch.empty(groups[:2]),
+            _list_numbers([-(highest + step) for step in STEPS_WITHOUT_MINIMUM]),
+        )
         given, out = map(_address, (x, weights)), map(_address, (scale, codes))
-        searched = scale.numel(), groups[2], -most, most - 1, numerators, len(numerators)
+        searched = scale.numel(), groups[2], -highest, highest - 1, numerators, len(numerators)
         kernel.library.quanterr_search_symmetric(*given, *searched, *out)
         return scale
-    x, weights = _turn(x), _turn(x * x if weights is None else weights)
+    x, weights = _transpose(x), _transpose(x * x if weights is None else weights)
     largest = x.gather(0, x.abs().argmax(0, keepdim=True))[0]
-    zero = largest.abs() < LEAST
+    zero = largest.abs() < MIN_MAGNITUDE
     largest = torch.where(zero, 1.0, largest)
     best, best_scale, best_inverse = (torch.zeros_like(largest) for _ in range(3))
     products = weights * x
-    own, spare = torch.empty_like(x), torch.empty_like(x)
-    for step in SYMMETRIC:
-        inverse = -(most + step) / largest
-        torch.mul(x, inverse, out=own).round_().clamp_(-most, most - 1)
-        sum_lx = _add_up(torch.mul(products, own, out=spare))
-        sum_l2 = _add_up(torch.mul(weights, own, out=spare).mul_(own))
+    trial_codes, spare = torch.empty_like(x), torch.empty_like(x)
+    for step in STEPS_WITHOUT_MINIMUM:
+        inverse = -(highest + step) / largest
+        torch.mul(x, inverse, out=trial_codes).round_().clamp_(-highest, highest - 1)
+        sum_lx = _add_up(torch.mul(products, trial_codes, out=spare))
+        sum_l2 = _add_up(torch.mul(weights, trial_codes, out=spare).mul_(trial_codes))
         better = (sum_l2 > 0) & ((sum_lx * sum_lx > best * sum_l2) | (step == 0))
         scale = sum_lx / sum_l2
         best = torch.where(better, scale * sum_lx, best)
         best_scale = torch.where(better, scale, best_scale)
         best_inverse = torch.where(better, inverse, best_inverse)
     if codes is not None:
-        codes.copy_(round_clamped(x * best_inverse, -most, most - 1).t().view(groups))
+        codes.copy_(round_clamped(x * best_inverse, -highest, highest - 1).t().view(groups))
     return best_scale.masked_fill_(zero, 0).view(groups[:2])
 
 
-def search_positive(x: Tensor, most: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Search scales of nonnegative numbers, (n, 1), and their codes, (n, k), from 0 to ``most``: make_qp_quants."""
+def search_positive(x: Tensor, highest: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Search scales of nonnegative numbers, (n, 1), and their codes, (n, k), from 0 to ``highest``: make_qp_quants."""
     largest = x.amax(1, keepdim=True)
-    zero = largest < LEAST
+    zero = largest < MIN_MAGNITUDE
     largest = torch.where(zero, 1.0, largest)
-    inverse, least = most / largest, torch.full_like(largest, torch.inf)
+    inverse, least_error = highest / largest, torch.full_like(largest, torch.inf)
     for step in (0, *range(-4, 0), *range(1, 5)):
-        own = (0.1 * step + most) / largest
-        error = (weights * ((x * own).round_().clamp_(max=most) / own - x).square_()).sum(1, keepdim=True)
-        inverse, least = torch.where(error < least, own, inverse), torch.minimum(error, least)
-    codes = (x * inverse).round_().clamp_(max=most)
-    scale, codes = _refine(x, weights, codes, (0, most))
+        tried = (0.1 * step + highest) / largest
+        error = (weights * ((x * tried).round_().clamp_(max=highest) / tried - x).square_()).sum(1, keepdim=True)
+        inverse, least_error = torch.where(error < least_error, tried, inverse), torch.minimum(error, least_error)
+    codes = (x * inverse).round_().clamp_(max=highest)
+    scale, codes = _refine(x, weights, codes, (0, highest))
     return scale[:, None].masked_fill_(zero, 0), codes.masked_fill(zero, 0)
 
 
 def search_three_bits(x: Tensor) -> Tensor:
-    """Search the scales of groups, (n, k), for codes from -4 to 3, refined code by code: make_q3_quants."""
+    """Search the scales of groups, (n, k), for codes from -4 to 3, then refine code by code: make_q3_quants."""
     kernel, groups, ends = _find_kernel(x), x.shape, (-4, 3)
     if kernel is not None:
-        found = torch.empty(groups[:2])
-        kernel.library.quanterr_refine(x.data_ptr(), None, found.numel(), groups[2], *ends, None, found.data_ptr())
-        return found
+        scales = torch.empty(groups[:2])
+        kernel.library.quanterr_refine(x.data_ptr(), None, scales.numel(), groups[2], *ends, None, scales.data_ptr())
+        return scales
     x = x.reshape(-1, groups[2])
     largest = x.gather(1, x.abs().argmax(1, keepdim=True))
-    zero = largest.abs() < LEAST
+    zero = largest.abs() < MIN_MAGNITUDE
     codes = round_clamped(x * (ends[0] / torch.where(zero, 1.0, largest)), *ends)
     scale, _ = _refine(x, x * x, codes, ends)
     return scale.masked_fill_(zero[:, 0], 0).view(groups[:2])
 
 
 def _find_kernel(x: Tensor, *others: Tensor | None) -> Kernel | None:
-    """Return the kernel for searches in groups, (..., elements); None if there is none, or it cannot take tensors."""
+    """Return the kernel for searches in groups, (..., elements); None if there is none or it cannot read these."""
     given = [x, *(each for each in others if each is not None)]
     are_alike = all(each.shape == x.shape and each.dtype == torch.float32 for each in given)
     can_be_read = all(each.is_cpu and each.is_contiguous() for each in given)  # the kernel gets addresses
@@ -190,8 +193,8 @@ def _list_numbers(numbers: Sequence[float]) -> "ctypes.Array[ctypes.c_float]":
     return (ctypes.c_float * len(numbers))(*numbers)
 
 
-def _turn(x: Tensor) -> Tensor:
-    """Copy groups, (..., elements), to (elements, groups): sums over elements are then sums of rows."""
+def _transpose(x: Tensor) -> Tensor:
+    """Copy groups, (..., elements), to (elements, groups), so that sums over elements are sums of rows."""
     return x.reshape(-1, x.shape[-1]).t().contiguous()
 
 
@@ -209,14 +212,14 @@ def _refine(x: Tensor, weights: Tensor, codes: Tensor, ends: tuple[int, int]) ->
         given, out = (x.data_ptr(), weights.data_ptr()), (codes.data_ptr(), scale.data_ptr())
         kernel.library.quanterr_refine(*given, *x.shape, *ends, *out)
         return scale, codes
-    x, weights, codes = _turn(x), _turn(weights), _turn(codes)
+    x, weights, codes = _transpose(x), _transpose(weights), _transpose(codes)
     sum_lx, sum_l2 = _add_up(weights * x * codes), _add_up(weights * codes * codes)
-    for _ in range(PASSES):
+    for _ in range(MAX_PASSES):
         changed = torch.zeros((), dtype=torch.bool, device=x.device)
-        for w, own, code in zip(weights, x, codes, strict=True):
-            lx, l2 = sum_lx - w * own * code, sum_l2 - w * code * code
-            new = round_clamped(own * l2 / torch.where(lx > 0, lx, 1.0), *ends)
-            new_lx, new_l2 = lx + w * own * new, l2 + w * new * new
+        for w, values, code in zip(weights, x, codes, strict=True):
+            lx, l2 = sum_lx - w * values * code, sum_l2 - w * code * code
+            new = round_clamped(values * l2 / torch.where(lx > 0, lx, 1.0), *ends)
+            new_lx, new_l2 = lx + w * values * new, l2 + w * new * new
             better = (lx > 0) & (new != code) & (new_l2 > 0) & (new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2)
             code.copy_(torch.where(better, new, code))
             sum_lx, sum_l2 = torch.where(better, new_lx, sum_lx), torch.where(better, new_l2, sum_l2)

@@ -1,4 +1,4 @@
-"""The K types of ggml: blocks of 256 elements, whose 8 or 16 parts have scales (and minima) of few bits each.
+"""The K types of ggml: blocks of 256 elements with 8 or 16 parts, whose scales (and minima) are integers of few bits.
 
     gguf_q6_k    6-bit codes, parts of 16, 8-bit scales
     gguf_q5_k    5-bit codes, parts of 32, 6-bit scales and minima
@@ -24,8 +24,8 @@ from quanterr.kernel.library import choose_kernel
 from quanterr.kernel.rounding import find_codes, make_integers
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.recipes.searches import (
-    FINE,
-    LEAST,
+    MIN_MAGNITUDE,
+    STEPS_WITH_MINIMUM,
     round_clamped,
     search_positive,
     search_symmetric,
@@ -34,7 +34,8 @@ from quanterr.recipes.searches import (
     weigh_by_importance,
 )
 
-Integers = tuple[Tensor, Tensor]  # a unit, (n, 1) float16, and integers of that unit, (n, parts)
+# The scale of each block, (n, 1) float16, and the integers of its parts that it multiplies, (n, parts).
+QuantizedScales = tuple[Tensor, Tensor]
 
 
 class _Type(NamedTuple):
@@ -42,7 +43,7 @@ class _Type(NamedTuple):
 
     kind: GgmlType
     block: Block
-    most: int  # the integer that stands for the largest scale, and for the largest minimum
+    highest: int  # the integer that stands for the largest scale, and for the largest minimum
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -52,8 +53,8 @@ class _Type(NamedTuple):
 
 
 Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = (
-    _Type(OF_NAME[row.name], row.blocks[row.name], most)
-    for row, most in zip(gguf_k.TYPES, (15, 32, 63, 63, 128), strict=True)
+    _Type(OF_NAME[row.name], row.blocks[row.name], highest)
+    for row, highest in zip(gguf_k.TYPES, (15, 32, 63, 63, 128), strict=True)
 )
 
 
@@ -62,25 +63,25 @@ def _encode(to: _Type, x: Tensor, out: Tensor | None, scales: Tensor, minima: Te
     kernel = choose_kernel().kernel
     if kernel is None or not x.is_cpu:
         if minima is None:
-            return _encode_with(to, x, out, _to_signed_integers(scales, to.most))
-        return _encode_with(to, x, out, _to_integers(scales, to.most), _to_integers(minima, to.most))
+            return _encode_with(to, x, out, _to_signed_integers(scales, to.highest))
+        return _encode_with(to, x, out, _to_integers(scales, to.highest), _to_integers(minima, to.highest))
     blocks = torch.empty(len(x), to.kind.n_bytes, dtype=torch.uint8) if out is None else out
     given = x.data_ptr(), scales.data_ptr(), None if minima is None else minima.data_ptr()
     described = ctypes.byref(describe(to.block, to.kind))
-    kernel.library.quanterr_encode_superblocks(*given, len(x), described, to.most, blocks.data_ptr())
+    kernel.library.quanterr_encode_superblocks(*given, len(x), described, to.highest, blocks.data_ptr())
     return blocks
 
 
-def _encode_with(to: _Type, x: Tensor, out: Tensor | None, *rounded: Integers) -> Tensor:
+def _encode_with(to: _Type, x: Tensor, out: Tensor | None, *rounded: QuantizedScales) -> Tensor:
     """Return blocks of parts, (n, parts, elements), with these scales and any minima; parts without a scale are 0."""
-    unit, *least = (d.float() * own for d, own in rounded)
-    unit = torch.where(unit.abs() > 0, unit, torch.inf)  # also if the unit is NaN
+    unit, *minima = (d.float() * integers for d, integers in rounded)
+    unit = torch.where(unit.abs() > 0, unit, torch.inf)  # also replaces NaN
     codes = make_integers(*to.ends, -to.ends[0])
     flat, size = x.view(len(x), -1), x.shape[2]
-    numbers = {"codes": find_codes(flat, unit, codes, size, before=-least[0] if least else None).to(torch.int32)}
+    numbers = {"codes": find_codes(flat, unit, codes, size, before=-minima[0] if minima else None).to(torch.int32)}
     offset = to.block.numbers.offset
-    for (d, own), named, of_unit in zip(rounded, ("scales", "minima"), ("d", "d_minima"), strict=False):
-        numbers[named] = own.to(torch.int32) - (offset if named == "scales" else 0)
+    for (d, integers), named, of_unit in zip(rounded, ("scales", "minima"), ("d", "d_minima"), strict=False):
+        numbers[named] = integers.to(torch.int32) - (offset if named == "scales" else 0)
         numbers[of_unit] = d.view(torch.int16).to(torch.int32)
     blocks = encode(to.block, to.kind, numbers)
     return blocks if out is None else out.copy_(blocks)
@@ -91,20 +92,20 @@ def _to_half(numbers: Tensor) -> Tensor:
     return numbers.to(torch.float16).view(-1, 1)
 
 
-def _to_integers(numbers: Tensor, most: int) -> Integers:
+def _to_integers(numbers: Tensor, highest: int) -> QuantizedScales:
     """Round nonnegative numbers to integers up to ``most``."""
     largest = numbers.amax(1, keepdim=True)
-    inverse = torch.where(largest > 0, most / largest, 0.0)
-    return _to_half(largest / most), round_clamped(numbers * inverse, 0, most).nan_to_num_()
+    inverse = torch.where(largest > 0, highest / largest, 0.0)
+    return _to_half(largest / highest), round_clamped(numbers * inverse, 0, highest).nan_to_num_()
 
 
-def _to_signed_integers(scales: Tensor, most: int) -> Integers:
+def _to_signed_integers(scales: Tensor, highest: int) -> QuantizedScales:
     """Round scales to integers from -most to most - 1."""
     largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))
-    none = largest.abs() < LEAST
-    inverse = -most / torch.where(none, 1.0, largest)
-    own = round_clamped(scales * inverse, -most, most - 1).nan_to_num_()
-    return _to_half(torch.where(none, 0.0, 1 / inverse)), torch.where(none, 0.0, own)
+    none = largest.abs() < MIN_MAGNITUDE
+    inverse = -highest / torch.where(none, 1.0, largest)
+    integers = round_clamped(scales * inverse, -highest, highest - 1).nan_to_num_()
+    return _to_half(torch.where(none, 0.0, 1 / inverse)), torch.where(none, 0.0, integers)
 
 
 def _weigh(x: Tensor, importance: Tensor, times: float) -> Tensor:
@@ -113,9 +114,11 @@ def _weigh(x: Tensor, importance: Tensor, times: float) -> Tensor:
 
 
 def _encode_with_importance(to: _Type, x: Tensor, weights: Tensor, out: Tensor | None) -> Tensor:
-    """Return blocks of a type with minima, whose error weighted by ``weights`` is least."""
-    found = search_with_minimum(x, to.ends[1], FINE, weights)
-    units, integers = zip(*(search_positive(each, to.most, weights.sum(2)) for each in found), strict=True)
+    """Return blocks of a type with minima, searched for the smallest error weighted by ``weights``."""
+    scales_and_minima = search_with_minimum(x, to.ends[1], STEPS_WITH_MINIMUM, weights)
+    units, integers = zip(
+        *(search_positive(each, to.highest, weights.sum(2)) for each in scales_and_minima), strict=True
+    )
     return _encode_with(to, x, out, *zip(map(_to_half, units), integers, strict=True))
 
 
@@ -160,9 +163,9 @@ def q3_k(x: Tensor, importance: Tensor | None = None, out: Tensor | None = None)
         return _encode(Q3_K, x, out, search_three_bits(x))
     weights = _weigh(x, importance, 2.0)
     scales = search_symmetric(x, 4, weights)
-    own = torch.empty_like(scales)
-    unit = search_symmetric(scales[:, None], 32, weights.sum(2)[:, None], own[:, None])
-    return _encode_with(Q3_K, x, out, (_to_half(unit), own.masked_fill_(unit == 0, 0)))
+    integers = torch.empty_like(scales)
+    unit = search_symmetric(scales[:, None], 32, weights.sum(2)[:, None], integers[:, None])
+    return _encode_with(Q3_K, x, out, (_to_half(unit), integers.masked_fill_(unit == 0, 0)))
 
 
 K_TYPES = {"Q6_K": q6_k, "Q5_K": q5_k, "Q4_K": q4_k, "Q3_K": q3_k, "Q2_K": q2_k}

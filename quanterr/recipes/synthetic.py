@@ -1,6 +1,7 @@
-"""Recipes on synthetic weights: seeded, so that papers and tests of quantizers have the same numbers.
+"""Errors of recipes on synthetic weights, which are seeded so that papers and tests of quantizers can repeat them.
 
-Each kind has one of the properties that make real weights hard: tails, or columns or rows of another magnitude.
+Each kind of weight has one property that makes real weights hard to quantize: heavy tails, or columns or rows of
+other magnitudes.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +14,9 @@ from quanterr.recipes.tensors import apply_recipe, count_stored_bytes
 
 Make = Callable[[int, int, torch.Generator], Tensor]  # rows, columns and a generator to float32 (rows, columns)
 
-DEGREES = 4  # degrees of freedom of the heavy tails
-OUTLIERS = 100  # one of this many columns is an outlier
-LARGER = 20.0  # standard deviation of an outlier
+TAIL_FREEDOM = 4  # degrees of freedom of the heavy tails
+COLUMNS_PER_OUTLIER = 100  # one of so many columns is an outlier
+OUTLIER_DEVIATION = 20.0  # standard deviation of an outlier
 
 
 def _gaussian(rows: int, cols: int, seeded: torch.Generator) -> Tensor:
@@ -27,14 +28,14 @@ def _uniform(rows: int, cols: int, seeded: torch.Generator) -> Tensor:
 
 
 def _heavy_tails(rows: int, cols: int, seeded: torch.Generator) -> Tensor:
-    scale = torch.randn(DEGREES, rows, cols, generator=seeded).square().mean(0).sqrt()
+    scale = torch.randn(TAIL_FREEDOM, rows, cols, generator=seeded).square().mean(0).sqrt()
     return _gaussian(rows, cols, seeded) / scale
 
 
 def _outlier_columns(rows: int, cols: int, seeded: torch.Generator) -> Tensor:
-    chosen = torch.randperm(cols, generator=seeded)[: max(cols // OUTLIERS, 1)]
+    chosen = torch.randperm(cols, generator=seeded)[: max(cols // COLUMNS_PER_OUTLIER, 1)]
     x = _gaussian(rows, cols, seeded)
-    x[:, chosen] *= LARGER
+    x[:, chosen] *= OUTLIER_DEVIATION
     return x
 
 
@@ -58,7 +59,7 @@ class BenchResult(NamedTuple):
     weights: str
     bits_per_weight: float
     snr_db: float | None  # None if there is no error
-    max_error: float  # relative to the weight's root mean square
+    max_error: float  # largest |error|, relative to the weight's root mean square
 
 
 def bench_formats(recipes: Sequence[Recipe], rows: int = 1024, cols: int = 4096, seed: int = 0) -> list[BenchResult]:
@@ -67,7 +68,7 @@ def bench_formats(recipes: Sequence[Recipe], rows: int = 1024, cols: int = 4096,
     Raises:
         UsageError: a recipe cannot store the shape.
     """
-    found = []
+    results = []
     for name, make in WEIGHTS.items():
         x = make(rows, cols, torch.Generator().manual_seed(seed))
         energy = float(x.double().square().sum())
@@ -76,7 +77,7 @@ def bench_formats(recipes: Sequence[Recipe], rows: int = 1024, cols: int = 4096,
             noise = float(error.square().sum())
             snr = 10 * log10(energy / noise) if noise else None
             bits = 8 * count_stored_bytes(x, recipe) / x.numel()
-            found.append(
+            results.append(
                 BenchResult(recipe.name, name, bits, snr, float(error.abs().max()) / (energy / x.numel()) ** 0.5)
             )
-    return found
+    return results

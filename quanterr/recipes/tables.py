@@ -8,9 +8,10 @@
     X.weight.quant_state.bitsandbytes__nf4   U8     JSON, padded with spaces
 
     code = the table's nearest number to x · (1 / max |x|); at a tie the lower one
-    :double subtracts the mean of all absmax and rounds the rest to a table of 256, times the largest of 256 blocks
+    :double subtracts the mean of all absmax and rounds the differences to 256 numbers, scaled by the largest of 256
+    blocks
 
-Blocks run row by row. A partial last block is divided by its absmax, not multiplied by the inverse.
+Blocks follow the elements row by row. A partial last block is divided by its absmax, not multiplied by the inverse.
 
 Reference: bitsandbytes-foundation/bitsandbytes@0.50.2 backends/default/ops.py quantize_4bit, quantize_blockwise;
 functional.py quantize_4bit, create_dynamic_map, QuantState.as_dict.
@@ -30,9 +31,9 @@ from quanterr.recipes.base import Encoder, Piece, Source, StoredTensor
 from quanterr.recipes.lookup import Lookup
 from quanterr.tensors.packing import pack_pairs
 
-NESTED = 256  # blocks that share a scale of scales
-STATE = 256  # size of the state in bytes
-LEAST = 1e-38  # replaces a magnitude of zero
+NESTED_BLOCKS = 256  # number of blocks whose scales share a scale
+STATE_BYTES = 256
+MIN_MAGNITUDE = 1e-38  # replaces zero, as blocks are divided by it
 
 
 @dataclass(frozen=True)
@@ -51,22 +52,22 @@ class TableEncoder(Encoder):
     def list_tensors(self, source: Source) -> tuple[StoredTensor, ...]:
         """List codes, scales, tables and state."""
         blocks = -(-source.rows * source.cols // self.block)
-        found = [
+        tensors = [
             StoredTensor("{weight}", "U8", (-(-source.rows * source.cols // 2), 1)),
             StoredTensor("{weight}.absmax", "U8" if self.double else "F32", (blocks,)),
         ]
         if self.double:
-            found.append(StoredTensor("{weight}.nested_absmax", "F32", (-(-blocks // NESTED),)))
-        found.append(StoredTensor(self._state, "U8", (STATE,)))
-        found.append(StoredTensor("{weight}.quant_map", "F32", (16,)))
-        return *found, *([StoredTensor("{weight}.nested_quant_map", "F32", (256,))] if self.double else [])
+            tensors.append(StoredTensor("{weight}.nested_absmax", "F32", (-(-blocks // NESTED_BLOCKS),)))
+        tensors.append(StoredTensor(self._state, "U8", (STATE_BYTES,)))
+        tensors.append(StoredTensor("{weight}.quant_map", "F32", (16,)))
+        return *tensors, *([StoredTensor("{weight}.nested_quant_map", "F32", (256,))] if self.double else [])
 
     @property
     def _state(self) -> str:
         return f"{{weight}}.quant_state.bitsandbytes__{self.kind}"
 
     def joint_rows(self, source: Source) -> int:
-        """Return the fewest rows that make whole blocks and whole bytes."""
+        """Return the smallest number of rows that fill whole blocks and whole bytes."""
         whole = lcm(self.block, 2)
         return whole // gcd(whole, source.cols)
 
@@ -81,7 +82,7 @@ class TableEncoder(Encoder):
         dtype = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[source.dtype]
         fields = {"quant_type": self.kind, "blocksize": self.block, "dtype": dtype}
         text = json.dumps(fields | {"shape": [source.rows, source.cols]} | dict(nested))
-        return torch.frombuffer(bytearray(text.encode().ljust(STATE)), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(text.encode().ljust(STATE_BYTES)), dtype=torch.uint8)
 
     def measure(self, piece: Piece, importance: Tensor | None = None) -> Tensor:
         """Return the largest |x| of each block."""
@@ -93,10 +94,10 @@ class TableEncoder(Encoder):
             return (measured,)
         offset = measured.mean()
         rest = measured - offset
-        scales = _find_largest(Piece(rest), NESTED)
-        codes = _find_codes_of_blocks(rest, scales, NESTED, _make_nested_codes()).view(-1)
+        scales = _find_largest(Piece(rest), NESTED_BLOCKS)
+        codes = _find_codes_of_blocks(rest, scales, NESTED_BLOCKS, _make_nested_codes()).view(-1)
         nested = {
-            "nested_blocksize": NESTED,
+            "nested_blocksize": NESTED_BLOCKS,
             "nested_dtype": "float32",
             "nested_offset": float(offset),
         }
@@ -119,8 +120,8 @@ class TableEncoder(Encoder):
 
 
 @cache
-def _make_codes(kind: str) -> Codes:
-    table = torch.tensor(TABLES[kind])
+def _make_codes(table_name: str) -> Codes:
+    table = torch.tensor(TABLES[table_name])
     order = torch.argsort(table)
     bounds = (table[order[:-1]] + table[order[1:]]) / 2
     return make_table(order.tolist(), bounds, Lookup(table[order].tolist(), order.tolist(), bounds.tolist()))
@@ -135,19 +136,23 @@ def _make_nested_codes() -> Codes:
 @cache
 def make_dynamic_map() -> Tensor:
     """Return the 256 numbers to which absmax is rounded: float32, ascending, from -0.99 to 1."""
-    found = [0.0, 1.0]
+    numbers = [0.0, 1.0]
     for exponent in range(7):
         ends = torch.linspace(0.1, 1, 2**exponent + 1)
         means = (ends[:-1] + ends[1:]) / 2.0
         for sign in (1, -1):
-            found += (sign * 10 ** (exponent - 6) * means).tolist()
-    return torch.tensor(sorted(found))
+            numbers += (sign * 10 ** (exponent - 6) * means).tolist()
+    return torch.tensor(sorted(numbers))
 
 
 def _find_largest(values: Piece, block: int) -> Tensor:
     """Return the largest magnitude of each block; zero is replaced in a partial last block."""
-    found = values.find_magnitudes(block)
-    return torch.cat([found[:-1], found[-1:].clamp(min=LEAST)]) if values.rows.numel() % block else found
+    magnitudes = values.find_magnitudes(block)
+    return (
+        torch.cat([magnitudes[:-1], magnitudes[-1:].clamp(min=MIN_MAGNITUDE)])
+        if values.rows.numel() % block
+        else magnitudes
+    )
 
 
 def _find_codes_of_blocks(
@@ -164,7 +169,7 @@ def _find_codes_of_blocks(
     find_codes, for whole blocks only.
     """
     whole = len(values) // block * block
-    inverse = 1.0 / largest[: whole // block].clamp(min=LEAST)
-    found = find_codes(values[None, :whole], inverse[None], to, block, multiply=True, packing=packing, out=out)
+    inverse = 1.0 / largest[: whole // block].clamp(min=MIN_MAGNITUDE)
+    codes = find_codes(values[None, :whole], inverse[None], to, block, multiply=True, packing=packing, out=out)
     rest = values[None, whole:]
-    return torch.cat([found, find_codes(rest, largest[None, -1:], to, rest.shape[1])], 1) if rest.numel() else found
+    return torch.cat([codes, find_codes(rest, largest[None, -1:], to, rest.shape[1])], 1) if rest.numel() else codes

@@ -1,6 +1,6 @@
-"""Tensors in memory, or arrays of numpy, quantized by a recipe: for training, experiments and tests of quantizers.
+"""Quantization of tensors in memory, or arrays of numpy: for training, experiments and tests of quantizers.
 
-Values equal a reader's: the stored tensors go through the same code as a file.
+Values equal those that a reader of files computes, because the stored tensors go through the same code.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ from quanterr.tensors.arrays import as_tensor
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import TORCH_DTYPES, find_dtype
 
-NAME = "tensor.weight"
-ROUNDINGS = 1e-6  # relative rounding of float32 in scales and products
-OWN_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "U32": torch.uint32}  # readers treat these as bits
-NAMES = {dtype: name for name, dtype in FLOATS.items()}
+TENSOR_NAME = "tensor.weight"
+FLOAT32_TOLERANCE = 1e-6  # allowance for the rounding of scales and products in float32, relative
+DTYPES_AS_BITS = {"F8_E4M3": torch.float8_e4m3fn, "U32": torch.uint32}  # torch's dtypes where readers use bytes
+DTYPE_NAMES = {dtype: name for name, dtype in FLOATS.items()}
 
 
 def quantize_tensor(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
@@ -35,17 +35,17 @@ def quantize_tensor(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
     """
     tensor = as_tensor("tensor", tensor)
     file = _make_file(tensor, _parse_exact(tensor, recipe))
-    found = {}
+    tensors = {}
     for entry in file.entries:
         raw = torch.frombuffer(bytearray(entry.read()) or bytearray(1), dtype=torch.uint8)[: entry.nbytes]
-        dtype = OWN_DTYPES.get(entry.dtype) or (find_dtype(entry.dtype) if entry.dtype in TORCH_DTYPES else None)
+        dtype = DTYPES_AS_BITS.get(entry.dtype) or (find_dtype(entry.dtype) if entry.dtype in TORCH_DTYPES else None)
         name = entry.name.removeprefix("tensor.")
-        found[name] = raw.view(len(tensor), -1) if dtype is None else raw.view(dtype).view(entry.shape)
-    return found
+        tensors[name] = raw.view(len(tensor), -1) if dtype is None else raw.view(dtype).view(entry.shape)
+    return tensors
 
 
 def fake_quantize(tensor: Tensor, recipe: str) -> Tensor:
-    """Quantize and dequantize a weight, (rows, cols), by a recipe, as a reader would; keeps the tensor's dtype.
+    """Return a weight, (rows, cols), after quantization by a recipe and dequantization, in its own dtype.
 
     The gradient passes straight through, so the function can be used in training.
 
@@ -54,8 +54,8 @@ def fake_quantize(tensor: Tensor, recipe: str) -> Tensor:
         CheckpointError: the tensor holds NaN or infinity.
     """
     tensor = as_tensor("tensor", tensor)
-    found: Tensor = _StraightThrough.apply(tensor, _parse_exact(tensor, recipe))  # type: ignore[no-untyped-call]
-    return found
+    quantized: Tensor = _StraightThrough.apply(tensor, _parse_exact(tensor, recipe))  # type: ignore[no-untyped-call]
+    return quantized
 
 
 def apply_recipe(tensor: Tensor, recipe: Recipe, stretch: float = 1.0, importance: Tensor | None = None) -> Tensor:
@@ -72,13 +72,13 @@ def count_stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
 
 
 def calibrate(tensor: Tensor, recipe: str) -> dict[str, Tensor]:
-    """Return the scales that a recipe derives for a weight, (rows, cols), and all else that it stores except codes.
+    """Return all tensors that a recipe stores for a weight, (rows, cols), except the codes: scales, tables and so on.
 
     The result has tensors by name; it is empty for ggml's types, whose scales are stored between the codes. Raises the
     errors of :func:`quantize_tensor`.
     """
-    found = quantize_tensor(tensor, recipe)
-    return dict(list(found.items())[1:])
+    tensors = quantize_tensor(tensor, recipe)
+    return dict(list(tensors.items())[1:])
 
 
 def theoretical_max_error(tensor: Tensor, recipe: str) -> Tensor:
@@ -116,7 +116,7 @@ def error_within_bounds(tensor: Tensor, other: Tensor, recipe: str) -> bool:
     if tensor.shape != other.shape:
         raise UsageError(f"shapes differ: {list(tensor.shape)} and {list(other.shape)}")
     x, y = tensor.detach().cpu().double(), other.detach().cpu().double()
-    allowed = theoretical_max_error(tensor, recipe).double() * (1 + ROUNDINGS) + ROUNDINGS * x.abs()
+    allowed = theoretical_max_error(tensor, recipe).double() * (1 + FLOAT32_TOLERANCE) + FLOAT32_TOLERANCE * x.abs()
     return bool(((y - x).abs() <= allowed).all())
 
 
@@ -148,23 +148,23 @@ def _parse_exact(tensor: Tensor, name: str) -> Recipe:
 
 
 def _describe_source(tensor: Tensor) -> Source:
-    return Source(tensor.shape[0], tensor.shape[1], NAMES[tensor.dtype])
+    return Source(tensor.shape[0], tensor.shape[1], DTYPE_NAMES[tensor.dtype])
 
 
 def _make_file(tensor: Tensor, recipe: Recipe, stretch: float = 1.0, importance: Tensor | None = None) -> QuantizedFile:
-    """Return the stored form of a tensor.
+    """Return the file that a recipe makes of a tensor.
 
     Raises:
         UsageError: the recipe cannot store it.
     """
-    if tensor.dim() != 2 or not tensor.numel() or tensor.dtype not in NAMES:
+    if tensor.dim() != 2 or not tensor.numel() or tensor.dtype not in DTYPE_NAMES:
         given = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         raise UsageError(f"{recipe.name}: takes a matrix of float32, bfloat16 or float16, not {given}")
     plain = tensor.detach().cpu()
     if why := explain_refusal(plain, recipe):
         raise UsageError(f"{recipe.name}: {why}")
     rows: Rows = lambda first, stop: plain[first:stop].float().clone()  # noqa: E731 - the name carries the type
-    return QuantizedFile(NAME, recipe, _describe_source(plain), rows, ScaleCache(), stretch, importance)
+    return QuantizedFile(TENSOR_NAME, recipe, _describe_source(plain), rows, ScaleCache(), stretch, importance)
 
 
 def read_weight(file: QuantizedFile) -> Weight:

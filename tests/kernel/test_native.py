@@ -186,7 +186,7 @@ PARTS = {
     "zero or flat": lambda x: torch.where(torch.arange(len(x)).view(-1, 1, 1) % 2 == 0, 0.0, x[:, :, :1].expand_as(x)),
 }
 SEARCHES = {
-    "minimum": lambda x, w, codes: searches.search_with_minimum(x, 15, searches.FINE, w, codes=codes),
+    "minimum": lambda x, w, codes: searches.search_with_minimum(x, 15, searches.STEPS_WITH_MINIMUM, w, codes=codes),
     "minimum, by default": lambda x, w, codes: searches.search_with_minimum(x, 15, [-0.5, 0.0, 0.5], codes=codes),
     "minimum, absolute": lambda x, w, codes: searches.search_with_minimum(x, 3, [0.0], absolute=True, codes=codes),
     "symmetric": lambda x, w, codes: (searches.search_symmetric(x, 32, w, codes),),
@@ -1101,7 +1101,7 @@ class TestBuild:
         sources = ((structs.HEADER.parent / name).read_text() for name in ("searches.c", "shared.h"))
         found = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", "".join(sources), re.MULTILINE))
 
-        assert (float(found["LEAST"]), int(found["PASSES"])) == (searches.LEAST, searches.PASSES)
+        assert (float(found["LEAST"]), int(found["PASSES"])) == (searches.MIN_MAGNITUDE, searches.MAX_PASSES)
 
 
 CODES = {

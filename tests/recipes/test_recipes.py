@@ -20,7 +20,7 @@ from quanterr.recipes import Source, list_recipes, parse_recipe, parse_recipes
 from quanterr.recipes.base import Piece
 from quanterr.recipes.blocks import BlockEncoder
 from quanterr.recipes.matrices import open_rows
-from quanterr.recipes.quantized_file import PIECE, _count_bytes, choose_weights, mix_recipes
+from quanterr.recipes.quantized_file import PIECE_ELEMENTS, _count_bytes, choose_weights, mix_recipes
 from quanterr.recipes.tensors import (
     calibrate,
     error_within_bounds,
@@ -100,7 +100,7 @@ def original(tmp_path_factory):
     """Yield a norm, an embedding and two matrices, one larger than a piece and with an odd number of rows."""
     tensors = {
         "model.embed_tokens.weight": numbers(10, 64),
-        "model.layers.0.mlp.up_proj.weight": numbers(PIECE // 256 * 2 + 3, 256, seed=1),
+        "model.layers.0.mlp.up_proj.weight": numbers(PIECE_ELEMENTS // 256 * 2 + 3, 256, seed=1),
         "model.layers.0.mlp.down_proj.weight": numbers(256, 512, seed=2).float(),
         "model.layers.0.input_layernorm.weight": numbers(64, seed=3),
     }
@@ -117,7 +117,7 @@ def test_small_weight_is_encoded_once(tmp_path, monkeypatch, rows, times):
         entry = virtual.entries["a.weight"]
         made, encode = [], BlockEncoder.encode
         monkeypatch.setattr(BlockEncoder, "encode", lambda *words: made.append(1) or encode(*words))
-        piece, row = entry.nbytes // rows * (PIECE // 256), entry.nbytes // rows
+        piece, row = entry.nbytes // rows * (PIECE_ELEMENTS // 256), entry.nbytes // rows
         whole = [bytes(entry.file.read(entry.offset + n * piece, piece)) for n in range(2)]
         some = {bytes(entry.file.read(entry.offset + piece + 7 * row, 3 * row)) for _ in range(2)}
 
@@ -352,8 +352,8 @@ class TestCalibration:
         assert clipped.abs().amax() < 0.8 * x.abs().amax()
 
     def test_average_is_taken_over_tensor_pieces(self):
-        x = torch.ones(4 * PIECE // 256, 256)
-        x[: PIECE // 256] = 2.0
+        x = torch.ones(4 * PIECE_ELEMENTS // 256, 256)
+        x[: PIECE_ELEMENTS // 256] = 2.0
 
         expected = 2.0 * 0.9**3 + (1 - 0.9**3)
         assert pytest.approx(expected, rel=1e-6) == float(fake_quantize(x, "int8_tensor:scales=ema").amax())

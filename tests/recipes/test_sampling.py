@@ -12,7 +12,7 @@ import quanterr
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import CheckpointError, Status, UsageError
 from quanterr.recipes.matrices import matrices_of
-from quanterr.recipes.sampling import LEAST_RUNS, RUN_BYTES, draw_runs, parse_share
+from quanterr.recipes.sampling import MIN_RUNS, RUN_BYTES, draw_runs, parse_share
 
 # Errors, their squares and products with importances are rounded to float32 on one side, at most four times each side.
 ROUNDINGS = 8 * 2.0**-24
@@ -99,7 +99,7 @@ def test_runs_are_a_share_spread_over_all_rows(tmp_path, rows, cols, together):
     assert runs == draw_runs(matrix, 0.1, together)
     assert all(first % together == 0 and first < stop <= rows for first, stop in spans)
     assert sorted(spans) == spans
-    assert len(set(spans)) == len(spans) == max(round(0.1 * runs.total), min(LEAST_RUNS, runs.total))
+    assert len(set(spans)) == len(spans) == max(round(0.1 * runs.total), min(MIN_RUNS, runs.total))
     assert runs.height == together or runs.height * cols * 2 <= RUN_BYTES
 
 
