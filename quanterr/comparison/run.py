@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.base import RECIPE
 from quanterr.comparison.assembly import ReportBuilder
+from quanterr.comparison.devices import choose_device
 from quanterr.comparison.inputs import Inputs, Path, open_inputs
 from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import group_by_original
@@ -29,7 +30,7 @@ from quanterr.pairing.model import Pairing, WeightResult
 from quanterr.pairing.names import canonicalize
 from quanterr.pairing.side import WeightCache
 from quanterr.tensors.clock import Clock
-from quanterr.tensors.devices import describe_device, pick_device
+from quanterr.tensors.devices import describe_device
 from quanterr.util.platform import give_back_memory, with_slashes
 from quanterr.util.rank_group import join_rank_group
 from quanterr.util.text import display
@@ -59,6 +60,7 @@ def compare_each(
                 "%s: without the compiled kernel, comparing takes about twenty times as long", choice.reason
             )
         inputs = stack.enter_context(open_inputs(original, candidates, options))
+        device = choose_device(options.device, choice.kernel)
         pairings = _pair(inputs)
         builders = _make_builders(pairings, inputs)
         collect = _make_collector(builders, options)
@@ -68,10 +70,10 @@ def compare_each(
             from quanterr.comparison.sharing import open_sharing
 
             checkpoints = [inputs.original, *inputs.candidates]
-            sharing = open_sharing(stack, group, collect, checkpoints, pairings, options, samples)
+            sharing = open_sharing(stack, group, collect, checkpoints, pairings, options, samples, device)
         run = Scheduler(
             tasks if sharing is None else sharing.drop_finished(tasks),
-            pick_device(options.device),
+            device,
             collect if sharing is None else sharing.finish,
             options.outlier_threshold,
             stop,
@@ -85,10 +87,10 @@ def compare_each(
         if sharing is not None:
             complete = sharing.collect(run, complete, lambda: on_progress(progress))
         used = KernelChoice(None) if run.device.type != "cpu" else choice
-        device = describe_device(run.device)
+        described = describe_device(run.device)
         if run.moved_at:
-            device += f"; also cpu, as memory ran out at {display(run.moved_at)}"
-        info = clock.describe_run(options.command, device, run.threads, progress.done_bytes, str(used))
+            described += f"; also cpu, as memory ran out at {display(run.moved_at)}"
+        info = clock.describe_run(options.command, described, run.threads, progress.done_bytes, str(used))
         del run  # its tasks take about 200 bytes per weight
         give_back_memory()  # the workers' buffers
         findings = _check(builders, inputs, complete)

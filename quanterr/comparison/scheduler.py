@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from quanterr.comparison.devices import count_own_cores
 from quanterr.comparison.tasks import Job
 from quanterr.comparison.worker import Worker
 from quanterr.errors import Interrupted
@@ -29,8 +30,7 @@ from quanterr.tensors.devices import give_back_device_memory
 from quanterr.tensors.pool import map_in_threads
 from quanterr.util.background import run_beside
 from quanterr.util.memory import name_lack_of_memory, require_memory_for_threads
-from quanterr.util.platform import keep_freed_memory, usable_cores
-from quanterr.util.processes import this_process
+from quanterr.util.platform import keep_freed_memory
 from quanterr.util.waiting import allow_stop
 
 Result = TypeVar("Result")
@@ -137,7 +137,7 @@ class Scheduler:
         self._nbytes = [sum(weight.nbytes for weight in _list_weights(jobs)) for jobs in tasks]
         self.progress = Progress(sum(self._nbytes), total_weights=len(tasks))
         self.kernel = kernel
-        cores = max(usable_cores() // this_process().local_world, 1)
+        cores = count_own_cores()
         cpu_threads = cores if kernel else min(cores, MAX_TORCH_THREADS)
         self.threads = cpu_threads if device.type == "cpu" else DEVICE_THREADS
         ranges = sum(map(self._count_ranges, self._large[: self.threads]))

@@ -9,9 +9,9 @@ from quanterr.comparison.ranks import Ranks, Take
 from quanterr.comparison.scheduler import Claims, Scheduler
 from quanterr.comparison.tasks import Job
 from quanterr.kernel.library import choose_kernel
+from quanterr.lazy_torch import torch
 from quanterr.options import ComparisonOptions
 from quanterr.pairing.model import Pairing, WeightResult
-from quanterr.tensors.devices import pick_device
 from quanterr.util.rank_group import RankGroup
 
 
@@ -88,6 +88,7 @@ def open_sharing(
     pairings: Sequence[Pairing],
     options: ComparisonOptions,
     samples: bool,
+    device: torch.device,
 ) -> Sharing:
     """Open the requested journal, before any rank writes to its own, and make the ranks agree on inputs and pairs."""
     ranks = None if group is None else Ranks(group)
@@ -96,6 +97,6 @@ def open_sharing(
     if options.resume is not None:
         journal = stack.enter_context(Journal(options.resume, same, 0 if ranks is None else ranks.rank))
     if ranks is not None:
-        kind = pick_device(options.device).type  # determines the chunks, and so the last digits
-        ranks.group.agree({key: value for key, value in same.items() if key != "written"} | {"device": kind})
+        agreed = {key: value for key, value in same.items() if key != "written"}
+        ranks.group.agree(agreed | {"device": device.type})  # determines the chunks, and so the last digits
     return Sharing(take, journal, ranks)

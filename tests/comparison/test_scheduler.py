@@ -14,7 +14,7 @@ from support.tolerances import FEW
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.comparison import scheduler
+from quanterr.comparison import devices, scheduler
 from quanterr.comparison.scheduler import Scheduler
 from quanterr.comparison.tasks import group_by_original
 from quanterr.comparison.worker import Worker
@@ -35,7 +35,7 @@ class TestDigits:
         files = stored(tmp_path, a=(700, 1000), b=(300, 4000), c=(8, 8))
         reports = []
         for threads in (1, 2, 5):
-            monkeypatch.setattr(scheduler, "usable_cores", lambda threads=threads: threads)
+            monkeypatch.setattr(devices, "usable_cores", lambda threads=threads: threads)
             reports.append(without_run(quanterr.compare(*files, device="cpu")))
 
         assert reports[0] == reports[1] == reports[2]

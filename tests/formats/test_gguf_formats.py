@@ -81,7 +81,7 @@ def test_large_weights_give_the_same_with_any_number_of_threads(tmp_path, monkey
     x, y = write(tmp_path / "x.safetensors", original), write_gguf(tmp_path / "y.gguf", quantized)
     reports = []
     for threads in (1, 3):
-        monkeypatch.setattr("quanterr.comparison.scheduler.usable_cores", lambda threads=threads: threads)
+        monkeypatch.setattr("quanterr.comparison.devices.usable_cores", lambda threads=threads: threads)
         reports.append(quanterr.compare(x, y, device="cpu"))
 
     assert reports[0].layers == reports[1].layers

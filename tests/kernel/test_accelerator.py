@@ -13,7 +13,8 @@ from support.stored import stored, write
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
-from quanterr.comparison import compare_each, scheduler
+from quanterr.comparison import compare_each, devices, scheduler
+from quanterr.comparison.devices import choose_device
 from quanterr.errors import ResourceError
 from quanterr.kernel import library
 from quanterr.options import CompareOptions
@@ -280,6 +281,38 @@ class TestChoice:
             assert CPU == pick_device("auto")
             with pytest.raises(ResourceError, match=f"does not compute in {str(lacking)[6:]}, .*; try --device cpu"):
                 pick_device(NAME)
+
+    @pytest.mark.parametrize(
+        ("cores", "instructions", "expected"),
+        [(2, "avx512", NAME), (16, "avx512", "cpu"), (4, "base", NAME), (6, "base", "cpu"), (64, None, NAME)],
+    )
+    def test_auto_compares_where_it_is_expected_to_be_faster(self, monkeypatch, cores, instructions, expected):
+        monkeypatch.setattr(devices, "usable_cores", lambda: cores)
+        with simulated():
+            chosen = choose_device("auto", instructions and library.Kernel(None, instructions))
+
+            assert expected == chosen.type
+
+    @pytest.mark.parametrize(
+        ("product", "known"),
+        [("NVIDIA H200", "was measured at 1.6"), ("X1", "was not measured and is expected to compare 1.6")],
+    )
+    def test_notice_says_why_the_accelerator_is_not_taken(self, monkeypatch, capsys, product, known):
+        monkeypatch.setattr(devices, "usable_cores", lambda: 16)
+        with simulated() as there:
+            monkeypatch.setattr(type(there), "get_device_name", lambda *_: product)
+            choose_device("auto", library.Kernel(None, "avx512"))
+
+            assert (
+                f"--device auto takes the CPU: 16 cores compare about 8.0 G weights/s, sim:0 ({product}) {known}; "
+                "to use it, say --device sim:0"
+            ) == capsys.readouterr().err.strip()
+
+    def test_named_accelerator_is_taken_without_a_notice(self, monkeypatch, capsys):
+        monkeypatch.setattr(devices, "usable_cores", lambda: 16)
+        with simulated():
+            assert device() == choose_device(NAME + ":0", library.Kernel(None, "avx512"))
+        assert not capsys.readouterr().err
 
     def test_full_device_still_supports_its_dtypes(self):
         with simulated(limit=0):

@@ -161,7 +161,7 @@ class TestOneWeight:
         codes[5] += 3
         found = set()
         for cores in (1, 2, 3):
-            monkeypatch.setattr("quanterr.comparison.scheduler.usable_cores", lambda n=cores: n)
+            monkeypatch.setattr("quanterr.comparison.devices.usable_cores", lambda n=cores: n)
             layer = report_of(tmp_path, wide, codes, unit).layers[0]
             found.add((layer.attainable_snr_db, layer.excess_db, layer.off_code_pct))
 
