@@ -19,7 +19,7 @@ from quanterr.checkpoints import Entry
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import TORCH_DTYPES, read_entry
 
-MAX_CHECKED_BYTES = 1 << 26    # larger buffers are not read
+MAX_CHECKED_BYTES = 1 << 26  # larger buffers are not read
 BF16_TOLERANCE = 2.0**-7  # relative tolerance: the numbers may have been cast to BF16
 MAX_MASKED_BIAS = -1e4  # masked_bias is at most this
 
