@@ -164,6 +164,16 @@ class TestVllm:
 
         assert verdict == quanterr.inspect(tmp_path, runtimes=["vllm"], devices=devices).loading[0].verdict
 
+    @pytest.mark.parametrize(("devices", "verdict"), [(1, "loads"), (2, "refuses")])
+    def test_last_block_of_columns_may_be_narrower_on_one_device(self, tmp_path, devices, verdict):
+        down = "model.layers.0.mlp.down_proj"
+        scales = {f"{down}.weight_scale_inv": numbers(2, 3).abs()}
+        tensors = {f"{down}.weight": numbers(128, 160).to(torch.float8_e4m3fn)} | scales
+        blocks = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
+        store(tmp_path / "m", tensors, config=declare(**blocks))
+
+        assert verdict == quanterr.inspect(tmp_path / "m", runtimes=["vllm"], devices=devices).loading[0].verdict
+
     def declare_quark(self, weight=None, inputs=None, **fields):
         scheme = {"weight": OF_QUARK | (weight or {}), "input_tensors": inputs, "output_tensors": None, "bias": None}
         export = {"kv_cache_group": [], "pack_method": "reorder"}

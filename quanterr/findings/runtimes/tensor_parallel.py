@@ -2,6 +2,7 @@
 
 Linear layers whose inputs are split need whole groups of columns on each device, and those whose outputs are split
 whole blocks of rows; q, k and v, and gate and up, are one matrix, whose parts hold whole blocks even on one device.
+Groups of a row must be whole there, too, but the last block of columns may be narrower.
 
 Reference: vllm-project/vllm@0.33.0 distributed/utils.py verify_group_size_divides_partition;
 model_executor/layers/quantization/utils/fp8_utils.py validate_fp8_block_shape; config/model.py
@@ -47,7 +48,9 @@ def _find_module(one: Stored) -> str:
 
 
 def _cuts_groups(one: Stored, devices: int) -> bool:
-    size = find_group_size(one.weight)
+    size, block = find_group_size(one.weight), one.weight.block_size
+    if devices == 1 and block is not None and block[0] > 1:
+        return False  # the last block of a row may be narrower: validate_fp8_block_shape
     return _find_module(one) in BY_COLUMNS and size != WHOLE_ROW and one.weight.matrix[1] % (devices * size) != 0
 
 
