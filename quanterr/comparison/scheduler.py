@@ -1,9 +1,10 @@
 """The scheduler: worker threads that read, dequantize and sum chunks, and deliver finished weights.
 
 On the CPU there is one thread per core with its own buffers, which reads only the rows that it computes next: they stay
-in the core's cache, and torch releases the interpreter meanwhile. On a GPU there are a few threads, each with pinned
-buffers and its own stream, so that reading and copying in one overlap with arithmetic in another. The sums of a weight
-do not depend on which thread computed which chunk.
+in the core's cache, and torch releases the interpreter meanwhile. On a GPU there are a few threads, each with its own
+stream; a ring of pinned slots with readers of its own (tensors/pinned_ring.py) brings their bytes, so that reading and
+copying for one overlap with arithmetic of another. The sums of a weight do not depend on which thread computed which
+chunk.
 """
 
 import threading
@@ -27,6 +28,7 @@ from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.small_weights import AT_ONCE, ENOUGH
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunks
 from quanterr.tensors.devices import give_back_device_memory
+from quanterr.tensors.pinned_ring import READERS
 from quanterr.tensors.pool import map_in_threads
 from quanterr.util.background import run_beside
 from quanterr.util.memory import name_lack_of_memory, require_memory_for_threads
@@ -150,7 +152,7 @@ class Scheduler:
         """
         if self._small:
             keep_freed_memory(SCRATCH, SCRATCH)
-        require_memory_for_threads(self.threads + 1)
+        require_memory_for_threads(self.threads + 1 + (0 if self.device.type == "cpu" else READERS))
         with ExitStack() as stack:
             stack.enter_context(allow_stop(lambda: self._stop.is_set() or self._ended.is_set()))
             stack.callback(torch.set_num_threads, torch.get_num_threads())

@@ -30,8 +30,9 @@ from quanterr.options.keywords import accept_fields_of
 from quanterr.outputs.files import DEFAULT_MODE
 from quanterr.selection import LayerSelection
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
+from quanterr.tensors.memory import view_memory
 from quanterr.tensors.pool import map_in_threads
-from quanterr.tensors.workspace import find_dtype, view_memory
+from quanterr.tensors.workspace import find_dtype
 from quanterr.util import platform
 from quanterr.util.amounts import parse_bytes
 from quanterr.util.atomic_file import replace_atomically

@@ -76,8 +76,15 @@ def own_stream(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    before = torch.accelerator.current_stream(device)
-    torch.accelerator.set_stream(torch.Stream(device=device))
+    with use_stream(torch.Stream(device=device)):
+        yield
+
+
+@contextmanager
+def use_stream(stream: torch.Stream) -> Iterator[None]:
+    """Let this thread use a stream of a device."""
+    before = torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
     try:
         yield
     finally:

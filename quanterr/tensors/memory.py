@@ -1,7 +1,8 @@
-"""Memory for whole weights, which come and go all the time."""
+"""Memory of tensors: its bytes, its size, and that of whole weights, which come and go all the time."""
 
 from __future__ import annotations
 
+import ctypes
 from math import prod
 
 from quanterr.lazy_torch import Tensor, torch
@@ -24,3 +25,14 @@ def room_for_weight(shape: tuple[int, int], device: torch.device) -> Tensor:
     except OSError as error:
         raise MemoryError(f"{n_bytes} bytes for a weight") from error
     return torch.frombuffer(pages, dtype=torch.float32).view(shape)
+
+
+def view_memory(host: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, which must outlive them."""
+    memory = (ctypes.c_char * (host.numel() * host.itemsize)).from_address(host.data_ptr())
+    return memoryview(memory).cast("B")
+
+
+def round_up(n_bytes: int) -> int:
+    """Round up to a power of two, so that weights of similar size use the same buffer."""
+    return max(1 << (n_bytes - 1).bit_length(), 64) if n_bytes else 64

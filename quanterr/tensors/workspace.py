@@ -7,7 +7,6 @@ with the size of a weight.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from functools import cache, partial
@@ -17,6 +16,8 @@ from weakref import WeakValueDictionary
 
 from quanterr.checkpoints import Entry
 from quanterr.lazy_torch import Tensor, torch
+from quanterr.tensors.memory import round_up, view_memory
+from quanterr.tensors.pinned_ring import PIECE, SLOT, PinnedRing, open_ring
 
 # Stored dtype → torch's name of the dtype in which it is read.
 TORCH_DTYPES = {
@@ -89,7 +90,7 @@ class Workspace:
         self._held: dict[str, tuple[Entry, Hashable, Tensor]] = {}
         self._shared = _shared
         self._in_use: dict[str, tuple[Entry, _Shared]] = {}
-        self._copied: dict[str, torch.Event] = {}  # the last copy of each host buffer to the device
+        self._ring: tuple[PinnedRing, torch.Stream] | None = None  # the way to an accelerator, and the stream of copies
 
     def buffer(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the buffer ``key`` on the device, with undefined contents; valid until asked for again."""
@@ -108,7 +109,7 @@ class Workspace:
             self.views.clear()
         if buffer is None or buffer.numel() < n_bytes:
             self.views.clear()  # views would keep the old buffer alive
-            buffer = self._buffers[key] = torch.empty(_round_up(n_bytes), dtype=torch.uint8, device=self.device)
+            buffer = self._buffers[key] = torch.empty(round_up(n_bytes), dtype=torch.uint8, device=self.device)
         view = self.views[key, shape, dtype] = buffer[:n_bytes].view(dtype).view(shape)
         return view
 
@@ -119,7 +120,7 @@ class Workspace:
     def read(self, key: str, entry: Entry, first: int, shape: tuple[int, ...]) -> Tensor:
         """Read elements of an entry from index ``first`` on, in C order, into the device buffer ``key``.
 
-        The bytes go through a reused host buffer (on the CPU the buffer itself, otherwise a pinned one), so unaligned
+        The bytes are read into the buffer itself, or for an accelerator, into slots of its pinned ring, so unaligned
         offsets in the file are fine.
 
         Raises:
@@ -133,26 +134,38 @@ class Workspace:
         return self._fetch(key, entry, first, shape, torch.uint8)
 
     def _fetch(self, key: str, entry: Entry, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self.device.type != "cpu":
+            view = self.buffer(key, shape, dtype)
+            self._load(view.view(-1).view(torch.uint8), entry, begin)
+            return view
         n_bytes = prod(shape) * dtype.itemsize
         self._held.pop(key, None)  # the cached piece in this buffer is overwritten
         host = self._hosts.get(key)
         if host is None or len(host[1]) < n_bytes:
-            memory = torch.empty(_round_up(n_bytes), dtype=torch.uint8, pin_memory=self.device.type != "cpu")
+            memory = torch.empty(round_up(n_bytes), dtype=torch.uint8)
             host = self._hosts[key] = memory, view_memory(memory)
-        if self.device.type == "cpu" and self._buffers.get(key) is not host[0]:
+        if self._buffers.get(key) is not host[0]:
             self._buffers[key] = host[0]
             self.views.clear()
-        if key in self._copied:
-            self._copied[key].synchronize()
         self._read_into(host[1][:n_bytes], entry, begin)
-        view = self.buffer(key, shape, dtype)
-        if self.device.type == "cpu":
-            return view
-        view.copy_(host[0][:n_bytes].view(dtype).view(shape), non_blocking=True)
-        if key not in self._copied:
-            self._copied[key] = torch.Event(device=self.device)
-        self._copied[key].record(torch.accelerator.current_stream(self.device))
-        return view
+        return self.buffer(key, shape, dtype)
+
+    def _load(self, out: Tensor, entry: Entry, begin: int) -> None:
+        """Fill ``out``, (n,) uint8 on an accelerator; a local file is read in pieces by several threads."""
+        if self._ring is None:
+            self._ring = open_ring(self.device), torch.Stream(device=self.device)
+        ring, copies = self._ring
+        piece = PIECE if entry.file.descriptor >= 0 else SLOT
+        unit = self._find_unit(entry)
+
+        def read(memory: memoryview, at: int) -> None:
+            self._read_into(memory, entry, begin + at)
+
+        ring.load(out, read, piece // unit * unit, copies)
+
+    def _find_unit(self, entry: Entry) -> int:
+        """Return the number of bytes of which pieces of an entry must be multiples."""
+        return 1
 
     def fills(self, entry: Entry) -> bool:
         """Return whether bytes of an entry are replaced while they are read; they then must be read through here."""
@@ -262,6 +275,9 @@ class FilledWorkspace(Workspace):
         """Return whether an entry is filled."""
         return id(entry) in self._filled
 
+    def _find_unit(self, entry: Entry) -> int:
+        return self._block if self._span and self.fills(entry) else 1
+
     def _read_into(self, memory: memoryview, entry: Entry, begin: int) -> None:
         filled = self.fills(entry)
         if not filled or self._span:
@@ -284,14 +300,3 @@ def read_entry(entry: Entry) -> Tensor:
         CheckpointError: the file cannot be read.
     """
     return Workspace().read_whole("entry", entry)
-
-
-def view_memory(host: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU, which must outlive them."""
-    memory = (ctypes.c_char * (host.numel() * host.itemsize)).from_address(host.data_ptr())
-    return memoryview(memory).cast("B")
-
-
-def _round_up(n_bytes: int) -> int:
-    """Round up to a power of two, so that weights of similar size use the same buffer."""
-    return max(1 << (n_bytes - 1).bit_length(), 64) if n_bytes else 64

@@ -181,6 +181,21 @@ class TestOrder:
 
         assert [1, 1, 1, 1] == (other[0] + 1).tolist()
 
+    def test_buffer_filled_before_a_copy_on_another_stream_is_an_error(self, there):
+        """The stream that waits for the copy is done, and so is the copy."""
+        host, x, copied, copies = pinned(4), torch.zeros(4, device=there), Event(there), Stream(there)
+        current(0).synchronize()
+        computing = current(0)
+        choose(copies)
+        x.copy_(host, non_blocking=True)
+        copied.record()
+        choose(computing)
+        computing.wait_event(copied)
+        host += 1
+
+        with pytest.raises(HazardError, match="filled again before the copy"):
+            x.tolist()
+
     def test_stream_order_does_not_matter_for_separate_bytes(self, other):
         x, stream = other
         stream.synchronize()

@@ -27,6 +27,7 @@ class Stream:
     def __init__(self, device):
         self.device, self.issued, self.done = torch.device(device), 0, 0
         self.known = {}  # stream → how much of its work comes before what is issued here from now on
+        self._waits = deque()  # (number of the last work before a wait, what is awaited: stream → how much of its work)
         self._copies = deque()  # (number, host memory, its contents when the copy was issued)
 
     def issue(self):
@@ -42,9 +43,12 @@ class Stream:
             self._copies.append((number, memory, memory.clone()))
 
     def complete(self, number):
-        """Mark all work up to ``number`` as done."""
+        """Mark all work up to ``number`` as done, and what it waited for on other streams."""
         with LOCK:
             self.done = max(self.done, number)
+            while self._waits and self._waits[0][0] < number:
+                for stream, awaited in self._waits.popleft()[1].items():
+                    stream.complete(awaited)
             while self._copies and self._copies[0][0] <= self.done:
                 _, memory, contents = self._copies.popleft()
                 if not torch.equal(memory, contents):
@@ -54,6 +58,7 @@ class Stream:
         self.complete(self.issued)
 
     def wait_event(self, event):
+        self._waits.append((self.issued, event.known))
         self.known |= {one: max(number, self.known.get(one, 0)) for one, number in event.known.items()}
 
     def is_after(self, other, number):
