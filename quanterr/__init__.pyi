@@ -101,6 +101,7 @@ def compare(
     devices: int = 1,
     importance: Path | None = None,
     sensitivity: Path | None = None,
+    every_code: bool = False,
     device: str = "auto",
     lenient: bool = False,
     cache: Path | None = None,
@@ -141,6 +142,8 @@ def compare(
             each input.
         sensitivity (FILE): A file written by quanterr evaluate --sensitivity-out: predicts the KLD, or output
             error, that the errors cause.
+        every_code: Look at every code: is each tensor the original, rounded, and nothing else? See quanterr guide
+            origin.
         device (NAME, default auto): auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.

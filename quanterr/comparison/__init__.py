@@ -56,7 +56,7 @@ def compare_pair(
     plan: Plan | None = None,
 ) -> Report:
     """Compare as :func:`compare` does, with prepared rules; each layer must match ``plan`` if it is given."""
-    report = compare_each(original, [quantized], options)[0]
+    report = compare_each(original, [quantized], options, every_code=options.every_code)[0]
     report = judge_loading(report, quantized, options, rules.runtimes, options.lenient)
     try:
         judged = rules.judge(report)

@@ -14,6 +14,7 @@ from quanterr.documents.comparison.aggregate import Aggregate
 from quanterr.documents.comparison.layer import Layer, LosslessLayer, WorstElement
 from quanterr.documents.comparison.model import (
     BucketSize,
+    ComparedFile,
     Coverage,
     FormatNote,
     NotCompared,
@@ -21,7 +22,6 @@ from quanterr.documents.comparison.model import (
     Selection,
     Settings,
     Side,
-    StoredFile,
 )
 from quanterr.documents.gate_results import Reason, list_errors, store_reasons
 from quanterr.findings import FindingCollector
@@ -208,6 +208,11 @@ class ReportBuilder:
         self._refused[number] = [
             Leftover(pair.name, side, bucket, reason, codes) for side, codes in zip(SIDES, pair.codes, strict=True)
         ]
+
+    @property
+    def equal(self) -> set[int]:
+        """The numbers of the pairs with equal values on both sides."""
+        return {number for number, one in enumerate(self._compared) if isinstance(one, LosslessLayer)}
 
     @property
     def _layers(self) -> Iterator[Layer]:
@@ -446,7 +451,7 @@ def _make_side(checkpoint: Checkpoint, prefix: str) -> Side:
     return Side(
         path=escape_surrogates(checkpoint.path),
         revision=checkpoint.revision,
-        files=[StoredFile(name=escape_surrogates(file.path.name), bytes=file.size) for file in checkpoint.files],
+        files=[ComparedFile(name=escape_surrogates(file.path.name), bytes=file.size) for file in checkpoint.files],
         tensors=len(checkpoint.entries),
         bytes=checkpoint.nbytes,
         prefix=prefix,

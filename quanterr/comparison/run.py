@@ -16,6 +16,7 @@ from quanterr.comparison.tasks import group_by_original
 from quanterr.documents.base import Finding
 from quanterr.documents.comparison.model import Report, Settings
 from quanterr.documents.sensitivity import Sensitivity
+from quanterr.errors import UsageError
 from quanterr.formats.reading import open_reader
 from quanterr.kernel.library import KernelChoice, choose_kernel
 from quanterr.metrics import METRICS_VERSION
@@ -45,12 +46,14 @@ def compare_each(
     candidates: "Sequence[Path | Checkpoint | Recipe]",
     options: ComparisonOptions,
     samples: bool = True,
+    every_code: bool = False,
 ) -> list[Report]:
     """Return the report of :func:`quanterr.compare` for each candidate, reading the original only once.
 
     A recipe quantizes the original on the fly. Without ``samples``, reports lack the estimates from a sample of rows:
-    the errors that the stored scales, good scales and the format allow. Raises the errors of :func:`quanterr.compare`;
-    ``report.run`` describes the whole pass.
+    the errors that the stored scales, good scales and the format allow. With ``every_code``, they have the class of
+    each tensor by all of its codes. ``report.run`` describes the whole pass. Raises the errors of
+    :func:`quanterr.compare`.
     """
     stop = options.stop or threading.Event()
     with join_rank_group(stop) as group, ExitStack() as stack:
@@ -66,6 +69,8 @@ def compare_each(
         collect = _make_collector(builders, options)
         tasks = group_by_original([pairing.pairs for pairing in pairings])
         sharing = None
+        if every_code and group is not None:
+            raise UsageError("--every-code: runs in one process; start quanterr without torchrun")
         if group is not None or options.resume is not None:
             from quanterr.comparison.sharing import open_sharing
 
@@ -94,11 +99,16 @@ def compare_each(
         del run  # its tasks take about 200 bytes per weight
         give_back_memory()  # the workers' buffers
         findings = _check(builders, inputs, complete)
-        settings = _make_settings(options, inputs.sensitivity)
+        settings = _make_settings(options, inputs.sensitivity, every_code)
         reports = [
             builder.report(inputs.original, candidate, found, inputs.selection.patterns, settings, complete, info)
             for builder, candidate, found in zip(builders, inputs.candidates, findings, strict=True)
         ]
+        if every_code and complete:
+            from quanterr.comparison.every_code import add_origin
+
+            equal = [builder.equal for builder in builders]
+            reports = add_origin(reports, inputs, pairings, equal, choice.kernel, stop, lambda: on_progress(progress))
         if group is not None:
             group.end()
         return reports
@@ -157,11 +167,12 @@ def _check(builders: Sequence[ReportBuilder], inputs: Inputs, complete: bool) ->
     return findings
 
 
-def _make_settings(options: ComparisonOptions, sensitivity: Sensitivity | None) -> Settings:
+def _make_settings(options: ComparisonOptions, sensitivity: Sensitivity | None, every_code: bool) -> Settings:
     return Settings(
         outlier_threshold=options.outlier_threshold,
         importance=None if options.importance is None else with_slashes(os.fspath(options.importance)),
         sensitivity=None if options.sensitivity is None else with_slashes(os.fspath(options.sensitivity)),
         calibration=None if sensitivity is None else sensitivity.note,
+        every_code=every_code,
         metrics_version=METRICS_VERSION,
     )

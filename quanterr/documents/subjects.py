@@ -109,7 +109,7 @@ class Subject:
     def list_metrics(self) -> dict[str, float]:
         """Return the metrics of the subject itself that have a value; global(snr_db) is called ``global/snr_db``."""
         both = {f"global/{name}": self.get_model_metric(name) for name in self.vocabulary.model} | {
-            name: self.whole[name] for name in self.vocabulary.whole
+            name.replace("(", "/").rstrip(")"): self.whole[name] for name in self.vocabulary.whole
         }
         return {name: float(value) for name, value in both.items() if value is not None}
 

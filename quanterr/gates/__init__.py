@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from quanterr.documents.comparison import SCHEMA as REPORT
-from quanterr.documents.comparison.values import NEEDS, ReportValues
+from quanterr.documents.comparison.values import NEEDS, SHARES, ReportValues
 from quanterr.documents.gate_results import Verdict
 from quanterr.documents.kinds import KINDS, DocumentKind, find_kind, read_document
 from quanterr.documents.reading import read_report, require_unedited
@@ -96,8 +96,10 @@ def prepare(
 
 
 def _check_needs(rules: list[Rule], options: GateOptions) -> None:
-    """Raise UsageError if a metric is undefined in every layer, as it needs a file that is not given."""
+    """Raise UsageError if a metric is undefined in every layer, as it needs an option that is not given."""
     for rule in rules if isinstance(options, CompareOptions) else ():
+        if rule.condition.metric in SHARES.values() and not options.every_code:
+            raise UsageError(f"{display(rule.condition.text)}: {rule.condition.metric} needs --every-code")
         needs = NEEDS.get(rule.condition.metric)
         if needs and getattr(options, needs) is None and rule.undefined == "fail":
             raise UsageError(f"{display(rule.condition.text)}: {rule.condition.metric} needs --{needs} FILE")

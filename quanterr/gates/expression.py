@@ -7,6 +7,7 @@
     delta(snr_db) >= -0.5                   each layer compared with the same layer of the baseline
     original_compared_fraction >= 0.999     the report itself
     upper(kld_mean) <= 0.01                 the upper end of the interval of a number with a standard error
+    share(not_shown) == 0                   the share of the bytes of tensors of a class, with --every-code
     loads(vllm)                             whether a program loads the checkpoint; without a comparison
 
 The metrics depend on the document: values.py next to its model declares them.
@@ -203,6 +204,10 @@ class _Parser:
         if inner:
             raise UsageError(f"{self._quote()}: share() takes a plain comparison, such as share(nmse <= 0.01)")
         self._take("bracket", "(")
+        if name == "share" and (whole := f"share({self._peek('name')})") in self._known.whole:
+            self._take("name", "a class")
+            self._take("bracket", ")")
+            return PLAIN, whole, None
         nested = self._parse_comparison(inner=True) if name == "share" else None
         metric = nested.metric if nested else self._take("name", "a metric")
         if self._peek("bracket") != ")":

@@ -433,6 +433,19 @@ class JudgedOptions(ComparisonOptions, GateOptions):
 class CompareOptions(JudgedOptions, LoadingOptions):
     """Options of :func:`quanterr.compare`."""
 
+    every_code: Annotated[
+        bool,
+        Option(
+            "Look at every code: is each tensor the original, rounded, and nothing else? See quanterr guide origin.",
+            METRICS,
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every_code and self.resume is not None:
+            raise UsageError("--every-code: cannot be combined with --resume, as a journal does not hold every code")
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions(CheckedOptions):

@@ -29,7 +29,7 @@ FLOORS = [
     {"pairing", "recipes"},
     {"samples"},
     {"findings"},
-    {"inspection"},
+    {"inspection", "origin"},
     {"comparison", "evaluation", "guide"},
     {"planning", "dequantization"},
     {"cli", "lm_eval", "quanterr"},
@@ -42,6 +42,7 @@ COMPUTING = {
     "dequantization",
     "planning",
     "comparison",
+    "origin",
 }  # rooms that may need torch at once
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from quanterr.documents.base import Finding
 from quanterr.documents.comparison.values import LAYER_METRICS, MODEL_METRICS
 
-SETTINGS = {"outlier_threshold": 0.01, "importance": None, "sensitivity": None, "metrics_version": 1}
+SETTINGS = {"outlier_threshold": 0.01, "importance": None, "sensitivity": None, "every_code": False}
+SETTINGS["metrics_version"] = 1
 
 
 def row(name, snr_db, **more):
@@ -72,6 +73,7 @@ def made(
         "findings": [Finding(**{"remedy": None, "evidence": {}} | one) for one in findings],
         "gates": [],
         "loading": [],
+        "origin": [],
         "aggregate": whole | {"overall_snr_db": overall} | (aggregate or {}),
         "layers": rows,
         "other_changes": [row(name, snr) for name, snr in (other or {}).items()],

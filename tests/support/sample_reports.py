@@ -22,6 +22,7 @@ from quanterr.documents.base import RunInfo, Tool
 from quanterr.documents.comparison.layer import Layer, LosslessLayer, WorstElement
 from quanterr.documents.comparison.model import (
     BucketSize,
+    ComparedFile,
     Coverage,
     FormatNote,
     NotCompared,
@@ -29,7 +30,6 @@ from quanterr.documents.comparison.model import (
     Selection,
     Settings,
     Side,
-    StoredFile,
 )
 from quanterr.documents.gate_results import Gate, Reason, Violation, store_reasons
 from quanterr.findings import make_finding
@@ -406,7 +406,7 @@ def side(path: str, buckets: dict[str, BucketSize]) -> Side:
     return Side(
         path=path,
         revision=None,
-        files=[StoredFile(name="model.safetensors", bytes=n_bytes)],
+        files=[ComparedFile(name="model.safetensors", bytes=n_bytes)],
         tensors=sum(size.tensors for size in buckets.values()),
         bytes=n_bytes,
         prefix="",

@@ -11,6 +11,7 @@ from quanterr.documents.base import Finding, Model, RunInfo
 from quanterr.documents.comparison import LISTS, SCHEMA
 from quanterr.documents.comparison.aggregate import Aggregate
 from quanterr.documents.comparison.layer import Layer, LosslessLayer
+from quanterr.documents.comparison.origin import TensorOrigin
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Gate, Givers, Word
 from quanterr.documents.loading import Loading
@@ -25,12 +26,18 @@ class StoredFile(Model):
     bytes: int
 
 
+class ComparedFile(StoredFile):
+    """One file of a compared checkpoint."""
+
+    sha256: Annotated[str | None, doc("only with --every-code: of the whole file")] = None
+
+
 class Side(Model):
     """One of the two compared checkpoints."""
 
     path: str
     revision: Annotated[str | None, doc("commit of a model from the Hugging Face cache")]
-    files: list[StoredFile]
+    files: list[ComparedFile]
     tensors: Count
     bytes: Count
     prefix: Annotated[str, doc("prefix stripped from tensor names before matching")]
@@ -86,6 +93,7 @@ class Settings(Model):
     importance: Annotated[str | None, doc("importance matrix used for weighted_nmse and weighted_snr_db")] = None
     sensitivity: Annotated[str | None, doc("sensitivity file used for predicted_kld or predicted_output_error")] = None
     calibration: Annotated[str | None, doc("measurement that calibrates predictions")] = None
+    every_code: Annotated[bool, doc("true with --every-code: ``origin`` is filled")] = False
     metrics_version: Annotated[Count, doc("metrics of different versions are not comparable")] = 1
 
 
@@ -106,8 +114,8 @@ class Report(Document, kw_only=True):
 
     schema_: str = SCHEMA
     # 1.3 adds predicted_kld and settings.sensitivity; 1.4 weighted_error_norm; 1.5 losses of scales, fingerprints;
-    # 1.7 predicted_output_error; 1.8 bytes of layers, loading, reasons_by
-    schema_version: str = "1.8"
+    # 1.7 predicted_output_error; 1.8 bytes of layers, loading, reasons_by; 1.9 origin, settings.every_code, sha256
+    schema_version: str = "1.9"
     verdict: Word
     reasons: list[str]
     reasons_by: Givers = None
@@ -128,6 +136,7 @@ class Report(Document, kw_only=True):
     lossless: list[LosslessLayer]
     not_compared: list[NotCompared]
     loading: Annotated[list[Loading], doc("only with --for: each runtime that was asked for")] = []
+    origin: Annotated[list[TensorOrigin], doc("only with --every-code: what each tensor is of the original")] = []
     run: RunInfo
 
     def _frame_rows(self) -> Iterator[JsonObject]:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 from quanterr.documents.comparison.aggregate import Aggregate
 from quanterr.documents.comparison.layer import Layer
 from quanterr.documents.comparison.model import Report
+from quanterr.documents.comparison.origin import CLASSES, OriginClass, compute_share
 from quanterr.documents.comparison.same_original import (
     OTHER_ORIGINAL,
     find_other_layers,
@@ -48,6 +49,12 @@ def _make_finding_count(severity: str) -> Callable[[Report], float]:
     return lambda report: float(sum(found.severity == severity for found in report.findings))
 
 
+def _make_share(kind: OriginClass) -> Callable[[Report], float | None]:
+    return lambda report: compute_share(report.origin, kind)
+
+
+SHARES: Mapping[OriginClass, str] = {kind: f"share({kind})" for kind in CLASSES}
+OF_CLASS = "share of the bytes that tensors of class `{}` have, 0 to 1; needs `--every-code`"
 REPORT_METRICS: dict[str, ReportMetric] = {
     "original_compared_fraction": ReportMetric(
         "share of the original's selected bytes that were compared, 0 to 1",
@@ -63,6 +70,7 @@ REPORT_METRICS: dict[str, ReportMetric] = {
         "number of norms, biases and other 1-D tensors that differ", _make_count("other_changes")
     ),
     "not_compared": ReportMetric("number of selected tensors that were not compared", _make_count("not_compared")),
+    **{SHARES[kind]: ReportMetric(OF_CLASS.format(kind), _make_share(kind)) for kind in CLASSES},
     "findings.error": ReportMetric("number of findings of severity error", _make_finding_count("error")),
     "findings.warning": ReportMetric("number of findings of severity warning", _make_finding_count("warning")),
     "findings.info": ReportMetric("number of findings of severity info", _make_finding_count("info")),

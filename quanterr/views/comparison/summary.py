@@ -12,6 +12,7 @@ from quanterr.metrics.scores import collect_scores
 from quanterr.outputs.formatting import format_db, format_in_units, format_percent
 from quanterr.util.text import count, display, size
 from quanterr.views.comparison.layers import describe_coverage, pick_worst_layers
+from quanterr.views.comparison.origin import describe_origin
 
 WORST = 3  # layers
 FORMATS = 2  # formats whose usual SNR is given
@@ -22,7 +23,8 @@ EXCESS = 0.5  # dB below what the scales allow, from which the summary mentions 
 def summarize(report: Report, sort_by: str = "snr") -> list[str]:
     """Return the sentences that a reader should know after the verdict, the most important first."""
     idle = [one.message.partition(";")[0] for one in report.findings if one.code == "nothing_excluded"]
-    about = [describe_coverage(report), *idle, *_judge(report), *_describe_usual(report), *_describe_weighted(report)]
+    about = [describe_coverage(report), *idle, *describe_origin(report), *_judge(report)]
+    about += [*_describe_usual(report), *_describe_weighted(report)]
     return [*about, *_list_worst(report, sort_by)]
 
 

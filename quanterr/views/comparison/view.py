@@ -62,6 +62,7 @@ from quanterr.views.comparison.layers import (
     describe_coverage,
     pick_worst_layers,
 )
+from quanterr.views.comparison.origin import make_origin_section
 from quanterr.views.comparison.page_data import page_data
 from quanterr.views.comparison.summary import is_faultless, list_told, summarize
 from quanterr.views.loading import make_loading_section
@@ -200,6 +201,7 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
         found = [(candidate.name, one) for candidate in evaluation.candidates for one in candidate.findings]
         yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(found)], (PAGE,))
     yield from make_loading_section(report.loading)
+    yield from make_origin_section(report)
     yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE,))
     yield Section("findings", "Findings", [Findings([("", found) for found in _sort_findings(report)])])
     if report.verdict == "inconclusive":  # then the findings come first

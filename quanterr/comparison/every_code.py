@@ -1,0 +1,71 @@
+"""What each tensor of the quantized side is of the original, and the checksums of all files: ``--every-code``."""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from msgspec.structs import replace
+
+from quanterr.checkpoints import Checkpoint, CheckpointFile
+from quanterr.checkpoints.checksums import compute_sha256
+from quanterr.comparison.inputs import Inputs
+from quanterr.documents.comparison.model import Report, Side
+from quanterr.errors import Interrupted
+from quanterr.kernel.library import Kernel
+from quanterr.origin.classes import classify
+from quanterr.origin.exact import requantize
+from quanterr.origin.tracing import trace_pairs
+from quanterr.pairing.importance import make_importance_lookup
+from quanterr.pairing.model import Pairing
+
+HASHING_THREADS = 2
+
+
+def add_origin(
+    reports: Sequence[Report],
+    inputs: Inputs,
+    pairings: Sequence[Pairing],
+    equal: Sequence[Collection[int]],
+    kernel: Kernel | None,
+    stop: threading.Event,
+    on_wait: Callable[[], None],
+) -> list[Report]:
+    """Return the reports with ``origin`` and the checksums of files; marked incomplete if the run is stopped.
+
+    ``equal`` has the numbers of the pairs with equal values, for each candidate; ``on_wait`` is called ten times per
+    second.
+    """
+    original, found = inputs.original, []
+    with _hash_files([original, *inputs.candidates]) as sums:
+        for report, candidate, pairing, same in zip(reports, inputs.candidates, pairings, equal, strict=True):
+            made = requantize(original, pairing.pairs, make_importance_lookup(original, inputs.means))
+            try:
+                traces = trace_pairs(pairing.pairs, same, made, kernel, stop, on_wait)
+            except Interrupted:
+                return [replace(one, complete=False) for one in reports]
+            origin = classify(pairing, traces, candidate, report.findings, report.not_compared)
+            sides = {
+                name: _add_checksums(getattr(report, name), side, sums)
+                for name, side in (("original", original), ("quantized", candidate))
+            }
+            found.append(replace(report, origin=origin, **sides))
+    for checkpoint in (original, *inputs.candidates):
+        checkpoint.check_unchanged()
+    return found
+
+
+@contextmanager
+def _hash_files(checkpoints: Sequence[Checkpoint]) -> Iterator[Mapping[CheckpointFile, Future[str]]]:
+    """Compute the SHA-256 of all files in threads, beside the other work."""
+    files = {file for checkpoint in checkpoints for file in checkpoint.files}
+    pool = ThreadPoolExecutor(HASHING_THREADS)
+    try:
+        yield {file: pool.submit(compute_sha256, file) for file in files}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _add_checksums(side: Side, checkpoint: Checkpoint, sums: Mapping[CheckpointFile, "Future[str]"]) -> Side:
+    known = zip(side.files, checkpoint.files, strict=True)
+    return replace(side, files=[replace(one, sha256=sums[file].result()) for one, file in known])

@@ -1,0 +1,93 @@
+"""Whether each code is the nearest level to the original's value, under the stored scales: the specification.
+
+A code is the nearest if no other level of its scale and zero point is nearer; at a tie either is, and so is the first
+or last level for what lies beyond it. Programs round x / scale in the arithmetic of the dtypes that they load, and may
+round scales after the codes. Both move the bounds between levels, by at most ``margin`` · (|x| + |offset| + half of
+the range of codes, if they have an offset: programs round the sum of x / scale and a zero point, too):
+
+    float32     2⁻²¹    eight roundings of float32: of the quantizer, of the decoded levels and of this comparison
+    float16     2⁻¹⁰    two roundings to float16, such as those of the scale and of the quotient
+    bfloat16    2⁻⁸     two roundings to bfloat16
+
+A float16 scale below 2⁻¹⁴ is rounded by up to 2⁻²⁵, whatever its size. Other programs load an original of more digits
+in 16 bits, and then round in float32. The first of these arithmetics that explains every code of a weight is its own,
+unless it explains so few codes that rounding would have moved far more: one in PLAUSIBLE of those near a bound.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quanterr.kernel.levels import Levels, Scaling, find_cells
+from quanterr.lazy_torch import Tensor, torch
+from quanterr.pairing.model import Pair
+from quanterr.samples.nearest import find_nearest
+
+HALF_ULP = 2.0**-25  # of a float16 below its smallest normal number
+PLAUSIBLE = 4000  # in files of AutoAWQ as few as one in 1,700 of the codes near a bound is on its other side
+
+
+class Arithmetic(NamedTuple):
+    """The arithmetic by which a program may have rounded a weight."""
+
+    name: str
+    margin: float
+    loads: str = ""  # dtype to which the original is rounded first
+    absolute: float = 0.0  # rounding error of a scale that is too small for a relative one
+
+
+FLOAT32 = Arithmetic("float32", 2.0**-21)
+FLOAT16 = Arithmetic("float16", 2.0**-10, absolute=HALF_ULP)
+BFLOAT16 = Arithmetic("bfloat16", 2.0**-8)
+HALVES = {"BF16": "bfloat16", "F16": "float16"}
+
+
+def list_arithmetics(pair: Pair) -> Sequence[Arithmetic]:
+    """Return the arithmetics that the dtypes of a pair allow, the most exact first."""
+    x = pair.original.codes.dtype
+    dtypes = {x, *(entry.dtype for entry in pair.quantized.parts.values())}
+    others = [name for dtype, name in HALVES.items() if x not in (dtype, "BF16")]
+    found = [FLOAT32, *(FLOAT32._replace(name=f"float32, of the original in {name}", loads=name) for name in others)]
+    if pair.quantized.scales_are_float16 or "F16" in dtypes:
+        found.append(FLOAT16)
+    if "BF16" in dtypes:
+        found.append(BFLOAT16)
+    return found
+
+
+class FoundCodes(NamedTuple):
+    """The codes of a chunk, (r, c) each."""
+
+    off: Tensor  # bool: another level is nearer, beyond what the arithmetic explains
+    steps: Tensor  # distance to the nearest level, in levels
+
+
+def check_codes(levels: Levels, x: Tensor, y: Tensor, scales: Scaling, arithmetic: Arithmetic) -> FoundCodes:
+    """Compare the stored values ``y`` with the levels nearest to ``x``, both (r, c) float32."""
+    if arithmetic.loads:
+        x = x.to(getattr(torch, arithmetic.loads)).float()
+    found = find_nearest(levels, x, y, scales)
+    wide = x.double()
+    gap = (y - wide).abs_() - (found.values - wide).abs_()
+    return FoundCodes(~(gap <= 2 * _find_margins(levels, x, scales, arithmetic)), found.steps)  # NaN is off
+
+
+def count_free(levels: Levels, x: Tensor, scales: Scaling, arithmetic: Arithmetic) -> int:
+    """Return how many codes could be another level as well: those near a bound, and those whose scale is zero."""
+    cells = find_cells(levels, x, scales)
+    wide = x.double()
+    room = cells.width.double() / 2 - (wide - cells.nearest).abs()
+    inside = (wide - cells.nearest).abs() <= cells.width
+    free = (room.abs() <= _find_margins(levels, x, scales, arithmetic)) & inside
+    return int((free | (scales.unit == 0)).sum())
+
+
+def _find_margins(levels: Levels, x: Tensor, scales: Scaling, arithmetic: Arithmetic) -> Tensor:
+    """Return by how much the bounds of each element may be off, (r, c) float64."""
+    sizes = x.double().abs()
+    if scales.shift is not None:
+        sizes = sizes + scales.shift.double().abs()
+        sizes = sizes + scales.unit.double().abs() * ((levels.highest - levels.lowest) / 2)
+    margins = sizes * arithmetic.margin
+    if arithmetic.absolute:
+        margins += sizes * (arithmetic.absolute / scales.unit.double().abs()).nan_to_num(posinf=0.0)
+    return margins

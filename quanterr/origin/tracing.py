@@ -1,0 +1,186 @@
+"""One pass over all values of all pairs, in threads, which finds out what each stored tensor is of its original.
+
+The steps for a weight, of which the first that explains every code is taken:
+
+    1. both sides have the same values
+    2. a deterministic recipe gives the stored values
+    3. each code is the nearest level, in one of the arithmetics that its dtypes allow
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from quanterr.errors import Interrupted
+from quanterr.formats import Weight
+from quanterr.formats.reading import Reader
+from quanterr.kernel.library import Kernel
+from quanterr.lazy_torch import torch
+from quanterr.origin.copies import CopyTest
+from quanterr.origin.nearest import FLOAT32, PLAUSIBLE, Arithmetic, check_codes, count_free, list_arithmetics
+from quanterr.origin.places import Places
+from quanterr.pairing.model import Pair
+from quanterr.recipes.quantized_file import QuantizedFile
+from quanterr.samples.reading import Buffers, PairReader
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
+from quanterr.tensors.pool import map_in_threads
+from quanterr.util.platform import usable_cores
+
+# A recipe that gives all but one in so many values has made the weight: the others were changed after it. A program
+# that computes in bfloat16 differs from the recipe in at least one of 700 values of 4 bits.
+FEW = 2000
+BYTES_AT_ONCE = 1 << 22
+NONE = Places()
+
+
+class Trace(NamedTuple):
+    """What a stored tensor is of its original."""
+
+    is_copy: bool = False  # the original's bits, or their cast
+    recipe: str = ""  # gives all values, or nearly all
+    unlike: Places = NONE  # values that the recipe does not give
+    has_codes_of_recipe: bool = False  # all codes are the recipe's, but not all scales
+    arithmetic: str = ""  # in which every code is the nearest
+    is_fine: bool = False  # that arithmetic is float32: only ties leave a choice
+    free: int = 0  # codes for which another level would have done as well
+    off: Places = NONE  # codes that are not the nearest, or numbers that are not the original's
+    reason: str = ""  # why codes cannot be compared with levels
+
+    @property
+    def is_nearest(self) -> bool:
+        """True if every code is the nearest; in a coarse arithmetic, only if no recipe says which codes should be."""
+        return bool(self.arithmetic) and (self.is_fine or not self.recipe)
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the recipe gives every value."""
+        return bool(self.recipe) and not self.unlike.n
+
+
+def trace_pairs(
+    pairs: Sequence[Pair],
+    equal: Collection[int],
+    made: Mapping[str, Weight],
+    kernel: Kernel | None,
+    stop: threading.Event,
+    on_wait: Callable[[], None],
+) -> list[Trace]:
+    """Trace all pairs.
+
+    Args:
+        pairs: the pairs.
+        equal: the numbers of pairs with equal values on both sides.
+        made: the weights as deterministic recipes make them, by the names of pairs.
+        kernel: decodes; None: torch does.
+        stop: ends the pass, once set.
+        on_wait: called ten times per second.
+
+    Raises:
+        Interrupted: the pass was stopped.
+    """
+    cpu = torch.device("cpu")
+
+    def trace(number: int, buffers: Buffers) -> Trace:
+        tracer = _Tracer(pairs[number], PairReader(buffers, pairs[number], 0), stop)
+        return tracer.trace(number in equal, made.get(pairs[number].name))
+
+    buffers = [Buffers(cpu, CPU_CHUNK, 1, kernel) for _ in range(usable_cores())]
+    with map_in_threads(trace, range(len(pairs)), buffers, on_wait=on_wait) as found:
+        return list(found)
+
+
+class _Tracer:
+    """The steps for one pair."""
+
+    def __init__(self, pair: Pair, reader: PairReader, stop: threading.Event) -> None:
+        self._pair, self._reader, self._weight, self._stop = pair, reader, pair.quantized, stop
+        self._coded = pair.quantized.unrotated
+
+    def trace(self, is_equal: bool, made: Weight | None) -> Trace:
+        if not self._weight.has_codes:
+            return self._trace_copy()
+        if is_equal:
+            return Trace(is_copy=True)
+        found = self._trace_recipe(made) if made is not None and made.shape == self._weight.shape else Trace()
+        return found if found.is_exact or found.has_codes_of_recipe else self._trace_codes(found)
+
+    def _trace_recipe(self, made: Weight) -> Trace:
+        """Return how the weight differs from what a recipe makes; an empty trace if the recipe is another."""
+        unlike, has_codes = self._compare(made, self._weight.n // FEW), False
+        if unlike.n and self._has_codes_of(made):
+            unlike, has_codes = self._compare(made, self._weight.n), True
+        if unlike.n * FEW > self._weight.n and not has_codes:
+            return Trace()
+        recipe = made.codes.file.recipe.name if isinstance(made.codes.file, QuantizedFile) else ""
+        return Trace(recipe=recipe, unlike=unlike, has_codes_of_recipe=has_codes)
+
+    def _has_codes_of(self, made: Weight) -> bool:
+        """Return whether the part that holds the codes has the same bytes as that of another weight."""
+        one, other = self._weight.codes, made.codes
+        return one.nbytes == other.nbytes and all(
+            one.file.read(one.offset + at, n) == other.file.read(other.offset + at, n)
+            for at in range(0, one.nbytes, BYTES_AT_ONCE)
+            for n in [min(BYTES_AT_ONCE, one.nbytes - at)]
+        )
+
+    def _chunks(self, weight: Weight) -> Iterator[Chunk]:
+        """Yield chunks of whole rows."""
+        rows, cols = weight.matrix
+        for chunk in Cut(rows, cols, max(CPU_CHUNK, cols)) if weight.n else ():
+            if self._stop.is_set():
+                raise Interrupted("stopped")
+            yield chunk
+
+    def _trace_copy(self) -> Trace:
+        test, off = CopyTest(self._pair), Places()
+        for chunk in self._chunks(self._weight):
+            off.add(chunk, test.find_differences(*self._reader.read_values(chunk)))
+        return Trace(is_copy=not off.n, off=off)
+
+    def _compare(self, made: Weight, most: int) -> Places:
+        """Return the values that differ from those of another weight, up to the chunk in which there are ``most``."""
+        reader, unlike = Reader(), Places()
+        for chunk in self._chunks(made):
+            x, y = reader.read_both((made, self._weight), chunk)
+            unlike.add(chunk, x.view(torch.int32) != y.view(torch.int32))
+            if unlike.n > most:
+                break
+        return unlike
+
+    def _trace_codes(self, found: Trace) -> Trace:
+        """Add what the nearest levels tell."""
+        if self._coded.levels is None or self._coded.shape != self._weight.shape:
+            return found._replace(reason="its codes stand for several elements each, or no level is theirs alone")
+        first: Places | None = None
+        for arithmetic in list_arithmetics(self._pair):
+            off = self._count_off(arithmetic, first is not None)
+            if off is None:
+                return found._replace(reason="its scales are unknown")
+            first = off if first is None else first
+            if off.n:
+                continue
+            free, is_fine = self._count_free(arithmetic), arithmetic.margin == FLOAT32.margin
+            if is_fine or first.n * PLAUSIBLE >= free:
+                return found._replace(arithmetic=arithmetic.name, is_fine=is_fine, free=free)
+        return found._replace(off=first or NONE)
+
+    def _count_off(self, arithmetic: Arithmetic, stops: bool) -> Places | None:
+        """Return the codes that an arithmetic does not explain, if ``stops`` only the first ones; None if unknown."""
+        off = Places()
+        for chunk in self._chunks(self._coded):
+            _, x, y, scales = self._reader.read_group([chunk])
+            if scales is None or self._coded.levels is None:
+                return None
+            codes = check_codes(self._coded.levels, x, y, scales, arithmetic)
+            off.add(chunk, codes.off, codes.steps)
+            if stops and off.n:
+                break
+        return off
+
+    def _count_free(self, arithmetic: Arithmetic) -> int:
+        free = 0
+        for chunk in self._chunks(self._coded):
+            _, x, _, scales = self._reader.read_group([chunk])
+            if scales is not None and self._coded.levels is not None:
+                free += count_free(self._coded.levels, x, scales, arithmetic)
+        return free
