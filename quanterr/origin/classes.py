@@ -16,13 +16,15 @@ from quanterr.checkpoints import Checkpoint
 from quanterr.documents.base import Finding
 from quanterr.documents.comparison.model import NotCompared
 from quanterr.documents.comparison.origin import NOT_SHOWN, OriginClass, TensorOrigin
-from quanterr.findings.methods import Method, find_declared_method, find_method
+from quanterr.findings.methods import AWQ, Method, find_declared_method, find_method
+from quanterr.origin.places import Places
 from quanterr.origin.tracing import Trace
 from quanterr.pairing.model import Pair, Pairing
 from quanterr.util.text import display
 
 IMATRIX = "quantize.imatrix.file"  # key of a GGUF file that was quantized with an importance matrix
 FEWEST_MOVED = 0.01  # share of codes that compensation and learned rounding move, at least
+MOST_FOLDED = 0.03  # share of codes that factors which are not known exactly move, at most
 MOST_FAR = 0.01  # share of codes that compensation moves by three steps or more, at most
 
 
@@ -114,20 +116,20 @@ class _Classifier:
         if doubt := self._doubts.get(pair.name):
             return NOT_SHOWN, f"{doubt.code}: {doubt.statement}"
         method = find_method(self._declared, pair.quantized.format, pair.name in self._folded)
-        why = _explain_moved(method, trace, pair.quantized.n, self._weighted)
+        why = _explain_moved(method, trace.moved, pair.quantized.n, self._weighted)
         return ("compensated", why) if why else (NOT_SHOWN, "codes that are not the nearest to the original's values")
 
 
-def _explain_moved(method: Method, trace: Trace, n: int, weighted: bool) -> str | None:
-    """Return the method that leaves codes as they are, in words; None if there is none."""
-    moved, far, several = trace.off.n / n, trace.off.steps[2] / n, trace.off.steps[1] + trace.off.steps[2]
+def _explain_moved(method: Method, found: Places, n: int, weighted: bool) -> str | None:
+    """Return the method that leaves so many codes beside the nearest, in words; None if there is none."""
+    moved, far, several = found.n / n, found.steps[2] / n, found.steps[1] + found.steps[2]
     if method.may_compensate and moved >= FEWEST_MOVED and far <= MOST_FAR:
         return (
             "a method that compensates errors is declared" if method.compensates else "its program compensates errors"
         )
     if method.learns and moved >= FEWEST_MOVED and not several:
         return "a learned rounding is declared"
-    if method.folded and not several:
+    if (method.folded or method is AWQ) and moved <= MOST_FOLDED and not several:
         return "factors were folded into its columns, which are known approximately"
     if method.by_importance and weighted and not several:
         return "its scales were searched by importance"

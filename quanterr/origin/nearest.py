@@ -17,6 +17,7 @@ unless it explains so few codes that rounding would have moved far more: one in 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from quanterr.checkpoints.ggml_types import BLOCKS
 from quanterr.kernel.levels import Levels, Scaling, find_cells
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
@@ -49,7 +50,7 @@ def list_arithmetics(pair: Pair) -> Sequence[Arithmetic]:
     found = [FLOAT32, *(FLOAT32._replace(name=f"float32, of the original in {name}", loads=name) for name in others)]
     if pair.quantized.scales_are_float16 or "F16" in dtypes:
         found.append(FLOAT16)
-    if "BF16" in dtypes:
+    if "BF16" in dtypes and pair.quantized.codes.dtype not in BLOCKS:  # ggml computes in float32
         found.append(BFLOAT16)
     return found
 

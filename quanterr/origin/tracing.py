@@ -43,7 +43,8 @@ class Trace(NamedTuple):
     arithmetic: str = ""  # in which every code is the nearest
     is_fine: bool = False  # that arithmetic is float32: only ties leave a choice
     free: int = 0  # codes for which another level would have done as well
-    off: Places = NONE  # codes that are not the nearest, or numbers that are not the original's
+    off: Places = NONE  # codes that no arithmetic makes the nearest, or numbers that are not the original's
+    moved: Places = NONE  # codes that are not the nearest in float32
     reason: str = ""  # why codes cannot be compared with levels
 
     @property
@@ -151,21 +152,21 @@ class _Tracer:
         """Add what the nearest levels tell."""
         if self._coded.levels is None or self._coded.shape != self._weight.shape:
             return found._replace(reason="its codes stand for several elements each, or no level is theirs alone")
-        first: Places | None = None
+        counts: list[Places] = []
         for arithmetic in list_arithmetics(self._pair):
-            off = self._count_off(arithmetic, first is not None)
+            off = self._count_off(arithmetic)
             if off is None:
                 return found._replace(reason="its scales are unknown")
-            first = off if first is None else first
+            counts.append(off)
             if off.n:
                 continue
             free, is_fine = self._count_free(arithmetic), arithmetic.margin == FLOAT32.margin
-            if is_fine or first.n * PLAUSIBLE >= free:
+            if is_fine or counts[0].n * PLAUSIBLE >= free:
                 return found._replace(arithmetic=arithmetic.name, is_fine=is_fine, free=free)
-        return found._replace(off=first or NONE)
+        return found._replace(off=min((off for off in counts if off.n), key=lambda off: off.n), moved=counts[0])
 
-    def _count_off(self, arithmetic: Arithmetic, stops: bool) -> Places | None:
-        """Return the codes that an arithmetic does not explain, if ``stops`` only the first ones; None if unknown."""
+    def _count_off(self, arithmetic: Arithmetic) -> Places | None:
+        """Return the codes that an arithmetic does not explain; None if the scales are unknown."""
         off = Places()
         for chunk in self._chunks(self._coded):
             _, x, y, scales = self._reader.read_group([chunk])
@@ -173,8 +174,6 @@ class _Tracer:
                 return None
             codes = check_codes(self._coded.levels, x, y, scales, arithmetic)
             off.add(chunk, codes.off, codes.steps)
-            if stops and off.n:
-                break
         return off
 
     def _count_free(self, arithmetic: Arithmetic) -> int:

@@ -1,0 +1,205 @@
+"""Every code of a weight is looked at: what each tensor is of its original, and where it is something else."""
+
+import pytest
+import torch
+from mutation import excuses
+from mutation.pairs import Bench
+from support.gguf_stored import LLAMA, Stored, gguf
+
+import quanterr
+from quanterr.errors import UsageError
+from quanterr.recipes.tensors import quantize_tensor
+
+NAME = "model.layers.0.mlp.up_proj"
+ROWS, COLS = 96, 256
+PLAIN = ("fp8_row", "fp8_tensor", "int8_row", "int8_block64", "nvfp4", "mxfp4", "mxfp8", "nf4", "int4_g32:asym")
+BLOCKS = ("gguf_q8_0", "gguf_q4_0", "gguf_q5_1", "gguf_q4_k", "gguf_q6_k")
+CODES_AT = {"gguf_q8_0": 2, "gguf_q4_0": 2, "gguf_q5_1": 8, "gguf_q4_k": 16, "gguf_q6_k": 0}  # in a block
+BLOCK_BYTES = {"gguf_q8_0": 34, "gguf_q4_0": 18, "gguf_q5_1": 24}
+
+
+def draw(rows=ROWS, cols=COLS, dtype=torch.bfloat16):
+    return (0.02 * torch.randn(rows, cols, generator=torch.Generator().manual_seed(1))).to(dtype)
+
+
+def quantize(weight, recipe):
+    """Return the stored tensors of a weight by their names."""
+    found = quantize_tensor(weight, recipe)
+    return {f"{NAME}.{name}": tensor for name, tensor in found.items()}
+
+
+def codes_of(stored, recipe):
+    """Return the bytes of the codes, (rows, bytes), which share memory with the stored tensors."""
+    codes = next(iter(stored.values()))
+    rows = ROWS if recipe.startswith("nf4") else len(codes)
+    return codes.view(torch.uint8).view(rows, -1)
+
+
+def compare(original, stored, path, recipe, **options):
+    """Compare in memory, or a type of ggml as a file."""
+    if recipe.startswith("gguf"):
+        [raw] = stored.values()
+        dtype = recipe.removeprefix("gguf_").upper()
+        path = path / "quantized.gguf"
+        shape = tuple(original.shape)
+        path.write_bytes(gguf([Stored("blk.0.ffn_up.weight", dtype, shape, raw.numpy().tobytes())], LLAMA))
+        return quanterr.compare({f"{NAME}.weight": original}, path, every_code=True, device="cpu", **options)
+    return quanterr.compare({f"{NAME}.weight": original}, dict(stored), every_code=True, device="cpu", **options)
+
+
+def trace(original, stored, path, recipe):
+    [one] = compare(original, stored, path, recipe).origin
+    return one
+
+
+@pytest.mark.parametrize("recipe", [*PLAIN, *BLOCKS])
+class TestOneWeight:
+    def test_codes_of_a_recipe_are_exact(self, recipe, tmp_path):
+        weight = draw()
+
+        found = trace(weight, quantize(weight, recipe), tmp_path, recipe)
+
+        assert (found.kind, found.off_codes, found.unlike) == ("exact", 0, 0)
+
+    @pytest.mark.parametrize("place", ["first", "middle", "last"])
+    def test_one_wrong_code_is_named_with_its_place(self, recipe, place, tmp_path):
+        weight = draw()
+        stored = quantize(weight, recipe)
+        codes = codes_of(stored, recipe)
+        row = {"first": 0, "middle": 41, "last": ROWS - 1}[place]
+        wide = len(codes[0]) // (COLS // 256) if recipe.endswith("_k") else BLOCK_BYTES.get(recipe, 1)
+        at = {"first": 0, "middle": len(codes[0]) // wide // 2, "last": len(codes[0]) // wide - 1}[place] * wide
+        codes[row, at + CODES_AT.get(recipe, 0)] ^= 1
+
+        found = trace(weight, stored, tmp_path, recipe)
+
+        assert found.kind == "not_shown"
+        assert found.unlike == 1
+        assert [row] == [place[0] for place in found.unlike_places]
+        assert found.reason == f"{found.recipe} gives all values but 1"
+
+    def test_two_exchanged_rows_are_named(self, recipe, tmp_path):
+        weight = draw()
+        stored = quantize(weight, recipe)
+        codes = codes_of(stored, recipe)
+        codes[[7, 50]] = codes[[50, 7]]
+
+        found = trace(weight, stored, tmp_path, recipe)
+
+        assert (found.kind, found.off_rows) == ("not_shown", 2)
+        assert [7, 50] == [place[0] for place in found.places]
+
+    @pytest.mark.parametrize("change", ["a LoRA", "an earlier step"])
+    def test_another_weight_before_quantization_is_not_shown(self, recipe, change, tmp_path):
+        weight, generator = draw(dtype=torch.float32), torch.Generator().manual_seed(2)
+        if change == "a LoRA":
+            off = torch.randn(ROWS, 4, generator=generator) @ torch.randn(4, COLS, generator=generator)
+        else:
+            off = torch.randn(ROWS, COLS, generator=generator)
+        other = weight + 1e-4 * off
+
+        found = trace(weight.bfloat16(), quantize(other.bfloat16(), recipe), tmp_path, recipe)
+
+        assert found.kind == "not_shown"
+        assert found.off_codes
+        assert found.places
+
+
+class TestScales:
+    def test_lowest_bit_of_a_scale_is_named_with_its_row(self):
+        weight, recipe = draw(), "fp8_row"
+        stored = quantize(weight, recipe)
+        stored[f"{NAME}.weight_scale"].view(torch.int32).view(-1)[41] ^= 1
+
+        found = trace(weight, stored, None, recipe)
+
+        assert found.kind == "nearest"  # of which only scales could carry anything
+        assert [41] == [place[0] for place in found.unlike_places]
+        assert "not all scales" in found.reason
+
+    def test_freedom_of_scales_is_stated(self):
+        weight = draw()
+        stored = quantize(weight, "int8_row")
+        scale = stored[f"{NAME}.weight_scale"]
+        scale *= 1.01
+        stored[f"{NAME}.weight"] = (weight.float() / scale).round().clamp(-127, 127).to(torch.int8)
+
+        found = trace(weight, stored, None, "int8_row")
+
+        assert (found.kind, found.arithmetic, found.recipe) == ("nearest", "float32", None)
+        assert found.scale_bits == 32 * ROWS
+
+
+class TestPlainTensors:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+    def test_cast_is_identical(self, dtype):
+        weight = draw(dtype=torch.float32)
+
+        assert trace(weight, {f"{NAME}.weight": weight.to(dtype)}, None, "").kind == "identical"
+
+    def test_digits_that_the_original_lacks_are_not_shown(self):
+        weight = draw(dtype=torch.float32)
+
+        found = trace(weight.bfloat16(), {f"{NAME}.weight": weight}, None, "")
+
+        assert found.kind == "not_shown"
+
+    def test_sign_of_one_zero_is_not_shown(self):
+        weight = draw()
+        weight[5, 9] = 0
+        other = weight.clone()
+        other[5, 9] = -0.0
+
+        found = trace(weight, {f"{NAME}.weight": other}, None, "")
+
+        assert (found.kind, found.places) == ("not_shown", ((5, 9),))
+
+
+class TestWhole:
+    def test_tensor_that_only_one_side_has_is_not_shown(self):
+        weight = draw()
+        extra = {"model.layers.0.mlp.down_proj.weight": draw()}
+
+        report = compare(weight, quantize(weight, "fp8_row") | extra, None, "fp8_row")
+
+        assert ["exact", "not_shown"] == [one.kind for one in report.origin]
+        assert "only" not in report.origin[0].layer_name
+
+    def test_gate_judges_the_share_of_bytes(self):
+        weight = draw()
+        stored = quantize(weight, "fp8_row")
+        rule = ["share(not_shown) == 0"]
+
+        assert compare(weight, stored, None, "", require=rule).verdict == "pass"
+        codes_of(stored, "fp8_row")[4, 4] ^= 1
+        assert compare(weight, stored, None, "", require=rule).verdict == "fail"
+
+    def test_gate_without_the_option_is_an_error(self):
+        weight = {f"{NAME}.weight": draw()}
+
+        with pytest.raises(UsageError, match="needs every_code"):
+            quanterr.compare(weight, weight, require=["share(not_shown) == 0"])
+
+    def test_journal_is_refused(self):
+        with pytest.raises(UsageError, match="resume"):
+            quanterr.compare("a", "b", every_code=True, resume="journal")
+
+    def test_large_weight_has_no_row_that_nobody_reads(self):
+        weight = draw(2048, 512)
+        stored = quantize(weight, "int8_row")
+        stored[f"{NAME}.weight"][1234, 5] ^= 1
+
+        found = trace(weight, stored, None, "int8_row")
+
+        assert (found.kind, found.unlike_places) == ("not_shown", ((1234, 5),))
+
+
+@pytest.mark.session
+@pytest.mark.parametrize("file", excuses.OWN)
+def test_files_of_methods_that_move_codes_are_compensated(file, tmp_path):
+    pair = excuses.made(Bench(tmp_path), excuses.OWN[file], file)
+
+    found = quanterr.compare(pair.original, pair.path, every_code=True, device="cpu").origin
+
+    assert {"identical", "nearest", "compensated"} >= {one.kind for one in found}
+    assert any(one.kind == "compensated" for one in found)
