@@ -1,4 +1,4 @@
-"""Makes an evaluation's document from the measurements."""
+"""Puts the document of an evaluation together from the measurements."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,11 +45,16 @@ from quanterr.tensors.devices import describe_device
 from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
-MASSIVE = 100.0  # input_spread from which activations count as massive
-UNLIKE = 0.8  # output error of weights that are unrelated: 1 if they are far smaller, 2 if they are as large
-LARGE = 0.5  # output error of a weight that is reported
-FEWEST_UNLIKE, NEARLY_ALL = 4, 0.9  # least number of such weights, and their share of the changed ones, to report it
-BEFORE = 16  # preceding tokens to show
+MIN_MASSIVE_SPREAD = 100.0  # activations with at least this input_spread count as massive
+MIN_UNRELATED_ERROR = (
+    0.8  # unrelated weights have an output error of 1 if they are far smaller, and of 2 if they are as large
+)
+MIN_LARGE_ERROR = 0.5  # weights with a larger output error are reported
+MIN_UNRELATED_WEIGHTS, MIN_UNRELATED_SHARE = (
+    4,
+    0.9,
+)  # another model is reported if so many weights, and such a share of the changed ones, are unrelated
+SHOWN_TOKENS = 16  # number of preceding tokens that are shown
 
 
 class Measured(NamedTuple):
@@ -65,7 +70,7 @@ class Measured(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """The side that candidates are measured against: the original, or a reference in its place."""
+    """The side that candidates are compared with: the original, or a reference in its place."""
 
     original: str
     nbytes: int
@@ -76,7 +81,7 @@ class Baseline(NamedTuple):
 
 
 def assemble(
-    found: Sequence[Measured],
+    measurements: Sequence[Measured],
     baseline: Baseline,
     prepared: Prepared,
     chosen: EvaluateOptions,
@@ -84,10 +89,10 @@ def assemble(
     read_bytes: int,
 ) -> Evaluation:
     """Return the document, without gates."""
-    candidates = [_evaluated(each, prepared) for each in found]
+    candidates = [_evaluate_candidate(each, prepared) for each in measurements]
     for candidate in candidates:
         candidate.findings += baseline.findings
-    outcomes = [each.outcome for each in found]
+    outcomes = [each.outcome for each in measurements]
     verdict, reasons = combine_verdicts({candidate.name: candidate for candidate in candidates})
     return Evaluation(
         tool=Tool(name="quanterr", version=__version__),
@@ -98,8 +103,8 @@ def assemble(
         model=baseline.model,
         kind=prepared.architecture.workload.kind,
         dtype=chosen.dtype,
-        tokens=_tokens(prepared, chosen, outcomes),
-        texts=_named_texts(prepared, chosen, outcomes),
+        tokens=_describe_tokens(prepared, chosen, outcomes),
+        texts=_name_texts(prepared, chosen, outcomes),
         floor=baseline.floor,
         candidates=candidates,
         reference=baseline.reference,
@@ -112,10 +117,14 @@ def assemble(
     )
 
 
-def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
+def _evaluate_candidate(measured: Measured, prepared: Prepared) -> Evaluated:
     candidate, outcome, predicted = measured.candidate, measured.outcome, measured.predicted
     cost = KLD if prepared.calls is None else OUTPUT_ERROR
-    known = {one.layer_name: predicted[one.layer_name] for one in outcome.weights if one.layer_name in predicted}
+    known = {
+        changed.layer_name: predicted[changed.layer_name]
+        for changed in outcome.weights
+        if changed.layer_name in predicted
+    }
     known = {name: each for name, each in known.items() if isfinite(each)}
     for weight in outcome.weights:
         setattr(weight, cost.metric, known.get(weight.layer_name))
@@ -152,14 +161,14 @@ def _evaluated(measured: Measured, prepared: Prepared) -> Evaluated:
         weights=outcome.weights,
         missing=missing,
         gates=[],
-        findings=list(_findings(candidate, outcome, prepared)),
+        findings=list(_find_findings(candidate, outcome, prepared)),
         activations=candidate.rounding.schemes,
         kv=candidate.rounding.cache.name if candidate.rounding.cache and candidate.rounding.cached else None,
         rollout=measured.rollout,
         positions=outcome.positions,
         routers=outcome.routers,
-        swaps=_with_predictions(outcome),
-        worst_tokens=[_worst_token(each, prepared) for each in outcome.worst],
+        swaps=_predict_swaps(outcome),
+        worst_tokens=[_show_prediction(each, prepared) for each in outcome.worst],
         predicted_output_error=total if cost is OUTPUT_ERROR else None,
         draft=measured.draft is not None,
         bits_per_weight=_count_bits(candidate),
@@ -172,38 +181,42 @@ def _count_bits(candidate: Candidate) -> float | None:
     return 8 * sum(pair.quantized.nbytes for pair in candidate.plan.pairs) / elements if elements else None
 
 
-def _with_predictions(outcome: Outcome) -> list[SwapScore]:
-    """Return the swaps with their predicted KLD; a block's is the sum over its weights."""
+def _predict_swaps(outcome: Outcome) -> list[SwapScore]:
+    """Return the swaps with their predicted KLD; that of a block is the sum over its weights."""
     for swap in outcome.swaps:
-        own = {one.layer_name: one.predicted_kld for one in outcome.weights if swap.name in (one.block, one.layer_name)}
-        known = [each for each in own.values() if each is not None]
+        predictions = {
+            weight.layer_name: weight.predicted_kld
+            for weight in outcome.weights
+            if swap.name in (weight.block, weight.layer_name)
+        }
+        known = [each for each in predictions.values() if each is not None]
         swap.predicted_kld = sum(known) if known else None
     return outcome.swaps
 
 
-def _worst_token(found: Prediction, prepared: Prepared) -> WorstToken:
+def _show_prediction(prediction: Prediction, prepared: Prepared) -> WorstToken:
     """Return a prediction with the text of its tokens."""
     decode, spans = prepared.decode, prepared.spans
-    place = next(n for n, span in enumerate(spans) if found.chunk in span)
-    text, number = prepared.texts[place], found.chunk - spans[place][0]
-    before = text.chunks.raw[number, max(found.position - BEFORE, 0) : found.position].tolist()
+    place = next(n for n, span in enumerate(spans) if prediction.chunk in span)
+    text, number = prepared.texts[place], prediction.chunk - spans[place][0]
+    before = text.chunks.raw[number, max(prediction.position - SHOWN_TOKENS, 0) : prediction.position].tolist()
 
     def likely(token: int, p: float | None, p_q: float | None) -> LikelyToken:
         return LikelyToken(token, None if decode is None else decode([token]), p, p_q)
 
     return WorstToken(
         chunk=number,
-        position=found.position,
+        position=prediction.position,
         source=text.name,
-        kld=found.kld,
+        kld=prediction.kld,
         before=None if decode is None else decode(before),
-        token=likely(found.target, found.p, found.p_q),
-        predicted_original=likely(found.first, found.confidence, None),
-        predicted=likely(found.first_q, None, found.confidence_q),
+        token=likely(prediction.target, prediction.p, prediction.p_q),
+        predicted_original=likely(prediction.first, prediction.confidence, None),
+        predicted=likely(prediction.first_q, None, prediction.confidence_q),
     )
 
 
-def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Iterator[Finding]:
+def _find_findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Iterator[Finding]:
     """Yield findings: a copy of the original, another config or tokenizer, massive activations, rounding, notes."""
     same = {block.relative_error for block in outcome.blocks} == {0.0}
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
@@ -216,17 +229,19 @@ def _findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Ite
     yield from of_rounding(candidate.rounding)
     if candidate.checkpoint.kind == RECIPE:
         yield from report_notes(candidate.checkpoint)
-    if candidate.checkpoint.gguf is not None:  # it has its own tokenizer: one in its folder is another model's
+    if (
+        candidate.checkpoint.gguf is not None
+    ):  # a GGUF file holds its tokenizer; one in its folder may belong to another model
         return
     with model_folder(candidate.checkpoint) as folder:
-        own = tokenizer_fingerprint(folder)
-    if None not in (own, prepared.tokenizer) and own != prepared.tokenizer:
+        fingerprint = tokenizer_fingerprint(folder)
+    if None not in (fingerprint, prepared.tokenizer) and fingerprint != prepared.tokenizer:
         message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
         yield make_finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
 
 
 def _report_parts(candidate: Candidate) -> Iterator[Finding]:
-    """Report parts of the model that a converter leaves to another file: a tower, or the language model next to it."""
+    """Report parts of the model that a converter writes to another file: a tower, or the language model next to it."""
     for (side, reason), names in group_omissions(candidate.plan.leftovers).items():
         if side == "original":
             message = f"{count(len(names), 'tensor')} run as the original has them: {reason}: {listed(names, 3)}"
@@ -236,13 +251,15 @@ def _report_parts(candidate: Candidate) -> Iterator[Finding]:
 def _report_another_model(outcome: Outcome) -> list[Finding]:
     """Return a finding if the outputs of nearly all changed weights have errors as large as the original's outputs.
 
-    Unrelated weights of the same size cause twice that error. Scores of small models hardly show it.
+    Unrelated weights of the same size have twice that error. In small models, the scores may hardly change.
     """
-    changed = [one for one in outcome.weights if one.output_error]
-    unlike = [one for one in changed if one.output_error is not None and one.output_error > UNLIKE]
-    if len(unlike) < FEWEST_UNLIKE or len(unlike) < NEARLY_ALL * len(changed):
+    changed = [weight for weight in outcome.weights if weight.output_error]
+    unlike = [
+        weight for weight in changed if weight.output_error is not None and weight.output_error > MIN_UNRELATED_ERROR
+    ]
+    if len(unlike) < MIN_UNRELATED_WEIGHTS or len(unlike) < MIN_UNRELATED_SHARE * len(changed):
         return []
-    names = [one.layer_name for one in unlike]
+    names = [weight.layer_name for weight in unlike]
     message = (
         f"another model? The outputs of {len(unlike):,} of {count(len(changed), 'changed weight')} differ from the "
         f"original's by as much as these are: {listed(names, 3)}"
@@ -252,12 +269,12 @@ def _report_another_model(outcome: Outcome) -> list[Finding]:
 
 
 def _report_large(outcome: Outcome) -> list[Finding]:
-    """Report weights whose outputs differ by more than half from the original's: scores may hardly show them."""
-    changed = [one for one in outcome.weights if one.output_error]
-    large = [one for one in changed if (one.output_error or 0.0) > LARGE]
+    """Report weights whose output error is above one half, as the scores may hardly change."""
+    changed = [weight for weight in outcome.weights if weight.output_error]
+    large = [weight for weight in changed if (weight.output_error or 0.0) > MIN_LARGE_ERROR]
     if not large:
         return []
-    names = [one.layer_name for one in large]
+    names = [weight.layer_name for weight in large]
     message = (
         f"large output errors: {len(large):,} of {count(len(changed), 'changed weight')}, up to "
         f"{100 * (large[0].output_error or 0.0):.3g} %: {listed(names, 3)}"
@@ -272,31 +289,35 @@ def _report_massive(outcome: Outcome) -> Iterator[Finding]:
     Reference: Sun et al., Massive Activations in Large Language Models (COLM 2024); Yu et al., The Super Weight in
     Large Language Models (2024).
     """
-    found = [one for one in outcome.weights if one.output_error and (one.input_spread or 0.0) >= MASSIVE]
-    found.sort(key=lambda one: -(one.input_spread or 0.0))
-    if found:
-        names = listed([one.layer_name for one in found], 3)
+    massive = [
+        weight
+        for weight in outcome.weights
+        if weight.output_error and (weight.input_spread or 0.0) >= MIN_MASSIVE_SPREAD
+    ]
+    massive.sort(key=lambda weight: -(weight.input_spread or 0.0))
+    if massive:
+        names = listed([weight.layer_name for weight in massive], 3)
         message = (
-            f"massive activations: {count(len(found), 'changed weight')} with an input {found[0].input_spread:,.0f} "
-            f"times as large as others: {names}"
+            f"massive activations: {count(len(massive), 'changed weight')} with an input "
+            f"{massive[0].input_spread:,.0f} times as large as others: {names}"
         )
-        spreads = {one.layer_name: one.input_spread for one in found}
+        spreads = {weight.layer_name: weight.input_spread for weight in massive}
         remedy = "measure them alone with --swap; keep them unquantized if they matter"
-        yield make_finding("massive_activations", "info", found[0].layer_name, message, remedy, spreads=spreads)
+        yield make_finding("massive_activations", "info", massive[0].layer_name, message, remedy, spreads=spreads)
 
 
-def _tokens(prepared: Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:
+def _describe_tokens(prepared: Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> Tokens:
     scored = next((outcome.scores.tokens for outcome in outcomes if outcome.scores), 0)
     if prepared.calls is not None:
         return Tokens(prepared.calls.source, prepared.calls.sha256, 0, len(prepared.calls.calls), 0)
     if len(prepared.texts) == 1:
-        return _tokens_of(prepared.texts[0], prepared, chosen, scored)
+        return _describe_text(prepared.texts[0], prepared, chosen, scored)
     n = sum(len(text.chunks.raw) for text in prepared.texts)
     digest = fingerprint(*(part for text in prepared.texts for part in text.chunks.parts))
     return Tokens(prepared.source, digest, chosen.context, n, scored, tokenizer=prepared.tokenizer)
 
 
-def _tokens_of(text: ReadText, prepared: Prepared, chosen: EvaluateOptions, scored: int) -> Tokens:
+def _describe_text(text: ReadText, prepared: Prepared, chosen: EvaluateOptions, scored: int) -> Tokens:
     return Tokens(
         text.source,
         fingerprint(*text.chunks.parts),
@@ -308,10 +329,10 @@ def _tokens_of(text: ReadText, prepared: Prepared, chosen: EvaluateOptions, scor
     )
 
 
-def _named_texts(prepared: Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> list[NamedTokens]:
+def _name_texts(prepared: Prepared, chosen: EvaluateOptions, outcomes: Sequence[Outcome]) -> list[NamedTokens]:
     """Return the name and the tokens of each text; empty if no candidate has scores by text."""
-    found = next((outcome.texts for outcome in outcomes if outcome.texts), [])
+    texts = next((outcome.texts for outcome in outcomes if outcome.texts), [])
     return [
-        NamedTokens(text.name, _tokens_of(text, prepared, chosen, scores.tokens))
-        for text, scores in zip(prepared.texts, found, strict=False)
+        NamedTokens(text.name, _describe_text(text, prepared, chosen, scores.tokens))
+        for text, scores in zip(prepared.texts, texts, strict=False)
     ]

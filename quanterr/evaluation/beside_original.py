@@ -1,4 +1,4 @@
-"""Evaluates candidates together with their original, and measures an original alone."""
+"""Evaluation of candidates together with their original, and measurements of an original alone."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ from quanterr.evaluation.running.candidate import Outcome
 from quanterr.evaluation.running.draft import Draft, read_draft
 from quanterr.evaluation.running.rounding import DECLARED, check_schemes, list_caches
 from quanterr.evaluation.running.run import RunBesideOriginal
-from quanterr.evaluation.texts.tasks import answered
+from quanterr.evaluation.texts.tasks import answer_tasks
 from quanterr.options import NOTHING_TO_DO, EvaluateOptions
 from quanterr.ranking.making import shorten_names
 from quanterr.tensors.clock import Clock
@@ -54,33 +54,41 @@ def measure(
         stored, others = rest[: len(given.stored)], rest[len(given.stored) :]
         every = [opened, *given.add_made(stored, opened)]
         originals = OriginalWeights(opened, architecture.device)
-        names, found = _candidates(shorten_names(given.names, given_names), every[1:], prepared, originals, chosen)
+        names, opened_candidates = _make_candidates(
+            shorten_names(given.names, given_names), every[1:], prepared, originals, chosen
+        )
         drafts = [read_draft(other, opened, prepared, chosen) for other in others]
         every += others
         ranks.agree(group, every, prepared.chunks, chosen.batch, chosen.dtype)
-        with closing(RunBesideOriginal(prepared, originals, found, chosen, group, True, drafts)) as running:
+        with closing(RunBesideOriginal(prepared, originals, opened_candidates, chosen, group, True, drafts)) as running:
             ranks.run_with(running, group)
             outcomes, of_drafts = running.outcomes(), running.draft_outcomes()
             write_files(chosen, prepared, running.original, saliency, opened)
-        answers = answered(architecture, originals, found, prepared.tasks) if prepared.tasks else [[] for _ in found]
-        rollouts: Sequence[Rollout | None] = [None for _ in found]
+        answers = (
+            answer_tasks(architecture, originals, opened_candidates, prepared.tasks)
+            if prepared.tasks
+            else [[] for _ in opened_candidates]
+        )
+        rollouts: Sequence[Rollout | None] = [None for _ in opened_candidates]
         if chosen.rollout and prepared.calls is not None:
-            rollouts = roll_out(architecture, originals, found, prepared.calls, stop, chosen.on_progress)
-        predictions = predict(chosen, prepared, originals, found, outcomes)
+            rollouts = roll_out(architecture, originals, opened_candidates, prepared.calls, stop, chosen.on_progress)
+        predictions = predict(chosen, prepared, originals, opened_candidates, outcomes)
         for checkpoint in every:
             checkpoint.check_unchanged()
-        rows = zip(names, found, outcomes, predictions, answers, rollouts, strict=True)
-        measured = [*(Measured(*each) for each in rows), *_measured(drafts, of_drafts)]
+        rows = zip(names, opened_candidates, outcomes, predictions, answers, rollouts, strict=True)
+        measured = [*(Measured(*each) for each in rows), *_collect_drafts(drafts, of_drafts)]
         baseline = Baseline(opened.path, opened.nbytes, running.model, running.floor())
-        # A candidate with other names reads the original once more.
-        read = sum(each.read_bytes for each in {originals, *(one.candidate.originals for one in measured)})
+        # For a candidate with other names, the original is read once more.
+        read = sum(
+            each.read_bytes for each in {originals, *(each_measured.candidate.originals for each_measured in measured)}
+        )
         return assemble(measured, baseline, prepared, chosen, clock, read)
 
 
 def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: EvaluateOptions) -> None:
     """Write the outputs that need only the original: sensitivity, importance, saliency, reference.
 
-    Reasons why a text means little are logged as errors, which no quiet option hides: there is no verdict to hold them.
+    Reasons why results on a text mean little are logged as errors, as there is no verdict, and no option hides errors.
 
     Raises the same errors as :func:`quanterr.evaluation.run.study`.
     """
@@ -107,12 +115,12 @@ def measure_alone(original: str | os.PathLike[str] | Checkpoint, chosen: Evaluat
 def _open(
     sides: Sequence[str | os.PathLike[str] | Checkpoint], chosen: EvaluateOptions, stop: threading.Event
 ) -> Iterator[tuple[RankGroup | None, list[Checkpoint]]]:
-    """Join the other ranks, and open the original, with the names of a model, and other checkpoints."""
+    """Join the other ranks; open the original under the names of its model, and the other checkpoints."""
     with join_rank_group(stop) as group, open_checkpoints(sides, chosen.lenient, chosen.cache) as [original, *others]:
         yield group, [as_original(original, chosen.config), *others]
 
 
-def _measured(drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> list[Measured]:
+def _collect_drafts(drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> list[Measured]:
     names = shorten_names([draft.candidate.checkpoint.path for draft in drafts])
     return [
         Measured(f"{name}, draft", draft.candidate, outcome, {}, [], None, draft)
@@ -120,20 +128,22 @@ def _measured(drafts: Sequence[Draft], outcomes: Sequence[Outcome]) -> list[Meas
     ]
 
 
-def _candidates(
+def _make_candidates(
     names: Sequence[str],
     checkpoints: Sequence[Checkpoint],
     prepared: Prepared,
     originals: OriginalWeights,
     chosen: EvaluateOptions,
 ) -> tuple[list[str], list[Candidate]]:
-    """Return the candidates and their names; with ``--split``, those with any rounding again as weights alone."""
+    """Return the candidates and their names; with ``--split``, those that round anything also with weights alone."""
     counterparts = prepared.architecture.counterparts(originals, checkpoints)
     kv, alone = list(chosen.kv) or [DECLARED], []
-    found: list[tuple[str, Candidate]] = []
-    for name, checkpoint, (own, ignored) in zip(names, checkpoints, counterparts, strict=True):
-        ways = list(Candidate(own, checkpoint, chosen.activations, kv[0], ignored).with_caches(name, kv))
-        found += ways
+    ways_by_name: list[tuple[str, Candidate]] = []
+    for name, checkpoint, (originals_of_candidate, ignored) in zip(names, checkpoints, counterparts, strict=True):
+        ways = list(
+            Candidate(originals_of_candidate, checkpoint, chosen.activations, kv[0], ignored).with_caches(name, kv)
+        )
+        ways_by_name += ways
         if chosen.split and any(way.rounding.is_any for _, way in ways):
-            alone.append((f"{name}, weights alone", Candidate(own, checkpoint)))
-    return [name for name, _ in found + alone], [one for _, one in found + alone]
+            alone.append((f"{name}, weights alone", Candidate(originals_of_candidate, checkpoint)))
+    return [name for name, _ in ways_by_name + alone], [candidate for _, candidate in ways_by_name + alone]

@@ -1,4 +1,4 @@
-"""Evaluates candidates against a stored reference, without the original; weights then have no output errors."""
+"""Evaluation of candidates against a stored reference, without the original and so without output errors of weights."""
 
 import os
 import threading
@@ -30,9 +30,9 @@ def measure_beside(
     clock: Clock,
     given_names: Sequence[str] = (),
 ) -> Evaluation:
-    """Evaluate candidates on the text of the reference in ``folder``; no gates are applied.
+    """Evaluate candidates on the text of the reference in ``folder``, without gates.
 
-    ``given_names`` are those of all candidates but the first, which stands in the place of the original.
+    ``given_names`` are the names of all candidates except the first, which was given in the place of the original.
 
     Raises:
         UsageError: an option needs the original, or the text or a setting differs from the reference's.
@@ -55,14 +55,15 @@ def measure_beside(
             for name, checkpoint in zip(shorten_names(paths, names_to_keep), every, strict=True)
             for way in Candidate(originals, checkpoint, chosen.activations, kv[0], undo=False).with_caches(name, kv)
         ]
-        names, found = [name for name, _ in ways], [one for _, one in ways]
-        with closing(RunBesideReference(prepared, found, chosen, reference)) as running:
+        names, opened_candidates = [name for name, _ in ways], [candidate for _, candidate in ways]
+        with closing(RunBesideReference(prepared, opened_candidates, chosen, reference)) as running:
             running.run()
             outcomes = running.outcomes()
         for checkpoint in every:
             checkpoint.check_unchanged()
         measured = [
-            Measured(*each, predicted={}, tasks=[], rollout=None) for each in zip(names, found, outcomes, strict=True)
+            Measured(*each, predicted={}, tasks=[], rollout=None)
+            for each in zip(names, opened_candidates, outcomes, strict=True)
         ]
         baseline = Baseline(
             reference.original,
@@ -98,4 +99,4 @@ def _check_needs_no_original(against: str | Plan | Iterable[str | Plan], chosen:
         raise UsageError(f"--split: {USE} measures each candidate once; leave one of them out")
     with join_rank_group(threading.Event()) as group:
         if group is not None:
-            raise UsageError(f"{USE}: one process reads a reference")
+            raise UsageError(f"{USE} cannot be used with several processes: start one")

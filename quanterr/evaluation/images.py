@@ -1,4 +1,4 @@
-"""Compares two folders of decoded images in pairs: PSNR, SSIM and, where it is installed, LPIPS."""
+"""Comparison of the images of two folders in pairs, by PSNR, SSIM and, where it is installed, LPIPS."""
 
 import base64
 import hashlib
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 FORMATS = ("PNG", "JPEG", "WEBP")
-OPAQUE = ("RGB", "L", "P", "1")  # Pillow's modes of 8 bits or fewer that convert to RGB without loss
+LOSSLESS_MODES = ("RGB", "L", "P", "1")  # Pillow's modes of 8 bits or fewer that convert to RGB without loss
 WINDOW, SIGMA = 11, 1.5
 K1, K2 = 0.01, 0.03
-BAND = 16  # rows for which SSIM is computed at a time
-PEAK = 255.0
-DEPTH_AT = 24  # offset of the bit depth in a PNG
-SHOWN, THUMBNAIL = 8, 256  # worst pairs with pictures, and the longer side of a picture in pixels
+BAND_ROWS = 16  # number of rows for which SSIM is computed at a time
+MAX_PIXEL = 255.0
+DEPTH_OFFSET = 24  # offset of the bit depth in a PNG
+SHOWN_PAIRS, THUMBNAIL_PIXELS = 8, 256  # number of worst pairs that have pictures, and the longer side of a picture
 ALEXNET = "alexnet-owt-7be5be79.pth"  # the file that torchvision's AlexNet_Weights.IMAGENET1K_V1 names
-LEAST_LPIPS = 32  # pixels that AlexNet's convolutions and poolings need
+MIN_LPIPS_PIXELS = 32  # minimum side of an image that AlexNet's convolutions and poolings accept
 
 Distance = Callable[[Tensor, Tensor], float]
 
@@ -118,29 +118,29 @@ def judge_images(
     pairs, sources, lost, read_bytes = [], {}, [], 0
     for name in sorted(left.keys() | right.keys()):
         try:
-            files = [_pick_file(found, name, folder) for found, folder in zip((left, right), folders, strict=True)]
+            files = [_pick_file(result, name, folder) for result, folder in zip((left, right), folders, strict=True)]
             read_bytes += sum(file.stat().st_size for file in files)
             x, y = map(_read_image, files)
             pairs.append(_compare_pair(name, x, y, lpips.measure))
             sources[pairs[-1].name] = files
         except Unreadable as reason:
             lost.append(NotCompared(escape_surrogates(name), display(name), str(reason)))
-    if small := next((one for one in pairs if one.lpips is None and lpips.measure), None):
-        absent = f"{small.display_name} is smaller than {LEAST_LPIPS} x {LEAST_LPIPS} pixels"
+    if small := next((pair for pair in pairs if pair.lpips is None and lpips.measure), None):
+        absent = f"{small.display_name} is smaller than {MIN_LPIPS_PIXELS} x {MIN_LPIPS_PIXELS} pixels"
         lpips = _Lpips(None, None, absent)
-        for one in pairs:
-            one.lpips = None
-    differ = sum(not one.identical for one in pairs)
-    found = Images(
+        for pair in pairs:
+            pair.lpips = None
+    differ = sum(not pair.identical for pair in pairs)
+    result = Images(
         tool=Tool(name="quanterr", version=__version__),
         verdict="pass",
         **store_reasons([Reason(VOCABULARY.done, "result")]),
         gated=False,
         original=escape_surrogates(str(original)),
         quantized=escape_surrogates(str(quantized)),
-        psnr_db=_average([one.psnr_db for one in pairs if one.psnr_db is not None], differ),
-        ssim=_average([one.ssim for one in pairs], differ),
-        lpips=_average([one.lpips for one in pairs if one.lpips is not None], differ),
+        psnr_db=_average([pair.psnr_db for pair in pairs if pair.psnr_db is not None], differ),
+        ssim=_average([pair.ssim for pair in pairs], differ),
+        lpips=_average([pair.lpips for pair in pairs if pair.lpips is not None], differ),
         lpips_by=lpips.by,
         lpips_absent=lpips.absent,
         gates=[],
@@ -150,13 +150,15 @@ def judge_images(
         worst=[],
         run=clock.describe_run(command, "cpu", torch.get_num_threads(), read_bytes),
     )
-    if reasons := [*list_uncompared(found), *find_copies(found)]:
+    if reasons := [*list_uncompared(result), *find_copies(result)]:
         stored = store_reasons(Reason(text, "result") for text in reasons)
-        found = replace(found, verdict="inconclusive", **stored)
+        result = replace(result, verdict="inconclusive", **stored)
     worst = [
-        WorstPair(one.name, *map(_draw, sources[one.name])) for one in found.worst_first[:SHOWN] if not one.identical
+        WorstPair(pair.name, *map(_draw, sources[pair.name]))
+        for pair in result.worst_first[:SHOWN_PAIRS]
+        if not pair.identical
     ]
-    return rules.judge(replace(found, worst=worst))
+    return rules.judge(replace(result, worst=worst))
 
 
 def _list_images(folder: Path) -> tuple[dict[str, list[Path]], list[str]]:
@@ -167,20 +169,20 @@ def _list_images(folder: Path) -> tuple[dict[str, list[Path]], list[str]]:
         entries = sorted(folder.iterdir())
     except OSError as error:
         raise CheckpointError(f"{display(str(folder))}: {error.strerror}") from error
-    found: dict[str, list[Path]] = {}
+    images: dict[str, list[Path]] = {}
     others = []
     for entry in entries:
         if entry.suffix.lower() in SUFFIXES and not entry.is_dir():
-            found.setdefault(entry.stem, []).append(entry)
+            images.setdefault(entry.stem, []).append(entry)
         else:
             others.append(entry.name)
-    if not found:
+    if not images:
         raise UsageError(f"{display(str(folder))}: holds no image (PNG, JPEG, WebP)")
-    return found, others
+    return images, others
 
 
-def _pick_file(found: Mapping[str, list[Path]], name: str, folder: Path) -> Path:
-    files = found.get(name, [])
+def _pick_file(images: Mapping[str, list[Path]], name: str, folder: Path) -> Path:
+    files = images.get(name, [])
     if not files:
         raise Unreadable(f"no image of this name in {display(str(folder))}")
     if len(files) > 1:
@@ -204,7 +206,7 @@ def _read_image(path: Path) -> _Pixels:
 
 
 def _open(path: Path) -> "Image.Image":
-    """Return an image as RGB, turned upright by its EXIF data."""
+    """Return an image as RGB, rotated as its EXIF data say."""
     from PIL import Image, ImageOps
 
     where = display(str(path))
@@ -212,9 +214,9 @@ def _open(path: Path) -> "Image.Image":
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with path.open("rb") as file:
-                head = file.read(DEPTH_AT + 1)
+                head = file.read(DEPTH_OFFSET + 1)
             with Image.open(path, formats=FORMATS) as image:
-                if image.format == "PNG" and head[DEPTH_AT] > 8:  # Pillow would drop the lower bits of colours
+                if image.format == "PNG" and head[DEPTH_OFFSET] > 8:  # Pillow would drop the lower bits of colours
                     raise Unreadable(f"{where}: has more than 8 bits per channel")
                 if getattr(image, "n_frames", 1) > 1:
                     raise Unreadable(f"{where}: is animated")
@@ -222,12 +224,12 @@ def _open(path: Path) -> "Image.Image":
                 upright = ImageOps.exif_transpose(image)
     except (Unreadable, MemoryError):
         raise
-    except Exception as error:  # decoders raise many kinds on damaged bytes
+    except Exception as error:  # decoders raise errors of many classes for damaged bytes
         raise Unreadable(f"{where}: cannot be read: {display(str(error))}") from error
     if upright.has_transparency_data:
         if upright.convert("RGBA").getchannel("A").getextrema()[0] != 255:
             raise Unreadable(f"{where}: is partly transparent")
-    elif upright.mode not in OPAQUE:
+    elif upright.mode not in LOSSLESS_MODES:
         raise Unreadable(f"{where}: has colours of mode {upright.mode}; save it as RGB with 8 bits per channel")
     return upright.convert("RGB")
 
@@ -235,21 +237,21 @@ def _open(path: Path) -> "Image.Image":
 def _compare_pair(name: str, original: _Pixels, quantized: _Pixels, measure: Distance | None) -> ImagePair:
     x, y = original.values, quantized.values
     if x.shape != y.shape:
-        sizes = [f"{one.shape[1]} x {one.shape[0]}" for one in (x, y)]
+        sizes = [f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in (x, y)]
         raise Unreadable(f"the original is {sizes[0]} pixels, the quantized {sizes[1]}")
     height, width = x.shape[:2]
     if min(height, width) < WINDOW:
         raise Unreadable(f"{width} x {height} pixels are smaller than the window of SSIM, {WINDOW} x {WINDOW}")
-    a, b = (one.permute(2, 0, 1).double() for one in (x, y))
+    a, b = (pixels.permute(2, 0, 1).double() for pixels in (x, y))
     error = float((a - b).square().mean())
-    is_large = min(height, width) >= LEAST_LPIPS
+    is_large = min(height, width) >= MIN_LPIPS_PIXELS
     return ImagePair(
         name=escape_surrogates(name),
         display_name=display(name),
         width=width,
         height=height,
         identical=not error,
-        psnr_db=10 * log10(PEAK**2 / error) if error else None,
+        psnr_db=10 * log10(MAX_PIXEL**2 / error) if error else None,
         ssim=measure_ssim(a, b) if error else 1.0,
         lpips=measure(a, b) if measure and is_large else None,
         original_sha256=original.sha256,
@@ -265,11 +267,11 @@ def measure_ssim(x: Tensor, y: Tensor) -> float:
     at = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
     weights = torch.exp(-at.square() / (2 * SIGMA**2))
     window: list[float] = (weights / weights.sum()).tolist()
-    c1, c2 = (K1 * PEAK) ** 2, (K2 * PEAK) ** 2
+    c1, c2 = (K1 * MAX_PIXEL) ** 2, (K2 * MAX_PIXEL) ** 2
     height, width = x.shape[1] - WINDOW + 1, x.shape[2] - WINDOW + 1
     total = 0.0
-    for start in range(0, height, BAND):  # bands of rows stay in the processor's cache
-        a, b = (one[:, start : min(start + BAND, height) + WINDOW - 1] for one in (x, y))
+    for start in range(0, height, BAND_ROWS):  # bands of rows stay in the processor's cache
+        a, b = (image[:, start : min(start + BAND_ROWS, height) + WINDOW - 1] for image in (x, y))
         ma, mb = _smooth(a, window), _smooth(b, window)
         product, squares = ma * mb, ma * ma + mb * mb
         variances = _smooth(a * a + b * b, window) - squares
@@ -298,7 +300,7 @@ def _load_lpips() -> _Lpips:
         return _Lpips(None, None, f"{ALEXNET} is not in the checkpoints of torch's hub folder; nothing is downloaded")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torchvision warns of an argument that these packages still use
+            warnings.simplefilter("ignore")  # torchvision warns about an argument that these packages still use
             if package == "lpips":
                 network = import_module("lpips").LPIPS(net="alex", verbose=False)
             else:
@@ -309,7 +311,7 @@ def _load_lpips() -> _Lpips:
 
     @torch.no_grad()
     def measure(x: Tensor, y: Tensor) -> float:
-        a, b = (one.float()[None] / (PEAK / 2) - 1 for one in (x, y))
+        a, b = (image.float()[None] / (MAX_PIXEL / 2) - 1 for image in (x, y))
         return float(network(a, b))
 
     return _Lpips(measure, f"{package} {version(package)}", None)
@@ -329,7 +331,7 @@ def _average(values: list[float], differ: int) -> Mean | None:
 def _draw(path: Path) -> str:
     """Return a small JPEG of an image as a data: URI."""
     with _open(path) as image:
-        image.thumbnail((THUMBNAIL, THUMBNAIL))
+        image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
         file = io.BytesIO()
         image.save(file, "JPEG", quality=85)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -28,12 +28,12 @@ class Given(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The paths of files and plans, and the names of recipes."""
+        """The names of all candidates: paths of files and plans, and names of recipes."""
         paths = [side.path if isinstance(side, Checkpoint) else os.fspath(side) for side in self.stored]
         return [*paths, *(recipe.name for recipe in self.recipes), *self.plans]
 
     def add_made(self, stored: Iterable[Checkpoint], original: Checkpoint) -> list[Checkpoint]:
-        """Return all candidates in the order of the names: the ``stored`` ones, open, and those made of the original.
+        """Return all candidates in the order of the names: the open ``stored`` ones, and those made of the original.
 
         Raises:
             UsageError: a plan was made for another original.
@@ -48,7 +48,7 @@ class Given(NamedTuple):
 def read_given(
     stored: Sequence[str | os.PathLike[str] | Checkpoint], against: str | Plan | Iterable[str | Plan]
 ) -> Given:
-    """Read plans and recipes; no checkpoint is opened.
+    """Read plans and recipes, without opening checkpoints.
 
     Raises:
         ReportError: a file is not a plan.
@@ -71,12 +71,12 @@ def _plans_and_recipes(against: str | Plan | Iterable[str | Plan]) -> tuple[dict
     """
     given = [against] if isinstance(against, str | Plan) else list(against)
     plans: dict[str, Plan] = {}
-    for one in (one for one in given if isinstance(one, Plan)):
-        same = sum(other.goal == one.goal for other in plans.values())
-        plans[f"{one.goal} ({same + 1}){PLAN}" if same else f"{one.goal}{PLAN}"] = one
-    words = [one for one in given if isinstance(one, str)]
+    for given_item in (given_item for given_item in given if isinstance(given_item, Plan)):
+        same = sum(other.goal == given_item.goal for other in plans.values())
+        plans[f"{given_item.goal} ({same + 1}){PLAN}" if same else f"{given_item.goal}{PLAN}"] = given_item
+    words = [given_item for given_item in given if isinstance(given_item, str)]
     if any(PLAN in word for word in words):
-        words = [word for one in words for word in split_at_commas(one)]
+        words = [word for given_item in words for word in split_at_commas(given_item)]
     plans |= {word: read_stored(word, Plan) for word in words if word.endswith(PLAN)}
     return plans, [word for word in words if not word.endswith(PLAN)]
 
@@ -89,15 +89,15 @@ def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpo
     """
     parts, recipes = find_parts(original), dict[str, Recipe]()
     for layer in plan.layers:
-        own = [layer.layer_name] if layer.layer_name in original.entries else parts.get(layer.layer_name, [])
-        if sum(original.entries[name].n for name in own) != layer.elements:
-            found = f"has the shape {list(original.entries[own[0]].shape)}" if own else "is not there"
+        names = [layer.layer_name] if layer.layer_name in original.entries else parts.get(layer.layer_name, [])
+        if sum(original.entries[name].n for name in names) != layer.elements:
+            problem = f"has the shape {list(original.entries[names[0]].shape)}" if names else "is not there"
             raise UsageError(
-                f"--against {display(path)}: it was made for another original: {layer.display_name} {found}, where "
+                f"--against {display(path)}: it was made for another original: {layer.display_name} {problem}, where "
                 f"{layer.elements:,} elements are planned; plan again, from this one"
             )
         if layer.recipe != ORIGINAL:
-            recipes |= dict.fromkeys(own, parse_recipe(layer.recipe))
+            recipes |= dict.fromkeys(names, parse_recipe(layer.recipe))
     made, left = mix_recipes(original, recipes, path)
     if left:
         raise UsageError(f"--against {display(path)}: {display(left[0].name)} cannot be stored so: {left[0].reason}")

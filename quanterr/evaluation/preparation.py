@@ -1,4 +1,4 @@
-"""Prepares an evaluation before any weight is read: the model, the texts or calls, the tasks."""
+"""What an evaluation prepares before it reads any weight: the model, the texts or calls, the tasks."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ from quanterr.evaluation.running.workload import CAUSAL, ENCODER, TRANSCRIPTION
 from quanterr.evaluation.texts.conversations import read_conversations
 from quanterr.evaluation.texts.tasks import Asked, read_task
 from quanterr.evaluation.texts.tokens import (
-    LEAST_CONTEXTS,
+    MIN_CONTEXTS,
     Chunks,
     Decode,
     Likeness,
@@ -74,11 +74,11 @@ class Prepared(NamedTuple):
     @property
     def doubts(self) -> list[str]:
         """The reasons why results on these texts mean little."""
-        found = []
+        reasons = []
         for text in self.texts:
             named = f"{text.name}: " if len(self.texts) > 1 else ""
-            found += [f"{named}{why}" for why in text.like.doubts(len(text.chunks.raw), self.vocabulary)]
-        return found
+            reasons += [f"{named}{why}" for why in text.like.doubts(len(text.chunks.raw), self.vocabulary)]
+        return reasons
 
     @property
     def source(self) -> str:
@@ -113,25 +113,29 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
     given = None if chosen.config is None else Path(chosen.config)
     with model_folder(original) as folder:
         denoiser = None
-        if original.source is None:  # a file of llama.cpp is a language model
+        if original.source is None:  # other sources are files of llama.cpp, which are language models
             denoiser = building.read_denoiser_config(folder, original, given, chosen.inputs is not None)
         if denoiser is not None:
             lora = None if chosen.lora is None else read_lora(os.fspath(chosen.lora))
             model = building.Denoiser(denoiser, dtype, device, lora)
-            return _of_calls(chosen, model, str(denoiser["_class_name"]))
+            return _prepare_calls(chosen, model, str(denoiser["_class_name"]))
         if chosen.lora is not None:
-            raise UsageError("--lora: for denoisers of diffusers, with recorded calls: give them with --inputs")
+            raise UsageError(
+                "--lora: works only with denoisers of diffusers, on recorded calls: give them with --inputs"
+            )
         config = building.read_config(folder)
         if chosen.inputs is not None:
-            return _of_calls(chosen, building.Architecture(config, dtype, device, recorded=True), config.model_type)
+            return _prepare_calls(
+                chosen, building.Architecture(config, dtype, device, recorded=True), config.model_type
+            )
         if chosen.rollout:
-            raise UsageError("--rollout: for denoisers, with recorded calls: give them with --inputs")
+            raise UsageError("--rollout: works only with denoisers, on recorded calls: give them with --inputs")
         vocabulary = config.get_text_config().vocab_size
         architecture = building.Architecture(config, dtype, device)
         _check_texts(chosen, architecture)
         if chosen.chat and not chosen.text and (chosen.sensitivity is not None or chosen.importance_out is not None):
             raise UsageError("--sensitivity and --importance-out need a text; give one with --text or --tokens")
-        texts = _texts(chosen, folder, vocabulary, architecture.workload is TRANSCRIPTION)
+        texts = _read_texts(chosen, folder, vocabulary, architecture.workload is TRANSCRIPTION)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)
     if chosen.save_reference is not None:
@@ -140,24 +144,24 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
 
 
 def _check_texts(chosen: EvaluateOptions, architecture: building.Architecture) -> None:
-    """Raise UsageError if a model does not read the texts, or cannot do what options ask for."""
+    """Raise UsageError if a model cannot read the texts, or does not support an option."""
     workload, name = architecture.workload, architecture.config.model_type
     if workload.kind == CAUSAL.kind:
         return
     if workload is ENCODER:
         _refuse_cache(chosen, name)
-    refused = _of_texts(chosen) | {"--sensitivity": chosen.sensitivity}
+    refused = _list_text_options(chosen) | {"--sensitivity": chosen.sensitivity}
     if workload is TRANSCRIPTION:
         if not refused.pop("--chat"):
             raise UsageError(f"{display(name)} hears sounds: give these and their transcripts with --chat FILE")
         refused |= {"--text": chosen.text, "--tokens": chosen.tokens}
     for option, value in refused.items():
         if value:
-            raise UsageError(f"{option}: for models that continue a text; {display(name)} does not")
+            raise UsageError(f"{option}: works only with models that predict the next token; {display(name)} does not")
 
 
-def _of_texts(chosen: EvaluateOptions) -> dict[str, object]:
-    """Return the options that need a causal model, with their values."""
+def _list_text_options(chosen: EvaluateOptions) -> dict[str, object]:
+    """Return the options that work only with causal models, with their values."""
     return {
         "--task": chosen.tasks,
         "--chat": chosen.chat,
@@ -169,15 +173,17 @@ def _of_texts(chosen: EvaluateOptions) -> dict[str, object]:
     }
 
 
-def _of_calls(chosen: EvaluateOptions, architecture: building.Architecture | building.Denoiser, name: str) -> Prepared:
+def _prepare_calls(
+    chosen: EvaluateOptions, architecture: building.Architecture | building.Denoiser, name: str
+) -> Prepared:
     """Return a model with the recorded calls that it runs on; ``name`` names the model in errors."""
     if chosen.inputs is None or chosen.text or chosen.chat or chosen.tokens is not None:
         raise UsageError(
             f"{display(name)} reads no text: give recorded calls with --inputs FILE.safetensors, and no text"
         )
-    for option, value in _of_texts(chosen).items():
+    for option, value in _list_text_options(chosen).items():
         if value:
-            raise UsageError(f"{option}: for models that continue a text")
+            raise UsageError(f"{option}: works only with models that predict the next token")
     _refuse_cache(chosen, name)
     inputs = os.fspath(chosen.inputs)
     calls = make_calls(inputs, architecture.build()) if is_made_up(inputs) else read_calls(inputs)
@@ -188,12 +194,14 @@ def _of_calls(chosen: EvaluateOptions, architecture: building.Architecture | bui
 
 
 def _refuse_cache(chosen: EvaluateOptions, name: str) -> None:
-    """Raise UsageError if --kv asks for a rounding, as no runtime keeps keys and values of such a model."""
+    """Raise UsageError if --kv names a rounding, as no runtime caches keys and values of such a model."""
     if asked := list_caches(chosen.kv):
-        raise UsageError(f"--kv {display(asked[0])}: for models that generate; {display(name)} has no cache")
+        raise UsageError(
+            f"--kv {display(asked[0])}: works only with models that generate; {display(name)} has no cache"
+        )
 
 
-def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int, transcribes: bool) -> list[ReadText]:
+def _read_texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int, transcribes: bool) -> list[ReadText]:
     """Read all texts and conversations.
 
     Raises:
@@ -207,18 +215,19 @@ def _texts(chosen: EvaluateOptions, folder: ModelFolder, vocabulary: int, transc
     if chosen.tokens is not None:
         text = read_tokens(chosen.tokens)
         return [_read_text(Path(text.source).stem, text, chosen, vocabulary)]
-    enough = None if chosen.chunks is None else max(chosen.chunks, LEAST_CONTEXTS) * chosen.context
+    enough = None if chosen.chunks is None else max(chosen.chunks, MIN_CONTEXTS) * chosen.context
     named = named_files([*texts, *chats], "--text" if texts else "--chat")
-    found = [
-        _read_text(one.name, read_text(one.path, folder, enough), chosen, vocabulary) for one in named[: len(texts)]
+    read_texts = [
+        _read_text(given.name, read_text(given.path, folder, enough), chosen, vocabulary)
+        for given in named[: len(texts)]
     ]
-    for one in named[len(texts) :]:
-        chunks = read_conversations(one.path, folder, chosen.context, chosen.chunks, transcribes)
+    for given in named[len(texts) :]:
+        chunks = read_conversations(given.path, folder, chosen.context, chosen.chunks, transcribes)
         tokens = torch.cat([row[:length] for row, length in zip(chunks.raw, chunks.lengths, strict=True)])
         repeated = len(chunks.raw) - len({row.numpy().tobytes() for row in chunks.raw})
-        like = likeness(Text(tokens, one.path, None), tokens[None])._replace(repeated=repeated)
-        found.append(ReadText(one.name, one.path, chunks, like))
-    return found
+        like = likeness(Text(tokens, given.path, None), tokens[None])._replace(repeated=repeated)
+        read_texts.append(ReadText(given.name, given.path, chunks, like))
+    return read_texts
 
 
 def _read_text(name: str, text: Text, chosen: EvaluateOptions, vocabulary: int) -> ReadText:

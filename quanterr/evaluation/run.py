@@ -1,4 +1,4 @@
-"""An evaluation: prepare, run, judge."""
+"""The steps of an evaluation: prepare, run, judge."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,14 +57,14 @@ def evaluate_candidates(
     rules: PreparedRules,
     names: Sequence[str] = (),
 ) -> Evaluation:
-    """Evaluate candidates as :func:`evaluate` does, by rules that were read before; ``names`` are those given."""
+    """Evaluate candidates as :func:`evaluate` does, with rules that have been read; ``names`` are the given names."""
     clock = Clock()
     with device_memory(), LinearLayers(chosen.dtype), attention_in_pieces():
         if chosen.reference is not None:
-            found = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock, names)
+            evaluation = measure_beside(Path(chosen.reference), [original, *candidates], against, chosen, clock, names)
         else:
-            found = measure(original, candidates, against, chosen, clock, names)
-    return rules.judge(found)
+            evaluation = measure(original, candidates, against, chosen, clock, names)
+    return rules.judge(evaluation)
 
 
 def study(original: str | os.PathLike[str] | Checkpoint, **options: Any) -> None:

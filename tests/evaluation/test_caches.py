@@ -186,7 +186,7 @@ def test_heads_that_do_not_fill_blocks_are_refused(tmp_path):
 def test_models_without_a_cache_are_refused(tmp_path):
     path = saved("bert", tmp_path / "original")
 
-    with pytest.raises(UsageError, match="kv q8_0: for models that generate; bert has no cache"):
+    with pytest.raises(UsageError, match="kv q8_0: works only with models that generate; bert has no cache"):
         quanterr.evaluate(path, kv="q8_0", tokens=ids(tmp_path), context=CONTEXT)
 
 

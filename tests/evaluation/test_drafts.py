@@ -120,7 +120,7 @@ REFUSED = [
     (other_word, 'small: another vocabulary: token 7 is "v7", the original\'s is "w7"'),
     (no_tokenizer, r"small/tokenizer\.json is missing: are both vocabularies the same"),
     (few_rows, "small: heads of 90 and 96 rows: one lacks tokens of the vocabulary"),
-    (encoder, "small: for models that continue a text; bert does not"),
+    (encoder, "small: works only with models that predict the next token; bert does not"),
 ]
 
 

@@ -25,10 +25,10 @@ OPTIONS = {"context": CONTEXT, "dtype": "float64", "batch": 2}
 
 def in_pieces(patch, rows=5):
     """Let a piece hold this many rows of logits for two chunks, or 7 queries of attention."""
-    patch.setattr(logits, "WHOLE", 0)
-    patch.setattr(logits, "PIECE", rows * 2 * 96)
-    patch.setattr(attention, "ROOM", 7 * CONTEXT)
-    patch.setattr(attention, "LARGE", 0)
+    patch.setattr(logits, "MAX_LOGITS", 0)
+    patch.setattr(logits, "PIECE_LOGITS", rows * 2 * 96)
+    patch.setattr(attention, "MAX_ELEMENTS", 7 * CONTEXT)
+    patch.setattr(attention, "MIN_SHARED_ELEMENTS", 0)
 
 
 def alike(one, other):

@@ -65,7 +65,7 @@ def test_candidates_beside_a_reference_keep_their_names(tmp_path):
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_gguf_is_aligned_by_a_few_stored_rows(kind, tmp_path, monkeypatch):
     """Its norms and its rows of q and k have another form or order, which the stored rows of the original decide."""
-    monkeypatch.setattr(references, "SMALL", 256)
+    monkeypatch.setattr(references, "MAX_WHOLE_BYTES", 256)
     original, tokens = saved(kind, tmp_path / "original"), ids(tmp_path, TOKENS)
     path, _ = written(kind, original, GEMMA if kind == "gemma2" else LLAMA, tmp_path / "model.gguf")
     options = {"tokens": tokens, "context": CONTEXT}
@@ -141,7 +141,7 @@ class TestDamaged:
 
 def test_weight_missing_from_a_candidate_is_not_guessed(tmp_path, monkeypatch):
     """With the original, its own weight would be used and reported."""
-    monkeypatch.setattr(references, "SMALL", 256)
+    monkeypatch.setattr(references, "MAX_WHOLE_BYTES", 256)
     _, quantized, options = made(tmp_path)
     tensors = stored(quantized)
     name = next(name for name in tensors if name.endswith("up_proj.weight"))
@@ -154,7 +154,7 @@ def test_weight_missing_from_a_candidate_is_not_guessed(tmp_path, monkeypatch):
 
 def test_encoder_has_no_reference(tmp_path):
     original = saved("bert", tmp_path / "original")
-    with pytest.raises(UsageError, match="--save-reference: for models that continue a text"):
+    with pytest.raises(UsageError, match="--save-reference: works only with models that predict the next token"):
         study(original, tokens=ids(tmp_path), context=CONTEXT, save_reference=tmp_path / "reference")
 
 

@@ -180,7 +180,7 @@ class TestRefused:
     def test_text_is_refused(self, tmp_path):
         (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
         save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
-        with pytest.raises(UsageError, match="rollout: for denoisers, with recorded calls"):
+        with pytest.raises(UsageError, match="rollout: works only with denoisers, on recorded calls"):
             quanterr.evaluate(tmp_path, [tmp_path], text="a.txt", rollout=True)
 
     def test_model_that_predicts_noise_is_refused(self, tmp_path):

@@ -67,12 +67,12 @@ def test_curvature_equals_a_plain_backward_pass(name, tmp_path):
     found = streamed(folder, chunks)
     known = plain(name, folder, chunks)
     tied = ("embed_tokens", "wte")  # plain torch adds up their gradients
-    both = [path for path in known if WHOLE in found.found.get(path, {}) and not any(part in path for part in tied)]
+    both = [path for path in known if WHOLE in found.by_part.get(path, {}) and not any(part in path for part in tied)]
 
     assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
     assert len(both) >= 8
     for path in both:
-        curvature, (squares, weight) = found.found[path][WHOLE], known[path]
+        curvature, (squares, weight) = found.by_part[path][WHOLE], known[path]
         largest = float(squares.max())
         assert torch.allclose(squares, curvature.squares, rtol=FLOAT64, atol=FLOAT64 * largest), path
         want = float((squares.mean(1) * weight.square().sum(1)).sum()) / found.scored
@@ -102,7 +102,9 @@ def test_tied_head_matters_in_both_uses(tmp_path):
     ).candidates[0]  # fmt: skip
     [row] = [row for row in json.loads((tmp_path / "s.json").read_text())["weights"] if row["layer_name"] == name]
     made = streamed(original, load_file(tokens)["ids"].view(-1, CONTEXT))
-    both = [made.found[path][WHOLE].alpha(made.scored) for path in made.found if "embed" in path or "lm_head" in path]
+    both = [
+        made.by_part[path][WHOLE].alpha(made.scored) for path in made.by_part if "embed" in path or "lm_head" in path
+    ]
 
     assert len(both) == 2
     assert row["alpha"] == pytest.approx(sum(both), rel=FLOAT64)
@@ -169,7 +171,7 @@ class TestEvaluation:
     def test_model_must_continue_a_text(self, tmp_path):
         original = saved("bert", tmp_path / "original")
         quantized, _ = candidate(original)
-        with pytest.raises(UsageError, match="for models that continue a text; bert does not"):
+        with pytest.raises(UsageError, match="works only with models that predict the next token; bert does not"):
             quanterr.evaluate(
                 original, [quantized], tokens=ids(tmp_path), context=CONTEXT, sensitivity=tmp_path / "s.json"
             )

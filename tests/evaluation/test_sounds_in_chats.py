@@ -207,5 +207,7 @@ class TestRefusals:
 
     def test_draft_of_a_model_that_hears_is_refused(self, tmp_path):
         original, _, _ = whisper(tmp_path)
-        with pytest.raises(UsageError, match="draft: for models that continue a text; whisper does not"):
+        with pytest.raises(
+            UsageError, match="draft: works only with models that predict the next token; whisper does not"
+        ):
             quanterr.evaluate(original, chat=tmp_path / "chat.jsonl", context=16, draft=[original])

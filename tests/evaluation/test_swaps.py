@@ -103,7 +103,9 @@ def test_pattern_without_a_match_is_refused(tmp_path):
 
 
 def test_other_models_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="swap_blocks: for models that continue a text; bert does not"):
+    with pytest.raises(
+        UsageError, match="swap_blocks: works only with models that predict the next token; bert does not"
+    ):
         measured(tmp_path, "bert", swap_blocks=True)
 
 

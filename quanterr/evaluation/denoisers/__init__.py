@@ -1,1 +1,1 @@
-"""Denoisers: recorded and made-up calls, rollouts, and the configs of single files."""
+"""What only denoisers need: recorded and made-up calls, rollouts, and the config that belongs to a single file."""

@@ -1,13 +1,13 @@
-"""Recorded calls of a model's forward, which ``--inputs`` reads, and the error of the outputs.
+"""Recorded calls of a model's forward, which ``--inputs`` reads, and the errors of the model's outputs for them.
 
     CALL/ARGUMENT      a tensor of a call, such as 0007/hidden_states
     CALL/ARGUMENT.KEY  an item of an argument that is a dictionary, such as 0007/added_cond_kwargs.time_ids
     CALL/ARGUMENT.0    an item of an argument that is a list
     quanterr.inputs    in the metadata, JSON: {"version": 1, "class": the model's, "calls": {CALL: {"group": …,
-                       "step": …, "arguments": {…}}}}; a group is a prompt and a seed, "arguments" has values that
+                       "step": …, "arguments": {…}}}}; a group is a prompt and a seed, "arguments" holds values that
                        are not tensors; rollouts also need "sigma", and with guidance "branch" and "guidance_scale"
 
-Both sides get the same calls (teacher forcing). The error of a call is ‖y - x‖² / ‖x‖² of its output.
+Both sides get the same calls (teacher forcing). The error of a call is ‖y - x‖² / ‖x‖², of its outputs x and y.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class Calls:
     calls: Sequence[Call]
 
     def spread(self, n: int) -> Sequence[Call]:
-        """Return up to ``n`` calls, spread over the whole file, where the steps of a group are neighbours."""
+        """Return up to ``n`` calls, spread over the whole file because the steps of a group are next to each other."""
         return self.calls if n >= len(self.calls) else [self.calls[k * len(self.calls) // n] for k in range(n)]
 
     def check(self, model: nn.Module) -> None:
@@ -69,7 +69,9 @@ class Calls:
             raise UsageError(f"--inputs {display(self.source)}: calls of {display(self.model or '')}, not of {name}")
         known = inspect.signature(model.forward).parameters
         needed = {
-            key for key, one in known.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+            key
+            for key, parameter in known.items()
+            if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         }
         for call in self.calls:
             where = f"--inputs {display(self.source)}: call {display(call.name)}"
@@ -103,7 +105,10 @@ def read_calls(path: str) -> Calls:
     by_name = as_object(description.get("calls")) or description
     if not tensors:
         raise UsageError(f"{where}: holds no call")
-    calls = [_call(name, found, as_object(by_name.get(name)), where) for name, found in sorted(tensors.items())]
+    calls = [
+        _make_call(name, tensors_of_call, as_object(by_name.get(name)), where)
+        for name, tensors_of_call in sorted(tensors.items())
+    ]
     model = description.get("class")
     return Calls(path, digest, model if isinstance(model, str) else None, calls)
 
@@ -122,29 +127,29 @@ def _read_description(metadata: Mapping[str, str], where: str) -> JsonObject:
         raise UsageError(f"{where}: {KEY} in its metadata: {display(str(error), 200)}") from error
 
 
-def _call(name: str, tensors: dict[str, object], description: JsonObject, where: str) -> Call:
+def _make_call(name: str, tensors: dict[str, object], description: JsonObject, where: str) -> Call:
     step, group = description.get("step"), description.get("group", name)
-    plain = {key: _plain_argument(value) for key, value in as_object(description.get("arguments")).items()}
+    plain = {key: _convert_lists(value) for key, value in as_object(description.get("arguments")).items()}
     return Call(
         name,
         group if isinstance(group, str) else json.dumps(group, sort_keys=True),
         step if isinstance(step, int) else None,
         _nest(plain | tensors, f"{where}: call {display(name)}"),
-        _number(description.get("sigma")),
+        _as_number(description.get("sigma")),
         branch if isinstance(branch := description.get("branch"), str) else None,
-        _number(description.get("guidance_scale")),
+        _as_number(description.get("guidance_scale")),
     )
 
 
-def _number(value: object) -> float | None:
+def _as_number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _plain_argument(value: object) -> object:
-    """Turn the innermost of nested lists into tuples, as models expect of arguments such as ``img_shapes``."""
+def _convert_lists(value: object) -> object:
+    """Turn the innermost of nested lists into tuples, which models expect in arguments such as ``img_shapes``."""
     if isinstance(value, list) and value and not isinstance(value[0], list):
         return tuple(value)
-    return [_plain_argument(each) for each in value] if isinstance(value, list) else value
+    return [_convert_lists(each) for each in value] if isinstance(value, list) else value
 
 
 def _nest(flat: Mapping[str, object], where: str) -> dict[str, object]:
@@ -153,26 +158,26 @@ def _nest(flat: Mapping[str, object], where: str) -> dict[str, object]:
     Raises:
         UsageError: an argument is given twice, or a list has a gap.
     """
-    found: dict[str, object] = {}
+    nested: dict[str, object] = {}
     items: dict[str, dict[str, object]] = {}
     for key, value in flat.items():
         argument, dot, item = key.partition(".")
         if dot:
             items.setdefault(argument, {})[item] = value
         else:
-            found[argument] = value
-    for argument, own in items.items():
-        if argument in found:
+            nested[argument] = value
+    for argument, values in items.items():
+        if argument in nested:
             raise UsageError(f"{where}: {display(argument)} is given both whole and in items")
-        if all(item.isdecimal() for item in own):
-            if own.keys() != {str(n) for n in range(len(own))}:
+        if all(item.isdecimal() for item in values):
+            if values.keys() != {str(n) for n in range(len(values))}:
                 raise UsageError(
-                    f"{where}: items of {display(argument)} are not numbered from 0 on: {listed(list(own))}"
+                    f"{where}: items of {display(argument)} are not numbered from 0 on: {listed(list(values))}"
                 )
-            found[argument] = [own[str(n)] for n in range(len(own))]
+            nested[argument] = [values[str(n)] for n in range(len(values))]
         else:
-            found[argument] = own
-    return found
+            nested[argument] = values
+    return nested
 
 
 def map_tensors(value: object, change: Callable[[Tensor], Tensor]) -> object:
@@ -193,14 +198,14 @@ def output_of(returned: object) -> Tensor:
         UsageError: the forward returns no tensor.
     """
     named = (getattr(returned, name, None) for name in OUTPUTS)
-    found = next((each for each in named if each is not None), returned)
-    while isinstance(found, tuple | Mapping) and not isinstance(found, Tensor) and found:
-        found = next(iter(found.values())) if isinstance(found, Mapping) else found[0]
-    if isinstance(found, list) and found and all(isinstance(each, Tensor) for each in found):
-        return torch.cat([each.flatten() for each in found])
-    if not isinstance(found, Tensor):
-        raise UsageError(f"--inputs: the model returns no tensor, but {type(found).__name__}")
-    return found
+    output = next((each for each in named if each is not None), returned)
+    while isinstance(output, tuple | Mapping) and not isinstance(output, Tensor) and output:
+        output = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
+    if isinstance(output, list) and output and all(isinstance(each, Tensor) for each in output):
+        return torch.cat([each.flatten() for each in output])
+    if not isinstance(output, Tensor):
+        raise UsageError(f"--inputs: the model returns no tensor, but {type(output).__name__}")
+    return output
 
 
 class CallError(NamedTuple):
@@ -257,10 +262,10 @@ class OutputMeasures:
             worst_call=worst.name,
             calls=len(rows),
             groups=len(by_group),
-            steps=[StepError(step, sum(found) / len(found), len(found)) for step, found in sorted(by_step.items())],
+            steps=[StepError(step, sum(errors) / len(errors), len(errors)) for step, errors in sorted(by_step.items())],
         )
 
 
 def standard_error(means: Sequence[float]) -> float | None:
-    """Return the standard error of the mean over groups, the units drawn at random; None for a single group."""
+    """Return the standard error of the mean over groups, which are drawn at random; None for a single group."""
     return stdev(means) / sqrt(len(means)) if len(means) > 1 else None

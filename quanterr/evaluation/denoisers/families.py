@@ -1,6 +1,6 @@
 """The config of a denoiser in a single file, recognized from the names and shapes of its tensors.
 
-Shapes give sizes and numbers of blocks. What no shape reveals (dimensions of rotary embeddings, widths of heads,
+Shapes determine sizes and numbers of blocks. What they do not show (dimensions of rotary embeddings, widths of heads,
 epsilons) comes from the defaults of diffusers' class, which fit the family's released model, or from constants here:
 
     head widths     Qwen-Image and Wan 128, SD3 64, AuraFlow 256: transformer/config.json of Qwen/Qwen-Image,
@@ -34,7 +34,7 @@ _UNET: JsonObject = {
     "up_block_types": ["UpBlock2D", *["CrossAttnUpBlock2D"] * 3],
 }
 # Width of the text embeddings that cross-attention reads → config.
-UNETS: Mapping[int, JsonObject] = {
+UNET_CONFIGS: Mapping[int, JsonObject] = {
     768: _UNET | {"cross_attention_dim": 768, "attention_head_dim": 8},
     1024: _UNET | {"cross_attention_dim": 1024, "attention_head_dim": [5, 10, 20, 20], "use_linear_projection": True},
     2048: {
@@ -79,7 +79,7 @@ class Tensors:
 
 
 class Family(NamedTuple):
-    """A family of denoisers: the tensor that identifies it, diffusers' class, and a function that makes its config."""
+    """A family of denoisers: the tensor by which it is recognized, diffusers' class, and a function for its config."""
 
     name: str
     probe: str
@@ -88,7 +88,7 @@ class Family(NamedTuple):
 
 
 def _rotary_head(t: Tensors, name: str) -> int:
-    """Return the width of a head from its norm; rotary axes, which no tensor reveals, are known only for HEAD channels.
+    """Return the width of a head from its norm; rotary axes, which no tensor shows, are known only for HEAD channels.
 
     Raises:
         KeyError: the width is not HEAD.
@@ -159,10 +159,10 @@ def _unet(t: Tensors) -> JsonObject:
     text = next(
         (shape[1] for name, shape in t.shapes.items() if name.endswith(".attn2.to_k.weight") and len(shape) == 2), 0
     )
-    if text not in UNETS:
-        raise KeyError(f"cross-attention to {' or '.join(map(str, UNETS))} channels (it has {text})")
+    if text not in UNET_CONFIGS:
+        raise KeyError(f"cross-attention to {' or '.join(map(str, UNET_CONFIGS))} channels (it has {text})")
     channels = {"in_channels": t.size("input_blocks.0.0.weight", 1), "out_channels": t.size("out.2.weight")}
-    return UNETS[text] | channels
+    return UNET_CONFIGS[text] | channels
 
 
 def _wan(t: Tensors) -> JsonObject:
@@ -314,7 +314,8 @@ FAMILIES = (
 
 CONVERTED = "its config is not in quanterr: give that of its diffusers folder with --config FOLDER"
 NOT_CONVERTED = "diffusers has no converter of its single files: evaluate its diffusers folder"
-# Families that share probes with those above, or that diffusers cannot convert: name, probe, what to do.
+# Families that are refused, as they share probes with those above or diffusers cannot convert them: name, probe,
+# remedy.
 REFUSED = (
     ("Wan VACE", "vace_blocks.0.after_proj.bias", CONVERTED),
     ("Wan Animate", "motion_encoder.dec.direction.weight", CONVERTED),

@@ -1,7 +1,8 @@
-"""Made-up calls of denoisers, which ``--inputs gaussian:N`` draws: latents and conditionings of unit variance.
+"""Made-up calls of denoisers for ``--inputs gaussian:N``: latents and conditionings of unit variance.
 
-This is a smoke test: real conditionings have outliers and structure, and errors on them differ. Each row is a class of
-diffusers, with small inputs of the shapes that its forward takes and timesteps in the scale of its pipeline.
+They show only that a model runs: real conditionings have outliers and structure, so errors on them differ. Each row of
+FAMILIES makes small inputs, of the shapes that the forward of a class of diffusers takes, with timesteps in the scale
+of its pipeline.
 """
 
 import hashlib
@@ -20,8 +21,8 @@ from quanterr.util.text import display
 if TYPE_CHECKING:
     from diffusers.configuration_utils import FrozenDict
 
-NAME = re.compile(MADE_UP_CALLS + r"[1-9]\d{0,3}")
-SIDE, TEXT = 16, 32  # latents: SIDE × SIDE tokens, or 2 SIDE × 2 SIDE pixels; tokens of a text
+MADE_UP_PATTERN = re.compile(MADE_UP_CALLS + r"[1-9]\d{0,3}")
+SIDE, TEXT = 16, 32  # latents are SIDE × SIDE tokens, or 2 SIDE × 2 SIDE pixels; a text has TEXT tokens
 SEED = 17
 
 Draw = Callable[..., Tensor]  # draws a tensor of a shape
@@ -42,11 +43,11 @@ def _make_packed(config: "FrozenDict", draw: Draw, sigma: float, axes: int = 3) 
     }
 
 
-def _guidance(config: "FrozenDict") -> Arguments:
+def _make_guidance(config: "FrozenDict") -> Arguments:
     return {"guidance": torch.tensor([3.5])} if config.guidance_embeds else {}
 
 
-def _image(config: "FrozenDict", draw: Draw, time: Tensor, text: int) -> Arguments:
+def _make_image(config: "FrozenDict", draw: Draw, time: Tensor, text: int) -> Arguments:
     """Return latents in the shape of an image, with text embeddings of this width."""
     side = min(2 * SIDE, getattr(config, "sample_size", None) or 2 * SIDE)
     return {
@@ -56,31 +57,31 @@ def _image(config: "FrozenDict", draw: Draw, time: Tensor, text: int) -> Argumen
     }
 
 
-def _thousandths(sigma: float) -> Tensor:
+def _scale_timestep(sigma: float) -> Tensor:
     return torch.tensor([1000 * sigma])
 
 
-def _wan(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
+def _make_wan(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
     video: Arguments = {
         "hidden_states": draw(1, config.in_channels, 1, 2 * SIDE, 2 * SIDE),
         "encoder_hidden_states": draw(1, TEXT, config.text_dim),
-        "timestep": _thousandths(sigma),
+        "timestep": _scale_timestep(sigma),
     }
     return video | ({"encoder_hidden_states_image": draw(1, TEXT, config.image_dim)} if config.image_dim else {})
 
 
-def _hunyuan_video(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
+def _make_hunyuan_video(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
     video: Arguments = {
         "hidden_states": draw(1, config.in_channels, 1, 2 * SIDE, 2 * SIDE),
         "encoder_hidden_states": draw(1, TEXT, config.text_embed_dim),
         "encoder_attention_mask": torch.ones(1, TEXT),
         "pooled_projections": draw(1, config.pooled_projection_dim),
-        "timestep": _thousandths(sigma),
+        "timestep": _scale_timestep(sigma),
     }
     return video | ({"guidance": torch.tensor([6000.0])} if config.guidance_embeds else {})
 
 
-def _unet(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
+def _make_unet(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
     given: Arguments = {
         "sample": draw(1, config.in_channels, 2 * SIDE, 2 * SIDE),
         "timestep": torch.tensor(round(999 * sigma)),
@@ -95,16 +96,16 @@ def _unet(config: "FrozenDict", draw: Draw, sigma: float) -> Arguments:
 
 FAMILIES: Mapping[str, Made] = {
     "FluxTransformer2DModel": lambda c, draw, sigma: (
-        _make_packed(c, draw, sigma) | {"pooled_projections": draw(1, c.pooled_projection_dim)} | _guidance(c)
+        _make_packed(c, draw, sigma) | {"pooled_projections": draw(1, c.pooled_projection_dim)} | _make_guidance(c)
     ),
-    "Flux2Transformer2DModel": lambda c, draw, sigma: _make_packed(c, draw, sigma, axes=4) | _guidance(c),
+    "Flux2Transformer2DModel": lambda c, draw, sigma: _make_packed(c, draw, sigma, axes=4) | _make_guidance(c),
     "ChromaTransformer2DModel": _make_packed,
     "SD3Transformer2DModel": lambda c, draw, sigma: (
-        _image(c, draw, _thousandths(sigma), c.joint_attention_dim)
+        _make_image(c, draw, _scale_timestep(sigma), c.joint_attention_dim)
         | {"pooled_projections": draw(1, c.pooled_projection_dim)}
     ),
-    "UNet2DConditionModel": _unet,
-    "WanTransformer3DModel": _wan,
+    "UNet2DConditionModel": _make_unet,
+    "WanTransformer3DModel": _make_wan,
     "QwenImageTransformer2DModel": lambda c, draw, sigma: {
         "hidden_states": draw(1, SIDE * SIDE, c.in_channels),
         "encoder_hidden_states": draw(1, TEXT, c.joint_attention_dim),
@@ -118,19 +119,21 @@ FAMILIES: Mapping[str, Made] = {
         "cap_feats": [draw(TEXT, c.cap_feat_dim)],
     },
     "Lumina2Transformer2DModel": lambda c, draw, sigma: (
-        _image(c, draw, torch.tensor([1 - sigma]), c.cap_feat_dim)
+        _make_image(c, draw, torch.tensor([1 - sigma]), c.cap_feat_dim)
         | {"encoder_attention_mask": torch.ones(1, TEXT, dtype=torch.bool)}
     ),
-    "HunyuanVideoTransformer3DModel": _hunyuan_video,
+    "HunyuanVideoTransformer3DModel": _make_hunyuan_video,
     "LTXVideoTransformer3DModel": lambda c, draw, sigma: {
         "hidden_states": draw(1, SIDE * SIDE, c.in_channels),
         "encoder_hidden_states": draw(1, TEXT, c.caption_channels),
         "encoder_attention_mask": torch.ones(1, TEXT),
-        "timestep": _thousandths(sigma),
+        "timestep": _scale_timestep(sigma),
         **{"num_frames": 1, "height": SIDE, "width": SIDE},
     },
-    "SanaTransformer2DModel": lambda c, draw, sigma: _image(c, draw, _thousandths(sigma), c.caption_channels),
-    "AuraFlowTransformer2DModel": lambda c, draw, sigma: _image(c, draw, torch.tensor([sigma]), c.joint_attention_dim),
+    "SanaTransformer2DModel": lambda c, draw, sigma: _make_image(c, draw, _scale_timestep(sigma), c.caption_channels),
+    "AuraFlowTransformer2DModel": lambda c, draw, sigma: _make_image(
+        c, draw, torch.tensor([sigma]), c.joint_attention_dim
+    ),
 }
 
 
@@ -140,7 +143,7 @@ def is_made_up(inputs: str) -> bool:
     Raises:
         UsageError: the number of calls is missing or invalid.
     """
-    if inputs.startswith(MADE_UP_CALLS) and not NAME.fullmatch(inputs):
+    if inputs.startswith(MADE_UP_CALLS) and not MADE_UP_PATTERN.fullmatch(inputs):
         raise UsageError(f"--inputs {display(inputs)}: give a number of calls from 1 to 9999, such as {MADE_UP_CALLS}8")
     return inputs.startswith(MADE_UP_CALLS)
 

@@ -1,9 +1,9 @@
-"""Rollouts of flow matching: each side follows its own Euler path from the same noise.
+"""Rollouts of flow matching: each side takes Euler steps from the same noise, each with its own outputs.
 
     x ← x + (σ' - σ) · v(x, σ),   v = v_u + s · (v_c - v_u) if a step has both branches of guidance with scale s
 
-σ belongs to a recorded step, σ' to the next one; after the last step it is 0. The original and every candidate read
-their weights once a step, for all groups. Conditionings come from the calls; each side has its own latents.
+σ belongs to a recorded step, σ' to the next one; after the last step, σ' is 0. In each step, the original and every
+candidate read their weights once for all groups. Conditionings come from the calls; each side has its own latents.
 
 Source: huggingface/diffusers, src/diffusers/schedulers/scheduling_flow_match_euler_discrete.py, step.
 """
@@ -30,18 +30,18 @@ from quanterr.evaluation.running.rounding import Rounding
 from quanterr.evaluation.running.stream import open_stream
 from quanterr.util.text import display
 
-LATENTS = ("hidden_states", "sample", "x")  # arguments that may hold them
+LATENTS = ("hidden_states", "sample", "x")  # arguments that may hold latents
 CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
 # Models whose output is minus the velocity (diffusers, pipelines/z_image/pipeline_z_image.py,
 # pipelines/lumina2/pipeline_lumina2.py: noise_pred = -noise_pred).
 NEGATED = frozenset({"ZImageTransformer2DModel", "Lumina2Transformer2DModel"})
-PREDICT_NOISE = frozenset({"UNet2DConditionModel", "PixArtTransformer2DModel"})  # no flow matching
+PREDICT_NOISE = frozenset({"UNet2DConditionModel", "PixArtTransformer2DModel"})  # no flow matching, so no rollouts
 
 OnProgress = Callable[[int, int, int, int], None]
 
 
 class Step(NamedTuple):
-    """A step of a group: its σ and the next one, and its calls, the conditional one first."""
+    """A step of a group: its σ, that of the next step, and its calls, of which the conditional one is first."""
 
     number: int
     sigma: float
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 @dataclass
 class _Follower:
-    """A side on its path, with the current latents of each group."""
+    """One side during a rollout, with the current latents of each group."""
 
     originals: OriginalWeights
     stored: Sequence[str]
@@ -69,18 +69,20 @@ def roll_out(
     stop: Event,
     on_progress: OnProgress | None,
 ) -> list[Rollout]:
-    """Follow the paths of the original and of each candidate, and compare the latents after each step.
+    """Take the steps of the original and of each candidate, and compare the latents after each step.
 
     Raises:
         UsageError: as :func:`check_rollout`, or an output is not a velocity of the latents.
         Interrupted: ``stop`` was set.
     """
     groups = steps_of(calls)
-    starts = [_latents(steps[0].calls[0])[1] for steps in groups]
+    starts = [_find_latents(steps[0].calls[0])[1] for steps in groups]
     dtype, device = architecture.dtype, architecture.device
     followers = [
-        _Follower(own, stored, get, rounding, [[part.to(device, dtype) for part in start] for start in starts])
-        for own, stored, get, rounding in (
+        _Follower(
+            side_originals, stored, get, rounding, [[part.to(device, dtype) for part in start] for start in starts]
+        )
+        for side_originals, stored, get, rounding in (
             (originals, list(originals.weights), originals.get, None),
             *((each.originals, each.names, each.get, each.rounding) for each in candidates),
         )
@@ -93,17 +95,19 @@ def roll_out(
             _advance(architecture, follower, {place: groups[place][n] for place in going}, stop)
             if on_progress is not None:
                 on_progress(n, passes, k + 1, len(followers))
-        for own, candidate in zip(errors, followers[1:], strict=True):
-            own[n] = [_error(followers[0].latents[place], candidate.latents[place]) for place in going]
+        for side_originals, candidate in zip(errors, followers[1:], strict=True):
+            side_originals[n] = [
+                _measure_error(followers[0].latents[place], candidate.latents[place]) for place in going
+            ]
     steps = max(groups, key=len)
     return [
-        _summarize(followers[0].latents, candidate.latents, own, steps)
-        for own, candidate in zip(errors, followers[1:], strict=True)
+        _summarize(followers[0].latents, candidate.latents, side_originals, steps)
+        for side_originals, candidate in zip(errors, followers[1:], strict=True)
     ]
 
 
 def check_rollout(architecture: Architecture | Denoiser, calls: Calls) -> None:
-    """Check that a model can follow its own path with these calls, before anything runs.
+    """Check, before anything runs, that a rollout of a model is possible with these calls.
 
     Raises:
         UsageError: the model does not use flow matching, or a call lacks σ or its branch.
@@ -132,17 +136,17 @@ def steps_of(calls: Calls) -> list[list[Step]]:
     groups = []
     for group, by_step in by_group.items():
         ordered = [
-            _branches(by_step[step], f"{where}: group {display(group)}, step {step}") for step in sorted(by_step)
+            _order_branches(by_step[step], f"{where}: group {display(group)}, step {step}") for step in sorted(by_step)
         ]
-        sigmas = [own[0].sigma or 0.0 for own in ordered]
+        sigmas = [calls_of_step[0].sigma or 0.0 for calls_of_step in ordered]
         if any(later >= earlier for earlier, later in pairwise(sigmas)) or sigmas[-1] <= 0:
             raise UsageError(
                 f"{where}: group {display(group)}: sigma does not fall from step to step towards 0: {sigmas}"
             )
         groups.append(
             [
-                Step(number, sigma, following, own, own[0].guidance_scale or 1.0)
-                for number, sigma, following, own in zip(
+                Step(number, sigma, following, calls_of_step, calls_of_step[0].guidance_scale or 1.0)
+                for number, sigma, following, calls_of_step in zip(
                     sorted(by_step), sigmas, [*sigmas[1:], 0.0], ordered, strict=True
                 )
             ]
@@ -150,7 +154,7 @@ def steps_of(calls: Calls) -> list[list[Step]]:
     return groups
 
 
-def _branches(calls: list[Call], where: str) -> tuple[Call, ...]:
+def _order_branches(calls: list[Call], where: str) -> tuple[Call, ...]:
     """Return the only call of a step, or its conditional call and its unconditional one.
 
     Raises:
@@ -158,53 +162,55 @@ def _branches(calls: list[Call], where: str) -> tuple[Call, ...]:
     """
     if len(calls) == 1:
         return (calls[0],)
-    found = {call.branch: call for call in calls}
-    if len(calls) == 2 and found.keys() == {CONDITIONAL, UNCONDITIONAL}:
-        if found[CONDITIONAL].guidance_scale is None:
+    by_branch = {call.branch: call for call in calls}
+    if len(calls) == 2 and by_branch.keys() == {CONDITIONAL, UNCONDITIONAL}:
+        if by_branch[CONDITIONAL].guidance_scale is None:
             raise UsageError(f"{where}: two branches without a guidance_scale in the metadata")
-        return found[CONDITIONAL], found[UNCONDITIONAL]
+        return by_branch[CONDITIONAL], by_branch[UNCONDITIONAL]
     raise UsageError(
         f'{where}: {len(calls)} calls; a step has one, or two whose "branch" is "conditional" and "unconditional"'
     )
 
 
-def _latents(call: Call) -> tuple[str, list[Tensor]]:
+def _find_latents(call: Call) -> tuple[str, list[Tensor]]:
     """Return the name of the argument that holds the latents, and the latents: a tensor, or a list of tensors.
 
     Raises:
         UsageError: the call has no such argument.
     """
     for name in LATENTS:
-        found = call.arguments.get(name)
-        if isinstance(found, Tensor):
-            return name, [found]
-        if isinstance(found, list) and found and all(isinstance(part, Tensor) for part in found):
-            return name, found
+        latents = call.arguments.get(name)
+        if isinstance(latents, Tensor):
+            return name, [latents]
+        if isinstance(latents, list) and latents and all(isinstance(part, Tensor) for part in latents):
+            return name, latents
     raise UsageError(f"--rollout: call {display(call.name)} has no latents (one of {', '.join(LATENTS)})")
 
 
-def _advance(architecture: Architecture | Denoiser, own: _Follower, steps: dict[int, Step], stop: Event) -> None:
-    """Take a step of each group with the weights of one side."""
+def _advance(architecture: Architecture | Denoiser, follower: _Follower, steps: dict[int, Step], stop: Event) -> None:
+    """Change the latents of each group by one step, with the weights of one side."""
     calls = [
-        (place, call._replace(arguments=_with_latents(call, own.latents[place])))
+        (place, call._replace(arguments=_replace_latents(call, follower.latents[place])))
         for place, step in steps.items()
         for call in step.calls
     ]
     outputs: dict[int, list[Tensor]] = {}
-    for (place, call), output in zip(calls, _run(architecture, own, [call for _, call in calls], stop), strict=True):
-        outputs.setdefault(place, []).append(_velocity(architecture, call, own.latents[place], output))
+    for (place, call), output in zip(
+        calls, _run_calls(architecture, follower, [call for _, call in calls], stop), strict=True
+    ):
+        outputs.setdefault(place, []).append(_find_velocity(architecture, call, follower.latents[place], output))
     for place, step in steps.items():
         conditional, unconditional = outputs[place][0], outputs[place][-1]
         velocity = unconditional + step.scale * (conditional - unconditional) if len(step.calls) == 2 else conditional
-        parts = torch.split(velocity, [part.numel() for part in own.latents[place]])
-        own.latents[place] = [
+        parts = torch.split(velocity, [part.numel() for part in follower.latents[place]])
+        follower.latents[place] = [
             part + (step.next_sigma - step.sigma) * each.view(part.shape)
-            for part, each in zip(own.latents[place], parts, strict=True)
+            for part, each in zip(follower.latents[place], parts, strict=True)
         ]
 
 
-def _with_latents(call: Call, latents: list[Tensor]) -> dict[str, object]:
-    name, recorded = _latents(call)
+def _replace_latents(call: Call, latents: list[Tensor]) -> dict[str, object]:
+    name, recorded = _find_latents(call)
     if [part.shape for part in recorded] != [part.shape for part in latents]:
         raise UsageError(
             f"--rollout: call {display(call.name)}: its latents have another shape than those of its group"
@@ -212,7 +218,7 @@ def _with_latents(call: Call, latents: list[Tensor]) -> dict[str, object]:
     return call.arguments | {name: latents if isinstance(call.arguments[name], list) else latents[0]}
 
 
-def _velocity(architecture: Architecture | Denoiser, call: Call, latents: list[Tensor], output: Tensor) -> Tensor:
+def _find_velocity(architecture: Architecture | Denoiser, call: Call, latents: list[Tensor], output: Tensor) -> Tensor:
     """Return the velocity of the latents (n,), in the order of their elements.
 
     Raises:
@@ -229,10 +235,14 @@ def _velocity(architecture: Architecture | Denoiser, call: Call, latents: list[T
     return -output.flatten() if name in NEGATED else output.flatten()
 
 
-def _run(architecture: Architecture | Denoiser, own: _Follower, calls: list[Call], stop: Event) -> list[Tensor]:
+def _run_calls(
+    architecture: Architecture | Denoiser, follower: _Follower, calls: list[Call], stop: Event
+) -> list[Tensor]:
     """Run calls through one side's model, a unit at a time; return its outputs."""
     batches = dict(enumerate(batches_of_calls(calls)))
-    side = ModelRun(open_stream(architecture, own.originals, own.stored, own.get, batches), own.rounding)
+    side = ModelRun(
+        open_stream(architecture, follower.originals, follower.stored, follower.get, batches), follower.rounding
+    )
     outputs: dict[int, Tensor] = {}
     with closing(side):
         for place in take_turns(side.stream, side.load, side.free):
@@ -244,14 +254,14 @@ def _run(architecture: Architecture | Denoiser, own: _Follower, calls: list[Call
     return [outputs[place] for place in batches]
 
 
-def _error(x: list[Tensor], y: list[Tensor]) -> float:
+def _measure_error(x: list[Tensor], y: list[Tensor]) -> float:
     """Return ‖y - x‖² / ‖x‖²."""
     signal = sum(float(part.double().square().sum()) for part in x)
     noise = sum(float((b.double() - a.double()).square().sum()) for a, b in zip(x, y, strict=True))
     return noise / signal if signal else 0.0
 
 
-def _cosine(x: list[Tensor], y: list[Tensor]) -> float:
+def _measure_cosine(x: list[Tensor], y: list[Tensor]) -> float:
     a, b = (torch.cat([part.double().flatten() for part in each]) for each in (x, y))
     norms = sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / norms if norms else 0.0
@@ -261,10 +271,10 @@ def _summarize(
     x: list[list[Tensor]], y: list[list[Tensor]], errors: list[list[float]], steps: Sequence[Step]
 ) -> Rollout:
     """Return means over groups: the errors of the final latents, and the error after each step."""
-    final = [_error(a, b) for a, b in zip(x, y, strict=True)]
+    final = [_measure_error(a, b) for a, b in zip(x, y, strict=True)]
     finite = all(torch.isfinite(part).all() for parts in y for part in parts)
     mean_squares = [
-        _error(a, b) * sum(float(part.double().square().sum()) for part in a) / sum(part.numel() for part in a)
+        _measure_error(a, b) * sum(float(part.double().square().sum()) for part in a) / sum(part.numel() for part in a)
         for a, b in zip(x, y, strict=True)
     ]
     ratios = []
@@ -278,10 +288,10 @@ def _summarize(
         rollout_error=mean if finite else None,
         rollout_error_se=standard_error(final) if finite else None,
         rollout_psnr_db=psnr,
-        rollout_cosine=sum(_cosine(a, b) for a, b in zip(x, y, strict=True)) / len(x) if finite else None,
+        rollout_cosine=sum(_measure_cosine(a, b) for a, b in zip(x, y, strict=True)) / len(x) if finite else None,
         groups=len(x),
         steps=[
-            StepError(step.number, sum(own) / len(own) if finite else None, len(own))
-            for step, own in zip(steps, errors, strict=True)
+            StepError(step.number, sum(step_errors) / len(step_errors) if finite else None, len(step_errors))
+            for step, step_errors in zip(steps, errors, strict=True)
         ],
     )

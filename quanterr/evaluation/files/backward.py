@@ -1,21 +1,22 @@
-"""The sensitivity of each weight of a model, from one backward pass through it, unit by unit.
+"""The sensitivity of each weight, from one backward pass through the model, unit by unit.
 
-fisher.py        language models: the divergence of the predicted tokens
-gauss_newton.py  recorded calls: the error of the output
+fisher.py        for language models: sensitivity of the divergence of the predicted tokens
+gauss_newton.py  for recorded calls: sensitivity of the error of the output
 
-Both give a gradient of each weight, G, for each chunk or call. Where errors of elements are independent, an error e
+Both compute a gradient G of each weight for each chunk or call. If errors of elements are independent, an error e
 costs Σ_ij e_ij² Σ G_ij² / scored. For an error with the same NMSE in each row, spread evenly over c columns,
 this is alpha · NMSE with
 
     alpha = Σ_i (Σ_j Σ G_ij² / scored) · ‖W_i‖² / c
 
-Quantizers with scales by rows or groups make such errors. An error spread evenly over the whole matrix would be a worse
-assumption: rows of large weights have large errors, and often large gradients.
+Quantizers with scales by rows or groups cause such errors. To assume errors that are spread evenly over the matrix
+would be less exact: rows of large weights have large errors, and often large gradients.
 
-G is the gradient of all tokens, Σ_t g_t x_tᵀ, since they share one error: a sum of g_ti² x_tj² would miss what they
-have in common.
+G is the gradient over all tokens, Σ_t g_t x_tᵀ, because the error of a weight is the same for all tokens: a sum of
+g_ti² x_tj² would leave out the products between tokens.
 
-The forward pass keeps the inputs of each unit; the backward pass loads each unit again, in reverse, and recomputes it.
+The forward pass keeps the inputs of each unit. The backward pass loads the units again in reverse order, and computes
+each again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ from quanterr.evaluation.running.stream import Stream
 
 
 class Part(NamedTuple):
-    """A matrix within a parameter of the model: an expert of a stack, a run of outputs, or all of it."""
+    """A matrix within a parameter of the model: an expert of a stack, some consecutive outputs, or all of it."""
 
     expert: int | None = None
     first: int = 0  # row, as stored
@@ -57,7 +58,7 @@ def parts_of_shape(_: str, shape: tuple[int, ...]) -> list[Part]:
 class Curvature:
     """The squared gradients of a matrix, summed over chunks or calls."""
 
-    squares: Tensor | None = None  # (rows, columns) as stored; None if the matrix took no part
+    squares: Tensor | None = None  # (rows, columns) as stored; None if no output depended on the matrix
     rows: list[Tensor] = field(default_factory=list)  # for each chunk or call: sums over the columns, (rows,) float64
     costs: list[float] = field(default_factory=list)  # for each chunk or call: cost of an error with an NMSE of 1
     energy: float = 0.0  # ‖W‖²
@@ -65,7 +66,7 @@ class Curvature:
 
     @property
     def is_used(self) -> bool:
-        """True if the matrix took part; an expert without tokens did not."""
+        """True if an output depended on the matrix, unlike an expert without tokens."""
         return any(bool(rows.any()) for rows in self.rows)
 
     def add(self, gradient: Tensor) -> None:
@@ -75,7 +76,7 @@ class Curvature:
         self.squares = squares if self.squares is None else self.squares.add_(squares)
 
     def complete(self, matrix: Tensor) -> None:
-        """Keep the shape and energy of the matrix, and the costs of an error that has the same NMSE in each row."""
+        """Keep the shape and energy of the matrix, and what an error with the same NMSE in each row costs."""
         energies = matrix.double().square().flatten(1)
         of_rows, columns = energies.sum(1), max(energies.shape[1], 1)
         self.energy, self.shape = float(of_rows.sum()), tuple(matrix.shape)
@@ -88,7 +89,7 @@ class Curvature:
         return float((error.square() * self.squares).sum(dtype=torch.float64)) / scored
 
     def alpha(self, scored: int) -> float:
-        """Return alpha: an error with the same NMSE in each row costs about alpha · NMSE."""
+        """Return alpha, where an error with the same NMSE in each row costs about alpha · NMSE."""
         return sum(self.costs) / scored
 
     def alpha_se(self, scored: int) -> float:
@@ -100,7 +101,7 @@ class Curvature:
 
 @dataclass
 class _Step:
-    """A unit that a micro-batch has passed."""
+    """The inputs and outputs of a unit for a micro-batch, in the forward pass."""
 
     unit: Unit
     args: tuple[object, ...]
@@ -113,7 +114,7 @@ class Profile:
     """The curvature of every matrix of a model, by parameter and part."""
 
     scored: int = 0
-    found: dict[str, dict[Part, Curvature]] = field(default_factory=dict)
+    by_part: dict[str, dict[Part, Curvature]] = field(default_factory=dict)
 
 
 class Method(Protocol):
@@ -124,7 +125,7 @@ class Method(Protocol):
 
 
 class _Gradients:
-    """Squares the gradients of a unit's weights after each micro-batch."""
+    """The gradients of a unit's weights, which are squared and added up after each micro-batch."""
 
     def __init__(self, unit: Unit, made: Profile, parts_of: PartsOf) -> None:
         """Request gradients for all weights that are matrices, stacks or convolution kernels."""
@@ -132,11 +133,11 @@ class _Gradients:
         self._found: dict[str, dict[Part, Curvature]] = {}
         for slot in self._slots:
             slot.tensor.requires_grad_(True)
-            own = {part: Curvature() for part in parts_of(slot.name, tuple(slot.tensor.shape))}
-            self._found[slot.name], made.found[slot.name] = own, dict(own)
+            curvatures = {part: Curvature() for part in parts_of(slot.name, tuple(slot.tensor.shape))}
+            self._found[slot.name], made.by_part[slot.name] = curvatures, dict(curvatures)
 
     def settle(self) -> None:
-        """Take the gradients of the finished micro-batch; a weight that took no part has none."""
+        """Add the gradients of the finished micro-batch; a weight that no output depended on has none."""
         for slot in self._slots:
             gradient, slot.tensor.grad = slot.tensor.grad, None
             if gradient is not None:
@@ -152,8 +153,8 @@ def profile(
 ) -> Profile:
     """Run the model forward and backward, and return the curvature of its matrices.
 
-    ``stream`` must have been started with ``graph``. ``seen`` is called with each unit on the way back, while its
-    weights are loaded and their curvatures are complete. An expert that no token was sent to costs nothing.
+    ``stream`` must have been started with ``graph``. ``seen`` is called with each unit in the backward pass, while its
+    weights are loaded and their curvatures are complete. Errors of an expert without tokens cost nothing.
     """
     tapes: list[list[_Step]] = [[] for _ in stream.batches]
     order: list[Unit] = []
@@ -169,7 +170,7 @@ def profile(
         unit.load(stream.tensors(unit))
         _backward(unit, tapes, _Gradients(unit, made, parts_of))
         for slot in unit.slots:
-            for part, curvature in made.found.get(slot.name, {}).items():
+            for part, curvature in made.by_part.get(slot.name, {}).items():
                 curvature.complete(part.of(slot.tensor.detach()))
         if seen is not None:
             seen(unit, made)

@@ -1,14 +1,14 @@
-"""The Fisher information of each weight of a language model: how much it matters to the predicted tokens.
+"""The Fisher information of each weight of a language model: how much errors change the predicted probabilities.
 
 With labels drawn from the model's own distribution, an error e of a weight causes the divergence
 
     KLD ≈ ½ Σ_ij e_ij² G_ij² / scored        G = ∂(-Σ ln p(label)) / ∂W
 
-summed over chunks. A token that many later tokens attend to contributes to each of their labels. This ranks weights; as
-a prediction it holds up to about 0.1 nat.
+summed over chunks. A token to which many later tokens attend contributes to the gradient of each of their labels. The
+formula ranks weights; as a prediction it holds up to about 0.1 nat.
 
 Source: Kunstner, Balles, Hennig, Limitations of the Empirical Fisher Approximation for Natural Gradient Descent (2019),
-section 2: drawn labels, where the labels of the text would give another matrix.
+section 2: labels must be drawn, as the labels of the text would give another matrix.
 """
 
 from math import sqrt

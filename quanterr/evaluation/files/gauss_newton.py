@@ -1,11 +1,11 @@
-"""The Gauss-Newton curvature of the output error of recorded calls, by random probes: how much each weight matters.
+"""The Gauss-Newton curvature of the output error of recorded calls, by random probes: what errors of weights cost.
 
 A small error e of a weight changes the output y of a call by J e, and u · J e for random signs u (±1) has the mean
 square ‖J e‖². Where errors of elements are independent, the output error of the call is
 
     ‖J e‖² / ‖y‖² ≈ Σ_ij e_ij² G_ij² / ‖y‖²        G = ∂(u · y) / ∂W
 
-This is a mean over calls, with one probe each. Correlated errors and higher orders are left out.
+The mean over calls is taken, with one probe for each. Correlated errors and higher orders are left out.
 
 Source: Botev, Ritter, Barber, Practical Gauss-Newton Optimisation for Deep Learning (2017), section 2; random signs:
 Hutchinson, A stochastic estimator of the trace of the influence matrix (1990).

@@ -27,9 +27,9 @@ class Origin(NamedTuple):
 
 
 def write_importance(path: str, moments: Mapping[str, Product], architecture: str, origin: Origin) -> None:
-    """Write the matrix under llama.cpp's names for an architecture; modules without such a name keep their own.
+    """Write the matrix with llama.cpp's names for an architecture; weights without such a name keep theirs.
 
-    Stacked experts are left out: the inputs of single experts are not known here.
+    Stacked experts are left out, as the inputs of single experts are not recorded.
 
     Raises:
         ResourceError: the file cannot be written.

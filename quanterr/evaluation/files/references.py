@@ -1,4 +1,4 @@
-"""References: everything about an original that is needed to evaluate candidates without it.
+"""References: all data of an original that are needed to evaluate candidates without its weights.
 
 A folder that ``evaluate --save-reference`` writes:
 
@@ -7,9 +7,9 @@ A folder that ``evaluate --save-reference`` writes:
                             ``head/NAME``: the head; ``rows/NAME``: bytes of a few rows of each stored tensor
     config.json, tokenizer.json, …
 
-Hidden states take width / vocabulary of the space that logits take. The head and the model's own code after it turn
-them into the same logits, bit for bit. The few rows are the ones that pairing reads to choose between readings of a
-candidate; reading any other row raises an error.
+Hidden states are smaller than logits by width / vocabulary. The head and the model's own code after it compute the same
+logits from them, bit for bit. The few rows are those that pairing reads to choose among readings of a candidate;
+reading any other row raises an error.
 """
 
 import json
@@ -46,7 +46,7 @@ from quanterr.version import __version__
 SCHEMA, SCHEMA_VERSION = "quanterr.reference", "1.0"
 HEADER, TENSORS = "reference.json", "reference.safetensors"
 KIND = "reference"  # kind of the checkpoint
-SMALL = 1 << 16  # bytes up to which a tensor is kept whole
+MAX_WHOLE_BYTES = 1 << 16  # larger tensors are kept only in part
 HIDDEN, HEAD, ROWS = "hidden/", "head/", "rows/"
 SAVE, USE = "--save-reference", "--reference"
 
@@ -63,7 +63,7 @@ class Settings(NamedTuple):
     targets: str  # SHA-256 of the token ids of the text
 
 
-NAMES = {
+SETTING_NAMES = {
     "dtype": "--dtype",
     "batch": "--batch",
     "device": "--device",
@@ -92,7 +92,7 @@ class Head(Tail):
 
 
 class KeptHead:
-    """The head of an original and its inputs, as they arise while it runs."""
+    """The head of an original and its inputs, which are collected while the original runs."""
 
     def __init__(self, architecture: Architecture | Denoiser, stream: Stream, group: RankGroup | None) -> None:
         """Find the head.
@@ -101,7 +101,7 @@ class KeptHead:
             UsageError: the model has no head of its own, or each of several processes would keep some of the inputs.
         """
         if group is not None:
-            raise UsageError(f"{SAVE}: one process saves a reference")
+            raise UsageError(f"{SAVE} cannot be used with several processes: start one")
         unit = head_of(stream.model, stream.units)
         if unit is None or not isinstance(architecture, Architecture):
             raise UsageError(f"{SAVE}: {type(stream.model).__name__} has no head whose inputs could be kept")
@@ -110,7 +110,7 @@ class KeptHead:
         self.hidden: dict[int, Tensor] = {}  # inputs, (chunks, positions, width), by number of the micro-batch
 
     def check(self, number: int, given: Mapping[str, object], result: Any) -> None:
-        """Check that the kept inputs of a micro-batch give the same logits again.
+        """Check that the head computes the same logits again from the kept inputs of a micro-batch.
 
         Raises:
             UsageError: the logits differ, as the model computes something else between its blocks and its logits.
@@ -155,7 +155,7 @@ class Reference:
         self.original_bytes: int = self._header["original_bytes"]
 
     def checkpoint(self) -> Checkpoint:
-        """Return the original as far as it is known: headers of all tensors, values of a few."""
+        """Return the original as a checkpoint with the headers of all tensors, and the values of a few."""
         file = _Sparse(self.folder)
         entries: dict[str, Entry] = {}
         at = 0
@@ -189,12 +189,12 @@ class Reference:
             given = getattr(settings, name)
             if given != saved:
                 shown = "" if name in ("tokens", "targets") else f": {given}, and {saved} in the reference"
-                raise UsageError(f"{USE} {display(str(self.folder))}: {NAMES[name]} differs{shown}")
+                raise UsageError(f"{USE} {display(str(self.folder))}: {SETTING_NAMES[name]} differs{shown}")
 
     def head(self, architecture: Architecture) -> Head:
         """Return the original's head."""
-        own = {name.removeprefix(HEAD): one for name, one in self._tensors.items() if name.startswith(HEAD)}
-        return Head(architecture, own)
+        weights = {name.removeprefix(HEAD): tensor for name, tensor in self._tensors.items() if name.startswith(HEAD)}
+        return Head(architecture, weights)
 
     def hidden(self, batch: int) -> Tensor:
         """Return the inputs of the head for a micro-batch, (chunks, positions, width)."""
@@ -202,7 +202,7 @@ class Reference:
 
 
 class _Sparse(CheckpointFile):
-    """A file of all the original's tensors, end to end, of which only the bytes in a reference can be read."""
+    """A file of all tensors of the original, end to end, of which only the bytes that a reference holds can be read."""
 
     is_certain = True
 
@@ -244,13 +244,13 @@ class _Sparse(CheckpointFile):
         )
 
     def will_need(self, offset: int, n: int) -> None:
-        """Do nothing: the bytes are in memory."""
+        """Do nothing, as the bytes are in memory."""
 
     def check_unchanged(self) -> None:
-        """Do nothing: the bytes are in memory."""
+        """Do nothing, as the bytes are in memory."""
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Do nothing, as no file is open."""
 
 
 def check_place(folder: Path) -> None:
@@ -260,12 +260,12 @@ def check_place(folder: Path) -> None:
         UsageError: the folder holds other files, or cannot be read.
     """
     try:
-        found = any(folder.iterdir()) and not (folder / HEADER).exists()
+        holds_others = any(folder.iterdir()) and not (folder / HEADER).exists()
     except FileNotFoundError:
         return
     except OSError as error:
         raise UsageError(f"{SAVE} {display(str(folder))}: {error.strerror}") from error
-    if found:
+    if holds_others:
         raise UsageError(f"{SAVE} {display(str(folder))}: holds other files; name a new folder")
 
 
@@ -320,7 +320,7 @@ def _spans(entry: Entry) -> list[tuple[int, int]]:
     """Return the spans of bytes to keep: a whole small tensor or vector, otherwise the rows that pairing samples."""
     if not entry.nbytes or entry.unknown:
         return []
-    if entry.nbytes <= SMALL or len(entry.shape) < 2:
+    if entry.nbytes <= MAX_WHOLE_BYTES or len(entry.shape) < 2:
         return [(0, entry.nbytes)]
     cols = entry.shape[-1]
     rows = prod(entry.shape[:-1])

@@ -1,7 +1,7 @@
-"""The columns and elements of a weight on which the output depends most: Var(x_j) · w_ij², the measure that AWQ uses.
+"""The columns and elements of a weight with the largest saliency, Var(x_j) · w_ij², as AWQ measures it.
 
-x_j is input j of the weight, measured on the text. A column's saliency is the sum over its elements: the variance that
-it contributes to the output.
+x_j is input j of the weight, measured on the text. The saliency of a column is the sum over its elements, which is the
+variance that the column contributes to the output.
 
 Reference: Lin et al., AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration (MLSys 2024), 3.1.
 """
@@ -39,7 +39,7 @@ class Saliency:
     """The most salient ``percent`` of columns and of elements of each weight, at least one."""
 
     percent: float
-    found: list[Salient] = field(default_factory=list)
+    salient_weights: list[Salient] = field(default_factory=list)
 
     def add(self, name: str, weight: Tensor, product: Product) -> None:
         """Add a matrix as the model has it, with the statistics of its inputs."""
@@ -49,12 +49,13 @@ class Saliency:
         variance = (product.moments / product.inputs - mean.square()).clamp_(min=0).to(weight.device)
         axis = 0 if product.transposed else 1  # the axis of the inputs
         saliency = weight.float().square() * variance.float().unsqueeze(1 - axis)
-        columns, column_share = self._most(saliency.sum(1 - axis, dtype=torch.float64))
-        weights, weight_share = self._most(saliency.view(-1))
+        columns, column_share = self._take_largest(saliency.sum(1 - axis, dtype=torch.float64))
+        weights, weight_share = self._take_largest(saliency.view(-1))
         rows, cols = weight.shape
-        self.found.append(Salient(name, (rows, cols), product.inputs, columns, column_share, weights, weight_share))
+        salient = Salient(name, (rows, cols), product.inputs, columns, column_share, weights, weight_share)
+        self.salient_weights.append(salient)
 
-    def _most(self, saliency: Tensor) -> tuple[list[int], float]:
+    def _take_largest(self, saliency: Tensor) -> tuple[list[int], float]:
         """Return the indices of the most salient columns or elements, and their share of the total."""
         n = max(round(saliency.numel() * self.percent / 100), 1)
         values, places = torch.topk(saliency, n)
@@ -77,7 +78,7 @@ class Saliency:
         }
         with open_replacement(path, "--saliency-out") as file:
             file.write(strict_json.dumps(head).removesuffix("}").encode() + b', "weights": [')
-            for n, salient in enumerate(self.found):
+            for n, salient in enumerate(self.salient_weights):
                 fields = salient._asdict()
                 name = fields.pop("name")
                 row = {"layer_name": name, "display_name": display(name), **fields}

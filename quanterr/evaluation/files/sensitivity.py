@@ -1,4 +1,4 @@
-"""The sensitivity of a model's weights, the cost that it predicts for candidates, and the file that keeps it."""
+"""The sensitivity of a model's weights, the cost that it predicts for candidates, and the file that stores it."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -49,12 +49,14 @@ class Profiled:
     alphas: list[dict[str, float]] = field(default_factory=list)  # for each candidate: predicted / NMSE, by stored name
 
     def add(self, name: str, shape: Sequence[int], curvature: Curvature, scored: int) -> None:
-        """Add a matrix's alpha to its weight's: a stack has several matrices, and a tied head is used twice."""
-        found = self.weights.setdefault(name, {"alpha": 0.0, "alpha_se": 0.0, "shape": list(shape)})
-        before = found["alpha"], found["alpha_se"]
-        found["alpha"] = _known(before[0] + curvature.alpha(scored)) if before[0] is not None else None
-        if curvature.is_used:  # an expert that no token was sent to is certain to cost nothing on this text
-            found["alpha_se"] = _known(hypot(before[1], curvature.alpha_se(scored))) if before[1] is not None else None
+        """Add the alpha of a matrix to that of its weight, as a stack has several and a tied head is used twice."""
+        fields = self.weights.setdefault(name, {"alpha": 0.0, "alpha_se": 0.0, "shape": list(shape)})
+        before = fields["alpha"], fields["alpha_se"]
+        fields["alpha"] = _known(before[0] + curvature.alpha(scored)) if before[0] is not None else None
+        if (
+            curvature.is_used
+        ):  # an expert without tokens certainly costs nothing on this text, so it has no standard error
+            fields["alpha_se"] = _known(hypot(before[1], curvature.alpha_se(scored))) if before[1] is not None else None
 
 
 class StoredParts:
@@ -68,9 +70,9 @@ class StoredParts:
     def of(self, name: str, shape: tuple[int, ...]) -> dict[Part, str]:
         """Return the parts of a parameter with the names under which they are stored.
 
-        Where the model joins several tensors (the experts of Qwen3-MoE are stored one by one, gate and up apart), each
-        run of outputs that comes from one tensor is a part. The model's own conversion finds the runs: it is applied to
-        tensors that hold their number. Where it cuts in other ways, the parts keep the name of the parameter.
+        If the model joins several tensors (the experts of Qwen3-MoE are stored separately, and so are gate and up), the
+        outputs that come from one tensor are a part. To find them, the model's own conversion is applied to tensors
+        that each hold their number. If it cuts tensors in other ways, parts have the name of the parameter.
         """
         if name not in self._found:
             stored = self._names.stored_name(name)
@@ -86,7 +88,7 @@ class StoredParts:
         sources = self._names.sources(name)
         numbers = {source: torch.tensor(n, dtype=torch.int32) for n, source in enumerate(sources)}
         where = self._names.tensors([name], lambda key: numbers[key].expand(self._shapes[key]))[name]
-        found: dict[Part, str] = {}
+        names_by_part: dict[Part, str] = {}
         for expert in range(where.shape[0]) if where.dim() == 3 else (None,):
             matrix = where if expert is None else where[expert]
             if bool((matrix != matrix[:, :1]).any()):
@@ -94,9 +96,9 @@ class StoredParts:
             runs, heights = torch.unique_consecutive(matrix[:, 0], return_counts=True)
             first = 0
             for number, height in zip(runs.tolist(), heights.tolist(), strict=True):
-                found[Part(expert, first, first + height)] = sources[number]
+                names_by_part[Part(expert, first, first + height)] = sources[number]
                 first += height
-        return found
+        return names_by_part
 
 
 def profile_of(
@@ -123,17 +125,24 @@ def profile_of(
     made = Profiled(cost, predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
     parts = StoredParts(names, {name: weight.shape for name, weight in originals.weights.items()})
 
-    def seen(unit: Unit, found: Profile) -> None:
+    def seen(unit: Unit, unit_profile: Profile) -> None:
         for slot in unit.slots:
-            curvatures = found.found.pop(slot.name, None)  # they may be as large as the weight
+            curvatures = unit_profile.by_part.pop(slot.name, None)  # they may be as large as the weight
             if curvatures is not None:
                 weight = slot.tensor.detach()
-                own = parts.of(slot.name, tuple(weight.shape))
+                stored_parts = parts.of(slot.name, tuple(weight.shape))
                 for part, curvature in curvatures.items():
-                    made.add(own[part], parts.shape_of(own[part], curvature.shape), curvature, found.scored)
+                    made.add(
+                        stored_parts[part],
+                        parts.shape_of(stored_parts[part], curvature.shape),
+                        curvature,
+                        unit_profile.scored,
+                    )
                 for n, (other, candidate) in enumerate(zip(others, candidates, strict=True)):
                     error = other.tensors([slot.name], candidate.compared)[slot.name].to(weight.dtype) - weight
-                    predict(n, names.stored_name(slot.name), own, curvatures, error, weight, found.scored)
+                    predict(
+                        n, names.stored_name(slot.name), stored_parts, curvatures, error, weight, unit_profile.scored
+                    )
 
     def predict(
         n: int,
@@ -144,18 +153,19 @@ def profile_of(
         weight: Tensor,
         scored: int,
     ) -> None:
-        """Predict what the error of a parameter costs a candidate; keep its alpha / NMSE by stored tensors.
+        """Predict what the error of a parameter costs a candidate, and keep the alpha of each stored tensor.
 
-        The NMSE is taken over a whole stored tensor: errors and energies of a stack's experts are added up first.
+        The NMSE is that of a whole stored tensor, for which errors and energies of a stack's experts are added up
+        first.
         """
         costs: dict[str, list[tuple[float, float, float]]] = {}
         for part, curvature in curvatures.items():
-            own = part.of(error)
-            cost, squares = curvature.predicted(own, scored), float(own.double().square().sum())
+            part_error = part.of(error)
+            cost, squares = curvature.predicted(part_error, scored), float(part_error.double().square().sum())
             costs.setdefault(stored[part], []).append((cost, squares, curvature.energy))
             made.predictions[n][row] = made.predictions[n].get(row, 0.0) + cost
-        for name, found in costs.items():
-            cost, squares, energy = (fsum(column) for column in zip(*found, strict=True))
+        for name, sums in costs.items():
+            cost, squares, energy = (fsum(column) for column in zip(*sums, strict=True))
             if isfinite(cost) and squares > 0:
                 made.alphas[n][name] = made.alphas[n].get(name, 0.0) + cost / squares * energy
 
@@ -200,8 +210,8 @@ def write_sensitivity(
     """
     ordered = sorted(profiled.weights.items(), key=lambda item: -(item[1]["alpha"] or 0.0))
     alphas: dict[str, dict[str, float]] = {name: {} for name in profiled.weights}
-    for recipe, one in recipes.items():
-        for name, alpha in profiled.alphas[one.number].items():
+    for recipe, measured_recipe in recipes.items():
+        for name, alpha in profiled.alphas[measured_recipe.number].items():
             alphas[name][recipe] = alpha
     cost = profiled.cost
     measured = {

@@ -1,4 +1,4 @@
-"""Files that an evaluation writes besides its document: sensitivity, importance, saliency, references."""
+"""Writes the files of an evaluation besides its document: sensitivity, importance, saliency, references."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -63,12 +63,12 @@ def predict(
     chosen: EvaluateOptions,
     prepared: Prepared,
     originals: OriginalWeights,
-    found: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     outcomes: Sequence[Outcome],
 ) -> Sequence[Mapping[str, float]]:
     """Measure and write the sensitivity if it is requested; return the predicted cost by weight of each candidate."""
     if chosen.sensitivity is None:
-        return [{} for _ in found]
+        return [{} for _ in candidates]
     n, original = chosen.sensitivity_chunks, originals.checkpoint.path
     if prepared.calls is not None:
         given: Tensor | Sequence[Call] = prepared.calls.spread(n)
@@ -76,18 +76,18 @@ def predict(
     else:
         given = prepared.given[:n]
         basis = Basis(original, prepared.source, fingerprint(given), given.shape[1])
-    profiled = profile_of(prepared.architecture, originals, found, given)
+    profiled = profile_of(prepared.architecture, originals, candidates, given)
     measured = {
         candidate.checkpoint.path: Measured(n, *cost)
-        for n, (candidate, outcome) in enumerate(zip(found, outcomes, strict=True))
-        if (cost := _cost_of(outcome)) and is_of_recipe(candidate.checkpoint) and not candidate.rounding.is_any
+        for n, (candidate, outcome) in enumerate(zip(candidates, outcomes, strict=True))
+        if (cost := _find_cost(outcome)) and is_of_recipe(candidate.checkpoint) and not candidate.rounding.is_any
     }
     stored = {names[0]: name for name, names in find_parts(originals.checkpoint).items() if len(names) == 1}
     write_sensitivity(os.fspath(chosen.sensitivity), profiled, measured, basis, stored)
     return profiled.predictions
 
 
-def _cost_of(outcome: Outcome) -> tuple[float, float] | None:
+def _find_cost(outcome: Outcome) -> tuple[float, float] | None:
     """Return the measured cost that the sensitivity predicts, with its standard error; None without scores."""
     if outcome.scores is not None:
         return outcome.scores.kld_mean, outcome.scores.kld_error

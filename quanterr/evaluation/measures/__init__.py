@@ -1,1 +1,1 @@
-"""Measurements of an evaluation on hidden states, outputs and logits."""
+"""What an evaluation measures on hidden states, outputs and logits."""

@@ -13,7 +13,7 @@ from quanterr.evaluation.measures.hidden_states import HiddenError
 
 @dataclass
 class Embedded:
-    """The embeddings of both sides."""
+    """The embeddings of both sides, and the error of the hidden states."""
 
     of_x: dict[int, Tensor] = field(default_factory=dict)  # by micro-batch
     of_y: dict[int, Tensor] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Embedded:
         self.error.add((0, batch), x, y)
 
     def result(self) -> Embeddings:
-        """Return mean and least cosine between both sides' embeddings, the rank correlation, and the relative error."""
+        """Return mean and minimum cosine between the embeddings of both sides, rank correlation and relative error."""
         x, y = (torch.cat([each for _, each in sorted(side.items())]) for side in (self.of_x, self.of_y))
         cosines = F.cosine_similarity(x, y, -1)
         places = torch.triu_indices(len(x), len(x), 1)
@@ -48,8 +48,8 @@ class Embedded:
 def spearman(x: Tensor, y: Tensor) -> float | None:
     """Return Spearman's rank correlation; None if one side is constant."""
     ranks = torch.stack([_ranks(each) for each in (x, y)])
-    found = float(torch.corrcoef(ranks)[0, 1])
-    return found if isfinite(found) else None
+    correlation = float(torch.corrcoef(ranks)[0, 1])
+    return correlation if isfinite(correlation) else None
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -5,39 +5,39 @@ from torch import Tensor
 
 from quanterr.tensors.products import multiply, uses_onednn
 
-EDGE = 192  # columns of a block: smaller products are slower
-MOST = 1 << 24  # elements; larger products take too much memory
-MOST_WAITING = 1 << 21  # elements of inputs that are kept to be multiplied together, which is faster
+BLOCK_COLUMNS = 192  # products of fewer columns are slower
+MAX_ELEMENTS = 1 << 24  # products with more elements take too much memory
+MAX_WAITING_ELEMENTS = 1 << 21  # inputs are kept up to this size and multiplied together, which is faster
 
 
 class Gram:
-    """XᵀX without the blocks above the diagonal: as it is symmetric, half of the products and memory suffice."""
+    """XᵀX without the blocks above the diagonal, which the symmetric matrix does not need: half the time and memory."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         """Start at zero."""
-        self._parts = [slice(first, min(first + EDGE, columns)) for first in range(0, columns, EDGE)]
+        self._parts = [slice(first, min(first + BLOCK_COLUMNS, columns)) for first in range(0, columns, BLOCK_COLUMNS)]
         self._blocks = [
             torch.zeros(part.stop - part.start, part.stop, dtype=torch.float64, device=device) for part in self._parts
         ]  # up to the diagonal
-        self._waiting: list[Tensor] = []  # inputs that are not multiplied yet
-        self._most_waiting = min(columns**2, MOST_WAITING)  # no more memory than XᵀX itself
+        self._waiting: list[Tensor] = []  # inputs that have not been multiplied yet
+        self._max_waiting = min(columns**2, MAX_WAITING_ELEMENTS)  # no more memory than XᵀX takes
 
     @staticmethod
     def is_cheaper(columns: int, inputs: int, outputs: int) -> bool:
         """Return whether XᵀX of ``inputs`` rows and :meth:`energy` of ``outputs`` rows cost less than X Eᵀ."""
-        if columns**2 > MOST:
+        if columns**2 > MAX_ELEMENTS:
             return False
-        blocks = min(columns + EDGE, 2 * columns) / 2  # mean number of columns up to the diagonal
+        blocks = min(columns + BLOCK_COLUMNS, 2 * columns) / 2  # mean number of columns up to the diagonal
         return (inputs + outputs) * blocks < inputs * outputs
 
     def add(self, x: Tensor) -> None:
         """Add inputs, (n, columns), which must not change any more."""
         self._waiting.append(x)
-        if sum(each.numel() for each in self._waiting) >= self._most_waiting:
+        if sum(each.numel() for each in self._waiting) >= self._max_waiting:
             self._multiply()
 
     def _multiply(self) -> None:
-        """Add XᵀX of the inputs that wait."""
+        """Add XᵀX of the waiting inputs."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -61,5 +61,5 @@ class Gram:
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Return float64 values as they are, all others in float32."""
+    """Return float64 values unchanged, and all others in float32."""
     return values if values.dtype == torch.float64 else values.float()

@@ -27,9 +27,11 @@ class Errors(NamedTuple):
 
 @dataclass
 class HiddenError:
-    """The error of a block's output: over all tokens, and of the worst token."""
+    """The error of a block's output over all tokens, and the largest error of a token."""
 
-    parts: dict[Visit, Errors] = field(default_factory=dict)  # added up in order of visits, whoever measured them
+    parts: dict[Visit, Errors] = field(
+        default_factory=dict
+    )  # added up in the order of visits, whichever process measured them
 
     def add(self, visit: Visit, x: Tensor, y: Tensor) -> bool:
         """Add the hidden states (…, d) of both sides for a micro-batch; return whether all are finite."""
@@ -37,7 +39,7 @@ class HiddenError:
         noise, signal, other = (torch.linalg.vector_norm(each, dim=-1).double() for each in (y - x, x, y))
         dot = torch.linalg.vecdot(x, y.to(x.dtype)).double()
         relative = torch.where(signal > 0, noise / signal, 0.0).nan_to_num(0.0, 0.0)
-        found = self.parts[visit] = Errors(
+        errors = self.parts[visit] = Errors(
             signal=float(signal.square().sum()),
             noise=float(noise.square().sum()),
             cosines=float((dot / (signal * other).clamp(min=1e-300)).sum()),
@@ -46,7 +48,7 @@ class HiddenError:
             worst_token=int(relative.argmax()) if len(x) else 0,
             finite=are_finite(noise),
         )
-        return found.finite
+        return errors.finite
 
     def merge(self, other: "HiddenError") -> None:
         """Add the sums over other micro-batches."""
@@ -71,7 +73,7 @@ class HiddenError:
 
 
 def are_finite(values: Tensor) -> bool:
-    """Return whether all values are finite, by their extremes: twenty times as fast as ``isfinite`` on every value."""
+    """Return whether all values are finite, by their extremes, which is twenty times as fast as ``isfinite``."""
     return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
 
 

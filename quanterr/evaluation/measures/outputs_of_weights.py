@@ -15,11 +15,11 @@ from quanterr.evaluation.measures.gram import Gram
 from quanterr.evaluation.models.units import Unit
 from quanterr.tensors.products import multiply
 
-SLAB = 1 << 22  # elements of an output whose error is computed at once
+SLAB_ELEMENTS = 1 << 22  # number of elements of an output whose error is computed at once
 
 
 class Norms(NamedTuple):
-    """Norms ‖x‖ of inputs: the largest, and over the nonzero norms Σ ln ‖x‖ and their number."""
+    """Norms ‖x‖ of inputs: the largest one, and the sum of ln ‖x‖ and number of those that are not zero."""
 
     largest: float
     logs: float
@@ -27,7 +27,7 @@ class Norms(NamedTuple):
 
     @property
     def spread(self) -> float | None:
-        """The largest ‖x‖ over the geometric mean of nonzero ‖x‖, which a few inputs hardly change."""
+        """The largest ‖x‖ divided by the geometric mean of nonzero ‖x‖, which a few large inputs hardly change."""
         return exp(log(self.largest) - self.logs / self.nonzero) if 0 < self.largest < inf else None
 
     def merge(self, other: "Norms") -> "Norms":
@@ -63,7 +63,7 @@ class Product:
     def add(self, other: "Product") -> None:
         """Add the sums over other inputs."""
         self.signal += other.signal
-        self.noise = [own + more for own, more in zip(self.noise, other.noise, strict=True)]
+        self.noise = [noise + more for noise, more in zip(self.noise, other.noise, strict=True)]
         self.inputs += other.inputs
         self.norms = self.norms.merge(other.norms)
         if self.moments is None or self.sums is None:
@@ -76,11 +76,11 @@ class Product:
 
 @dataclass
 class Watched:
-    """A weight of a loaded unit: the original's, and the candidates' in the same memory layout."""
+    """A weight of a loaded unit, as the original and as the candidates have it, in the same memory layout."""
 
     name: str
     weight: Tensor
-    others: list[Tensor | None]  # None where a candidate's is equal
+    others: list[Tensor | None]  # None for a candidate whose weight is equal
 
 
 Part = tuple[str, int, tuple[int, ...]]  # a weight's name, the offset of the part in it, its shape
@@ -122,11 +122,11 @@ class Use:
 class OutputErrors(TorchFunctionMode):
     """Computes the output errors of a unit's weights while the original's unit runs, on its inputs.
 
-    A stacked expert gets only the inputs that are routed to it.
+    For a stacked expert, only the inputs that are routed to it count.
 
-    ‖X Eᵀ‖² is computed directly, or as Σ (E XᵀX) ∘ E where that takes fewer products: weights with the same inputs
-    share XᵀX, as do all candidates and micro-batches. Stacked experts have few inputs each, and are computed directly.
-    Code that can be trained never changes X in place after a product, so X is kept until it is used.
+    ‖X Eᵀ‖² is computed directly, or as Σ (E XᵀX) ∘ E if that takes fewer multiplications: XᵀX is shared by weights with
+    the same inputs, by all candidates and by all micro-batches. Stacked experts have few inputs each, so theirs are
+    computed directly. X is kept, not copied, until it is used: models that can be trained do not change it in place.
     """
 
     def __init__(self, products: dict[str, Product], inputs: int, with_moments: bool) -> None:
@@ -139,7 +139,7 @@ class OutputErrors(TorchFunctionMode):
         self._watched: dict[int, Watched] = {}
         self._x: Tensor | None = None
         self._norms = NO_NORMS  # of x
-        self._uses: list[Use] = []  # products with x, whose errors are still to be computed
+        self._uses: list[Use] = []  # products with x whose errors have not been computed yet
         self._gram: dict[tuple[Part, ...], Gram] = {}  # by the parts of weights that share the inputs
         self._later: list[tuple[Use, Gram]] = []  # errors to multiply by XᵀX once all micro-batches have run
 
@@ -150,7 +150,7 @@ class OutputErrors(TorchFunctionMode):
             weight = slot.tensor
             if weight.dim() < 2 or slot.is_buffer:
                 continue
-            same_layout = [_differing(other[slot.name], weight) for other in others]
+            same_layout = [_find_difference(other[slot.name], weight) for other in others]
             self._watched[storage_of(weight)] = Watched(slot.name, weight, same_layout)
 
     def __exit__(
@@ -166,7 +166,7 @@ class OutputErrors(TorchFunctionMode):
             watched = self._watched.get(storage_of(weight))
             if watched is not None:
                 with torch._C.DisableTorchFunction():
-                    self._add(watched, values, weight, transposed, _without_bias(function, args, kwargs, output))
+                    self._add(watched, values, weight, transposed, _subtract_bias(function, args, kwargs, output))
         for values, stack in stacked_products_of(function, args):
             watched = self._watched.get(storage_of(stack))
             if watched is not None:
@@ -198,12 +198,12 @@ class OutputErrors(TorchFunctionMode):
             rows = values.numel()
             looked_up = values.reshape(-1)
             for n, other in use.others():
-                product.noise[n] += energy(other[looked_up] - weight[looked_up])
+                product.noise[n] += sum_squares(other[looked_up] - weight[looked_up])
         product.inputs += rows
-        product.signal += energy(output)
+        product.signal += sum_squares(output)
 
     def _settle(self) -> None:
-        """Compute the errors of the products with x; called before another x, and at the end of a micro-batch."""
+        """Compute the errors of the products with x; called when x changes, and at the end of a micro-batch."""
         x, uses = self._x, self._uses
         self._x, self._uses = None, []
         if x is None or not any(other is not None for use in uses for other in use.watched.others):
@@ -212,8 +212,8 @@ class OutputErrors(TorchFunctionMode):
         if uses[0].product.is_stack or not Gram.is_cheaper(x.shape[1], self._inputs, outputs):
             for use in uses:
                 for n, error in use.errors():
-                    slabs = torch.split(x, max(SLAB // max(error.shape[1], 1), 1))
-                    use.product.noise[n] += fsum(energy(multiply(slab, error.t())) for slab in slabs)
+                    slabs = torch.split(x, max(SLAB_ELEMENTS // max(error.shape[1], 1), 1))
+                    use.product.noise[n] += fsum(sum_squares(multiply(slab, error.t())) for slab in slabs)
             return
         keys = tuple(use.key for use in uses)
         gram = self._gram.get(keys)
@@ -230,23 +230,25 @@ class OutputErrors(TorchFunctionMode):
         self._later = []
 
 
-def _differing(other: Tensor, weight: Tensor) -> Tensor | None:
-    """Return a candidate's weight in the dtype and memory layout of the original's; None where both are equal."""
-    own = other.to(weight.dtype)
-    if torch.equal(own, weight):
+def _find_difference(other: Tensor, weight: Tensor) -> Tensor | None:
+    """Return a candidate's weight in the dtype and memory layout of the original's; None if both are equal."""
+    converted = other.to(weight.dtype)
+    if torch.equal(converted, weight):
         return None
-    if own.stride() == weight.stride():
-        return own
-    return torch.empty_strided(own.shape, weight.stride(), dtype=own.dtype, device=own.device).copy_(own)
+    if converted.stride() == weight.stride():
+        return converted
+    return torch.empty_strided(converted.shape, weight.stride(), dtype=converted.dtype, device=converted.device).copy_(
+        converted
+    )
 
 
-def energy(values: Tensor) -> float:
-    """Return the sum of squares, added in its own dtype along rows and in float64 across rows."""
+def sum_squares(values: Tensor) -> float:
+    """Return the sum of squares, added up in the dtype of the values along rows and in float64 over rows."""
     norms: Tensor = torch.linalg.vector_norm(values, dim=-1)
     return float(norms.double().square().sum())
 
 
-def _without_bias(function: object, args: Sequence[Tensor], kwargs: Any, output: Tensor) -> Tensor:
+def _subtract_bias(function: object, args: Sequence[Tensor], kwargs: Any, output: Tensor) -> Tensor:
     """Return the product without its bias."""
     bias = None
     if function is F.linear:
@@ -257,7 +259,7 @@ def _without_bias(function: object, args: Sequence[Tensor], kwargs: Any, output:
 
 
 def storage_of(weight: Tensor) -> int:
-    """Return the address of a weight's memory, which its views share; 0 on the meta device."""
+    """Return the address of a weight's memory, which is that of its views, too; 0 on the meta device."""
     return 0 if weight.device.type == "meta" else weight.untyped_storage().data_ptr()
 
 

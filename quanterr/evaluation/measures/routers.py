@@ -1,4 +1,4 @@
-"""The agreement of routers: do both sides choose the same experts for the same tokens?
+"""The agreement of routers: how often both sides choose the same experts for a token.
 
 A router of transformers returns its logits (tokens, experts), weights, and the chosen experts (tokens, k); Llama 4's
 returns weights and logits, of which it takes the k largest.
@@ -43,9 +43,9 @@ class RouterWatch:
                 module.register_forward_hook(partial(self._keep, name))
 
     def _keep(self, name: str, module: nn.Module, _: object, output: object) -> None:
-        found = _routing(module, output)
-        if found is not None:
-            self._seen[name] = found
+        routing = _find_routing(module, output)
+        if routing is not None:
+            self._seen[name] = routing
 
     def take(self) -> dict[str, Routing]:
         """Return the outputs since the last call, by the routers' names in the model."""
@@ -53,7 +53,7 @@ class RouterWatch:
         return seen
 
 
-def _routing(module: nn.Module, output: object) -> Routing | None:
+def _find_routing(module: nn.Module, output: object) -> Routing | None:
     """Return the routing in a router's output; None if its layout is unknown."""
     parts = [part for part in output if isinstance(part, Tensor)] if isinstance(output, tuple) else []
     chosen = next((part for part in parts if not part.is_floating_point()), None)
@@ -73,7 +73,9 @@ class Routers:
     """The agreement of a candidate's routers with the original's, by router and micro-batch."""
 
     parts: dict[tuple[str, int], Agreement] = field(default_factory=dict)
-    experts: dict[str, tuple[int, int]] = field(default_factory=dict)  # number of experts, and how many a token gets
+    experts: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # number of experts, and of those that a token is sent to
 
     def add(self, batch: int, base: Mapping[str, Routing], other: Mapping[str, Routing]) -> None:
         """Compare the outputs of both sides' routers for a micro-batch."""
@@ -92,12 +94,12 @@ class Routers:
 
     def rows(self) -> list[RouterAgreement]:
         """Return the agreement of each router, in the order of the model."""
-        found = []
+        agreements = []
         for name, (experts, k) in self.experts.items():
-            own = [part for (router, _), part in sorted(self.parts.items()) if router == name]
-            tokens = sum(part.tokens for part in own)
-            kld = sum(part.kld for part in own) / tokens
-            same = sum(part.same for part in own) / tokens
+            parts = [part for (router, _), part in sorted(self.parts.items()) if router == name]
+            tokens = sum(part.tokens for part in parts)
+            kld = sum(part.kld for part in parts) / tokens
+            same = sum(part.same for part in parts) / tokens
             finite = torch.isfinite(torch.tensor(kld)).item()
-            found.append(RouterAgreement(name, experts, k, tokens, same, kld if finite else None))
-        return found
+            agreements.append(RouterAgreement(name, experts, k, tokens, same, kld if finite else None))
+        return agreements

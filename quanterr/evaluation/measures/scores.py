@@ -3,8 +3,9 @@
 ``acceptance`` is 1 - D_LK of Leviathan et al., Fast Inference from Transformers via Speculative Decoding (2023), 3.2,
 for the candidate as draft.
 
-llama.cpp stores the base's logits in 16 bits; here nothing is rounded. Logarithms are natural. A standard error assumes
-independent values. Tokens of one chunk are not independent: ``*_chunk_se`` is the standard error from chunk means.
+llama.cpp stores the base's logits in 16 bits; here, logits are not rounded. Logarithms are natural. A standard error
+assumes independent values, but tokens of the same chunk depend on each other: ``*_chunk_se`` is the standard error
+that follows from the means of chunks.
 """
 
 from collections.abc import Iterable
@@ -19,17 +20,22 @@ from quanterr.documents.evaluation.model import PositionScores
 from quanterr.evaluation.measures.hidden_states import are_finite
 from quanterr.util.strict_json import JsonObject
 
-SLAB = 1 << 18  # logits of each side that are scored at once on the CPU: few enough for its cache
-DEVICE_SLAB = 1 << 22  # the same on another device
-TOP = 5
-LEAST_CHUNKS, DRAWN = 8, 100  # chunks of a bootstrap, and how often they are drawn: a standard error within 7 %
-SURE = 0.5  # probability of the original's first choice above which a flip counts as confident
+SLAB_LOGITS = (
+    1 << 18
+)  # number of logits of each side that are scored at once on the CPU, so that they stay in its cache
+DEVICE_SLAB_LOGITS = 1 << 22  # the same on another device
+TOP_CHOICES = 5
+MIN_BOOTSTRAP_CHUNKS, BOOTSTRAP_DRAWS = (
+    8,
+    100,
+)  # minimum number of chunks for a bootstrap, and number of draws, which give a standard error within 7 %
+MIN_CONFIDENCE = 0.5  # a flip counts as confident if the original's first choice had a larger probability
 
 # Columns of the numbers kept for each scored token.
 NLL, NLL_Q, KLD, SAME_TOP, OVERLAP, CONFIDENCE, P, P_Q = range(8)
 CONFIDENCE_Q, FIRST, FIRST_Q, TARGET, POSITION, ACCEPTED = range(8, 14)
-SPANS = 16  # maximum number of spans of positions
-WORST = 50  # predictions that are kept with what both sides predicted
+MAX_SPANS = 16  # maximum number of spans of positions
+KEPT_PREDICTIONS = 50  # number of worst predictions that are kept with the tokens that both sides predicted
 
 
 class Prediction(NamedTuple):
@@ -59,7 +65,7 @@ class Scores:
         Return whether all are finite.
         """
         slabs, finite = [self.columns[chunk]] if chunk in self.columns else [], True
-        step = max((SLAB if base.device.type == "cpu" else DEVICE_SLAB) // base.shape[1], 1)
+        step = max((SLAB_LOGITS if base.device.type == "cpu" else DEVICE_SLAB_LOGITS) // base.shape[1], 1)
         for begin in range(0, len(targets), step):
             rows = slice(begin, begin + step)
             x, y, target = base[rows], other[rows], targets[rows, None].to(base.device)
@@ -67,7 +73,7 @@ class Scores:
             log_p, log_q = (each.log_softmax(-1, dtype=torch.float64) for each in (x, y))
             p, q = log_p.exp(), log_q.exp()
             nll, nll_q = -log_p.gather(1, target)[:, 0], -log_q.gather(1, target)[:, 0]
-            top, top_q = x.topk(min(TOP, x.shape[1])).indices, y.topk(min(TOP, y.shape[1])).indices
+            top, top_q = x.topk(min(TOP_CHOICES, x.shape[1])).indices, y.topk(min(TOP_CHOICES, y.shape[1])).indices
             overlap = (top[:, :, None] == top_q[:, None, :]).any(-1).double().mean(-1)
             first, first_q = x.argmax(-1, keepdim=True), y.argmax(-1, keepdim=True)
             same = (first == first_q).double()
@@ -120,39 +126,39 @@ class Scores:
             "delta_p_mean_se": _mean(delta)[1],
             "delta_p_rms": rms,
             "delta_p_rms_se": 0.5 / rms * square_se if rms else 0.0,
-            "confident_flips": float(((same == 0) & (confidence > SURE)).double().mean()),
+            "confident_flips": float(((same == 0) & (confidence > MIN_CONFIDENCE)).double().mean()),
             "acceptance": acceptance,
             "acceptance_se": acceptance_se,
             "acceptance_chunk_se": self._chunk_se(ACCEPTED),
         }
 
     def by_position(self) -> list[PositionScores]:
-        """Return the mean divergence in up to ``SPANS`` spans of positions of the same width."""
+        """Return the mean divergence in up to ``MAX_SPANS`` spans of positions of the same width."""
         rows = torch.cat(self._in_order(), 1)
         first, last = (int(end) for end in rows[POSITION].aminmax())
-        width = -(-(last + 1 - first) // SPANS)
+        width = -(-(last + 1 - first) // MAX_SPANS)
         span = (rows[POSITION].long() - first) // width
-        found = []
+        spans = []
         for n in sorted(set(span.tolist())):
             klds = rows[KLD][span == n]
             end = min(first + (n + 1) * width - 1, last)
-            found.append(PositionScores(first + n * width, end, float(klds.mean()), len(klds)))
-        return found
+            spans.append(PositionScores(first + n * width, end, float(klds.mean()), len(klds)))
+        return spans
 
     def worst(self) -> list[Prediction]:
-        """Return the ``WORST`` predictions with the largest divergence, the largest first."""
+        """Return the ``KEPT_PREDICTIONS`` predictions with the largest divergence, the largest first."""
         numbers = sorted(self.columns)
         chunks = torch.cat([torch.full((self.columns[n].shape[1],), n) for n in numbers])
         rows = torch.cat(self._in_order(), 1)
-        order = rows[KLD].nan_to_num(nan=-inf).sort(descending=True, stable=True).indices[:WORST]
-        found = []
+        order = rows[KLD].nan_to_num(nan=-inf).sort(descending=True, stable=True).indices[:KEPT_PREDICTIONS]
+        predictions = []
         for n in order.tolist():
             row = rows[:, n]
             position, target, first, first_q = (int(row[at]) for at in (POSITION, TARGET, FIRST, FIRST_Q))
             kld, p, p_q, confidence, confidence_q = (float(row[at]) for at in (KLD, P, P_Q, CONFIDENCE, CONFIDENCE_Q))
             fields = (position, kld, target, p, p_q, first, confidence, first_q, confidence_q)
-            found.append(Prediction(int(chunks[n]), *fields))
-        return found
+            predictions.append(Prediction(int(chunks[n]), *fields))
+        return predictions
 
     def among(self, chunks: Iterable[int]) -> "Scores":
         """Return the scores of these chunks only."""
@@ -164,7 +170,7 @@ class Scores:
     def _chunk_se(self, column: int, less: int | None = None) -> float | None:
         """Return the standard error of a mean over tokens from chunk means; None for a single chunk.
 
-        Longer chunks (conversations) count more: Cochran, Sampling Techniques, 3rd edition, 6.4.
+        Longer chunks, as of conversations, have more weight: Cochran, Sampling Techniques, 3rd edition, 6.4.
         """
         values = [c[column] if less is None else c[column] - c[less] for c in self._in_order()]
         if len(values) < 2:
@@ -178,10 +184,10 @@ class Scores:
     def _quantile_se(self, q: float) -> float | None:
         """Return the bootstrap standard error over chunks of a quantile of the divergence; None for too few chunks."""
         chunks = [columns[KLD] for columns in self._in_order()]
-        if len(chunks) < LEAST_CHUNKS:
+        if len(chunks) < MIN_BOOTSTRAP_CHUNKS:
             return None
         generator = torch.Generator().manual_seed(0)
-        drawn = torch.randint(len(chunks), (DRAWN, len(chunks)), generator=generator).tolist()
+        drawn = torch.randint(len(chunks), (BOOTSTRAP_DRAWS, len(chunks)), generator=generator).tolist()
         return float(torch.stack([torch.cat([chunks[n] for n in row]).quantile(q) for row in drawn]).std())
 
 

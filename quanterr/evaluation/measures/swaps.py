@@ -1,7 +1,7 @@
-"""The divergence that a single block or weight of a candidate causes in the original's model.
+"""The divergence that one block or weight of a candidate causes in the original's model.
 
-A swap is a forward of the original's model that reuses the original's outputs up to the swapped unit. Only later units
-are computed again: to swap each of L blocks takes L² / 2 units.
+A swap is a forward of the original's model that takes the original's outputs up to the swapped unit. Only later units
+are computed again, so that swapping each of L blocks computes L² / 2 units.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from quanterr.util.text import display
 
 @dataclass
 class Swap:
-    """Parameters of one unit that come from a candidate, and the measurements with them."""
+    """Parameters of one unit that are replaced by a candidate's, and what is measured with them."""
 
     name: str  # the unit's name, or the weight's stored name
     side: int  # number of the candidate
@@ -54,52 +54,52 @@ class Swaps:
             UsageError: a pattern names no weight.
         """
         self._stream, self._workload, self._batches = stream, workload, batches
-        self.found = [
+        self.swaps = [
             Swap(name, side, unit, slots, {batch: stream.begin(stream.given(batch)) for batch in batches})
             for side in range(candidates)
-            for name, unit, slots in _chosen(stream, blocks, LayerSelection(patterns))
+            for name, unit, slots in _choose_swaps(stream, blocks, LayerSelection(patterns))
         ]
-        self._own: dict[int, Mapping[str, Tensor]] = {}
+        self._candidate_tensors: dict[int, Mapping[str, Tensor]] = {}
         self._tensors: Mapping[str, Tensor] = {}
 
     def load(self, tensors: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> None:
         """Keep the weights of the loaded unit: the original's and each candidate's."""
-        self._tensors, self._own = tensors, dict(enumerate(others))
+        self._tensors, self._candidate_tensors = tensors, dict(enumerate(others))
 
     def run(self, batch: int, unit: Unit, output: object) -> None:
         """Run the unit for a micro-batch of each swap; ``output`` is the original's."""
-        for swap in self.found:
+        for swap in self.swaps:
             place = swap.places[batch]
             if not self._stream.waits(place, unit):
                 raise CheckpointError(f"the control flow of the model diverges at {display(unit.name)}")
             differing: dict[str, Tensor] = {}
             if swap.unit == unit.name:
-                weights = self._own[swap.side]
+                weights = self._candidate_tensors[swap.side]
                 names = (name for name in swap.slots if not torch.equal(weights[name], self._tensors[name]))
                 differing = {name: weights[name] for name in names}
             if differing or batch in swap.changed:
                 swap.changed.add(batch)
-                with _swapped(unit, differing, self._tensors):
-                    own = self._stream.run(place)
+                with _swap_weights(unit, differing, self._tensors):
+                    swapped_output = self._stream.run(place)
             else:
                 self._stream.taken(place)
-                own = deepcopy(output)  # the model may change it in place
-            self._stream.resume(place, own)
+                swapped_output = deepcopy(output)  # the model may change it in place
+            self._stream.resume(place, swapped_output)
 
     def measure(self, batch: int, base: object) -> None:
         """Compare the results of a micro-batch with the original's."""
-        for swap in self.found:
+        for swap in self.swaps:
             result = self._stream.result(swap.places[batch])
             finite = self._workload.measure(base, result, self._batches[batch], swap.measures)
             swap.not_finite = swap.not_finite or not finite
 
     def scores(self, side: int) -> list[SwapScore]:
         """Return the divergences that the swaps of a candidate cause, the largest first."""
-        found = []
-        for swap in self.found:
+        swaps = []
+        for swap in self.swaps:
             if swap.side == side:
                 scores = None if swap.not_finite else swap.measures.scores.result()
-                found.append(
+                swaps.append(
                     SwapScore(
                         name=swap.name,
                         display_name=display(swap.name),
@@ -110,16 +110,16 @@ class Swaps:
                         top1=None if scores is None else scores["top1"],
                     )
                 )
-        return sorted(found, key=lambda one: (one.kld_mean is not None, -(one.kld_mean or 0.0)))
+        return sorted(swaps, key=lambda score: (score.kld_mean is not None, -(score.kld_mean or 0.0)))
 
     def merge(self, others: Sequence[Swap]) -> None:
-        """Add what another process measured on its share of the micro-batches."""
-        for swap, other in zip(self.found, others, strict=True):
+        """Add the measurements of another process on its share of the micro-batches."""
+        for swap, other in zip(self.swaps, others, strict=True):
             swap.measures.merge(other.measures)
             swap.not_finite = swap.not_finite or other.not_finite
 
 
-def _chosen(stream: Stream, blocks: bool, wanted: LayerSelection) -> Iterator[tuple[str, str, frozenset[str]]]:
+def _choose_swaps(stream: Stream, blocks: bool, wanted: LayerSelection) -> Iterator[tuple[str, str, frozenset[str]]]:
     """Yield the name, the unit and the parameters of each swap.
 
     Raises:
@@ -140,11 +140,11 @@ def _chosen(stream: Stream, blocks: bool, wanted: LayerSelection) -> Iterator[tu
 
 
 @contextmanager
-def _swapped(unit: Unit, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Swap weights of a unit within the context."""
-    slots = [slot for slot in unit.slots if slot.name in own]
+def _swap_weights(unit: Unit, replacements: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Replace weights of a unit within the context."""
+    slots = [slot for slot in unit.slots if slot.name in replacements]
     for slot in slots:
-        slot.fill(convert(own[slot.name], slot))
+        slot.fill(convert(replacements[slot.name], slot))
     try:
         yield
     finally:

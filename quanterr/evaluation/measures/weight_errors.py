@@ -53,18 +53,18 @@ class WeightErrors:
         return sorted(rows, key=lambda row: (row.output_error is not None, -(row.output_error or 0.0)))
 
     def _by_stored_name(self) -> dict[str, list[str]]:
-        """Return the watched parameters by stored name: several of them may be rows of one tensor."""
-        found: dict[str, list[str]] = {}
+        """Return the watched parameters by stored name, as several of them may be rows of one tensor."""
+        parameters: dict[str, list[str]] = {}
         for name in self.products:
-            found.setdefault(self.names.stored_name(name), []).append(name)
-        return found
+            parameters.setdefault(self.names.stored_name(name), []).append(name)
+        return parameters
 
     def moments(self) -> Mapping[str, Product]:
         """Return the second moments of the inputs of each weight, by stored names."""
         return {stored: self._merge(names) for stored, names in self._by_stored_name().items()}
 
     def weights(self, get: Get) -> Iterator[tuple[str, Tensor, Product]]:
-        """Read each weight that had inputs again; yield its stored name, values and product."""
+        """Read again each weight that had inputs; yield its stored name, values and product."""
         for stored, parts in self._by_stored_name().items():
             values = self.names.tensors(parts, get)[parts[0]] if len(parts) == 1 else get(stored)
             yield stored, values, self._merge(parts)

@@ -1,1 +1,1 @@
-"""The original's own model without memory for its weights, and the stored tensors of its parameters."""
+"""The original's own model, built without memory for its weights, and the stored tensors of its parameters."""

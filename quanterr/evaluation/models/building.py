@@ -31,15 +31,15 @@ from quanterr.util.text import display, listed
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-PARAMETER = 1 << 20  # bytes: larger parameters stay out of the heap while a model is built
-ACTIVATION = 32 << 20  # bytes: smaller freed blocks are kept for reuse afterwards; glibc allows no more
-ACTIVATIONS = 256 << 20  # bytes that are kept until a unit of the model is done
-RANDOM = ("normal_", "uniform_")  # ends of the names of functions that initialize a tensor
+LARGE_PARAMETER_BYTES = 1 << 20  # larger parameters stay out of the heap while a model is built
+MAX_REUSED_BLOCK_BYTES = 32 << 20  # smaller freed blocks are kept for reuse afterwards; glibc's maximum
+MAX_KEPT_BYTES = 256 << 20  # free memory that is kept until a unit of the model has run
+RANDOM_FUNCTIONS = ("normal_", "uniform_")  # endings of names of functions that initialize tensors
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def read_config(folder: ModelFolder) -> "PretrainedConfig":
-    """Return the config of a folder's model, for transformers.
+    """Return transformers' config of the model in a folder.
 
     Raises:
         UsageError: transformers is not installed.
@@ -68,20 +68,22 @@ def read_config(folder: ModelFolder) -> "PretrainedConfig":
 def read_denoiser_config(
     folder: ModelFolder, original: Checkpoint, config: Path | None, with_inputs: bool
 ) -> JsonObject | None:
-    """Return the config of a model of diffusers: from ``config``, from the folder, or recognized from the tensors.
+    """Return the config of a model of diffusers, from ``config``, from the folder, or derived from the tensors.
 
-    ``config`` is a config.json or its folder. ``with_inputs`` means that recorded calls are given, so that the original
-    must be a model that takes them. Returns None if the config, or the lack of one, points to a language model.
+    ``config`` is a config.json or its folder. ``with_inputs`` means that recorded calls are given, so the original must
+    be a model that takes them. Returns None if the config, or the lack of one, indicates a language model.
 
     Raises:
         CheckpointError: ``config`` is not a config of diffusers, or the original is a single file of no known family.
     """
     if config is not None:
         place = config if config.is_dir() else config.parent
-        own = ModelFolder(place, str(place))
-        fields = _read_fields(own)
+        own_folder = ModelFolder(place, str(place))
+        fields = _read_fields(own_folder)
         if "_class_name" not in fields:
-            raise CheckpointError(f"{own.named('config.json')}: no _class_name: not the config of a model of diffusers")
+            raise CheckpointError(
+                f"{own_folder.named('config.json')}: no _class_name: not the config of a model of diffusers"
+            )
         return fields
     if (folder.path / "config.json").exists():
         fields = _read_fields(folder)
@@ -111,7 +113,7 @@ def _read_fields(folder: ModelFolder) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A model of transformers: the original's config, and the dtype and device that all sides compute in."""
+    """A model of transformers: the original's config, and the dtype and device in which all sides compute."""
 
     config: "PretrainedConfig"
     dtype: torch.dtype
@@ -132,14 +134,16 @@ class Architecture:
         """
         import transformers
 
-        self.config._experts_implementation = "eager"  # one product for each expert, so that each weight is seen
+        self.config._experts_implementation = (
+            "eager"  # multiplies by each expert's weight separately, so that each weight's inputs can be measured
+        )
         name = next(iter(self.config.architectures or ()), "") if self.recorded else ""
-        kind = getattr(transformers, name, None)
-        if self.recorded and kind is not None:  # the class that the weights were saved from, with its head
-            model = _build(lambda: kind._from_config(self.config, dtype=self.dtype), "transformers", self.device)
+        model_class = getattr(transformers, name, None)
+        if self.recorded and model_class is not None:  # the class whose weights were saved, with its head
+            model = _build(lambda: model_class._from_config(self.config, dtype=self.dtype), "transformers", self.device)
         else:
             auto = getattr(transformers, self.workload.loader)
-            # A GGUF file of an encoder lacks its pooler, which nothing measures; its config omits it.
+            # A GGUF file of an encoder lacks the pooler, whose outputs are not measured.
             less = {} if getattr(self.config, "add_pooling_layer", True) else {"add_pooling_layer": False}
             model = _build(lambda: auto.from_config(self.config, dtype=self.dtype, **less), "transformers", self.device)
         kept = {"_keep_in_fp32_modules_strict"} | ({"_keep_in_fp32_modules"} if self.dtype is torch.float16 else set())
@@ -151,9 +155,9 @@ class Architecture:
         return ConversionNames(model, stored)
 
     def counterparts(self, originals: OriginalWeights, candidates: Sequence[Checkpoint]) -> list[Counterpart]:
-        """Return the original for each candidate, always itself: models of transformers have only one naming.
+        """Return the original unchanged for each candidate, as models of transformers have only one naming.
 
-        The model of a GGUF file has no blocks that predict further tokens, which other files may have.
+        The model of a GGUF file has no blocks for multi-token prediction, which other files may have.
         """
         described = [each.gguf if originals.checkpoint.source else None for each in candidates]
         return [
@@ -188,13 +192,13 @@ class Denoiser:
         except ImportError as error:
             raise UsageError(DIFFUSION) from error
         name = str(self.config.get("_class_name"))
-        kind = getattr(diffusers, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        model_class = getattr(diffusers, name, None)
+        if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
             raise CheckpointError(f"config.json: diffusers {diffusers.__version__} has no model {display(name)}")
         before = torch.get_default_dtype()
         try:
             torch.set_default_dtype(self.dtype)
-            model = _build(lambda: kind.from_config(self.config), "diffusers", self.device)  # type: ignore[attr-defined]
+            model = _build(lambda: model_class.from_config(self.config), "diffusers", self.device)  # type: ignore[attr-defined]
         finally:
             torch.set_default_dtype(before)
         _keep_float32(model, "_keep_in_fp32_modules")
@@ -213,7 +217,7 @@ class Denoiser:
         return MergedNames(model, layout, self.lora.changes(model, layout))
 
     def _layout(self, model: nn.Module, originals: OriginalWeights) -> Layout:
-        """Return the layout of the original, which is found only once."""
+        """Return the layout of the original, which is computed only once."""
         if originals.layout is None:
             where = display(originals.checkpoint.path)
             originals.layout = find_layout(model, self.config, originals.shapes, where)
@@ -236,9 +240,9 @@ class Denoiser:
 
 
 def _build(make: Callable[[], nn.Module], program: str, device: torch.device) -> nn.Module:
-    """Build a model with no memory for its parameters; ``program`` makes it, and may fail."""
+    """Build a model with no memory for its parameters; ``make`` calls ``program``, which errors name."""
     try:
-        with _heap_for_activations(), _parameters_on_meta(), CPU, _WithoutValues():
+        with _keep_heap_for_activations(), _put_parameters_on_meta(), CPU, _WithoutValues():
             model = make()
         # from_pretrained makes buffers on the CPU, too: so they are equal on every device.
         for module in model.modules():
@@ -253,7 +257,7 @@ def _build(make: Callable[[], nn.Module], program: str, device: torch.device) ->
 
 
 def _keep_float32(model: nn.Module, *lists: str) -> None:
-    """Make the modules float32 that from_pretrained keeps in float32; ``lists`` are the attributes that name them.
+    """Convert the modules that from_pretrained keeps in float32 to it; ``lists`` are the attributes that name them.
 
     Reference: transformers, modeling_utils.py, _get_dtype_plan; diffusers, models/modeling_utils.py.
     """
@@ -268,25 +272,25 @@ def _keep_float32(model: nn.Module, *lists: str) -> None:
 
 
 @contextmanager
-def _heap_for_activations() -> Iterator[None]:
-    """Keep the parameters that a model makes, and frees at once, out of the heap; then keep freed activations in it.
+def _keep_heap_for_activations() -> Iterator[None]:
+    """Allocate parameters, which a model frees at once, outside of the heap; afterwards, keep freed activations in it.
 
-    What remains of a parameter comes after its memory. In the heap, the parameters would keep their addresses, which a
-    limit of memory (``ulimit -v``) counts even though nothing was ever written there. Activations are reused because
-    fresh pages cost a third of the time.
+    In the heap, objects that outlive a parameter come after its memory, so that its addresses could not be returned,
+    which a limit of memory (``ulimit -v``) counts even though nothing was written there. Activations are reused because
+    new pages would take a third of the time.
     """
-    keep_freed_memory(PARAMETER, ACTIVATIONS)
+    keep_freed_memory(LARGE_PARAMETER_BYTES, MAX_KEPT_BYTES)
     try:
         yield
     finally:
-        keep_freed_memory(ACTIVATION, ACTIVATIONS)
+        keep_freed_memory(MAX_REUSED_BLOCK_BYTES, MAX_KEPT_BYTES)
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Skips the random values of parameters that have no memory: torch takes milliseconds for each to draw nothing."""
+    """Skips random values of parameters without memory, for which torch takes milliseconds each, drawing nothing."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(function, "__name__", "").endswith(RANDOM):
+        if getattr(function, "__name__", "").endswith(RANDOM_FUNCTIONS):
             tensor = args[0] if args else kwargs["tensor"]
             if tensor.device.type == "meta":
                 return tensor
@@ -294,7 +298,7 @@ class _WithoutValues(TorchFunctionMode):
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def _put_parameters_on_meta() -> Iterator[None]:
     """Make parameters without memory, as accelerate.init_empty_weights does."""
     register = nn.Module.register_parameter
 

@@ -1,6 +1,6 @@
-"""The folder with a model's config.json and tokenizer: the original's, or made from a store, a GGUF file or memory.
+"""The folder with a model's config.json and tokenizer: the original's, or a copy from a store, a GGUF file or memory.
 
-Nothing else reads the description of a model, so any source of these files can be an original.
+All code reads the description of a model from here, so any source of these files can be an original.
 """
 
 import json
@@ -31,7 +31,7 @@ FILES = (
     "processor_config.json",
     "preprocessor_config.json",
 )
-LARGEST = 256 << 20  # bytes
+MAX_FILE_BYTES = 256 << 20
 
 
 class ModelFolder(NamedTuple):
@@ -39,7 +39,9 @@ class ModelFolder(NamedTuple):
 
     path: Path
     address: str
-    lacks: Mapping[str, str] = {}  # file → why it is missing, and a remedy; messages append another remedy
+    lacks: Mapping[
+        str, str
+    ] = {}  # file → why it is missing, and what to do, to which messages add what else can be done
     is_made: bool = False  # made from the metadata of a GGUF file
 
     def named(self, name: str) -> str:
@@ -49,9 +51,9 @@ class ModelFolder(NamedTuple):
 
 @contextmanager
 def model_folder(original: Checkpoint, with_tokenizer: bool = True) -> Iterator[ModelFolder]:
-    """Return the folder of the checkpoint's files; for a store, a GGUF file or a model in memory, a temporary folder.
+    """Yield the folder of the checkpoint's files, which is temporary for a store, a GGUF file or a model in memory.
 
-    Without ``with_tokenizer``, no tokenizer is made from a GGUF file: a large vocabulary takes seconds.
+    Without ``with_tokenizer``, no tokenizer is made from a GGUF file, as that takes seconds for a large vocabulary.
 
     Raises:
         CheckpointError: a file cannot be read, or is too large; no config follows from a GGUF file.
@@ -76,7 +78,7 @@ def model_folder(original: Checkpoint, with_tokenizer: bool = True) -> Iterator[
     with TemporaryDirectory(prefix="quanterr-") as made:
         for name in set(FILES) - set(find_missing(place, list(FILES))):
             try:
-                Path(made, name).write_bytes(read_small_file(place / name, LARGEST))
+                Path(made, name).write_bytes(read_small_file(place / name, MAX_FILE_BYTES))
             except FileNotFoundError:
                 continue
             except ValueError as error:

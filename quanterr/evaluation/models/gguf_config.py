@@ -1,10 +1,10 @@
-"""The config.json of a language model, from the metadata and the tensors of its GGUF file.
+"""The config.json of a language model, derived from the metadata and the tensors of its GGUF file.
 
     FAMILIES    architecture of the file → model of transformers, and the field of config.json that each key stands for
     IGNORED     keys that change nothing in the outputs
 
-llama.cpp computes some things by the architecture alone, whatever a file states: these are ``fixed``. A key that is in
-no table is refused, as it may change what the model computes.
+Fields that llama.cpp derives from the architecture alone, whatever a file states, are ``fixed``. A file with a key that
+is in no table is refused, as the key may change what the model computes.
 
 Reference: ggml-org/llama.cpp (in llama-cpp-python 0.3.36) conversion/*.py, set_gguf_parameters of each model;
 src/models/*.cpp, load_arch_hparams.
@@ -45,14 +45,14 @@ LINEAR = {
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
 }
-WINDOW = {"attention.sliding_window": "sliding_window"}
+SLIDING_WINDOW = {"attention.sliding_window": "sliding_window"}
 TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 IGNORED = frozenset(["vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"])
-MOST = 1 << 26  # no model has more blocks, elements or tokens
-# Keys that change nothing if they have this value.
-IDLE: Mapping[str, Value] = {
+MAX_NUMBER = 1 << 26  # no model has more blocks, elements or tokens
+# Keys that do not change what the model computes if they have this value.
+KEYS_WITHOUT_EFFECT: Mapping[str, Value] = {
     "expert_count": 0,
     "expert_used_count": 0,
     "nextn_predict_layers": 0,
@@ -62,7 +62,7 @@ IDLE: Mapping[str, Value] = {
 
 
 class Facts:
-    """The facts that a file states about its model; every key that is read counts as understood."""
+    """What a file states about its model, and which keys have been read, as all that have an effect must be."""
 
     def __init__(self, checkpoint: Checkpoint, values: Mapping[str, Value]) -> None:
         """Keep the keys of the architecture, and the headers of the tensors."""
@@ -79,7 +79,7 @@ class Facts:
         """Return the value of a key; None if the file lacks it.
 
         Raises:
-            CheckpointError: it has a value for each block, and these differ; or it is larger than any model has.
+            CheckpointError: the values for the blocks differ, or the value is larger than that of any model.
         """
         self._read.add(key)
         value = self._values.get(key)
@@ -87,7 +87,7 @@ class Facts:
             if len(set(value)) != 1:
                 raise self.refusal(f"{self._start}{key} differs from block to block, {list(value[:4])} …")
             value = value[0]
-        if isinstance(value, int) and value > MOST:
+        if isinstance(value, int) and value > MAX_NUMBER:
             raise self.refusal(f"{self._start}{key} is {value:,}, which no model has")
         return _shortest(value) if isinstance(value, float) else value
 
@@ -120,7 +120,7 @@ class Facts:
         return value
 
     def check_blocks(self) -> None:
-        """Check that the tensors belong to as many blocks as the metadata states, before a model is built.
+        """Check, before a model is built, that the tensors belong to as many blocks as the metadata states.
 
         Raises:
             CheckpointError: their numbers differ.
@@ -148,7 +148,9 @@ class Facts:
             CheckpointError: a key is not understood.
         """
         left = {key: value for key, value in self._values.items() if key not in self._read | IGNORED}
-        if unknown := [key for key, value in left.items() if key not in IDLE or IDLE[key] != value]:
+        if unknown := [
+            key for key, value in left.items() if key not in KEYS_WITHOUT_EFFECT or KEYS_WITHOUT_EFFECT[key] != value
+        ]:
             shown = listed([f"{self._start}{key}" for key in unknown], 3)
             raise self.refusal(f"{shown} may change what the model computes, and quanterr does not know how")
         derived = sorted(name for name in self.shapes if name.removesuffix(".weight") in DERIVED)
@@ -156,12 +158,12 @@ class Facts:
             raise self.refusal(f"{listed(unknown, 3)} changes what the model computes, and quanterr does not know how")
 
     def refusal(self, reason: str) -> CheckpointError:
-        """Return the error that no config follows from the file."""
+        """Return an error that says why no config can be derived from the file."""
         return CheckpointError(f"{self.where}: {reason}; {INSTEAD}")
 
 
 class Family(NamedTuple):
-    """A model of transformers, and how its config follows from a file."""
+    """A model of transformers, and how its config is derived from a file."""
 
     model_type: str
     architecture: str  # class of transformers
@@ -180,17 +182,17 @@ def config_of(checkpoint: Checkpoint, values: Mapping[str, Value]) -> JsonObject
     facts = Facts(checkpoint, values)
     family = find_family(facts)
     facts.check_blocks()
-    found: JsonObject = {"model_type": family.model_type, "architectures": [family.architecture], **family.fixed}
+    config: JsonObject = {"model_type": family.model_type, "architectures": [family.architecture], **family.fixed}
     for key, field in ({key: KEYS[key] for key in KEYS if key not in family.without} | dict(family.keys)).items():
         value = facts.get(key) if key in OPTIONAL else facts.need(key)
         if value is not None:
-            found[field] = value
-    found["vocab_size"] = _rows(facts, "token_embd.weight")
-    found["tie_word_embeddings"] = "output.weight" not in facts.shapes
-    found |= {field: values.get(f"tokenizer.ggml.{key}") for key, field in TOKENS.items()}
-    found |= family.more(facts)
+            config[field] = value
+    config["vocab_size"] = _rows(facts, "token_embd.weight")
+    config["tie_word_embeddings"] = "output.weight" not in facts.shapes
+    config |= {field: values.get(f"tokenizer.ggml.{key}") for key, field in TOKENS.items()}
+    config |= family.more(facts)
     facts.check_all_read()
-    return found
+    return config
 
 
 def find_family(facts: Facts) -> Family:
@@ -211,7 +213,7 @@ def find_family(facts: Facts) -> Family:
 
 
 def _decoder(facts: Facts) -> JsonObject:
-    """Return heads, biases and rotation of a usual decoder."""
+    """Return the fields for heads, biases and rotary embeddings of a usual decoder."""
     return _heads(facts) | {"rope_parameters": _rope(facts)}
 
 
@@ -269,12 +271,12 @@ def _gemma_scale(facts: Facts, blocks_of_27b: int) -> JsonObject:
 
 
 def _alternate(blocks: int, period: int) -> list[str]:
-    """Return the attention of each block: the last of each period is full, the others slide."""
+    """Return the attention of each block: full in the last block of each period, sliding in the others."""
     return ["sliding_attention" if (n + 1) % period else "full_attention" for n in range(blocks)]
 
 
 def _qwen35(facts: Facts) -> JsonObject:
-    """Return the sizes of the linear attention of most blocks; blocks that predict further tokens are not counted."""
+    """Return the sizes of linear attention; blocks for multi-token prediction are not counted."""
     blocks = facts.count("block_count") - int(facts.get("nextn_predict_layers") or 0)
     interval, values = facts.count("full_attention_interval"), facts.count("ssm.time_step_rank")
     linear = facts.each("attention.recurrent_layers") or tuple((n + 1) % interval > 0 for n in range(blocks))
@@ -307,13 +309,13 @@ def _phi3(facts: Facts) -> JsonObject:
         raise facts.refusal(f"{facts.architecture}.rope.scaling.attn_factor is {factor} without {SHORT} and {LONG}")
     heads = {key: value for key, value in _heads(facts).items() if key != "head_dim"}
     window = {"sliding_window": facts.get("attention.sliding_window") or None}
-    # Versions of transformers read the part of a head that is rotated in one of two places.
+    # Depending on its version, transformers reads the rotated part of a head from one of two fields.
     part = {"partial_rotary_factor": rope["partial_rotary_factor"]}
     return heads | window | part | {"rope_parameters": rope, "original_max_position_embeddings": original}
 
 
 def _bert(facts: Facts) -> JsonObject:
-    """Return the sizes of a BERT, which sees all tokens at once.
+    """Return the sizes of a BERT, in which each token attends to all tokens.
 
     Raises:
         CheckpointError: it is causal.
@@ -332,31 +334,33 @@ def _rope(facts: Facts, partial: bool = False) -> JsonObject:
     Raises:
         CheckpointError: the scaling is unknown, or a part of each head is rotated.
     """
-    found: JsonObject = {"rope_type": "default", "rope_theta": facts.get("rope.freq_base") or 10_000.0}
+    rope: JsonObject = {"rope_type": "default", "rope_theta": facts.get("rope.freq_base") or 10_000.0}
     size, rotated = _heads(facts)["head_dim"], facts.get("rope.dimension_count")
     if partial:
         if isinstance(rotated, int) and (rotated % 2 or not 0 < rotated <= size):
             raise facts.refusal(f"{facts.architecture}.rope.dimension_count is {rotated}, but heads are {size} long")
-        found["partial_rotary_factor"] = (rotated or size) / size
+        rope["partial_rotary_factor"] = (rotated or size) / size
     elif rotated not in (None, size):
         raise facts.refusal(f"{facts.architecture}.rope.dimension_count is {rotated}, but heads are {size} long")
-    kind, factor = facts.get("rope.scaling.type"), facts.get("rope.scaling.factor") or 1.0
+    scaling_type, factor = facts.get("rope.scaling.type"), facts.get("rope.scaling.factor") or 1.0
     facts.get("rope.scaling.original_context_length")  # changes nothing without a scaling that uses it
     factors = facts.numbers(FACTORS)
     if factors is not None:
-        if kind not in (None, "none"):
-            raise facts.refusal(f"{FACTORS} is stored, and rotations are scaled as {display(str(kind))} besides")
-        return found | (_find_llama3(found["rope_theta"], factors) or _scale_each(facts, factors))
-    if kind == "yarn":
+        if scaling_type not in (None, "none"):
+            raise facts.refusal(
+                f"{FACTORS} is stored, and rotations are scaled as {display(str(scaling_type))} besides"
+            )
+        return rope | (_find_llama3(rope["rope_theta"], factors) or _scale_each(facts, factors))
+    if scaling_type == "yarn":
         given = {field: facts.get(key) for key, field in YARN.items()}
         context = facts.need("rope.scaling.original_context_length")
-        found |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
-        return found | {field: value for field, value in given.items() if value is not None}
-    if kind in (None, "linear"):
-        return found if factor == 1.0 else found | {"rope_type": "linear", "factor": factor}
-    if kind == "none" or (kind == "longrope" and partial):
-        return found
-    raise facts.refusal(f"rotations are scaled as {display(str(kind))}")
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context}
+        return rope | {field: value for field, value in given.items() if value is not None}
+    if scaling_type in (None, "linear"):
+        return rope if factor == 1.0 else rope | {"rope_type": "linear", "factor": factor}
+    if scaling_type == "none" or (scaling_type == "longrope" and partial):
+        return rope
+    raise facts.refusal(f"rotations are scaled as {display(str(scaling_type))}")
 
 
 def _find_llama3(base: float, factors: list[float]) -> JsonObject | None:
@@ -364,13 +368,13 @@ def _find_llama3(base: float, factors: list[float]) -> JsonObject | None:
     scaling = {"factor": max(factors), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     for context in (2**n for n in range(5, 21)):
         made = [_llama3_factor(base ** (n / len(factors)), context, max(factors)) for n in range(len(factors))]
-        if all(isclose(one, other, rel_tol=1e-5) for one, other in zip(made, factors, strict=True)):
+        if all(isclose(computed, stored, rel_tol=1e-5) for computed, stored in zip(made, factors, strict=True)):
             return {"rope_type": "llama3", "original_max_position_embeddings": context, **scaling}
     return None
 
 
 def _llama3_factor(wave: float, context: int, factor: float) -> float:
-    """Return the factor of a wave, whose length is 2π times ``wave``: 1 for short ones, ``factor`` for long ones."""
+    """Return the factor for a wavelength of 2π · ``wave``: 1 for short wavelengths, ``factor`` for long ones."""
     share = context / (2 * pi * wave)
     smooth = (min(max(share, 1.0), 4.0) - 1.0) / 3.0
     return 1 / ((1 - smooth) / factor + smooth)
@@ -392,13 +396,13 @@ def _rows(facts: Facts, name: str) -> int:
 
 
 def _shortest(value: float) -> float:
-    """Return the shortest decimal of a float32, which the converter read in config.json."""
+    """Return the shortest decimal that is rounded to a float32, as the converter read that in config.json."""
     for digits in range(1, 9):
         short = float(f"{value:.{digits}g}")
         try:
             if unpack("<f", pack("<f", short))[0] == value:
                 return short
-        except OverflowError:  # rounded up beyond the largest float32
+        except OverflowError:  # rounding up exceeded the largest float32
             continue
     return value
 
@@ -427,7 +431,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(
         "gemma2",
         "Gemma2ForCausalLM",
-        WINDOW
+        SLIDING_WINDOW
         | {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
         _gemma2,
     ),

@@ -1,8 +1,8 @@
-"""A GGUF file as an original: its weights under the names and in the form in which its model is saved.
+"""A GGUF file as an original: its weights under the names, and in the layout, in which its model is saved.
 
-Pairing knows what llama.cpp's converter does to names, orders and numbers. So the file is paired with the model that
-its config describes, of which only names and shapes are known, and what the converter did is undone. Every parameter
-of the model must be in the file, and every tensor of the file in the model: a config of another model is refused.
+The file is paired with the model that its config describes, of which only names and shapes are known, as pairing undoes
+what llama.cpp's converter does to names, orders and numbers. Every parameter of the model must be in the file, and
+every tensor of the file in the model; otherwise, the config belongs to another model, and is refused.
 """
 
 import os
@@ -41,19 +41,19 @@ class _Described(CheckpointFile):
     is_certain = True
 
     def __init__(self, path: str) -> None:
-        """Open nothing; ``path`` is for messages."""
+        """Keep the ``path`` for messages; no file is opened."""
         self.path, self.size = Path(path), 0
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Raise: there are no bytes, and headers alone pair a GGUF file."""
+        """Raise CheckpointError, as only headers are known, which are enough to pair a GGUF file."""
         raise CheckpointError(f"{self}: the values of its model are not known before they are read")
 
 
 def as_original(checkpoint: Checkpoint, config: str | os.PathLike[str] | None) -> Checkpoint:
-    """Return a GGUF file of a language model under the names of its model; any other checkpoint as it is.
+    """Return a GGUF file of a language model under the names of its model, and any other checkpoint unchanged.
 
-    ``config`` is the config.json of the model, or its folder, which also has the tokenizer, if they should not follow
-    from the file.
+    ``config`` is the config.json of the model, or its folder, which also has the tokenizer, if they should not be
+    derived from the file.
 
     Raises:
         CheckpointError: no config follows from the file, or the model lacks some of the tensors, or the file does.
@@ -104,14 +104,14 @@ def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Shape], fields: JsonO
 
 
 def find_parts(original: Checkpoint) -> dict[str, list[str]]:
-    """Map each tensor of a GGUF file to the tensors of its model that it alone holds; empty for other originals."""
-    found: dict[str, list[str]] = {}
+    """Map each tensor of a GGUF file to the model's tensors that it holds entirely; empty for other originals."""
+    tensors_by_stored: dict[str, list[str]] = {}
     for name, entry in original.entries.items() if original.source else ():
         file = entry.file
         if isinstance(file, RowsFile) and len(file.sources) == 1:
             [stored] = file.sources
-            found.setdefault(stored, []).append(name)
-    return found
+            tensors_by_stored.setdefault(stored, []).append(name)
+    return tensors_by_stored
 
 
 def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: JsonObject) -> dict[str, Entry]:
@@ -121,18 +121,18 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
         CheckpointError: one of the two lacks some tensors, or a tensor has another form than the model's.
     """
     shapes, where = _saved_shapes(model), display(checkpoint.path)
-    found = pair(_describe(checkpoint, shapes, fields), checkpoint, LayerSelection(()))
-    left = {item.name for item in found.leftovers if item.bucket is not Bucket.CONSUMED}
-    left |= {each.name for each in found.pairs if each.name not in shapes}
+    pairing = pair(_describe(checkpoint, shapes, fields), checkpoint, LayerSelection(()))
+    left = {item.name for item in pairing.leftovers if item.bucket is not Bucket.CONSUMED}
+    left |= {each.name for each in pairing.pairs if each.name not in shapes}
     left = {name for name in left if checkpoint.gguf is None or not checkpoint.gguf.predicts(name)}
     if left:
         lacks, extra = sorted(left & shapes.keys()), sorted(left - shapes.keys())
         lacking = f"it lacks {listed(lacks, 3)} of the model, or has another shape of it" if lacks else ""
         unknown = f"the model lacks {count(len(extra), 'tensor')} of it, {listed(extra, 3)}" if extra else ""
-        unread = (item.reason for item in found.leftovers if item.bucket in (Bucket.UNSUPPORTED, Bucket.ERROR))
+        unread = (item.reason for item in pairing.leftovers if item.bucket in (Bucket.UNSUPPORTED, Bucket.ERROR))
         both = "; ".join(text for text in (lacking, unknown, next(unread, "")) if text)
         raise CheckpointError(f"{where}: {type(model).__name__} is not its model: {both}; {INSTEAD}")
-    return {each.name: _entry(each, shapes[each.name], where) for each in found.pairs}
+    return {each.name: _make_entry(each, shapes[each.name], where) for each in pairing.pairs}
 
 
 def _saved_shapes(model: "PreTrainedModel") -> Mapping[str, Shape]:
@@ -149,7 +149,7 @@ def _saved_shapes(model: "PreTrainedModel") -> Mapping[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, once).items()}
 
 
-def _entry(each: Pair, shape: Shape, where: str) -> Entry:
+def _make_entry(each: Pair, shape: Shape, where: str) -> Entry:
     """Return a tensor of the model, read from the file's tensors in the form of the model.
 
     Raises:

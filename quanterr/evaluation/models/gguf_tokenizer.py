@@ -1,11 +1,12 @@
 """The tokenizer of a language model, from the metadata of its GGUF file.
 
-    PRE         how a byte-level tokenizer divides a text into words, by tokenizer.ggml.pre
-    KNOWN       keys that are read, or that change no tokens of a text
+    PRE_TOKENIZERS  how a byte-level tokenizer divides a text into words, by tokenizer.ggml.pre
+    KNOWN_KEYS      keys that are read, or that do not change the tokens of a text
 
-The files are written as the original's publishers have them, so that every version of transformers reads them in the
-same way: with the class that tokenizer_config.json names, or from tokenizer.json alone. What a file does not hold is
-as in the published tokenizers: normalization, the words, and which special tokens include the spaces after them.
+The files are written as publishers of models write them, so that all versions of transformers read them in the same
+way, with the class that tokenizer_config.json names or from tokenizer.json alone. A GGUF file does not state
+normalization, how words are divided, and which special tokens include the spaces after them: there, the published
+tokenizers are followed.
 
 Reference: ggml-org/llama.cpp (in llama-cpp-python 0.3.36) conversion/base.py, set_vocab of each model, and
 src/llama-vocab.cpp; huggingface/transformers src/transformers/models/*/tokenization_*.py.
@@ -19,7 +20,7 @@ from quanterr.checkpoints.gguf_metadata import Value
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, listed
 
-START = "tokenizer."
+KEY_PREFIX = "tokenizer."
 SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -29,7 +30,7 @@ SPECIAL = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
-KNOWN = frozenset(
+KNOWN_KEYS = frozenset(
     {
         *(
             "model",
@@ -49,9 +50,9 @@ KNOWN = frozenset(
         *SPECIAL.values(),
     }
 )
-IDLE = {"remove_extra_whitespaces": False}  # keys that change nothing if they have this value
+KEYS_WITHOUT_EFFECT = {"remove_extra_whitespaces": False}  # keys that do not change tokens if they have this value
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # types of tokens
-SPACE = "▁"  # stands for a space in vocabularies of SentencePiece
+SPACE = "▁"  # the character for a space in vocabularies of SentencePiece
 
 
 class Pre(NamedTuple):
@@ -81,15 +82,15 @@ def _words(pattern: str) -> JsonObject:
     return _sequence(split, _bytes(use_regex=False))
 
 
-FAST = "PreTrainedTokenizerFast"
-LLAMA3 = Pre(_words(r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"), FAST, ignore_merges=True, adds_bos=True)
-PRE: Mapping[str, Pre] = {
+FAST_TOKENIZER = "PreTrainedTokenizerFast"
+LLAMA3 = Pre(_words(r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"), FAST_TOKENIZER, ignore_merges=True, adds_bos=True)
+PRE_TOKENIZERS: Mapping[str, Pre] = {
     "gpt-2": Pre(_bytes(use_regex=True), "GPT2Tokenizer"),
     "llama-bpe": LLAMA3,
     "llama-v3": LLAMA3,
     "llama3": LLAMA3,
     "qwen2": Pre(_words(r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+"), "Qwen2Tokenizer", {"type": "NFC"}),
-    "qwen35": Pre(_words(r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+"), FAST, {"type": "NFC"}),
+    "qwen35": Pre(_words(r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+"), FAST_TOKENIZER, {"type": "NFC"}),
     "smollm": Pre(_sequence({"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)), "GPT2Tokenizer"),
 }
 
@@ -99,29 +100,35 @@ class _Vocabulary:
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self.architecture = str(values.get("general.architecture"))
-        own = {key.removeprefix(START): value for key, value in values.items() if key.startswith(START)}
-        self.keys = {key.removeprefix("ggml."): value for key, value in own.items() if key.startswith("ggml.")}
-        self.template = own.get("chat_template")
-        left = {key: value for key, value in self.keys.items() if key not in KNOWN}
-        if unknown := [f"{START}ggml.{key}" for key, value in left.items() if (key, value) not in IDLE.items()]:
+        keys_of_tokenizer = {
+            key.removeprefix(KEY_PREFIX): value for key, value in values.items() if key.startswith(KEY_PREFIX)
+        }
+        self.keys = {
+            key.removeprefix("ggml."): value for key, value in keys_of_tokenizer.items() if key.startswith("ggml.")
+        }
+        self.template = keys_of_tokenizer.get("chat_template")
+        left = {key: value for key, value in self.keys.items() if key not in KNOWN_KEYS}
+        if unknown := [
+            f"{KEY_PREFIX}ggml.{key}" for key, value in left.items() if (key, value) not in KEYS_WITHOUT_EFFECT.items()
+        ]:
             raise ValueError(f"{listed(unknown, 3)} may change tokens, and quanterr does not know how")
         self.tokens = self._texts("tokens")
         types = self.keys.get("token_type", (NORMAL,) * len(self.tokens))
         if not isinstance(types, tuple) or len(types) != len(self.tokens):
-            raise ValueError(f"{START}ggml.token_type has not one type for each of {len(self.tokens):,} tokens")
+            raise ValueError(f"{KEY_PREFIX}ggml.token_type has not one type for each of {len(self.tokens):,} tokens")
         self.types = types
 
     def _texts(self, key: str) -> list[str]:
-        found = self.keys.get(key)
-        if not isinstance(found, tuple) or not all(isinstance(text, str) for text in found):
-            raise ValueError(f"{START}ggml.{key} is {'missing' if found is None else 'no list of texts'}")
-        return [str(text) for text in found]
+        texts = self.keys.get(key)
+        if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{KEY_PREFIX}ggml.{key} is {'missing' if texts is None else 'no list of texts'}")
+        return [str(text) for text in texts]
 
     def merges(self) -> list[list[str]]:
-        """Return the pairs that are joined, the most urgent first."""
+        """Return the pairs of tokens that are joined, in order of priority."""
         pairs = [merge.split(" ") for merge in self._texts("merges")]
         if odd := next((pair for pair in pairs if len(pair) != 2), None):
-            raise ValueError(f"{START}ggml.merges has {display(' '.join(odd))}, which is not a pair")
+            raise ValueError(f"{KEY_PREFIX}ggml.merges has {display(' '.join(odd))}, which is not a pair")
         return pairs
 
     def special(self, id_key: str) -> str | None:
@@ -131,58 +138,60 @@ class _Vocabulary:
 
     def says(self, key: str, otherwise: bool) -> bool:
         """Return the value of a yes-or-no key, or ``otherwise`` without it."""
-        found = self.keys.get(key, otherwise)
-        return bool(found)
+        value = self.keys.get(key, otherwise)
+        return bool(value)
 
     def added(self, swallows: bool = False) -> Iterator[JsonObject]:
-        """Yield the tokens that are found in a text before anything else is done with it.
+        """Yield the tokens that are searched in a text before it is normalized and divided.
 
         ``swallows`` means that special tokens include the spaces after them.
         """
         keeping = {"<unk>", "<s>", "<|endoftext|>"}
         unknown = self.keys.get("unknown_token_id")
-        for number, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
-            if kind in (CONTROL, USER_DEFINED) or number == unknown:
+        for number, (text, token_type) in enumerate(zip(self.tokens, self.types, strict=True)):
+            if token_type in (CONTROL, USER_DEFINED) or number == unknown:
                 yield {
                     "id": number,
                     "content": text,
                     "single_word": False,
                     "lstrip": False,
-                    "rstrip": swallows and kind == CONTROL and text not in keeping,
+                    "rstrip": swallows and token_type == CONTROL and text not in keeping,
                     "normalized": False,
-                    "special": kind != USER_DEFINED,
+                    "special": token_type != USER_DEFINED,
                 }
 
 
 def tokenizer_files(values: Mapping[str, Value]) -> dict[str, JsonObject]:
-    """Return the tokenizer.json and the tokenizer_config.json that follow from all keys of a GGUF file.
+    """Return the tokenizer.json and the tokenizer_config.json that are derived from all keys of a GGUF file.
 
     Raises:
-        ValueError: none follow, with the reason.
+        ValueError: they cannot be derived; the message says why.
     """
     vocabulary = _Vocabulary(values)
-    kind = vocabulary.keys.get("model")
-    if kind == "gpt2":
+    model_type = vocabulary.keys.get("model")
+    if model_type == "gpt2":
         name, parts, adds_bos = _byte_level(vocabulary)
-    elif kind == "llama":
+    elif model_type == "llama":
         name, parts, adds_bos = _sentence_piece(vocabulary)
-    elif kind == "bert":
+    elif model_type == "bert":
         name, parts, adds_bos = _word_piece(vocabulary)
     else:
-        raise ValueError(f"{START}ggml.model is {display(str(kind))}, but only gpt2, llama and bert are known")
+        raise ValueError(
+            f"{KEY_PREFIX}ggml.model is {display(str(model_type))}, but only gpt2, llama and bert are known"
+        )
     parts = {"version": "1.0", "truncation": None, "padding": None, "post_processor": None, **parts}
     config: JsonObject = {"tokenizer_class": name, "clean_up_tokenization_spaces": False}
     config |= {field: text for field, key in SPECIAL.items() if (text := vocabulary.special(key)) is not None}
-    if kind == "bert":
-        found = parts["normalizer"]
-        config |= {"do_lower_case": found["lowercase"], "strip_accents": found["strip_accents"]}
+    if model_type == "bert":
+        normalizer = parts["normalizer"]
+        config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer["strip_accents"]}
     else:
         config["add_bos_token"] = vocabulary.says("add_bos_token", adds_bos) and "bos_token" in config
         config["add_eos_token"] = vocabulary.says("add_eos_token", False) and "eos_token" in config
         bos = vocabulary.special("bos_token_id") if config["add_bos_token"] else None
         eos = vocabulary.special("eos_token_id") if config["add_eos_token"] else None
         parts["post_processor"] = _around(vocabulary, bos, eos)
-    if kind == "llama" and "add_space_prefix" in vocabulary.keys:
+    if model_type == "llama" and "add_space_prefix" in vocabulary.keys:
         config["add_prefix_space"] = vocabulary.says("add_space_prefix", True)
     if isinstance(vocabulary.template, str):
         config["chat_template"] = vocabulary.template
@@ -190,12 +199,14 @@ def tokenizer_files(values: Mapping[str, Value]) -> dict[str, JsonObject]:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
-    """Return class, tokenizer.json and whether the first token is a BOS, of a tokenizer that joins bytes."""
+    """Return class, tokenizer.json and whether a text begins with a BOS, for a byte-level tokenizer."""
     name = vocabulary.keys.get("pre")
-    pre = PRE.get(str(name))
+    pre = PRE_TOKENIZERS.get(str(name))
     if pre is None:
         what = "missing" if name is None else display(str(name))
-        raise ValueError(f"{START}ggml.pre is {what}, and of {', '.join(PRE)} it is known how a text is divided")
+        raise ValueError(
+            f"{KEY_PREFIX}ggml.pre is {what}, and of {', '.join(PRE_TOKENIZERS)} it is known how a text is divided"
+        )
     model: JsonObject = {
         "type": "BPE",
         "vocab": _numbered(vocabulary.tokens, vocabulary.types),
@@ -214,13 +225,13 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
 
 
 def _sentence_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
-    """Return the same for SentencePiece's BPE, which puts a space before a text unless the file states otherwise."""
+    """Return the same for SentencePiece's BPE, where a text begins with a space unless the file states otherwise."""
     is_gemma, is_phi = vocabulary.architecture.startswith("gemma"), vocabulary.architecture == "phi3"
     prefix = vocabulary.says("add_space_prefix", not is_gemma)
     # The converter stores tokens that users defined with plain spaces.
     tokens = [
-        text.replace(" ", SPACE) if kind == USER_DEFINED and not text.strip(" ") else text
-        for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        text.replace(" ", SPACE) if token_type == USER_DEFINED and not text.strip(" ") else text
+        for text, token_type in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ]
     vocab = _numbered(tokens, vocabulary.types)
     merges = vocabulary.merges() if "merges" in vocabulary.keys else _find_merges(tokens, vocabulary.types)
@@ -260,12 +271,12 @@ def _sentence_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
 
 
 def _word_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
-    """Return the same for BERT's WordPiece, in which the converter marks beginnings of words, not continuations."""
+    """Return the same for BERT's WordPiece; GGUF files mark the beginnings of words, not their continuations."""
     tokens = [
-        text if kind == CONTROL else text.removeprefix(SPACE) if text.startswith(SPACE) else f"##{text}"
-        for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        text if token_type == CONTROL else text.removeprefix(SPACE) if text.startswith(SPACE) else f"##{text}"
+        for text, token_type in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ]
-    normal = (text for text, kind in zip(tokens, vocabulary.types, strict=True) if kind == NORMAL)
+    normal = (text for text, token_type in zip(tokens, vocabulary.types, strict=True) if token_type == NORMAL)
     has_capitals = any(text != text.lower() for text in normal if not re.fullmatch(r"\[.*\]", text))
     lower = vocabulary.says("normalizer.lowercase", not has_capitals)
     accents = vocabulary.keys.get("normalizer.strip_accents")
@@ -291,28 +302,32 @@ def _word_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
 
 
 def _numbered(tokens: Sequence[str], types: Sequence[object]) -> dict[str, int]:
-    """Return the number of each token; those that only fill the vocabulary are left out."""
-    return {text: number for number, (text, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
+    """Return the number of each token, except unused ones, which only fill the vocabulary."""
+    return {
+        text: number
+        for number, (text, token_type) in enumerate(zip(tokens, types, strict=True))
+        if token_type != UNUSED
+    }
 
 
 def _find_merges(tokens: Sequence[str], types: Sequence[object]) -> list[list[str]]:
     """Return the pairs of tokens that make up another token, in the order of those tokens.
 
-    SentencePiece numbers its tokens in the order in which it learned them.
+    This is the order of merges, as SentencePiece numbers its tokens in the order in which it learned them.
     Source: transformers, tokenization_utils_base.py, generate_merges.
     """
     taken = (NORMAL, USER_DEFINED)
-    vocab = {text: n for n, (text, kind) in enumerate(zip(tokens, types, strict=True)) if kind in taken}
+    vocab = {text: n for n, (text, token_type) in enumerate(zip(tokens, types, strict=True)) if token_type in taken}
     merges = []
     for text in vocab:
         pairs = ((text[:n], text[n:]) for n in range(1, len(text)))
-        found = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
-        merges += [list(pair) for pair in sorted(found, key=lambda pair: (len(pair[0]), len(pair[1])))]
+        pairs_of_tokens = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
+        merges += [list(pair) for pair in sorted(pairs_of_tokens, key=lambda pair: (len(pair[0]), len(pair[1])))]
     return merges
 
 
 def _around(vocabulary: _Vocabulary, first: str | None, last: str | None) -> JsonObject | None:
-    """Return the post-processor that puts special tokens around a text; None if there are none to put."""
+    """Return the post-processor that puts special tokens around a text; None if both are None."""
     if first is None and last is None:
         return None
     around = [[] if text is None else [{"SpecialToken": {"id": text, "type_id": 0}}] for text in (first, last)]

@@ -1,9 +1,9 @@
-"""The rows of stored tensors that make up a denoiser's parameters, found by diffusers' own single-file converters.
+"""Which rows of stored tensors make up a denoiser's parameters, according to diffusers' own single-file converters.
 
 A file of the original authors (Black Forest Labs, Stability AI, Alibaba, …) or of ComfyUI uses other names than
 diffusers' class of the model, and fuses projections. diffusers' converters rename, split, join and swap tensors along
-rows, without arithmetic. Here they run on labels, one integer for each stored row, and leave the labels where the rows
-belong. So one layout serves every format: a weight is first dequantized and then cut.
+rows, without arithmetic. Here they run on labels, one integer for each stored row, so that the result shows where each
+row belongs. The layout is the same for every format, as weights are dequantized before they are cut.
 
 Source of the converters: huggingface/diffusers, src/diffusers/loaders/single_file_model.py,
 SINGLE_FILE_LOADABLE_CLASSES.
@@ -27,8 +27,8 @@ Shapes = Mapping[str, Shape]  # stored name → shape of the values
 
 COMFY = "model.diffusion_model."
 # A whole pipeline in one file has the denoiser's tensors under a prefix, besides its VAE and its text encoders.
-WITHIN_A_PIPELINE = (COMFY, "diffusion_model.")
-AROUND_ALL = ("transformer.", "unet.", "net.")  # prefixes that count only where every tensor has them
+PIPELINE_PREFIXES = (COMFY, "diffusion_model.")
+COMMON_PREFIXES = ("transformer.", "unet.", "net.")  # prefixes that are stripped only if every tensor has them
 MAX_NAMED = 3
 
 
@@ -50,10 +50,10 @@ class Layout:
     prefix: str = ""  # prefix of the stored names
 
     def has_names_of(self, other: "Layout") -> bool:
-        """Return whether both take the parameters that they share from tensors of the same names, prefixes aside."""
-        own, others = self._bare(), other._bare()
-        shared = own.keys() & others.keys()
-        return bool(shared) and all(own[name] == others[name] for name in shared)
+        """Return whether parameters in both layouts come from tensors of the same names, apart from prefixes."""
+        names, others = self._bare(), other._bare()
+        shared = names.keys() & others.keys()
+        return bool(shared) and all(names[name] == others[name] for name in shared)
 
     def _bare(self) -> dict[str, list[str]]:
         return {
@@ -64,9 +64,9 @@ class Layout:
 def denoiser_names(names: Iterable[str]) -> tuple[dict[str, str], str]:
     """Return the denoiser's tensors in a file, bare name to stored name, and the prefix of the stored names."""
     every = list(names)
-    prefix = next((p for p in WITHIN_A_PIPELINE if any(name.startswith(p) for name in every)), None)
+    prefix = next((p for p in PIPELINE_PREFIXES if any(name.startswith(p) for name in every)), None)
     if prefix is None:
-        prefix = next((p for p in AROUND_ALL if every and all(name.startswith(p) for name in every)), "")
+        prefix = next((p for p in COMMON_PREFIXES if every and all(name.startswith(p) for name in every)), "")
     return {name.removeprefix(prefix): name for name in every if name.startswith(prefix)}, prefix
 
 
@@ -75,8 +75,8 @@ def find_layout(
 ) -> Layout:
     """Find the layout of a checkpoint for a model of diffusers, by the names and shapes of its tensors.
 
-    ``where`` names the checkpoint in errors. ``has_lost_ones`` means that it is a file of ggml, which does not write
-    leading dimensions of 1. A parameter for which nothing is stored is not in the layout.
+    ``where`` names the checkpoint in errors. ``has_lost_ones`` means that it is a file of ggml, which omits leading
+    dimensions of 1. A parameter for which nothing is stored is not in the layout.
 
     Raises:
         CheckpointError: the names are neither the model's nor names that diffusers' converter takes, or a parameter has
@@ -85,34 +85,34 @@ def find_layout(
     bare, prefix = denoiser_names(shapes)
     known: dict[str, Tensor] = model.state_dict()
     others = frozenset(shapes) - frozenset(bare.values())
-    own = Layout(
+    direct = Layout(
         {name: (Rows(bare[name], 0, _rows(shapes[bare[name]])),) for name in known if name in bare},
         others,
         _unknown(model, {short: [bare[short]] for short in bare if short not in known}),
         prefix,
     )
-    if len(own.parameters) == len(known):
-        return own
+    if len(direct.parameters) == len(known):
+        return direct
     try:
         converted = _convert(model, config, {short: _rows(shapes[name]) for short, name in bare.items()}, where)
     except CheckpointError:
-        if 2 * len(own.parameters) > len(known):  # diffusers' names, some of which are missing
-            return own
+        if 2 * len(direct.parameters) > len(known):  # diffusers' names, of which some are missing
+            return direct
         raise
     pieces = {name: tuple(_runs(labels, list(bare.values()), shapes)) for name, labels in converted.items()}
-    found = {name: rows for name, rows in pieces.items() if name in known}
-    if len(found) < len(own.parameters):
-        return own
+    parameters = {name: rows for name, rows in pieces.items() if name in known}
+    if len(parameters) < len(direct.parameters):
+        return direct
     if has_lost_ones:
-        for name, rows in found.items():
+        for name, rows in parameters.items():
             source, shape = rows[0].source, tuple(known[name].shape)
             if rows == (Rows(source, 0, _rows(shapes[source])),) and lacks_leading_ones(shapes[source], shape):
-                found[name], shapes = (Rows(source, 0, 1),), {**shapes, source: shape}
-    for name, rows in found.items():
+                parameters[name], shapes = (Rows(source, 0, 1),), {**shapes, source: shape}
+    for name, rows in parameters.items():
         _check_shape(name, tuple(known[name].shape), rows, shapes, where)
     used = {rows.source for each in pieces.values() for rows in each}
     extra = {name: [rows.source for rows in each] for name, each in pieces.items() if name not in known}
-    return Layout(found, others | (frozenset(bare.values()) - used), _unknown(model, extra), prefix)
+    return Layout(parameters, others | (frozenset(bare.values()) - used), _unknown(model, extra), prefix)
 
 
 def _unknown(model: nn.Module, extra: Mapping[str, list[str]]) -> frozenset[str]:
@@ -133,7 +133,7 @@ def _rows(shape: Shape) -> int:
 def _convert(model: nn.Module, config: Mapping[str, object], rows: Mapping[str, int], where: str) -> dict[str, Tensor]:
     """Run diffusers' converter on labels; return the labels (rows,) int64 of each converted tensor.
 
-    A label is the number of a row, counted over all tensors in their order. Every tensor has one column: no converter
+    A label is the number of a row, counted over all tensors in order. Every tensor has only one column, as no converter
     cuts along columns.
     """
     try:
@@ -148,7 +148,7 @@ def _convert(model: nn.Module, config: Mapping[str, object], rows: Mapping[str, 
             f"{where}: its names ({some}) are not those of {name}, and diffusers has no converter of single files for "
             "that class; convert it to diffusers' names first"
         )
-    wanted = COMFY if name == "UNet2DConditionModel" else ""  # the only converter that looks for the prefix
+    wanted = COMFY if name == "UNet2DConditionModel" else ""  # only this class's converter expects the prefix
     labels, first = dict[str, Tensor](), 0
     for short, n in rows.items():
         labels[wanted + short] = torch.arange(first, first + n)[:, None]
@@ -175,7 +175,8 @@ def _of_keys(config: Mapping[str, int]) -> int:
     return config["num_kv_heads"] * config["hidden_size"] // config["num_attention_heads"]
 
 
-# Class → the constants at which its converter splits fused projections, sizes of the released model → the model's own.
+# Class → the constants at which its converter splits fused projections, which are sizes of the released model → a
+# function that returns the model's own size.
 CONSTANTS: Mapping[str, Mapping[int, Callable[[Mapping[str, int]], int]]] = {
     "FluxTransformer2DModel": {3072: _inner},
     "ChromaTransformer2DModel": {3072: _inner},
@@ -185,7 +186,7 @@ CONSTANTS: Mapping[str, Mapping[int, Callable[[Mapping[str, int]], int]]] = {
 
 
 class _AtOwnSizes(TorchFunctionMode):
-    """Splits at the model's own sizes in place of a converter's constants; the last part takes what is left."""
+    """Splits at the model's own sizes in place of a converter's constants; the last part takes the rest."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

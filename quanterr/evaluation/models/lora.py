@@ -1,4 +1,4 @@
-"""LoRA adapters that ``--lora`` merges into both sides: does the adapter still work on the quantized model?
+"""LoRA adapters that ``--lora`` merges into both sides, to see whether the adapter still works when quantized.
 
     W' = W + alpha / rank · B A        in float32, after W is dequantized
 
@@ -26,14 +26,14 @@ from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display, listed
 
-PAIRS = (  # ends of the names of A and of B
+NAME_ENDINGS = (  # endings of the names of A and of B
     (".lora_A.weight", ".lora_B.weight"),
     (".lora_A.default.weight", ".lora_B.default.weight"),
     (".lora_down.weight", ".lora_up.weight"),
     (".lora.down.weight", ".lora.up.weight"),
 )
 ALPHA = ".alpha"
-AROUND = (  # prefixes of the names of modules
+MODULE_PREFIXES = (  # prefixes of the names of modules
     *("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet."),
     *("lora_unet_", "lora_transformer_"),
 )
@@ -57,7 +57,7 @@ LOADERS = {
 
 
 class Change(NamedTuple):
-    """The change that an adapter makes to rows of a parameter, from row ``first`` on: ``scale`` · B A."""
+    """What an adapter adds to rows of a parameter, from row ``first`` on: ``scale`` · B A."""
 
     first: int
     down: Tensor  # A (rank, …)
@@ -78,8 +78,8 @@ class Lora:
     source: str
     sha256: str
     tensors: Mapping[str, Tensor]
-    scale: float | None = None  # scale of all modules, if the metadata give it
-    _changes: dict[str, list[Change]] = field(default_factory=dict)  # by parameter, once they are known
+    scale: float | None = None  # scale of all modules, if it is in the metadata
+    _changes: dict[str, list[Change]] = field(default_factory=dict)  # by parameter; empty until ``changes`` is called
 
     @property
     def _where(self) -> str:
@@ -92,12 +92,12 @@ class Lora:
             UsageError: the adapter changes a module that the model lacks, or that has another shape.
         """
         if not self._changes:
-            shapes = {name: tuple(one.shape) for name, one in model.state_dict().items() if one.dim() > 1}
-            pairs = _pairs(self.tensors, self._where, self.scale)
+            shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if tensor.dim() > 1}
+            pairs = _pair_matrices(self.tensors, self._where, self.scale)
             placed = _place(pairs, shapes, layout)
             if placed is None:
-                converted = _pairs(_convert(self.tensors, type(model).__name__), self._where, self.scale)
-                # Converters drop what they do not know; they split modules, but never join any.
+                converted = _pair_matrices(_convert(self.tensors, type(model).__name__), self._where, self.scale)
+                # Converters drop unknown names. They split modules, but do not join any, so fewer mean dropped ones.
                 placed = _place(converted, shapes, layout) if len(converted) >= len(pairs) else None
             if placed is None:
                 lacking = listed([name for name in pairs if _place({name: pairs[name]}, shapes, layout) is None], 3)
@@ -133,13 +133,13 @@ class MergedNames(LayoutNames):
 
     def tensors(self, names: Iterable[str], get: Get) -> dict[str, Tensor]:
         """Return parameters by their names in the model, merged in float32."""
-        found = super().tensors(names, get)
-        for name in found.keys() & self._changes.keys():
-            merged = found[name].to(torch.promote_types(found[name].dtype, torch.float32), copy=True)
+        parameters = super().tensors(names, get)
+        for name in parameters.keys() & self._changes.keys():
+            merged = parameters[name].to(torch.promote_types(parameters[name].dtype, torch.float32), copy=True)
             for change in self._changes[name]:
                 change.add_to(merged)
-            found[name] = merged
-        return found
+            parameters[name] = merged
+        return parameters
 
 
 def read_lora(path: str) -> Lora:
@@ -158,19 +158,19 @@ def read_lora(path: str) -> Lora:
         described = as_object(strict_json.loads(metadata.get(METADATA, "{}").encode()))
     except (OSError, SafetensorError, ValueError) as error:
         raise UsageError(f"{where}: {display(str(error), 200)}") from error
-    ends = (*(end for pair in PAIRS for end in pair), ALPHA)
-    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(OF_TEXT_ENCODERS)}
-    if odd := [name for name in own if not name.endswith(ends)]:
+    ends = (*(end for pair in NAME_ENDINGS for end in pair), ALPHA)
+    adapter = {name: tensor for name, tensor in tensors.items() if not name.startswith(OF_TEXT_ENCODERS)}
+    if odd := [name for name in adapter if not name.endswith(ends)]:
         raise UsageError(
             f"{where}: {listed(odd, 3)}: only LoRAs of two matrices for each module can be merged (no DoRA, LoKr, "
             "LoHa, no changes of biases and norms)"
         )
-    if not own:
+    if not adapter:
         raise UsageError(f"{where}: adapts no module of a denoiser")
-    return Lora(path, digest, own, _scale(described, where))
+    return Lora(path, digest, adapter, _read_scale(described, where))
 
 
-def _scale(described: JsonObject, where: str) -> float | None:
+def _read_scale(described: JsonObject, where: str) -> float | None:
     """Return alpha / rank of all modules from diffusers' metadata; None if it is not given.
 
     Raises:
@@ -183,57 +183,57 @@ def _scale(described: JsonObject, where: str) -> float | None:
     return alpha / rank if isinstance(alpha, int | float) and isinstance(rank, int) and rank else None
 
 
-def _pairs(tensors: Mapping[str, Tensor], where: str, scale: float | None) -> dict[str, Change]:
+def _pair_matrices(tensors: Mapping[str, Tensor], where: str, scale: float | None) -> dict[str, Change]:
     """Return A, B and scale of each module, by its name without prefixes and suffixes.
 
     Raises:
         UsageError: a matrix is missing.
     """
-    found = {}
+    changes = {}
     for name in tensors:
-        pair = next((pair for pair in PAIRS if name.endswith(pair)), None)
+        pair = next((pair for pair in NAME_ENDINGS if name.endswith(pair)), None)
         if pair is None:
             continue
         stem = name.removesuffix(pair[0]).removesuffix(pair[1])
         if missing := next((stem + end for end in pair if stem + end not in tensors), None):
             raise UsageError(f"{where}: {display(name)} has no {display(missing)} with it")
         (down, up), alpha = (tensors[stem + end] for end in pair), tensors.get(stem + ALPHA)
-        own = float(alpha) / len(down) if alpha is not None else 1.0 if scale is None else scale
-        for prefix in AROUND:
+        scale_of_module = float(alpha) / len(down) if alpha is not None else 1.0 if scale is None else scale
+        for prefix in MODULE_PREFIXES:
             stem = stem.removeprefix(prefix)
-        found[stem] = Change(0, down, up, own)
-    return found
+        changes[stem] = Change(0, down, up, scale_of_module)
+    return changes
 
 
 def _place(
     pairs: Mapping[str, Change], shapes: Mapping[str, tuple[int, ...]], layout: Layout
 ) -> dict[str, list[Change]] | None:
     """Return the changes of each parameter; None if a name matches no parameter and no stored tensor."""
-    by_module = {_flat(name.removesuffix(".weight")): name for name in shapes}
+    by_module = {_flatten_name(name.removesuffix(".weight")): name for name in shapes}
     pieces: dict[str, list[tuple[str, int, Rows]]] = {}
     for name, parts in layout.parameters.items():
         first = 0
         for rows in parts:
-            stored = _flat(rows.source.removeprefix(layout.prefix).removesuffix(".weight"))
+            stored = _flatten_name(rows.source.removeprefix(layout.prefix).removesuffix(".weight"))
             if name in shapes:
                 pieces.setdefault(stored, []).append((name, first, rows))
             first += rows.n
-    found: dict[str, list[Change]] = {}
+    changes: dict[str, list[Change]] = {}
     for module, change in pairs.items():
-        parameter = by_module.get(_flat(module))
+        parameter = by_module.get(_flatten_name(module))
         if parameter is not None:
-            found.setdefault(parameter, []).append(change)
-        elif _flat(module) in pieces:
-            for owner, first, rows in pieces[_flat(module)]:
+            changes.setdefault(parameter, []).append(change)
+        elif _flatten_name(module) in pieces:
+            for owner, first, rows in pieces[_flatten_name(module)]:
                 part = change.up[rows.first : rows.first + rows.n]
-                found.setdefault(owner, []).append(change._replace(first=first, up=part))
+                changes.setdefault(owner, []).append(change._replace(first=first, up=part))
         else:
             return None
-    return found
+    return changes
 
 
-def _flat(module: str) -> str:
-    """Return the name of a module as kohya writes it."""
+def _flatten_name(module: str) -> str:
+    """Return the name of a module in kohya's form, with underscores."""
     return module.replace(".", "_")
 
 
@@ -247,7 +247,7 @@ def _convert(tensors: Mapping[str, Tensor], model: str) -> Mapping[str, Tensor]:
     if loader is None:
         return {}
     try:
-        found = loader.lora_state_dict(dict(tensors))
-    except Exception:  # converters fail on names of other families in many ways
+        state = loader.lora_state_dict(dict(tensors))
+    except Exception:  # converters raise many kinds of errors for names of other families
         return {}
-    return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+    return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}

@@ -1,4 +1,4 @@
-"""The stored tensors that make up each parameter of a model.
+"""Which stored tensors make up each parameter of a model.
 
 ConversionNames  models of transformers: its own tables of conversions join experts and rename modules
                  (transformers 5, src/transformers/core_model_loading.py)
@@ -39,7 +39,7 @@ class Names(ABC):
         return [name for name in self.known if self._source(name) is None]
 
     def stored_name(self, name: str) -> str:
-        """Return the stored name of a parameter; its own name where several tensors make it up.
+        """Return the stored name of a parameter, or its name in the model if several tensors make it up.
 
         Parameters that are parts of one tensor have the same stored name.
         """
@@ -63,11 +63,11 @@ class Names(ABC):
         """Return whether a parameter itself is stored."""
 
     def _source(self, name: str) -> str | None:
-        """Return the parameter itself, or one that is tied to it: the first that is stored."""
+        """Return the parameter, or the first one that is tied to it, that is stored; None if none is."""
         return next((twin for twin in (name, *self._twins.get(name, ())) if self._is_stored(twin)), None)
 
     def _find_source(self, name: str) -> str:
-        """Return the same.
+        """Return the parameter, or the first one that is tied to it, that is stored.
 
         Raises:
             CheckpointError: nothing is stored.
@@ -97,9 +97,9 @@ class ConversionNames(Names):
         by_pattern = {pattern: row for row in converters for pattern in row.source_patterns}
         super().__init__(model)
         self.model = model
-        self.plain: dict[str, str] = {}  # name in the model → stored name
+        self.stored_names: dict[str, str] = {}  # name in the model → stored name
         # first parameter → converter, pairs of pattern and stored name
-        self.made: dict[str, tuple[WeightConverter, list[tuple[str, str]]]] = {}
+        self.conversions: dict[str, tuple[WeightConverter, list[tuple[str, str]]]] = {}
         for key in sorted(stored, key=dot_natural_key):
             name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, self.known)
             if name not in self.known and key in self.known:
@@ -107,11 +107,11 @@ class ConversionNames(Names):
             if name not in self.known:
                 continue
             if pattern is None:
-                self.plain[name] = key
+                self.stored_names[name] = key
             else:
-                self.made.setdefault(name, (by_pattern[pattern], []))[1].append((pattern, key))
+                self.conversions.setdefault(name, (by_pattern[pattern], []))[1].append((pattern, key))
         self.first_of: dict[str, str] = {}  # parameter → the first one that the same conversion makes
-        for first, (converter, _) in self.made.items():
+        for first, (converter, _) in self.conversions.items():
             hit = next((target for target in converter.target_patterns if target in first), None)
             for target in converter.target_patterns:
                 self.first_of[first.replace(hit, target, 1) if hit else first] = first
@@ -121,7 +121,9 @@ class ConversionNames(Names):
         source = self._source(name)
         if source is None:
             return []
-        return [self.plain[source]] if source in self.plain else [key for _, key in self.made[self.first_of[source]][1]]
+        if source in self.stored_names:
+            return [self.stored_names[source]]
+        return [key for _, key in self.conversions[self.first_of[source]][1]]
 
     def tensors(self, names: Iterable[str], get: Get) -> dict[str, Tensor]:
         """Return parameters by their names in the model; ``get`` dequantizes a stored tensor.
@@ -129,30 +131,30 @@ class ConversionNames(Names):
         Raises:
             CheckpointError: nothing is stored for one of them.
         """
-        wanted, found = list(names), dict[str, Tensor]()
+        wanted, parameters = list(names), dict[str, Tensor]()
         for name in wanted:
-            if name in found:
+            if name in parameters:
                 continue
             source = self._find_source(name)
-            if source in self.plain:
-                found[name] = get(self.plain[source])
+            if source in self.stored_names:
+                parameters[name] = get(self.stored_names[source])
             else:
-                made = self._convert(self.first_of[source], get)
-                found |= {other: tensor for other, tensor in made.items() if other in wanted}
-                found.setdefault(name, made[source])
-        return found
+                converted = self._convert(self.first_of[source], get)
+                parameters |= {other: tensor for other, tensor in converted.items() if other in wanted}
+                parameters.setdefault(name, converted[source])
+        return parameters
 
     def _convert(self, first: str, get: Get) -> dict[str, Tensor]:
         """Run the conversion that makes a parameter and others with it."""
-        converter, keys = self.made[first]
+        converter, keys = self.conversions[first]
         converter = deepcopy(converter)
         for pattern, key in keys:
             converter.add_tensor(first, key, pattern, partial(get, key))
-        made = converter.convert(first, model=self.model, config=self.model.config)
-        return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
+        converted = converter.convert(first, model=self.model, config=self.model.config)
+        return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in converted.items()}
 
     def _is_stored(self, name: str) -> bool:
-        return name in self.plain or name in self.first_of
+        return name in self.stored_names or name in self.first_of
 
 
 class LayoutNames(Names):
@@ -176,25 +178,25 @@ class LayoutNames(Names):
         """
         pieces = {name: self._pieces[self._find_source(name)] for name in names}
         uses = Counter(rows.source for parts in pieces.values() for rows in parts)
-        read, found = dict[str, Tensor](), dict[str, Tensor]()
+        read, parameters = dict[str, Tensor](), dict[str, Tensor]()
         for name, parts in pieces.items():
-            own = []
+            cut = []
             for rows in parts:
                 if rows.source not in read:
                     read[rows.source] = get(rows.source)
-                own.append(_cut(read[rows.source], rows))
+                cut.append(_cut(read[rows.source], rows))
                 uses[rows.source] -= 1
                 if not uses[rows.source]:
                     del read[rows.source]
-            found[name] = own[0] if len(own) == 1 else torch.cat(own)
-        return found
+            parameters[name] = cut[0] if len(cut) == 1 else torch.cat(cut)
+        return parameters
 
     def _is_stored(self, name: str) -> bool:
         return name in self._pieces
 
 
 def _cut(whole: Tensor, rows: Rows) -> Tensor:
-    """Return rows of a tensor in memory of their own: parts of a weight must not share it (see storage_of)."""
+    """Return a copy of rows of a tensor, as parts of a weight must not share memory (see storage_of)."""
     if not whole.dim() or rows.n == len(whole):
         return whole
     part = whole[rows.first : rows.first + rows.n]
@@ -202,7 +204,7 @@ def _cut(whole: Tensor, rows: Rows) -> Tensor:
 
 
 def find_twins(model: nn.Module) -> dict[str, list[str]]:
-    """Return for each parameter the names of the others that are the same object: tied parameters."""
+    """Return for each parameter the names of the others that are tied to it, which are the same object."""
     by_id: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         by_id.setdefault(id(parameter), []).append(name)

@@ -1,8 +1,8 @@
-"""The original in a candidate's names, if these differ, as those of a diffusers folder and a file of ComfyUI do.
+"""The original under a candidate's names, if these differ, such as those of a diffusers folder and a file of ComfyUI.
 
-Both store the rows of the same parameters (layouts.py). So every tensor of the candidate consists of rows of the
-original's tensors. Under the candidate's names, these rows make up a checkpoint that pairs with the candidate name by
-name, whatever the format of the candidate.
+Both store rows of the same parameters (layouts.py), so every tensor of the candidate consists of rows of the original's
+tensors. Under the candidate's names, these rows are a checkpoint that pairs with the candidate by names, whatever the
+format of the candidate.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from quanterr.util.text import display, listed
 
 
 class Counterpart(NamedTuple):
-    """The original in a candidate's names, and the tensors of either side that the model does not need."""
+    """The original under a candidate's names, and the tensors of either side that the model does not need."""
 
     originals: OriginalWeights
     ignored: frozenset[str] = frozenset()
@@ -30,7 +30,7 @@ class Counterpart(NamedTuple):
 def counterpart(
     model: nn.Module, config: JsonObject, originals: OriginalWeights, layout: Layout, candidate: Checkpoint
 ) -> Counterpart:
-    """Return the original, which has the given layout, in the names of a candidate; itself if they are its own.
+    """Return the original, which has the given layout, under the names of a candidate; unchanged if they are equal.
 
     Raises:
         CheckpointError: the candidate's names belong to another model, or either side lacks tensors.
@@ -46,20 +46,20 @@ def counterpart(
         return same
     where = display(candidate.path)
     try:
-        own = find_layout(model, config, shapes, where, has_lost_ones=candidate.gguf is not None)
+        candidate_layout = find_layout(model, config, shapes, where, has_lost_ones=candidate.gguf is not None)
     except CheckpointError:
-        if 2 * len(wanted & bare.keys()) > len(wanted):  # the original's names, some of which are missing
+        if 2 * len(wanted & bare.keys()) > len(wanted):  # the original's names, of which some are missing
             return same
         raise
-    if own.has_names_of(layout):
+    if candidate_layout.has_names_of(layout):
         return same
-    if missing := [name for name in layout.parameters if name not in own.parameters]:
+    if missing := [name for name in layout.parameters if name not in candidate_layout.parameters]:
         raise CheckpointError(f"{where}: nothing in it makes up {listed(missing, 3)} of {type(model).__name__}")
-    if lacking := [name for name in own.parameters if name not in layout.parameters]:
+    if lacking := [name for name in candidate_layout.parameters if name not in layout.parameters]:
         raise CheckpointError(
             f"{display(originals.checkpoint.path)}: lacks {listed(lacking, 3)}, which the config's model has"
         )
-    return Counterpart(_rename(originals, layout, own), layout.ignored | own.ignored)
+    return Counterpart(_rename(originals, layout, candidate_layout), layout.ignored | candidate_layout.ignored)
 
 
 def _shape(side: CheckpointSide, name: str) -> Shape:
@@ -69,13 +69,13 @@ def _shape(side: CheckpointSide, name: str) -> Shape:
         return side.codes[name].shape
 
 
-def _rename(originals: OriginalWeights, layout: Layout, own: Layout) -> OriginalWeights:
+def _rename(originals: OriginalWeights, layout: Layout, candidate_layout: Layout) -> OriginalWeights:
     """Return the original, divided into the tensors of the candidate's layout.
 
     Shapes come from the original's rows: a candidate may store padding, or omit leading dimensions of 1.
     """
     pieces: dict[str, list[tuple[int, Rows]]] = {}  # candidate's tensor → (first row in it, rows of the original)
-    for name, parts in own.parameters.items():
+    for name, parts in candidate_layout.parameters.items():
         first = 0
         for part in parts:
             at = part.first
@@ -84,18 +84,18 @@ def _rename(originals: OriginalWeights, layout: Layout, own: Layout) -> Original
                 at += rows.n
             first += part.n
     entries = {}
-    for name, found in pieces.items():
-        ordered = sorted(found)
+    for name, rows_by_place in pieces.items():
+        ordered = sorted(rows_by_place)
         weights = [(originals.weights[rows.source], rows) for _, rows in ordered]
         of_first = weights[0][0].shape
         shape = (sum(rows.n for _, rows in ordered), *of_first[1:]) if of_first else ()
         ends = [0, *(first + rows.n for first, rows in ordered)]
-        if [first for first, _ in ordered] == ends[:-1]:  # without a gap: every row belongs to a parameter
+        if [first for first, _ in ordered] == ends[:-1]:  # no gap, so every row belongs to a parameter
             entries[name] = RowsFile(name, shape, weights).entry
     original = originals.checkpoint
     virtual = Checkpoint(original.path, original.kind, (), entries, config=original.config, folder=original.folder)
     renamed = OriginalWeights(virtual, originals.device)
-    renamed.layout = own
+    renamed.layout = candidate_layout
     return renamed
 
 

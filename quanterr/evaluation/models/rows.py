@@ -1,4 +1,4 @@
-"""Tensors made of rows of other weights, which are read on demand: the original under other names."""
+"""Tensors that consist of rows of other weights, read on demand, by which an original gets other names."""
 
 from collections.abc import Sequence
 from math import prod
@@ -16,7 +16,7 @@ from quanterr.pairing.views import is_plain
 from quanterr.tensors.chunks import Chunk
 from quanterr.util.text import display
 
-DEQUANTIZED = "F32"  # dtype of rows whose weight is quantized
+DEQUANTIZED_DTYPE = "F32"  # dtype of rows whose weight is quantized
 
 
 class _Readable(Protocol):
@@ -56,7 +56,9 @@ class _DequantizedRows:
 
     def _dequantize(self, first: int, stop: int) -> torch.Tensor:
         rows, cols = self._weight.matrix
-        each = rows // self._weight.shape[0]  # matrix rows in a row of the weight: several in a stack, none in a vector
+        each = (
+            rows // self._weight.shape[0]
+        )  # number of matrix rows for each index of the first axis: several in a stack, none in a vector
         chunk = Chunk(first * each, stop * each, 0, cols) if len(self._weight.shape) > 1 else Chunk(0, 1, first, stop)
         with torch.inference_mode():
             return Reader().read(self._weight, chunk)
@@ -71,9 +73,9 @@ class RowsFile(CheckpointFile):
         alone = parts[0][0] if len(parts) == 1 else None
         self.whole = (
             alone if alone is not None and alone.shape == shape else None
-        )  # the weight whose rows these all are
-        dtypes = {weight.codes.dtype if is_plain(weight) else DEQUANTIZED for weight, _ in parts}
-        dtype = dtypes.pop() if len(dtypes) == 1 else DEQUANTIZED
+        )  # the weight to which all the rows belong
+        dtypes = {weight.codes.dtype if is_plain(weight) else DEQUANTIZED_DTYPE for weight, _ in parts}
+        dtype = dtypes.pop() if len(dtypes) == 1 else DEQUANTIZED_DTYPE
         is_stored = all(is_plain(weight) and weight.codes.dtype == dtype for weight, _ in parts)
         self._parts: list[_Readable] = [
             _StoredRows(weight.codes, rows) if is_stored else _DequantizedRows(weight, rows) for weight, rows in parts
@@ -94,10 +96,10 @@ class RowsFile(CheckpointFile):
             begin += part.nbytes
 
     def will_need(self, offset: int, n: int) -> None:
-        """Do nothing: the original's files are read row by row."""
+        """Do nothing, as the original's files are read row by row."""
 
     def check_unchanged(self) -> None:
-        """Do nothing: the original's files are checked."""
+        """Do nothing, as the original's files are checked."""
 
     def close(self) -> None:
-        """Do nothing: the original's files are closed."""
+        """Do nothing, as the original's files are closed."""

@@ -1,8 +1,8 @@
-"""The units of a model: the modules whose weights are loaded together.
+"""The units of a model, which are modules whose weights are loaded together.
 
 A unit is a block of the model (a class of ``_no_split_modules`` or ``_repeated_blocks``), or another module with
-weights of its own: the embedding, the last norm, the head. Weights of a module that has units below it are loaded once
-and stay in memory, as do tables that are never trained, such as sinusoids: encoders of sounds read them without calling
+weights of its own: the embedding, the last norm, the head. Weights of a module that contains units are loaded once and
+stay in memory. So do tables that are never trained, such as sinusoids, as audio encoders read them without calling
 their module.
 """
 
@@ -29,9 +29,9 @@ class Slot(NamedTuple):
     @property
     def tensor(self) -> Tensor:
         """The tensor that fills the slot now."""
-        found = (self.module._buffers if self.is_buffer else self.module._parameters)[self.attribute]
-        assert found is not None  # noqa: S101 - a slot is made for a tensor
-        return found
+        filled = (self.module._buffers if self.is_buffer else self.module._parameters)[self.attribute]
+        assert filled is not None  # noqa: S101 - a slot is made for a tensor
+        return filled
 
     def fill(self, tensor: Tensor) -> None:
         """Put a weight into the slot."""
@@ -55,8 +55,8 @@ class Unit:
             slot.fill(convert(tensors[slot.name], slot))
 
     def free(self) -> None:
-        """Fill the slots with NaN, which shows where a weight is read outside of its unit."""
-        for slot in self.slots:  # with memory for one element; a meta tensor could be read unnoticed
+        """Fill the slots with NaN, so that it shows if a weight is read outside of its unit."""
+        for slot in self.slots:  # one element, expanded: a meta tensor could be read without an error
             shape, dtype = slot.tensor.shape, slot.tensor.dtype
             value = float("nan") if dtype.is_floating_point else 0
             slot.fill(torch.full((1,), value, dtype=dtype, device=self._device).expand(shape))
@@ -96,8 +96,8 @@ def _own_slots(full: str, owner: nn.Module) -> Iterator[Slot]:
 
 def units_of(model: nn.Module, device: torch.device) -> dict[str, Unit]:
     """Return the units of a built model by their names, in its order; their weights will be on the device."""
-    kinds = ("_no_split_modules", "_repeated_blocks")  # of transformers and of diffusers
-    blocks = {name for kind in kinds for name in getattr(model, kind, None) or ()}
+    attributes = ("_no_split_modules", "_repeated_blocks")  # of transformers and of diffusers
+    blocks = {name for attribute in attributes for name in getattr(model, attribute, None) or ()}
     units: dict[str, Unit] = {}
     for name, module in model.named_modules():
         if not name or any(name.startswith(f"{unit}.") for unit in units):
@@ -111,7 +111,7 @@ def units_of(model: nn.Module, device: torch.device) -> dict[str, Unit]:
 
 
 def kept_slots(model: nn.Module, units: Mapping[str, Unit]) -> list[Slot]:
-    """Return the slots that belong to no unit, such as class tokens: their weights stay in memory."""
+    """Return the slots that belong to no unit, such as class tokens, whose weights stay in memory."""
     inside = {id(module) for unit in units.values() for module in unit.module.modules()}
     return [
         slot for path, owner in model.named_modules() if id(owner) not in inside for slot in _own_slots(path, owner)

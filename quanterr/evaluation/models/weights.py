@@ -1,9 +1,9 @@
-"""The weights of both checkpoints, each as one tensor, in the names and shapes that the original stores.
+"""The weights of both checkpoints, each as one tensor, with the original's names and shapes.
 
-Pairing may change the original's side where the candidate stores a weight in another way: transposed, a norm plus one,
--exp, times a number of the configuration. The model needs its own convention, so these views are undone in the
-quantized weight (pairing/views.py). Rows of a vocabulary that the converter left out are the original's. Factors that a
-quantizer folded into norms stay where the file has them.
+If the candidate stores a weight in another way (transposed, a norm plus one, -exp, times a number of the
+configuration), pairing changes the original's side. The model needs the original's form, so these views are undone in
+the quantized weight (pairing/views.py). Rows of a vocabulary that the converter left out are taken from the original.
+Factors that a quantizer folded into norms stay where the file has them.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -37,12 +37,12 @@ from quanterr.tensors.pool import map_in_threads
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import display
 
-# Leftovers that a model does not need: tensors that it computes, or that the converter computed; scales and labels.
+# Leftovers that a model does not need: tensors that it or the converter computes, scales and labels.
 NOT_NEEDED = (Bucket.CONSUMED, Bucket.FILTERED_OUT)
 
 
 class OriginalWeights:
-    """The original's weights, and the means to dequantize weights of either side."""
+    """The original's weights, and functions that dequantize weights of either side."""
 
     def __init__(self, original: Checkpoint, device: torch.device = CPU) -> None:
         """Recognize the original's weights; all weights are dequantized on the device.
@@ -59,7 +59,7 @@ class OriginalWeights:
         self._chunk = CPU_CHUNK if on_cpu else DEVICE_CHUNK
         self._workspaces = [Workspace(device) for _ in range(torch.get_num_threads() if on_cpu else 1)]
         self.read_bytes = 0
-        self.layout: Layout | None = None  # for a denoiser, once it is found
+        self.layout: Layout | None = None  # of a denoiser, after it was computed
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -92,7 +92,7 @@ class OriginalWeights:
 
 
 class Candidate:
-    """A quantized checkpoint in the original's names and shapes."""
+    """A quantized checkpoint with the original's names and shapes."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Candidate:
     ) -> None:
         """Pair the checkpoint with the original.
 
-        ``activations`` and ``kv`` name what its runtime rounds to (rounding.py); ``ignored`` are tensors of either side
-        that the model does not need, such as a VAE in the same file.
+        ``activations`` and ``kv`` name how its runtime rounds inputs, keys and values (rounding.py); ``ignored`` are
+        tensors of either side that the model does not need, such as a VAE in the same file.
 
-        With ``undo``, :meth:`compared` undoes factors that a quantizer folded elsewhere, which needs the original's
-        values.
+        With ``undo``, :meth:`compared` undoes factors that a quantizer folded into other weights, which requires the
+        original's values.
 
         Raises:
             CheckpointError: a weight cannot be brought into the original's shape.
@@ -120,7 +120,7 @@ class Candidate:
         )
         self._activations = activations
         self.rounding = self._rounded(kv)
-        self.found = {each.name: each for each in self.plan.pairs}
+        self.pairs = {each.name: each for each in self.plan.pairs}
         for each in self.plan.pairs:
             self._check_form(each)
         self.unfolded = self._unfold() if undo else {}
@@ -133,36 +133,36 @@ class Candidate:
         self.unused = {item.name: item.reason for item in left if item.side == "quantized"}
 
     def _rounded(self, kv: str) -> Rounding:
-        is_virtual = self.checkpoint.kind == RECIPE  # it has no files that could declare anything
+        is_virtual = self.checkpoint.kind == RECIPE  # a recipe has no files that could declare roundings
         inputs, cache = (NONE if is_virtual and way == DECLARED else way for way in (self._activations, kv))
         return Rounding(self.plan, self.checkpoint.entries, inputs, cache, self.originals.device)
 
     def with_caches(self, name: str, kv: Sequence[str]) -> Iterator[tuple[str, "Candidate"]]:
-        """Yield the candidate once for each rounding of keys and values, all with the same weights, and its name."""
+        """Yield name and candidate for each rounding of keys and values; all share the weights."""
         for way in kv:
-            found = copy(self)
-            found.rounding = self._rounded(way)
-            yield name if len(kv) == 1 else f"{name}, kv {way.lower()}", found
+            with_cache = copy(self)
+            with_cache.rounding = self._rounded(way)
+            yield name if len(kv) == 1 else f"{name}, kv {way.lower()}", with_cache
 
     @property
     def names(self) -> list[str]:
-        """The stored names of all tensors of its model; tensors that it lacks come from the original."""
-        return list(dict.fromkeys([*self.found, *self.originals.weights]))
+        """The stored names of all tensors of its model, including those that only the original has."""
+        return list(dict.fromkeys([*self.pairs, *self.originals.weights]))
 
     def get(self, name: str) -> Tensor:
-        """Return a tensor by the original's name; the original's own where the candidate has none."""
-        if name not in self.found:
+        """Return a tensor by the original's name; the original's if the candidate lacks it."""
+        if name not in self.pairs:
             return self.originals.get(name)
-        return self._read(self.found[name])
+        return self._read(self.pairs[name])
 
     def compared(self, name: str) -> Tensor:
-        """Return the same tensor without factors that a quantizer folded elsewhere, to compare with the original's."""
+        """Return the tensor without factors that a quantizer folded into other weights, for comparison."""
         if name not in self.unfolded:
             return self.get(name)
         return self._read(self.unfolded[name])
 
     def _unfold(self) -> dict[str, Pair]:
-        """Return the pairs that change once all folded factors are undone."""
+        """Return the pairs that change if all folded factors are undone."""
         with open_reader() as reader:
             undone, _ = undo_smoothing(list(self.plan.pairs), reader, self.plan.key_heads)
         return {

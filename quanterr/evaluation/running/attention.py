@@ -1,7 +1,7 @@
-"""Attention over long contexts: some queries at a time, and one mask for all sides and micro-batches.
+"""Attention over long contexts, for some queries at a time, with masks that all sides and micro-batches share.
 
-Attention without a mask takes little memory as torch computes it. With one, such as that of a sliding window, torch on
-CPUs converts the mask to floats; models that compute attention themselves, such as gpt-oss, keep all scores.
+torch's attention takes little memory without a mask. With a mask, such as that of a sliding window, torch converts the
+mask to floats on CPUs; models that compute attention in their own code, such as gpt-oss, keep all scores.
 """
 
 import weakref
@@ -13,25 +13,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-ROOM = 1 << 25  # elements of a mask, or scores, that are computed at once
-LARGE = 1 << 22  # elements of a mask from which on it is shared
+MAX_ELEMENTS = 1 << 25  # maximum size of a mask, or of scores, that are computed at once
+MIN_SHARED_ELEMENTS = 1 << 22  # smaller masks are not shared
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **more: Any) -> Any:
     """Return ``F.scaled_dot_product_attention``, for some queries at a time if there is a large mask."""
     queries, keys = query.shape[-2], key.shape[-2]
-    if attn_mask is None or queries * keys <= ROOM:
+    if attn_mask is None or queries * keys <= MAX_ELEMENTS:
         return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **more)
     outputs = [
         F.scaled_dot_product_attention(query[..., span, :], key, value, _rows(attn_mask, span, queries), *args, **more)
-        for span in _spans(queries, ROOM // keys)
+        for span in _spans(queries, MAX_ELEMENTS // keys)
     ]
     return torch.cat(outputs, -2)
 
 
 @contextmanager
 def attention_in_pieces() -> Iterator[None]:
-    """Let models of transformers compute their own attention in pieces, and share equal masks."""
+    """Within the context, models of transformers compute their own attention in pieces, and share equal masks."""
     try:
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASKS
         from transformers.modeling_utils import AttentionInterface
@@ -41,13 +41,13 @@ def attention_in_pieces() -> Iterator[None]:
     look_up = AttentionInterface.get_interface
 
     def get_interface(self: object, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        found: Callable[..., Any] = look_up(self, name, default)
-        return _in_pieces(found) if found is default else found
+        attention: Callable[..., Any] = look_up(self, name, default)
+        return _compute_in_pieces(attention) if attention is default else attention
 
     known: list[weakref.ref[Tensor]] = []
     AttentionInterface.get_interface = get_interface
     for name in ("sdpa", "eager"):
-        MASKS[name] = _shared(MASKS[name], known)
+        MASKS[name] = _share_masks(MASKS[name], known)
     try:
         yield
     finally:
@@ -56,8 +56,8 @@ def attention_in_pieces() -> Iterator[None]:
             del MASKS[name]
 
 
-def _in_pieces(attention: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a model's own attention for some queries (n, heads, tokens, size) at a time; they are independent."""
+def _compute_in_pieces(attention: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a model's attention that is computed for some queries (n, heads, tokens, size) at a time."""
 
     def compute(
         module: object,
@@ -69,11 +69,11 @@ def _in_pieces(attention: Callable[..., Any]) -> Callable[..., Any]:
         **more: Any,
     ) -> Any:
         (n, heads, queries, _), keys = query.shape, key.shape[-2]
-        if n * heads * queries * keys <= ROOM:
+        if n * heads * queries * keys <= MAX_ELEMENTS:
             return attention(module, query, key, value, attention_mask, *args, **more)
         outputs = [
             attention(module, query[:, :, span], key, value, _rows(attention_mask, span, queries), *args, **more)[0]
-            for span in _spans(queries, ROOM // (n * heads * keys))
+            for span in _spans(queries, MAX_ELEMENTS // (n * heads * keys))
         ]
         return torch.cat(outputs, 1), None
 
@@ -89,12 +89,12 @@ def _rows(mask: Tensor | None, span: slice, queries: int) -> Tensor | None:
     return mask if mask is None or mask.shape[-2] != queries else mask[..., span, :]
 
 
-def _shared(make: Callable[..., Any], known: "list[weakref.ref[Tensor]]") -> Callable[..., Any]:
-    """Return a function that makes masks, and returns an equal one that is still in use instead, if there is one."""
+def _share_masks(make: Callable[..., Any], known: "list[weakref.ref[Tensor]]") -> Callable[..., Any]:
+    """Return a function that makes masks, or returns an equal one that is still in use."""
 
     def compute(*args: Any, **more: Any) -> Any:
         mask = make(*args, **more)
-        if not isinstance(mask, Tensor) or mask.numel() < LARGE:
+        if not isinstance(mask, Tensor) or mask.numel() < MIN_SHARED_ELEMENTS:
             return mask
         known[:] = [ref for ref in known if ref() is not None]
         alike = [other for ref in known if (other := ref()) is not None and other.dtype == mask.dtype]

@@ -1,4 +1,4 @@
-"""Micro-batches: the chunks that go through a unit together."""
+"""Micro-batches, which are the chunks that go through a unit together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
     """Return micro-batches of ``size`` chunks; conversations, which differ in length, are one micro-batch each."""
     if isinstance(texts, Calls):
         return batches_of_calls(texts.calls)
-    found: list[Batch] = []
+    batches: list[Batch] = []
     for chunks, span in zip(texts, spans_of(texts), strict=True):
         step = 1 if chunks.lengths else size
         for n in range(0, len(chunks.raw), step):
@@ -43,10 +43,10 @@ def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
             given, raw = (each[n : n + step, :width] for each in (chunks.given, chunks.raw))
             scored = None if chunks.scored is None else chunks.scored[n : n + step, :width]
             media = chunks.media[n] if chunks.media else {}
-            found.append(
-                Batch(len(found), WithMedia(given, media) if media else given, raw, raw.numel(), span[n], n, scored)
+            batches.append(
+                Batch(len(batches), WithMedia(given, media) if media else given, raw, raw.numel(), span[n], n, scored)
             )
-    return found
+    return batches
 
 
 def batches_of_calls(calls: Sequence[Call]) -> list[Batch]:

@@ -27,7 +27,7 @@ from quanterr.evaluation.running.stream import Stream
 from quanterr.evaluation.running.workload import Measures, Workload
 from quanterr.util.text import display
 
-LOGITS = "the logits"  # may be the first output that is not finite
+LOGITS_NAME = "the logits"  # what not_finite names if the logits are the first output that is not finite
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Measured(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What the original gives for a unit and a micro-batch."""
+    """What the original computes in a unit for a micro-batch."""
 
     hidden: Tensor | None  # hidden states after the unit; None if there are none, or if a reference lacks them
     routed: Mapping[str, Routing]  # by router
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
 
 class CandidateRun(MeasuredRun):
-    """A candidate that runs."""
+    """The run of a candidate, and its measurements."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class CandidateRun(MeasuredRun):
         return self.stream.names.tensors(names, self.candidate.compared) if folded else loaded
 
     def follow(self, batch: int, step: Step) -> None:
-        """Run the loaded unit for a micro-batch as the original has, and measure it.
+        """Run the loaded unit for a micro-batch that the original has run, and measure the output.
 
         Raises:
             CheckpointError: the micro-batch waits for another unit.
@@ -100,7 +100,7 @@ class CandidateRun(MeasuredRun):
         result = self.run(batch, lambda output: self._compare(batch, output, step))
         base = None if result is None else step.result()
         if base is not None and not self.measure(batch, base, result):
-            self._not_finite.add(LOGITS)
+            self._not_finite.add(LOGITS_NAME)
 
     def _compare(self, batch: int, output: object, step: Step) -> None:
         """Compare the output of the loaded unit with the original's, unless it is the model's own result."""
@@ -122,10 +122,10 @@ class CandidateRun(MeasuredRun):
     def follow_piece(self, batch: int, base: Any, first: int, last: int) -> None:
         """Compute the logits of some positions, counted from the end, and measure them against the original's."""
         if not self.measure_piece(batch, base, self.compute(first, last), first):
-            self._not_finite.add(LOGITS)
+            self._not_finite.add(LOGITS_NAME)
 
     def measured(self) -> Measured:
-        """Return the measurements, which :meth:`merge` of another process takes."""
+        """Return the measurements, for :meth:`merge` in another process."""
         return Measured(self.measures, self._blocks, self._not_finite, self._routers, self.candidate.rounding.noise)
 
     def merge(self, other: Measured) -> None:
@@ -142,7 +142,7 @@ class CandidateRun(MeasuredRun):
     def outcome(self, spans: Sequence[range]) -> Outcome:
         """Return the measurements, except the errors of weights; ``spans`` are the chunk numbers of each text."""
         blocks = [BlockError(name, **error.row()) for name, error in self._blocks.items()]
-        not_finite = min(self._not_finite, key=[*self.stream.units, LOGITS].index, default=None)
+        not_finite = min(self._not_finite, key=[*self.stream.units, LOGITS_NAME].index, default=None)
         outcome = Outcome(not_finite=not_finite, blocks=blocks, routers=self._routers.rows())
         measures = self.measures
         if not_finite is None and measures.scores.columns:

@@ -1,7 +1,7 @@
-"""Other models as drafts of the original, as speculative decoding runs them: same tokens, another config.
+"""Other models as drafts of the original, as in speculative decoding: they have the same tokens, but another config.
 
-Only distributions over the same tokens can be compared. A runtime may use a draft whose head has more or fewer rows
-that stand for no token: these rows take no part on either side.
+Only distributions over the same tokens can be compared. A draft's head may have more or fewer rows that stand for no
+token; such rows are left out on both sides, as runtimes do.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from quanterr.util.text import display, quote
 
 DRAFT = "--draft"
 UNCHECKED = "neither side has a tokenizer.json: whether the same ids are the same tokens was not checked"
-NO_STEP = Step(None, {}, lambda: None)  # the original has no unit to compare with
+NO_STEP = Step(None, {}, lambda: None)  # there is no unit of the original to compare with
 
 
 class Draft(NamedTuple):
@@ -44,20 +44,21 @@ def read_draft(draft: Checkpoint, original: Checkpoint, prepared: Prepared, chos
     """Read the config and recognize the weights of a draft, a folder with config.json in any format.
 
     Raises:
-        UsageError: it does not continue a text, or has another vocabulary.
+        UsageError: it does not predict the next token, or has another vocabulary.
         CheckpointError: its config.json is missing, or transformers lacks the model.
     """
     architecture = prepared.architecture
     assert isinstance(architecture, Architecture)  # noqa: S101 - prepare() takes drafts of such models only
     where = f"{DRAFT} {display(draft.path)}"
     with model_folder(draft) as folder, model_folder(original) as other:
-        own = Architecture(read_config(folder), architecture.dtype, architecture.device)
-        if own.workload is not CAUSAL:
-            raise UsageError(f"{where}: for models that continue a text; {own.config.model_type} does not")
+        draft_architecture = Architecture(read_config(folder), architecture.dtype, architecture.device)
+        if draft_architecture.workload is not CAUSAL:
+            model_type = draft_architecture.config.model_type
+            raise UsageError(f"{where}: works only with models that predict the next token; {model_type} does not")
         tokens, known = read_vocabulary(folder), read_vocabulary(other)
     if any(text.chunks.media for text in prepared.texts):
         raise UsageError(f"{where}: conversations of --chat have images or sounds, which a draft does not take")
-    sizes = [each.config.get_text_config().vocab_size for each in (own, architecture)]
+    sizes = [each.config.get_text_config().vocab_size for each in (draft_architecture, architecture)]
     if (tokens is None) != (known is None):
         lacking = folder if tokens is None else other
         raise UsageError(f"{where}: {lacking.named('tokenizer.json')} is missing: are both vocabularies the same?")
@@ -65,13 +66,15 @@ def read_draft(draft: Checkpoint, original: Checkpoint, prepared: Prepared, chos
         raise UsageError(f"{where}: another vocabulary: {sizes[0]:,} tokens, the original has {sizes[1]:,}")
     if tokens is not None and known is not None:
         _check_same(where, tokens, known)
-    most = max(int(text.chunks.raw.max()) for text in prepared.texts)
-    if max([most, *(tokens or {})]) >= min(sizes):
+    highest = max(int(text.chunks.raw.max()) for text in prepared.texts)
+    if max([highest, *(tokens or {})]) >= min(sizes):
         raise UsageError(f"{where}: heads of {sizes[0]:,} and {sizes[1]:,} rows: one lacks tokens of the vocabulary")
     if len(kv := list(chosen.kv) or [DECLARED]) > 1:
         raise UsageError(f"{where}: give --kv once: a draft has one row")
-    candidate = Candidate(OriginalWeights(draft, own.device), draft, chosen.activations, kv[0], undo=False)
-    return Draft(own, candidate, min(sizes), [] if tokens is not None else [UNCHECKED])
+    candidate = Candidate(
+        OriginalWeights(draft, draft_architecture.device), draft, chosen.activations, kv[0], undo=False
+    )
+    return Draft(draft_architecture, candidate, min(sizes), [] if tokens is not None else [UNCHECKED])
 
 
 def _check_same(where: str, tokens: dict[int, str], known: dict[int, str]) -> None:
@@ -82,12 +85,14 @@ def _check_same(where: str, tokens: dict[int, str], known: dict[int, str]) -> No
     """
     for n in sorted(tokens.keys() | known.keys()):
         if tokens.get(n) != known.get(n):
-            one, other = (display(quote(each[n])) if n in each else "none" for each in (tokens, known))
-            raise UsageError(f"{where}: another vocabulary: token {n} is {one}, the original's is {other}")
+            token, token_of_original = (display(quote(each[n])) if n in each else "none" for each in (tokens, known))
+            raise UsageError(
+                f"{where}: another vocabulary: token {n} is {token}, the original's is {token_of_original}"
+            )
 
 
 class DraftRun(CandidateRun):
-    """Runs a draft up to its head, which then gives the logits of a micro-batch as the original's head does."""
+    """The run of a draft up to its head, which then computes logits together with the original's head."""
 
     def __init__(self, draft: Draft, batches: Mapping[int, Batch]) -> None:
         """Build the model.
@@ -105,7 +110,7 @@ class DraftRun(CandidateRun):
         self._head = head
 
     def run_to_head(self, stop: Event | None, on_progress: OnProgress | None) -> None:
-        """Run every unit but the head, which stays loaded, for every micro-batch.
+        """Run all units except the head for every micro-batch, and load the head.
 
         Raises:
             Interrupted: ``stop`` was set.

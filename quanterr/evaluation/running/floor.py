@@ -1,10 +1,10 @@
-"""The floor of an evaluation: the original in the dtype that it is stored in, against float32.
+"""The floor of an evaluation: the error of the original in its stored dtype, compared with float32.
 
 Runtimes compute in bfloat16 or float16. This rounding alone changes outputs, and a candidate whose error is no larger
 cannot be distinguished from the original by the outputs of a runtime.
 
-The rounding is nearly the same everywhere, so that the first two to four chunks of each text are enough; encoders are
-small, so they read all chunks.
+The rounding is nearly the same in all chunks, so the first two to four chunks of each text are enough; encoders read
+all chunks, as they are small.
 
 In denoisers, timesteps and scales of guidance stay exact: models of diffusers round them to 16 bits and then multiply
 them by 1000 (3.5 becomes 3504), which changes the outputs of both sides alike and is not noise. ComfyUI computes them
@@ -36,14 +36,14 @@ from quanterr.evaluation.running.workload import CALLS, ENCODER, Measures
 from quanterr.util.text import display
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # stored floats that runtimes compute in
-HALVES = frozenset(DTYPES.values())
-REFERENCES = (torch.float32, torch.float64)
-FEWEST, MOST = 2, 4  # minimum and maximum number of chunks to read of each text
-TOKENS = 1024  # number of a text's tokens after which no further chunk is read
+HALF_DTYPES = frozenset(DTYPES.values())
+REFERENCE_DTYPES = (torch.float32, torch.float64)
+MIN_CHUNKS, MAX_CHUNKS = 2, 4  # minimum and maximum number of chunks to read of each text
+MIN_TOKENS = 1024  # after so many tokens of a text, no further chunk is read
 
 
 class _Products(TorchFunctionMode):
-    """Adds up the products of a linear layer in float32 and rounds once, as a GPU does: a CPU takes 8 times as long."""
+    """Computes linear layers in float32 and rounds once, as GPUs do; in 16 bits, a CPU would take 8 times as long."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Products(TorchFunctionMode):
         self._converted: dict[tuple[int, ...], Tensor] = {}  # weights in float32, by their address, shape and strides
 
     def keep(self, unit: Unit) -> None:
-        """Keep the weights of this unit in float32 once they are used; forget all others."""
+        """Keep the weights of this unit in float32 after they are first used; forget those of other units."""
         self.forget()
         self._kept = {slot.tensor.data_ptr() for slot in unit.slots}
 
@@ -61,14 +61,14 @@ class _Products(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dtype = args[1].dtype if function is F.linear and len(args) > 1 else None
-        if dtype not in HALVES or args[0].device.type != "cpu":
+        if dtype not in HALF_DTYPES or args[0].device.type != "cpu":
             return function(*args, **(kwargs or {}))
         x, weight, *bias = args
         rest = [each if each is None else each.float() for each in bias]
         return function(x.float(), self._convert(weight), *rest, **(kwargs or {})).to(dtype)
 
     def _convert(self, weight: Tensor) -> Tensor:
-        if weight.data_ptr() not in self._kept:  # what the model computes from weights may reuse memory
+        if weight.data_ptr() not in self._kept:  # a tensor that the model computes, whose memory may be used again
             return weight.float()
         key = weight.data_ptr(), *weight.shape, *weight.stride()
         if key not in self._converted:
@@ -81,16 +81,18 @@ class _ExactScalars(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (*args[1:], *(kwargs or {}).values())
-        to_half = function is torch.Tensor.to and any(one in HALVES for one in given if isinstance(one, torch.dtype))
+        to_half = function is torch.Tensor.to and any(
+            argument in HALF_DTYPES for argument in given if isinstance(argument, torch.dtype)
+        )
         if to_half and args[0].dim() <= 1 and args[0].dtype is torch.float32:
             return args[0]
-        if function is F.linear and args[0].dtype is torch.float32 and args[1].dtype in HALVES:
+        if function is F.linear and args[0].dtype is torch.float32 and args[1].dtype in HALF_DTYPES:
             args = (args[0].to(args[1].dtype), *args[1:])
         return function(*args, **(kwargs or {}))
 
 
 class FloorRun:
-    """A run of the original in its own dtype on some of the micro-batches; if it fails, only the floor is lost."""
+    """A run of the original in its stored dtype on some micro-batches; if it fails, only the floor is missing."""
 
     def __init__(
         self, architecture: Architecture | Denoiser, weights: OriginalWeights, batches: Mapping[int, Batch]
@@ -102,24 +104,24 @@ class FloorRun:
         self._side: MeasuredRun | None = None
         self._tensors: Mapping[str, Tensor] | None = None  # weights of a unit that is not loaded yet
         self._products = _Products()
-        self.dtype, self.reason = _own_dtype(weights), ""
+        self.dtype, self.reason = _find_dtype(weights), ""
         if self.dtype is None:
             self.reason = "the original is not stored in a 16-bit float"
-        elif architecture.dtype not in REFERENCES:
+        elif architecture.dtype not in REFERENCE_DTYPES:
             self.reason = "both sides compute in 16 bits: --dtype float32 measures it"
         else:
-            own = replace(architecture, dtype=self.dtype)
+            own_architecture = replace(architecture, dtype=self.dtype)
             with self._attempt():
-                stream = open_stream(own, weights, weights.weights, weights.get, self._batches)
+                stream = open_stream(own_architecture, weights, weights.weights, weights.get, self._batches)
                 self._side = MeasuredRun(stream, self._workload, self._batches)
                 self.measures = self._side.measures
 
     def load(self, unit: Unit, tensors: Mapping[str, Tensor]) -> None:
-        """Take the original's weights of a unit, which is loaded when it runs."""
+        """Take the original's weights of a unit, which are loaded later, when the unit runs."""
         self._unit, self._tensors = unit, tensors
 
     def _load(self, batch: int) -> MeasuredRun | None:
-        """Load the unit if a micro-batch waits for it, and return its side; otherwise return None."""
+        """Load the unit and return the run if a micro-batch waits for the unit; otherwise return None."""
         side = self._side
         if side is None or batch not in self._batches or not side.stream.waits(batch, self._unit):
             return None
@@ -130,14 +132,14 @@ class FloorRun:
         return side
 
     def follow(self, batch: int, step: Step) -> None:
-        """Run the unit for a micro-batch if the original's forward has ended, whose result is needed."""
+        """Run the unit for a micro-batch if the original's forward has ended, as the result is compared."""
         if (base := step.result()) is not None:
             self._run(batch, base)
 
     def free(self) -> None:
         """Run the unit for all micro-batches that wait for it, and free it.
 
-        All other sides have freed theirs, so that the floor's weights reuse their memory.
+        All other sides have freed the unit before, so that the floor's weights reuse their memory.
         """
         for batch in self._batches:
             self._run(batch)
@@ -151,10 +153,10 @@ class FloorRun:
             with self._attempt():
                 result = side.run(batch)
                 if base is not None and result is not None and not side.measure(batch, base, result):
-                    self._end(f"the original's output is not finite in {_name(self.dtype)}")
+                    self._end(f"the original's output is not finite in {_name_dtype(self.dtype)}")
 
     def begin(self, batch: int) -> bool:
-        """Prepare the logits of some positions at a time; if that is not possible, only the floor is lost."""
+        """Prepare the logits of some positions at a time; if that is not possible, only the floor is missing."""
         if side := self._load(batch):
             with self._attempt():
                 if not side.begin(batch):
@@ -166,7 +168,7 @@ class FloorRun:
         if self._side is not None and batch in self._batches:
             with self._attempt():
                 if not self._side.measure_piece(batch, base, self._side.compute(first, last), first):
-                    self._end(f"the original's output is not finite in {_name(self.dtype)}")
+                    self._end(f"the original's output is not finite in {_name_dtype(self.dtype)}")
 
     def end(self, batch: int) -> None:
         """End the forward of a micro-batch whose positions were computed."""
@@ -175,12 +177,12 @@ class FloorRun:
 
     @contextmanager
     def _attempt(self) -> Iterator[None]:
-        """Compute as this floor does; an error ends only the floor."""
+        """Set the modes in which the floor computes; an error within the context ends only the floor."""
         try:
             with self._products, _ExactScalars() if self._workload is CALLS else nullcontext():
                 yield
         except QuanterrError as error:
-            self._end(f"the original does not run in {_name(self.dtype)}: {display(str(error), 200)}")
+            self._end(f"the original does not run in {_name_dtype(self.dtype)}: {display(str(error), 200)}")
 
     def _end(self, reason: str) -> None:
         self.close()
@@ -193,37 +195,37 @@ class FloorRun:
             side.close()
 
     def merge(self, measures: Measures, reason: str) -> None:
-        """Add what another process found for its share of the micro-batches."""
+        """Add the measurements of another process on its share of the micro-batches."""
         self.measures.merge(measures)
         self.reason = self.reason or reason
 
     def result(self) -> Floor:
         """Return the floor, or why there is none."""
-        name = None if self.dtype is None else _name(self.dtype)
-        found = self.measures
-        if not self.reason and found.scores.columns:
-            return Floor(name, None, None, ReportedScores(**found.scores.result()), sorted(found.scores.columns))
-        if not self.reason and found.outputs.calls:
-            return Floor(name, found.outputs.result(), None)
-        if not self.reason and found.embedded.chunks:
-            return Floor(name, None, None, embeddings=found.embedded.result())
+        name = None if self.dtype is None else _name_dtype(self.dtype)
+        measures = self.measures
+        if not self.reason and measures.scores.columns:
+            return Floor(name, None, None, ReportedScores(**measures.scores.result()), sorted(measures.scores.columns))
+        if not self.reason and measures.outputs.calls:
+            return Floor(name, measures.outputs.result(), None)
+        if not self.reason and measures.embedded.chunks:
+            return Floor(name, None, None, embeddings=measures.embedded.result())
         return Floor(name, None, self.reason or "nothing was completed")
 
 
 def _is_read(architecture: Architecture | Denoiser, batch: Batch) -> bool:
     """Return whether the floor reads a micro-batch: every call, every chunk of an encoder, the first of each text."""
-    if architecture.workload in (CALLS, ENCODER) or batch.in_text < FEWEST:
+    if architecture.workload in (CALLS, ENCODER) or batch.in_text < MIN_CHUNKS:
         return True
-    return batch.in_text < MOST and batch.in_text * batch.raw.shape[1] < TOKENS
+    return batch.in_text < MAX_CHUNKS and batch.in_text * batch.raw.shape[1] < MIN_TOKENS
 
 
-def _own_dtype(weights: OriginalWeights) -> torch.dtype | None:
-    """Return the 16-bit dtype that most of the original's bytes have; None if most have another dtype."""
+def _find_dtype(weights: OriginalWeights) -> torch.dtype | None:
+    """Return the dtype of most of the original's bytes if it has 16 bits; otherwise None."""
     sizes = Counter[str]()
     for entry in weights.checkpoint.entries.values():
         sizes[entry.dtype] += entry.nbytes
     return DTYPES.get(sizes.most_common(1)[0][0]) if sizes else None
 
 
-def _name(dtype: torch.dtype | None) -> str:
+def _name_dtype(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")

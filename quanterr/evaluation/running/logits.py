@@ -1,4 +1,4 @@
-"""The head of a model and the model's own code after it, for the logits of some positions at a time.
+"""The head of a model and the model's own code after it, which compute the logits of some positions at a time.
 
 All logits of a long context would take far more memory than the model: with 32,768 tokens and a vocabulary of 128,000,
 the second half alone takes 8 GiB for each side.
@@ -15,12 +15,12 @@ from quanterr.evaluation.models.units import Unit
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
-WHOLE = 1 << 27  # logits of a micro-batch that are computed at once
-PIECE = 1 << 25  # logits of a piece of a larger micro-batch
+MAX_LOGITS = 1 << 27  # a micro-batch with more logits is cut into pieces
+PIECE_LOGITS = 1 << 25  # number of logits in a piece
 
 
 class _Body:
-    """The output of a model's body: hidden states, and None for any other attribute."""
+    """What a model's body returns: hidden states, and None for any other attribute."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -33,7 +33,7 @@ class _Body:
 
 
 class Tail:
-    """A model whose body returns given hidden states: its loaded head and the code after it turn them into logits."""
+    """A model whose body returns given hidden states, from which its loaded head and later code compute logits."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         """Replace the body of a model that no longer needs it."""
@@ -50,7 +50,7 @@ class Tail:
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, inputs: Mapping[str, object]) -> "ModelOutput":
-        """Return the model's result for these inputs if its body gives these hidden states."""
+        """Return the model's result for these inputs if its body returns these hidden states."""
         self._hidden = hidden.to(self._device)
         on_device = {
             key: value.to(self._device) if isinstance(value, Tensor) else value for key, value in inputs.items()
@@ -60,13 +60,13 @@ class Tail:
 
 def spans_of(chunks: int, positions: int, vocabulary: int) -> list[tuple[int, int]]:
     """Return the first and last positions of pieces, counted from the end; one span if they are computed at once."""
-    if chunks * positions * vocabulary <= WHOLE:
+    if chunks * positions * vocabulary <= MAX_LOGITS:
         return [(-positions, 0)]
-    step = max(PIECE // (chunks * vocabulary), 1)
+    step = max(PIECE_LOGITS // (chunks * vocabulary), 1)
     return [(first, min(first + step, 0)) for first in range(-positions, 0, step)]
 
 
 def head_of(model: nn.Module, units: Mapping[str, Unit]) -> Unit | None:
-    """Return the unit of a model's head; None if it has no head, or if the head is not a unit."""
+    """Return the unit of a model's head; None if there is no head, or if it is not a unit."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return next((unit for unit in units.values() if unit.module is head), None)

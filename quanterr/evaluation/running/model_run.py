@@ -1,4 +1,4 @@
-"""A model of which one unit is loaded at a time, and the loop that runs all its units for all micro-batches."""
+"""A model with one unit loaded at a time, and the loop that runs all its units for all micro-batches."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -30,9 +30,9 @@ def take_turns(
     on_progress: OnProgress | None = None,
     until: Unit | None = None,
 ) -> Iterator[int]:
-    """Load each unit of a model in its order, yield each micro-batch that waits for it, and free it.
+    """Load the units of a model in order; yield each micro-batch that waits for the loaded unit, then free the unit.
 
-    The caller runs the unit for the micro-batch that it gets. The loop ends before the unit ``until``.
+    The caller runs the unit for each yielded micro-batch. The loop ends before the unit ``until``.
 
     Raises:
         Interrupted: ``stop`` was set.
@@ -53,20 +53,20 @@ def take_turns(
 
 
 class ModelRun:
-    """A model of which one unit is loaded at a time."""
+    """A model with one unit loaded at a time."""
 
     unit: Unit  # the loaded one
     mode: AbstractContextManager[object] = nullcontext()  # in which units run
 
     def __init__(self, stream: Stream, rounding: Rounding | None = None, measures_rounding: bool = False) -> None:
-        """Use a stream, and round inputs, keys and values by ``rounding``, whose effect can be measured."""
+        """Use a stream; round inputs, keys and values by ``rounding``, and measure its effect if asked."""
         self.stream, self._rounding, self._measures_rounding = stream, rounding, measures_rounding
         self.loads = 0  # number of units that were loaded
         self._tail: Tail | None = None
         self._batch, self._hidden = 0, torch.empty(0)  # inputs of the head, (chunks, positions, width)
 
     def load(self, unit: Unit, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Load this model's unit of the same name; ``tensors`` are its weights, None: read them."""
+        """Load this model's unit of the same name with ``tensors``, or read its weights if None."""
         self.unit, self.loads = self.stream.units[unit.name], self.loads + 1
         self.unit.load(self.stream.tensors(self.unit) if tensors is None else tensors)
         if self._rounding is not None:
@@ -84,9 +84,9 @@ class ModelRun:
         return self.stream.result(batch)
 
     def begin(self, batch: int) -> bool:
-        """Prepare :meth:`compute` for a micro-batch at the loaded head; return False if it must run whole.
+        """Prepare :meth:`compute` for a micro-batch at the loaded head; return False if all positions must run at once.
 
-        Some models change what their body returns before the head gets it: logits of positions would not follow.
+        That is so if a model changes what its body returns before the head gets it, as logits would then be wrong.
         """
         if not self.stream.waits(batch, self.unit):
             return False
@@ -138,7 +138,7 @@ class MeasuredRun(ModelRun):
         self.measures, self._workload, self._batches = Measures(), workload, batches
 
     def measure(self, batch: int, base: Any, result: Any) -> bool:
-        """Measure the result of a micro-batch against the original's; return whether all is finite."""
+        """Measure the result of a micro-batch against the original's; return whether all values are finite."""
         return self._workload.measure(base, result, self._batches[batch], self.measures)
 
     def measure_piece(self, batch: int, base: Any, result: Any, first: int) -> bool:

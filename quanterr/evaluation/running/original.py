@@ -1,4 +1,4 @@
-"""The original, which runs, and what its inputs show about weights."""
+"""The run of the original, in which the outputs of weights are measured."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ from quanterr.evaluation.running.stream import Stream
 
 
 class OriginalRun(ModelRun):
-    """The original, which runs, and what its inputs show about weights."""
+    """The run of the original, in which the outputs of weights are measured."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class OriginalRun(ModelRun):
             self.kept.hidden[self._batches[batch].number] = self.stream.first_argument(batch).cpu()
 
     def free(self) -> None:
-        """Complete the errors of the loaded unit's weights, and free it."""
+        """Compute the remaining errors of the loaded unit's weights, and free the unit."""
         self._outputs.finish()
         del self.mode, self._outputs
         self.tensors = {}

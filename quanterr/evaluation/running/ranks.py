@@ -1,7 +1,7 @@
 """Several processes for one evaluation, as torchrun and srun start them: each takes its share of the micro-batches.
 
-Every rank reads every weight and keeps only its own hidden states. Rank 0 adds up the results. It alone answers tasks,
-measures the sensitivity, judges and writes.
+Every rank reads all weights, and keeps only the hidden states of its micro-batches. Rank 0 adds up the results; only it
+answers tasks, measures the sensitivity, judges and writes files.
 """
 
 import io
@@ -60,7 +60,7 @@ def run_with(running: RunBesideOriginal, group: RankGroup | None) -> None:
 
 
 def leave_to_rank_0(group: RankGroup | None) -> None:
-    """Continue as rank 0 or as the only process; the other ranks end here.
+    """Return in rank 0 or in the only process; the other ranks end here.
 
     Raises:
         ElsewhereError: this is not rank 0.

@@ -1,6 +1,6 @@
-"""Rounding of a candidate's inputs, keys and values as in its runtime, while a unit of its model runs.
+"""Rounding of a candidate's inputs, keys and values as in its runtime, while units of its model run.
 
-This is fake quantization: products take the values of the codes, computed in float32. Everything else stays.
+This is fake quantization: weights are multiplied by the values of the codes, in float32. Nothing else is rounded.
 """
 
 import re
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from quanterr.checkpoints import Entry
 from quanterr.documents.base import Finding
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.evaluation.measures.outputs_of_weights import energy, products_of, storage_of
+from quanterr.evaluation.measures.outputs_of_weights import products_of, storage_of, sum_squares
 from quanterr.evaluation.models.names import Names
 from quanterr.evaluation.models.units import Slot, Unit
 from quanterr.findings import make_finding
@@ -42,31 +42,31 @@ from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, StoredInputScale
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.text import count, display, listed
 
-Turn = Callable[[Tensor], Tensor]
+Rotate = Callable[[Tensor], Tensor]
 
 NONE, DECLARED = "none", "declared"
 DECLARED_CACHE = "fp8"
-# Units without a cache of keys and values: towers for images and sounds, and the encoder of an encoder-decoder model.
-TOWER = re.compile(r"(.*\.)?(visual|vision\w*|audio\w*)\..*|(model\.)?encoder\..*")
-LATENT = "kv_b_proj"  # expands what runtimes keep in place of keys and values
+# Units whose keys and values are not cached: towers for images and sounds, and encoders of encoder-decoder models.
+UNIT_WITHOUT_CACHE = re.compile(r"(.*\.)?(visual|vision\w*|audio\w*)\..*|(model\.)?encoder\..*")
+LATENT_EXPANSION = "kv_b_proj"  # computes keys and values from the latent that runtimes cache
 
 
 class Rounded(NamedTuple):
     """The rounding of the inputs of a weight: a scheme, its stored numbers, and the operations on inputs before it.
 
-    In the dequantized weight, factors and rotation are undone, so they are undone in the rounded inputs as well.
+    Factors and rotation are undone in the dequantized weight, so they are also undone in the rounded inputs.
     """
 
     scheme: InputScheme
     stored: StoredInputScale
     factors: Tensor | None = None  # (k,)
-    turn: Turn | None = None  # rotates rows, (r, k) float32, in place
+    turn: Rotate | None = None  # rotates rows, (r, k) float32, in place
     branch: tuple[Tensor, Tensor] | None = None  # (rows, rank), (rank, k): takes unrounded inputs
     divides: bool = False  # factors divide inputs instead of multiplying them
-    turn_back: Turn | None = None  # None: ``turn``
+    turn_back: Rotate | None = None  # None: ``turn``
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return inputs, (…, k), as the product sees them, in their own dtype."""
+        """Return inputs, (…, k), as they are multiplied by the weight, in their own dtype."""
         y = self.scheme(_rotate(self.turn, self._scale(x.float(), self.divides)), self.stored)
         return self._scale(_rotate(self.turn_back or self.turn, y), not self.divides).to(x.dtype)
 
@@ -80,11 +80,11 @@ class Rounded(NamedTuple):
         n = product.shape[-1] if outputs is None else int(outputs.sum())
         if len(up) != n:
             return False
-        found = F.linear(F.linear(rounded_away, down), up)
+        product_of_branch = F.linear(F.linear(rounded_away, down), up)
         if outputs is None:
-            product += found
+            product += product_of_branch
         else:
-            product[..., outputs] += found
+            product[..., outputs] += product_of_branch
         return True
 
     def _scale(self, y: Tensor, divides: bool) -> Tensor:
@@ -93,12 +93,12 @@ class Rounded(NamedTuple):
         return torch.where(self.factors == 0, 0.0, y / self.factors) if divides else y * self.factors
 
 
-def _rotate(turn: Turn | None, y: Tensor) -> Tensor:
+def _rotate(turn: Rotate | None, y: Tensor) -> Tensor:
     return y if turn is None else turn(y.reshape(-1, y.shape[-1]).clone()).view(y.shape)
 
 
 class Watched(NamedTuple):
-    """A parameter whose inputs are rounded, one way for each stored weight that makes it up."""
+    """A parameter whose inputs are rounded, perhaps differently for each stored weight that makes it up."""
 
     parameter: str  # name in the model
     names: list[str]  # stored weights, by the original's names
@@ -106,7 +106,7 @@ class Watched(NamedTuple):
     layout: list[tuple[int, int]]  # size and stride of each dimension
     owners: (
         Tensor | None
-    )  # the parameter's shape with columns cut to 1: the index of the way; None if there is only one
+    )  # index of the way for each row, in the parameter's shape with one column; None if there is only one way
 
 
 def check_schemes(activations: str, kv: Iterable[str]) -> None:
@@ -119,19 +119,19 @@ def check_schemes(activations: str, kv: Iterable[str]) -> None:
     if activations not in (NONE, DECLARED, *dynamic):
         known = ", ".join(dynamic)
         raise UsageError(f"--activations {display(activations)}: choose one of {DECLARED}, {NONE}, {known}")
-    caches = [one if one in (NONE, DECLARED) else parse_cache(one).name for one in kv]
-    for n, one in enumerate(caches):
-        if one in caches[:n]:
-            raise UsageError(f"--kv {display(one)}: is given twice")
+    caches = [cache if cache in (NONE, DECLARED) else parse_cache(cache).name for cache in kv]
+    for n, cache in enumerate(caches):
+        if cache in caches[:n]:
+            raise UsageError(f"--kv {display(cache)}: is given twice")
 
 
 def list_caches(kv: Iterable[str]) -> list[str]:
     """Return the types that ``--kv`` names, without ``declared`` and ``none``."""
-    return [one for one in kv if one not in (NONE, DECLARED)]
+    return [name for name in kv if name not in (NONE, DECLARED)]
 
 
 class Rounding:
-    """All roundings of a candidate's runtime, by the original's names of weights."""
+    """How a candidate's runtime rounds inputs, by the original's names of weights, and keys and values."""
 
     def __init__(
         self, plan: Pairing, entries: Mapping[str, Entry], activations: str, kv: str, device: torch.device
@@ -142,11 +142,11 @@ class Rounding:
         self._rows = {pair.name: pair.original.matrix[0] for pair in plan.pairs}
         self._columns = {pair.name: pair.quantized.matrix[1] for pair in plan.pairs}
         self.inputs, self.why_not = dict[str, Rounded](), dict[str, str]()
-        self.clamped: list[str] = []  # weights whose inputs have no stored scale
-        self.used_otherwise = dict[str, None]()  # weights that the model uses outside of known products
+        self.clamped: list[str] = []  # weights whose inputs are clamped because no scale is stored
+        self.used_otherwise = dict[str, None]()  # weights that the model uses in unknown functions
         if activations == DECLARED:
-            for name, found in find_declared_inputs(plan, entries).items():
-                self._add(name, found)
+            for name, inputs in find_declared_inputs(plan, entries).items():
+                self._add(name, inputs)
         elif activations != NONE:
             scheme, nothing = INPUT_SCHEMES[activations], StoredInputScale()
             for pair in plan.pairs:
@@ -160,41 +160,43 @@ class Rounding:
         named = DECLARED_CACHE if declared and kv == DECLARED else kv
         self.cache = None if named in (NONE, DECLARED) else parse_cache(named)
         stored = find_cache_scales(plan.labels["quantized"].config, entries)
-        of_heads = {one.name: one for one in stored.several} if stored.of_heads else {}
-        self._scales = {name: self._tensor(one) for name, one in (scales | of_heads).items()} if self.cache else {}
+        of_heads = {entry.name: entry for entry in stored.several} if stored.of_heads else {}
+        self._scales = {name: self._tensor(entry) for name, entry in (scales | of_heads).items()} if self.cache else {}
         self._several = stored.several if self.cache and not stored.of_heads else []
-        self._is_latent = any(f".{LATENT}." in name for name in self._rows)
+        self._is_latent = any(f".{LATENT_EXPANSION}." in name for name in self._rows)
         self.cached = 0  # how often keys and values were rounded
         self.noise = dict[str, float]()  # Σ of squared changes of outputs by rounded inputs, by parameter
 
-    def _add(self, name: str, found: Inputs) -> None:
-        if not found.scheme:
-            self.why_not[name] = found.why_not
+    def _add(self, name: str, inputs: Inputs) -> None:
+        if not inputs.scheme:
+            self.why_not[name] = inputs.why_not
             return
-        scale = None if found.scale is None else self._tensor(found.scale)
-        if scale is not None and found.is_divisor:
+        scale = None if inputs.scale is None else self._tensor(inputs.scale)
+        if scale is not None and inputs.is_divisor:
             scale = 1 / scale
-        if found.clamps:
+        if inputs.clamps:
             scale = torch.ones((), device=self._device)
             self.clamped.append(name)
-        zero = None if found.zero_point is None else self._tensor(found.zero_point)
-        stored_factors = found.divisors or found.factors
+        zero = None if inputs.zero_point is None else self._tensor(inputs.zero_point)
+        stored_factors = inputs.divisors or inputs.factors
         factors = None if stored_factors is None else self._tensor(stored_factors).view(-1)[: self._columns[name]]
-        turn, back = self._turns(found.rotation)
-        stored = StoredInputScale(scale, zero, found.bound)
-        branch = None if found.branch is None else found.branch.factors(self._turning)
-        divides = found.divisors is not None
-        self.inputs[name] = Rounded(INPUT_SCHEMES[found.scheme], stored, factors, turn, branch, divides, back)
+        turn, back = self._turns(inputs.rotation)
+        stored = StoredInputScale(scale, zero, inputs.bound)
+        branch = None if inputs.branch is None else inputs.branch.factors(self._turning)
+        divides = inputs.divisors is not None
+        self.inputs[name] = Rounded(INPUT_SCHEMES[inputs.scheme], stored, factors, turn, branch, divides, back)
 
-    def _turns(self, rotation: InputRotation | None) -> tuple[Turn | None, Turn | None]:
+    def _turns(self, rotation: InputRotation | None) -> tuple[Rotate | None, Rotate | None]:
         if rotation is None:
             return None, None
-        return partial(_turn, rotation.rotate, self._turning), partial(_turn, rotation.undo, self._turning)
+        return partial(_apply_rotation, rotation.rotate, self._turning), partial(
+            _apply_rotation, rotation.undo, self._turning
+        )
 
     def _tensor(self, entry: Entry) -> Tensor:
         pieces = [piece.flatten().float() for piece in iterate_scales(entry, self._workspace)]
-        found = torch.cat(pieces).to(self._device)
-        return found[0] if found.numel() == 1 else found
+        numbers = torch.cat(pieces).to(self._device)
+        return numbers[0] if numbers.numel() == 1 else numbers
 
     @property
     def is_any(self) -> bool:
@@ -202,30 +204,34 @@ class Rounding:
         return bool(self.inputs) or self.cache is not None
 
     def reasons(self) -> list[str]:
-        """Return why numbers may differ from the runtime that the files ask for."""
+        """Return the reasons why results may differ from those of the declared runtime."""
         return [*self.list_unrounded(), *self.list_untransformed()]
 
     def list_unrounded(self) -> list[str]:
-        """Return messages about what should be rounded as in the runtime, but is not; empty if nothing should be."""
-        found = []
+        """Return messages about inputs, keys and values that the runtime rounds and that were not rounded."""
+        messages = []
         if self.why_not:
             name, why = next(iter(self.why_not.items()))
-            found.append(f"inputs of {count(len(self.why_not), 'weight')} were not rounded: {display(name)}: {why}")
+            messages.append(f"inputs of {count(len(self.why_not), 'weight')} were not rounded: {display(name)}: {why}")
         if self.used_otherwise:
             name, number = next(iter(self.used_otherwise)), count(len(self.used_otherwise), "weight")
             why = "the model multiplies by it in an unknown way"
-            found.append(f"inputs of {number} were not rounded: {display(name)}: {why}")
+            messages.append(f"inputs of {number} were not rounded: {display(name)}: {why}")
         if self.cache and not self.cached:
-            found.append("keys and values were not rounded: this model does not use torch's own attention")
+            messages.append("keys and values were not rounded: this model does not use torch's own attention")
         elif self.cache and self._is_latent:
-            found.append(f"keys and values were rounded behind {LATENT}: runtimes keep what is in front of it")
+            messages.append(
+                f"keys and values were rounded behind {LATENT_EXPANSION}: runtimes keep what is in front of it"
+            )
         if self._several:
-            one = self._several[0]
-            found.append(f"keys and values were rounded with a scale of 1: {display(one.name)} holds {one.n:,} numbers")
-        return found
+            entry = self._several[0]
+            messages.append(
+                f"keys and values were rounded with a scale of 1: {display(entry.name)} holds {entry.n:,} numbers"
+            )
+        return messages
 
     def list_untransformed(self) -> list[str]:
-        """Return a message if the runtime transforms inputs in a way that is not emulated, whatever is rounded."""
+        """Return a message if the runtime transforms inputs in a way that is not emulated."""
         if not self.rotations:
             return []
         return [f"config.json declares transforms at run time that are not emulated: {listed(self.rotations, 3)}"]
@@ -233,16 +239,20 @@ class Rounding:
     @property
     def schemes(self) -> dict[str, int]:
         """The number of weights of each scheme."""
-        return dict(Counter(one.scheme.name for one in self.inputs.values()))
+        return dict(Counter(rounded.scheme.name for rounded in self.inputs.values()))
 
     def of_unit(self, unit: Unit, names: Names, measures: bool = False) -> "RoundingMode":
         """Return the mode in which to run a unit of the candidate, whose weights are loaded.
 
         With ``measures``, the change of the outputs is added to ``noise``, which takes a second run of each product.
         """
-        watched = {storage_of(slot.tensor): found for slot in unit.slots if (found := self._watched(slot, names))}
+        watched = {
+            storage_of(slot.tensor): watched_parameter
+            for slot in unit.slots
+            if (watched_parameter := self._watched(slot, names))
+        }
         scales = [self._scale(unit.name, endings) for endings in (KEY_SCALES, VALUE_SCALES)]
-        caches = self.cache is not None and not TOWER.fullmatch(unit.name)
+        caches = self.cache is not None and not UNIT_WITHOUT_CACHE.fullmatch(unit.name)
         return RoundingMode(watched, scales if caches else None, self, measures)
 
     def _watched(self, slot: Slot, names: Names) -> Watched | None:
@@ -261,18 +271,20 @@ class Rounding:
         return Watched(slot.name, named, ways, layout, names.tensors([slot.name], index)[slot.name].long())
 
     def _scale(self, unit: str, endings: Sequence[str]) -> Tensor:
-        """Return the scale of a block's keys or values, or the one for both; 1 if none is stored, as in runtimes."""
+        """Return the scale of a block's keys or values, or that for both; 1 if none is stored, as runtimes do."""
         of_unit = {name: scale for name, scale in self._scales.items() if f".{unit}." in f".{name}"}
-        found = (scale for one in (*endings, SHARED_SCALE) for name, scale in of_unit.items() if name.endswith(one))
-        return next(found, torch.ones((), device=self._device))
+        scales = (
+            scale for ending in (*endings, SHARED_SCALE) for name, scale in of_unit.items() if name.endswith(ending)
+        )
+        return next(scales, torch.ones((), device=self._device))
 
 
-def _turn(turn: Callable[[Tensor, Workspace], Tensor], workspace: Workspace, rows: Tensor) -> Tensor:
+def _apply_rotation(turn: Callable[[Tensor, Workspace], Tensor], workspace: Workspace, rows: Tensor) -> Tensor:
     return turn(rows, workspace)
 
 
 class RoundingMode(TorchFunctionMode):
-    """Rounds the inputs of products with watched weights, and what attention reads from the cache."""
+    """Rounds the inputs of watched weights, and the keys and values that attention reads."""
 
     def __init__(
         self,
@@ -281,7 +293,7 @@ class RoundingMode(TorchFunctionMode):
         owner: Rounding,
         measures: bool = False,
     ) -> None:
-        """Keep ``weights``, by the storage of each parameter, and the scales of keys and values; None: not rounded."""
+        """Take ``weights`` by the storage of each parameter, and scales of keys and values (None: not rounded)."""
         super().__init__()
         self._weights, self._scales, self._owner, self._measures = weights, scales, owner, measures
         self._last: tuple[Tensor, Rounded, Tensor] | None = None  # reused, as several weights have the same inputs
@@ -300,7 +312,7 @@ class RoundingMode(TorchFunctionMode):
                     ways = _ways(watched, weight, transposed)
                     product = self._multiply(function, args, kwargs, values, watched, ways)
                     if self._measures:
-                        noise = energy(product - function(*args, **kwargs))
+                        noise = sum_squares(product - function(*args, **kwargs))
                         self._owner.noise[watched.parameter] = self._owner.noise.get(watched.parameter, 0.0) + noise
                     return product
             else:
@@ -314,25 +326,25 @@ class RoundingMode(TorchFunctionMode):
         self._last = None  # their memory is needed
 
     def _multiply(self, function: Any, args: Any, kwargs: Any, values: Tensor, watched: Watched, ways: "_Ways") -> Any:
-        """Compute a product once for each way of rounding its inputs, and take from each the outputs that use it."""
-        found = None
+        """Compute a product for each way of rounding its inputs, and take from each the outputs that it applies to."""
+        combined = None
         for way, outputs in ways:
             given = values if way is None else self._round(values, way)
             product = function(*(given if each is values else each for each in args), **kwargs)
             if way is not None and way.branch is not None and not way.add_branch(product, values - given, outputs):
                 self._owner.used_otherwise |= dict.fromkeys(watched.names)
-            found = product if found is None or outputs is None else torch.where(outputs, product, found)
-        return found
+            combined = product if combined is None or outputs is None else torch.where(outputs, product, combined)
+        return combined
 
     def _round(self, values: Tensor, way: Rounded) -> Tensor:
         if self._last is not None and self._last[0] is values and _is_same(self._last[1], way):
             return self._last[2]
-        found = way(values)
-        self._last = values, way, found
-        return found
+        rounded = way(values)
+        self._last = values, way, rounded
+        return rounded
 
     def _look(self, args: Iterable[object], result: object) -> object:
-        """Note weights that are used outside of known products: their inputs are not rounded."""
+        """Record weights that are used in unknown functions, whose inputs are not rounded."""
         if not (isinstance(result, Tensor) and result.is_floating_point() and result.numel()):
             return result
         for weight in _tensors(args):
@@ -347,13 +359,13 @@ class RoundingMode(TorchFunctionMode):
         given, named = list(args), dict(kwargs)
         assert self._owner.cache is not None  # noqa: S101 - there are scales
         kept = self._owner.cache.keys, self._owner.cache.values
-        for place, name, one, scale in zip((1, 2), ("key", "value"), kept, scales, strict=True):
-            if one is None:
+        for place, name, round_values, scale in zip((1, 2), ("key", "value"), kept, scales, strict=True):
+            if round_values is None:
                 continue
             if len(given) > place:
-                given[place] = one(given[place], _of_heads(scale, given[place]))
+                given[place] = round_values(given[place], _of_heads(scale, given[place]))
             else:
-                named[name] = one(named[name], _of_heads(scale, named[name]))
+                named[name] = round_values(named[name], _of_heads(scale, named[name]))
         self._owner.cached += 1
         return tuple(given), named
 
@@ -372,7 +384,7 @@ def _of_heads(scale: Tensor, x: Tensor) -> Tensor:
     return scale.repeat_interleave(heads // len(scale)).view(1, -1, 1, 1)
 
 
-_Ways = list[tuple[Rounded | None, Tensor | None]]  # a way, and the outputs that use it, (n,) bool; None: all
+_Ways = list[tuple[Rounded | None, Tensor | None]]  # a way, and the outputs that it applies to, (n,) bool; None: all
 
 
 def _ways(watched: Watched, weight: Tensor, transposed: bool) -> _Ways:
@@ -398,14 +410,14 @@ def _ways(watched: Watched, weight: Tensor, transposed: bool) -> _Ways:
     return [(several[0][0], None)] if len(several) == 1 else [(way, mine.to(weight.device)) for way, mine in several]
 
 
-def _is_same(one: Rounded | None, other: Rounded | None) -> bool:
+def _is_same(first: Rounded | None, second: Rounded | None) -> bool:
     """Return whether two roundings are the same."""
-    if one is None or other is None or one is other:
-        return one is other
-    plain = all(each is None for way in (one, other) for each in (way.factors, way.turn, way.branch))
-    if one.scheme is not other.scheme or not plain:
+    if first is None or second is None or first is second:
+        return first is second
+    plain = all(each is None for way in (first, second) for each in (way.factors, way.turn, way.branch))
+    if first.scheme is not second.scheme or not plain:
         return False
-    pairs = zip(one.stored, other.stored, strict=True)
+    pairs = zip(first.stored, second.stored, strict=True)
     return all(a is b or (a is not None and b is not None and bool(torch.as_tensor(a == b).all())) for a, b in pairs)
 
 

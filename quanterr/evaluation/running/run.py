@@ -1,4 +1,4 @@
-"""The run of all sides, unit by unit: each weight is read once, hidden states and logits are compared as they arise."""
+"""The run of all sides, unit by unit: weights are read once, hidden states and logits compared as soon as computed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -45,13 +45,13 @@ class Measurements(NamedTuple):
     swaps: list[Swap] | None
 
 
-# The classes of which these consist: only such data are accepted of another process.
+# The classes in these measurements; data of other classes are not accepted from another process.
 EXCHANGED: list[Any] = [Measurements, Product, Norms, Measured, Measures, Scores, Embedded, OutputMeasures, CallError]
 EXCHANGED += [HiddenError, Errors, Routers, Agreement, Swap]
 
 
 class Run(ABC):
-    """Runs candidates unit by unit, beside the original or a reference in its place."""
+    """The run of candidates, unit by unit, beside the original or a reference in its place."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Run(ABC):
 
     @abstractmethod
     def _lead(self, batch: int) -> Step:
-        """Return what the original gives for the loaded unit and a micro-batch."""
+        """Return what the original computes in the loaded unit for a micro-batch."""
 
     @abstractmethod
     def _compute(self, batch: int, first: int, last: int) -> Any:
@@ -110,7 +110,7 @@ class Run(ABC):
         read: dict[int, dict[str, Tensor]] = {}  # by the weights of a candidate, which several roundings share
         compared = []
         for side in self._candidates:
-            if (key := id(side.candidate.found)) not in read:
+            if (key := id(side.candidate.pairs)) not in read:
                 read[key] = _share_equal(side.stream.tensors(unit), tensors)
             side.load(unit, read[key])
             compared.append(side.undo_folding(read[key]))
@@ -125,8 +125,8 @@ class Run(ABC):
         """Run the loaded head for some positions at a time; return False if all positions must run at once."""
         if self._unit is not self._head:
             return False
-        own = self._batches[batch]
-        spans = spans_of_logits(len(own.raw), CAUSAL.count_rows(own), self._prepared.vocabulary)
+        micro_batch = self._batches[batch]
+        spans = spans_of_logits(len(micro_batch.raw), CAUSAL.count_rows(micro_batch), self._prepared.vocabulary)
         if len(spans) < 2 or not all(each.begin(batch) for each in self._participants):
             return False
         for first, last in spans:
@@ -140,7 +140,7 @@ class Run(ABC):
 
 
 class RunBesideOriginal(Run):
-    """Runs the original and its candidates on the same tokens."""
+    """The run of the original and its candidates on the same tokens."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class RunBesideOriginal(Run):
         with_floor: bool = False,
         drafts: Sequence[Draft] = (),
     ) -> None:
-        """Build a model for each side; the only weights read here belong to no unit.
+        """Build a model for each side, and read only the weights that belong to no unit.
 
         With ``with_floor``, the original runs in its own dtype as well. Each process of ``group`` takes its share of
         the micro-batches.
@@ -162,8 +162,8 @@ class RunBesideOriginal(Run):
             UsageError: the inputs of a head are needed, but the model has no head of its own, or there are several
                 processes.
         """
-        architecture, own = prepared.architecture, batches_of(prepared.chunks, chosen.batch)
-        batches = dict(enumerate(own if group is None else own[group.rank :: group.world]))
+        architecture, all_batches = prepared.architecture, batches_of(prepared.chunks, chosen.batch)
+        batches = dict(enumerate(all_batches if group is None else all_batches[group.rank :: group.world]))
         stream = open_stream(architecture, weights, weights.weights, weights.get, batches)
         runs = _start(architecture, candidates, batches, stream, measures_rounding=True)
         self._drafts = [DraftRun(draft, batches) for draft in drafts]
@@ -201,7 +201,7 @@ class RunBesideOriginal(Run):
             self._floor.load(unit, self.original.tensors)
 
     def _free(self) -> None:
-        """Free the unit on all sides; last the floor, which runs it now."""
+        """Free the unit on all sides; the floor is last, as it runs the unit then."""
         self.original.free()
         super()._free()
         if self._floor is not None:
@@ -220,15 +220,15 @@ class RunBesideOriginal(Run):
         return [draft.outcome(self._prepared.spans) for draft in self._drafts]
 
     def floor(self) -> Floor | None:
-        """Return the error of the original in its own dtype; None where it did not run."""
+        """Return the error of the original in its stored dtype; None if it did not run."""
         return None if self._floor is None else self._floor.result()
 
     def measurements(self) -> Measurements:
-        """Return all measurements, which :meth:`merge` of another process takes."""
+        """Return all measurements, for :meth:`merge` in another process."""
         errors, swaps = self.original.errors, self.original.swaps
         sides = [side.measured() for side in (*self._candidates, *self._drafts)]
         floor = None if self._floor is None else (self._floor.measures, self._floor.reason)
-        return Measurements(errors.products, errors.unit_of, sides, floor, None if swaps is None else swaps.found)
+        return Measurements(errors.products, errors.unit_of, sides, floor, None if swaps is None else swaps.swaps)
 
     def merge(self, other: Measurements) -> None:
         """Add another process's measurements on its share of the micro-batches."""
@@ -243,12 +243,12 @@ class RunBesideOriginal(Run):
 
 
 class RunBesideReference(Run):
-    """Runs candidates on the tokens of a reference, whose logits come from the inputs of the head that it keeps."""
+    """The run of candidates on the tokens of a reference, whose logits are computed from inputs of its head."""
 
     def __init__(
         self, prepared: Prepared, candidates: Sequence[Candidate], chosen: EvaluateOptions, reference: Reference
     ) -> None:
-        """Build a model for each candidate; the only weights read here belong to no unit.
+        """Build a model for each candidate, and read only the weights that belong to no unit.
 
         Raises:
             CheckpointError: a candidate lacks a weight of the model, or has it in another shape.
@@ -260,7 +260,7 @@ class RunBesideReference(Run):
         self._reference, self._head_of_original = reference, reference.head(architecture)
 
     def _lead(self, batch: int) -> Step:
-        """Return the result of a micro-batch, which is computed when it is needed."""
+        """Return the step of a micro-batch, whose result is computed when it is needed."""
         return Step(None, {}, cache(lambda: self._compute(batch, -self._reference.hidden(batch).shape[1], 0)))
 
     def _compute(self, batch: int, first: int, last: int) -> Any:
@@ -276,7 +276,7 @@ def _start(
     like: Stream | None = None,
     measures_rounding: bool = False,
 ) -> list[CandidateRun]:
-    """Start the candidates, with the arguments of the stream ``like``, if there is one."""
+    """Start the candidates; they share the arguments of the stream ``like``, if given."""
     runs: list[CandidateRun] = []
     for candidate in candidates:
         stream = open_stream(architecture, candidate.originals, candidate.names, candidate.get, batches, like)
@@ -285,9 +285,9 @@ def _start(
     return runs
 
 
-def _share_equal(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _share_equal(weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a candidate's weights; weights that equal the original's, as embeddings often do, share its memory."""
     return {
         name: tensors[name] if name in tensors and torch.equal(tensor, tensors[name]) else tensor
-        for name, tensor in own.items()
+        for name, tensor in weights.items()
     }

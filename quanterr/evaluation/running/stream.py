@@ -1,7 +1,7 @@
-"""A model of any size in the memory of one unit: its own forward stops at each unit until the driver has run it.
+"""A model of any size in the memory of one unit: its own forward waits at each unit until the driver has run that.
 
 Every micro-batch runs the forward of the model in a greenlet of its own, which hands over (unit, arguments) and waits.
-So masks, rotary tables, caches between blocks and soft caps stay the business of the model; the driver loads the
+So the model's own code makes masks, rotary tables, caches between blocks and soft caps, and the driver loads the
 weights of a unit once for all micro-batches. Greenlets are not threads: thousands of them cost only memory.
 """
 
@@ -28,23 +28,23 @@ try:
 except ImportError as error:
     raise UsageError(EXTRA) from error
 
-Asked = tuple[Unit, tuple[object, ...], dict[str, object]]  # a unit and the arguments of its forward
+UnitCall = tuple[Unit, tuple[object, ...], dict[str, object]]  # a unit and the arguments of its forward
 
 
 class _Forward(greenlet):
-    """One forward of the model, stopped where it needs a unit."""
+    """One forward of the model, which waits where it needs a unit."""
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, object], graph: bool, recorded: bool) -> None:
         super().__init__()
         self.model, self.inputs, self.graph, self._recorded = model, inputs, graph, recorded
-        self.asked: Asked | None = None
+        self.asked: UnitCall | None = None
         self.result: object = None
 
     def run(self, _: object) -> None:
         """Run the model, in the greenlet."""
         self.result = self.model(**self.inputs)
 
-    def ask(self, *asked: *Asked) -> object:
+    def ask(self, *asked: *UnitCall) -> object:
         """Hand the arguments of a unit over to the driver, and return its answer."""
         self.asked, driver = asked, self.parent
         assert driver is not None  # noqa: S101 - it created this greenlet
@@ -53,7 +53,8 @@ class _Forward(greenlet):
     def resume(self, answer: object = None) -> None:
         """Continue with the output of the unit, until the next unit or the end.
 
-        A greenlet runs in the torch modes that the thread has at the time: they are set here, at every switch.
+        A greenlet runs in the torch modes that the thread has when it is resumed, so they are set here, at every
+        switch.
         """
         self.asked, answers = None, [answer]
         del answer
@@ -65,7 +66,7 @@ class _Forward(greenlet):
 
 
 def explain_failure(error: BaseException, model: nn.Module, recorded: bool) -> BaseException:
-    """Turn an error in the model's own code into one that names the model, and the recorded calls, if any."""
+    """Turn an error in the model's own code into one that names the model and, if there are any, the recorded calls."""
     if isinstance(error, QuanterrError) or is_out_of_memory(error):
         return error
     name, reason = type(model).__name__, display(str(error), 300)
@@ -127,9 +128,10 @@ class Stream:
 
     @property
     def next_unit(self) -> Unit | None:
-        """The first unit of the model that some forward waits for; None if all have ended.
+        """The first unit, in the order of the model, that some forward waits for; None if all have ended.
 
-        The first one, as chunks with images wait for units that others do not have: all meet again after these.
+        Chunks with images wait for units that other chunks do not use; with the first unit, all wait for the same one
+        later.
         """
         asked = {forward.asked[0].name for forward in self._forwards.values() if forward.asked}
         return next((unit for name, unit in self.units.items() if name in asked), None)
@@ -152,8 +154,8 @@ class Stream:
         except Exception as error:
             raise explain_failure(error, self.model, self._recorded) from error
 
-    def taken(self, batch: int) -> Asked:
-        """Return the unit that a micro-batch waits for and its arguments, and keep neither."""
+    def taken(self, batch: int) -> UnitCall:
+        """Return the unit that a micro-batch waits for and its arguments, without keeping these."""
         asked = self._forwards[batch].asked
         assert asked is not None  # noqa: S101 - the caller has asked waits()
         self._forwards[batch].asked = None
@@ -169,20 +171,20 @@ class Stream:
         return argument
 
     def resume(self, batch: int, output: object) -> None:
-        """Give the output to the micro-batch, which goes on to its next unit or to its end."""
+        """Pass the output to the forward of a micro-batch, which continues to its next unit or to its end."""
         self._forwards[batch].resume(output)
 
     def result(self, batch: int) -> object:
-        """Return the result of the forward of a micro-batch, once, so that it can be freed; None before its end."""
+        """Return the result of a micro-batch, and forget it to free memory; None before the forward has ended."""
         forward = self._forwards[batch]
         result, forward.result = forward.result, None
         return result
 
     def end(self, batch: int) -> None:
-        """End the forward of a micro-batch where it is."""
+        """Stop the forward of a micro-batch, wherever it waits."""
         forward = self._forwards[batch]
         forward.asked = None
-        if forward:  # it has begun and not ended
+        if forward:  # true for a greenlet that has begun and not ended
             forward.throw()
 
     def close(self) -> None:
@@ -199,10 +201,10 @@ def open_stream(
     batches: Mapping[int, Batch],
     like: Stream | None = None,
 ) -> Stream:
-    """Build a model and start a forward for each micro-batch; the only weights read here belong to no unit.
+    """Build a model, start a forward for each micro-batch, and read only the weights that belong to no unit.
 
-    ``stored`` are the names of the tensors that ``get`` returns, in the form in which ``weights``, the original's, has
-    them. ``like`` is a stream of the same architecture, whose arguments are used again.
+    ``stored`` are the names of the tensors that ``get`` returns, with the shapes of the original's ``weights``.
+    ``like`` is a stream of the same architecture, whose arguments are used again.
 
     Raises:
         CheckpointError: the model has a weight that is not stored, or has another shape.
@@ -215,6 +217,6 @@ def open_stream(
         )
     given: dict[int, Mapping[str, object]] = {}
     for n, batch in batches.items():
-        own = None if like is None else like.given(n)
-        given[n] = own or workload.inputs(model, architecture.config, batch)
+        arguments = None if like is None else like.given(n)
+        given[n] = arguments or workload.inputs(model, architecture.config, batch)
     return Stream(model, names, get, given, architecture.device, recorded=workload is CALLS)

@@ -1,4 +1,4 @@
-"""Kinds of models: how each is built, its inputs, and the outputs that are measured.
+"""Kinds of models: how each is built, which inputs it gets, and which outputs are measured.
 
 To add a kind, write a class with the members of :class:`Workload`, and return it from :func:`workload_of`.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["causal", "sequence to sequence", "transcription", "encoder", "calls"]
 Inputs = dict[str, object]  # arguments of a model's forward
-POSITIONS = "_ids"  # end of names of positions, such as img_ids, which 16 bits would round
+POSITIONS_SUFFIX = "_ids"  # ending of names of positions, such as img_ids, which must not be rounded to 16 bits
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Measures:
     outputs: OutputMeasures = field(default_factory=OutputMeasures)
 
     def merge(self, other: "Measures") -> None:
-        """Add what was measured on other micro-batches."""
+        """Add measurements on other micro-batches."""
         self.scores.columns |= other.scores.columns
         self.embedded.of_x |= other.embedded.of_x
         self.embedded.of_y |= other.embedded.of_y
@@ -62,14 +62,14 @@ class Causal:
     kind: Kind = "causal"
 
     def __init__(self, loader: str = "AutoModelForCausalLM") -> None:
-        """Describe a model that continues a text; ``loader`` builds it."""
+        """Describe a model that predicts the next token; ``loader`` is the class that builds it."""
         self.loader = loader
 
     def inputs(self, model: nn.Module, config: object, batch: Batch) -> Inputs:
-        """Return the chunks; a model that can leave out logits computes none before the first scored one."""
+        """Return the chunks; if the model can leave out logits, those before the first scored one are not computed."""
         given = batch.given if isinstance(batch.given, WithMedia) else WithMedia(batch.given, {})
         kept = {"logits_to_keep": self.count_rows(batch)} if _takes(model, "logits_to_keep") else {}
-        return inputs_of(model, given.ids) | _in_dtype_of(model, given.media) | kept
+        return inputs_of(model, given.ids) | _convert_floats(model, given.media) | kept
 
     def measure(self, base: "ModelOutput", other: "ModelOutput", batch: Batch, to: Measures) -> bool:
         """Score the tokens that the micro-batch marks, or all but the first token of the second half."""
@@ -85,21 +85,21 @@ class Causal:
         width, finite = batch.raw.shape[1], []
         places = torch.arange(width + at + 1, width)[: base.shape[1]]  # positions of the predicted tokens
         for n, tokens in enumerate(batch.raw):
-            x, y, own = base[n, : len(places)], other[n, : len(places)], places
+            x, y, positions = base[n, : len(places)], other[n, : len(places)], places
             if batch.scored is not None:
                 mask = batch.scored[n, places]
-                x, y, own = x[mask.to(x.device)], y[mask.to(y.device)], places[mask]
-            finite.append(to.scores.add(batch.first + n, x, y, tokens[own], own))
+                x, y, positions = x[mask.to(x.device)], y[mask.to(y.device)], places[mask]
+            finite.append(to.scores.add(batch.first + n, x, y, tokens[positions], positions))
         return all(finite)
 
     def count_rows(self, batch: Batch) -> int:
         """Return the number of positions at the end of chunks whose logits are needed."""
         width: int = batch.raw.shape[1]
-        return width - (width // 2 if batch.scored is None else _before_first(batch.scored))
+        return width - (width // 2 if batch.scored is None else _find_first_position(batch.scored))
 
 
 class SequenceToSequence:
-    """An encoder-decoder: the encoder reads the first half of a chunk, predictions of the second half are scored."""
+    """An encoder-decoder: the encoder reads the first half of a chunk; predictions of the second half are scored."""
 
     kind: Kind = "sequence to sequence"
     loader = "AutoModelForSeq2SeqLM"
@@ -115,12 +115,14 @@ class SequenceToSequence:
         """Score each token of the second half."""
         width = batch.raw.shape[1]
         places, pairs = torch.arange(width // 2, width), zip(base.logits, other.logits, batch.raw, strict=True)
-        finite = [to.scores.add(batch.first + n, x, y, own[places], places) for n, (x, y, own) in enumerate(pairs)]
+        finite = [
+            to.scores.add(batch.first + n, x, y, tokens[places], places) for n, (x, y, tokens) in enumerate(pairs)
+        ]
         return all(finite)
 
 
 class Transcription(Causal):
-    """An encoder-decoder that writes down what its encoder hears; predictions of the transcript are scored."""
+    """An encoder-decoder that transcribes sounds; predictions of the transcript are scored."""
 
     kind: Kind = "transcription"
 
@@ -130,11 +132,11 @@ class Transcription(Causal):
         ids, start = given.ids, config.decoder_start_token_id
         if start is not None and int(ids[0, 0]) != start:
             ids = torch.cat([torch.full((1, 1), start), ids], 1)
-        return _in_dtype_of(model, given.media) | {"decoder_input_ids": ids, "use_cache": False}
+        return _convert_floats(model, given.media) | {"decoder_input_ids": ids, "use_cache": False}
 
 
 class Encoder:
-    """An encoder: the last hidden states are compared."""
+    """An encoder, whose last hidden states are compared."""
 
     kind: Kind = "encoder"
     loader = "AutoModel"
@@ -150,7 +152,7 @@ class Encoder:
 
 
 class Recorded:
-    """A model that runs on recorded calls: its outputs are compared."""
+    """A model that runs on recorded calls, whose outputs are compared."""
 
     kind: Kind = "calls"
     loader = "AutoModel"  # if the config names no class
@@ -158,7 +160,7 @@ class Recorded:
     def inputs(self, model: nn.Module, config: object, batch: Batch) -> Inputs:
         """Return the arguments of a call, floats in the dtype of the model."""
         given: Call = batch.given
-        return _in_dtype_of(model, given.arguments)
+        return _convert_floats(model, given.arguments)
 
     def measure(self, base: object, other: object, batch: Batch, to: Measures) -> bool:
         """Compare the outputs of a call."""
@@ -174,17 +176,17 @@ def workload_of(config: "PretrainedConfig") -> Workload:
     """Return the kind of model that a config describes."""
     from transformers.models.auto import modeling_auto as auto
 
-    names, kind = getattr(config, "architectures", None) or [], config.model_type
+    names, model_type = getattr(config, "architectures", None) or [], config.model_type
     if getattr(config, "is_encoder_decoder", False):
-        return TRANSCRIPTION if kind in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES else SEQUENCE
+        return TRANSCRIPTION if model_type in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES else SEQUENCE
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return CAUSAL
-    if auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind) in names:
+    if auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type) in names:
         return WITH_IMAGES
-    if auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(kind) in names:
+    if auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(model_type) in names:
         return WITH_SOUNDS
-    masked = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return CAUSAL if kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked else ENCODER
+    masked = model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return CAUSAL if model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked else ENCODER
 
 
 def inputs_of(model: nn.Module, ids: Tensor) -> Inputs:
@@ -192,15 +194,15 @@ def inputs_of(model: nn.Module, ids: Tensor) -> Inputs:
     return {"input_ids": ids} | ({"use_cache": False} if _takes(model, "use_cache") else {})
 
 
-def _before_first(scored: Tensor) -> int:
+def _find_first_position(scored: Tensor) -> int:
     """Return the position whose logits predict the first scored token of any chunk."""
     return int(scored.any(0).to(torch.uint8).argmax()) - 1
 
 
-def _in_dtype_of(model: nn.Module, arguments: Mapping[str, object]) -> Inputs:
+def _convert_floats(model: nn.Module, arguments: Mapping[str, object]) -> Inputs:
     """Return arguments with their floats in the dtype of the model.
 
-    Positions and numbers such as timesteps keep their dtype: the model converts them itself.
+    Positions and numbers such as timesteps keep their dtype, as the model converts them itself.
     """
     if not arguments:
         return {}
@@ -209,7 +211,10 @@ def _in_dtype_of(model: nn.Module, arguments: Mapping[str, object]) -> Inputs:
     def convert(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() and tensor.dim() > 1 else tensor
 
-    return {key: value if key.endswith(POSITIONS) else map_tensors(value, convert) for key, value in arguments.items()}
+    return {
+        key: value if key.endswith(POSITIONS_SUFFIX) else map_tensors(value, convert)
+        for key, value in arguments.items()
+    }
 
 
 def _takes(model: nn.Module, argument: str) -> bool:

@@ -1,1 +1,1 @@
-"""The inputs of a language model: texts, conversations and tasks as tokens."""
+"""The inputs of language models: texts, conversations and tasks as tokens."""

@@ -1,9 +1,9 @@
 """Conversations in the original's own chat template; only the assistant's tokens are scored.
 
-A file of JSON lines: a list of messages, or {"messages": [...]}, each {"role": "user", "content": "…"}. For a model
-that sees or hears, the content may be a list of parts: {"type": "text", "text": "…"}, images and sounds
-(:mod:`~quanterr.evaluation.texts.media`). The model's own processor makes its inputs of them. A model that transcribes
-has no template: a conversation is one sound and its transcript, whose tokens are those of the model's own tokenizer.
+Each line of a file is JSON: a list of messages, or {"messages": [...]}, each {"role": "user", "content": "…"}. For a
+model that sees or hears, the content may be a list of parts: {"type": "text", "text": "…"}, images and sounds
+(:mod:`~quanterr.evaluation.texts.media`), from which the model's own processor makes its inputs. A model that
+transcribes has no template: a conversation is one sound and its transcript, in the tokens of the model's own tokenizer.
 
 Some templates mark the assistant's tokens ({% generation %}). For others, a turn is the text that the template appends
 to the earlier turns, from the beginning of the answer to the token that ends it. A template that rewrites earlier turns
@@ -29,53 +29,63 @@ from quanterr.util.text import display
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-OPTION = "--chat"
+CHAT_OPTION = "--chat"
 FORM = '{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}'
 TRANSCRIPT = (
     '[{"role": "user", "content": [{"type": "audio", "path": "a.wav"}]}, {"role": "assistant", "content": "hello"}]'
 )
-OF_TOKENS = ("input_ids", "attention_mask")  # what a processor returns of the text
-MARK = "{% generation"  # in a template; {%- generation works, too
+TOKEN_FIELDS = ("input_ids", "attention_mask")  # what a processor returns of the text
+GENERATION_MARK = "{% generation"  # in a template; {%- generation works, too
 
 
 def read_conversations(
     path: str, folder: ModelFolder, context: int, limit: int | None, transcribes: bool = False
 ) -> Chunks:
-    """Read at most ``limit`` conversations, each cut to its first ``context`` tokens.
+    """Read up to ``limit`` conversations, and cut each to its first ``context`` tokens.
 
-    ``transcribes`` means that the model writes down what its encoder hears.
+    ``transcribes`` means that the model transcribes sounds.
 
     Raises:
         UsageError: the file is missing, a line is not a conversation, or the tokenizer has no chat template, or one
             that rewrites earlier turns.
         CheckpointError: the tokenizer.json is missing or damaged.
     """
-    where = f"{OPTION} {display(path)}"
+    where = f"{CHAT_OPTION} {display(path)}"
     lines = read_utf8(path, where).split("\n")
     tokenizer = tokenizer_of(folder)
     if not (tokenizer.chat_template or transcribes):
         raise UsageError(f"{where}: the tokenizer of {display(folder.address)} has no chat template")
     reader = _Reader(folder, tokenizer, Path(path).parent)
     read = reader.read_transcript if transcribes else reader.read
-    found: list[_Conversation] = []
+    conversations: list[_Conversation] = []
     for n, line in enumerate(lines, 1):
-        if line.strip() and (limit is None or len(found) < limit):
-            one = read(_messages(line, f"{where}, line {n}"), f"{where}, line {n}")
-            if one.media and len(one.ids) > context:
+        if line.strip() and (limit is None or len(conversations) < limit):
+            conversation = read(_read_messages(line, f"{where}, line {n}"), f"{where}, line {n}")
+            if conversation.media and len(conversation.ids) > context:
                 raise UsageError(
-                    f"{where}, line {n}: {len(one.ids)} tokens with its images and sounds, which cannot be cut: "
-                    f"--context {context} must be at least as large"
+                    f"{where}, line {n}: {len(conversation.ids)} tokens with its images and sounds, which cannot be "
+                    f"cut: --context {context} must be at least as large"
                 )
-            if any(one.scored[1:context]):
-                found.append(one._replace(ids=one.ids[:context], scored=one.scored[:context]))
-    if not found:
+            if any(conversation.scored[1:context]):
+                conversations.append(
+                    conversation._replace(ids=conversation.ids[:context], scored=conversation.scored[:context])
+                )
+    if not conversations:
         raise UsageError(f"{where}: no assistant's token is among the first {context} tokens of any conversation")
-    longest = max(len(one.ids) for one in found)
-    ids_of = torch.tensor([[*one.ids, *[0] * (longest - len(one.ids))] for one in found])
-    mask = torch.tensor([[*one.scored, *[False] * (longest - len(one.scored))] for one in found])
+    longest = max(len(conversation.ids) for conversation in conversations)
+    ids_of = torch.tensor(
+        [[*conversation.ids, *[0] * (longest - len(conversation.ids))] for conversation in conversations]
+    )
+    mask = torch.tensor(
+        [[*conversation.scored, *[False] * (longest - len(conversation.scored))] for conversation in conversations]
+    )
     mask[:, 0] = False  # nothing predicts the first token
-    media = tuple(one.media for one in found) if any(one.media for one in found) else ()
-    return Chunks(ids_of, ids_of, mask, tuple(len(one.ids) for one in found), media)
+    media = (
+        tuple(conversation.media for conversation in conversations)
+        if any(conversation.media for conversation in conversations)
+        else ()
+    )
+    return Chunks(ids_of, ids_of, mask, tuple(len(conversation.ids) for conversation in conversations), media)
 
 
 class _Conversation(NamedTuple):
@@ -88,7 +98,7 @@ class _Reader:
     """Reads conversations by the model's tokenizer, or by its processor if they have images or sounds."""
 
     def __init__(self, folder: ModelFolder, tokenizer: "PreTrainedTokenizerBase", files: Path) -> None:
-        """Read with this tokenizer, and images and sounds from the folder ``files``."""
+        """Take the tokenizer, and the folder ``files`` of images and sounds."""
         self._folder, self._tokenizer, self._files = folder, tokenizer, files
         self._processor: Any = None
 
@@ -96,15 +106,15 @@ class _Reader:
         """Return the tokens of a conversation; raises UsageError."""
         if all(isinstance(each["content"], str) for each in messages):
             apply = partial(_apply_template, self._tokenizer)
-            has_marks = MARK in self._tokenizer.chat_template.replace("{%-", "{%")
-            ids, scored = _tokens(apply, self._tokenizer, messages, where, has_marks)
+            has_marks = GENERATION_MARK in self._tokenizer.chat_template.replace("{%-", "{%")
+            ids, scored = _find_tokens(apply, self._tokenizer, messages, where, has_marks)
             return _Conversation(ids, scored, {})
         shown = self._open(messages, where)
         if not self._processor.chat_template:
             self._processor.chat_template = self._tokenizer.chat_template
-        ids, scored = _tokens(self._list_ids, self._tokenizer, shown, where)
+        ids, scored = _find_tokens(self._list_ids, self._tokenizer, shown, where)
         made = self._process(shown)
-        return _Conversation(ids, scored, {key: made[key] for key in made if key not in OF_TOKENS})
+        return _Conversation(ids, scored, {key: made[key] for key in made if key not in TOKEN_FIELDS})
 
     def read_transcript(self, messages: list[JsonObject], where: str) -> _Conversation:
         """Return the tokens of a transcript with those that the tokenizer puts around it; raises UsageError."""
@@ -116,7 +126,7 @@ class _Reader:
         extract, known = self._processor.feature_extractor, set(self._tokenizer.all_special_ids)
         heard = extract(sound["audio"], sampling_rate=extract.sampling_rate, return_tensors="pt")
         ids = list(self._tokenizer(said["text"])["input_ids"])
-        first = next((n for n, one in enumerate(ids) if one not in known), len(ids) - 1)  # of silence, the end
+        first = next((n for n, token in enumerate(ids) if token not in known), len(ids) - 1)  # of silence, the end
         return _Conversation(ids, [n >= first for n in range(len(ids))], dict(heard))
 
     def _open(self, messages: Sequence[JsonObject], where: str) -> list[JsonObject]:
@@ -135,12 +145,12 @@ class _Reader:
         )
 
 
-def _messages(line: str, where: str) -> list[JsonObject]:
+def _read_messages(line: str, where: str) -> list[JsonObject]:
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except ValueError as error:
         raise UsageError(f"{where}: not JSON; write it as {FORM}") from error
-    messages = found.get("messages") if isinstance(found, dict) else found
+    messages = parsed.get("messages") if isinstance(parsed, dict) else parsed
     if not isinstance(messages, list) or not all(_is_message(each) for each in messages):
         raise UsageError(f"{where}: no conversation; write it as {FORM}")
     if not any(each["role"] == "assistant" for each in messages):
@@ -155,7 +165,7 @@ def _is_message(message: object) -> bool:
     return isinstance(content, str) or (isinstance(content, list) and all(map(is_part, content)))
 
 
-def _tokens(
+def _find_tokens(
     apply: Callable[..., list[int]],
     tokenizer: "PreTrainedTokenizerBase",
     messages: Sequence[JsonObject],
@@ -172,7 +182,7 @@ def _tokens(
             marked = tokenizer.apply_chat_template(
                 messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
             )
-            return list(marked["input_ids"]), [bool(one) for one in marked["assistant_masks"]]
+            return list(marked["input_ids"]), [bool(is_marked) for is_marked in marked["assistant_masks"]]
         scored = [False] * len(ids)
         for n, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -188,14 +198,14 @@ def _tokens(
                 scored[len(before) : stop] = [True] * (stop - len(before))
     except UsageError:
         raise
-    except Exception as error:  # jinja raises many kinds when a template refuses a conversation
+    except Exception as error:  # jinja raises errors of many classes when a template refuses a conversation
         raise UsageError(f"{where}: the chat template refuses it: {display(str(error), 300)}") from error
     return ids, scored
 
 
 def _apply_template(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[JsonObject], **more: bool) -> list[int]:
-    found = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, **more)
-    return list(found["input_ids"])
+    encoded = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, **more)
+    return list(encoded["input_ids"])
 
 
 def _length_of(turn: Sequence[int], end: int | None) -> int:

@@ -4,7 +4,7 @@
     from quanterr.lm_eval import StreamedModel
     lm_eval.simple_evaluate(model=StreamedModel("original/", "model-Q4_K_M.gguf"), tasks=["arc_easy"])
 
-Every call reads the whole model once. Tasks that score choices need one call; tasks that generate are refused.
+Every call reads the whole model once. Tasks that score choices need only one call; tasks that generate are refused.
 
 Interface: EleutherAI/lm-evaluation-harness, lm_eval/api/model.py, class LM.
 """
@@ -30,7 +30,7 @@ from quanterr.evaluation.texts.tokens import tokenizer_of
 from quanterr.tensors.devices import pick_device
 
 StrPath = str | os.PathLike[str]
-USUAL_LENGTH = 2048  # tokens, if the config names no context length
+DEFAULT_LENGTH = 2048  # tokens, if the config names no context length
 
 
 # The harness's base class, or a plain class if the harness is not installed.
@@ -77,16 +77,16 @@ class StreamedModel(BASE):  # type: ignore[misc]
             self._tokenizer = tokenizer_of(folder)
         if self._architecture.workload.kind != CAUSAL.kind:
             model_type = self._architecture.config.model_type
-            raise UsageError(f"tasks are for models that continue a text; {model_type} does not")
+            raise UsageError(f"tasks work only with models that predict the next token; {model_type} does not")
 
     def loglikelihood(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return for each request Σ ln p of the continuation, and whether greedy decoding gives it."""
         asked = [sequence(self._tokenizer, *request.args) for request in requests]
-        return [(found.total, found.is_greedy) for found in self._scored(asked)]
+        return [(likelihood.total, likelihood.is_greedy) for likelihood in self._score(asked)]
 
     def loglikelihood_rolling(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[float]:
         """Return for each request Σ ln p of its text after the first token, in chunks of the model's context length."""
-        length = getattr(self._architecture.config, "max_position_embeddings", None) or USUAL_LENGTH
+        length = getattr(self._architecture.config, "max_position_embeddings", None) or DEFAULT_LENGTH
         parts: list[tuple[int, Scored]] = []
         for n, request in enumerate(requests):
             ids = self._tokenizer(request.args[0])["input_ids"]
@@ -94,19 +94,19 @@ class StreamedModel(BASE):  # type: ignore[misc]
                 piece = tuple(ids[first : first + length])
                 parts.append((n, Scored(piece, len(piece) - 1)))
         totals = [0.0] * len(requests)
-        for (n, _), found in zip(parts, self._scored([part for _, part in parts]), strict=True):
-            totals[n] += found.total
+        for (n, _), likelihood in zip(parts, self._score([part for _, part in parts]), strict=True):
+            totals[n] += likelihood.total
         return totals
 
     def generate_until(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[str]:
-        """Refuse: the model would be read again for each token.
+        """Raise UsageError, as the model would be read again for each token.
 
         Raises:
             UsageError: always.
         """
         raise UsageError("a streamed model scores texts and does not generate: choose log-likelihood tasks")
 
-    def _scored(self, asked: Sequence[Scored]) -> list[Likelihood]:
+    def _score(self, asked: Sequence[Scored]) -> list[Likelihood]:
         paths = [self._original] if self._quantized is None else [self._original, self._quantized]
         with LinearLayers(self._dtype), open_checkpoints(paths) as [opened, *others]:
             original = as_original(opened, None)
@@ -115,7 +115,7 @@ class StreamedModel(BASE):  # type: ignore[misc]
                 return loglikelihoods(self._architecture, list(originals.weights), originals.get, asked)
             candidate = Candidate(originals, others[0], self._activations, self._kv)
             rounding = candidate.rounding
-            found = loglikelihoods(self._architecture, candidate.names, candidate.get, asked, rounding)
+            scores = loglikelihoods(self._architecture, candidate.names, candidate.get, asked, rounding)
             for why in rounding.reasons():
                 warnings.warn(why, stacklevel=2)
-            return found
+            return scores

@@ -1,4 +1,4 @@
-"""Images and sounds of conversations: files, which a model's own processor reads.
+"""Images and sounds of conversations, which are files that a model's own processor reads.
 
 A part of a message is {"type": "image", "path": "cat.png"} or {"type": "audio", "path": "hello.wav"}, a path from the
 folder of the conversations.
@@ -24,15 +24,15 @@ def _read_sound(path: Path, processor: Any) -> Any:
     from transformers.audio_utils import load_audio
 
     if not path.is_file():
-        raise FileNotFoundError("no such file")  # load_audio would take its path for the sound itself
-    found = load_audio(str(path), sampling_rate=processor.feature_extractor.sampling_rate)
-    if not len(found):
-        raise ValueError("it has no samples")  # an extractor would make silence of it
-    return found
+        raise FileNotFoundError("no such file")  # load_audio would take the path of a missing file for encoded sound
+    samples = load_audio(str(path), sampling_rate=processor.feature_extractor.sampling_rate)
+    if not len(samples):
+        raise ValueError("it has no samples")  # an extractor would turn it into silence
+    return samples
 
 
 class _Medium(NamedTuple):
-    """A kind of file, with the part of a processor that takes it."""
+    """A kind of file: the processor's attribute that takes it, a function that reads it, and the packages for that."""
 
     reader: str
     read: Callable[[Path, Any], Any]
@@ -46,15 +46,15 @@ _MEDIA = {
 
 
 def is_part(part: object) -> bool:
-    """Return whether a part of a message is a text, or the file of an image or a sound."""
+    """Return whether a part of a message is a text, or names the file of an image or a sound."""
     if not isinstance(part, dict):
         return False
-    kind = part.get("type")
-    return kind in ("text", *_MEDIA) and isinstance(part.get("text" if kind == "text" else "path"), str)
+    part_type = part.get("type")
+    return part_type in ("text", *_MEDIA) and isinstance(part.get("text" if part_type == "text" else "path"), str)
 
 
 def list_parts(message: JsonObject) -> list[JsonObject]:
-    """Return the parts of a message; its text is one."""
+    """Return the parts of a message; a message that is a text has one part."""
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
@@ -65,21 +65,21 @@ def open_media(part: JsonObject, folder: Path, processor: Any, where: str) -> Js
     Raises:
         UsageError: the file cannot be read, or the model has no input for it.
     """
-    kind = str(part["type"])
-    if kind == "text":
+    part_type = str(part["type"])
+    if part_type == "text":
         return part
-    medium, path = _MEDIA[kind], folder / str(part["path"])
+    medium, path = _MEDIA[part_type], folder / str(part["path"])
     if not hasattr(processor, medium.reader):
-        raise UsageError(f"{where}: {display(str(path))}: the model takes no {kind}")
+        raise UsageError(f"{where}: {display(str(path))}: the model takes no {part_type}")
     try:
-        return {"type": kind, kind: medium.read(path, processor)}
+        return {"type": part_type, part_type: medium.read(path, processor)}
     except ImportError as error:
         raise UsageError(f"{where}: {display(str(path))}: to read it, pip install {medium.needs}") from error
     except MemoryError:
         raise
-    except Exception as error:  # decoders raise many kinds on damaged bytes
+    except Exception as error:  # decoders raise errors of many classes for damaged bytes
         raise UsageError(
-            f"{where}: {display(str(path))}: no {kind} that can be read: {display(str(error), 300)}"
+            f"{where}: {display(str(path))}: no {part_type} that can be read: {display(str(error), 300)}"
         ) from error
 
 
@@ -93,7 +93,7 @@ def make_processor(folder: ModelFolder, where: str) -> Any:
 
     try:
         return AutoProcessor.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever the files of a processor may lack
+    except Exception as error:  # transformers raises errors of many classes if files of a processor are missing
         raise UsageError(
             f"{where}: has images or sounds, but {display(folder.address)} has no processor that transformers can "
             f"build: {display(str(error), 300)}"

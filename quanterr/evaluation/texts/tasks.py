@@ -1,7 +1,7 @@
-"""Multiple-choice tasks, answered by log-likelihood: does the quantized model still answer as many questions right?
+"""Multiple-choice tasks, answered by log-likelihood, which show whether a quantized model still answers as well.
 
-A task is a file of JSON lines: {"question": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}. The model
-answers with the choice that has the highest log-likelihood after the question, like ``acc`` in lm-evaluation-harness.
+Each line of a file is JSON: {"question": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}. The model answers with the
+choice that has the highest log-likelihood after the question, like ``acc`` in lm-evaluation-harness.
 """
 
 import json
@@ -31,7 +31,7 @@ from quanterr.util.text import display
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BATCH_TOKENS = 4096  # tokens of a micro-batch, padding included
+BATCH_TOKENS = 4096  # maximum number of tokens of a micro-batch, with padding
 
 
 class Question(NamedTuple):
@@ -50,7 +50,7 @@ class Scored(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """Σ ln p of tokens, and whether greedy decoding gives them."""
+    """Σ ln p of tokens, and whether greedy decoding would generate them."""
 
     total: float
     is_greedy: bool
@@ -74,7 +74,7 @@ def read_task(path: str, folder: ModelFolder) -> Asked:
     """
     where = f"--task {display(path)}"
     lines = enumerate(read_utf8(path, where).split("\n"), 1)
-    questions = tuple(_question(line, f"{where}, line {n}") for n, line in lines if line.strip())
+    questions = tuple(_read_question(line, f"{where}, line {n}") for n, line in lines if line.strip())
     if not questions:
         raise UsageError(f"{where}: holds no question")
     tokenizer = tokenizer_of(folder)
@@ -82,7 +82,7 @@ def read_task(path: str, folder: ModelFolder) -> Asked:
     return Asked(Path(path).stem, questions, tuple(sequences))
 
 
-def _question(line: str, where: str) -> Question:
+def _read_question(line: str, where: str) -> Question:
     try:
         fields = json.loads(line)
         question, choices, answer = fields["question"], fields["choices"], fields["answer"]
@@ -120,22 +120,22 @@ def loglikelihoods(
 ) -> list[Likelihood]:
     """Return ln p of the scored tokens of each sequence; the model is read once, unit by unit.
 
-    Padding follows the sequence, so causal attention never sees it.
+    Padding follows the sequence, so that causal attention does not read it.
     """
     order = sorted(range(len(sequences)), key=lambda n: len(sequences[n].ids))
     batches = _batches(order, sequences)
     model = architecture.build()
-    inputs = {k: inputs_of(model, _padded([sequences[n].ids for n in batch])) for k, batch in enumerate(batches)}
+    inputs = {k: inputs_of(model, _pad([sequences[n].ids for n in batch])) for k, batch in enumerate(batches)}
     side = ModelRun(Stream(model, ConversionNames(model, stored), get, inputs, architecture.device), rounding)
-    found = [Likelihood(0.0, False)] * len(sequences)
+    likelihoods = [Likelihood(0.0, False)] * len(sequences)
     with closing(side):
         for number in take_turns(side.stream, side.load, side.free):
             result = side.run(number)
             if result is not None:
                 for row, n in enumerate(batches[number]):
-                    found[n] = _of(result.logits[row], sequences[n])
+                    likelihoods[n] = _measure_likelihood(result.logits[row], sequences[n])
             del result
-    return found
+    return likelihoods
 
 
 def _batches(order: Sequence[int], sequences: Sequence[Scored]) -> list[list[int]]:
@@ -149,12 +149,12 @@ def _batches(order: Sequence[int], sequences: Sequence[Scored]) -> list[list[int
     return batches
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+def _pad(rows: Sequence[Sequence[int]]) -> Tensor:
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
 
 
-def _of(logits: Tensor, of: Scored) -> Likelihood:
+def _measure_likelihood(logits: Tensor, of: Scored) -> Likelihood:
     first, last = len(of.ids) - of.scored, len(of.ids)
     targets = torch.tensor(of.ids[first:last], device=logits.device)
     rows = logits[first - 1 : last - 1]
@@ -162,7 +162,7 @@ def _of(logits: Tensor, of: Scored) -> Likelihood:
     return Likelihood(total, bool((rows.argmax(-1) == targets).all()))
 
 
-def answered(
+def answer_tasks(
     architecture: Architecture | Denoiser,
     originals: OriginalWeights,
     candidates: Sequence[Candidate],
@@ -170,31 +170,31 @@ def answered(
 ) -> list[list[Task]]:
     """Return the results of every candidate on every task, compared with the original's answers."""
     sequences = [each for task in tasks for each in task.sequences]
-    base = _answers(tasks, loglikelihoods(architecture, list(originals.weights), originals.get, sequences))
+    base = _choose_answers(tasks, loglikelihoods(architecture, list(originals.weights), originals.get, sequences))
     made = []
     for candidate in candidates:
         likelihoods = loglikelihoods(architecture, candidate.names, candidate.get, sequences, candidate.rounding)
-        own = _answers(tasks, likelihoods)
-        made.append([_compared(*each) for each in zip(tasks, base, own, strict=True)])
+        answers_of_candidate = _choose_answers(tasks, likelihoods)
+        made.append([_compare_answers(*each) for each in zip(tasks, base, answers_of_candidate, strict=True)])
     return made
 
 
-def _answers(tasks: Sequence[Asked], likelihoods: Sequence[Likelihood]) -> list[list[int]]:
+def _choose_answers(tasks: Sequence[Asked], likelihoods: Sequence[Likelihood]) -> list[list[int]]:
     """Return the most likely choice for each question of each task."""
     answers, at = [], 0
     for task in tasks:
-        own = []
+        choices = []
         for question in task.questions:
             values = [likelihood.total for likelihood in likelihoods[at : at + len(question.choices)]]
-            own.append(values.index(max(values)))
+            choices.append(values.index(max(values)))
             at += len(values)
-        answers.append(own)
+        answers.append(choices)
     return answers
 
 
-def _compared(task: Asked, base: Sequence[int], own: Sequence[int]) -> Task:
+def _compare_answers(task: Asked, base: Sequence[int], answers: Sequence[int]) -> Task:
     right = [question.answer == answer for question, answer in zip(task.questions, base, strict=True)]
-    right_too = [question.answer == answer for question, answer in zip(task.questions, own, strict=True)]
+    right_too = [question.answer == answer for question, answer in zip(task.questions, answers, strict=True)]
     n, before, after = len(right), sum(right), sum(right_too)
     lost = sum(was and not now for was, now in zip(right, right_too, strict=True))
     won = sum(now and not was for was, now in zip(right, right_too, strict=True))
@@ -204,13 +204,13 @@ def _compared(task: Asked, base: Sequence[int], own: Sequence[int]) -> Task:
         accuracy_original=before / n,
         accuracy=after / n,
         retention=after / before if before else None,
-        agreement=sum(x == y for x, y in zip(base, own, strict=True)) / n,
+        agreement=sum(x == y for x, y in zip(base, answers, strict=True)) / n,
         mcnemar_p=mcnemar(lost, won),
     )
 
 
 def mcnemar(lost: int, won: int) -> float:
-    """Return the exact two-sided p-value of McNemar's test on questions that only one side answers right."""
+    """Return the exact two-sided p-value of McNemar's test, for the questions that only one side answers right."""
     n, least = lost + won, min(lost, won)
     tail: float = 2 * sum(comb(n, k) for k in range(least + 1)) / 2**n
     return min(1.0, tail)

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-LEAST_CONTEXTS = 2
-CHARACTERS = 8  # characters per token that are assumed at first
-MOST_UNKNOWN = 0.1  # share of unknown tokens
-MOST_ALIKE = 0.5  # share of the most frequent token; even if each character is a token, spaces are less than a fifth
-LEAST_DISTINCT = 16  # distinct tokens
-MOST_REPEATED = 0.1  # share of chunks that are repeated
-CUT = 64  # last tokens of a cut text, which might differ in the whole text
+MIN_CONTEXTS = 2
+CHARACTERS_PER_TOKEN = 8  # how many are read at first for each wanted token
+MAX_UNKNOWN = 0.1  # maximum share of unknown tokens
+MAX_COMMONEST = (
+    0.5  # maximum share of the most frequent token; even if each character is a token, spaces are less than a fifth
+)
+MIN_DISTINCT = 16  # minimum number of distinct tokens
+MAX_REPEATED = 0.1  # maximum share of repeated chunks
+UNCERTAIN_TOKENS = 64  # last tokens of a cut text, which may differ from those of the whole text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Text:
 
 
 def fingerprint(*chunks: Tensor) -> str:
-    """Return the SHA-256 of token ids: evaluations are comparable only if it is the same."""
+    """Return the SHA-256 of token ids, which must be equal if evaluations are to be compared."""
     return sha256(b"".join(each.contiguous().numpy().tobytes() for each in chunks)).hexdigest()
 
 
@@ -68,14 +70,14 @@ def read_text(path: str, folder: ModelFolder, enough: int | None = None) -> Text
         CheckpointError: the tokenizer.json is missing or damaged.
     """
     text, tokenizer = read_utf8(path, f"--text {display(path)}"), tokenizer_of(folder)
-    length = len(text) if enough is None else CHARACTERS * enough
+    length = len(text) if enough is None else CHARACTERS_PER_TOKEN * enough
     while True:
         ids = tokenizer(text[:length], add_special_tokens=False, verbose=False)["input_ids"]
-        if length >= len(text) or len(ids) >= (enough or 0) + CUT:
+        if length >= len(text) or len(ids) >= (enough or 0) + UNCERTAIN_TOKENS:
             break
         length *= 2
     bos: int | None = tokenizer.bos_token_id
-    begins = tokenizer("a")["input_ids"][:1] == [bos]  # whether the tokenizer puts it before a text
+    begins = tokenizer("a")["input_ids"][:1] == [bos]  # whether the tokenizer begins a text with it
     return Text(torch.tensor(ids, dtype=torch.int64), path, bos if begins else None, tokenizer.unk_token_id)
 
 
@@ -150,7 +152,7 @@ class Chunks(NamedTuple):
 
 
 def digest_of(chunks: Chunks) -> str:
-    """Return the SHA-256 of everything that the model is given and scored on."""
+    """Return the SHA-256 of all inputs of the model and of the scored tokens."""
     return fingerprint(chunks.given, *chunks.parts)
 
 
@@ -176,15 +178,15 @@ def named_files(given: Iterable[str | PathLike[str]], option: str) -> list[Given
     Raises:
         UsageError: two files have the same name.
     """
-    found = []
-    for one in given:
-        name, path = named_path(fspath(one))
-        found.append(Given(name or Path(path).stem, path))
-    names = [one.name for one in found]
+    files = []
+    for text in given:
+        name, path = named_path(fspath(text))
+        files.append(Given(name or Path(path).stem, path))
+    names = [text.name for text in files]
     twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
     if twice is not None:
         raise UsageError(f"{option}: two texts are called {display(twice)}; name them, as in {option} prose=a.txt")
-    return found
+    return files
 
 
 def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> Chunks:
@@ -194,9 +196,9 @@ def chunks_of(text: Text, context: int, limit: int | None, vocabulary: int) -> C
         UsageError: the text is shorter than two contexts, or an id is not in the vocabulary.
     """
     n = len(text.ids) // context
-    if n < LEAST_CONTEXTS:
+    if n < MIN_CONTEXTS:
         raise UsageError(
-            f"{display(text.source)}: {len(text.ids):,} tokens; at least {LEAST_CONTEXTS * context:,} are needed for a "
+            f"{display(text.source)}: {len(text.ids):,} tokens; at least {MIN_CONTEXTS * context:,} are needed for a "
             f"context of {context}: give more text, or a smaller --context"
         )
     lowest, highest = int(text.ids.min()), int(text.ids.max())
@@ -221,18 +223,20 @@ class Likeness(NamedTuple):
 
     def doubts(self, chunks: int, vocabulary: int) -> list[str]:
         """Return the reasons, as sentences, why results on such a text mean little."""
-        found = []
-        if (self.unknown or 0) > MOST_UNKNOWN:
-            found.append(f"{self.unknown:.0%} of the tokens are unknown to the tokenizer: is it the model's language?")
-        if self.distinct < min(LEAST_DISTINCT, vocabulary // 4) or self.commonest > MOST_ALIKE:
+        reasons = []
+        if (self.unknown or 0) > MAX_UNKNOWN:
+            reasons.append(
+                f"{self.unknown:.0%} of the tokens are unknown to the tokenizer: is it the model's language?"
+            )
+        if self.distinct < min(MIN_DISTINCT, vocabulary // 4) or self.commonest > MAX_COMMONEST:
             share = f"one of them makes up {self.commonest:.0%}"
-            found.append(f"the text has {count(self.distinct, 'different token')}, {share}: give another text")
-        if self.repeated > MOST_REPEATED * chunks:
-            found.append(
+            reasons.append(f"the text has {count(self.distinct, 'different token')}, {share}: give another text")
+        if self.repeated > MAX_REPEATED * chunks:
+            reasons.append(
                 f"{self.repeated:,} of {count(chunks, 'chunk')} repeat earlier ones: they say nothing new, and errors "
                 "look smaller than they are"
             )
-        return found
+        return reasons
 
 
 def likeness(text: Text, raw: Tensor) -> Likeness:
@@ -249,7 +253,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def decoder_of(folder: ModelFolder) -> Decode | None:
-    """Return a function from token ids to text, special tokens included; None without a tokenizer.json."""
+    """Return a function from token ids to text with special tokens; None without a tokenizer.json."""
     read = _tokenizer_in(folder)
     return None if read is None else lambda ids: str(read.decode(list(ids), skip_special_tokens=False))
 
@@ -260,7 +264,7 @@ def _tokenizer_in(folder: ModelFolder) -> "Tokenizer | None":
 
     try:
         return Tokenizer.from_file(str(folder.path / "tokenizer.json"))
-    except Exception:  # the library raises nothing more specific
+    except Exception:  # the library raises no class of its own
         return None
 
 
@@ -273,7 +277,7 @@ def read_vocabulary(folder: ModelFolder) -> dict[int, str] | None:
 def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
     """Return the SHA-256 of the parts of a tokenizer.json that determine tokens; None if it cannot be read.
 
-    One that was made of a GGUF file has none: the same tokenizer is written in another way there.
+    A tokenizer that was derived from a GGUF file has none, as the same tokenizer is written differently there.
     """
     read = None if folder.is_made else _tokenizer_in(folder)
     if read is None:
