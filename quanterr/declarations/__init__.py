@@ -1,7 +1,7 @@
-"""What a checkpoint declares for each module: one answer for all that ask.
+"""What a checkpoint declares for each module, read in one place for all callers.
 
-``Declarations.of(module)`` resolves the name of a module to its declared scheme, with the key that says so. Rules of
-the programs are in ``programs``, how they match names in ``names``.
+``Declarations.of(module)`` returns the scheme that is declared for a module, with the key that declares it. The rules
+of quantizing programs are in ``programs``, and how they match names in ``names``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ from quanterr.util.strict_json import JsonFields
 __all__ = ["NOTHING", "Declarations", "Entries", "Program", "Scheme", "is_in_blocks", "keep_texts"]
 
 WEIGHT = ".weight"
-# Keys that no program of PROGRAMS reads for modules, although their values look as if they named some.
-OF_NO_MODULE = {
+# Keys whose values look like names of modules, but that no program of PROGRAMS reads for modules.
+NOT_ABOUT_MODULES = {
     *("algo_config", "export", "kv_cache_group", "kv_cache_quant_config", "kv_cache_scheme", "meta", "quip_params"),
     *("producer", "rotation_config", "softmax_quant_spec", "sparsity_config", "transform_config", "quantization"),
 }
@@ -25,7 +25,7 @@ class Declarations:
     """The quantization that a checkpoint's configuration declares, by module."""
 
     def __init__(self, config: JsonFields, place: str = "config.json") -> None:
-        """Choose the program that wrote ``config``, the quantization_config found in the file ``place``."""
+        """Find the program that wrote ``config``, the quantization_config in the file ``place``."""
         self.config, self.place = config, place
         method = str(config.get("quant_method") or "").lower()
         self.program: Program | None = next(
@@ -46,7 +46,7 @@ class Declarations:
         return next((Scheme(key, entry, is_quantized=False) for key, entry in named if entry is not None), None)
 
     def find_rivals(self, weight: str) -> list[str]:
-        """Return the keys of all groups that claim a weight with equal right, the one that loaders follow first."""
+        """Return the keys of all groups that match a weight equally well; the first is the one that loaders use."""
         return self._rules.rivals(weight.removesuffix(WEIGHT)) if self._rules.rivals else []
 
     @property
@@ -56,16 +56,16 @@ class Declarations:
 
     @property
     def follows_tensors(self) -> bool:
-        """Whether loaders quantize a module that no entry names if its scales are stored."""
+        """Whether loaders treat a module that no entry names as quantized if its scales are stored."""
         return self.program is not None and self.program.follows_tensors
 
     @property
     def targets(self) -> Sequence[str]:
-        """All entries that choose modules to quantize; empty if the program chooses modules in another way."""
+        """All entries that choose modules to quantize; empty if the program does not choose modules by entries."""
         return self._rules.targets
 
     def find_idle(self, names: Iterable[str]) -> list[tuple[str, list[str], bool]]:
-        """Return keys with entries that name no module, these entries, and whether they are all entries of the key.
+        """Return keys with entries that match no module, these entries, and whether they are all entries of the key.
 
         ``names`` are those of all stored tensors. Keys that only exclude modules do not count.
         """
@@ -86,11 +86,11 @@ class Declarations:
 
     @property
     def unknown(self) -> list[str]:
-        """Keys that seem to be about modules, which the rules of the program do not know."""
+        """Keys that seem to be about modules, but that the program's rules do not know."""
         if self.program is None or self.program.is_described_by_paths:
             return []
-        known = self.program.keys | OF_NO_MODULE
-        return [key for key, value in self.config.items() if key not in known and _names_modules(value)]
+        known = self.program.keys | NOT_ABOUT_MODULES
+        return [key for key, value in self.config.items() if key not in known and _contains_module_names(value)]
 
 
 NOTHING = Declarations({})
@@ -98,14 +98,14 @@ NOTHING = Declarations({})
 
 def _list_modules(names: Iterable[str]) -> dict[str, None]:
     """Return the modules of tensors, and the modules that contain these."""
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
     for name in names:
-        while (name := name.rpartition(".")[0]) and name not in found:
-            found[name] = None
-    return found
+        while (name := name.rpartition(".")[0]) and name not in modules:
+            modules[name] = None
+    return modules
 
 
-def _names_modules(value: object) -> bool:
+def _contains_module_names(value: object) -> bool:
     """Return whether the names in a value look like paths of modules."""
     names: object = value if isinstance(value, list) else list(value) if isinstance(value, Mapping) else []
     return isinstance(names, list) and any(isinstance(name, str) and ("." in name or "proj" in name) for name in names)

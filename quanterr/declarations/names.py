@@ -1,8 +1,8 @@
 """How programs match the names in a configuration with the modules of a model.
 
-An entry of a list or mapping is a plain name or a pattern; each program has its own rules for both. Every program that
-loads a checkpoint under other names than it stores maps the entries in the same way, so prefixes of wrappers do not
-count here, and the name of a fused module stands for its parts.
+An entry of a list or mapping is a plain name or a pattern; each program has its own rules for both. Programs that load
+a checkpoint under other names also rename the entries, so prefixes of wrappers are ignored here, and the name of a
+fused module also matches its parts.
 
 Reference: vllm-project/vllm model_executor/layers/quantization/utils/quant_utils.py is_layer_skipped and
 compressed_tensors/utils.py should_ignore_layer, find_matched_target; huggingface/transformers
@@ -34,10 +34,12 @@ FUSED = {
     **dict.fromkeys(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz"),
     **dict.fromkeys(("in_proj_b", "in_proj_a"), "in_proj_ba"),
 }
-# Patterns come from the file: one with nested or many repetitions could take exponential time to match a long name.
-MAX_PATTERN, MAX_REPETITIONS, MAX_NAME = 512, 8, 256
+# Patterns come from the file, and one with nested or many repetitions could take exponential time to match a long name.
+MAX_PATTERN_LENGTH, MAX_REPETITIONS, MAX_NAME_LENGTH = 512, 8, 256
 REGEX = "re:"
-LITERAL = re.compile(r"re:\^?((?:\w|\\\W)+)\$")  # an expression that one name matches: mixed precision lists hundreds
+LITERAL = re.compile(
+    r"re:\^?((?:\w|\\\W)+)\$"
+)  # an expression that matches one name; configurations of mixed precision have hundreds
 
 
 class Matching(Enum):
@@ -58,9 +60,9 @@ class Entries:
     """The entries of a list or mapping that name modules, by the rule of the program that reads them."""
 
     def __init__(self, entries: Iterable[str], matching: Matching, optional: Iterable[str] = ()) -> None:
-        """Compile the patterns; those that cannot be matched safely are in ``refused``, and match nothing.
+        """Compile the patterns; those that could take too long are put into ``refused``, and match nothing.
 
-        ``optional`` are entries that lose nothing if they name no module, such as those that exclude modules.
+        ``optional`` are entries that need not match a module, such as those that exclude modules.
         """
         self._matching, self._names, self._texts = matching, dict[str, str](), list[str]()
         self._patterns: list[tuple[str, Callable[[str], object]]] = []
@@ -78,10 +80,10 @@ class Entries:
             self._names.setdefault(_unwrap(name), entry)
             if self._matching in (Matching.PATH, Matching.TEXT) and "." not in entry:
                 self._texts.append(entry)
-        elif (found := _compile(expression)) is None:
+        elif (pattern := _compile(expression)) is None:
             self.refused.append(entry)
         else:
-            whole = found.search if self._matching is Matching.SEARCH else found.match
+            whole = pattern.search if self._matching is Matching.SEARCH else pattern.match
             self._patterns.append((entry, whole))
 
     def find(self, module: str) -> str | None:
@@ -96,7 +98,7 @@ class Entries:
 
     @property
     def idle(self) -> list[str]:
-        """Entries that have named no module so far."""
+        """Entries that have matched no module so far."""
         return [entry for entry in self.all if entry not in self._used and entry not in self.refused]
 
     def _find(self, module: str) -> str | None:
@@ -108,15 +110,17 @@ class Entries:
                 entry := next((self._names[path] for path in _list_paths(name) if path in self._names), None)
             ) is not None:
                 return entry
-            found = str.endswith if self._matching is Matching.PATH else str.__contains__
-            if (entry := next((text for text in self._texts if found(name, text)), None)) is not None:
+            matches = str.endswith if self._matching is Matching.PATH else str.__contains__
+            if (entry := next((text for text in self._texts if matches(name, text)), None)) is not None:
                 return entry
-        if self._matching is Matching.PARAMETER and (words := [one for one in name.split(".") if one in self._names]):
+        if self._matching is Matching.PARAMETER and (
+            words := [word for word in name.split(".") if word in self._names]
+        ):
             return self._names[words[0]]
-        if not self._patterns or len(module) > MAX_NAME:
+        if not self._patterns or len(module) > MAX_NAME_LENGTH:
             return None
         wrapped = _wrap(module)
-        return next((entry for entry, match in self._patterns if any(match(one) for one in wrapped)), None)
+        return next((entry for entry, match in self._patterns if any(match(word) for word in wrapped)), None)
 
 
 def _find_expression(entry: str, matching: Matching) -> str | None:
@@ -136,7 +140,7 @@ def _find_expression(entry: str, matching: Matching) -> str | None:
 
 def _compile(expression: str) -> re.Pattern[str] | None:
     repetitions = sum(expression.count(sign) for sign in "*+{")
-    if len(expression) > MAX_PATTERN or repetitions > MAX_REPETITIONS or re.search(r"[*+}]\)[*+{]", expression):
+    if len(expression) > MAX_PATTERN_LENGTH or repetitions > MAX_REPETITIONS or re.search(r"[*+}]\)[*+{]", expression):
         return None
     try:
         return re.compile(expression)
@@ -157,7 +161,7 @@ def _wrap(name: str) -> list[str]:
 
 
 def _spell(module: str) -> Iterator[str]:
-    """Yield the name of a module, then that of the fused module whose part it is."""
+    """Yield the name of a module, then that of the fused module that contains it."""
     yield module
     parent, dot, last = module.rpartition(".")
     if fused := FUSED.get(last):
@@ -166,6 +170,6 @@ def _spell(module: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1 << 10)
 def _list_paths(name: str) -> tuple[str, ...]:
-    """Return all paths within a name: for a.b.c a, a.b, b, b.c and c."""
+    """Return all paths within a name: for a.b.c, these are a, a.b, b, b.c and c."""
     words = name.split(".")
     return tuple(".".join(words[start:stop]) for start in range(len(words)) for stop in range(len(words), start, -1))

@@ -1,4 +1,4 @@
-"""What each quantizing program declares for modules: its keys, and how it matches them.
+"""What each quantizing program declares for modules: the keys of its configuration, and how entries match modules.
 
     compressed-tensors   config_groups.*.targets, ignore
     GPTQ, GPTQModel      bits, group_size, sym, dynamic ("-:" excludes, "+:" or no sign overrides), lm_head,
@@ -32,15 +32,15 @@ from quanterr.util.strict_json import JsonFields, as_object
 
 UNQUANTIZED_BITS = 16  # AutoRound declares a module with as many bits as left unquantized
 LINEAR, COMPRESSED_TENSORS = "Linear", "compressed-tensors"
-OF_CLASS = re.compile(r"[A-Z]\w*")  # a target that is the name of a class of layers
-OF_LINEAR = re.compile(r"Linear|Expert|MoE|MLP|Conv1D")  # in such a name: it may have matrices of weights
-IN_BLOCKS = re.compile(r"(?:.*\.)?(?:layers|h|blocks|decoder)\.\d+\.")
-OF_TOWER = re.compile(r"(?:.*\.)?(?:visual|vision\w*|audio\w*|speech\w*|mtp|multi_modal_projector|\w*_tower)\.")
+CLASS_NAME = re.compile(r"[A-Z]\w*")  # a target that is the name of a class of layers
+LINEAR_CLASS = re.compile(r"Linear|Expert|MoE|MLP|Conv1D")  # a class with such a name may have matrices of weights
+MODULE_IN_BLOCKS = re.compile(r"(?:.*\.)?(?:layers|h|blocks|decoder)\.\d+\.")
+MODULE_OF_TOWER = re.compile(r"(?:.*\.)?(?:visual|vision\w*|audio\w*|speech\w*|mtp|multi_modal_projector|\w*_tower)\.")
 
 
 def is_in_blocks(module: str) -> bool:
-    """Return whether a module is in a block of the language model, all that GPTQ, AWQ and AutoRound quantize."""
-    return IN_BLOCKS.match(module) is not None and OF_TOWER.match(module) is None
+    """Return whether a module is in a block of the language model, as GPTQ, AWQ and AutoRound quantize no others."""
+    return MODULE_IN_BLOCKS.match(module) is not None and MODULE_OF_TOWER.match(module) is None
 
 
 Find = Callable[[str], Scheme | None]
@@ -52,8 +52,8 @@ class Rules(NamedTuple):
     find: Find  # module → what is declared for it
     choosing: Sequence[tuple[str, Entries]] = ()  # keys that choose modules to quantize, or other schemes for modules
     excluding: Sequence[tuple[str, Entries]] = ()  # keys that leave modules unquantized
-    targets: Sequence[str] = ()  # where only named modules are quantized: all names and patterns
-    rivals: Callable[[str], list[str]] | None = None  # module → all groups that claim it, where the first one wins
+    targets: Sequence[str] = ()  # all names and patterns, if only modules that they match are quantized
+    rivals: Callable[[str], list[str]] | None = None  # module → all groups that match it, of which the first is used
 
 
 class Program(NamedTuple):
@@ -62,7 +62,7 @@ class Program(NamedTuple):
     name: str
     is_writer_of: Callable[[str, JsonFields], bool]  # (quant_method in lower case, configuration)
     read: Callable[[JsonFields], Rules]
-    keys: frozenset[str]  # keys that choose modules; others do not concern modules
+    keys: frozenset[str]  # keys that choose modules
     lists_exclusions: bool = False  # each linear module that it leaves unquantized is listed by name or pattern
     leaves_head: bool = True  # the output layer stays unquantized without being listed
     is_for_blocks: bool = False  # it quantizes only modules in blocks of the language model
@@ -76,11 +76,11 @@ def keep_texts(value: object) -> list[str]:
     return [item for item in given if isinstance(item, str)]
 
 
-def _int(value: object) -> int | None:
+def _as_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _bool(value: object) -> bool | None:
+def _as_bool(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
@@ -90,10 +90,10 @@ def _collect(config: JsonFields, keys: Sequence[str], matching: Matching) -> lis
     return [(key, Entries(texts, matching)) for key, texts in lists if texts]
 
 
-def _by_lists(
+def _make_list_reader(
     keys: Sequence[str], matching: Matching, usual: Callable[[JsonFields], Scheme]
 ) -> Callable[[JsonFields], Rules]:
-    """Return the reader of a program that quantizes all modules alike, except those in lists."""
+    """Return the reader for a program that quantizes all modules in the same way, except those in lists."""
 
     def read(config: JsonFields) -> Rules:
         excluding, scheme = _collect(config, keys, matching), usual(config)
@@ -107,21 +107,25 @@ def _by_lists(
 
 def _read_group(key: str, entry: str, group: JsonFields) -> Scheme:
     weights = as_object(group.get("weights"))
-    size = _int(weights.get("group_size"))
-    number, bits = weights.get("type"), _int(weights.get("num_bits"))
-    symmetric = _bool(weights.get("symmetric")) if weights else None
+    size = _as_int(weights.get("group_size"))
+    number, bits = weights.get("type"), _as_int(weights.get("num_bits"))
+    symmetric = _as_bool(weights.get("symmetric")) if weights else None
     return Scheme(key, entry, True, bits, number if number in ("int", "float") else "", size, symmetric, group)
 
 
 def _read_compressed_tensors(config: JsonFields) -> Rules:
-    groups = {f"config_groups.{name}": as_object(one) for name, one in as_object(config.get("config_groups")).items()}
+    groups = {
+        f"config_groups.{name}": as_object(target) for name, target in as_object(config.get("config_groups")).items()
+    }
     targets = {key: keep_texts(group.get("targets")) for key, group in groups.items()}
     named = {
-        key: Entries([one for one in texts if not OF_CLASS.fullmatch(one)], Matching.EXACT)
+        key: Entries([target for target in texts if not CLASS_NAME.fullmatch(target)], Matching.EXACT)
         for key, texts in targets.items()
     }
     of_linear = [
-        key for key, texts in targets.items() if any(OF_CLASS.fullmatch(one) and OF_LINEAR.search(one) for one in texts)
+        key
+        for key, texts in targets.items()
+        if any(CLASS_NAME.fullmatch(target) and LINEAR_CLASS.search(target) for target in texts)
     ]
 
     def find(module: str) -> Scheme | None:
@@ -146,13 +150,13 @@ def _read_compressed_tensors(config: JsonFields) -> Rules:
 
 
 def _read_words(config: JsonFields, usual: Scheme | None = None, key: str = "", entry: str = "") -> Scheme:
-    """Read the keys that these programs share; those that are absent are as in ``usual``."""
+    """Read the keys that these programs share; for missing keys, the values are those of ``usual``."""
     bits, size = (
-        next((found for name in names if (found := _int(config.get(name))) is not None), None)
+        next((number for name in names if (number := _as_int(config.get(name))) is not None), None)
         for names in (("bits", "w_bit"), ("group_size", "q_group_size"))
     )
-    symmetric = _bool(config.get("sym"))
-    if symmetric is None and (zero_point := _bool(config.get("zero_point"))) is not None:
+    symmetric = _as_bool(config.get("sym"))
+    if symmetric is None and (zero_point := _as_bool(config.get("zero_point"))) is not None:
         symmetric = not zero_point
     usual = usual or Scheme("bits", number="int")
     return usual._replace(
@@ -166,13 +170,15 @@ def _read_words(config: JsonFields, usual: Scheme | None = None, key: str = "", 
 
 
 def _read_gptq(config: JsonFields) -> Rules:
-    usual, own = _read_words(config), as_object(config.get("dynamic"))
-    patterns = {key.removeprefix("-:").removeprefix("+:"): (key, as_object(fields)) for key, fields in own.items()}
+    usual, fields_by_pattern = _read_words(config), as_object(config.get("dynamic"))
+    patterns = {
+        key.removeprefix("-:").removeprefix("+:"): (key, as_object(fields)) for key, fields in fields_by_pattern.items()
+    }
     optional = [pattern for pattern, (key, _) in patterns.items() if key.startswith("-:")]
     dynamic = Entries(patterns, Matching.START, optional)
     excluding = _collect(config, ("modules_to_not_convert",), Matching.PATH)
     inside = config.get("modules_in_block_to_quantize")
-    flat = [text for one in inside for text in keep_texts(one)] if isinstance(inside, list) else []
+    flat = [text for block in inside for text in keep_texts(block)] if isinstance(inside, list) else []
     chosen = Entries(flat, Matching.PATH)
 
     def find(module: str) -> Scheme | None:
@@ -194,14 +200,18 @@ def _read_awq(config: JsonFields) -> Rules:
 
 
 def _read_auto_round(config: JsonFields) -> Rules:
-    usual, own = _read_words(config), as_object(config.get("extra_config"))
-    optional = [name for name, fields in own.items() if (_int(as_object(fields).get("bits")) or 0) >= UNQUANTIZED_BITS]
-    extra = Entries(own, Matching.SEARCH, optional)
+    usual, extra_config = _read_words(config), as_object(config.get("extra_config"))
+    optional = [
+        name
+        for name, fields in extra_config.items()
+        if (_as_int(as_object(fields).get("bits")) or 0) >= UNQUANTIZED_BITS
+    ]
+    extra = Entries(extra_config, Matching.SEARCH, optional)
     excluding = _collect(config, ("modules_to_not_convert",), Matching.TEXT)
 
     def find(module: str) -> Scheme | None:
         entry = extra.find(module)
-        scheme = usual if entry is None else _read_words(as_object(own[entry]), usual, "extra_config", entry)
+        scheme = usual if entry is None else _read_words(as_object(extra_config[entry]), usual, "extra_config", entry)
         is_int = str(scheme.fields.get("data_type") or "int").startswith(("int", "uint"))
         is_quantized = (scheme.bits or 0) < UNQUANTIZED_BITS
         return scheme._replace(number="int" if is_int else "float", is_quantized=is_quantized)
@@ -216,16 +226,18 @@ QUARK_TYPE = re.compile(r"(?:mx_?)?(u?int|fp|bfp|float)(\d+)")
 
 def _read_quark_place(place: JsonFields, key: str, entry: str = "") -> Scheme:
     weight = place.get("weight")
-    stages = [as_object(one) for one in (weight if isinstance(weight, list) else [weight]) if isinstance(one, dict)]
+    stages = [
+        as_object(stage) for stage in (weight if isinstance(weight, list) else [weight]) if isinstance(stage, dict)
+    ]
     if not stages:
         return Scheme(key, entry, is_quantized=False, fields=place)
-    # Of several stages, the one of fewest bits makes the codes: INT4 of FP8, FP4 beside the FP8 of its scales.
-    found = [(QUARK_TYPE.match(str(one.get("dtype"))), one) for one in stages]
-    match, first = min(found, key=lambda pair: int(pair[0][2]) if pair[0] else UNQUANTIZED_BITS)
-    size = _int(first.get("group_size")) if first.get("qscheme") == "per_group" else None
+    # Of several stages, the one with the fewest bits makes the codes: INT4 of INT4-FP8, FP4 but not the FP8 of scales.
+    stages_by_type = [(QUARK_TYPE.match(str(stage.get("dtype"))), stage) for stage in stages]
+    match, first = min(stages_by_type, key=lambda pair: int(pair[0][2]) if pair[0] else UNQUANTIZED_BITS)
+    size = _as_int(first.get("group_size")) if first.get("qscheme") == "per_group" else None
     number = "" if match is None else "int" if match[1].endswith("int") else "float"
     return Scheme(
-        key, entry, True, int(match[2]) if match else None, number, size, _bool(first.get("symmetric")), place
+        key, entry, True, int(match[2]) if match else None, number, size, _as_bool(first.get("symmetric")), place
     )
 
 
@@ -234,7 +246,7 @@ def _read_quark(config: JsonFields) -> Rules:
     layers = as_object(config.get("layer_quant_config"))
     types = as_object(config.get("layer_type_quant_config"))
     by_layer = Entries(layers, Matching.GLOB)
-    linear = next((as_object(found) for name, found in types.items() if name.rstrip("'>").endswith(LINEAR)), None)
+    linear = next((as_object(fields) for name, fields in types.items() if name.rstrip("'>").endswith(LINEAR)), None)
     usual = (
         _read_quark_place(linear, "layer_type_quant_config")
         if linear
@@ -269,9 +281,9 @@ ALGORITHMS = (
 
 def _read_algorithm(place: JsonFields, key: str, entry: str = "") -> Scheme:
     algorithm = str(place.get("quant_algo") or "").upper()
-    number, bits = next((found for begin, found in ALGORITHMS if algorithm.startswith(begin)), ("", None))
+    number, bits = next((codes for begin, codes in ALGORITHMS if algorithm.startswith(begin)), ("", None))
     is_quantized = "quant_algo" not in place or algorithm not in ("", "NONE")
-    return Scheme(key, entry, is_quantized, bits, number, _int(place.get("group_size")), None, place)
+    return Scheme(key, entry, is_quantized, bits, number, _as_int(place.get("group_size")), None, place)
 
 
 def _read_modelopt(config: JsonFields) -> Rules:
@@ -310,7 +322,7 @@ def _read_bitsandbytes(config: JsonFields) -> Scheme:
 
 
 def _read_plain(config: JsonFields) -> Scheme:
-    bits = next((found for key in ("bits", "w_bit", "num_bits") if (found := _int(config.get(key)))), None)
+    bits = next((number for key in ("bits", "w_bit", "num_bits") if (number := _as_int(config.get(key)))), None)
     return Scheme("quant_method", "", True, bits, fields=config)
 
 
@@ -323,7 +335,7 @@ def _read_quanto(config: JsonFields) -> Scheme:
 
 
 def _read_quanto_map(config: JsonFields) -> Rules:
-    """Read quanto_qmap.json, which names each quantized module."""
+    """Read the content of quanto_qmap.json, which names each quantized module."""
     entries = Entries(config, Matching.EXACT)
 
     def find(module: str) -> Scheme | None:
@@ -341,24 +353,26 @@ def _is_quanto_map(_method: str, config: JsonFields) -> bool:
 
 
 def _read_hqq(config: JsonFields) -> Rules:
-    own = as_object(config.get("quant_config"))
+    quant_config = as_object(config.get("quant_config"))
     excluding = _collect(config, ("skip_modules",), Matching.PATH)
-    by_tag = {} if "weight_quant_params" in own else own  # self_attn.q_proj: the same in all blocks
+    by_tag = (
+        {} if "weight_quant_params" in quant_config else quant_config
+    )  # keys such as self_attn.q_proj, which apply to all blocks
     tags = Entries(by_tag, Matching.PATH)
 
     def find(module: str) -> Scheme | None:
         entry = tags.find(module)
         if by_tag and entry is None:
             return Scheme("quant_config", is_quantized=False)
-        fields = as_object(by_tag[entry]) if entry is not None else own
+        fields = as_object(by_tag[entry]) if entry is not None else quant_config
         params = as_object(fields.get("weight_quant_params"))
         return Scheme(
             "quant_config",
             entry or "",
             True,
-            _int(params.get("nbits")),
+            _as_int(params.get("nbits")),
             "int",
-            _int(params.get("group_size")),
+            _as_int(params.get("group_size")),
             None,
             fields,
         )
@@ -417,16 +431,16 @@ def _read_sdnq(config: JsonFields) -> Rules:
     excluding = _collect(config, ("modules_to_not_convert",), Matching.PARAMETER)
     by_type = as_object(config.get("modules_dtype_dict"))
     types = [(dtype, Entries(keep_texts(names), Matching.PARAMETER)) for dtype, names in by_type.items()]
-    own = as_object(config.get("modules_quant_config"))
-    settings = Entries(own, Matching.PARAMETER)
+    quant_config = as_object(config.get("modules_quant_config"))
+    settings = Entries(quant_config, Matching.PARAMETER)
 
     def find(module: str) -> Scheme | None:
         key, entry, fields = "weights_dtype", "", dict(config)
-        if (found := settings.find(module)) is not None:
-            key, entry, fields = "modules_quant_config", found, fields | as_object(own[found])
+        if (matched := settings.find(module)) is not None:
+            key, entry, fields = "modules_quant_config", matched, fields | as_object(quant_config[matched])
         for dtype, entries in types:
-            if SDNQ_TYPE.match(dtype) and (found := entries.find(module)) is not None:  # not "minimum_6bit"
-                key, entry, fields = "modules_dtype_dict", found, fields | {"weights_dtype": dtype}
+            if SDNQ_TYPE.match(dtype) and (matched := entries.find(module)) is not None:  # not "minimum_6bit"
+                key, entry, fields = "modules_dtype_dict", matched, fields | {"weights_dtype": dtype}
         match = SDNQ_TYPE.match(str(fields.get("weights_dtype")))
         number = "" if match is None else "float" if match[1] == "float" else "int"
         return Scheme(key, entry, True, int(match[2]) if match else None, number, fields=fields)
@@ -448,7 +462,7 @@ def _read_modelslim(config: JsonFields) -> Rules:
 
 # MLX: a module has codes if its scales are stored, except where its path is false
 
-MODES = {"affine": "int", "mxfp4": "float", "mxfp8": "float", "nvfp4": "float"}
+MLX_NUMBERS = {"affine": "int", "mxfp4": "float", "mxfp8": "float", "nvfp4": "float"}
 
 
 def _read_mlx(config: JsonFields) -> Rules:
@@ -457,19 +471,19 @@ def _read_mlx(config: JsonFields) -> Rules:
 
     def find(module: str) -> Scheme | None:
         entry = entries.find(module)
-        own = paths[entry] if entry is not None else config
-        if own is False:
+        declared = paths[entry] if entry is not None else config
+        if declared is False:
             return Scheme("quantization", entry or "", is_quantized=False)
-        fields = {"mode": config.get("mode"), **as_object(own)}
-        number = MODES.get(str(fields.get("mode") or "affine"), "")
-        bits, size = _int(fields.get("bits")), _int(fields.get("group_size"))
+        fields = {"mode": config.get("mode"), **as_object(declared)}
+        number = MLX_NUMBERS.get(str(fields.get("mode") or "affine"), "")
+        bits, size = _as_int(fields.get("bits")), _as_int(fields.get("group_size"))
         return Scheme("quantization", entry or "", True, bits, number, size, None, fields)
 
     return Rules(find, [("quantization", entries)])
 
 
-OF_MODELOPT = ("quant_algo", "quantized_layers")
-LISTS = (
+MODELOPT_KEYS = ("quant_algo", "quantized_layers")
+EXCLUSION_KEYS = (
     "modules_to_not_convert",
     "ignored_layers",
     "llm_int8_skip_modules",
@@ -483,13 +497,13 @@ def _keys(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-OF_WORDS = _keys("gptq gptq_v2 gptq_marlin gptqmodel marlin gptq_bitblas bitblas")
+GPTQ_METHODS = _keys("gptq gptq_v2 gptq_marlin gptqmodel marlin gptq_bitblas bitblas")
 PROGRAMS: Mapping[str, Program] = {
     program.name: program
     for program in (
         Program(
             "ModelOpt",
-            lambda method, config: method.startswith("modelopt") or not config.keys().isdisjoint(OF_MODELOPT),
+            lambda method, config: method.startswith("modelopt") or not config.keys().isdisjoint(MODELOPT_KEYS),
             _read_modelopt,
             _keys("quantized_layers exclude_modules ignore config_groups"),
             lists_exclusions=True,
@@ -522,7 +536,7 @@ PROGRAMS: Mapping[str, Program] = {
         ),
         Program(
             "GPTQ",
-            lambda method, config: method in OF_WORDS or not config.keys().isdisjoint(("dynamic", "desc_act")),
+            lambda method, config: method in GPTQ_METHODS or not config.keys().isdisjoint(("dynamic", "desc_act")),
             _read_gptq,
             _keys("dynamic lm_head modules_in_block_to_quantize modules_to_not_convert"),
             is_for_blocks=True,
@@ -539,7 +553,7 @@ PROGRAMS: Mapping[str, Program] = {
             lambda method, config: (
                 method.startswith("bitsandbytes") or "load_in_4bit" in config or "load_in_8bit" in config
             ),
-            _by_lists(("llm_int8_skip_modules", "modules_to_not_convert"), Matching.PATH, _read_bitsandbytes),
+            _make_list_reader(("llm_int8_skip_modules", "modules_to_not_convert"), Matching.PATH, _read_bitsandbytes),
             _keys("llm_int8_skip_modules modules_to_not_convert"),
             lists_exclusions=True,
         ),
@@ -550,7 +564,7 @@ PROGRAMS: Mapping[str, Program] = {
         Program(
             "quanto",
             lambda method, _: method == "quanto",
-            _by_lists(("modules_to_not_convert",), Matching.PATH, _read_quanto),
+            _make_list_reader(("modules_to_not_convert",), Matching.PATH, _read_quanto),
             _keys("modules_to_not_convert"),
         ),
         Program("quanto's map", _is_quanto_map, _read_quanto_map, frozenset(), is_described_by_paths=True),
@@ -563,7 +577,7 @@ PROGRAMS: Mapping[str, Program] = {
         Program(
             "FP8",
             lambda method, _: method in ("fp8", "fbgemm_fp8", "finegrained_fp8", "w4afp8"),
-            _by_lists(("modules_to_not_convert", "ignored_layers"), Matching.PATH, _read_float8),
+            _make_list_reader(("modules_to_not_convert", "ignored_layers"), Matching.PATH, _read_float8),
             _keys("modules_to_not_convert ignored_layers"),
         ),
         Program(
@@ -584,8 +598,8 @@ PROGRAMS: Mapping[str, Program] = {
         Program(
             "another program",
             lambda method, config: bool(config),
-            _by_lists(LISTS, Matching.PATH, _read_plain),
-            frozenset(LISTS),
+            _make_list_reader(EXCLUSION_KEYS, Matching.PATH, _read_plain),
+            frozenset(EXCLUSION_KEYS),
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""Goals of plans, made from the options and checked before anything is read."""
+"""Goals of plans, which are parsed from options and checked before any file is read."""
 
 import os
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Goal(NamedTuple):
 
     @property
     def minimizes(self) -> Literal["bytes", "cost"]:
-        """What a plan has the least of within the goal."""
+        """Which of a plan's size and cost is minimized within the goal."""
         return "cost" if self.kind in ("size", "bits") else "bytes"
 
     def __str__(self) -> str:
@@ -62,11 +62,11 @@ def parse_goal(chosen: PlanOptions) -> Goal:
         "output_error": chosen.max_output_error,
         "snr": chosen.min_snr,
     }
-    goals = [(kind, amount) for kind, amount in given.items() if amount is not None]
+    goals = [(goal_kind, amount) for goal_kind, amount in given.items() if amount is not None]
     if len(goals) != 1:
         raise UsageError("give one goal: --size, --bits, --max-kld, --max-output-error or --min-snr")
-    [(kind, amount)] = goals
-    option, limited = LIMITS.get(kind, ("", None))
+    [(goal_kind, amount)] = goals
+    option, limited = LIMITS.get(goal_kind, ("", None))
     if limited is not None and chosen.sensitivity is None:
         raise UsageError(f"{option} needs --sensitivity FILE, written by quanterr evaluate --sensitivity")
     if chosen.verify != (chosen.text is not None):
@@ -78,13 +78,13 @@ def parse_goal(chosen: PlanOptions) -> Goal:
         raise UsageError(f"{option}: {display(str(chosen.sensitivity))} gives a {measure}, and no {limited}")
     if chosen.verify and measure == OUTPUT_ERROR.measure:
         raise UsageError("--verify reads a text; quanterr evaluate --against plan.json --inputs FILE measures this")
-    if kind == "snr" and measure != SQUARED:
+    if goal_kind == "snr" and measure != SQUARED:
         raise UsageError("--min-snr limits the squared error; omit --sensitivity and --importance")
-    return Goal(cast("Kind", kind), amount, measure)
+    return Goal(cast("Kind", goal_kind), amount, measure)
 
 
 def _choose_measure(options: PlanOptions) -> Measure:
-    """Return the measure of the cost. With a sensitivity, importance only guides recipes that search for scales."""
+    """Return the measure of the cost; with a sensitivity, importance is used only by recipes that search for scales."""
     if options.sensitivity is not None:
         return cast("Measure", read_sensitivity(os.fspath(options.sensitivity)).cost.measure)
     return SQUARED if options.importance is None else WEIGHTED

@@ -1,4 +1,4 @@
-"""A plan: the best recipe for each layer under a budget, from measurements on the real weights."""
+"""The computation of a plan: the best recipe for each layer within a budget, from measurements on the real weights."""
 
 import os
 import re
@@ -30,25 +30,25 @@ from quanterr.util.knapsack import KnapsackItem, solve, trace_path
 from quanterr.util.text import count, display, listed, size
 from quanterr.version import __version__
 
-POINTS = 40  # approximate number of points of the curve
-ROUNDED = 5e-4  # tolerance in bits per weight: a recipe with 4.50025 fits a budget of 4.5
-NORMS = 0.01  # norms and biases are at most this share of the bytes; embeddings and heads are more
-GGUF = "gguf_"
-SUMMED = 1e-12  # relative tolerance of a cost, which is added up in different orders in different places
-# Where the costs of each measure come from.
+CURVE_POINTS = 40  # approximate number
+BITS_TOLERANCE = 5e-4  # bits per weight: a recipe with 4.50025 fits a budget of 4.5
+MAX_SMALL_SHARE = 0.01  # norms and biases are at most this share of the bytes; embeddings or heads are more
+GGUF_PREFIX = "gguf_"
+COST_TOLERANCE = 1e-12  # relative, as the order in which costs are added up varies
+# Measure → the source of its costs.
 SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}
-BETTER = (
+GUESS_NOTE = (
     ": a guess, which can be worse than one format for all layers. "
     "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures how much each layer matters (of a denoiser: "
     "--inputs FILE)"
 )
 GUESSES = {
-    SQUARED: "without --sensitivity every squared error counts the same" + BETTER,
-    WEIGHTED: "without --sensitivity the errors of all outputs count the same" + BETTER,
+    SQUARED: "without --sensitivity every squared error counts the same" + GUESS_NOTE,
+    WEIGHTED: "without --sensitivity the errors of all outputs count the same" + GUESS_NOTE,
 }
 
-# Projections that runtimes fuse into one matrix, and the name that replaces them in a group's key.
-FUSED = tuple(
+# Patterns of projections that runtimes fuse into one matrix, and the name that replaces them in a group's key.
+FUSED_PROJECTIONS = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
         (r"\b(q|k|v)_proj\b|\bto_[qkv]\b|\b(query|key|value)\b", "qkv"),
@@ -60,18 +60,18 @@ FUSED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _LayerOption:
-    """One layer as one recipe stores it."""
+    """A layer as stored by a recipe."""
 
-    recipe: str  # the recipe that stores it: a fallback if rows do not fill blocks
+    recipe: str  # the recipe that stores it, which is a fallback if rows do not fill blocks
     nbytes: int
     cost: float
     error: float  # Σe²
-    layer: Layer | LosslessLayer | None  # None if it stays as it is in the original
+    layer: Layer | LosslessLayer | None  # None if it is stored as in the original
 
 
 @dataclass(frozen=True, slots=True)
 class _PlannableLayer:
-    """A layer with its possible recipes."""
+    """A layer with its options."""
 
     name: str
     elements: int
@@ -88,13 +88,13 @@ class _PlannableLayer:
 
 @accept_fields_of(PlanOptions)
 def plan(original: Side, **options: Any) -> Plan:
-    """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit on the cost.
+    """Choose a recipe for each layer: the minimum cost within a budget, or the minimum size within a limit on the cost.
 
-    Every layer may also stay as it is. With ``sensitivity``, the cost is the predicted KLD or output error; with
+    Every layer may also be left unquantized. With ``sensitivity``, the cost is the predicted KLD or output error; with
     ``importance`` alone, the squared error weighted by the importance matrix; otherwise the squared error.
 
     Raises:
-        UsageError: there is no goal or more than one; the goal cannot be met (the message gives the least possible); or
+        UsageError: there is no goal or more than one; the goal cannot be met (the message states the minimum); or
             as ``sweep``.
         CheckpointError, ResourceError: as ``sweep``.
         Interrupted: the run was stopped.
@@ -142,41 +142,49 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
             KnapsackItem(
                 sum(row.options[recipe].nbytes for row in group), fsum(row.options[recipe].cost for row in group)
             )
-            for recipe in own
+            for recipe in names_of_group
         ]
-        for group, own in zip(groups, names, strict=True)
+        for group, names_of_group in zip(groups, names, strict=True)
     ]
     fixed = nbytes - sum(row.options[ORIGINAL].nbytes for row in rows)
     elements = sum(row.elements for row in rows)
     signal = fsum(row.signal for row in rows)
-    limit, most = _find_limits(goal, fixed, elements, signal)
-    least = sum(min(choice.nbytes for choice in own) for own in choices)
-    if least > limit:
-        in_bits = f"{8 * least / elements:.4g} bits per weight"
-        in_bytes = f"{size(fixed + least)}, of which {size(fixed)} are not planned; {_plans_all(reports)}"
+    limit, max_cost = _find_limits(goal, fixed, elements, signal)
+    min_bytes = sum(min(choice.nbytes for choice in names_of_group) for names_of_group in choices)
+    if min_bytes > limit:
+        in_bits = f"{8 * min_bytes / elements:.4g} bits per weight"
+        in_bytes = f"{size(fixed + min_bytes)}, of which {size(fixed)} are not planned; {_explain_unplanned(reports)}"
         shown = in_bits if goal.kind == "bits" else in_bytes
         raise UsageError(f"{goal}: cannot be met; the least possible is {shown}")
-    solved = _solve(choices, limit, most)
+    solved = _solve(choices, limit, max_cost)
     if solved is None:
         raise UsageError(f"{goal}: cannot be met")
     picks, bound = solved
-    recipe_of = {row.name: own[pick] for group, own, pick in zip(groups, names, picks, strict=True) for row in group}
+    recipe_of = {
+        row.name: names_of_group[pick]
+        for group, names_of_group, pick in zip(groups, names, picks, strict=True)
+        for row in group
+    }
     counts = Counter(recipe for recipe in recipe_of.values() if recipe != ORIGINAL)
     usual = counts.most_common(1)[0][0] if counts else ORIGINAL
     layers = [_make_layer(row, recipe_of[row.name], usual) for row in rows]
     planned_bytes = sum(layer.bytes for layer in layers)
     error = fsum(row.options[recipe_of[row.name]].error for row in rows)
     first = next(iter(reports.values()))
-    curve = [Point(fixed + round(one.nbytes), one.cost) for one in _sample_curve(trace_path(choices))]
+    curve = [Point(fixed + round(point.nbytes), point.cost) for point in _sample_curve(trace_path(choices))]
     notes = [GUESSES[measure]] if measure in GUESSES else []
     notes += [first.settings.calibration] if first.settings.calibration else []
-    every = [found for report in reports.values() for found in report.findings]
-    notes += [found.message for found in every if found.code in (LEFT, FALLBACK)]
+    every = [finding for report in reports.values() for finding in report.findings]
+    notes += [finding.message for finding in every if finding.code in (LEFT, FALLBACK)]
     formats = {layer.format for layer in layers if layer.recipe != ORIGINAL}
     if not load_together(formats):
         notes.append(f"no known runtime loads {listed(sorted(formats), 5)} in one checkpoint; give --to recipes of one")
-    if fixed > NORMS * nbytes and not first.selection.patterns and all(name.startswith(GGUF) for name in reports):
-        notes.append(f"{size(fixed)} are not planned; {_plans_all(reports)}")
+    if (
+        fixed > MAX_SMALL_SHARE * nbytes
+        and not first.selection.patterns
+        and all(name.startswith(GGUF_PREFIX) for name in reports)
+    ):
+        notes.append(f"{size(fixed)} are not planned; {_explain_unplanned(reports)}")
     if left_out:
         notes.append(
             f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, left unquantized: "
@@ -198,10 +206,12 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
         cost=fsum(layer.cost for layer in layers),
         bound=bound,
         snr_db=10 * log10(signal / error) if error else None,
-        least_bytes=fixed + round(least),
+        least_bytes=fixed + round(min_bytes),
         unplanned_bytes=fixed,
         layers=layers,
-        uniform=sorted((_make_uniform(name, rows, fixed, limit, most) for name in reports), key=lambda one: one.bytes),
+        uniform=sorted(
+            (_make_uniform(name, rows, fixed, limit, max_cost) for name in reports), key=lambda point: point.bytes
+        ),
         curve=curve,
         knee=_find_knee(curve),
         importance=first.settings.importance,
@@ -209,23 +219,23 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     )
 
 
-def _plans_all(recipes: Iterable[str]) -> str:
-    """Return how to plan embeddings and heads; if llama-quantize can write the plan, also how it treats them."""
+def _explain_unplanned(recipes: Iterable[str]) -> str:
+    """Return how to plan embeddings and heads and, if llama-quantize can carry out the plan, how it treats them."""
     words = "-l '*' also plans embeddings and heads"
     usual = ", which llama-quantize quantizes by itself; the plan's command keeps them in BF16"
-    return words + usual * all(name.startswith(GGUF) for name in recipes)
+    return words + usual * all(name.startswith(GGUF_PREFIX) for name in recipes)
 
 
 def _collect_layers(reports: Mapping[str, Report], measure: Measure) -> tuple[list[_PlannableLayer], list[str]]:
     """Return the layers with their options, and the names of layers whose cost is unknown."""
-    found: dict[str, dict[str, Layer | LosslessLayer]] = defaultdict(dict)
+    layers_by_name: dict[str, dict[str, Layer | LosslessLayer]] = defaultdict(dict)
     for recipe, report in reports.items():
         stored_layers: list[Layer | LosslessLayer] = [*report.layers, *report.lossless]
         for layer in stored_layers:
             if len(layer.tensor_shape) > 1 and layer.format != layer.original_format:
-                found[layer.layer_name][recipe] = layer
+                layers_by_name[layer.layer_name][recipe] = layer
     rows, left_out = [], []
-    for name, stored in found.items():
+    for name, stored in layers_by_name.items():
         any_layer = next(iter(stored.values()))
         options = {recipe: _make_option(recipe, layer, measure) for recipe, layer in stored.items()}
         known = {recipe: option for recipe, option in options.items() if option is not None}
@@ -262,10 +272,10 @@ def _make_option(recipe: str, layer: Layer | LosslessLayer, measure: Measure) ->
 
 def _group_layers(rows: Sequence[_PlannableLayer], same_in: SameIn) -> list[list[_PlannableLayer]]:
     """Group the layers that must share a recipe."""
-    found: dict[str, list[_PlannableLayer]] = defaultdict(list)
+    groups: dict[str, list[_PlannableLayer]] = defaultdict(list)
     for row in rows:
-        found[_group_key(row.name, same_in)].append(row)
-    return list(found.values())
+        groups[_group_key(row.name, same_in)].append(row)
+    return list(groups.values())
 
 
 def _group_key(name: str, same_in: SameIn) -> str:
@@ -274,47 +284,49 @@ def _group_key(name: str, same_in: SameIn) -> str:
         return block_of(name) or name
     if same_in == "role":
         return role_of(name)
-    for pattern, word in FUSED:
+    for pattern, word in FUSED_PROJECTIONS:
         name = pattern.sub(word, name)
     return name
 
 
 def _find_limits(goal: Goal, fixed: int, elements: int, signal: float) -> tuple[float, float]:
-    """Return the largest size in bytes and the largest cost of all planned layers; infinite without a limit.
+    """Return the maximum size in bytes and the maximum cost of all planned layers; infinite without a limit.
 
     A plan whose cost equals the limit is within it.
     """
-    limit = most = float("inf")
+    limit = max_cost = float("inf")
     if goal.kind == "size":
         limit = goal.amount - fixed
     elif goal.kind == "bits":
-        limit = (goal.amount + ROUNDED) * elements / 8
+        limit = (goal.amount + BITS_TOLERANCE) * elements / 8
     elif goal.kind == "snr":
-        most = signal / 10 ** (goal.amount / 10) * (1 + SUMMED)
+        max_cost = signal / 10 ** (goal.amount / 10) * (1 + COST_TOLERANCE)
     elif goal.kind in LIMITS:
-        most = goal.amount * (1 + SUMMED)
-    return limit, most
+        max_cost = goal.amount * (1 + COST_TOLERANCE)
+    return limit, max_cost
 
 
-def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, most: float) -> tuple[list[int], float] | None:
+def _solve(choices: Sequence[Sequence[KnapsackItem]], limit: float, max_cost: float) -> tuple[list[int], float] | None:
     """Return the choice of each group and a lower bound; None if nothing meets the limits.
 
     Args:
         choices: the options of each group.
-        limit: largest size in bytes; the cost is minimized, and the bound is a cost.
-        most: largest cost; if finite, the size is minimized instead, and the bound is the cost reached.
+        limit: maximum size in bytes; the cost is minimized, and the bound is a cost.
+        max_cost: maximum cost; if finite, the size is minimized instead, and the bound is the resulting cost.
     """
-    if most == float("inf"):
-        found = solve(choices, limit)
-        return None if found is None else (found.picks, found.bound)
-    found = solve([[KnapsackItem(choice.cost, choice.nbytes) for choice in own] for own in choices], most)
-    if found is None:
+    if max_cost == float("inf"):
+        solution = solve(choices, limit)
+        return None if solution is None else (solution.picks, solution.bound)
+    solution = solve(
+        [[KnapsackItem(choice.cost, choice.nbytes) for choice in options] for options in choices], max_cost
+    )
+    if solution is None:
         return None
-    return found.picks, fsum(own[pick].cost for own, pick in zip(choices, found.picks, strict=True))
+    return solution.picks, fsum(options[pick].cost for options, pick in zip(choices, solution.picks, strict=True))
 
 
 def _make_layer(row: _PlannableLayer, recipe: str, usual: str) -> PlannedLayer:
-    """Return a layer's line of the plan; ``usual`` is the plan's most frequent recipe."""
+    """Return a layer of the plan; ``usual`` is the plan's most frequent recipe."""
     option = row.options[recipe]
     layer = option.layer
     instead = row.options.get(usual) if recipe == ORIGINAL and usual != ORIGINAL else None
@@ -335,18 +347,18 @@ def _make_layer(row: _PlannableLayer, recipe: str, usual: str) -> PlannedLayer:
     )
 
 
-def _make_uniform(recipe: str, rows: Sequence[_PlannableLayer], fixed: int, limit: float, most: float) -> Uniform:
-    """Return the size and the cost of one recipe for every layer that supports it."""
+def _make_uniform(recipe: str, rows: Sequence[_PlannableLayer], fixed: int, limit: float, max_cost: float) -> Uniform:
+    """Return the size and the cost if one recipe stores all layers that support it."""
     options = [row.options.get(recipe, row.options[ORIGINAL]) for row in rows]
     nbytes = sum(option.nbytes for option in options)
     cost = fsum(option.cost for option in options)
-    return Uniform(recipe, fixed + nbytes, cost, nbytes <= limit and cost <= most)
+    return Uniform(recipe, fixed + nbytes, cost, nbytes <= limit and cost <= max_cost)
 
 
 def _sample_curve(points: Sequence[KnapsackItem]) -> list[KnapsackItem]:
-    """Return about POINTS of the points, including both ends."""
-    step = max((len(points) - 1) / (POINTS - 1), 1)
-    places = sorted({min(round(n * step), len(points) - 1) for n in range(POINTS)})
+    """Return about CURVE_POINTS of the points, including both ends."""
+    step = max((len(points) - 1) / (CURVE_POINTS - 1), 1)
+    places = sorted({min(round(n * step), len(points) - 1) for n in range(CURVE_POINTS)})
     return [points[place] for place in places]
 
 

@@ -1,4 +1,4 @@
-"""Verification of plans: evaluate them on the fly, and plan again until the divergence is within a limit."""
+"""Verification of plans: they are evaluated on the fly, and planned again until the divergence is within a limit."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from quanterr.gates import prepare
 from quanterr.options import EvaluateOptions, PlanOptions
 from quanterr.util.text import size
 
-ROUNDS = 6
-CLOSE = 0.97  # share of the limit above which a plan is close enough
+MAX_ROUNDS = 6
+MIN_LIMIT_SHARE = 0.97  # a plan with at least this share of the allowed divergence is close enough
 
 
 def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measurement:
-    """Evaluate the plan, quantized on the fly, on the text of ``chosen``.
+    """Evaluate the original, quantized on the fly as planned, on the text of ``chosen``.
 
     Raises:
         UsageError: there is too little text, or its result is inconclusive; the model does not predict tokens;
@@ -33,29 +33,29 @@ def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measuremen
         cache=chosen.cache,
         stop=chosen.stop,
     )
-    found = evaluate_candidates(original, [], [plan], options, prepare(options, KINDS["quanterr.evaluation"]))
-    [candidate] = found.candidates
+    evaluation = evaluate_candidates(original, [], [plan], options, prepare(options, KINDS["quanterr.evaluation"]))
+    [candidate] = evaluation.candidates
     if candidate.scores is None or candidate.verdict == "inconclusive":
         raise UsageError(f"--verify: {'; '.join(candidate.reasons)}")
     return Measurement(
         kld=candidate.scores.kld_mean,
         kld_se=candidate.scores.kld_error,
         ppl_ratio=candidate.scores.ppl_ratio,
-        source=found.tokens.source,
-        sha256=found.tokens.sha256,
-        context=found.tokens.context,
-        chunks=found.tokens.chunks,
+        source=evaluation.tokens.source,
+        sha256=evaluation.tokens.sha256,
+        context=evaluation.tokens.context,
+        chunks=evaluation.tokens.chunks,
     )
 
 
 def keep_limit(limit: float, make: Callable[[float], Plan], original: Checkpoint, chosen: PlanOptions) -> Plan:
-    """Return the smallest plan found whose measured divergence is at most ``limit`` [nat].
+    """Return the smallest plan that was found with a measured divergence of at most ``limit`` [nat].
 
     The error of the prediction is nearly the same for plans of about the same size, so the measurement of each plan
     corrects the prediction for the next one.
 
     Args:
-        limit: the largest divergence.
+        limit: maximum divergence.
         make: returns the smallest plan whose predicted divergence is within a limit.
         original: the checkpoint.
         chosen: the options.
@@ -64,15 +64,15 @@ def keep_limit(limit: float, make: Callable[[float], Plan], original: Checkpoint
         UsageError: no plan within the limit was found.
     """
     plan, best, why = make(limit), None, ""
-    for _ in range(ROUNDS):
-        found = measure(plan, original, chosen)
-        kept = found.kld <= limit
+    for _ in range(MAX_ROUNDS):
+        measured = measure(plan, original, chosen)
+        kept = measured.kld <= limit
         if kept and (best is None or plan.bytes < best.bytes):
-            best = replace(plan, measured=found)
-        why = f"a plan of {size(plan.bytes)} has a measured KLD of {found.kld:.4g} nat"
-        if not found.kld or CLOSE * limit <= found.kld <= limit:
+            best = replace(plan, measured=measured)
+        why = f"a plan of {size(plan.bytes)} has a measured KLD of {measured.kld:.4g} nat"
+        if not measured.kld or MIN_LIMIT_SHARE * limit <= measured.kld <= limit:
             break
-        after = make(plan.cost * limit / found.kld * (1.0 if kept else CLOSE))
+        after = make(plan.cost * limit / measured.kld * (1.0 if kept else MIN_LIMIT_SHARE))
         if after.bytes == plan.bytes:
             break
         plan = after

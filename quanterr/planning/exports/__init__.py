@@ -1,7 +1,7 @@
-"""Plans in the form that quantizing programs read, with a module for each program.
+"""Exports of plans for quantizing programs, with a module for each program.
 
-A recipe that a program cannot write is an error: a plan is exported as a whole or not at all. For programs that read
-the plan from a file, :func:`export_command` returns the command that uses it.
+A plan with a recipe that the program cannot write is an error, as plans are not exported in part. For programs that
+read a plan from a file, :func:`export_command` returns the command that does so.
 """
 
 import re
@@ -35,8 +35,8 @@ CONSUMERS = {
     "convert_to_quant": convert_to_quant.CONSUMER,
     "mlx": mlx.CONSUMER,
 }
-END = "END_OF_PLAN"  # a line that no export contains
-SPECIAL = re.compile(r'[$`"\\!]')  # characters that a shell interprets within double quotes
+END_MARK = "END_OF_PLAN"  # a line that no export contains
+SHELL_SPECIAL = re.compile(r'[$`"\\!]')  # characters that a shell interprets within double quotes
 
 
 def export_plan(plan: Plan, consumer: str) -> str:
@@ -54,7 +54,7 @@ def export_plan(plan: Plan, consumer: str) -> str:
             f"--export {consumer}: {consumer} does not write {listed(refused, 5)}; plan with recipes that it writes, "
             f"such as --to {','.join(list_writable(consumer))}"
         )
-    if not CONSUMERS[consumer].takes_stacks and (stack := _quantized_stack(plan)) is not None:
+    if not CONSUMERS[consumer].takes_stacks and (stack := _find_quantized_stack(plan)) is not None:
         raise UsageError(
             f"--export {consumer}: {display(stack)} is a stack of experts, for which it has no words; -l '!experts' "
             "leaves these out"
@@ -63,16 +63,16 @@ def export_plan(plan: Plan, consumer: str) -> str:
 
 
 def export_command(plan: Plan, consumer: str) -> str:
-    """Return the shell command that quantizes by the result of :func:`export_plan`, which it reads from a file.
+    """Return the shell command that reads the result of :func:`export_plan` from a file and quantizes as planned.
 
-    It is empty if the export itself is the command.
+    The command is empty if the export is itself a command.
     """
-    found = CONSUMERS[consumer]
+    program = CONSUMERS[consumer]
     name = plan.original.removeprefix("hf://")
-    command = found.command.format(original=shlex.quote(name), file=found.file)
-    if found.python:
-        code = found.python.format(original=repr(name), file=repr(found.file))
-        command = "python -c " + (shlex.quote(code) if SPECIAL.search(code) else f'"{code}"')
+    command = program.command.format(original=shlex.quote(name), file=program.file)
+    if program.python:
+        code = program.python.format(original=repr(name), file=repr(program.file))
+        command = "python -c " + (shlex.quote(code) if SHELL_SPECIAL.search(code) else f'"{code}"')
     return command
 
 
@@ -84,18 +84,18 @@ def write(plan: Plan, file: IO[str], program: str) -> None:
     """
     text = export_plan(plan, program)
     if command := export_command(plan, program):
-        text = f"cat > {CONSUMERS[program].file} <<'{END}'\n{text}{END}\n{command}\n"
+        text = f"cat > {CONSUMERS[program].file} <<'{END_MARK}'\n{text}{END_MARK}\n{command}\n"
     planned_by = display(shlex.join(plan.run.command), LONG)
     file.write(f"#!/bin/sh\n# Quantizes as planned by {planned_by}\nset -e\n{text}")
 
 
 def consumers_of(plan: Plan) -> list[str]:
-    """Return the programs that write all recipes and layers of a plan, first those for its kind of original."""
-    stack = _quantized_stack(plan)
+    """Return the programs that can write all recipes and layers of a plan; those that read its original come first."""
+    stack = _find_quantized_stack(plan)
     able = [
         name
-        for name, one in CONSUMERS.items()
-        if not _unwritable_recipes(plan, name) and (one.takes_stacks or stack is None)
+        for name, consumer in CONSUMERS.items()
+        if not _unwritable_recipes(plan, name) and (consumer.takes_stacks or stack is None)
     ]
     suffix = next((ending for ending in (".safetensors", ".gguf") if plan.original.endswith(ending)), "")
     return sorted(able, key=lambda name: CONSUMERS[name].reads != suffix)
@@ -103,8 +103,8 @@ def consumers_of(plan: Plan) -> list[str]:
 
 def list_writable(consumer: str) -> list[str]:
     """Return the recipes of ``quanterr formats --recipes`` that a program writes into one checkpoint."""
-    found = [recipe for recipe in list_recipes() if CONSUMERS[consumer].writes(recipe)]
-    return found if CONSUMERS[consumer].mixes else found[:1]
+    recipes = [recipe for recipe in list_recipes() if CONSUMERS[consumer].writes(recipe)]
+    return recipes if CONSUMERS[consumer].mixes else recipes[:1]
 
 
 def check_consumer(consumer: str | None) -> None:
@@ -118,7 +118,7 @@ def check_consumer(consumer: str | None) -> None:
 
 
 def _base_recipe(layer: PlannedLayer) -> str:
-    """Return a layer's recipe as programs know it: they scale by the largest element; other scales stay in its name."""
+    """Return a layer's recipe without ``:scales=absmax``, as programs scale by the largest element."""
     return layer.recipe.removesuffix(":strict").replace(":scales=absmax", "")
 
 
@@ -128,7 +128,7 @@ def _unwritable_recipes(plan: Plan, consumer: str) -> list[str]:
     return [recipe for recipe in recipes if recipe != ORIGINAL and not CONSUMERS[consumer].writes(recipe)]
 
 
-def _quantized_stack(plan: Plan) -> str | None:
+def _find_quantized_stack(plan: Plan) -> str | None:
     """Return the name of a stack of experts that a plan quantizes."""
     quantized = (layer.layer_name for layer in plan.layers if layer.recipe != ORIGINAL)
     return next((name for name in quantized if is_stack(name, STACK)), None)

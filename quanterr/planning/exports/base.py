@@ -1,4 +1,4 @@
-"""The base of all exports of plans."""
+"""What all exports of plans share."""
 
 import json
 import re
@@ -26,12 +26,12 @@ class Consumer(NamedTuple):
 
 
 def list_kept_modules(modules: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the modules to leave unquantized: those of the plan, and the head, unless the plan quantizes it."""
+    """Return the modules that stay unquantized: those that the plan leaves so, and the head if it is not planned."""
     kept = list(modules.get(ORIGINAL, ()))
     planned = [name for names in modules.values() for name in names]
     return kept if any(name.rpartition(".")[2] == HEAD for name in planned) else [HEAD, *kept]
 
 
-def format_json(found: object) -> str:
+def format_json(content: object) -> str:
     """Return the JSON that a program reads from a file."""
-    return json.dumps(found, indent=1) + "\n"
+    return json.dumps(content, indent=1) + "\n"

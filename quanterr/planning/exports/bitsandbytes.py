@@ -1,4 +1,4 @@
-"""The arguments of transformers' BitsAndBytesConfig as JSON."""
+"""Export of plans as JSON with the arguments of transformers' BitsAndBytesConfig."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,10 +14,10 @@ def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
         raise UsageError(
             f"--export bitsandbytes: bitsandbytes writes one format, but the plan has {listed(quantized, 5)}"
         )
-    kind, _, double = (quantized or ["nf4"])[0].partition(":")
+    quant_type, _, double = (quantized or ["nf4"])[0].partition(":")
     fields = {
         "load_in_4bit": True,
-        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_quant_type": quant_type,
         "bnb_4bit_use_double_quant": double == "double",
         "llm_int8_skip_modules": list_kept_modules(modules),
     }

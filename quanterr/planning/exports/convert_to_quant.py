@@ -1,4 +1,4 @@
-"""Name patterns and their formats as JSON, for --layer-config of silveroxides/convert_to_quant."""
+"""Export of plans as JSON of name patterns and formats, for --layer-config of silveroxides/convert_to_quant."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.planning.exports.base import Consumer, format_json
 from quanterr.util.strict_json import JsonObject
 
-# Formats of convert_to_quant 1.3: README.md, config/layer_config.py. Its --layer-config turns other formats into FP8.
+# Formats of convert_to_quant 1.3: README.md, config/layer_config.py. With --layer-config, it writes FP8 for any other.
 CONVERT_TO_QUANT: dict[str, JsonObject] = {
     "fp8_tensor": {"format": "float8_e4m3fn", "scaling_mode": "tensor"},
     "fp8_row": {"format": "float8_e4m3fn_rowwise", "scaling_mode": "row"},
@@ -19,12 +19,12 @@ CONVERT_TO_QUANT: dict[str, JsonObject] = {
 
 
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    """Return a config with plain rounding, as the plan measured it; layers that are not in the plan are skipped."""
-    found: JsonObject = {"_default": {"skip": True}}
+    """Return a config with plain rounding, which the plan measured, that skips layers outside of the plan."""
+    config: JsonObject = {"_default": {"skip": True}}
     for recipe, names in modules.items():
         how = {"skip": True} if recipe == ORIGINAL else CONVERT_TO_QUANT[recipe] | {"simple": True}
-        found |= {f"^{pattern}$": how for pattern in join_names(names)}
-    return format_json(found)
+        config |= {f"^{pattern}$": how for pattern in join_names(names)}
+    return format_json(config)
 
 
 CONSUMER = Consumer(

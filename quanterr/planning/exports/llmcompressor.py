@@ -1,4 +1,4 @@
-"""A recipe of llmcompressor as JSON, which is also YAML: config groups with targets, and modules to ignore."""
+"""Export of plans as a recipe of llmcompressor, in JSON, which is also YAML: config groups, and ignored modules."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from quanterr.util.strict_json import JsonObject
 
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     groups = {
-        f"group_{n}": {"targets": _match_exactly(names), **_config_group(recipe)}
+        f"group_{n}": {"targets": _match_exactly(names), **_make_config_group(recipe)}
         for n, (recipe, names) in enumerate((r, names) for r, names in modules.items() if r != ORIGINAL)
     }
     kept = list_kept_modules(modules)
@@ -24,12 +24,12 @@ def _match_exactly(names: Iterable[str]) -> list[str]:
     return [f"re:^{pattern}$" for pattern in join_names(names)]
 
 
-def _config_group(recipe: str) -> JsonObject:
+def _make_config_group(recipe: str) -> JsonObject:
     """Return a config group of compressed-tensors, without its targets."""
     dynamic = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
-    if found := INTEGER.fullmatch(recipe):
-        group = found["group"]
-        weights = {"num_bits": int(found["bits"]), "type": "int", "symmetric": not found["asym"]}
+    if match := INTEGER.fullmatch(recipe):
+        group = match["group"]
+        weights = {"num_bits": int(match["bits"]), "type": "int", "symmetric": not match["asym"]}
         return {
             "weights": weights | ({"strategy": "group", "group_size": int(group)} if group else {"strategy": "channel"})
         }

@@ -1,4 +1,4 @@
-"""Bits and group size per module as JSON, the result of a quant_predicate of mlx-lm."""
+"""Export of plans as JSON with bits and group size for each module, which a quant_predicate of mlx-lm returns."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,12 +9,12 @@ from quanterr.util.strict_json import JsonObject
 
 
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    found: JsonObject = {}
+    predicate: JsonObject = {}
     for recipe, names in modules.items():
         match = MLX.fullmatch(recipe)
         how = {"group_size": int(match["group"]), "bits": int(match["bits"])} if match else False
-        found |= dict.fromkeys(names, how)
-    return format_json(found)
+        predicate |= dict.fromkeys(names, how)
+    return format_json(predicate)
 
 
 CONSUMER = Consumer(

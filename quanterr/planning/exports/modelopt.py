@@ -1,4 +1,4 @@
-"""A weight-only quantization config as YAML, for modelopt.torch.quantization.quantize."""
+"""Export of plans as YAML with a weight-only config for modelopt.torch.quantization.quantize."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ MODELOPT = {
 
 
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
-    """Return the plan as YAML rather than JSON, because the edges of blocks are numeric keys."""
+    """Return the plan as YAML, because the axes of block_sizes are numeric keys, which JSON does not have."""
     lines = ["quant_cfg:", '- {quantizer_name: "*", enable: false}']
     for recipe, names in modules.items():
         if recipe == ORIGINAL:
             continue
-        if found := INTEGER.fullmatch(recipe):
-            scales = f"block_sizes: {{-1: {found['group']}, type: static}}" if found["group"] else "axis: 0"
-            config = f"{{num_bits: {found['bits']}, {scales}}}"
+        if match := INTEGER.fullmatch(recipe):
+            scales = f"block_sizes: {{-1: {match['group']}, type: static}}" if match["group"] else "axis: 0"
+            config = f"{{num_bits: {match['bits']}, {scales}}}"
         else:
             config = MODELOPT[recipe]
         quantizers = [json.dumps(f"{name}.weight_quantizer") for name in names]
@@ -36,8 +36,8 @@ def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
 
 
 def _writes(recipe: str) -> bool:
-    if found := INTEGER.fullmatch(recipe):
-        return found["bits"] in ("4", "8") and not found["asym"]
+    if match := INTEGER.fullmatch(recipe):
+        return match["bits"] in ("4", "8") and not match["asym"]
     return recipe in MODELOPT
 
 

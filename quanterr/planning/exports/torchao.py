@@ -1,4 +1,4 @@
-"""An FqnToConfig of torchao as JSON, for torchao.core.config.config_from_dict."""
+"""Export of plans as JSON with an FqnToConfig, for torchao.core.config.config_from_dict."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,17 +20,17 @@ def _make_config(recipe: str) -> JsonObject | None:
         dtype = {"_type": "torch.dtype", "_data": "float8_e4m3fn"}
         data = {"weight_dtype": dtype, "set_inductor_config": True, "granularity": per_row}
         return {"_type": "Float8WeightOnlyConfig", "_version": 2, "_data": data}
-    found = INTEGER.fullmatch(recipe)
-    assert found is not None  # noqa: S101 - export_plan has refused other recipes
+    match = INTEGER.fullmatch(recipe)
+    assert match is not None  # noqa: S101 - export_plan has refused other recipes
     granularity = (
-        {"_type": "PerGroup", "_version": 1, "_data": {"group_size": int(found["group"])}}
-        if found["group"]
+        {"_type": "PerGroup", "_version": 1, "_data": {"group_size": int(match["group"])}}
+        if match["group"]
         else {"_type": "PerAxis", "_version": 1, "_data": {"axis": 0}}
     )
     data = {
-        "weight_dtype": {"_type": "torch.dtype", "_data": f"int{found['bits']}"},
+        "weight_dtype": {"_type": "torch.dtype", "_data": f"int{match['bits']}"},
         "granularity": granularity,
-        "mapping_type": {"_type": "MappingType", "_data": "ASYMMETRIC" if found["asym"] else "SYMMETRIC"},
+        "mapping_type": {"_type": "MappingType", "_data": "ASYMMETRIC" if match["asym"] else "SYMMETRIC"},
         "scale_dtype": None,
         "intx_packing_format": {"_type": "IntxPackingFormat", "_data": "UNPACKED_TO_INT8"},
         "intx_choose_qparams_algorithm": {"_type": "IntxChooseQParamsAlgorithm", "_data": "AFFINE"},
