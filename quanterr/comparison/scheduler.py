@@ -25,7 +25,7 @@ from quanterr.kernel.library import Kernel
 from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import Pair, WeightResult
-from quanterr.samples.small_weights import AT_ONCE, ENOUGH
+from quanterr.samples.small_weights import MAX_ROUND_WEIGHTS, ROUND_ELEMENTS
 from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunks
 from quanterr.tensors.devices import give_back_device_memory
 from quanterr.tensors.pinned_ring import READERS
@@ -203,10 +203,10 @@ class Scheduler:
     def _take_small(self) -> list[ChunkRange]:
         """Return the next small weights, all of which are compared before any is finished."""
         ranges, n = [], 0
-        for chunk_range in islice(self._small_ranges, max(AT_ONCE // self._most, 1)):
+        for chunk_range in islice(self._small_ranges, max(MAX_ROUND_WEIGHTS // self._most, 1)):
             ranges.append(chunk_range)
             n += self._most * self._originals[chunk_range.number].n
-            if n >= ENOUGH:
+            if n >= ROUND_ELEMENTS:
                 break
         return ranges
 

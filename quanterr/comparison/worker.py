@@ -17,7 +17,7 @@ from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.conspicuous_rows import make_cell_grid
 from quanterr.samples.kept_rows import SampleKeeper
 from quanterr.samples.reading import Buffers, PairReader
-from quanterr.samples.small_weights import MOST_KEPT
+from quanterr.samples.small_weights import MAX_KEPT_ELEMENTS
 from quanterr.tensors.casts import least_normal
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.devices import own_stream
@@ -65,7 +65,7 @@ class Worker:
         begun: list[tuple[Pair, Task]] = []
         x, y = self._buffers.ahead
         for pair in pairs:
-            if not 0 < pair.original.n <= min(MOST_KEPT, self.size):
+            if not 0 < pair.original.n <= min(MAX_KEPT_ELEMENTS, self.size):
                 continue
             operands = Operand(pair.original, x, fingerprinted=_get_only_entry(pair)), Operand(pair.quantized, y)
             task = self._summer.prepare(operands, _make_options(pair), partial(self._keeper.keep_small, pair))
@@ -126,7 +126,7 @@ class Worker:
             return Sums()
         if id(pair) in self._known:
             return self._known.pop(id(pair))
-        small = chunks[0].n == pair.original.n <= MOST_KEPT
+        small = chunks[0].n == pair.original.n <= MAX_KEPT_ELEMENTS
         kept = self._keeper.keep_small(pair) if small else self._keeper.keep_sample(pair, chunks, place)
         see = partial(self._buffers.small.keep_copies, pair) if small else None
         operands = self._make_operands(pair, load_original, place)

@@ -46,7 +46,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.samples.good_scales import order_columns
-from quanterr.samples.scales import BYTE
+from quanterr.samples.scales import LEVELS_OF_BYTE
 from quanterr.util.text import count, display, listed
 
 ROUNDS = 8  # of the fit of a factor: each leaves less than a third of the deviation
@@ -104,7 +104,7 @@ def _find_block_width(pair: Pair) -> int:
         return 0
     if steps:
         return 0 if steps.of_largest else steps.shared * block[1]
-    return block[1] if levels.number >= BYTE and block[1] >= ENOUGH else 0
+    return block[1] if levels.number >= LEVELS_OF_BYTE and block[1] >= ENOUGH else 0
 
 
 def find_factor(sample: CodeSample) -> ScaleFault | None:

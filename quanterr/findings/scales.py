@@ -33,8 +33,8 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable, BadRegion, level
 from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair, WeightResult
-from quanterr.samples.good_scales import FEW_LEVELS, ScaleGroups
-from quanterr.samples.scales import BYTE, get_clipping_limit
+from quanterr.samples.good_scales import MAX_SEARCHED_LEVELS, ScaleGroups
+from quanterr.samples.scales import LEVELS_OF_BYTE, get_clipping_limit
 from quanterr.tensors.chunks import Chunk
 from quanterr.util.text import count, display
 
@@ -171,7 +171,7 @@ def _rate_scales(pair: Pair, done: WeightResult, found: Attainable) -> str | Non
         return "warning"
     if loss <= SEARCHED_DB:
         return None
-    loss -= NEAR_DB if levels and levels.number <= FEW_LEVELS else 0.0
+    loss -= NEAR_DB if levels and levels.number <= MAX_SEARCHED_LEVELS else 0.0
     if loss > WORST_DB:
         return "error"
     if _is_due_to_zero_points(found.scale_ratio, found.snr_db) and loss > SEARCHED_DB:
@@ -269,7 +269,12 @@ def _report_groups(pair: Pair, done: WeightResult, part: BadRegion, method: Meth
 
 def _clips_bytes(levels: Levels | None, ratio: float) -> bool:
     """Return True if scales of 8-bit codes, ``ratio`` times good ones, clip: the row of the largest value loses it."""
-    return levels is not None and levels.number >= BYTE and 0 < ratio < 1 and ratio * get_clipping_limit(levels) < 1
+    return (
+        levels is not None
+        and levels.number >= LEVELS_OF_BYTE
+        and 0 < ratio < 1
+        and ratio * get_clipping_limit(levels) < 1
+    )
 
 
 def _report_underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding:

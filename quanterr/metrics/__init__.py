@@ -15,16 +15,16 @@ from typing import TypeVar
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import RowSums, Sums, as_float, ratio
 
-METRICS_VERSION = 1  # raised when the meaning of an existing metric changes
+METRICS_VERSION = 1  # incremented when the meaning of an existing metric changes
 
 OUTLIER = 0.01  # an element with a larger |e| is an outlier, by default
 RELATIVE_OUTLIER = 0.01  # an element with a larger |e| / |x| is a relative outlier
 
 NONFINITE = {"nan": nan, "+inf": inf, "-inf": -inf}  # names in a report's ``nonfinite`` field → values
 
-NO_SPREAD = 1e-12  # a variance below this share of the energy is rounding: the tensor is constant
+NO_SPREAD = 1e-12  # with a variance below this share of the energy, the tensor is constant apart from rounding
 
-LEAST, MOST = 2.0**-126, 255 * 2.0**120  # bfloat16 has eight significant bits in this range
+MIN_EXACT, MAX_EXACT = 2.0**-126, 255 * 2.0**120  # bfloat16 has eight significant bits in this range
 
 PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 LAYER_PERCENTILES = {key: q for key, q in PERCENTILES.items() if key != "p99_9"}
@@ -50,7 +50,7 @@ class Measurement:
 
 @dataclass(slots=True)
 class LayerValues:
-    """Values of single layers, one per layer, for statistics over layers."""
+    """Values of single layers, from which statistics over layers are computed."""
 
     mean_absolute_error: list[float] = field(default_factory=list)
     relative_error: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class LayerValues:
     predicted_output_error: list[float] = field(default_factory=list)
 
     def add(self, values: Mapping[str, float | None]) -> None:
-        """Add the values of a layer by name, but for None. An undefined one is NaN: statistics are then, too."""
+        """Add the values of a layer by name, except None. Undefined values are NaN, which makes the statistics NaN."""
         for name, value in values.items():
             if value is not None:
                 getattr(self, name).append(value)
@@ -83,7 +83,7 @@ Named = TypeVar("Named")  # the class of a value that has several named numbers
 
 @lru_cache(maxsize=1 << 12)
 def share(value: float) -> float:
-    """Return an equal number that layers share, to save memory: for numbers with few different values in small weights.
+    """Return a cached equal number, which saves memory if many layers have the same few numbers, as small weights do.
 
     ``value`` must not be -0.0, which equals 0.0.
     """
@@ -100,7 +100,8 @@ def decibels(power_ratio: float) -> float:
 def theoretical_sqnr(bits: float) -> float:
     """Return the SNR in dB of a full-scale sine in uniform codes of ``bits`` bits: 6.02·bits + 1.76.
 
-    This is not a target for weights: they are not a sine, and with a shared scale they are 4 to 12 dB lower.
+    Weights do not reach it: their values are not distributed as those of a sine, and with a shared scale the SNR is 4
+    to 12 dB lower.
     """
     return share(6.02 * bits + 1.76)
 
@@ -142,7 +143,7 @@ def zero_reference_elements(m: Measurement) -> int:
 
 
 def snr_db(m: Measurement) -> float:
-    """Return Σx² / Σe² in dB; NaN if any element is not finite, as no ratio of energies is meaningful then."""
+    """Return Σx² / Σe² in dB; NaN if an element is not finite, as a ratio of energies is then meaningless."""
     if m.sums.nonfinite:
         return nan
     return decibels(ratio(m.sums.x_sq, m.sums.e_sq))
@@ -191,7 +192,7 @@ def pearson_correlation(m: Measurement) -> float:
 
 
 def _correlation(product: float, norms: float) -> float:
-    """Return product / norms, clamped to [-1, 1] as rounding may exceed it; NaN if undefined."""
+    """Return product / norms, clamped to [-1, 1], as rounding may exceed these; NaN if undefined."""
     value = ratio(product, norms)
     return value if isnan(value) else min(max(value, -1.0), 1.0)
 
@@ -209,14 +210,16 @@ def error_norm(m: Measurement) -> float:
 
 
 def percentiles(make: Callable[..., Named], m: Measurement) -> Named:
-    """Return what ``make`` makes of the percentiles of |e| over elements, by name; None for one that is unknown."""
+    """Return the result of ``make`` for the percentiles of |e| over elements, by name; unknown ones are None."""
     n, histogram = m.sums.n, m.sums.histogram
     if not n or histogram is None:
         return make(**dict.fromkeys(PERCENTILES))
     values = histogram.values_at(find_ranks(n))
-    if values[0] >= LEAST and values[-1] < MOST:
+    if values[0] >= MIN_EXACT and values[-1] < MAX_EXACT:
         return make(**dict(zip(PERCENTILES, values, strict=True)))
-    exact = [value if _is_known(value, m.sums) else None for value in values]  # rare: values out of range, or zero
+    exact = [
+        value if _is_known(value, m.sums) else None for value in values
+    ]  # values out of range or zero, which are rare
     return make(**dict(zip(PERCENTILES, exact, strict=True)))
 
 
@@ -227,26 +230,28 @@ def find_ranks(n: int) -> tuple[int, ...]:
 
 
 def _is_known(value: float, sums: Sums) -> bool:
-    """Return whether a histogram value is accurate to 0.4 %: the first bins are coarse, and the last is open."""
-    if value < LEAST:
+    """Return whether a value from a histogram is accurate to 0.4 %, unlike those of the first bins and the last one."""
+    if value < MIN_EXACT:
         return value == 0 and sums.e_min == 0
-    return value < MOST or sums.e_max <= MOST
+    return value < MAX_EXACT or sums.e_max <= MAX_EXACT
 
 
 def worst_rows(make: Callable[[int, float | None, float], Named], m: Measurement) -> tuple[Named, ...]:
-    """Return what ``make`` makes of the number, SNR and largest error of each of the worst rows, the worst first."""
+    """Return the results of ``make`` for number, SNR and largest error of the worst rows, the worst first."""
     return _list_rows(make, m.sums.worst_rows)
 
 
 def experts(make: Callable[[int, float | None, float], Named], m: Measurement) -> tuple[Named, ...]:
-    """Return what ``make`` makes of the number, SNR and largest error of each matrix of a stack."""
+    """Return the results of ``make`` for number, SNR and largest error of each matrix of a stack."""
     return _list_rows(make, sorted(m.sums.matrices.items()))
 
 
 def _list_rows(
     make: Callable[[int, float | None, float], Named], sums: Iterable[tuple[int, RowSums]]
 ) -> tuple[Named, ...]:
-    return tuple(make(n, finite(decibels(ratio(own.x_sq, own.e_sq))), share(own.e_max)) for n, own in sums)
+    return tuple(
+        make(n, finite(decibels(ratio(row_sums.x_sq, row_sums.e_sq))), share(row_sums.e_max)) for n, row_sums in sums
+    )
 
 
 def max_absolute_error(m: Measurement) -> float:
@@ -308,7 +313,7 @@ def format_snr_db(m: Measurement) -> float | None:
 
 
 def excess_db(m: Measurement) -> float | None:
-    """Return the loss of the stored codes in a sample; None without a sample, as for the other numbers of one."""
+    """Return the loss of the stored codes in a sample; None without a sample."""
     return m.attainable.excess_db if m.attainable else None
 
 
@@ -389,7 +394,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def relative_error_percentiles(make: Callable[..., Named], m: Measurement) -> Named:
-    """Return what ``make`` makes of the percentiles over layers, by name; None if one is undefined."""
+    """Return the result of ``make`` for the percentiles over layers, by name; undefined ones are None."""
     values = m.layers.relative_error if m.layers else []
     ordered = [] if any(map(isnan, values)) else sorted(values)
     return make(**{key: quantile(ordered, q) if ordered else None for key, q in LAYER_PERCENTILES.items()})

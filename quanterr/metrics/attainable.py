@@ -1,4 +1,4 @@
-"""The error that a weight could reach with its stored scales, and with good ones, from a sample. Needs no torch."""
+"""The minimum error of a weight with its stored scales, and with good ones, from a sample. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from quanterr.metrics.sums import Sums, as_float, exact, ratio
 
-NEAR = 8  # most rows between two tiles of the same columns that are neighbours
+NEIGHBOUR_ROWS = 8  # tiles of the same columns that are at most so many rows apart are neighbours
 Kind = Literal["row", "column", "tile", "group", "underflow"]
 
 
@@ -37,7 +37,7 @@ class BadRegion(NamedTuple):
     def is_scattered(self) -> bool:
         """True if at most half of the regions have a neighbour in their row, or for tiles also in their columns."""
         places, width = set(self.places), 1 if self.kind == "column" else self.size
-        steps = [(0, width), *((down, 0) for down in range(1, NEAR + 1) if self.kind == "tile")]
+        steps = [(0, width), *((down, 0) for down in range(1, NEIGHBOUR_ROWS + 1) if self.kind == "tile")]
         near = [(sign * down, sign * across) for down, across in steps for sign in (1, -1)]
         beside = sum(any((row + down, col + across) in places for down, across in near) for row, col in places)
         return self.worst[1] >= 0 and 2 * beside <= len(places)
@@ -56,13 +56,15 @@ class Attainable(Struct, frozen=True, dict=True):  # dict: for its cached number
     clipped: int = 0  # elements out of range
     parts: tuple[BadRegion, ...] = ()
     rounding: float | None = None  # mean square error in steps; set only if all codes are the nearest
-    stored_sq: float | None = None  # Σe*² over sampled groups, perhaps of other rows; None: no groups were sampled
+    stored_sq: float | None = (
+        None  # Σe*² over sampled groups, which may be in other rows; None if no groups were sampled
+    )
     good_sq: float = 0.0  # Σe*² over the same groups with good scales
     scale_ratio: float = 1.0  # median of stored / good scale over the same groups
     weighted_e_sq: float | None = None  # Σ importance · e²; None without an importance matrix
     weighted_best_sq: float = 0.0  # Σ importance · e*²
     beyond_sq: float = 0.0  # Σe² of elements in range whose code is neither of the two nearest
-    unlike_columns: tuple[int, ...] = ()  # that may hold other values
+    unlike_columns: tuple[int, ...] = ()  # columns that may hold values of other columns
 
     @cached_property
     def snr_db(self) -> float:
@@ -70,11 +72,11 @@ class Attainable(Struct, frozen=True, dict=True):  # dict: for its cached number
         return level(self.x_sq, self.best_sq)
 
     def least_nmse(self, sums: Sums) -> float:
-        """Return Σe² / Σx² of the sample, or of the whole weight, of these sums, if that is less."""
+        """Return Σe² / Σx² of the sample, or of the whole weight with these sums, whichever is smaller."""
         return min(ratio(as_float(sums.e_sq), as_float(sums.x_sq)), ratio(self.e_sq, self.x_sq))
 
     def represents(self, sums: Sums, within_db: float) -> bool:
-        """Return whether the whole weight, of these sums, has an SNR above that of its sample less ``within_db``."""
+        """Return whether the SNR of the whole weight, with these sums, exceeds that of its sample - ``within_db``."""
         whole_db = level(as_float(sums.x_sq), as_float(sums.e_sq))
         return self.n == sums.n or whole_db > level(self.x_sq, self.e_sq) - within_db
 
@@ -121,7 +123,7 @@ class Attainable(Struct, frozen=True, dict=True):  # dict: for its cached number
 
 
 class PooledSamples:
-    """Exact sums over layers with a known attainable SNR, in units of 2^-1074, and what follows for all together."""
+    """Exact sums over layers with a known attainable SNR, in units of 2^-1074, for the error of all together."""
 
     __slots__ = ("_best_sq", "_e_sq", "_good_sq", "_x_sq")
 
@@ -130,7 +132,7 @@ class PooledSamples:
         self._x_sq = self._e_sq = self._best_sq = self._good_sq = 0  # Σx², Σe², Σe*² with stored and with good scales
 
     def add(self, sums: Sums, sample: Attainable | None) -> None:
-        """Add a layer, of whose rows ``sample`` shows how much of the error the nearest codes and good scales leave."""
+        """Add a layer; ``sample`` shows how much of its error remains with the nearest codes and good scales."""
         if sample is None or not sample.e_sq or sums.nonfinite:
             return
         self._x_sq += sums.x_sq
@@ -149,7 +151,7 @@ class PooledSamples:
         self._good_sq += other._good_sq
 
     def whole(self) -> Attainable | None:
-        """Return the error that all layers together could reach; None without a layer of which it is known."""
+        """Return the minimum error of all layers together; None if it is not known for any layer."""
         if not self._x_sq:
             return None
         x_sq, e_sq, best_sq, good_sq = map(as_float, (self._x_sq, self._e_sq, self._best_sq, self._good_sq))

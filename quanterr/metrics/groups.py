@@ -1,4 +1,4 @@
-"""What is measured of a group of layers together, in a form that groups can merge."""
+"""The measurements of a group of layers, which can be merged with those of other groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GroupMeasurement:
-    """The sums and values of a group of layers, but for their histograms, which the kernel adds many at a time."""
+    """The sums and values of a group of layers, without histograms, of which the kernel adds many at once."""
 
     def __init__(self) -> None:
         """Start without layers."""
@@ -26,10 +26,10 @@ class GroupMeasurement:
         self.whole = Measurement(Sums())
         self._values, self._samples = LayerValues(), PooledSamples()
 
-    def add(self, one: Measurement, values: Mapping[str, float | None]) -> None:
+    def add(self, measurement: Measurement, values: Mapping[str, float | None]) -> None:
         """Add a layer; ``values`` are as for :meth:`LayerValues.add`."""
-        self._add(1, one)
-        self._samples.add(one.sums, one.attainable)
+        self._add(1, measurement)
+        self._samples.add(measurement.sums, measurement.attainable)
         self._values.add(values)
 
     def merge(self, other: GroupMeasurement) -> None:
@@ -45,11 +45,13 @@ class GroupMeasurement:
         self.whole.original_bits += sides.original_bits
 
     def sort(self) -> None:
-        """Sort the values of single layers, as statistics do: groups that take them over are then sorted quickly."""
+        """Sort the values of single layers, so that statistics over groups that merge them sort them quickly."""
         self._values.sort()
 
-    def compute_scores(self, kind: type[Struct], histogram: Histogram | None) -> tuple[dict[str, Any], dict[str, str]]:
+    def compute_scores(
+        self, fields_of: type[Struct], histogram: Histogram | None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         """Compute the fields of a class as :func:`compute_scores`; ``histogram`` is that of all layers."""
         self.whole.sums.histogram = histogram
         self.whole.attainable, self.whole.layers = self._samples.whole(), self._values
-        return compute_scores(kind, self.whole)
+        return compute_scores(fields_of, self.whole)

@@ -11,10 +11,12 @@ from functools import lru_cache
 from quanterr.lazy_torch import Tensor, torch
 
 BINS = 0x7F80  # one for each finite, non-negative bfloat16
-LAST = BINS - 1
-ROOM = 1 << 8  # a histogram grows in steps of this many bins
+LAST_BIN = BINS - 1
+BIN_STEP = 1 << 8  # a histogram grows in steps of this many bins
 
-CROPPED = 1 << 16  # with fewer elements, unused bins are cut: the histogram would be larger than the data
+MIN_UNCROPPED_ELEMENTS = (
+    1 << 16
+)  # with fewer elements, unused bins are cut, as the histogram would be larger than the data
 
 
 class Histogram:
@@ -23,22 +25,22 @@ class Histogram:
     __slots__ = ("counts", "first", "known", "zeros")
 
     def __init__(self, zeros: int, counts: Tensor, first: int, known: Mapping[int, int] | None = None) -> None:
-        """Use the counts without a copy if they are on the CPU; ``known`` maps ranks to their bins."""
+        """Keep the counts, uncopied if they are on the CPU; ``known`` maps ranks to their bins."""
         self.zeros, self.counts, self.first, self.known = zeros, counts.cpu(), first, known or {}
 
     @classmethod
     def of(cls, magnitudes: Tensor) -> "Histogram":
         """Count finite, non-negative numbers; those that round to infinity are counted in the last bin."""
         bits = magnitudes.to(torch.bfloat16).view(torch.int16).view(-1)
-        return cls.of_bits(bits.clamp_(max=LAST))
+        return cls.of_bits(bits.clamp_(max=LAST_BIN))
 
     @classmethod
     def of_bits(cls, bits: Tensor) -> "Histogram":
         """Count bin numbers, (n,) int16, which are overwritten."""
         if not bits.numel():
             return cls.empty()
-        below = 0  # the bin below the lowest used one; zeros are counted there
-        if bits.numel() < CROPPED:
+        below = 0  # the bin below the lowest used one, in which zeros are counted
+        if bits.numel() < MIN_UNCROPPED_ELEMENTS:
             below = int((bits - 1).bitwise_and_(0x7FFF).amin())  # zeros become the largest number
             bits.clamp_(min=below).sub_(below)
         counts = torch.bincount(bits)
@@ -62,7 +64,7 @@ class Histogram:
         if torch.is_inference_mode_enabled():
             self._add_counts(other)
         else:
-            with torch.inference_mode():  # either may be an inference tensor from a worker
+            with torch.inference_mode():  # counts may be inference tensors from a worker
                 self._add_counts(other)
 
     def _add_counts(self, other: "Histogram") -> None:
@@ -76,7 +78,7 @@ class Histogram:
             return
         if self.counts.numel():
             first, stop = min(first, self.first), max(stop, self.stop)
-        first, stop = first // ROOM * ROOM, -(-stop // ROOM) * ROOM
+        first, stop = first // BIN_STEP * BIN_STEP, -(-stop // BIN_STEP) * BIN_STEP
         counts = torch.zeros(stop - first, dtype=torch.int64)
         counts[self.first - first : self.stop - first] = self.counts
         self.counts, self.first = counts, first
@@ -108,6 +110,6 @@ class Histogram:
 
 @lru_cache(maxsize=1 << 12)
 def _value(bin: int) -> float:
-    """Return the bfloat16 with these bits as a float; cached, so that layers share the objects."""
+    """Return the bfloat16 with these bits as a float, cached so that layers share the objects."""
     value: float = struct.unpack("<f", struct.pack("<I", bin << 16))[0]
     return value

@@ -1,6 +1,6 @@
-"""The largest |x| and |e| of each cell of a weight, to find cells with unusually large errors for their values.
+"""The largest |x| and |e| of each cell of a weight, which show cells whose errors are unusually large for their values.
 
-A cell is a scale group if groups span whole windows of columns; otherwise it is as wide as a window.
+A cell is a scale group if groups span whole windows of columns; otherwise, it is as wide as a window.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ WINDOW = 64  # columns of a window
 
 
 class CellGrid(NamedTuple):
-    """The grid of a weight's cells: the rows and columns of each; the last cells may be smaller."""
+    """The numbers of rows and columns of a weight's cells; the last cells may be smaller."""
 
     rows: int
     cols: int  # a multiple of WINDOW, or all columns
@@ -34,8 +34,8 @@ class CellGrid(NamedTuple):
             peaks = torch.nn.functional.pad(peaks, (0, right, above, below))
         # Reducing one axis after the other is twenty times faster than both at once.
         of_rows = peaks.reshape(2, peaks.shape[1] // self.rows, self.rows, -1).amax(2)
-        found = of_rows.reshape(*of_rows.shape[:2], -1, across).amax(3)
-        return Peaks(row // self.rows, found.cpu())
+        cells = of_rows.reshape(*of_rows.shape[:2], -1, across).amax(3)
+        return Peaks(row // self.rows, cells.cpu())
 
 
 class Peaks(NamedTuple):
@@ -50,11 +50,11 @@ def join_peaks(pieces: Sequence[Peaks]) -> Tensor:
     if len(pieces) == 1:
         return pieces[0].values
     down = max(first + values.shape[1] for first, values in pieces)
-    most = torch.zeros(2, down, pieces[0].values.shape[2])
+    largest = torch.zeros(2, down, pieces[0].values.shape[2])
     for first, values in pieces:
-        own = most[:, first : first + values.shape[1]]
-        torch.maximum(own, values, out=own)
-    return most
+        part = largest[:, first : first + values.shape[1]]
+        torch.maximum(part, values, out=part)
+    return largest
 
 
 def compute_shares(peaks: Tensor) -> Tensor:
@@ -63,14 +63,14 @@ def compute_shares(peaks: Tensor) -> Tensor:
     return torch.where(x > 0, e / x, 0.0)
 
 
-def select_conspicuous(peaks: Tensor, shares: Tensor, usual: float, most: int) -> list[tuple[int, int]]:
+def select_conspicuous(peaks: Tensor, shares: Tensor, usual: float, limit: int) -> list[tuple[int, int]]:
     """Find cells whose share exceeds ``usual``; return their (row, column) in the grid.
 
-    At most ``most`` cells with the largest share and ``most`` cells with the largest |e| are returned.
+    Up to ``limit`` cells with the largest share and ``limit`` cells with the largest |e| are returned.
     """
     if float(shares.amax()) <= usual:
         return []
     places = (shares > usual).nonzero()
     down, across = places.unbind(1)
-    chosen = [side[down, across].topk(min(most, len(places))).indices for side in (shares, peaks[1])]
+    chosen = [side[down, across].topk(min(limit, len(places))).indices for side in (shares, peaks[1])]
     return sorted({(row, col) for row, col in places[torch.cat(chosen)].tolist()})

@@ -1,4 +1,4 @@
-"""The declaration of a number: a field of a document with its title, direction, formula, and how it is computed.
+"""The declaration of a number of a document: its title, which direction is better, its formula, and a function for it.
 
 JSON Schema, CSV, tables, pages, rules, diffs and ``quanterr explain`` follow from it.
 """
@@ -13,7 +13,9 @@ from msgspec import Meta, Struct
 Number = float | None
 Count = Annotated[int, Meta(ge=0)]
 Better = Literal["lower", "higher", ""]  # "": neither
-Unit = Literal["", "nat", "dB", "bit", "B", "%", "share"]  # "%": the number is in per cent; "share": only shown so
+Unit = Literal[
+    "", "nat", "dB", "bit", "B", "%", "share"
+]  # "%": the number is in per cent; "share": only its display is
 Setting = Literal["", "importance", "sensitivity"]
 
 
@@ -24,9 +26,11 @@ class Score(NamedTuple):
     better: Better
     formula: str
     unit: Unit = ""
-    column: int | None = None  # rank in tables: narrow terminals drop the highest first; None: not shown there
-    of: Callable[[Any], Any] | None = None  # computes it from a :class:`Measurement`; None: the code that makes the row
-    equal: float | None = None  # its value for identical sides; None: depends on the values, or unknown
+    column: int | None = None  # rank in tables, of which narrow terminals drop the highest first; None: not in tables
+    of: Callable[[Any], Any] | None = (
+        None  # computes it from a :class:`Measurement`; None if the code that makes the row does
+    )
+    equal: float | None = None  # its value for identical sides; None if that depends on the values or is unknown
     needs: Setting = ""  # the setting without which it does not exist
     name: str = ""  # the field
 
@@ -62,42 +66,44 @@ def note(declared: Score) -> Meta:
 
 
 @cache
-def collect_scores(kind: type[Struct]) -> dict[str, Score]:
+def collect_scores(fields_of: type[Struct]) -> dict[str, Score]:
     """Return the scores among the fields of a class, by field name."""
-    hints = get_type_hints(kind, include_extras=True)
-    annotated = ((name, own) for name, hint in hints.items() for own in getattr(hint, "__metadata__", ()))
+    hints = get_type_hints(fields_of, include_extras=True)
+    annotated = ((name, metadata) for name, hint in hints.items() for metadata in getattr(hint, "__metadata__", ()))
     return {
-        name: own.extra["score"]._replace(name=name) for name, own in annotated if isinstance(own, Meta) and own.extra
+        name: metadata.extra["score"]._replace(name=name)
+        for name, metadata in annotated
+        if isinstance(metadata, Meta) and metadata.extra
     }
 
 
 @cache
-def list_numbers(kind: type[Struct]) -> dict[str, Score]:
-    """Return the scores that are numbers, such as "snr_db"; of several percentiles, one each: "….p99"."""
-    found: dict[str, Score] = {}
-    for name, declared in collect_scores(kind).items():
-        own = get_type_hints(kind)[name]
-        if isinstance(own, type) and issubclass(own, Struct):
-            found |= {f"{name}.{part}": declared for part in own.__struct_fields__}
-        elif getattr(own, "__origin__", None) is not tuple:
-            found[name] = declared
-    return found
+def list_numbers(fields_of: type[Struct]) -> dict[str, Score]:
+    """Return the scores that are numbers, such as "snr_db"; several percentiles have a score each, "….p99"."""
+    numbers: dict[str, Score] = {}
+    for name, declared in collect_scores(fields_of).items():
+        field_type = get_type_hints(fields_of)[name]
+        if isinstance(field_type, type) and issubclass(field_type, Struct):
+            numbers |= {f"{name}.{part}": declared for part in field_type.__struct_fields__}
+        elif getattr(field_type, "__origin__", None) is not tuple:
+            numbers[name] = declared
+    return numbers
 
 
 @cache
-def list_columns(kind: type[Struct]) -> list[Score]:
+def list_columns(fields_of: type[Struct]) -> list[Score]:
     """Return the scores of a class that tables show, from left to right."""
-    shown = [one for one in collect_scores(kind).values() if one.column is not None]
-    return sorted(shown, key=lambda one: one.column or 0)
+    shown = [declared for declared in collect_scores(fields_of).values() if declared.column is not None]
+    return sorted(shown, key=lambda declared: declared.column or 0)
 
 
-def compute_scores(kind: type[Struct], measured: object) -> tuple[dict[str, Any], dict[str, str]]:
-    """Compute the fields of a class that declare how, from a :class:`Measurement`.
+def compute_scores(fields_of: type[Struct], measured: object) -> tuple[dict[str, Any], dict[str, str]]:
+    """Compute the fields of a class that declare a function for it, from a :class:`Measurement`.
 
     Returns:
         The values by name, and ``+inf``, ``-inf`` or ``nan`` for each that is None because it is not finite.
     """
-    values = {name: of(measured) for name, of in _list_formulas(kind)}
+    values = {name: of(measured) for name, of in _list_formulas(fields_of)}
     nonfinite = {
         name: "nan" if value != value else "+inf" if value > 0 else "-inf"
         for name, value in values.items()
@@ -107,5 +113,5 @@ def compute_scores(kind: type[Struct], measured: object) -> tuple[dict[str, Any]
 
 
 @cache
-def _list_formulas(kind: type[Struct]) -> list[tuple[str, Callable[[Any], Any]]]:
-    return [(name, declared.of) for name, declared in collect_scores(kind).items() if declared.of]
+def _list_formulas(fields_of: type[Struct]) -> list[tuple[str, Callable[[Any], Any]]]:
+    return [(name, declared.of) for name, declared in collect_scores(fields_of).items() if declared.of]

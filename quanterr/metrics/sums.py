@@ -1,8 +1,8 @@
-"""Mergeable sums from one pass over the elements: all that any metric needs.
+"""Mergeable sums over the elements of a weight, from which all metrics are computed after one pass.
 
-Every sum is an integer: a float64 is a whole multiple of 2^-1074, so sums of float64 are exact, and adding integers
-is associative and commutative. The order of chunks, the number of threads and the grouping of layers therefore cannot
-change a digit; only :func:`as_float` rounds, once.
+Every sum is an integer, as each float64 is a whole multiple of 2^-1074. So sums of float64 are exact, and as adding
+integers is associative and commutative, the order of chunks, the number of threads and the grouping of layers change
+no digit. Only :func:`as_float` rounds, once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FRACTION_BITS = 1074  # the smallest positive float64 is 2^-1074
 ONE = 1 << FRACTION_BITS
-TOO_LARGE = 1 << FRACTION_BITS + 1100  # stands for a sum that float64 cannot hold
+INFINITE_SUM = 1 << FRACTION_BITS + 1100  # stands for a sum that float64 cannot hold
 LOW_BITS = 128  # low bits of a sum, which are zero unless it has terms below 2^-890
 LOW, UNIT = (1 << LOW_BITS) - 1, 2.0 ** (LOW_BITS - FRACTION_BITS)
 KEPT_ROWS = 5
@@ -28,14 +28,14 @@ KEPT_ROWS = 5
 def exact(value: float) -> int:
     """Convert a float64 that is not NaN to units of 2^-1074; infinities become ±TOO_LARGE."""
     if not isfinite(value):
-        return TOO_LARGE if value > 0 else -TOO_LARGE
+        return INFINITE_SUM if value > 0 else -INFINITE_SUM
     numerator, denominator = value.as_integer_ratio()
     return numerator << FRACTION_BITS - denominator.bit_length() + 1
 
 
 def as_float(total: int) -> float:
     """Convert a sum in units of 2^-1074 to the nearest float64; infinity if it is too large."""
-    if total.bit_length() < 1024 + LOW_BITS and not total & LOW:  # the usual case, in half the time
+    if total.bit_length() < 1024 + LOW_BITS and not total & LOW:  # the usual case, which takes half the time
         return (total >> LOW_BITS) * UNIT
     try:
         return total / ONE
@@ -44,7 +44,7 @@ def as_float(total: int) -> float:
 
 
 def ratio(numerator: float, denominator: float) -> float:
-    """Return numerator / denominator; 0/0 is NaN, and any other number over 0 is infinite with the numerator's sign."""
+    """Return numerator / denominator; 0/0 is NaN, and any other number over 0 is infinity with the numerator's sign."""
     if denominator:
         try:
             return numerator / denominator
@@ -54,7 +54,7 @@ def ratio(numerator: float, denominator: float) -> float:
 
 
 class RowSums(NamedTuple):
-    """Sums of a row, a piece of a row, or several rows: energies in units of 2^-1074, and the largest |e|."""
+    """Energies of a row, a piece of a row, or several rows, in units of 2^-1074, and the largest |e|."""
 
     x_sq: int
     e_sq: int
@@ -151,19 +151,19 @@ class Sums:
 
     @property
     def worst_rows(self) -> list[tuple[int, RowSums]]:
-        """The few rows with the lowest SNR, the worst first; cached, as several findings ask for them."""
+        """The few rows with the lowest SNR, the worst first; cached, as several findings use them."""
         if self._worst_rows is None:
             self._worst_rows = worst_rows(self.rows.items())
         return self._worst_rows
 
     def keep_rows(self, first: int, rows: Iterable[tuple[int, float, float, float, int]], whole: bool) -> None:
-        """Keep rows of a weight whose own are none yet: number from ``first``, Σx², Σe², max |e|, whether y is zero."""
+        """Set the rows, of which there are none yet: number from ``first``, Σx², Σe², max |e|, whether y is zero."""
         for row, x_sq, e_sq, e_max, zeroed in rows:
             self.rows[first + row] = RowSums.measured(x_sq, e_sq, e_max, whole, bool(zeroed))
 
-    def list_rows_above(self, least: float) -> list[int]:
-        """Return the numbers of the worst rows whose Σe² is at least ``least`` · Σx²."""
-        return [number for number, row in self.worst_rows if as_float(row.e_sq) >= least * as_float(row.x_sq)]
+    def list_rows_above(self, min_ratio: float) -> list[int]:
+        """Return the numbers of the worst rows whose Σe² is at least ``min_ratio`` · Σx²."""
+        return [number for number, row in self.worst_rows if as_float(row.e_sq) >= min_ratio * as_float(row.x_sq)]
 
     def add(self, other: Sums) -> None:
         """Merge the sums of another part of the same weight."""
@@ -173,7 +173,9 @@ class Sums:
             self.worst = other.worst
         for number, row in other.rows.items():
             self.rows[number] = self.rows[number].join(row) if number in self.rows else row
-        if other.rows and len(self.rows) > 4 * KEPT_ROWS:  # keep all pieces of rows, as other pieces are still missing
+        if (
+            other.rows and len(self.rows) > 4 * KEPT_ROWS
+        ):  # pieces of rows are all kept, as their other pieces are still missing
             kept = [item for item in self.rows.items() if not item[1].whole]
             self.rows = dict(kept + worst_rows(item for item in self.rows.items() if item[1].whole))
         for number, sums in other.matrices.items():
@@ -183,7 +185,7 @@ class Sums:
             self.histogram = self.histogram + other.histogram if self.histogram else other.histogram
 
     def merge_other_weight(self, other: Sums) -> None:
-        """Merge the sums that are meaningful across weights; rows are not, and histograms are merged separately."""
+        """Merge the sums that several weights can share, unlike rows; histograms are merged separately."""
         for name in ADDED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.e_max = max(self.e_max, other.e_max)
@@ -194,7 +196,7 @@ class Sums:
 
     @classmethod
     def merge(cls, many: Iterable[Sums]) -> Sums:
-        """Merge many sums of parts of one weight; without any, return empty sums."""
+        """Merge many sums of parts of one weight; return empty sums if there are none."""
         total = cls()
         for sums in many:
             total.add(sums)

@@ -1,1 +1,1 @@
-"""The error that nearer codes, better scales or another zero point would leave, estimated from a sample of rows."""
+"""The error that a weight would have with the nearest codes, or with better scales, estimated from a sample of rows."""

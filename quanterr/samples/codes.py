@@ -1,4 +1,4 @@
-"""The error that a weight's stored scales allow, measured by rounding a sample of rows to the nearest codes."""
+"""The minimum error with a weight's stored scales, measured by rounding a sample of rows to the nearest codes."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -15,30 +15,38 @@ from quanterr.samples.nearest import Nearest
 from quanterr.samples.rows import list_rows
 from quanterr.tensors.chunks import Chunk
 
-FEWEST = 32  # smaller regions, in elements, are not judged
-PART_DB = 4.0  # excess of a region over what its scales allow, and over the rest of the weight, to stand out
-NONE_DB = 0.005  # a smaller excess only comes from the rounding of sums
-COMPENSATED_DB = 0.5  # a larger median excess means that errors compensate each other
-# Excess of a tile over its row and columns from which it stands out, if errors compensate each other: GPTQ accumulates
+MIN_REGION_ELEMENTS = 32  # smaller regions are not judged
+PART_DB = 4.0  # minimum excess of a region that stands out, over what its scales allow and over the rest of the weight
+NEGLIGIBLE_DB = 0.005  # a smaller excess may come from the rounding of sums
+COMPENSATED_DB = 0.5  # with a larger median excess, errors compensate each other, as after GPTQ
+# Minimum excess of a tile that stands out, over its row and columns, if errors compensate each other: GPTQ accumulates
 # error in the last columns of a group, and where a row has an outlier. The largest excess among 100,000 tiles of 72
 # GPTQ weights of 3 to 8 bits is 13.4.
 TILE_DB = 16.0
-# Squared cosine of a column of both sides below which it may hold other values, however large a method's errors are.
-# That of normal values that have nothing in common is above, in 48 rows, in one column of 3,000; of two exchanged ones,
-# one is enough.
-UNLIKE = 0.25
-FEWEST_ROWS = 4  # least number of tiles in a row or column to compare them with each other
-BETTER_DB = 3.0  # a region whose error is this far below the attainable error of its weight does not stand out
-FLOOR = 1e-6  # an error below this share of a region's energy does no damage, even if other codes are far better
-LEAST, MOST = 2.0**-80, 2.0**100  # range of energies in which float32 squares are trusted
-LOST = 0.5  # if y is zero and more than this share of a region is out of range, its scale is lost
-WHOLE = (-1,)  # start of a region that spans all rows, or columns, of a sample
-MOST_PARTS = 64  # most regions of one kind that are listed
-LIKE = 0.5  # a factor that removes more than this share of a region's error explains it
-FACTOR = 0.08  # least difference of a region's factor from the median factor, if its scale is wrong
-SPREAD = 6.0  # a factor stands apart beyond this many median differences: four standard deviations if folds remain
-SURE = 3.0  # least deviation of a wrong factor from 1, in standard errors: thousands of regions are tested
-FACTOR_DB = 1.0  # least excess of a region with a wrong factor over the usual excess
+# If the squared cosine of a column of both sides is smaller, it may hold other values, however large the errors of a
+# method are. Of independent normal values in 48 rows, one column of 3,000 has a larger one. Where two columns are
+# exchanged, the other one is still noticed then.
+MIN_SQUARED_COSINE = 0.25
+MIN_TILES = 4  # tiles of a row or column are compared with each other only if there are so many
+BETTER_DB = 3.0  # a region stands out only if its error is above the attainable error of its weight minus this
+NEGLIGIBLE_SHARE = (
+    1e-6  # an error below this share of a region's energy does no harm, even if other codes are far better
+)
+MIN_ENERGY, MAX_ENERGY = 2.0**-80, 2.0**100  # range of energies whose squares in float32 are accurate
+MIN_LOST_SHARE = 0.5  # the scale of a region is lost if y is zero and more than this share of it is out of range
+ALL_ROWS_OR_COLUMNS = (-1,)  # start of a region that spans all rows, or columns, of a sample
+MAX_LISTED_REGIONS = 64  # maximum number of listed regions of a kind
+MIN_EXPLAINED_SHARE = 0.5  # a factor explains a region's error if it removes more than this share of it
+MIN_FACTOR_DIFFERENCE = (
+    0.08  # a region's scale is wrong only if its factor differs from the median factor by more than this
+)
+MIN_MEDIAN_DIFFERENCES = (
+    6.0  # a factor stands apart if it is more than so many median differences away: four standard deviations
+)
+MIN_STANDARD_ERRORS = (
+    3.0  # minimum deviation of a wrong factor from 1; as thousands of regions are tested, 2 would be too few
+)
+MIN_FACTOR_EXCESS_DB = 1.0  # minimum excess of a region with a wrong factor over the usual excess
 
 
 class _Energies(NamedTuple):
@@ -72,12 +80,12 @@ class _Sums(NamedTuple):
 
 
 class Sampler:
-    """An accumulator of sampled chunks."""
+    """Adds up the errors of sampled chunks, and finds regions that stand out."""
 
     def __init__(self, importance: Callable[[Chunk], Tensor] | None = None, kernel: Kernel | None = None) -> None:
         """Start empty; ``importance`` returns the importance of a chunk's elements, (1 or r, c), if known.
 
-        Without importance, the kernel adds up, if given.
+        Without importance, the ``kernel`` computes the sums, if given.
         """
         self._importance, self._kernel = importance, kernel
         self._weighted_e_sq = self._weighted_best_sq = self._beyond_sq = 0.0
@@ -97,20 +105,20 @@ class Sampler:
         if all codes are the nearest.
         """
         self._steps_sq = None if self._steps_sq is None or rounding is None else self._steps_sq + rounding * x.numel()
-        found = self._sum_natively(x, y, nearest) or self._sum(chunks, x, y, nearest)
-        x_sq, e_sq, best_sq = found.rows[:3].sum(1).tolist()
-        self._n += found.n
-        self._off += int(found.off)
-        self._clipped += int(found.clipped)
+        sums = self._sum_natively(x, y, nearest) or self._sum(chunks, x, y, nearest)
+        x_sq, e_sq, best_sq = sums.rows[:3].sum(1).tolist()
+        self._n += sums.n
+        self._off += int(sums.off)
+        self._clipped += int(sums.clipped)
         self._x_sq += x_sq
         self._e_sq += e_sq
         self._best_sq += best_sq
-        self._beyond_sq += found.beyond_sq
-        self._clipped_sq += found.clipped_sq
-        self._clipped_x_sq += found.clipped_x_sq
-        self._weighted_e_sq += found.weighted_e_sq
-        self._weighted_best_sq += found.weighted_best_sq
-        self._add_parts(list_rows(chunks), range(chunks[0].col, chunks[0].stop_col), found)
+        self._beyond_sq += sums.beyond_sq
+        self._clipped_sq += sums.clipped_sq
+        self._clipped_x_sq += sums.clipped_x_sq
+        self._weighted_e_sq += sums.weighted_e_sq
+        self._weighted_best_sq += sums.weighted_best_sq
+        self._add_parts(list_rows(chunks), range(chunks[0].col, chunks[0].stop_col), sums)
 
     def _sum_natively(self, x: Tensor, y: Tensor, nearest: Nearest) -> _Sums | None:
         """Sum with the kernel; None if there is none, or if it cannot."""
@@ -151,12 +159,12 @@ class Sampler:
 
     def _add_parts(self, rows: Sequence[int], cols: range, sums: _Sums) -> None:
         """Add sums by rows, columns and tiles."""
-        self._rows.append(_Energies(sums.rows, rows, WHOLE, len(cols)))
+        self._rows.append(_Energies(sums.rows, rows, ALL_ROWS_OR_COLUMNS, len(cols)))
         before = self._columns.get((cols.start, cols.stop))
         columns, size = sums.columns, len(rows)
         if before:
             columns, size = columns + before.sums, size + before.size
-        self._columns[cols.start, cols.stop] = _Energies(columns, WHOLE, cols, size)
+        self._columns[cols.start, cols.stop] = _Energies(columns, ALL_ROWS_OR_COLUMNS, cols, size)
         whole = len(cols) // TILE * TILE
         if whole:
             self._tiles.append(_Energies(sums.tiles, rows, cols[:whole:TILE], TILE))
@@ -164,27 +172,27 @@ class Sampler:
     def result(self) -> Attainable:
         """Return the results over all chunks."""
         energies = self._x_sq, self._e_sq, self._best_sq, self._clipped_sq, self._clipped_x_sq
-        found = Attainable(self._n, *energies, off=self._off, clipped=self._clipped, beyond_sq=self._beyond_sq)
+        attainable = Attainable(self._n, *energies, off=self._off, clipped=self._clipped, beyond_sq=self._beyond_sq)
         if self._steps_sq is not None and self._n and may_trust(self._x_sq, self._e_sq):
-            found = replace(found, rounding=self._steps_sq / self._n)
+            attainable = replace(attainable, rounding=self._steps_sq / self._n)
         if self._importance:
-            found = replace(found, weighted_e_sq=self._weighted_e_sq, weighted_best_sq=self._weighted_best_sq)
-        if self._off or self._clipped or found.excess_db > NONE_DB:
-            parts = tuple(self._find_regions(found))
-            return replace(found, parts=parts, unlike_columns=self._find_unlike_columns())
-        return found
+            attainable = replace(attainable, weighted_e_sq=self._weighted_e_sq, weighted_best_sq=self._weighted_best_sq)
+        if self._off or self._clipped or attainable.excess_db > NEGLIGIBLE_DB:
+            parts = tuple(self._find_regions(attainable))
+            return replace(attainable, parts=parts, unlike_columns=self._find_unlike_columns())
+        return attainable
 
     def _find_unlike_columns(self) -> tuple[int, ...]:
-        """Return the columns that have little in common with those of the original."""
+        """Return the columns that hardly correlate with those of the original."""
         unlike = []
-        for found in self._columns.values():
-            x_sq, _, _, xy, y_sq, *_ = found.sums
-            columns = (xy.square() < UNLIKE * x_sq * y_sq).nonzero().flatten().tolist()
-            unlike += [found.cols[column] for column in columns]
+        for energies in self._columns.values():
+            x_sq, _, _, xy, y_sq, *_ = energies.sums
+            columns = (xy.square() < MIN_SQUARED_COSINE * x_sq * y_sq).nonzero().flatten().tolist()
+            unlike += [energies.cols[column] for column in columns]
         return tuple(unlike)
 
     def find_bad_regions(self, weight: Attainable) -> tuple[BadRegion, ...]:
-        """Return the added rows, and the tiles, whose error is far larger than their scales allow.
+        """Return the added rows and tiles whose error is far larger than their scales allow.
 
         An outlier next to a tile may dominate the energy of its row. ``weight`` is the result of the whole sample.
         """
@@ -194,23 +202,27 @@ class Sampler:
         return tuple(part for part in (row, tile) if part)
 
     def _find_regions(self, whole: Attainable) -> list[BadRegion]:
-        kinds: dict[Kind, Sequence[_Energies]] = {
+        energies_by_kind: dict[Kind, Sequence[_Energies]] = {
             "row": self._rows,
             "column": list(self._columns.values()),
             "tile": self._tiles,
         }
-        return [part for kind, found in kinds.items() if (part := _find_outstanding(kind, found, whole))]
+        return [
+            part
+            for region_kind, energies in energies_by_kind.items()
+            if (part := _find_outstanding(region_kind, energies, whole))
+        ]
 
 
 def may_trust(x_sq: float, e_sq: float) -> bool:
-    """Return whether float32 squares lose no digits in sums of this size."""
-    return LEAST <= x_sq <= MOST and e_sq <= MOST
+    """Return whether float32 squares are accurate in sums of this size."""
+    return MIN_ENERGY <= x_sq <= MAX_ENERGY and e_sq <= MAX_ENERGY
 
 
 def _multiply(x: Tensor, y: Tensor, best: Tensor, outside: Tensor) -> Tensor:
     """Return the products that :class:`_Energies` sums, (7, r, c) float64: float32 squares overflow or vanish."""
-    found = torch.empty((7, *x.shape), dtype=torch.float64, device=x.device)
-    x_sq, e_sq, best_sq, xy, y_sq, clipped, scatter = found
+    products = torch.empty((7, *x.shape), dtype=torch.float64, device=x.device)
+    x_sq, e_sq, best_sq, xy, y_sq, clipped, scatter = products
     x_sq.copy_(x)
     y_sq.copy_(y)
     torch.mul(x_sq, y_sq, out=xy)
@@ -220,43 +232,51 @@ def _multiply(x: Tensor, y: Tensor, best: Tensor, outside: Tensor) -> Tensor:
         side.square_()
     clipped.copy_(outside)
     torch.mul(x_sq, e_sq, out=scatter)
-    return found
+    return products
 
 
-def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable) -> BadRegion | None:
+def _find_outstanding(kind: Kind, regions: Sequence[_Energies], whole: Attainable) -> BadRegion | None:
     """Find regions whose error is far above what their scales allow and above the rest; None if there are none."""
-    found = [energies for energies in found if energies.size >= FEWEST]
-    if not found:
+    regions = [energies for energies in regions if energies.size >= MIN_REGION_ELEMENTS]
+    if not regions:
         return None
-    size = found[0].size
-    x_sq, e_sq, best_sq, xy, y_sq, outside, scatter = torch.cat([one.sums for one in found], 1)
-    excess = 10 * (e_sq / (best_sq + FLOOR * x_sq)).log10().nan_to_num(nan=0.0, neginf=0.0)
+    size = regions[0].size
+    x_sq, e_sq, best_sq, xy, y_sq, outside, scatter = torch.cat([region.sums for region in regions], 1)
+    excess = 10 * (e_sq / (best_sq + NEGLIGIBLE_SHARE * x_sq)).log10().nan_to_num(nan=0.0, neginf=0.0)
     rest = _leave_peak_out(whole, x_sq, e_sq, best_sq)
     usual = min(max(float(excess.median()), 0.0), rest.excess_db)
     bad = e_sq * rest.x_sq > x_sq * rest.best_sq / 10 ** (BETTER_DB / 10)
     factors = (xy / x_sq).nan_to_num(1.0, 1.0, 1.0)
     explained = e_sq - (y_sq - factors * xy)
-    middle = factors.median() if len(factors) >= FEWEST_ROWS else 1.0  # of one or two rows beyond a sample, none
+    middle = (
+        factors.median() if len(factors) >= MIN_TILES else 1.0
+    )  # the median of one or two rows beyond a sample means nothing
     away = (factors - middle).abs()
     beyond = e_sq - best_sq * 10 ** (usual / 10) if kind == "row" else e_sq  # smaller regions agree by chance
-    scaled = (explained > LIKE * beyond) & (away > FACTOR) & (excess > usual + FACTOR_DB)
-    scaled &= (xy - x_sq).square() > SURE**2 * scatter  # significant over all elements, not only because of the largest
-    lost = (outside > LOST * size) & (y_sq == 0)
+    scaled = (
+        (explained > MIN_EXPLAINED_SHARE * beyond)
+        & (away > MIN_FACTOR_DIFFERENCE)
+        & (excess > usual + MIN_FACTOR_EXCESS_DB)
+    )
+    scaled &= (
+        xy - x_sq
+    ).square() > MIN_STANDARD_ERRORS**2 * scatter  # significant over all elements, not only due to the largest one
+    lost = (outside > MIN_LOST_SHARE * size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
-    if usual > COMPENSATED_DB:  # GPTQ leaves some excess in all regions, and a column may have any amount
+    if usual > COMPENSATED_DB:  # GPTQ leaves an excess in all regions, which may be large in a column
         bad = (e_sq * rest.x_sq > x_sq * rest.e_sq * 10 ** (BETTER_DB / 10)) & (kind != "column")
         if kind == "tile" and bool((far & bad).any()):
-            bad &= _measure_excess(e_sq, _list_places(found)) > TILE_DB
+            bad &= _measure_excess(e_sq, _list_places(regions)) > TILE_DB
         if kind != "row":
             scaled &= best_sq < x_sq / 2
         lost |= (y_sq == 0) & (best_sq < x_sq / 2)
     out = (far & bad | scaled | lost).nonzero().view(-1)
     if not len(out):
         return None
-    places = _list_places(found)
-    order = out[(e_sq / x_sq)[out].argsort(descending=True, stable=True)][:MOST_PARTS]
+    places = _list_places(regions)
+    order = out[(e_sq / x_sq)[out].argsort(descending=True, stable=True)][:MAX_LISTED_REGIONS]
     worst = int(order[0])
-    factor = float(factors[worst]) if explained[worst] > LIKE * beyond[worst] else nan
+    factor = float(factors[worst]) if explained[worst] > MIN_EXPLAINED_SHARE * beyond[worst] else nan
     return BadRegion(
         kind,
         len(out),
@@ -267,14 +287,14 @@ def _find_outstanding(kind: Kind, found: Sequence[_Energies], whole: Attainable)
         level(float(x_sq[worst]), float(best_sq[worst])),
         factor,
         level(float(e_sq[worst]) / size, whole.e_sq / max(whole.n, 1)),
-        bool(scaled[worst]) and float(away[worst]) > SPREAD * float(away.median()),
+        bool(scaled[worst]) and float(away[worst]) > MIN_MEDIAN_DIFFERENCES * float(away.median()),
     )
 
 
 def _leave_peak_out(whole: Attainable, x_sq: Tensor, e_sq: Tensor, best_sq: Tensor) -> Attainable:
     """Return the energies of a sample without the region that holds more than half of its energy, if there is one.
 
-    Beside a single massive value, all other regions have far more error than the sample as a whole.
+    If one value is massive, all other regions have a far larger relative error than the sample as a whole.
     """
     peak = int(x_sq.argmax())
     if not whole.x_sq / 2 < float(x_sq[peak]) < whole.x_sq:
@@ -284,8 +304,8 @@ def _leave_peak_out(whole: Attainable, x_sq: Tensor, e_sq: Tensor, best_sq: Tens
     return Attainable(whole.n, of_x, of_e, of_best)
 
 
-def _list_places(found: Sequence[_Energies]) -> list[tuple[int, int]]:
-    return [place for one in found for place in one.places]
+def _list_places(regions: Sequence[_Energies]) -> list[tuple[int, int]]:
+    return [place for energies in regions for place in energies.places]
 
 
 def _measure_excess(e_sq: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
@@ -296,6 +316,6 @@ def _measure_excess(e_sq: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
         _, group, sizes = numbers.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
         order = left.argsort()
         order = order[group[order].argsort(stable=True)]  # sorted by group, and ascending in each
-        medians = left[order[sizes.cumsum(0) - sizes + (sizes - 1) // 2]].where(sizes >= FEWEST_ROWS, 0.0)
+        medians = left[order[sizes.cumsum(0) - sizes + (sizes - 1) // 2]].where(sizes >= MIN_TILES, 0.0)
         left = left - medians[group]
     return left

@@ -1,4 +1,4 @@
-"""Selection of conspicuous rows and cells, from the pass over the whole weight, to inspect beyond its sample."""
+"""Rows and cells with unusually large errors in the pass over a weight, to inspect in addition to its sample."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,17 +12,21 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, join_peaks, select_conspicuous
 from quanterr.metrics.sums import Sums
-from quanterr.samples.rows import SMALL
+from quanterr.samples.rows import MAX_COMPLETE_ELEMENTS
 from quanterr.tensors.chunks import Chunk
 
-ROW = 2  # a row is conspicuous if its Σe² / Σx² is at least this many times the weight's or the sample's
-FAR = 12.0  # root mean squares of the sample's errors from which the largest error is inspected
-CELL = 1.25  # a cell is conspicuous if its max |e| / max |x| is this many times the usual value in the sample
-MOST_CELLS = 4  # cells selected by the largest ratio, and as many by the largest error
+MIN_ROW_RATIO = 2  # a row is conspicuous if its Σe² / Σx² is at least this multiple of the weight's or of the sample's
+MIN_LARGEST_ERROR = (
+    12.0  # the largest error is inspected if it exceeds this multiple of the sample's root mean square error
+)
+MIN_CELL_RATIO = (
+    1.25  # a cell is conspicuous if its max |e| / max |x| is larger than this multiple of the sample's usual value
+)
+MAX_CELLS = 4  # number of cells with the largest ratio that are selected, and of those with the largest error
 
 
 def spans_rows(weight: Weight) -> bool:
-    """Return whether scale groups span several rows; sampled rows then hold only parts of groups."""
+    """Return whether scale groups span several rows, so that sampled rows hold only parts of groups."""
     return weight.block_size is not None and weight.block_size[0] > 1
 
 
@@ -33,7 +37,9 @@ def make_cell_grid(weight: Weight) -> CellGrid | None:
     """
     if weight.levels is None or weight.encoding == "cast" or weight.rotated:
         return None
-    if weight.n <= SMALL and not (weight.matrix_rows or weight.scale_steps):  # sampled completely, and has no runs
+    if weight.n <= MAX_COMPLETE_ELEMENTS and not (
+        weight.matrix_rows or weight.scale_steps
+    ):  # all of it is sampled, and it has no runs
         return None
     cols = weight.matrix[1]
     if weight.block_size is None:
@@ -45,7 +51,7 @@ def make_cell_grid(weight: Weight) -> CellGrid | None:
 
 
 def find_run_maxima(weight: Weight, sums: Sums) -> Tensor | None:
-    """Return the original's largest magnitude in each run, (runs,); None if there are no runs or it is unknown.
+    """Return the original's largest magnitude in each run, (runs,); None if it is unknown or there are no runs.
 
     A run is an expert with one scale, or the groups whose scales share a step.
     """
@@ -68,22 +74,22 @@ def count_run_cells(weight: Weight) -> int:
 
 
 def find_blocks(weight: Weight, rows: Sequence[int]) -> list[Chunk]:
-    """Return a few of the scale blocks that contain each of these rows."""
+    """Return a few scale blocks for each of these rows, which contain it."""
     (down, across), cols = weight.block_size or (1, 1), weight.matrix[1]
     tops = sorted({row // down * down for row in rows if row // down * down + down <= weight.matrix[0]})
-    lefts = range(0, cols - across + 1, across)[:MOST_CELLS]
+    lefts = range(0, cols - across + 1, across)[:MAX_CELLS]
     return [Chunk(top, top + down, left, left + across) for top in tops for left in lefts]
 
 
 def find_conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:
-    """Return the worst rows with far more error than the weight or its sample, and the row of the largest error.
+    """Return the rows with far more error than the weight or its sample, and perhaps the row of the largest error.
 
-    The largest error counts if it is far larger than the sample's errors: a few wrong values do not show in a row.
+    The latter is returned if that error is far larger than the sample's: a few wrong values hardly change a row's sum.
     """
-    found = sums.list_rows_above(ROW * sample.least_nmse(sums))
-    if sums.worst and sums.worst.row not in found and sums.e_max**2 * sample.n > FAR**2 * sample.e_sq:
-        found.append(sums.worst.row)
-    return found
+    rows = sums.list_rows_above(MIN_ROW_RATIO * sample.least_nmse(sums))
+    if sums.worst and sums.worst.row not in rows and sums.e_max**2 * sample.n > MIN_LARGEST_ERROR**2 * sample.e_sq:
+        rows.append(sums.worst.row)
+    return rows
 
 
 def find_conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) -> list[Chunk]:
@@ -96,34 +102,34 @@ def find_conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) 
     if cells is None or not sums.peaks or not sample:
         return []
     peaks = join_peaks(sums.peaks)
-    least = 0.0
+    minimum = 0.0
     if weight.levels and weight.levels.mantissa and spans_rows(weight):  # few cells are sampled
-        least = 2.0 ** -(weight.levels.mantissa + 1)
-    if not _may_stand_out(peaks, _list_parts(cells, tuple(sample)), least):
+        minimum = 2.0 ** -(weight.levels.mantissa + 1)
+    if not _may_stand_out(peaks, _list_parts(cells, tuple(sample)), minimum):
         return []
     shares = compute_shares(peaks)
-    usual = max(median([float(shares[cells.of(chunk)].amax()) for chunk in sample]), least)
+    usual = max(median([float(shares[cells.of(chunk)].amax()) for chunk in sample]), minimum)
     rows, cols = weight.matrix
-    found = []
-    for down, across in select_conspicuous(peaks, shares, CELL * usual, MOST_CELLS):
+    chunks = []
+    for down, across in select_conspicuous(peaks, shares, MIN_CELL_RATIO * usual, MAX_CELLS):
         row, col = down * cells.rows, across * cells.cols
         if row + cells.rows <= rows:
-            found.append(Chunk(row, row + cells.rows, col, min(col + cells.cols, cols)))
-    return found
+            chunks.append(Chunk(row, row + cells.rows, col, min(col + cells.cols, cols)))
+    return chunks
 
 
 @lru_cache(maxsize=64)  # weights share their shapes
 def _list_parts(cells: CellGrid, sample: tuple[Chunk, ...]) -> tuple[int, ...]:
-    """Return the first row of cells of each chunk, its stop row, its first column and its stop column."""
+    """Return, for each chunk, its first and stop row of cells, and its first and stop column of cells."""
     return tuple(at for chunk in sample for span in cells.of(chunk) for at in (span.start, span.stop))
 
 
-def _may_stand_out(peaks: Tensor, parts: tuple[int, ...], least: float) -> bool:
-    """Return False if the kernel finds quickly, as it usually does, that no cell has a larger ratio than usual."""
+def _may_stand_out(peaks: Tensor, parts: tuple[int, ...], minimum: float) -> bool:
+    """Return False if no cell has a larger ratio than usual, which the kernel can check quickly."""
     kernel = choose_kernel().kernel
     if kernel is None or len(parts) > 4 * MOST_PARTS:
         return True
     _, down, across = peaks.shape
     peaks, numbers = peaks.contiguous(), (ctypes.c_int64 * len(parts))(*parts)
     given = peaks.data_ptr(), down, across, numbers, len(parts) // 4
-    return bool(kernel.library.quanterr_stands_out(*given, least, CELL))
+    return bool(kernel.library.quanterr_stands_out(*given, minimum, MIN_CELL_RATIO))

@@ -1,9 +1,9 @@
-"""The quality of a weight's scales: the losses of its groups with the stored scales and with good ones.
+"""The quality of a weight's scales: the squared errors of its groups with the stored scales and with good ones.
 
-Good scales are derived from the original, for the format's groups: they are as large as the largest code needs, and
-zero points are where the range needs them. They are rounded to powers of two if the stored scales are. Everything is
-measured in units of stored codes, so that factors of columns, low-rank branches and rotations count as the format
-applies them: a good scale is the stored scale times a number per group.
+A good scale is computed from the original, for each group of the format: with it, the largest value of the group gets
+the largest code, and the zero point is where the range of values requires it. Good scales are rounded to powers of two
+if the stored ones are. Values are divided by their stored units first, so that factors of columns, low-rank branches
+and rotations are applied as the format does: a good scale is the stored scale times a number for each group.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import NamedTuple
 from quanterr.kernel.levels import MANTISSA, Levels, Scaling
 from quanterr.lazy_torch import Tensor, torch
 
-SAME = 0.05  # largest relative difference between the units of one group, apart from column factors
-ZERO = 1e-6  # smaller zero points, relative to the largest level, count as zero
-MOVED = 0.01  # in codes: a zero point that varies by more within a group comes from a branch
-FIXED = 0.05  # in codes: zero points of groups that differ by less count as one
-ALIKE = 0.01  # relative difference between scales that count as alike
-BYTE = 256  # codes in a byte
-ABOVE_NORMAL = 64.0  # values above this multiple of the smallest normal number round as floats
-SOME = 1.2  # a loss below this multiple of the loss with good scales counts as none
-FEW_LEVELS = 16  # with more levels, a scale that clips nothing loses little, so no search is needed
-SEARCHED = (1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3)  # multiples of the scale that clips nothing
-PARTLY = 4.0  # a group's largest value may be this many times the largest value of a part
+MAX_UNIT_DIFFERENCE = 0.05  # relative, between units of elements that share a scale, apart from column factors
+MAX_ZERO_POINT = 1e-6  # zero points up to this share of the largest level count as zero
+MAX_ZERO_VARIATION = (
+    0.01  # in codes: if a zero point varies by more within a group, the shift comes from a low-rank branch
+)
+MAX_ZERO_DIFFERENCE = 0.05  # in codes: zero points of groups that differ by less count as equal
+MAX_SCALE_DIFFERENCE = 0.01  # relative: scales that differ by less count as equal
+CODES_OF_BYTE = 256  # number of codes of a byte
+MIN_NORMAL_MULTIPLE = 64.0  # the rounding of larger values is relative, as multiples of the smallest normal number
+MIN_LOSS_RATIO_OF_SCALES = 1.2  # a smaller multiple of the loss with good scales counts as no loss
+MAX_SEARCHED_LEVELS = 16  # with more levels, no search is needed, as the scale that clips nothing is nearly the best
+SEARCHED_MULTIPLES = (1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3)  # of the scale that clips nothing
+MAX_PART_RATIO = 4.0  # a group's largest value may be this multiple of the largest value of a part
 
 
 class ScaleGroups(NamedTuple):
@@ -40,7 +42,7 @@ class ScaleGroups(NamedTuple):
         return self._split(values).amax(3).amax(1)
 
     def max_of_units(self, unit: Tensor, shape: torch.Size) -> Tensor:
-        """Return the largest number per group, for numbers that rows or columns share, (1 or r, 1 or c)."""
+        """Return the largest number of each group, of numbers (1 or r, 1 or c) that rows or columns share."""
         if unit.shape[1] > 1:
             return self.max(unit.expand(shape))
         down, across = shape[0] // self.rows, shape[1] // self.cols
@@ -55,7 +57,7 @@ class ScaleGroups(NamedTuple):
         return self._split(values).sum(3).sum(1, dtype=torch.float64)
 
     def spread(self, of_groups: Tensor) -> Tensor:
-        """Expand a number per group to the group's elements, (r, c), or if groups are whole rows, to rows, (r, 1)."""
+        """Repeat the number of each group for its elements, (r, c), or for rows, (r, 1), if groups are whole rows."""
         down, across = of_groups.shape
         if across == 1:
             return of_groups.expand(down, self.rows).reshape(-1, 1)
@@ -73,13 +75,13 @@ class Losses(NamedTuple):
     x_sq: Tensor
     stored_sq: Tensor  # squared error of the nearest codes with the stored scales
     good_sq: Tensor  # with good scales; (2, …) by two rules if scales are powers of two
-    worst_sq: Tensor  # if every nonzero element were half a step off
+    worst_sq: Tensor  # if every nonzero element had an error of half a step
     needed: Tensor  # good scale / stored scale
-    used: Tensor  # ``needed`` by the stored values instead of the original: the share of the range in use
+    used: Tensor  # the share of the range in use: ``needed``, computed from the stored values
     stored: Tensor  # stored scale as a factor of codes
     good: Tensor  # good scale as a factor of codes
-    moved: Tensor  # distance of the lowest level from where it should be
-    lowest: Tensor  # magnitude of the lowest level where it should be
+    moved: Tensor  # distance of the value of the lowest level from that with good scales
+    lowest: Tensor  # magnitude of the value of the lowest level with good scales
 
 
 def measure_losses(
@@ -111,7 +113,7 @@ def measure_losses(
     if one_zero is None:
         one_zero = zeros is None or _are_equal(zeros)
     needed, start, first = _find_needed(levels, codes, zeros, groups, one_zero)
-    whole = zeros is not None and not one_zero and bool(((zeros - zeros.round()).abs() < MOVED).all())
+    whole = zeros is not None and not one_zero and bool(((zeros - zeros.round()).abs() < MAX_ZERO_VARIATION).all())
     used = needed
     if y is not None:
         used = _find_needed(levels, (y - shift if shift is not None else y) / unit, zeros, groups, one_zero)[0]
@@ -141,30 +143,30 @@ def measure_losses(
         ideal = codes / sizes if zeros is None else (codes - starts).div_(sizes).add_(firsts)
         error = levels.nearest(ideal).sub_(ideal).mul_(sizes).mul_(unit)
         good_sq.append(groups.sum(error.square_()))
-    if not powers:  # the best of a short search in each group
+    if not powers:  # the smallest of a short search in each group
         good_sq = [torch.stack(good_sq).amin(0)]
     if levels.mantissa:
         worst_sq = x_sq / 4 ** (levels.mantissa + 1)
-    elif not bool((stored_sq > SOME * good_sq[-1]).any()):
+    elif not bool((stored_sq > MIN_LOSS_RATIO_OF_SCALES * good_sq[-1]).any()):
         worst_sq = torch.zeros_like(x_sq)
     else:
         half = levels.room(ideal) if levels.table else 0.5
-        coded = torch.ne(x, 0, out=torch.empty_like(x))  # as numbers: multiplying by booleans is ten times slower
+        coded = torch.ne(x, 0, out=torch.empty_like(x))  # numbers, as multiplying by booleans is ten times slower
         worst_sq = groups.sum((groups.spread(needed) * unit * half).square() * coded)
-    if lost is not None:  # the values of a group without a scale are just its shift
+    if lost is not None:  # each value of a group without a scale is its shift
         lost_sq = x_sq if scales.shift is None else groups.sum((x - scales.shift).square())
         stored_sq = torch.where(lost, lost_sq, stored_sq)
-        good_sq = [torch.where(lost & (x_sq == 0), 0.0, one) for one in good_sq]
+        good_sq = [torch.where(lost & (x_sq == 0), 0.0, group_sq) for group_sq in good_sq]
     return Losses(x_sq, stored_sq, torch.stack(good_sq), worst_sq, *of_groups)
 
 
 def measure_part_losses(
     levels: Levels, x: Tensor, unit: Tensor, of_groups: Losses, groups: ScaleGroups, width: int
 ) -> Losses:
-    """Measure the losses of parts of rows, ``width`` columns each, because the scales of their groups are too large.
+    """Measure the losses of parts of rows, ``width`` columns each, of groups whose scales are too large.
 
-    ``levels`` are floats, for which a large scale does no harm except where values are so small that their codes are
-    subnormal; a group as a whole does not show this. ``unit`` is the factor of the codes of ``x``, (r, c).
+    ``levels`` are floats, for which a large scale does no harm except to values that are so small that their codes are
+    subnormal, which may not be visible in the group as a whole. ``unit`` is the factor of the codes of ``x``, (r, c).
     """
     good = of_groups.needed.float()
     if _are_powers_of_two(unit):
@@ -194,10 +196,10 @@ def has_one_zero(levels: Levels, scales: Scaling, groups: ScaleGroups, shape: to
 def _find_needed(
     levels: Levels, codes: Tensor, zeros: Tensor | None, groups: ScaleGroups, one_zero: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the factor by which the steps of each group must grow to hold ``codes``, (r, c), the start and its level.
+    """Return the factor by which the steps of each group must grow to cover ``codes``, (r, c), the start and its level.
 
-    The range starts at this code, which belongs to this level. Both are the zero point; but if groups
-    have different zero points, the level is the lowest.
+    The start is the code that gets this level. Both are the zero point, except that the level is the lowest one if
+    groups have different zero points.
     """
     high, low = groups.max(codes), groups.min(codes)
     if zeros is None:
@@ -216,25 +218,25 @@ def _find_needed(
 
 
 def _zero_uncoded(x: Tensor, none: Tensor, groups: ScaleGroups) -> Tensor:
-    """Return ``x`` with zeros for elements without a code, as in sparse weights, unless the whole group has none."""
+    """Return ``x`` with zeros for elements without a code, as in sparse weights, except in groups without any code."""
     none = none.expand(x.shape)
     pruned = none & (groups.spread(groups.min(none.float())) == 0)
     return x.masked_fill(pruned, 0.0)
 
 
 def _find_zeros(levels: Levels, shift: Tensor, unit: Tensor, groups: ScaleGroups, shape: torch.Size) -> Tensor | None:
-    """Return the code that stands for zero in each group; None if it is 0 everywhere, or varies within a group."""
+    """Return the code whose value is zero in each group; None if it is always 0, or varies within a group."""
     zeros = (-shift / unit).expand(shape)
-    if not bool((zeros.abs() > ZERO * levels.largest).any()):
+    if not bool((zeros.abs() > MAX_ZERO_POINT * levels.largest).any()):
         return None
     high, low = groups.max(zeros), groups.min(zeros)
-    return None if bool((high - low > MOVED * (1 + high.abs())).any()) else (high + low) / 2
+    return None if bool((high - low > MAX_ZERO_VARIATION * (1 + high.abs())).any()) else (high + low) / 2
 
 
 def _share_zero_point(
     levels: Levels, shift: Tensor | None, unit: Tensor, groups: ScaleGroups, lost: Tensor, shape: torch.Size
 ) -> Tensor | None:
-    """Return the shifts; groups without a scale, whose zero points are unknown, get the zero point of all others."""
+    """Return the shifts; groups without a scale, whose zero points are unknown, get that of all other groups."""
     zeros = None if shift is None else _find_zeros(levels, shift, unit, groups, shape)
     if shift is None or zeros is None:
         return shift
@@ -244,45 +246,45 @@ def _share_zero_point(
 
 
 def _are_equal(zeros: Tensor) -> bool:
-    return float(zeros.max() - zeros.min()) < FIXED
+    return float(zeros.max() - zeros.min()) < MAX_ZERO_DIFFERENCE
 
 
 def _lose_nothing(levels: Levels, needed: Tensor) -> bool:
-    """Return whether codes are floats whose scales put few values below the normal range and none above it."""
+    """Return whether codes are floats, and scales such that few values are subnormal and none is out of range."""
     if not levels.mantissa:
         return False
-    least = ABOVE_NORMAL * levels.normal / levels.highest
+    least = MIN_NORMAL_MULTIPLE * levels.normal / levels.highest
     return bool(((needed >= least) & (needed <= 1)).all())
 
 
 def _find_share_used(levels: Levels, needed: Tensor, live: Tensor) -> float:
-    """Return the share of the code range in use, for files that hold codes of fewer bits in whole bytes; else 1.
+    """Return the used share of the code range of files that hold codes of fewer bits in whole bytes; otherwise 1.
 
     In such files, the scale of each group is its largest value divided by the largest code of fewer bits, or by half a
     step more.
     """
-    if levels.table or levels.mantissa or levels.number <= BYTE // 2 or not bool(live.any()):
+    if levels.table or levels.mantissa or levels.number <= CODES_OF_BYTE // 2 or not bool(live.any()):
         return 1.0
     needed = needed[live]
     median = float(needed.median())
     for bits in (1, 2, 3):  # plus a sign
         for code in (2.0**bits - 1, 2.0**bits - 0.5):
-            if abs(median * levels.highest / code - 1) < ALIKE:
-                far = (needed * levels.highest / code - 1).abs() >= ALIKE
+            if abs(median * levels.highest / code - 1) < MAX_SCALE_DIFFERENCE:
+                far = (needed * levels.highest / code - 1).abs() >= MAX_SCALE_DIFFERENCE
                 if not bool(far.any()):
                     return code / levels.highest
     return 1.0
 
 
 def _estimate_whole(needed: Tensor, unit: Tensor, levels: Levels, largest: float | None) -> Tensor:
-    """Estimate ``needed`` for incomplete groups: from the weight's largest value, or else allowing for a larger one."""
+    """Estimate ``needed`` of incomplete groups from the weight's largest value, or allowing for a larger one."""
     if largest is not None:
         return torch.full_like(needed, largest / abs(float(unit.reshape(-1)[0])) / levels.highest)
-    return torch.maximum(needed, torch.minimum(needed * PARTLY, torch.ones_like(needed)))
+    return torch.maximum(needed, torch.minimum(needed * MAX_PART_RATIO, torch.ones_like(needed)))
 
 
 def _round_to_powers(levels: Levels, needed: Tensor) -> list[Tensor]:
-    """Round scales to powers of two in two ways: to the smallest that clip nothing, and by OCP's rule for exponents."""
+    """Round scales to powers of two in two ways: to the smallest that clip nothing, and as OCP's MX formats do."""
     largest = levels.highest if levels.highest > 0 else -levels.lowest  # signed codes of one bit are -1 and 0
     mantissa, exponent = needed.frexp()
     of_largest = (needed * largest).frexp().exponent - frexp(largest)[1]
@@ -295,8 +297,8 @@ def _make_power(exponent: Tensor) -> Tensor:
 
 
 def list_multiples(levels: Levels) -> Sequence[float]:
-    """Return the multiples to try of the scale that clips nothing; several only for codes of few bits."""
-    return SEARCHED if levels.number <= FEW_LEVELS else (1.0,)
+    """Return the multiples of the scale that clips nothing which are tried; codes of many bits have only one."""
+    return SEARCHED_MULTIPLES if levels.number <= MAX_SEARCHED_LEVELS else (1.0,)
 
 
 def _are_powers_of_two(unit: Tensor) -> bool:
@@ -304,20 +306,20 @@ def _are_powers_of_two(unit: Tensor) -> bool:
 
 
 def find_groups(block: tuple[int, int], unit: Tensor) -> ScaleGroups | None:
-    """Return the groups of ``block`` (rows, cols) whose elements share a unit, up to column factors common to all rows.
+    """Return the groups of ``block`` (rows, cols) elements that share a unit, apart from factors of columns.
 
-    None if the units, (r, c), do not form these blocks.
+    The result is None if the units, (r, c), do not form these blocks.
     """
     rows, cols = unit.shape
     if rows % block[0] or cols % block[1]:
         return None
     groups, size = ScaleGroups(*block), unit.abs()
     ratios = (size / groups.spread(groups.max(size))).nan_to_num_(1.0).masked_fill_(size == 0, 1.0)
-    return groups if bool(((ratios - ratios[:1]).abs() <= SAME * ratios[:1]).all()) else None
+    return groups if bool(((ratios - ratios[:1]).abs() <= MAX_UNIT_DIFFERENCE * ratios[:1]).all()) else None
 
 
 def order_columns(width: int, unit: Tensor) -> Tensor | None:
-    """Return the order of columns, (c,), that puts the columns of each group next to each other; None if there is none.
+    """Return an order of columns, (c,), in which columns of the same group are neighbours; None if there is none.
 
     A group is ``width`` columns anywhere, the same in all rows of ``unit``, (r, c).
     """

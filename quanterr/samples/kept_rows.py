@@ -1,4 +1,4 @@
-"""Samples whose rows the kernel keeps while it compares, and measures next."""
+"""Samples whose rows the kernel keeps while it compares a weight, and measures directly afterwards."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,7 +17,7 @@ from quanterr.tensors.chunks import Chunk, as_matrix
 
 
 class _Sample(NamedTuple):
-    """The rows of a sample: where each row of the weight, (rows,) int64, and each chunk is in it."""
+    """The rows of a sample, with the place in it of each row of the weight, (rows,) int64, and of each chunk."""
 
     rows: list[int]
     places: Tensor
@@ -25,7 +25,7 @@ class _Sample(NamedTuple):
 
 
 class SampleKeeper:
-    """Asks the kernel to keep the rows of samples, and measures them before their scales are overwritten."""
+    """Lets the kernel keep the rows of samples, and measures them before buffers with their scales are used again."""
 
     def __init__(self, buffers: Buffers, samples: bool) -> None:
         """Without ``samples``, only the values of small weights are kept."""
@@ -35,15 +35,15 @@ class SampleKeeper:
         self._measured: dict[int, PlainSample] = {}
 
     def keep_small(self, pair: Pair) -> KeptRows | None:
-        """Return addresses for the kernel to write a whole small pair to; None without a kernel."""
+        """Return addresses to which the kernel writes all values of a small pair; None without a kernel."""
         if self._buffers.kernel is None:
             return None
         return self._keep(pair, KeptRows(self._buffers.small.keep(pair)), list(range(pair.original.matrix[0])))
 
     def keep_sample(self, pair: Pair, chunks: Sequence[Chunk], place: int) -> KeptRows | None:
-        """Return addresses for the kernel to write the rows of a sample to; None if they must be read again.
+        """Return addresses to which the kernel writes the rows of a sample; None if they must be read again.
 
-        The kernel must decode the whole weight at once. ``place`` is the pair's index in its task.
+        They are kept only if the kernel decodes the whole weight at once. ``place`` is the pair's index in its task.
         """
         self._buffers.kept_samples.pop(place, None)
         rows, cols = pair.original.matrix
@@ -65,7 +65,7 @@ class SampleKeeper:
         return kept
 
     def measure(self, pair: Pair, sums: Sums) -> None:
-        """Measure the rows that were kept of a pair, whose sums are known now."""
+        """Measure the rows that were kept of a pair, after its sums are complete."""
         waiting, kernel = self._waiting.pop(id(pair), None), self._buffers.kernel
         if waiting is None or kernel is None:
             return

@@ -1,4 +1,4 @@
-"""The error that the stored scales of a weight allow, from its sample and from conspicuous rows and cells."""
+"""The minimum error with the stored scales of a weight, from its sample and from conspicuous rows and cells."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -20,12 +20,12 @@ from quanterr.samples.conspicuous_rows import (
 from quanterr.samples.native import PlainSample, can_measure_values, prepare_values
 from quanterr.samples.nearest import accept_stored, find_nearest, measure_rounding
 from quanterr.samples.reading import Group, PairReader
-from quanterr.samples.rows import WIDEST, list_rows, sample_blocks, sample_chunks
+from quanterr.samples.rows import MAX_ROW_COLUMNS, list_rows, sample_blocks, sample_chunks
 from quanterr.samples.scales import ScaleSampler, find_run_steps, has_row_scales
 from quanterr.tensors.chunks import Chunk, split_chunks
 
-MOST_ROWS = 2  # number of the worst rows whose scale blocks are inspected
-STACK = 1 << 17  # elements of a sample processed at a time
+MAX_INSPECTED_ROWS = 2  # number of worst rows whose scale blocks are inspected
+STACK_ELEMENTS = 1 << 17  # number of elements of a sample that are processed at once
 
 
 class SampleMeasurer:
@@ -39,27 +39,27 @@ class SampleMeasurer:
         self._may_stack = has_row_scales(self._coded) and not (self._weight.rotated or self._weight.matrix_rows)
 
     def measure(self, plain: PlainSample | None) -> Attainable | None:
-        """Return the error that the stored scales allow; None if the nearest codes cannot be found.
+        """Return the minimum error with the stored scales; None if the nearest codes cannot be found.
 
-        ``plain`` is the kernel's measurement of the sample, if any; without a result, the sample is measured closely.
+        ``plain`` is the kernel's measurement of the sample, if any. If it has no result, torch measures the sample.
         """
-        found = self._finish_plain(plain) if plain else None
-        return found or self._measure_closely(plain is not None)
+        attainable = self._finish_plain(plain) if plain else None
+        return attainable or self._measure_closely(plain is not None)
 
     def _finish_plain(self, plain: PlainSample) -> Attainable | None:
         """Return the kernel's result for the sample, conspicuous rows and cells included; None if there is none."""
-        found, weight = plain.summarize(self._sums), self._weight
-        if found is None or (found.rounding is None and self._pair.importance):
-            return None  # with importance: the kernel has not weighted errors by it
-        if found.n == self._sums.n or weight.rotated:
-            return found
-        conspicuous = self._find_conspicuous(found)
+        attainable, weight = plain.summarize(self._sums), self._weight
+        if attainable is None or (attainable.rounding is None and self._pair.importance):
+            return None  # the kernel does not weight errors by importance
+        if attainable.n == self._sums.n or weight.rotated:
+            return attainable
+        conspicuous = self._find_conspicuous(attainable)
         if not any(conspicuous):
-            return found
+            return attainable
         of_scales = self._make_block_sampler() if spans_rows(weight) else self._make_scale_sampler()
         of_scales.one_zero = plain.one_zero
-        parts, beside = self._inspect(found, conspicuous, of_scales)
-        return of_scales.result(replace(found, parts=parts), beside)
+        parts, beside = self._inspect(attainable, conspicuous, of_scales)
+        return of_scales.result(replace(attainable, parts=parts), beside)
 
     def _measure_closely(self, is_doubtful: bool) -> Attainable | None:
         weight = self._coded
@@ -68,28 +68,28 @@ class SampleMeasurer:
         chunks = _list_sampled(weight.shape, self._buffers.size)
         whole = None if is_doubtful else self._read_whole_sample(chunks)
         plain = None if whole is None else self._measure_values(whole)
-        found = self._finish_plain(plain) if plain else None
-        if found is not None:
-            return found
-        found, of_scales = self._find_nearest(chunks, whole)
+        attainable = self._finish_plain(plain) if plain else None
+        if attainable is not None:
+            return attainable
+        attainable, of_scales = self._find_nearest(chunks, whole)
         if spans_rows(weight):
             of_scales = self._make_block_sampler()
             for chunk in _list_sampled_blocks(self._weight):
                 self._add_blocks(chunk, of_scales)
-        if found.n == self._sums.n or self._weight.rotated or weight.matrix[1] > WIDEST:
-            return of_scales.result(found, None)
-        parts, beside = self._inspect(found, self._find_conspicuous(found), of_scales)
-        return of_scales.result(replace(found, parts=(*found.parts, *parts)), beside)
+        if attainable.n == self._sums.n or self._weight.rotated or weight.matrix[1] > MAX_ROW_COLUMNS:
+            return of_scales.result(attainable, None)
+        parts, beside = self._inspect(attainable, self._find_conspicuous(attainable), of_scales)
+        return of_scales.result(replace(attainable, parts=(*attainable.parts, *parts)), beside)
 
     def _read_whole_sample(self, chunks: Sequence[Chunk]) -> Group | None:
-        """Read all sampled rows; None if the kernel cannot measure a sample whose values are given."""
+        """Read all sampled rows; None if the kernel cannot measure a sample from its values."""
         weight = self._coded
         if self._buffers.kernel is None or self._pair.original.needs_float64 or not can_measure_values(weight):
             return None
         return self._reader.read_group(chunks) if chunks[0].shape[1] == weight.matrix[1] else None
 
     def _measure_values(self, sample: Group) -> PlainSample | None:
-        """Let the kernel measure a sample whose values are given; None if it cannot."""
+        """Let the kernel measure a sample from its values; None if it cannot."""
         (chunks, x, y, scales), weight, kernel = sample, self._coded, self._buffers.kernel
         prepared = None if scales is None else prepare_values(weight, len(x), scales)
         if kernel is None or prepared is None:
@@ -106,15 +106,15 @@ class SampleMeasurer:
         return plain
 
     def _find_nearest(self, chunks: Sequence[Chunk], whole: Group | None) -> tuple[Attainable, ScaleSampler]:
-        """Find the nearest codes of a sample and collect the loss of its scales; ``whole`` has been read, if given."""
-        quick = _group_chunks(chunks, min(self._buffers.size, STACK))
+        """Find the nearest codes of a sample and the loss of its scales; ``whole`` is the sample, if already read."""
+        quick = _group_chunks(chunks, min(self._buffers.size, STACK_ELEMENTS))
         first = whole if whole and len(quick) == 1 else self._reader.read_group(quick[0])
-        found = self._sample(quick, first, closely=False)
-        if found is None:
+        nearest = self._sample(quick, first, closely=False)
+        if nearest is None:
             kept = first if len(quick) == 1 else None  # reading further groups has overwritten the buffers
-            found = self._sample(self._group(chunks), kept, closely=True)
-        assert found is not None  # noqa: S101
-        return found
+            nearest = self._sample(self._group(chunks), kept, closely=True)
+        assert nearest is not None  # noqa: S101
+        return nearest
 
     def _sample(
         self, groups: Sequence[list[Chunk]], first: Group | None, closely: bool
@@ -132,30 +132,30 @@ class SampleMeasurer:
         return sampler.result(), of_scales
 
     def _group(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-        """Group chunks that can be examined together."""
+        """Group chunks that can be measured together."""
         if not self._may_stack:
             return [[chunk] for chunk in chunks]
-        return _group_chunks(chunks, min(self._buffers.size, STACK))
+        return _group_chunks(chunks, min(self._buffers.size, STACK_ELEMENTS))
 
     def _add(self, group: Group, codes: Sampler | None, of_scales: ScaleSampler | None, closely: bool) -> bool:
-        """Add a group of rows, with their nearest codes, to the samplers that are given.
+        """Add a group of rows, with their nearest codes, to the given samplers.
 
-        If no error is larger than half a step, the stored codes are the nearest. Return False for any other group,
-        unless ``closely`` is set.
+        If no error is larger than half a step, the stored codes are the nearest. Other groups are added only with
+        ``closely``; without, the result is False.
         """
         (chunks, x, y, scales), levels = group, self._coded.levels
         if scales is None or levels is None:
             return closely
         if closely:
-            rounding, found = None, find_nearest(levels, x, y, scales)
-            e, stored, at_once = found.values - x, y, chunks[0].n if len(chunks) > 1 else None
+            rounding, nearest = None, find_nearest(levels, x, y, scales)
+            e, stored, at_once = nearest.values - x, y, chunks[0].n if len(chunks) > 1 else None
         else:
-            e, found, stored, at_once = y - x, accept_stored(y), None, None
+            e, nearest, stored, at_once = y - x, accept_stored(y), None, None
             rounding = measure_rounding(levels, x, e, scales, self._buffers.computed)
             if rounding is None:
                 return False
         if codes is not None:
-            codes.add(chunks, x, y, found, rounding)
+            codes.add(chunks, x, y, nearest, rounding)
         if of_scales is not None:
             of_scales.add(list_rows(chunks), chunks[0].col, x, e, scales, stored, at_once)
         return True
@@ -171,7 +171,7 @@ class SampleMeasurer:
         return ScaleSampler(self._weight, None, partial(self._find_least_units, self._weight))
 
     def _find_least_units(self, weight: Weight, row: int) -> Tensor | None:
-        """Return the factors of a row's codes with the least scale, (1, c); None if unknown."""
+        """Return the factors of a row's codes with the smallest scale that can be stored, (1, c); None if unknown."""
         return weight.least_units(Chunk(row, row + 1, 0, weight.matrix[1]), self._buffers.least)
 
     def _add_blocks(self, chunk: Chunk, to: ScaleSampler) -> None:
@@ -186,15 +186,15 @@ class SampleMeasurer:
         return find_conspicuous_rows(sums, sample), find_conspicuous_cells(weight, sums, chunks)
 
     def _inspect(
-        self, sample: Attainable, found: tuple[list[int], list[Chunk]], of_sample: ScaleSampler
+        self, sample: Attainable, conspicuous: tuple[list[int], list[Chunk]], of_sample: ScaleSampler
     ) -> tuple[tuple[BadRegion, ...], ScaleSampler]:
         """Inspect conspicuous rows and cells; return bad regions outside the sample, and a sampler of their scales."""
-        weight, (worst, cells) = self._weight, found
+        weight, (worst, cells) = self._weight, conspicuous
         of_scales = of_sample.make_companion()
         sampler, chunks = Sampler(kernel=self._buffers.kernel), sample_chunks(weight.shape)
         rows, in_blocks = set(worst), spans_rows(weight)
         if in_blocks and of_scales.has_floats:
-            cells = cells + find_blocks(weight, worst[:MOST_ROWS])
+            cells = cells + find_blocks(weight, worst[:MAX_INSPECTED_ROWS])
         for cell in cells:
             if in_blocks:
                 self._add_blocks(cell, of_scales)
@@ -202,7 +202,7 @@ class SampleMeasurer:
                 rows.add(cell.row)
         known = {row for chunk in chunks for row in range(chunk.row, chunk.stop_row)}
         to = of_scales if of_scales.has_row_scales or (of_scales.has_floats and not in_blocks) else None
-        again = rows & known if to else ()  # the sample may have left out scales of its rows
+        again = rows & known if to else ()  # only one of several sampled rows was used for scales
         for numbers, codes in ((rows - known, sampler), (again, None)):
             each = [Chunk(row, row + 1, 0, weight.matrix[1]) for row in sorted(numbers)]
             for together in self._group(each):

@@ -1,8 +1,8 @@
-"""Samples with sound codes and scales, the usual case: the kernel measures them.
+"""Samples that the kernel measures, which it can if their codes and scales have no defects, as is usual.
 
 :func:`~quanterr.samples.nearest.measure_rounding`, :func:`~quanterr.samples.nearest.find_nearest` and
-:func:`~quanterr.samples.good_scales.measure_losses` specify the numbers, which the kernel adds up in float64. Torch
-examines any other sample more closely.
+:func:`~quanterr.samples.good_scales.measure_losses` specify the numbers, which the kernel adds up in float64. Any other
+sample is measured with torch.
 """
 
 import ctypes
@@ -29,27 +29,34 @@ from quanterr.metrics.sums import Sums, as_float
 from quanterr.samples.codes import (
     BETTER_DB,
     COMPENSATED_DB,
-    FEWEST,
-    FEWEST_ROWS,
-    FLOOR,
-    LIKE,
+    MIN_EXPLAINED_SHARE,
+    MIN_REGION_ELEMENTS,
+    MIN_SQUARED_COSINE,
+    MIN_TILES,
+    NEGLIGIBLE_SHARE,
     PART_DB,
     TILE_DB,
-    UNLIKE,
     may_trust,
 )
 from quanterr.samples.conspicuous_rows import count_run_cells
-from quanterr.samples.good_scales import ABOVE_NORMAL, FIXED, MOVED, SOME, ZERO, list_multiples
+from quanterr.samples.good_scales import (
+    MAX_ZERO_DIFFERENCE,
+    MAX_ZERO_POINT,
+    MAX_ZERO_VARIATION,
+    MIN_LOSS_RATIO_OF_SCALES,
+    MIN_NORMAL_MULTIPLE,
+    list_multiples,
+)
 from quanterr.samples.nearest import HALF_STEP
-from quanterr.samples.rows import RUN, SMALL, WIDEST, sample_blocks
+from quanterr.samples.rows import MAX_COMPLETE_ELEMENTS, MAX_ROW_COLUMNS, RUN, sample_blocks
 from quanterr.samples.scales import (
-    BYTE,
     CLIPPED_DB,
-    ENOUGH,
-    EVERY,
-    FAR,
     GROUP_DB,
-    WIDE,
+    LEVELS_OF_BYTE,
+    MAX_SCALE_RATIO,
+    MAX_UNTHINNED_ELEMENTS,
+    MIN_ERROR_RATIO,
+    ROW_STEP,
     GroupSums,
     add_loss,
     get_clipping_limit,
@@ -57,32 +64,32 @@ from quanterr.samples.scales import (
 )
 from quanterr.tensors.workspace import Workspace
 
-MOST_GROUPS = SMALL  # most groups of a sample
-LANES = 16  # columns that the kernel takes at once
+MAX_GROUPS = MAX_COMPLETE_ELEMENTS  # maximum number of groups of a sample
+LANES = 16  # number of columns that the kernel processes at once
 GROUP, COLUMN = 9, 9  # float64 numbers of scratch space per group and per column of a sample
-CAUTIOUS = 0.995  # the kernel's limits are a little stricter, so that torch looks at all doubtful regions
+LIMIT_SHARE = 0.995  # the kernel's limits are slightly stricter, so that all doubtful regions are measured with torch
 LIMITS = LimitsStruct(
     half_step=HALF_STEP,
     near=1.0001,  # float32 cannot distinguish these errors
-    above_normal=ABOVE_NORMAL,
-    some=SOME,
-    far=FAR,
+    above_normal=MIN_NORMAL_MULTIPLE,
+    some=MIN_LOSS_RATIO_OF_SCALES,
+    far=MIN_ERROR_RATIO,
     group_db=GROUP_DB,
     clipped_db=CLIPPED_DB,
-    wide=WIDE,
+    wide=MAX_SCALE_RATIO,
     fits=0.6,  # more than 1 / WIDE, as rounding may leave half a step of the needed range unused
-    moved=MOVED,
-    fixed=FIXED,
-    floor=FLOOR,
-    like=CAUTIOUS * LIKE,
-    part=CAUTIOUS * 10 ** (PART_DB / 10),
-    compensated=10 ** (COMPENSATED_DB / 10) / CAUTIOUS,
-    better=CAUTIOUS * 10 ** (-BETTER_DB / 10),
-    worse=CAUTIOUS * 10 ** (BETTER_DB / 10),
-    apart=CAUTIOUS * 10 ** (TILE_DB / 10),
-    unlike=UNLIKE / CAUTIOUS,
-    fewest=FEWEST,
-    fewest_rows=FEWEST_ROWS,
+    moved=MAX_ZERO_VARIATION,
+    fixed=MAX_ZERO_DIFFERENCE,
+    floor=NEGLIGIBLE_SHARE,
+    like=LIMIT_SHARE * MIN_EXPLAINED_SHARE,
+    part=LIMIT_SHARE * 10 ** (PART_DB / 10),
+    compensated=10 ** (COMPENSATED_DB / 10) / LIMIT_SHARE,
+    better=LIMIT_SHARE * 10 ** (-BETTER_DB / 10),
+    worse=LIMIT_SHARE * 10 ** (BETTER_DB / 10),
+    apart=LIMIT_SHARE * 10 ** (TILE_DB / 10),
+    unlike=MIN_SQUARED_COSINE / LIMIT_SHARE,
+    fewest=MIN_REGION_ELEMENTS,
+    fewest_rows=MIN_TILES,
 )
 
 
@@ -95,9 +102,9 @@ class PlainSample(NamedTuple):
 
     @property
     def scales(self) -> ScaleStatistics | None:
-        """The statistics of the weight's scales; None unless the kernel read all and they are positive and finite."""
-        found, n = self.struct, self.struct.scale_n
-        low, high, total = found.scale_low, found.scale_high, found.scale_sum
+        """The statistics of the weight's scales; None unless the kernel read all, and they are positive and finite."""
+        struct, n = self.struct, self.struct.scale_n
+        low, high, total = struct.scale_low, struct.scale_high, struct.scale_sum
         if not (n > 0 and low > 0 and isfinite(total)):
             return None
         low, high = share(low), share(high)
@@ -110,24 +117,24 @@ class PlainSample(NamedTuple):
 
     def list_blocks(self) -> KeptBlocks | None:
         """Return the blocks that the kernel must keep while it compares; None if no scales span rows."""
-        found = self.struct
-        if not found.block_rows:
+        struct = self.struct
+        if not struct.block_rows:
             return None
-        values = torch.empty(found.block_rows * found.block_cols)
-        return KeptBlocks(values, found.first_block, found.block_rows, found.block_cols, bool(found.transposed))
+        values = torch.empty(struct.block_rows * struct.block_cols)
+        return KeptBlocks(values, struct.first_block, struct.block_rows, struct.block_cols, bool(struct.transposed))
 
     def measure_kept(
         self, kernel: Kernel, kept: KeptRows, matrix: tuple[int, int], sums: Sums, near: Tensor | None, room: Workspace
     ) -> None:
-        """Measure rows that the kernel has kept of a weight, (rows, cols), if it has decoded the codes itself.
+        """Measure rows of a weight, (rows, cols), that the kernel has kept, if the kernel decoded the codes.
 
         ``sums`` cover the whole weight. A scale may differ from a good one by ``near``, (r, groups across) float32.
         """
-        side, (n, cols), found = kept.side, matrix, self.struct
+        side, (n, cols), struct = kept.side, matrix, self.struct
         if side is None or not side.scale or side.rotation or sums.nonfinite_original or sums.nonfinite_quantized:
             return
-        width = 1 if found.transposed else found.cols
-        if min(side.group, cols) != width or bool(side.zero or side.shift) != (found.kind == CodeKind.SHIFTED):
+        width = 1 if struct.transposed else struct.cols
+        if min(side.group, cols) != width or bool(side.zero or side.shift) != (struct.kind == CodeKind.SHIFTED):
             return
         rows = RowsStruct(*kept.addresses, n=n, cols=cols, factor=side.factor, columns=side.columns)
         rows.places = None if kept.places is None else kept.places.data_ptr()
@@ -135,9 +142,9 @@ class PlainSample(NamedTuple):
         rows.zero, rows.zero_step, rows.shift, rows.shift_step = side.zero, side.zero_step, side.shift, side.shift_step
         rows.n_scales = 0 if side.scale_table else side.scale_n
         if kept.blocks:
-            found.block_values = kept.blocks.values.data_ptr()
-        if side.columns or found.transposed:
-            found.ordered = room.buffer("ordered", (2 * self.n + 3 * cols,), torch.float32).data_ptr()
+            struct.block_values = kept.blocks.values.data_ptr()
+        if side.columns or struct.transposed:
+            struct.ordered = room.buffer("ordered", (2 * self.n + 3 * cols,), torch.float32).data_ptr()
         self._measure(kernel, rows, sums.x_max, near, room)
 
     def measure_values(
@@ -161,39 +168,39 @@ class PlainSample(NamedTuple):
 
     def _measure(self, kernel: Kernel, rows: RowsStruct, largest: float, near: Tensor | None, room: Workspace) -> None:
         rows.near = None if near is None else near.data_ptr()
-        self.struct.room = room.buffer("groups", (MOST_GROUPS, GROUP), torch.float64).data_ptr()
-        self.struct.columns = room.buffer("columns", (COLUMN, WIDEST), torch.float64).data_ptr()
-        self.struct.most_cols = WIDEST
+        self.struct.room = room.buffer("groups", (MAX_GROUPS, GROUP), torch.float64).data_ptr()
+        self.struct.columns = room.buffer("columns", (COLUMN, MAX_ROW_COLUMNS), torch.float64).data_ptr()
+        self.struct.most_cols = MAX_ROW_COLUMNS
         kernel.library.quanterr_measure_sample(ctypes.byref(self.struct), ctypes.byref(rows), largest)
 
     def copy(self) -> "PlainSample":
-        """Return this sample with a struct of its own."""
+        """Return the sample with a copy of its struct."""
         return PlainSample(SampleStruct.from_buffer_copy(self.struct), self.levels, self.n)
 
     def summarize(self, sums: Sums) -> Attainable | None:
-        """Return the error that the stored scales allow; None if a code, a scale or the sums need a closer look.
+        """Return the minimum error with the stored scales; None if a code, a scale or a sum must be checked with torch.
 
         ``sums`` cover the whole weight.
         """
-        found = self.struct
-        if not found.plain or sums.exact:
+        struct = self.struct
+        if not struct.plain or sums.exact:
             return None
-        x_sq, e_sq = (as_float(sums.x_sq), as_float(sums.e_sq)) if self.n == sums.n else (found.x_sq, found.e_sq)
+        x_sq, e_sq = (as_float(sums.x_sq), as_float(sums.e_sq)) if self.n == sums.n else (struct.x_sq, struct.e_sq)
         if not may_trust(x_sq, e_sq):
             return None
-        plain = Attainable(self.n, x_sq, e_sq, e_sq, rounding=found.steps_sq / self.n)
-        if found.plain == SampleState.NEAREST:
+        plain = Attainable(self.n, x_sq, e_sq, e_sq, rounding=struct.steps_sq / self.n)
+        if struct.plain == SampleState.NEAREST:
             names = ("e_sq", "best_sq", "clipped_sq", "clipped_x_sq", "beyond_sq", "clipped", "off")
-            plain = replace(plain, rounding=None, **{name: getattr(found, name) for name in names})
-        of_groups = GroupSums(found.group_x_sq, found.stored_sq, found.good_sq[0], found.worst_sq)
-        return add_loss(plain, of_groups, found.scale_ratio, get_lucky_share(self.levels))
+            plain = replace(plain, rounding=None, **{name: getattr(struct, name) for name in names})
+        of_groups = GroupSums(struct.group_x_sq, struct.stored_sq, struct.good_sq[0], struct.worst_sq)
+        return add_loss(plain, of_groups, struct.scale_ratio, get_lucky_share(self.levels))
 
 
 def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
-    """Return a sample of ``rows`` rows for the kernel; None if the kernel cannot measure the error that scales allow.
+    """Return a sample of ``rows`` rows for the kernel; None if the kernel cannot measure it.
 
-    Such a weight's codes are multiplied by a single scale, or by a scale for each row, block or group of columns;
-    groups of columns may also have zero points or shifts.
+    The kernel can if the weight's codes are multiplied by a single scale, or by a scale for each row, block or group of
+    columns; groups of columns may also have zero points or shifts.
     """
     levels, scale, decoder = weight.levels, weight.scale, decoder_of(weight.dequantize)
     if levels is None or decoder is None or weight.encoding == "cast" or weight.rotated:
@@ -208,16 +215,16 @@ def prepare_sample(weight: Weight, rows: int) -> PlainSample | None:
         return None
     if weight.block_size is None and (n_scales not in (1, weight.matrix[0]) or decoder.group not in (0, cols)):
         return None
-    found = _lay_out(levels, codes, weight.matrix, weight.block_size, n_scales, rows)
-    if found is None:
+    sample = _lay_out(levels, codes, weight.matrix, weight.block_size, n_scales, rows)
+    if sample is None:
         return None
-    found = found.copy()
-    found.struct.scale_n = 0 if scale is None else n_scales
-    return found
+    sample = sample.copy()
+    sample.struct.scale_n = 0 if scale is None else n_scales
+    return sample
 
 
 def can_measure_values(weight: Weight) -> bool:
-    """Return whether the kernel may be able to measure a sample of the weight if its values are given."""
+    """Return whether the kernel may be able to measure a sample of the weight from its values."""
     if weight.levels is None or weight.encoding == "cast":
         return False
     if weight.scale_steps and not weight.scale_steps.of_largest:
@@ -229,11 +236,10 @@ def can_measure_values(weight: Weight) -> bool:
 
 
 def prepare_values(weight: Weight, rows: int, scales: Scaling) -> tuple[PlainSample, Scaling] | None:
-    """Return a sample of ``rows`` rows whose values are given, and the factor and offset of each group.
+    """Return a sample of ``rows`` rows that is measured from its values, and the factor and offset of each group.
 
     ``scales`` has the scales of the sample's elements. The results are (rows, groups across), or (1, 1) for a single
-    scale. Return None if the kernel cannot measure the error that scales allow. It requires
-    :func:`can_measure_values`.
+    scale. The result is None if the kernel cannot measure the sample. :func:`can_measure_values` must be true.
     """
     levels, n_scales = weight.levels, _count_scales(weight, rows, scales.unit)
     if levels is None or not n_scales:
@@ -243,15 +249,15 @@ def prepare_values(weight: Weight, rows: int, scales: Scaling) -> tuple[PlainSam
     unit, shift = (None if side is None else _take_one_each(side, groups) for side in scales)
     if unit is None or (shift is None and scales.shift is not None):
         return None
-    if shift is not None and not bool((shift.abs() > ZERO * levels.largest * unit.abs()).any()):
+    if shift is not None and not bool((shift.abs() > MAX_ZERO_POINT * levels.largest * unit.abs()).any()):
         shift = None
     if shift is None and not levels.lowest < 0 < levels.highest:
         return None
     if shift is not None and (levels.table or levels.mantissa):
         return None
     codes = _Codes(_find_kind(levels, shift is not None), 0.0)
-    found = _lay_out(levels, codes, weight.matrix, weight.block_size, n_scales, rows)
-    return found and (found.copy(), Scaling(unit, shift))
+    sample = _lay_out(levels, codes, weight.matrix, weight.block_size, n_scales, rows)
+    return sample and (sample.copy(), Scaling(unit, shift))
 
 
 def _count_scales(weight: Weight, rows: int, unit: Tensor) -> int:
@@ -280,14 +286,14 @@ def _take_one_each(side: Tensor, groups: tuple[int, int]) -> Tensor | None:
 
 
 class _Codes(NamedTuple):
-    """The codes that the kernel multiplies: their kind, and the offset that it adds to the values of their levels."""
+    """The codes that the kernel multiplies by scales: their kind, and the offset that it adds to the levels."""
 
     kind: CodeKind
     offset: float
 
 
 def _find_codes(levels: Levels, decoder: Decoder) -> _Codes | None:
-    """Return the codes of a decoder; None if they do not match the levels, or are not on both sides of zero."""
+    """Return the codes of a decoder; None if they do not match the levels, or are only on one side of zero."""
     low, high = levels.lowest, levels.highest
     if decoder.levels:
         finite = [level for level in decoder.levels if isfinite(level)]
@@ -317,14 +323,16 @@ def _find_kind(levels: Levels, is_shifted: bool) -> CodeKind:
 def _lay_out(
     levels: Levels, codes: _Codes, matrix: tuple[int, int], block: tuple[int, int] | None, scales: int, rows: int
 ) -> PlainSample | None:
-    """Lay out the groups of a sample of ``rows`` rows; None if there are too many, or the kernel cannot sample them."""
+    """Return a sample of ``rows`` rows with its groups; None if there are too many or the kernel cannot sample them."""
     height, width = block or (1 if scales > 1 else matrix[0], matrix[1])
     is_apart = codes.kind in (CodeKind.LISTED, CodeKind.SHIFTED)
     if is_apart and (height > 1 or width % LANES):
         return None
     numbers = _list_numbers(levels)
-    every = 1 if rows * matrix[1] <= ENOUGH else EVERY
-    every_closely = 1 if (rows if rows == matrix[0] else RUN) * matrix[1] <= ENOUGH else EVERY  # torch thins out runs
+    every = 1 if rows * matrix[1] <= MAX_UNTHINNED_ELEMENTS else ROW_STEP
+    every_closely = (
+        1 if (rows if rows == matrix[0] else RUN) * matrix[1] <= MAX_UNTHINNED_ELEMENTS else ROW_STEP
+    )  # torch uses only some rows of each run
     struct = SampleStruct(codes.kind, levels.mantissa, levels.lowest + codes.offset, levels.highest + codes.offset)
     struct.normal, (struct.below, struct.above) = levels.normal, (end + codes.offset for end in levels.ends)
     struct.multiples, struct.n_multiples = ctypes.addressof(numbers.multiples), len(numbers.multiples)
@@ -333,7 +341,7 @@ def _lay_out(
     struct.n_levels = len(levels.table)
     struct.limits = ctypes.addressof(LIMITS)
     struct.lucky, struct.most = get_lucky_share(levels), get_clipping_limit(levels)
-    struct.never_clips = levels.number >= BYTE
+    struct.never_clips = levels.number >= LEVELS_OF_BYTE
     struct.cols, struct.per_row = width, height == 1
     struct.every, struct.whole = every, rows == matrix[0] and every == 1
     struct.every_closely = every_closely if height == 1 or block else 0
@@ -348,11 +356,11 @@ def _lay_out(
         struct.height, struct.first_block = height, chunks[0].row
         struct.block_rows, struct.block_cols = chunks[-1].stop_row - chunks[0].row, cols
         groups = len(chunks) * (cols // width)
-    return PlainSample(struct, levels, rows * matrix[1]) if 0 < groups <= MOST_GROUPS else None
+    return PlainSample(struct, levels, rows * matrix[1]) if 0 < groups <= MAX_GROUPS else None
 
 
 class _Numbers(NamedTuple):
-    """Arrays with the numbers of levels, to which structs point."""
+    """The arrays of numbers of levels to which structs point."""
 
     multiples: "ctypes.Array[ctypes.c_float]"  # scales to try, as multiples of the scale that clips nothing
     levels: "ctypes.Array[ctypes.c_float]"  # the values of a table; this and the next arrays have LANES more numbers

@@ -1,4 +1,4 @@
-"""The nearest codes of given values, and the size of rounding errors: the specification of the kernel."""
+"""The nearest codes of given values, and the size of rounding errors; this specifies what the kernel computes."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,9 @@ from quanterr.kernel.levels import EXPONENT, Levels, Scaling
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
-HALF_STEP = 0.5001  # largest rounding error in steps, with a margin for float32: 127 steps are accurate to 2e-5
+HALF_STEP = (
+    0.5001  # maximum rounding error in steps, with a margin for float32, in which 127 steps are accurate to 2e-5
+)
 
 
 class Nearest(NamedTuple):
@@ -23,7 +25,7 @@ def find_nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Neare
     If ``y`` is equally near, ``y`` itself is returned, however the format rounds.
     """
     unit, shift = scales
-    fixed = unit == 0  # the code has no effect: the scale is zero, or the element has no code
+    fixed = unit == 0  # a code has no effect if its scale is zero or the element has no code
     inverse = unit.reciprocal().masked_fill_(fixed, 0.0)
     codes, stored = x - shift if shift is not None else x, y - shift if shift is not None else y
     outside = fixed & (codes != 0)
@@ -39,12 +41,12 @@ def find_nearest(levels: Levels, x: Tensor, y: Tensor, scales: Scaling) -> Neare
 
 
 def accept_stored(y: Tensor) -> Nearest:
-    """Return the stored values, (r, c), as the nearest: no error is larger than half a step, apart from rounding."""
+    """Return the stored values, (r, c), as the nearest ones, for rows in which no error exceeds half a step."""
     return Nearest(y, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool))
 
 
 def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, workspace: Workspace) -> float | None:
-    """Return the mean square error in steps if each element is rounded to the nearest code; None if that is uncertain.
+    """Return the mean square error in steps if each element has the nearest code; None if that is uncertain.
 
     Uniform errors give 1/12. ``e`` is the error of ``x``, (r, c) float32 each. This is cheaper than
     :func:`find_nearest`.
@@ -56,7 +58,7 @@ def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, work
     inverse = unit.reciprocal()
     errors = torch.mul(e, inverse, out=workspace.buffer("errors", shape, torch.float32))
     steps = 1.0  # steps per unit of ``errors``
-    if levels.mantissa:  # the step of each element is a power of two of its own
+    if levels.mantissa:  # each element has its own step, a power of two
         codes = torch.mul(x, inverse, out=workspace.buffer("codes", shape, torch.float32))
         powers = codes.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32).clamp_(min=levels.normal)
         errors.div_(powers)

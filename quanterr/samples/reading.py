@@ -1,4 +1,4 @@
-"""Rows of both sides of a pair, read again after the pass or kept during it."""
+"""Rows of both sides of a pair, which are kept during the pass over the weight, or read again afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quanterr.samples.small_weights import SmallWeights
 from quanterr.tensors.chunks import Chunk, split_chunks
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
-MOST_SPANNED = 1 << 21  # most elements in a span of rows whose scales are read at once
+MAX_SPANNED_ELEMENTS = 1 << 21  # maximum size of a span of rows whose scales are read at once
 
 
 class Group(NamedTuple):
@@ -43,7 +43,7 @@ class Buffers:
     def __init__(self, device: torch.device, size: int, candidates: int, kernel: Kernel | None) -> None:
         """Start empty, for chunks of ``size`` elements; ``kernel`` decodes for the CPU, if there is one."""
         self.device, self.size, self.kernel = device, size, kernel if device.type == "cpu" else None
-        # Those of the quantized side may keep parts between ranges; of small weights, both sides are read ahead.
+        # Workspaces of the quantized side may keep parts from one range to the next; small weights are read ahead.
         self.original, self.computed, self.copies, x, y, *each = (Workspace(device) for _ in range(5 + candidates))
         self.ahead, self.quantized = (x, y), each
         self.small = SmallWeights(self.computed)
@@ -56,23 +56,23 @@ class Buffers:
 
     @cached_property
     def least(self) -> FilledWorkspace:
-        """The buffers of weights with the least scales."""
+        """The buffers of weights with the smallest scales that can be stored."""
         return FilledWorkspace(self.device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        own = self.original, self.computed, self.copies, *self.ahead, *self.quantized, *self.ends, self.least
-        return sum(each.nbytes for each in own)
+        workspaces = self.original, self.computed, self.copies, *self.ahead, *self.quantized, *self.ends, self.least
+        return sum(each.nbytes for each in workspaces)
 
 
 class PairReader:
     """Reads rows of one pair; ``place`` is its index in its task."""
 
     def __init__(self, buffers: Buffers, pair: Pair, place: int) -> None:
-        """Use the buffers of the thread."""
+        """Read ``pair`` into the thread's ``buffers``."""
         self.buffers, self.pair, self.quantized = buffers, pair, buffers.quantized[place]
-        self._coded = pair.quantized.unrotated  # has a code for each element
+        self._coded = pair.quantized.unrotated  # has one code for each element
         kept = buffers.kept_samples.get(place)
         self._kept = kept if kept is not None and kept.pair is pair else None
 
@@ -90,7 +90,7 @@ class PairReader:
     def read_group(self, chunks: Sequence[Chunk]) -> Group:
         """Read both sides and the scaling of chunks of the same columns; valid until the next group is read.
 
-        Of rotated columns, the original is rotated as well.
+        If columns are rotated, those of the original are rotated, too.
         """
         rotated, (x, y) = self.pair.quantized.rotated, self._read_sample(chunks)
         if rotated:
@@ -110,7 +110,7 @@ class PairReader:
     def _read_sample(self, chunks: Sequence[Chunk]) -> tuple[Tensor, Tensor]:
         """Return both sides of chunks of the same columns, concatenated by rows, (r, c) float32.
 
-        The codes around float64 values are found in float32 as well: it is finer than the steps of any format.
+        Float64 values are rounded to float32, which is finer than the steps of any format.
         """
         kept = self._kept
         if kept is not None and chunks[0] in kept.first_rows:
@@ -133,7 +133,7 @@ class PairReader:
     def _read_scaling(self, weight: Weight, chunks: Sequence[Chunk]) -> Scaling | None:
         """Return the scaling of chunks, concatenated; None if the weight has none."""
         span = chunks[0]._replace(stop_row=chunks[-1].stop_row)
-        if len(chunks) == 1 or span.n <= MOST_SPANNED:
+        if len(chunks) == 1 or span.n <= MAX_SPANNED_ELEMENTS:
             rows = None if len(chunks) == 1 else torch.tensor(list_rows(chunks), device=self.buffers.device) - span.row
             units = weight.units(span, self.quantized, rows)
             if units is not None:
@@ -149,13 +149,17 @@ class PairReader:
         return read_into(out, self.buffers.kernel, weight, chunk, workspace)
 
 
-def _stack_scalings(found: Iterable[Scaling | None], chunks: Sequence[Chunk]) -> Scaling | None:
+def _stack_scalings(scalings: Iterable[Scaling | None], chunks: Sequence[Chunk]) -> Scaling | None:
     """Copy the scalings of chunks, which share buffers, as one for all rows; None if a chunk has none."""
-    scales = [Scaling(one.unit.clone(), None if one.shift is None else one.shift.clone()) for one in found if one]
+    scales = [
+        Scaling(scaling.unit.clone(), None if scaling.shift is None else scaling.shift.clone())
+        for scaling in scalings
+        if scaling
+    ]
     if len(scales) < len(chunks):
         return None
     if len(chunks) == 1 or scales[0].unit.numel() == 1:
         return scales[0]
-    units = [one.unit.expand(chunk.shape[0], -1) for one, chunk in zip(scales, chunks, strict=True)]
-    shifts = [one.shift for one in scales if one.shift is not None]
+    units = [scaling.unit.expand(chunk.shape[0], -1) for scaling, chunk in zip(scales, chunks, strict=True)]
+    shifts = [scaling.shift for scaling in scales if scaling.shift is not None]
     return Scaling(torch.cat(units), torch.cat(shifts) if shifts else None)

@@ -1,33 +1,33 @@
-"""The choice of a sample's rows.
+"""The choice of the rows of a sample.
 
-The shape and the size of blocks alone decide what is sampled, so the result is reproducible to the last digit.
+It depends only on the shape and on the size of blocks, so results are reproducible to the last digit.
 """
 
 from collections.abc import Iterable, Sequence
 
 from quanterr.tensors.chunks import Chunk, as_matrix
 
-SMALL = 1 << 14  # a weight with up to this many elements is sampled completely
-RUNS, RUN = 6, 8  # number of runs of rows, spread over the weight, and rows per run
-WIDEST = 1 << 15  # most columns of a sampled row
-SMALL_BLOCKS = 1 << 18  # in a weight with up to this many elements, every row of blocks is sampled
-IN_BLOCKS = 1 << 16  # elements that are sampled in a row of blocks
+MAX_COMPLETE_ELEMENTS = 1 << 14  # weights up to this size are sampled completely
+RUNS, RUN = 6, 8  # number of runs of rows, which are spread over the weight, and number of rows of a run
+MAX_ROW_COLUMNS = 1 << 15  # maximum number of columns of a sampled row
+MAX_COMPLETE_BLOCK_ELEMENTS = 1 << 18  # in weights up to this size, every row of blocks is sampled
+BLOCK_ROW_ELEMENTS = 1 << 16  # number of elements that are sampled in a row of blocks
 
 
 def sample_chunks(shape: tuple[int, ...]) -> list[Chunk]:
-    """Return the chunks of a sample: all of a small weight, else runs of rows spread over the weight."""
+    """Return the chunks of a sample: all of a small weight, otherwise runs of rows, spread over the weight."""
     rows, cols = as_matrix(shape)
     if not rows * cols:
         return []
-    few = rows * cols <= SMALL or rows <= RUNS * RUN
+    few = rows * cols <= MAX_COMPLETE_ELEMENTS or rows <= RUNS * RUN
     starts = [0] if few else [number * (rows - RUN) // (RUNS - 1) for number in range(RUNS)]
     height = rows if few else RUN
-    if cols <= WIDEST:
+    if cols <= MAX_ROW_COLUMNS:
         return [Chunk(start, start + height, 0, cols) for start in starts]
-    pieces = -(-cols // WIDEST)  # each wide row contributes the next stretch of columns
+    pieces = -(-cols // MAX_ROW_COLUMNS)  # each wide row is sampled in the next range of columns
     numbers = [start + row for start in starts for row in range(height)]
     return [
-        Chunk(number, number + 1, n % pieces * WIDEST, min((n % pieces + 1) * WIDEST, cols))
+        Chunk(number, number + 1, n % pieces * MAX_ROW_COLUMNS, min((n % pieces + 1) * MAX_ROW_COLUMNS, cols))
         for n, number in enumerate(numbers)
     ]
 
@@ -39,10 +39,10 @@ def sample_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk]
     """
     rows, cols = as_matrix(shape)
     down = rows // block[0]
-    if not down or cols > WIDEST:
+    if not down or cols > MAX_ROW_COLUMNS:
         return []
-    numbers = range(down) if rows * cols <= SMALL_BLOCKS else [down // 2]
-    width = max(IN_BLOCKS // block[0], block[1])
+    numbers = range(down) if rows * cols <= MAX_COMPLETE_BLOCK_ELEMENTS else [down // 2]
+    width = max(BLOCK_ROW_ELEMENTS // block[0], block[1])
     return [Chunk(number * block[0], (number + 1) * block[0], 0, min(width, cols)) for number in numbers]
 
 

@@ -1,4 +1,4 @@
-"""The loss of a weight's stored scales against good ones: sums over sampled groups, and groups that stand out."""
+"""What a weight's stored scales lose compared with good ones: sums over sampled groups, and groups that stand out."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
@@ -23,35 +23,44 @@ from quanterr.samples.good_scales import (
     order_columns,
 )
 
-PART = 64  # columns in a part of a group
-GROUP_DB = 5.0  # loss of a group's scale from which the group stands out
+PART_COLUMNS = 64  # number of columns in a part of a group
+GROUP_DB = 5.0  # a group stands out if its scale loses more than this
 ZERO_DB = 1.0  # the same for a scale of zero: codes with three values reach only 2 dB on normal numbers
-FAR = 3.0  # ratio of errors, below GROUP_DB: a group with a smaller one stands out only if its scale is zero
-WIDE, NARROW = 2.2, 0.7  # range of stored / good scale that searches choose (and round to a step): never wrong
-CLIPPED_DB = 12.0  # loss from which clipping is wrong: no search accepts it for smaller steps elsewhere in the group
-# Number of levels → largest good / stored scale that is not wrong. With 8 bits no clipping pays off, and only the
+MIN_ERROR_RATIO = (
+    3.0  # less than GROUP_DB, so that groups with a smaller ratio of errors are skipped unless their scale is zero
+)
+MAX_SCALE_RATIO, MIN_SCALE_RATIO = (
+    2.2,
+    0.7,
+)  # range of stored / good scale that searches for scales may choose, which is never reported as wrong
+CLIPPED_DB = (
+    12.0  # no search would accept a larger loss by clipping for the sake of smaller steps in the rest of the group
+)
+# Minimum number of levels → maximum of good / stored scale. With 8 bits, clipping does not pay off, and only the
 # rounding of zero points makes a scale too small; with 5 and 6 bits, llama.cpp's search clips 0.9 of 31 or 32 steps.
-BYTE = 200  # fewest levels of a code of 8 bits
-CLIPPED = {BYTE: 1.05, 32: 1.12, 0: 1 / NARROW}
-# Elements of a group that loses little although it clips a value that matters in its row. A smaller group loses much.
-# In a larger group of integers, a search for the least error clips such values.
-FEWEST_CLIPPED, MOST_CLIPPED = 1 << 10, 1 << 17
-WORSE = 1.01  # ratio of losses from which a search has not chosen to clip
-# Shares of the worst error, half a step per element. An error below means that values coincide with codes. Rounding
-# leaves a third of the worst error, and less with few levels, or with floats, whose steps differ.
-LUCKY, LUCKY_FINE = 0.08, 0.2
-MANY = 16  # levels from which LUCKY_FINE applies
-UNDERFLOW = 2.0  # a scale below this multiple of the least scale loses noticeably by rounding
-ALIKE = 0.01  # units with a smaller relative difference count as one scale
-FEWEST = 8  # smaller groups, in elements, are not judged
-FLOOR = 1e-6  # an error below this share of a group's energy does no damage
-ENOUGH, EVERY = 1 << 14, 4  # in samples of more elements, one of EVERY rows is used
-AT_ONCE = 1 << 17  # elements of rows processed together, as small operations cost more than their arithmetic
-MOST_PARTS = 64  # most groups that are listed
+LEVELS_OF_BYTE = 200  # codes with at least so many levels have 8 bits
+CLIPPING_LIMITS = {LEVELS_OF_BYTE: 1.05, 32: 1.12, 0: 1 / MIN_SCALE_RATIO}
+# Range of sizes of groups in which clipping a value that matters to its row costs the group little. Smaller groups lose
+# much. In larger groups of integers, a search for the minimum error clips such values.
+MIN_CLIPPING_ELEMENTS, MAX_CLIPPING_ELEMENTS = 1 << 10, 1 << 17
+MIN_LOSS_RATIO = 1.01  # with a larger ratio of losses, no search has chosen to clip
+# Shares of the maximum error, which is half a step for each element. If the error is smaller, values happen to coincide
+# with codes: rounding leaves a third of the maximum, and less with few levels, or with floats, whose steps differ.
+LUCKY_SHARE, LUCKY_SHARE_FINE = 0.08, 0.2
+MIN_FINE_LEVELS = 16  # LUCKY_SHARE_FINE applies to at least so many levels
+UNDERFLOW_RATIO = 2.0  # scales below this multiple of the smallest one that can be stored lose noticeably by rounding
+MAX_UNIT_DIFFERENCE = 0.01  # relative: units that differ by less count as one scale
+MIN_GROUP_ELEMENTS = 8  # smaller groups are not judged
+NEGLIGIBLE_SHARE = 1e-6  # an error below this share of a group's energy does no harm
+MAX_UNTHINNED_ELEMENTS, ROW_STEP = 1 << 14, 4  # of larger samples, one of ROW_STEP rows is used
+BATCH_ELEMENTS = (
+    1 << 17
+)  # elements of rows that are processed together, as small operations of torch cost more than their arithmetic
+MAX_LISTED_GROUPS = 64  # maximum number of listed groups
 
 
 class _SampledGroups(NamedTuple):
-    """The losses of the groups in a few rows."""
+    """The losses of the groups of a few sampled rows."""
 
     losses: Losses
     rows: Sequence[int]  # first row of each row of groups
@@ -75,9 +84,9 @@ class _Rows(NamedTuple):
     def thin_out(
         cls, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None
     ) -> "_Rows":
-        """Copy one in :data:`EVERY` rows; a copy is needed as the buffers are reused."""
+        """Copy one of :data:`ROW_STEP` rows, as their buffers are reused."""
         e, y, shift = (None if side is None else _thin_out(side) for side in (e, y, scales.shift))
-        return cls(list(rows[::EVERY]), col, _thin_out(x), e, Scaling(_thin_out(scales.unit), shift), y)
+        return cls(list(rows[::ROW_STEP]), col, _thin_out(x), e, Scaling(_thin_out(scales.unit), shift), y)
 
     @property
     def are_apart(self) -> bool:
@@ -95,7 +104,7 @@ class _Rows(NamedTuple):
 
 
 class ScaleSampler:
-    """An accumulator of sampled chunks that sums up the loss of their scales."""
+    """Adds up the losses of scales over sampled chunks, and finds groups that stand out."""
 
     def __init__(
         self,
@@ -107,7 +116,7 @@ class ScaleSampler:
         """Start empty.
 
         ``largest`` is the original's largest magnitude, and ``runs`` the largest in each run of groups. ``least`` maps
-        a row to the factors, (1, c), that its codes would have with the least scale, or None if unknown.
+        a row to the factors, (1, c), that its codes would have with the smallest scale, or to None if unknown.
         """
         self._weight, self._largest, self._find_least, self._runs = weight, largest, least, runs
         self._waiting: list[_Rows] = []
@@ -122,11 +131,11 @@ class ScaleSampler:
         self.has_floats, self._lucky = bool(weight.levels and weight.levels.mantissa), get_lucky_share(weight.levels)
 
     def make_companion(self) -> "ScaleSampler":
-        """Return a sampler for further groups of the weight, which knows already whether zero points differ."""
+        """Return a sampler for further groups of the weight, with what is known about zero points."""
         self._take_waiting()
-        found = ScaleSampler(self._weight, self._largest, self._find_least, self._runs)
-        found.one_zero, found._is_stacked = self.one_zero, self._is_stacked
-        return found
+        companion = ScaleSampler(self._weight, self._largest, self._find_least, self._runs)
+        companion.one_zero, companion._is_stacked = self.one_zero, self._is_stacked
+        return companion
 
     def add(
         self,
@@ -145,18 +154,18 @@ class ScaleSampler:
         """
         if self._weight.levels is None or self._weight.encoding == "cast":
             return
-        if (at_once or x.numel()) <= ENOUGH or not (self.has_row_scales or self._has_one_scale):
+        if (at_once or x.numel()) <= MAX_UNTHINNED_ELEMENTS or not (self.has_row_scales or self._has_one_scale):
             if not self._take(rows, col, x, e, scales, y) and at_once is not None and at_once < x.numel():
                 self._take_each(at_once // x.shape[1], _Rows(list(rows), col, x, e, scales, y))
             return
-        found = _Rows.thin_out(rows, col, x, e, scales, y)
-        if not found.are_apart:
-            self._take(*found)
+        thinned = _Rows.thin_out(rows, col, x, e, scales, y)
+        if not thinned.are_apart:
+            self._take(*thinned)
             return
-        if self._waiting and not found.is_like(self._waiting[0]):
+        if self._waiting and not thinned.is_like(self._waiting[0]):
             self._take_waiting()
-        self._waiting.append(found)
-        if sum(one.x.numel() for one in self._waiting) >= AT_ONCE:
+        self._waiting.append(thinned)
+        if sum(collected.x.numel() for collected in self._waiting) >= BATCH_ELEMENTS:
             self._take_waiting()
 
     def _take_waiting(self) -> None:
@@ -164,28 +173,31 @@ class ScaleSampler:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        numbers = [number for one in waiting for number in one.numbers]
-        x, unit = (torch.cat(sides) for sides in zip(*((one.x, one.scales.unit) for one in waiting), strict=True))
-        optional = zip(*((one.e, one.y, one.scales.shift) for one in waiting), strict=True)
+        numbers = [number for collected in waiting for number in collected.numbers]
+        x, unit = (
+            torch.cat(sides)
+            for sides in zip(*((collected.x, collected.scales.unit) for collected in waiting), strict=True)
+        )
+        optional = zip(*((collected.e, collected.y, collected.scales.shift) for collected in waiting), strict=True)
         stored = ([side for side in sides if side is not None] for sides in optional)
         e, y, shift = (torch.cat(sides) if sides else None for sides in stored)
         self._take(numbers, waiting[0].col, x, e, Scaling(unit, shift), y)
 
     def _take_each(self, height: int, of: _Rows) -> None:
-        """Take each ``height`` rows on their own: if a sum of some is not finite, the others are still sampled."""
+        """Process each ``height`` rows separately, so that others are still sampled if a sum of some is not finite."""
         unit = of.scales.unit
         for first in range(0, len(of.numbers), height):
-            own = slice(first, first + height)
+            part = slice(first, first + height)
             e, y, shift = (
-                side if side is None or len(side) == 1 else side[own] for side in (of.e, of.y, of.scales.shift)
+                side if side is None or len(side) == 1 else side[part] for side in (of.e, of.y, of.scales.shift)
             )
-            scales = Scaling(unit if len(unit) == 1 else unit[own], shift)
-            self._take(of.numbers[own], of.col, of.x[own], e, scales, y)
+            scales = Scaling(unit if len(unit) == 1 else unit[part], shift)
+            self._take(of.numbers[part], of.col, of.x[part], e, scales, y)
 
     def _take(
         self, rows: Sequence[int], col: int, x: Tensor, e: Tensor | None, scales: Scaling, y: Tensor | None
     ) -> bool:
-        """Sum up the losses of rows; return False, leaving them out, if a sum is not finite."""
+        """Add the losses of rows; if a sum is not finite, leave these out and return False."""
         if self._weight.levels is None:
             return True
         groups, order = self._find_groups(scales, tuple(x.shape))
@@ -199,32 +211,32 @@ class ScaleSampler:
         largest = None if groups.whole or not _is_one(scales.unit) else self._find_largest(rows)
         if self.one_zero is None:
             self.one_zero = has_one_zero(self._weight.levels, scales, groups, x.shape)
-        found = measure_losses(self._weight.levels, x, e, scales, groups, largest, y, self.one_zero)
-        if not bool(torch.cat([numbers.flatten() for numbers in found]).isfinite().all()):
+        losses = measure_losses(self._weight.levels, x, e, scales, groups, largest, y, self.one_zero)
+        if not bool(torch.cat([numbers.flatten() for numbers in losses]).isfinite().all()):
             return False
-        step = self._find_step(found, rows, col // groups.cols)
+        step = self._find_step(losses, rows, col // groups.cols)
         if step is not None:
-            found = self._accept_near_scales(found, step, col // groups.cols)
+            losses = self._accept_near_scales(losses, step, col // groups.cols)
         places: Sequence[int] = range(col, col + cols, groups.cols)
         if order is not None or (groups.rows == 1 and len(places) == 1):
             places = [-1]
         if groups.whole or largest is not None:
-            self._add_parts(rows, col, x, scales, groups, found)
+            self._add_parts(rows, col, x, scales, groups, losses)
         self._sampled.append(
-            _SampledGroups(found, rows[:: groups.rows], places, groups.rows * groups.cols, groups.whole, step)
+            _SampledGroups(losses, rows[:: groups.rows], places, groups.rows * groups.cols, groups.whole, step)
         )
         return True
 
     def _add_parts(
-        self, rows: Sequence[int], col: int, x: Tensor, scales: Scaling, groups: ScaleGroups, found: Losses
+        self, rows: Sequence[int], col: int, x: Tensor, scales: Scaling, groups: ScaleGroups, losses: Losses
     ) -> None:
-        """Add parts of groups of float codes whose scales are far too large, where parts with small values lose."""
+        """Add parts of groups of float codes whose scales are far too large, by which parts with small values lose."""
         levels, cols = self._weight.levels, x.shape[1]
-        if not self.has_floats or scales.shift is not None or not levels or groups.cols % PART:
+        if not self.has_floats or scales.shift is not None or not levels or groups.cols % PART_COLUMNS:
             return
-        if bool((found.needed < 1 / WIDE).any()):
-            parts = measure_part_losses(levels, x, scales.unit, found, groups, PART)
-            self._within.append(_SampledGroups(parts, rows, range(col, col + cols, PART), PART))
+        if bool((losses.needed < 1 / MAX_SCALE_RATIO).any()):
+            parts = measure_part_losses(levels, x, scales.unit, losses, groups, PART_COLUMNS)
+            self._within.append(_SampledGroups(parts, rows, range(col, col + cols, PART_COLUMNS), PART_COLUMNS))
 
     def _find_largest(self, rows: Sequence[int]) -> float | None:
         """Return the largest magnitude in the group of these rows; None if unknown, or if they are in two groups."""
@@ -235,7 +247,7 @@ class ScaleSampler:
         experts = {row // self._weight.matrix_rows for row in rows}
         return float(self._runs[experts.pop()]) if len(experts) == 1 else None
 
-    def _find_step(self, found: Losses, rows: Sequence[int], first: int) -> Tensor | None:
+    def _find_step(self, losses: Losses, rows: Sequence[int], first: int) -> Tensor | None:
         """Return the step that divides each group's scale; None if scales are not multiples of a step.
 
         ``first`` is the index of the first group in its row.
@@ -244,19 +256,21 @@ class ScaleSampler:
         if steps is None:
             return None
         if steps.of_largest and self._runs is not None:
-            groups = range(first, first + found.good.shape[1])
-            return find_run_steps(self._weight, self._runs, rows, groups).to(found.good.device, torch.float64)
+            groups = range(first, first + losses.good.shape[1])
+            return find_run_steps(self._weight, self._runs, rows, groups).to(losses.good.device, torch.float64)
         if steps.of_largest:
-            return torch.full_like(found.good, steps.of_largest * float(found.good.max()))
-        return _compute_step(found.good, steps.scales, steps, first)
+            return torch.full_like(losses.good, steps.of_largest * float(losses.good.max()))
+        return _compute_step(losses.good, steps.scales, steps, first)
 
-    def _accept_near_scales(self, found: Losses, step: Tensor, first: int) -> Losses:
-        """Count stored scales within one step of a good one as good; ``first`` as in :meth:`_find_step`."""
+    def _accept_near_scales(self, losses: Losses, step: Tensor, first: int) -> Losses:
+        """Count stored scales within one step of a good one as good; ``first`` is as in :meth:`_find_step`."""
         steps = self._weight.scale_steps
-        near = (found.stored - found.good).abs() <= step
+        near = (losses.stored - losses.good).abs() <= step
         if steps and steps.minima:
-            near &= found.moved <= _compute_step(found.lowest, steps.minima, steps, first)
-        return found._replace(good_sq=torch.where(near, torch.maximum(found.good_sq, found.stored_sq), found.good_sq))
+            near &= losses.moved <= _compute_step(losses.lowest, steps.minima, steps, first)
+        return losses._replace(
+            good_sq=torch.where(near, torch.maximum(losses.good_sq, losses.stored_sq), losses.good_sq)
+        )
 
     @cached_property
     def _order(self) -> Tensor | None:
@@ -298,73 +312,96 @@ class ScaleSampler:
         whole = shape == (rows, cols)
         return ScaleGroups(shape[0], shape[1], whole) if self._has_one_scale else ScaleGroups(1, shape[1], False), None
 
-    def result(self, found: Attainable, beside: "ScaleSampler | None") -> Attainable:
-        """Add the loss of scales to ``found``, the result for codes; ``beside`` samples further conspicuous groups."""
+    def result(self, attainable: Attainable, beside: "ScaleSampler | None") -> Attainable:
+        """Add the loss of scales to ``attainable``, the result for codes; ``beside`` samples conspicuous groups."""
         samplers = [sampler for sampler in (self, beside) if sampler]
         for sampler in samplers:
             sampler._take_waiting()
-        every = [one for sampler in samplers for one in (*sampler._sampled, *sampler._within)]
+        every = [groups for sampler in samplers for groups in (*sampler._sampled, *sampler._within)]
         parts = self._find_regions(every)
-        found = replace(found, parts=(*found.parts, *parts))
+        attainable = replace(attainable, parts=(*attainable.parts, *parts))
         if not self._sampled:
-            return found
-        stored = sum(float(one.losses.stored_sq.sum()) for one in self._sampled)
-        ways = (0, -1) if any(len(one.losses.good_sq) > 1 for one in self._sampled) else (0,)
-        good = max(sum(float(one.losses.good_sq[way].sum()) for one in self._sampled) for way in ways)
-        worst = sum(float(one.losses.worst_sq.sum()) for one in self._sampled)
-        x_sq = sum(float(one.losses.x_sq.sum()) for one in self._sampled)
-        ratios = torch.cat([(one.losses.stored / one.losses.good)[one.losses.x_sq > 0] for one in self._sampled])
+            return attainable
+        stored = sum(float(groups.losses.stored_sq.sum()) for groups in self._sampled)
+        ways = (0, -1) if any(len(groups.losses.good_sq) > 1 for groups in self._sampled) else (0,)
+        good = max(sum(float(groups.losses.good_sq[way].sum()) for groups in self._sampled) for way in ways)
+        worst = sum(float(groups.losses.worst_sq.sum()) for groups in self._sampled)
+        x_sq = sum(float(groups.losses.x_sq.sum()) for groups in self._sampled)
+        ratios = torch.cat(
+            [(groups.losses.stored / groups.losses.good)[groups.losses.x_sq > 0] for groups in self._sampled]
+        )
         ratio = float(ratios.median()) if len(ratios) else 1.0
-        return add_loss(found, GroupSums(x_sq, stored, good, worst), ratio, self._lucky)
+        return add_loss(attainable, GroupSums(x_sq, stored, good, worst), ratio, self._lucky)
 
     def _find_regions(self, sampled: Sequence[_SampledGroups]) -> tuple[BadRegion, ...]:
-        """Find groups with scales far worse than good ones; kind is underflow if good scales are too small to store."""
-        found: dict[Kind, dict[tuple[int, int], _BadGroup]] = {"group": {}, "underflow": {}}
-        most = get_clipping_limit(self._weight.levels)
-        for one in sampled:
-            stored, good = one.losses.stored, one.losses.good
-            half = 0.0 if one.step is None else one.step / 2  # rounding may move a chosen scale by this much
+        """Find groups with scales far worse than good ones; kind ``underflow`` if good ones are too small to store."""
+        bad_groups: dict[Kind, dict[tuple[int, int], _BadGroup]] = {"group": {}, "underflow": {}}
+        max_ratio = get_clipping_limit(self._weight.levels)
+        for sampled_groups in sampled:
+            stored, good = sampled_groups.losses.stored, sampled_groups.losses.good
+            half = (
+                0.0 if sampled_groups.step is None else sampled_groups.step / 2
+            )  # rounding to a step may change a chosen scale by this much
             zero = stored == 0
-            far = zero | (one.losses.stored_sq > FAR * one.losses.good_sq.amax(0))
-            clips_bytes = self._clips_bytes(one)
-            if not one.whole or one.size < FEWEST or not bool((far | clips_bytes).any()):
+            far = zero | (sampled_groups.losses.stored_sq > MIN_ERROR_RATIO * sampled_groups.losses.good_sq.amax(0))
+            clips_bytes = self._clips_bytes(sampled_groups)
+            if (
+                not sampled_groups.whole
+                or sampled_groups.size < MIN_GROUP_ELEMENTS
+                or not bool((far | clips_bytes).any())
+            ):
                 continue
-            lost = 10 * (one.losses.stored_sq / _get_good_sq(one.losses, self._lucky)).log10()
-            clips = one.losses.needed > 1
-            fits = (one.losses.used * stored > (stored - half) / WIDE) & (good < most * (stored + half))
+            lost = 10 * (sampled_groups.losses.stored_sq / _get_good_sq(sampled_groups.losses, self._lucky)).log10()
+            clips = sampled_groups.losses.needed > 1
+            fits = (sampled_groups.losses.used * stored > (stored - half) / MAX_SCALE_RATIO) & (
+                good < max_ratio * (stored + half)
+            )
             fits &= (lost < CLIPPED_DB) | ~clips
-            out = torch.where(zero, (lost > ZERO_DB) & (good >= half / NARROW), (lost > GROUP_DB) & ~fits)
-            out = (out | clips_bytes) & (one.losses.stored_sq > FLOOR * one.losses.x_sq)
+            out = torch.where(zero, (lost > ZERO_DB) & (good >= half / MIN_SCALE_RATIO), (lost > GROUP_DB) & ~fits)
+            out = (out | clips_bytes) & (
+                sampled_groups.losses.stored_sq > NEGLIGIBLE_SHARE * sampled_groups.losses.x_sq
+            )
             for down, across in out.nonzero().tolist():
-                place = one.rows[down], one.cols[across] if across < len(one.cols) else -1
-                group = _BadGroup(float(lost[down, across]), place, one.size, one.losses, (down, across))
+                place = (
+                    sampled_groups.rows[down],
+                    sampled_groups.cols[across] if across < len(sampled_groups.cols) else -1,
+                )
+                group = _BadGroup(
+                    float(lost[down, across]), place, sampled_groups.size, sampled_groups.losses, (down, across)
+                )
                 step = self._find_least_scale(group)
-                if group.good < UNDERFLOW * step and group.stored < UNDERFLOW * step:
-                    found["underflow"][place] = group
+                if group.good < UNDERFLOW_RATIO * step and group.stored < UNDERFLOW_RATIO * step:
+                    bad_groups["underflow"][place] = group
                 elif abs(group.stored - group.good) > step:
-                    found["group"][place] = group
-        return tuple(_make_region(kind, list(groups.values()), self._lucky) for kind, groups in found.items() if groups)
+                    bad_groups["group"][place] = group
+        return tuple(
+            _make_region(kind, list(groups.values()), self._lucky) for kind, groups in bad_groups.items() if groups
+        )
 
-    def _clips_bytes(self, one: _SampledGroups) -> Tensor:
-        """Return which groups of 8-bit codes clip their largest value, which their row then loses."""
+    def _clips_bytes(self, groups: _SampledGroups) -> Tensor:
+        """Return which groups of 8-bit codes clip their largest value, which matters to its row."""
         levels = self._weight.levels
-        is_byte = levels is not None and levels.number >= BYTE and one.size >= FEWEST_CLIPPED
-        if not is_byte or (one.size > MOST_CLIPPED and levels and not levels.mantissa):
-            return torch.zeros_like(one.losses.needed, dtype=torch.bool)
-        half = 0.0 if one.step is None else one.step / 2
-        clips = (one.losses.good > CLIPPED[BYTE] * (one.losses.stored + half)) & (one.losses.stored > 0)
+        is_byte = levels is not None and levels.number >= LEVELS_OF_BYTE and groups.size >= MIN_CLIPPING_ELEMENTS
+        if not is_byte or (groups.size > MAX_CLIPPING_ELEMENTS and levels and not levels.mantissa):
+            return torch.zeros_like(groups.losses.needed, dtype=torch.bool)
+        half = 0.0 if groups.step is None else groups.step / 2
+        clips = (groups.losses.good > CLIPPING_LIMITS[LEVELS_OF_BYTE] * (groups.losses.stored + half)) & (
+            groups.losses.stored > 0
+        )
         if not bool(clips.any()):
             return clips
-        if bool((one.losses.stored.frexp().mantissa == 0.5).all()):  # OCP's rule for exponents clips an eighth
+        if bool(
+            (groups.losses.stored.frexp().mantissa == 0.5).all()
+        ):  # the rule of OCP's MX formats clips up to an eighth
             return torch.zeros_like(clips)
-        return clips & (one.losses.stored_sq > WORSE * one.losses.good_sq.amax(0))
+        return clips & (groups.losses.stored_sq > MIN_LOSS_RATIO * groups.losses.good_sq.amax(0))
 
     @cached_property
     def _least(self) -> Callable[[int], Tensor | None]:
         return cache(self._find_least or (lambda row: None))
 
     def _find_least_scale(self, group: "_BadGroup") -> float:
-        """Return the least scale that a group can have, which divides all small scales; 0 if unknown."""
+        """Return the smallest scale of a group that can be stored, of which small ones are multiples; 0 if unknown."""
         if self._weight.scales_are_float16:
             return SUBNORMAL
         row, col = group.place
@@ -399,24 +436,24 @@ class GroupSums(NamedTuple):
     worst_sq: float
 
 
-def add_loss(found: Attainable, sums: GroupSums, ratio: float, lucky: float) -> Attainable:
+def add_loss(attainable: Attainable, sums: GroupSums, ratio: float, lucky: float) -> Attainable:
     """Add the loss of scales to the result for codes; ``ratio`` is the median of stored / good scale."""
     x_sq, stored_sq, good_sq, worst_sq = sums
     if good_sq < lucky * worst_sq:
         good_sq = max(good_sq, min(stored_sq, worst_sq))
-    # No error is larger than with scales of zero.
-    return replace(found, stored_sq=stored_sq, good_sq=min(good_sq, x_sq), scale_ratio=ratio)
+    # Scales of zero have the maximum error, which is x itself.
+    return replace(attainable, stored_sq=stored_sq, good_sq=min(good_sq, x_sq), scale_ratio=ratio)
 
 
 def get_lucky_share(levels: Levels | None) -> float:
-    """Return the share of the worst error below which a good scale's error is small by accident."""
-    return LUCKY_FINE if levels and not levels.mantissa and levels.number >= MANY else LUCKY
+    """Return the share of the maximum error below which the error of good scales is small by chance."""
+    return LUCKY_SHARE_FINE if levels and not levels.mantissa and levels.number >= MIN_FINE_LEVELS else LUCKY_SHARE
 
 
 def get_clipping_limit(levels: Levels | None) -> float:
-    """Return the largest good / stored scale that is not wrong."""
+    """Return the maximum of good / stored scale that is not wrong."""
     number = levels.number if levels else 0
-    return next(most for least, most in CLIPPED.items() if number >= least)
+    return next(most for least, most in CLIPPING_LIMITS.items() if number >= least)
 
 
 class _BadGroup(NamedTuple):
@@ -449,7 +486,7 @@ def _make_region(kind: Kind, groups: list[_BadGroup], lucky: float) -> BadRegion
         kind,
         len(groups),
         size,
-        tuple(sorted(group.place for group in groups[:MOST_PARTS])),
+        tuple(sorted(group.place for group in groups[:MAX_LISTED_GROUPS])),
         worst,
         level(x_sq, stored_sq),
         level(x_sq, good_sq),
@@ -457,19 +494,19 @@ def _make_region(kind: Kind, groups: list[_BadGroup], lucky: float) -> BadRegion
     )
 
 
-def _get_good_sq(found: Losses, lucky: float) -> Tensor:
-    """Return each group's error with good scales, by the worse rule.
+def _get_good_sq(losses: Losses, lucky: float) -> Tensor:
+    """Return the error of each group with good scales, by the rule with the larger error.
 
-    An error that is small only by luck is replaced by the worst possible one.
+    An error that is small only by chance is replaced by the maximum error.
     """
-    good_sq = found.good_sq.amax(0)
-    return torch.where(good_sq < lucky * found.worst_sq, found.worst_sq, good_sq)
+    good_sq = losses.good_sq.amax(0)
+    return torch.where(good_sq < lucky * losses.worst_sq, losses.worst_sq, good_sq)
 
 
 def _compute_step(sizes: Tensor, number: int, steps: ScaleSteps, first: int) -> Tensor:
     """Return the step that divides the scales, or minima, of groups (down, across).
 
-    The step is stored as float16: if it is subnormal, its rounding error counts ``number`` times.
+    Steps are stored as float16, so for a subnormal step, ``number`` times its rounding error is added.
     """
     before = first % steps.shared
     padded = torch.nn.functional.pad(sizes, (before, -(before + sizes.shape[1]) % steps.shared))
@@ -478,13 +515,13 @@ def _compute_step(sizes: Tensor, number: int, steps: ScaleSteps, first: int) -> 
 
 
 def _is_one(unit: Tensor) -> bool:
-    """Return whether all codes have the same factor; undone smoothing factors differ by row and column."""
-    return bool(unit.amax() - unit.amin() <= ALIKE * unit.abs().amax())
+    """Return whether all codes have the same factor; they do not if factors of rows or columns were undone."""
+    return bool(unit.amax() - unit.amin() <= MAX_UNIT_DIFFERENCE * unit.abs().amax())
 
 
 def _thin_out(side: Tensor) -> Tensor:
-    """Copy one in :data:`EVERY` rows of (1 or r, c); a single row is copied as it is."""
-    return (side if side.shape[0] == 1 else side[::EVERY]).clone()
+    """Copy one of :data:`ROW_STEP` rows of (1 or r, c); if there is a single row, copy that."""
+    return (side if side.shape[0] == 1 else side[::ROW_STEP]).clone()
 
 
 def _take_columns(scales: Scaling, which: Tensor | slice) -> Scaling:

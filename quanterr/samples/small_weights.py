@@ -1,4 +1,4 @@
-"""Small weights: their values are kept after the pass, to examine them without another read."""
+"""Small weights, whose values are kept after the pass over them, so that later steps need not read them again."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,10 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.tensors.workspace import Workspace
 
-AT_ONCE = 64  # most weights to compare before the first is finished
-ENOUGH = 1 << 19  # elements in a round; more do not fit the cache
-MOST_KEPT = 1 << 14  # elements up to which values are kept, to avoid another read
-ROOM = ENOUGH + MOST_KEPT  # elements that are kept of each side
+MAX_ROUND_WEIGHTS = 64  # maximum number of weights that are compared before the first is finished
+ROUND_ELEMENTS = 1 << 19  # number of elements of a round; more do not fit into the cache
+MAX_KEPT_ELEMENTS = 1 << 14  # values of larger weights are not kept
+BUFFER_ELEMENTS = ROUND_ELEMENTS + MAX_KEPT_ELEMENTS  # of each side
 
 Values = tuple[Tensor, Tensor]  # x and y, (r, c) each
 
@@ -18,7 +18,7 @@ Values = tuple[Tensor, Tensor]  # x and y, (r, c) each
 class _Kept:
     """A small pair whose values are kept."""
 
-    pair: Pair  # kept alive because its id is the key, which another object might get otherwise
+    pair: Pair  # kept alive, as its id, which is the key, could otherwise be reused
     sides: Tensor | Values  # x and y; the pair's values are (n,) elements of each, from ``first`` on
     first: int = 0
 
@@ -30,24 +30,24 @@ class SmallWeights:
         """Keep values in buffers of ``workspace``."""
         self._workspace = workspace
         self._kept: dict[int, _Kept] = {}  # by the pair's id
-        self._before: dict[int, _Kept] = {}  # the pairs kept before the last turn
+        self._before: dict[int, _Kept] = {}  # pairs of the previous round
         self._buffers = "kept", "kept before"  # the first is in use
         self._n = 0  # elements of one side in the buffer
 
     def turn(self) -> None:
-        """Start a new round of weights: keep the values of the previous round, and drop older ones."""
+        """Start a new round of weights; the values of the previous round are kept, and older ones dropped."""
         self._before, self._kept = self._kept, {}
         self._buffers, self._n = self._buffers[::-1], 0
 
     def keep(self, pair: Pair) -> tuple[int, int]:
-        """Reserve space for both sides of a small pair, float32; return the addresses for the kernel to write to."""
-        if self._n + pair.original.n > ROOM:
+        """Reserve space for both sides of a small pair, float32; return the addresses to which the kernel writes."""
+        if self._n + pair.original.n > BUFFER_ELEMENTS:
             self._kept, self._n = {}, 0
         first, self._n = self._n, self._n + pair.original.n
-        buffer = self._workspace.buffer(self._buffers[0], (2, ROOM), torch.float32)
+        buffer = self._workspace.buffer(self._buffers[0], (2, BUFFER_ELEMENTS), torch.float32)
         self._kept[id(pair)] = _Kept(pair, buffer, first)
         x = buffer.data_ptr() + first * torch.float32.itemsize
-        return x, x + ROOM * torch.float32.itemsize
+        return x, x + BUFFER_ELEMENTS * torch.float32.itemsize
 
     def keep_copies(self, pair: Pair, x: Tensor, y: Tensor) -> None:
         """Keep copies of the values of a small pair, (r, c) each."""

@@ -51,7 +51,7 @@ from quanterr.recipes import microscaled, scaled, searches, superblocks, tables
 from quanterr.recipes.tensors import quantize_tensor
 from quanterr.samples import codes, scales
 from quanterr.samples import native as samples
-from quanterr.samples.conspicuous_rows import CELL
+from quanterr.samples.conspicuous_rows import MIN_CELL_RATIO
 from quanterr.samples.kept_rows import SampleKeeper
 from quanterr.samples.measuring import SampleMeasurer
 from quanterr.samples.nearest import HALF_STEP, Nearest
@@ -720,10 +720,10 @@ def test_kernel_and_torch_select_the_same_outstanding_cells(kernel):
         shares, least = compute_shares(peaks), choose.choice((0.0, 1.0))
         usual = max(median([float(shares[a:b, c:d].amax()) for a, b, c, d in parts]), least)
 
-        selected = select_conspicuous(peaks, shares, CELL * usual, 1)
+        selected = select_conspicuous(peaks, shares, MIN_CELL_RATIO * usual, 1)
         answers.add(bool(selected))
         numbers = (ctypes.c_int64 * (4 * len(parts)))(*(number for part in parts for number in part))
-        given = peaks.data_ptr(), down, across, numbers, len(parts), least, CELL
+        given = peaks.data_ptr(), down, across, numbers, len(parts), least, MIN_CELL_RATIO
         assert kernel.library.quanterr_stands_out(*given) == bool(selected)
     assert answers == {True, False}
 
@@ -967,7 +967,7 @@ class TestSmallWeights:
             return lambda: (begun.remove(wait), wait())[1]
 
         monkeypatch.setattr(NativeSums, "start", slow_start)
-        monkeypatch.setattr(scheduler, "AT_ONCE", 2)
+        monkeypatch.setattr(scheduler, "MAX_ROUND_WEIGHTS", 2)
         monkeypatch.setattr(Worker, "finish", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y.safetensors", device="cpu")
@@ -1087,11 +1087,11 @@ class TestBuild:
         assert limits["half_step"] == HALF_STEP
         assert limits["group_db"] == scales.GROUP_DB
         assert (limits["floor"], limits["fewest"], limits["fewest_rows"]) == (
-            codes.FLOOR,
-            codes.FEWEST,
-            codes.FEWEST_ROWS,
+            codes.NEGLIGIBLE_SHARE,
+            codes.MIN_REGION_ELEMENTS,
+            codes.MIN_TILES,
         )
-        assert 0.99 * codes.LIKE < limits["like"] < codes.LIKE
+        assert 0.99 * codes.MIN_EXPLAINED_SHARE < limits["like"] < codes.MIN_EXPLAINED_SHARE
         for name, usual in {"part": codes.PART_DB, "worse": codes.BETTER_DB, "apart": codes.TILE_DB}.items():
             assert usual - 0.1 < 10 * log10(limits[name]) < usual
         assert -codes.BETTER_DB - 0.1 < 10 * log10(limits["better"]) < -codes.BETTER_DB

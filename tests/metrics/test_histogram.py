@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quanterr.metrics.histogram import CROPPED, ROOM, Histogram
+from quanterr.metrics.histogram import BIN_STEP, MIN_UNCROPPED_ELEMENTS, Histogram
 
 SMALLEST, LARGEST = 2.0**-133, float(torch.finfo(torch.bfloat16).max)
 magnitudes = st.lists(
@@ -44,7 +44,7 @@ def test_merging_in_any_order_gives_the_whole_histogram(lists, random):
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_large_histogram_equals_the_sum_over_its_pieces(share):
-    numbers = torch.rand(CROPPED + 100, generator=torch.Generator().manual_seed(0))
+    numbers = torch.rand(MIN_UNCROPPED_ELEMENTS + 100, generator=torch.Generator().manual_seed(0))
     numbers[: int(share * len(numbers))] = 0
     whole = Histogram.of(numbers)
 
@@ -64,4 +64,4 @@ def test_histogram_takes_room_for_used_bins_only():
     for power in range(4):
         merged.add(Histogram.of(torch.tensor([0.0, 2.0**power])))
 
-    assert len(merged.counts) <= 4 * ROOM
+    assert len(merged.counts) <= 4 * BIN_STEP

@@ -18,7 +18,7 @@ from quanterr.formats.shared.convrot import rotate
 from quanterr.recipes.tensors import quantize_tensor
 from quanterr.samples.measuring import SampleMeasurer
 from quanterr.samples.native import prepare_sample
-from quanterr.samples.rows import RUN, RUNS, WIDEST, sample_chunks
+from quanterr.samples.rows import MAX_ROW_COLUMNS, RUN, RUNS, sample_chunks
 from quanterr.tensors.workspace import Workspace
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -402,17 +402,19 @@ class TestExperts:
 
 
 def test_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
-    wide = numbers(64, WIDEST * 3 // 2, seed=5).float()
+    wide = numbers(64, MAX_ROW_COLUMNS * 3 // 2, seed=5).float()
     chunks = sample_chunks(tuple(wide.shape))
 
-    assert {(0, WIDEST), (WIDEST, wide.shape[1])} == {(chunk.col, chunk.stop_col) for chunk in chunks}
+    assert {(0, MAX_ROW_COLUMNS), (MAX_ROW_COLUMNS, wide.shape[1])} == {(chunk.col, chunk.stop_col) for chunk in chunks}
     codes, unit = by_row(wide)
     assert {1} == {chunk.stop_row - chunk.row for chunk in chunks}
-    codes[:, WIDEST + 64 : WIDEST + 128] = codes[:, WIDEST + 64 : WIDEST + 128].flip(1)
+    codes[:, MAX_ROW_COLUMNS + 64 : MAX_ROW_COLUMNS + 128] = codes[
+        :, MAX_ROW_COLUMNS + 64 : MAX_ROW_COLUMNS + 128
+    ].flip(1)
     report = report_of(tmp_path, wide, codes, unit)
 
     assert report.layers[0].attainable_snr_db == pytest.approx(40, abs=1)
-    assert f"columns {WIDEST + 64} to {WIDEST + 127}" in told(report)["excess_error"].message
+    assert f"columns {MAX_ROW_COLUMNS + 64} to {MAX_ROW_COLUMNS + 127}" in told(report)["excess_error"].message
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_1"])
