@@ -76,7 +76,7 @@ class Hub(Http):
 
     @cached_property
     def _checksums(self) -> dict[str, str]:
-        return {one.rfilename: one.lfs.sha256 for one in self._ask_files().siblings if one.lfs is not None}
+        return {file.rfilename: file.lfs.sha256 for file in self._ask_files().siblings if file.lfs is not None}
 
     def show_address(self, path: str) -> str:
         """Return the address ``hf://org/model@commit/path``."""

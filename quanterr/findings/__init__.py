@@ -97,7 +97,7 @@ class FindingCollector:
             plan: the pairing of both checkpoints.
         """
         self._plan = plan
-        self._folded = {one.source.rpartition(".")[0] for one in plan.folded}
+        self._folded = {fold.source.rpartition(".")[0] for fold in plan.folded}
         self._corrected = find_corrected_biases(plan.pairs)
         self._seen: list[WeightSummary] = []  # in the order in which they were added
         self._equal: dict[int, Pair] = {}
@@ -105,9 +105,12 @@ class FindingCollector:
         self._constant, self._repeated = ConstantWeights(), RepeatedWeights()
         config = plan.labels["quantized"].config if "quantized" in plan.labels else {}
         vectors = {pair.name for pair in plan.pairs if len(pair.original.shape) == 1}
-        self._by_norm = {name for one in plan.folded if one.source in vectors for name in one.names}
+        self._by_norm = {name for fold in plan.folded if fold.source in vectors for name in fold.names}
         self._schemes = plan.labels["quantized"].declarations if "quantized" in plan.labels else None
-        self._declared, self._undone = find_declared_method(config), {name for one in plan.folded for name in one.names}
+        self._declared, self._undone = (
+            find_declared_method(config),
+            {name for fold in plan.folded for name in fold.names},
+        )
 
     def add(self, done: WeightResult) -> None:
         """Add a compared weight; its sums are not kept."""
@@ -164,37 +167,49 @@ class FindingCollector:
         leave (a common factor, codes without scales, faults of scales, repairs), or drops what it explains.
         """
         seen = sorted(self._seen, key=attrgetter("number"))
-        single = [found for one in seen for found in self._of_weights.get(one.number, ())]
+        single = [finding for weight in seen for finding in self._of_weights.get(weight.number, ())]
         if not complete:
             return drop_explained(single, _gather_facts(seen, single))
-        pairs = {one.pair.name: one.pair for one in seen}
+        pairs = {weight.pair.name: weight.pair for weight in seen}
         single = drop_limited_rows(drop_harmless_zero_scales(single, pairs, reader), pairs, reader)
-        compensated = {one.pair.name: one for one in seen if self._find_method(one.pair).may_compensate}
+        compensated = {weight.pair.name: weight for weight in seen if self._find_method(weight.pair).may_compensate}
         single = excuse_shared_scales(drop_compensated(single, compensated, self._declared.compensates, reader), seen)
         single = name_moved_columns(single, seen, reader)
         whole, alike = self._check_all(seen, reader)
         outliers = find_group_outliers(seen)
-        faulty = {found.layer for found in single if found.code in SAMPLED and found.severity != "info"}
+        faulty = {finding.layer for finding in single if finding.code in SAMPLED and finding.severity != "info"}
         limited = find_limited([one.weight for one in outliers if one.weight.pair.name not in faulty], reader)
         below = list(report_group_outliers(outliers, limited))
-        single = [one for one in single if one.layer not in limited or one.code not in LOW or one.severity == "error"]
-        doubtful = {found.layer for found in (*single, *below) if found.code in DOUBTFUL}
+        single = [
+            finding
+            for finding in single
+            if finding.layer not in limited or finding.code not in LOW or finding.severity == "error"
+        ]
+        doubtful = {finding.layer for finding in (*single, *below) if finding.code in DOUBTFUL}
         again = CodesReadAgain(reader, self._declared, self._folded, self._undone)
-        alike_names = {one.pair.name for one in seen if one.number in alike}
-        exact = [one for one in seen if one.pair.name not in alike_names | self._undone]  # others are known roughly
-        damaged = {found.layer for found in single if found.severity == "error"}  # a repair may say more of these
+        alike_names = {weight.pair.name for weight in seen if weight.number in alike}
+        exact = [
+            weight for weight in seen if weight.pair.name not in alike_names | self._undone
+        ]  # others are known roughly
+        damaged = {finding.layer for finding in single if finding.severity == "error"}  # a repair may say more of these
         faults = check_scale_faults(exact, again, ORDERS)
-        faults += check_scale_faults([one for one in exact if one.pair.name not in damaged], again, FACTORS)
+        faults += check_scale_faults([weight for weight in exact if weight.pair.name not in damaged], again, FACTORS)
         corrected = alike_names.union(*map(weights_of, faults))
         casts = list(find_cast_codes(seen, doubtful, reader))
-        others = [one for one in seen if one.pair.name not in corrected.union(*map(weights_of, casts))]
+        others = [weight for weight in seen if weight.pair.name not in corrected.union(*map(weights_of, casts))]
         repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs, reader))
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs, reader))
-        copies = [replace(one, copy=classify_shifted_copy(one, reader)) if one.offset else one for one in seen]
+        copies = [
+            replace(weight, copy=classify_shifted_copy(weight, reader)) if weight.offset else weight for weight in seen
+        ]
         last = run_checks_of(LAST, AllWeights(copies, self._same, self._plan, reader))
-        broken = set[str]().union(*(weights_of(one) for one in (*whole, *single, *repairs) if one.severity == "error"))
+        broken = set[str]().union(
+            *(weights_of(finding) for finding in (*whole, *single, *repairs) if finding.severity == "error")
+        )
         unbroken = [one for one in others if one.pair.name not in broken]
-        faults += check_scale_faults([one for one in unbroken if one.pair.name not in self._undone], again, FEW)
+        faults += check_scale_faults(
+            [weight for weight in unbroken if weight.pair.name not in self._undone], again, FEW
+        )
         sources = check_sources(unbroken, again)
         found = [*whole, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *last]
         found += [*self._constant.findings(reader), *self._repeated.findings(reader)]
@@ -208,16 +223,16 @@ class FindingCollector:
     def _check_all(self, seen: list[WeightSummary], reader: Reader) -> tuple[list[Finding], set[int]]:
         """Return the findings about all weights together, and the numbers of the weights that share one factor."""
         common, alike = self._confirm_common_factor(
-            [one for one in seen if not one.nearest or (one.figures and one.figures.is_scaled)], reader
+            [weight for weight in seen if not weight.nearest or (weight.figures and weight.figures.is_scaled)], reader
         )
         return [*common, *run_checks_of(WEIGHTS, AllWeights(seen, self._same, self._plan, reader))], alike
 
     def _confirm_common_factor(self, seen: list[WeightSummary], reader: Reader) -> tuple[list[Finding], set[int]]:
         """Return the finding of a factor that many weights share, and their numbers, if a sample confirms it."""
-        unfolded = [one for one in seen if one.pair.name.rpartition(".")[0] not in self._folded]
+        unfolded = [weight for weight in seen if weight.pair.name.rpartition(".")[0] not in self._folded]
         alike = find_common_factor(unfolded)
-        for one in alike[:PROOFS]:
-            if one.figures and (measured := measure_factor(one.pair, one.figures, not one.nearest, reader)):
+        for weight in alike[:PROOFS]:
+            if weight.figures and (measured := measure_factor(weight.pair, weight.figures, not weight.nearest, reader)):
                 return [report_common_factor(alike, unfolded, *measured)], {one.number for one in alike}
         return [], set()
 
@@ -235,6 +250,6 @@ def _gather_facts(
     Those whose codes fit other scales (``corrected``) have no other fact: it would be about the scales as stored.
     """
     names = set[str]().union(*map(weights_of, found)).difference(corrected)
-    about = [one for one in seen if one.pair.name in names]
+    about = [weight for weight in seen if weight.pair.name in names]
     facts = {fact: {one.pair.name for one in about if fact in one.facts} for fact in FACTS}
     return facts | {CORRECTED_SCALES: corrected}

@@ -1,4 +1,4 @@
-"""Checks of stored scales of activations and of the KV cache: no weight depends on them, but the model does."""
+"""Checks of stored scales of activations and of the KV cache, which change no weight, but the model's outputs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,12 +20,12 @@ from quanterr.util.text import count, listed
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NO_SCALES = "zero_point", "scaled_fp8"  # endings of auxiliary tensors that are not scales
 MAY_BE_ZERO = "activation_scale"  # zero where Gemma's quantizer does not round activations
-OF_INPUTS = "input_scale", "activation_scale", "act_scale"
-MOST_SCALE = 1e12  # scales of activations and tables of factors stay below it; scales stay above its inverse
-# 1e30 as float32, in rope_freqs: llama.cpp rotates these dimensions by nothing (Gemma 4).
+INPUT_SCALES = "input_scale", "activation_scale", "act_scale"
+MAX_SCALE = 1e12  # scales of activations and tables of factors stay below it; scales stay above its inverse
+# 1e30 as float32, in rope_freqs: llama.cpp does not rotate dimensions with this factor (Gemma 4).
 NOT_ROTATED = 1.0000000150474662e30
-MOST_EACH = 4096  # most elements of a tensor to read
-MOST = 1 << 20  # most elements to read in total
+MAX_TENSOR_ELEMENTS = 4096  # maximum size of a tensor to read
+MAX_ELEMENTS = 1 << 20  # maximum number of elements to read in total
 
 
 @check(
@@ -34,8 +34,10 @@ MOST = 1 << 20  # most elements to read in total
     of=EACH,
 )
 def check_activation_scales(contents: Contents) -> Iterator[Finding]:
-    """Check activation scales, and other tensors that belong to no weight, for values that cannot be right."""
-    of_none = [entry for one in contents.leftovers if one.bucket == Bucket.CONSUMED for entry in one.entries]
+    """Check activation scales, and other tensors outside of weights, for values that no correct file has."""
+    of_none = [
+        entry for leftover in contents.leftovers if leftover.bucket == Bucket.CONSUMED for entry in leftover.entries
+    ]
     of_weights = [entry for pair in contents.pairing.pairs for entry in pair.consumed[contents.number]]
     scales = [entry for entry in (*of_weights, *of_none) if is_auxiliary(entry.name)]
     yield from _check_side(contents.side, scales, contents.pairing, contents.reader)
@@ -48,11 +50,11 @@ def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
     bad = []
     for entry in entries:
         table = read_entry(entry).double()
-        if not bool(((table.abs() < MOST_SCALE) | (table == NOT_ROTATED)).all()):
+        if not bool(((table.abs() < MAX_SCALE) | (table == NOT_ROTATED)).all()):
             bad.append(entry.name)
     if bad:
         message = (
-            f"NaN, infinity or values above {MOST_SCALE:.0e} in {count(len(bad), 'tensor')} of the {side} checkpoint "
+            f"NaN, infinity or values above {MAX_SCALE:.0e} in {count(len(bad), 'tensor')} of the {side} checkpoint "
             f"outside any weight: {listed(bad, 3)}"
         )
         yield make_finding("bad_table", "error", None, message, "copy them from the original", tensors=bad)
@@ -63,9 +65,9 @@ def check_scale_sizes(contents: Contents) -> Iterator[Finding]:
     """Check that the number of each weight's activation scales divides its rows or columns."""
     odd = [
         f"{entry.name} ({entry.n:,})"
-        for one in contents.stored
-        for entry in one.parts
-        if entry.name.endswith(OF_INPUTS) and entry.n and all(size % entry.n for size in one.weight.matrix)
+        for stored in contents.stored
+        for entry in stored.parts
+        if entry.name.endswith(INPUT_SCALES) and entry.n and all(size % entry.n for size in stored.weight.matrix)
     ]
     if odd:
         message = (
@@ -76,12 +78,12 @@ def check_scale_sizes(contents: Contents) -> Iterator[Finding]:
 
 def _check_side(side: str, stored: Sequence[Entry], plan: Pairing, reader: Reader) -> Iterator[Finding]:
     """Check the values of the activation scales of one side."""
-    left = MOST
+    left = MAX_ELEMENTS
     bad: dict[tuple[str, str, str], list[str]] = {
         ("scale_nonfinite", "error", "NaN or infinite"): [],
         ("scale_negative", "warning", "negative"): [],
         ("scale_zero", "warning", "zero"): [],
-        ("scale_extreme", "warning", f"above {MOST_SCALE:.0e} or below {1 / MOST_SCALE:.0e}"): [],
+        ("scale_extreme", "warning", f"above {MAX_SCALE:.0e} or below {1 / MAX_SCALE:.0e}"): [],
     }
     means = {}
     for name, entry in {entry.name: entry for entry in stored if _is_readable(entry)}.items():
@@ -110,11 +112,11 @@ def _check_side(side: str, stored: Sequence[Entry], plan: Pairing, reader: Reade
 
 
 def _is_extreme(scales: ScaleStatistics) -> bool:
-    """Return True if a nonzero scale is above MOST_SCALE, or below its inverse."""
+    """Return True if a nonzero scale is above MAX_SCALE, or below its inverse."""
     sizes = [abs(value) for value in (scales.low, scales.high) if value]
-    return any(not 1 / MOST_SCALE <= size <= MOST_SCALE for size in sizes)
+    return any(not 1 / MAX_SCALE <= size <= MAX_SCALE for size in sizes)
 
 
 def _is_readable(entry: Entry) -> bool:
     """Return True if a tensor holds floats that may be scales, and few enough to be read."""
-    return entry.dtype in FLOATS and 0 < entry.n <= MOST_EACH and not entry.name.endswith(NO_SCALES)
+    return entry.dtype in FLOATS and 0 < entry.n <= MAX_TENSOR_ELEMENTS and not entry.name.endswith(NO_SCALES)

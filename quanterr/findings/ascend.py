@@ -1,7 +1,9 @@
-"""ModelSlim's quant_model_description.json against what is stored: runtimes read each weight as the type it names.
+"""Contradictions between ModelSlim's quant_model_description.json and the stored tensors.
 
-vllm-ascend fails at a weight that it does not name; SGLang takes the codes of such a weight, and of one that it calls
-FLOAT, for weights. What a type needs and is not stored stays uninitialized.
+Runtimes read each weight as the type that this file states for it.
+
+vllm-ascend fails if the file does not name a weight; SGLang takes the codes of such a weight, and of one declared as
+FLOAT, for weights. A part that the type needs and the checkpoint lacks stays uninitialized.
 
 Reference: see formats/shared/ascend_types.py.
 """
@@ -20,12 +22,12 @@ REMEDY = f"put the {ASCEND_CONFIG} that the quantizer wrote back next to the wei
 
 
 def check_description(description: JsonFields, weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report weights whose storage contradicts the description, one finding for each kind of fault."""
-    found: dict[str, list[str]] = {}
+    """Report weights whose storage contradicts the description, with one finding for each contradiction."""
+    names_by_problem: dict[str, list[str]] = {}
     for weight in weights:
         if problem := _compare(description.get(weight.codes.name), weight):
-            found.setdefault(problem, []).append(weight.codes.name)
-    for problem, names in found.items():
+            names_by_problem.setdefault(problem, []).append(weight.codes.name)
+    for problem, names in names_by_problem.items():
         message = f"{ASCEND_CONFIG} {problem}: {count(len(names), 'weight')}: {listed(names, 3)}"
         yield make_finding("config_mismatch", "error", None, message, REMEDY, layers=names, key=ASCEND_CONFIG)
 

@@ -1,7 +1,7 @@
-"""The sizes of attention heads that a checkpoint declares, held against its projections.
+"""Contradictions between the declared sizes of attention heads and the shapes of projections.
 
-A projection of queries has a row for each element of each head, or two where an output gate shares it; so have keys and
-values. A model may have layers of several kinds, so that a finding needs that no layer fits.
+The projection of queries has a row for each element of each head, or two if it also computes an output gate; those of
+keys and values have one. As layers of a model may differ, the declared sizes are wrong only if no layer has them.
 
 llama.cpp refuses a model of some architectures whose rope.dimension_count is not the size of a head (ggml-org/llama.cpp
 src/llama-model.cpp load_hparams, "invalid n_rot"), and rotates fewer elements in others.
@@ -19,12 +19,13 @@ from quanterr.findings.configs import CONFIG, EXPLAINING, GGUF
 from quanterr.findings.contents import Contents, Stored
 from quanterr.util.strict_json import JsonFields
 
-OF_BLOCK = r"(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\."  # the beginning of a weight's name
-PROJECTION = re.compile(OF_BLOCK + r"(?:self_attn\.([qkvo])_proj|attn_(q|k|v|output))\.weight")
-OF_WINDOWS = "attention.key_length_swa"  # heads of layers with a sliding window are of another size (Gemma 4)
-OTHERWISE = (*EXPLAINING, "linear_attn_config", "block_configs", "attention.kv_lora_rank")  # heads of several sizes
-REFUSING = frozenset({"llama", "deci", "falcon", "llama-embed"})  # architectures whose n_rot llama.cpp checks
-WHOLE = REFUSING | {"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3"}  # whole heads are rotated
+# The beginning of a weight's name.
+BLOCK_PREFIX = r"(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\."
+PROJECTION = re.compile(BLOCK_PREFIX + r"(?:self_attn\.([qkvo])_proj|attn_(q|k|v|output))\.weight")
+WINDOW_KEY = "attention.key_length_swa"  # present if layers with a sliding window have heads of another size (Gemma 4)
+UNEVEN_KEYS = (*EXPLAINING, "linear_attn_config", "block_configs", "attention.kv_lora_rank")  # heads of several sizes
+CHECKED_ARCHITECTURES = frozenset({"llama", "deci", "falcon", "llama-embed"})  # llama.cpp checks their n_rot
+FULLY_ROTATED = CHECKED_ARCHITECTURES | {"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3"}
 REMEDY = "convert or quantize again from the original's configuration: runtimes split projections by what is declared"
 
 
@@ -53,7 +54,7 @@ class Heads(NamedTuple):
 
 @check("config_mismatch", needs=DECLARED, of=QUANTIZED)
 def check_heads(contents: Contents) -> Iterator[Finding]:
-    """Report declared heads that no layer has, and rotations of a part of a head."""
+    """Report declared sizes of heads that no layer has, and rotations of only a part of each head."""
     checkpoint = contents.checkpoint
     metadata, layers = checkpoint.gguf, _gather_projections(contents.stored)
     read = [_read_gguf(metadata, n) if metadata else _read_config(checkpoint.model_config) for n in layers]
@@ -69,39 +70,45 @@ def check_heads(contents: Contents) -> Iterator[Finding]:
 
 def _gather_projections(stored: Sequence[Stored]) -> dict[int, dict[str, tuple[int, ...]]]:
     """Return the shapes of q, k, v and o of each layer that has them all as matrices."""
-    found: dict[int, dict[str, tuple[int, ...]]] = {}
-    for one in stored:
-        if one.has_shape and len(one.weight.shape) == 2 and (match := PROJECTION.fullmatch(one.name)):
-            kind = match[2] or match[3][0]  # output: o
-            found.setdefault(int(match[1]), {})[kind] = one.weight.shape
-    return {n: shapes for n, shapes in found.items() if len(shapes) == len("qkvo")}
+    shapes_by_block: dict[int, dict[str, tuple[int, ...]]] = {}
+    for projection in stored:
+        if (
+            projection.has_shape
+            and len(projection.weight.shape) == 2
+            and (match := PROJECTION.fullmatch(projection.name))
+        ):
+            letter = match[2] or match[3][0]  # "output" becomes o
+            shapes_by_block.setdefault(int(match[1]), {})[letter] = projection.weight.shape
+    return {n: shapes for n, shapes in shapes_by_block.items() if len(shapes) == len("qkvo")}
 
 
 def _read_config(config: JsonFields) -> Heads | None:
-    """Return what config.json declares; None unless it declares all, as what it omits depends on the model's class."""
+    """Return the heads that config.json declares; None if a number is absent: defaults depend on the model's class."""
     keys = ("num_attention_heads", "num_key_value_heads", "head_dim")
     queries, kv, size = (value if type(value := config.get(key)) is int else 0 for key in keys)
     value_size = config.get("v_head_dim")
-    if not queries or not kv or not size or any(config.get(key) for key in OTHERWISE):
+    if not queries or not kv or not size or any(config.get(key) for key in UNEVEN_KEYS):
         return None
     return Heads(queries, kv, size, value_size if isinstance(value_size, int) and value_size else size)
 
 
 def _read_gguf(metadata: GgufMetadata, block: int) -> Heads | None:
-    """Return what the metadata declare for a block, with llama.cpp's defaults."""
+    """Return the heads that the metadata declare for a block, with llama.cpp's defaults."""
     queries, keys, width = metadata.heads(block), metadata.kv_heads(block), metadata.get_model_int("embedding_length")
-    if not queries or not keys or not width or any(metadata.get_model_int(key) for key in (*OTHERWISE, OF_WINDOWS)):
+    if not queries or not keys or not width or any(metadata.get_model_int(key) for key in (*UNEVEN_KEYS, WINDOW_KEY)):
         return None
-    sizes = (metadata.get_model_int(f"attention.{kind}_length") or width // queries for kind in ("key", "value"))
+    sizes = (metadata.get_model_int(f"attention.{role}_length") or width // queries for role in ("key", "value"))
     return Heads(queries, keys, *sizes)
 
 
 def _check_rotation(metadata: GgufMetadata) -> Iterator[Finding]:
-    """Report a rope.dimension_count that is not the size of a head, where it should be, or larger."""
+    """Report a rope.dimension_count above the size of a head, or below it where whole heads must be rotated."""
     heads, rotated = _read_gguf(metadata, 0), metadata.get_model_int("rope.dimension_count")
     if not heads or not rotated or rotated == heads.key_size:
         return
-    if rotated > heads.key_size or metadata.architecture in WHOLE:
-        does = "llama.cpp " + ("refuses the file" if metadata.architecture in REFUSING else "rotates other elements")
+    if rotated > heads.key_size or metadata.architecture in FULLY_ROTATED:
+        does = "llama.cpp " + (
+            "refuses the file" if metadata.architecture in CHECKED_ARCHITECTURES else "rotates other elements"
+        )
         message = f"{GGUF} declares rope.dimension_count {rotated}, but heads have {heads.key_size} elements: {does}"
         yield make_finding("config_mismatch", "warning", None, message, REMEDY, key="rope.dimension_count")

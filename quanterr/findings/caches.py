@@ -1,4 +1,4 @@
-"""What is declared to happen at run time, and cannot: scales of a KV cache and rotations of inputs."""
+"""Scales of a KV cache and rotations of inputs that are declared, but that runtimes cannot apply."""
 
 from collections.abc import Iterator, Mapping
 
@@ -57,8 +57,8 @@ def report_cache_scales(cache: CacheScales) -> Iterator[Finding]:
             f"{listed(cache.shared, 3)}; vLLM uses it for both, and calls that deprecated"
         )
         yield make_finding("missing_kv_scale", "info", None, message, remedy, modules=cache.shared)
-    if (names := [one.name for one in cache.several]) and not cache.of_heads:
-        shown = listed([f"{one.name} ({one.n:,})" for one in cache.several], 3)
+    if (names := [scale.name for scale in cache.several]) and not cache.of_heads:
+        shown = listed([f"{scale.name} ({scale.n:,})" for scale in cache.several], 3)
         message = (
             f"scales of keys or values hold several numbers in {count(len(names), 'tensor')}, where one was declared: "
             f"{shown}; vLLM refuses them"

@@ -1,10 +1,10 @@
-"""Tensors that the original keeps in F32 among 16-bit ones, and that the quantized checkpoint stores in fewer bits.
+"""Tensors that the original keeps in F32 among 16-bit weights, but the quantized checkpoint stores in fewer bits.
 
 Models compute some things in F32 on purpose: the routing of experts and its correction biases, the decay of recurrent
-layers (A_log, dt_bias, D), the mixing of hyper-connections. An original whose other weights have 16 bits says so by
-their dtype; a program that casts every unquantized tensor to one dtype loses that. Norms are left out: 16 bits suffice
-for them, and programs cast them when they load a model. But 8 bits do not, in any vector beside quantized weights:
-numbers in FP8 without a scale lose 25 to 31 dB.
+layers (A_log, dt_bias, D), the mixing of hyper-connections. If the original's other weights have 16 bits, the F32 of
+these tensors is on purpose; a program that casts every unquantized tensor to one dtype loses these digits. Norms are
+left out: 16 bits suffice for them, and programs cast them when they load a model. But 8 bits do not suffice for any
+vector of a quantized checkpoint: FP8 numbers without a scale have only 25 to 31 dB.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,17 @@ from quanterr.tensors.casts import Copy
 from quanterr.util.text import count, display, listed
 
 WIDE, HALF = "F32", frozenset({"BF16", "F16"})
-PLAIN = ("dense", "fp8_cast")  # formats of single numbers; GGUF files, whose converter chooses dtypes, have others
+CAST_FORMATS = ("dense", "fp8_cast")  # numbers without scales; those of GGUF are left out: its converter chooses dtypes
 
 
 @check("cast_down", needs=RESULT, of=LAST)
 def check_casts(weights: AllWeights) -> Iterator[Finding]:
     """Report tensors whose cast lost digits."""
     seen, pairs = weights.seen, weights.pairing.pairs
-    vectors = [one for one in seen if _is_vector_in_bytes(one.pair) and not _is_narrowed(one.pair)]
+    vectors = [weight for weight in seen if _is_vector_in_bytes(weight.pair) and not _is_narrowed(weight.pair)]
     if vectors and any(pair.quantized.encoding == "codes" for pair in pairs):
         yield _report(vectors, "that the original keeps in 16 bits or more", "keep norms and biases in 16 bits")
-    narrowed = [one for one in seen if _is_narrowed(one.pair) and one.copy != Copy.CHANGED]
+    narrowed = [weight for weight in seen if _is_narrowed(weight.pair) and weight.copy != Copy.CHANGED]
     if not narrowed or not _has_mostly_half_floats(pairs):
         return
     kept = f"that the original keeps in {WIDE} among 16-bit ones"
@@ -38,10 +38,10 @@ def check_casts(weights: AllWeights) -> Iterator[Finding]:
 
 
 def _report(cast: Sequence[WeightSummary], kept: str, remedy: str) -> Finding:
-    names = [one.pair.name for one in cast]
-    worst = min(cast, key=lambda one: one.figures.snr_db if one.figures else inf)
+    names = [weight.pair.name for weight in cast]
+    worst = min(cast, key=lambda weight: weight.figures.snr_db if weight.figures else inf)
     worst_db = worst.figures.snr_db if worst.figures else None
-    dtypes = " and ".join(sorted({one.pair.quantized.codes.dtype for one in cast}))
+    dtypes = " and ".join(sorted({weight.pair.quantized.codes.dtype for weight in cast}))
     shown = f"; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB" if worst_db is not None else ""
     message = (
         f"{count(len(names), 'tensor')} {kept} {'is' if len(names) == 1 else 'are'} stored as {dtypes}: "
@@ -55,13 +55,18 @@ def _report(cast: Sequence[WeightSummary], kept: str, remedy: str) -> Finding:
 def _is_vector_in_bytes(pair: Pair) -> bool:
     """Return True for a norm, a bias or another vector whose 16 bits or more became 8 without a scale."""
     x, y = pair.original, pair.quantized
-    return len(x.shape) == 1 and x.format == PLAIN[0] and y.format == PLAIN[1] and x.codes.bits > y.codes.bits
+    return (
+        len(x.shape) == 1
+        and x.format == CAST_FORMATS[0]
+        and y.format == CAST_FORMATS[1]
+        and x.codes.bits > y.codes.bits
+    )
 
 
 def _is_narrowed(pair: Pair) -> bool:
     x, y = pair.original, pair.quantized
-    is_plain = x.format == PLAIN[0] and y.format in PLAIN
-    return is_plain and x.codes.dtype == WIDE and y.codes.bits < x.codes.bits and role_of(pair.name) != "norm"
+    is_unscaled = x.format == CAST_FORMATS[0] and y.format in CAST_FORMATS
+    return is_unscaled and x.codes.dtype == WIDE and y.codes.bits < x.codes.bits and role_of(pair.name) != "norm"
 
 
 def _has_mostly_half_floats(pairs: Sequence[Pair]) -> bool:

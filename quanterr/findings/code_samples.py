@@ -1,4 +1,4 @@
-"""Rows spread over a weight, with their codes' scales, of the few weights that are read again."""
+"""Samples of rows, with the scales of their codes, from the few weights that checks read again."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.tensors.chunks import Chunk
 
-RUNS, RUN = 16, 16  # runs of rows, spread over a weight, and the rows of each
-READ = 1 << 20  # elements read of a weight
+MAX_RUNS, ROWS_PER_RUN = 16, 16  # maximum number of runs of rows, spread over a weight, and of the rows of each
+MAX_SAMPLE_ELEMENTS = 1 << 20  # maximum number of elements to read of a weight
 
 
 class CodeSample(NamedTuple):
-    """Runs of rows of both sides, (r, c) float32 each; both are rotated if the codes are."""
+    """Runs of rows of both sides, (r, c) float32 each; both sides are rotated if the codes are rotated."""
 
     x: Tensor
     y: Tensor
@@ -27,19 +27,19 @@ class CodeSample(NamedTuple):
         return find_cells(self.levels, self.x * factor, Scaling(self.unit, self.shift))
 
     def find_nearest(self, factor: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return the values of the nearest codes to ``factor`` · x, and which are neither the first nor the last."""
+        """Return the values of the codes nearest to ``factor`` · x, and whether each is an inner code, not an end."""
         return find_nearest(self.levels, self.x * factor, Scaling(self.unit, self.shift))
 
     def split(self, width: int) -> "CodeSample":
-        """Return runs of ``width`` columns, which divides the columns, as rows."""
+        """Return the sample with each run of ``width`` columns as a row; ``width`` divides the number of columns."""
         x, y, unit, shift = (None if side is None else side.reshape(-1, width) for side in self[:4])
         assert x is not None and y is not None and unit is not None  # noqa: S101, PT018
         return CodeSample(x, y, unit, shift, self.levels)
 
 
 def read_code_sample(pair: Pair, reader: Reader) -> CodeSample | None:
-    """Read runs of rows spread over a weight; None if its levels or scales are unknown."""
-    weight, turn = pair.quantized.unrotated, pair.quantized.rotated
+    """Read runs of rows spread over a weight; return None if its levels or scales are unknown."""
+    weight, rotation = pair.quantized.unrotated, pair.quantized.rotated
     if weight.levels is None:
         return None
     sides: list[tuple[Tensor, Tensor]] = []
@@ -47,11 +47,11 @@ def read_code_sample(pair: Pair, reader: Reader) -> CodeSample | None:
     for run in choose_runs(*weight.matrix):
         chunk = Chunk(run.start, run.stop, 0, weight.matrix[1])
         x, y = (side.float() for side in reader.read_both((pair.original, weight), chunk))
-        found = reader.read_scaling(weight, chunk)
-        if found is None:
+        scaling = reader.read_scaling(weight, chunk)
+        if scaling is None:
             return None
-        sides.append((turn.rotate(x, reader.sides[0]) if turn else x, y))
-        scales.append(found)
+        sides.append((rotation.rotate(x, reader.sides[0]) if rotation else x, y))
+        scales.append(scaling)
     x, y = (torch.cat(side) for side in zip(*sides, strict=True))
     units, shifts = zip(*scales, strict=True)
     shift = None if shifts[0] is None else torch.cat(shifts)
@@ -60,8 +60,8 @@ def read_code_sample(pair: Pair, reader: Reader) -> CodeSample | None:
 
 def choose_runs(rows: int, cols: int) -> list[range]:
     """Return runs of rows, spread over a matrix, that do not overlap."""
-    height = min(RUN, max(READ // cols // RUNS, 1), rows)
-    starts = sorted({number * (rows - height) // (RUNS - 1) for number in range(RUNS)})
+    height = min(ROWS_PER_RUN, max(MAX_SAMPLE_ELEMENTS // cols // MAX_RUNS, 1), rows)
+    starts = sorted({number * (rows - height) // (MAX_RUNS - 1) for number in range(MAX_RUNS)})
     after = [0, *(start + height for start in starts)]
     return [range(max(start, end), start + height) for start, end in zip(starts, after, strict=False)]
 

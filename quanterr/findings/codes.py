@@ -36,7 +36,7 @@ def make_finding(
 def _drop_nonfinite(value: object) -> object:
     """Return the value with None for each number that JSON cannot hold."""
     if isinstance(value, dict):
-        return {key: _drop_nonfinite(one) for key, one in value.items()}
+        return {key: _drop_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_drop_nonfinite(one) for one in value]
+        return [_drop_nonfinite(item) for item in value]
     return None if isinstance(value, float) and not isfinite(value) else value

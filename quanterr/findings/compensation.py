@@ -30,7 +30,16 @@ from msgspec.structs import replace
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import choose_runs, find_cells_of
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.limits import ALIKE, APART, DEVIATIONS, DOUBLE_DB, ENOUGH, TINY, TRACE, UNRELATED
+from quanterr.findings.limits import (
+    CHANCE_DEVIATIONS,
+    DOUBLE_DB,
+    FACTOR_TOLERANCE,
+    FLOAT32_TOLERANCE,
+    MIN_VALUES,
+    MISMATCH_FACTOR,
+    NEGLIGIBLE_SHARE,
+    UNRELATED_COSINE,
+)
 from quanterr.findings.methods import GPTQ
 from quanterr.findings.sources import has_nearest_column
 from quanterr.formats.reading import Reader
@@ -64,9 +73,9 @@ def drop_compensated(
 
     def is_left(one: Finding) -> bool:
         weight = weights.get(one.layer or "")
-        if weight is None or one.severity == "info" or weight.pair.quantized.matrix[0] < ENOUGH:
+        if weight is None or one.severity == "info" or weight.pair.quantized.matrix[0] < MIN_VALUES:
             return False
-        if weight.excess_db is not None and weight.excess_db < 10 * log10(1 + TRACE):
+        if weight.excess_db is not None and weight.excess_db < 10 * log10(1 + NEGLIGIBLE_SHARE):
             return False  # all codes are the nearest: no error was moved
         if not is_declared and weight.pair.quantized.uniform_bits is None:
             return False  # steps of floats grow with the values, so that errors of rounding share directions as well
@@ -74,11 +83,11 @@ def drop_compensated(
             return _is_shared(weight, read(weight.pair.name)) and has_nearest_column(weight.pair, reader)
         places = _places_of(one) if one.code in CODES and one.severity == "warning" else []
         factor = one.evidence.get("factor")
-        is_scaled = factor is not None and abs(factor - 1) >= ALIKE
+        is_scaled = factor is not None and abs(factor - 1) >= FACTOR_TOLERANCE
         if not places or (is_scaled and not is_declared):
             return False
         spread = read(weight.pair.name)
-        by_level = (is_declared or spread.alike > APART) and not is_scaled
+        by_level = (is_declared or spread.alike > MISMATCH_FACTOR) and not is_scaled
         return all(_is_compensation(weight, *place, spread, by_level, reader) for place in places)
 
     kept = []
@@ -130,7 +139,7 @@ def _is_shared(weight: WeightSummary, spread: _Rows) -> bool:
         return False
     directions = torch.linalg.eigh(spread.errors.T @ spread.errors).eigenvectors[:, -MOST_DIRECTIONS:]
     rest = 1 - float((spread.errors @ directions).square().sum()) / len(spread.errors)
-    return weight.excess_db + 10 * log10(max(rest, TINY)) < GPTQ.most_db
+    return weight.excess_db + 10 * log10(max(rest, FLOAT32_TOLERANCE)) < GPTQ.max_loss_db
 
 
 def _normalize(errors: Tensor) -> Tensor:
@@ -149,7 +158,7 @@ def _has_factor(cosine: float, others: Tensor) -> bool:
     """Return True if a row's error points along its values, as a factor makes it, and those of other rows do not."""
     median = others.median()
     deviation = float((others - median).abs().median()) / sqrt(CHANCE)
-    return abs(cosine - float(median)) > max(UNRELATED, DEVIATIONS * deviation)
+    return abs(cosine - float(median)) > max(UNRELATED_COSINE, CHANCE_DEVIATIONS * deviation)
 
 
 def _measure_energy(directions: Tensor, errors: Tensor) -> Tensor:

@@ -47,9 +47,11 @@ UNLIKE = (
 @check(NOT_READ, needs=HEADERS, of=ALONE)
 def check_formats(contents: Contents) -> Iterator[Finding]:
     """Report weights of no known format."""
-    for one in contents.leftovers:
-        if one.bucket is Bucket.ERROR:
-            yield make_finding(NOT_READ, "error", one.name, f"{display(one.name)}: not read: {one.reason}")
+    for leftover in contents.leftovers:
+        if leftover.bucket is Bucket.ERROR:
+            yield make_finding(
+                NOT_READ, "error", leftover.name, f"{display(leftover.name)}: not read: {leftover.reason}"
+            )
 
 
 @check("incomplete", needs=DECLARED, of=ALONE)
@@ -186,7 +188,7 @@ def _report_gap(stack: str, module: str, lacking: list[int], having: int) -> Fin
 @check("missing_codes", needs=HEADERS, of=ALONE)
 def check_lone_parts(contents: Contents) -> Iterator[Finding]:
     """Report scales and zero points whose codes are not stored."""
-    names = [*(pair.name for pair in contents.pairing.pairs), *(one.name for one in contents.leftovers)]
+    names = [*(pair.name for pair in contents.pairing.pairs), *(leftover.name for leftover in contents.leftovers)]
     found: dict[str, list[str]] = {}
     for name in names:
         if match := PARTS.fullmatch(name):

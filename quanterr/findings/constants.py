@@ -1,8 +1,8 @@
-"""Matrices that hold a single value, mostly zero, on both sides: whatever compares the two sides calls them identical.
+"""Matrices that hold a single value, mostly zero, on both sides, so that metrics of errors do not show them.
 
-Sums prove zeros. Another value is proved by reading the few matrices whose mean is as large as their largest element.
-That is a warning if another matrix of the same shape holds different values: a matrix without any such peer may be what
-somebody made on purpose.
+The sums of errors prove zeros. To prove another value, the few matrices whose mean is as large as their largest element
+are read again. This is a warning if another matrix of the same shape holds different values; otherwise somebody may
+have made the matrix constant on purpose.
 """
 
 import re
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.limits import TINY
+from quanterr.findings.limits import FLOAT32_TOLERANCE
 from quanterr.formats import Weight
 from quanterr.formats.reading import Reader
 from quanterr.metrics.sums import RowSums, Sums, as_float
@@ -20,10 +20,10 @@ from quanterr.selection.roles import role_of, unify_numbers
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
 from quanterr.util.text import count, listed
 
-# Matrices that may rightly be zero: those that training starts at zero, and never changes where it does not reach
-# (LoRA's second matrix, ControlNet's zero convolutions), and the types of tokens in models that have no types.
+# Matrices that may rightly be zero: those that are zero at the start of training and that training may not reach
+# (LoRA's second matrix, ControlNet's zero convolutions), and the embedding of token types in models without types.
 MAY_BE_ZERO = re.compile(r"lora_(?:B|up)\b|(?<![^\W_])zero_|token_type")
-LISTED = 8  # most experts to list by number
+MAX_LISTED_EXPERTS = 8
 
 
 def is_learned_matrix(pair: Pair) -> bool:
@@ -34,7 +34,7 @@ def is_learned_matrix(pair: Pair) -> bool:
     return min(pair.original.matrix) > 1 and _is_learned(unify_numbers(pair.name))
 
 
-@lru_cache(maxsize=1 << 12)  # the same in all blocks and experts
+@lru_cache(maxsize=1 << 12)  # names without numbers repeat in all blocks and experts
 def _is_learned(name: str) -> bool:
     role = role_of(name)
     if role == "norm" or name.endswith("bias"):
@@ -43,7 +43,7 @@ def _is_learned(name: str) -> bool:
 
 
 def is_kept(sums: Sums | RowSums) -> bool:
-    """Return True if both sides have about the same values: otherwise other findings say how they differ."""
+    """Return True if both sides have about the same values; otherwise other findings report their difference."""
     return 2 * sums.e_sq < sums.x_sq
 
 
@@ -51,11 +51,11 @@ class ConstantWeights:
     """Collector of matrices that are zero, or may be constant, on both sides."""
 
     def __init__(self, alone: bool = False) -> None:
-        """Start without matrices; ``alone``: both sides are one checkpoint, which was not compared with another."""
+        """Start without matrices; ``alone`` is True if a single checkpoint is examined, which then is both sides."""
         self._alone = alone
         self._zero: dict[int, tuple[Pair, list[int]]] = {}  # by number: pair, and the matrices of a stack if not all
         self._suspects: dict[int, Pair] = {}
-        self._filled: set[tuple[int, ...]] = set()  # shapes of which a matrix holds different values
+        self._filled: set[tuple[int, ...]] = set()  # shapes of matrices that hold different values
 
     def add(self, number: int, pair: Pair, sums: Sums) -> bool:
         """Add a learned matrix; return True if it is, or may be, a single value."""
@@ -65,11 +65,11 @@ class ConstantWeights:
             if sums.exact:
                 self._zero[number] = pair, []
             return True
-        if abs(as_float(sums.x)) >= (1 - TINY) * sums.n * sums.x_max:
+        if abs(as_float(sums.x)) >= (1 - FLOAT32_TOLERANCE) * sums.n * sums.x_max:
             if is_kept(sums):
                 self._suspects[number] = pair
             return True
-        if zero := [n for n, one in sums.matrices.items() if not one.x_sq and not one.e_max]:
+        if zero := [n for n, row_sums in sums.matrices.items() if not row_sums.x_sq and not row_sums.e_max]:
             self._zero[number] = pair, sorted(zero)
         self._filled.add(pair.original.shape)
         return False
@@ -80,15 +80,19 @@ class ConstantWeights:
         labels = [(pair, pair.name + _list_experts(experts)) for pair, experts in zero]
         suspects = [self._suspects[number] for number in sorted(self._suspects)]
         constant = [(pair, pair.name) for pair in _keep_constant(suspects, reader)]
-        for what, found in (("zero", labels), ("a single value", constant)):
+        for what, labelled in (("zero", labels), ("a single value", constant)):
             for severity in ("warning", "info"):
-                same = [one for one in found if (one[0].original.shape in self._filled) == (severity == "warning")]
+                same = [
+                    matrix
+                    for matrix in labelled
+                    if (matrix[0].original.shape in self._filled) == (severity == "warning")
+                ]
                 if same:
                     yield self._report(what, severity, same)
 
-    def _report(self, what: str, severity: str, found: Sequence[tuple[Pair, str]]) -> Finding:
+    def _report(self, what: str, severity: str, labelled: Sequence[tuple[Pair, str]]) -> Finding:
         """Report matrices, given with their labels."""
-        pairs, labels = zip(*found, strict=True)
+        pairs, labels = zip(*labelled, strict=True)
         where, whose = ("", "the checkpoint") if self._alone else (" on both sides", "the original")
         message = (
             f"{count(len(pairs), 'weight')} {'is' if len(pairs) == 1 else 'are'} {what} throughout{where}: "
@@ -105,8 +109,10 @@ def _list_experts(numbers: Sequence[int]) -> str:
     """Return a suffix with the numbers of the matrices of a stack; empty if there are none."""
     if not numbers:
         return ""
-    more = ", …" if len(numbers) > LISTED else ""
-    return f" ({'expert' if len(numbers) == 1 else 'experts'} {', '.join(map(str, numbers[:LISTED]))}{more})"
+    more = ", …" if len(numbers) > MAX_LISTED_EXPERTS else ""
+    return (
+        f" ({'expert' if len(numbers) == 1 else 'experts'} {', '.join(map(str, numbers[:MAX_LISTED_EXPERTS]))}{more})"
+    )
 
 
 def _keep_constant(pairs: Iterable[Pair], reader: Reader) -> Iterator[Pair]:

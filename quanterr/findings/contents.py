@@ -1,4 +1,4 @@
-"""What checks are told: what is known of one checkpoint, of a comparison of two, and of a weight."""
+"""The arguments of checks: the contents of one checkpoint, a comparison of two, and a compared weight."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ class Stored(NamedTuple):
     name: str  # as reports call it: in a comparison the original's name
     weight: Weight
     parts: Sequence[Entry]  # entries beside the codes
-    has_shape: bool = True  # False: its files do not show its shape, and no original does
+    has_shape: bool = True  # False if only an original could show its shape, and there is none
 
     @property
     def is_left(self) -> bool:
-        """Whether it is a matrix stored as plain numbers."""
+        """Whether it is a matrix that is not quantized."""
         return self.weight.encoding == "floats" and len(self.weight.shape) == 2 and self.weight.name.endswith(".weight")
 
 
@@ -39,7 +39,7 @@ class Contents:
     pairing: Pairing
     side: str = "quantized"
     other: Checkpoint | None = None  # the other side; None for a checkpoint alone
-    # What a pass over all values of a checkpoint alone showed.
+    # Returns the findings of a pass over all values of a checkpoint alone.
     value_findings: Callable[[Reader], Iterable[Finding]] = lambda reader: ()
     reader: Reader = field(default_factory=Reader)
 
@@ -50,7 +50,7 @@ class Contents:
 
     @property
     def whose(self) -> str:
-        """The checkpoint, in messages: nothing for one alone, of which all messages are."""
+        """The words that name the side in messages; empty for a checkpoint alone, which all messages are about."""
         return "" if self.is_alone else f" of the {self.side} checkpoint"
 
     @property
@@ -60,17 +60,17 @@ class Contents:
 
     @property
     def labels(self) -> Labels:
-        """What its files declare."""
+        """The labels that its files declare."""
         return self.pairing.labels[self.side]
 
     @property
     def leftovers(self) -> list[Leftover]:
         """Its entries that belong to no pair."""
-        return [one for one in self.pairing.leftovers if one.side == self.side]
+        return [leftover for leftover in self.pairing.leftovers if leftover.side == self.side]
 
     @cached_property
     def stored(self) -> list[Stored]:
-        """Its weights that were recognized; in a comparison those that have a counterpart."""
+        """Its recognized weights; in a comparison only those that have a counterpart."""
         weights = ((pair, (pair.original, pair.quantized)[self.number]) for pair in self.pairing.pairs)
         return [
             Stored(pair.name, weight, pair.consumed[self.number], not self.is_alone or _shows_shape(weight))
@@ -79,7 +79,7 @@ class Contents:
 
     @cached_property
     def inputs(self) -> dict[str, Inputs]:
-        """The declared roundings of inputs by names of weights; for the quantized side."""
+        """The declared rounding of each weight's inputs, by the weight's name; only for the quantized side."""
         return find_declared_inputs(self.pairing, self.checkpoint.entries)
 
 
@@ -89,7 +89,7 @@ def _shows_shape(weight: Weight) -> bool:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison when its report is put together."""
+    """A finished comparison, from which its report is put together."""
 
     pairing: Pairing
     original: Contents
@@ -98,7 +98,7 @@ class Comparison:
     weight_findings: Sequence[Finding] = ()  # about the errors of compared weights
     changed_vectors: Sequence[str] = field(default=())  # 1-D tensors that differ by more than a conversion rounds
     has_blocks: bool = True  # whether the report groups layers by blocks
-    least_snr_db: float = 0.0  # of all weights that differ
+    min_snr_db: float = 0.0  # of all weights that differ
 
 
 class MeasuredWeight(NamedTuple):
@@ -106,5 +106,5 @@ class MeasuredWeight(NamedTuple):
 
     pair: Pair
     done: WeightResult
-    method: Method  # of its quantization, as far as it is known
-    scheme: Scheme | None  # that is declared for it
+    method: Method  # the method of its quantization, as far as it is known
+    scheme: Scheme | None  # the scheme that is declared for it

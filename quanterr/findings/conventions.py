@@ -1,4 +1,4 @@
-"""Readings that a convention prescribes, where another one fits the original better."""
+"""Weights that fit the original better if they are not decoded as their format's convention prescribes."""
 
 from collections.abc import Iterator, Sequence
 from math import log10
@@ -15,17 +15,17 @@ SMALLEST_ERROR = 1e-10  # relative errors below this are shown as 200 dB
 
 @check("wrong_convention", needs=RESULT, of=WEIGHTS)
 def check_conventions(weights: AllWeights) -> Iterator[Finding]:
-    """Report weights that fit another reading than the one that a convention prescribes, one finding per reading."""
-    found: dict[tuple[str, str], list[Pair]] = {}
+    """Report weights that fit the original better under another convention, with one finding per convention."""
+    contradicted: dict[tuple[str, str], list[Pair]] = {}
     for pair in weights.pairing.pairs:
         if pair.contradiction is not None:
-            found.setdefault(pair.contradiction[:2], []).append(pair)
-    for (prescribed, other), same in found.items():
-        names = [pair.name for pair in same]
-        errors = [pair.contradiction for pair in same if pair.contradiction is not None]
+            contradicted.setdefault(pair.contradiction[:2], []).append(pair)
+    for (prescribed, other), pairs in contradicted.items():
+        names = [pair.name for pair in pairs]
+        errors = [pair.contradiction for pair in pairs if pair.contradiction is not None]
         first, second = (
-            [-20 * log10(max(one, SMALLEST_ERROR)) for one in each]
-            for each in zip(*((one.prescribed_error, one.other_error) for one in errors), strict=True)
+            [-20 * log10(max(error, SMALLEST_ERROR)) for error in side_errors]
+            for side_errors in zip(*((error.prescribed_error, error.other_error) for error in errors), strict=True)
         )
         layer = names[0] if len(names) == 1 else None
         whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({listed(names, 3)})"

@@ -32,7 +32,7 @@ def check_declared(contents: Contents) -> Iterator[Finding]:
         return
     if declared.program is None or declared.program.name == "ModelSlim":  # ``ascend`` checks its description
         return
-    schemes = [(one, declared.of(one.weight.name)) for one in contents.stored]
+    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.stored]
     coded = [(one, scheme) for one, scheme in schemes if one.weight.has_codes]
     yield from _check_excluded(declared, coded)
     yield from _check_unnamed(declared, coded)
@@ -108,7 +108,7 @@ def list_left(contents: Contents) -> list[str]:
     declared = contents.labels.declarations
     if declared.program is None or declared.program.name == "ModelSlim":
         return []
-    schemes = [(one, declared.of(one.weight.name)) for one in contents.stored]
+    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.stored]
     return _find_left(declared, schemes) if any(one.weight.has_codes for one, _ in schemes) else []
 
 

@@ -18,11 +18,11 @@ from typing import NamedTuple
 from quanterr.checkpoints import GgufMetadata
 from quanterr.util.strict_json import JsonFields, JsonObject
 
-Computed = Callable[[JsonFields], float | None]  # from the other values, by the keys of config.json
+Computed = Callable[[JsonFields], float | None]  # computes a default from other values, by the keys of config.json
 
 
 class Default(NamedTuple):
-    """A key of GGUF metadata, and the value that llama.cpp assumes if it is absent; None if it cannot be told."""
+    """A key of GGUF metadata, and the value that llama.cpp assumes if it is absent; a function may return None."""
 
     key: str
     value: float | bool | str | Computed
@@ -83,17 +83,17 @@ ROPE_THETA: Mapping[str, float] = {
 
 def list_keys(architecture: str | None) -> Mapping[str, str]:
     """Return the keys of the metadata that only this architecture's code reads, by the keys of config.json."""
-    return {key: one.key for key, one in OF_ARCHITECTURE.get(architecture or "", {}).items()}
+    return {key: default.key for key, default in OF_ARCHITECTURE.get(architecture or "", {}).items()}
 
 
 def assume_for_gguf(metadata: GgufMetadata, declared: JsonFields) -> tuple[JsonObject, Mapping[str, str]]:
-    """Return the values that llama.cpp assumes for absent keys of a language model, and the facts in words."""
+    """Return the values that llama.cpp assumes for absent keys of a language model, and a text about each."""
     if not isinstance(declared.get("num_hidden_layers"), int):
         return {}, MappingProxyType({})
     rows = {**OF_LLAMA_CPP, "partial_rotary_factor": ROTATED_PART}
     rows |= OF_ARCHITECTURE.get(metadata.architecture or "", {})
     values: JsonObject = {}
-    said = {}
+    facts = {}
     for key, default in rows.items():
         name = f"{metadata.architecture}.{default.key}"
         if name in metadata.values:
@@ -101,12 +101,12 @@ def assume_for_gguf(metadata: GgufMetadata, declared: JsonFields) -> tuple[JsonO
         value = default.value(declared) if callable(default.value) else default.value
         if value is not None:
             shown = f"{value:.9g}" if isinstance(value, float) else str(value).lower()
-            values[key], said[key] = value, f"lacks {name}, so that llama.cpp takes {shown} for {key}"
-    return values, said
+            values[key], facts[key] = value, f"lacks {name}, so that llama.cpp takes {shown} for {key}"
+    return values, facts
 
 
 def assume_for_transformers(config: JsonFields) -> tuple[JsonObject, Mapping[str, str]]:
-    """Return the values that transformers assumes for absent keys, and the facts in words."""
+    """Return the values that transformers assumes for absent keys, and a text about each."""
     model = config.get("model_type")
     base = ROPE_THETA.get(model) if isinstance(model, str) else None
     if base is None or config.get("rope_theta") is not None or config.get("rope_parameters"):

@@ -5,7 +5,15 @@ from math import inf, isfinite, log10, sqrt
 
 from msgspec import Struct
 
-from quanterr.findings.limits import BIT_DB, DOUBLE_DB, ENOUGH, PEERS, SMALL_DB, TINY, WORST_DB
+from quanterr.findings.limits import (
+    BIT_DB,
+    DOUBLE_DB,
+    FLOAT32_TOLERANCE,
+    MAX_METHOD_LOSS_DB,
+    MIN_PEERS,
+    MIN_VALUES,
+    SMALL_DB,
+)
 from quanterr.formats import Weight, find_rows
 from quanterr.metrics.sums import Sums, as_float, ratio
 from quanterr.pairing.model import Pair
@@ -34,12 +42,12 @@ class Figures(Struct, frozen=True, gc=False):
     @property
     def is_peaked(self) -> bool:
         """True if the largest element holds so much of the energy of x that other numbers are about it alone."""
-        return self.peak > 1 / PEERS
+        return self.peak > 1 / MIN_PEERS
 
     @property
     def is_of_few(self) -> bool:
         """True if about ENOUGH elements, or fewer, may hold all the energy of x: rounding these has a factor, too."""
-        return self.peak > 1 / ENOUGH
+        return self.peak > 1 / MIN_VALUES
 
     @property
     def gains(self) -> bool:
@@ -66,7 +74,7 @@ class Figures(Struct, frozen=True, gc=False):
     @property
     def doubt(self) -> float:
         """Relative error of ``factor``: the true one is between the regressions of y on x and of x on y."""
-        return 1 - self.cosine**2 + TINY
+        return 1 - self.cosine**2 + FLOAT32_TOLERANCE
 
     @property
     def low(self) -> bool:
@@ -86,7 +94,7 @@ def bits_of_weight(weight: Weight) -> int:
 
 def level_of(bits: int) -> float:
     """Return the SNR in dB that correct weights of this many bits reach."""
-    return min(BIT_DB * bits - WORST_DB, MOST_DB)
+    return min(BIT_DB * bits - MAX_METHOD_LOSS_DB, MOST_DB)
 
 
 def gain_of(bits: int) -> float:

@@ -9,24 +9,24 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.error_figures import bits_of, level_of, ratio_db
 from quanterr.findings.limits import (
-    ALIKE,
-    APART,
     BIT_DB,
     DOUBLE_DB,
-    ENOUGH,
-    FEW,
+    FACTOR_TOLERANCE,
     FINE_DB,
-    MANY,
+    FLOAT32_TOLERANCE,
+    MAJOR_SHARE,
+    MAX_METHOD_LOSS_DB,
+    MIN_PEERS,
+    MIN_VALUES,
+    MINOR_SHARE,
+    MISMATCH_FACTOR,
     NEAR_DB,
-    PEERS,
+    NEGLIGIBLE_SHARE,
     RANDOM_DB,
     SLIGHT_DB,
     SMALL_DB,
-    TINY,
-    TRACE,
-    WORST_DB,
 )
-from quanterr.findings.methods import PLAIN, Method
+from quanterr.findings.methods import ROUNDING, Method
 from quanterr.formats import find_rows
 from quanterr.kernel.levels import SUBNORMAL, Levels
 from quanterr.metrics.attainable import Attainable, BadRegion, level
@@ -60,7 +60,7 @@ def has_usual_excess(pair: Pair, done: WeightResult, method: Method) -> bool:
     found = done.attainable
     if found is None or not _shows_all(pair, done, found):
         return False
-    return found.weighted_excess_db <= method.most_db
+    return found.weighted_excess_db <= method.max_loss_db
 
 
 def is_repairable(pair: Pair, done: WeightResult) -> bool:
@@ -91,7 +91,7 @@ def rounds_one_way(done: WeightResult) -> bool:
 def fits_signed_scales(done: WeightResult) -> bool:
     """Return True if the codes fit the signs of their scales, which AutoRound and ggml's Q4_0 may write negative."""
     found = done.attainable
-    if found is None or found.excess_db >= WORST_DB or found.snr_db <= 0:
+    if found is None or found.excess_db >= MAX_METHOD_LOSS_DB or found.snr_db <= 0:
         return False
     return not any(part.factor < 0 for part in found.parts)
 
@@ -99,11 +99,17 @@ def fits_signed_scales(done: WeightResult) -> bool:
 def is_better_than_rounding(pair: Pair, done: WeightResult) -> bool:
     """Return True if the errors are far below rounding errors: the original holds the values of the codes."""
     found, sums = done.attainable, done.sums
-    if found is None or found.rounding is None or sums.n < ENOUGH**2 or pair.original.has_codes or not sums.x_nonzero:
+    if (
+        found is None
+        or found.rounding is None
+        or sums.n < MIN_VALUES**2
+        or pair.original.has_codes
+        or not sums.x_nonzero
+    ):
         return False
     if bits_of(pair) < NIBBLE:
         return False
-    few_errors = found.rounding * sums.n / sums.x_nonzero < MANY * EVEN
+    few_errors = found.rounding * sums.n / sums.x_nonzero < MAJOR_SHARE * EVEN
     return few_errors and found.snr_db > _best_db(pair)
 
 
@@ -127,7 +133,7 @@ def check_excess(weight: MeasuredWeight) -> Iterator[Finding]:
     """Report a weight, or the worst of its parts, with more error than its scales allow, and values that they clip."""
     pair, done, method, _ = weight
     found = done.attainable
-    if found is None or found.n < ENOUGH or level(found.x_sq, found.e_sq) > FINE_DB:
+    if found is None or found.n < MIN_VALUES or level(found.x_sq, found.e_sq) > FINE_DB:
         return
     rounded = _classify_rounding(done, found)
     severity, part = _rate_weight(pair, found, method, rounded), _choose_part(pair, found, method)
@@ -147,24 +153,24 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
     excess = found.weighted_excess_db
     if found.excess_db <= SLIGHT_DB:
         return None
-    if rounded == ONE_WAY and excess > PLAIN.most_db:
+    if rounded == ONE_WAY and excess > ROUNDING.max_loss_db:
         return "warning"  # no method truncates
     if method.learns and rounded is None and excess > NEAR_DB:
         return "warning"  # a method that learns takes one of the two codes around each value
     if rounded == AT_RANDOM and not method.by_importance:
         is_declared = method.learns or method.compensates
         # Rounding at random costs 3 dB, either code 6. GPTQ costs more than 5 only with codes that are further away.
-        least = PLAIN.most_db if is_declared else RANDOM_DB
-        return "warning" if least <= excess <= WORST_DB else "info"
-    if not method.is_nearest and excess <= method.most_db:
+        least = ROUNDING.max_loss_db if is_declared else RANDOM_DB
+        return "warning" if least <= excess <= MAX_METHOD_LOSS_DB else "info"
+    if not method.is_nearest and excess <= method.max_loss_db:
         return "info"
-    off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * FEW
+    off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * MINOR_SHARE
     undone = method.folded and not method.may_compensate  # factors of rows and columns cost 0.7 dB if they are inexact
-    if excess > (PLAIN.most_db if off else WORST_DB):
+    if excess > (ROUNDING.max_loss_db if off else MAX_METHOD_LOSS_DB):
         return "error" if rounded is None and not (method.learns or method.may_compensate) else "warning"
     return (
         "warning"
-        if excess > (DOUBLE_DB if off or undone or _must_be_nearest(pair, found, method) else method.most_db)
+        if excess > (DOUBLE_DB if off or undone or _must_be_nearest(pair, found, method) else method.max_loss_db)
         else "info"
     )
 
@@ -197,13 +203,13 @@ REMEDIES = {  # of weights that may be sound
 def _classify_rounding(done: WeightResult, found: Attainable) -> str | None:
     """Return how values were rounded to one of the two codes around them; None if other codes occur."""
     sums = done.sums
-    if found.beyond_sq > TRACE * found.e_sq or not sums.e_sq or not sums.x_sq:
+    if found.beyond_sq > NEGLIGIBLE_SHARE * found.e_sq or not sums.e_sq or not sums.x_sq:
         return None
     if found.excess_db < DOUBLE_DB - SLIGHT_DB:
         return NEARLY
     of_factor = ratio(as_float(sums.xy - sums.x_sq), sqrt(as_float(sums.x_sq)) * sqrt(as_float(sums.e_sq))) ** 2
     of_mean = ratio(as_float(sums.e), sqrt(sums.n) * sqrt(as_float(sums.e_sq))) ** 2
-    return AT_RANDOM if max(of_factor, of_mean) < FEW else ONE_WAY
+    return AT_RANDOM if max(of_factor, of_mean) < MINOR_SHARE else ONE_WAY
 
 
 def _off_pct(found: Attainable) -> float:
@@ -266,7 +272,7 @@ def _rate_part(pair: Pair, found: Attainable, part: BadRegion, method: Method) -
     explains them; undone factors, which are known only as well as codes of few bits show them, unless a norm has them:
     columns with another factor then mean that it is off; and values so small that their scale has few bits left.
     """
-    of_codes = BIT_DB if found.excess_db > SLIGHT_DB or method.by_importance else PLAIN.most_db
+    of_codes = BIT_DB if found.excess_db > SLIGHT_DB or method.by_importance else ROUNDING.max_loss_db
     small = _lost_db(part) < (DOUBLE_DB if part.apart else of_codes)
     piled_up = method.compensates and part.kind == "column" and not isfinite(part.factor)
     given_up = method.by_importance and part.kind != "row" and part.is_scattered
@@ -285,7 +291,7 @@ def _is_rounded_afterwards(pair: Pair, part: BadRegion) -> bool:
         return any(name.endswith(role) for name in pair.quantized.parts)
 
     if has(NESTED):
-        return part.kind == "tile" and 1 / APART < part.factor < APART
+        return part.kind == "tile" and 1 / MISMATCH_FACTOR < part.factor < MISMATCH_FACTOR
     if part.apart:
         return False
     # A scale and a minimum that are rounded to BF16 move codes of 8 bits by half a step each: 11.1 dB.
@@ -318,8 +324,8 @@ def _describe_part(part: BadRegion) -> str:
     if part.snr_db == -inf:
         return f"{_name_part(part)}: values that are not zero, where the original has only zeros"
     how = ""
-    if isfinite(part.factor) and abs(part.factor - 1) > ALIKE:
-        how = ", all zero" if abs(part.factor) < TINY else f", {part.factor:.3g} times the original's"
+    if isfinite(part.factor) and abs(part.factor - 1) > FACTOR_TOLERANCE:
+        how = ", all zero" if abs(part.factor) < FLOAT32_TOLERANCE else f", {part.factor:.3g} times the original's"
     allowed = _describe_limit(part.attainable_db)
     return f"{_name_part(part)}: {part.snr_db:.1f} dB at worst{how}; their scales allow {allowed}"
 
@@ -392,7 +398,7 @@ def _clips(pair: Pair, found: Attainable) -> bool:
     The scales with the least error clip the tail, and the clipped values may make most of the remaining error. If the
     share of values beyond t falls as t^-k, clipping costs 10·log10(1 + 2 / (k - 2)) dB.
     """
-    few = found.clipped <= PEERS and found.n < pair.quantized.n
+    few = found.clipped <= MIN_PEERS and found.n < pair.quantized.n
     if not found.clipped or few or found.snr_db > FINE_DB:
         return False
     levels = pair.quantized.levels
@@ -415,7 +421,7 @@ def allowed_overshoot(levels: Levels | None) -> float:
     """
     if levels is None or not levels.mantissa:
         return OVERSHOOT
-    return max(OVERSHOOT, 1 + TRACE - levels.highest / 2.0 ** ceil(log2(levels.highest)))
+    return max(OVERSHOOT, 1 + NEGLIGIBLE_SHARE - levels.highest / 2.0 ** ceil(log2(levels.highest)))
 
 
 def _clips_by_design(pair: Pair) -> bool:

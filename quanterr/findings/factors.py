@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from math import isfinite, log, log2
 
-from quanterr.findings.limits import ALIKE
+from quanterr.findings.limits import FACTOR_TOLERANCE
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.lazy_torch import Tensor
 from quanterr.util.text import count
 
-# Largest codes: scales are computed from them, so a step that omits or repeats one is off by exactly this factor.
-LARGEST = {
+# The largest codes of formats. Scales are computed from them, so a quantizer that omits this factor or applies it twice
+# is wrong by exactly this number.
+LARGEST_CODES = {
     448.0: "the largest FP8 E4M3 number",
     57344.0: "the largest FP8 E5M2 number",
     240.0: "the largest FP8 E4M3 FNUZ number",
@@ -22,7 +23,7 @@ LARGEST = {
     2688.0: "448 · 6, from the second scale of NVFP4",
 }
 # The factor as a power of the stored scale → what happened to the scale.
-POWERS = {
+SCALE_POWERS = {
     0.5: "scales are applied twice, or stored squared",
     2.0: "scales are stored as their inverse",
     1.0: "scales are applied to values that already include them",
@@ -34,32 +35,32 @@ def explain_factor(
     scales: ScaleStatistics | None,
     others: Iterable[float] = (),
     is_unscaled: bool = False,
-    doubt: float = ALIKE,
+    doubt: float = FACTOR_TOLERANCE,
 ) -> str:
     """Return what y = factor · x suggests, as the end of a sentence; empty if nothing fits.
 
     Args:
         factor: y divided by x.
         scales: statistics of the stored scales.
-        others: the factors of all weights that one factor corrects: an accident makes few of them powers of two.
+        others: the factors of all weights that one factor corrects; by chance, few of them are powers of two.
         is_unscaled: whether the codes are those of a scaled format, but no scale is stored.
-        doubt: relative error of ``factor``: a number further away does not explain it.
+        doubt: relative error of ``factor``; a number that differs by more does not explain it.
     """
     if is_unscaled:
         return ": no scale is stored for it; the real scale was dropped"
     if factor < 0:
-        return ": the sign is inverted" if _near(-factor, 1, ALIKE) else ": the sign is inverted as well"
-    one = scales.low if scales and scales.low == scales.high and isfinite(scales.low) and scales.low > 0 else None
-    if one == 1:
+        return ": the sign is inverted" if _is_near(-factor, 1, FACTOR_TOLERANCE) else ": the sign is inverted as well"
+    scale = scales.low if scales and scales.low == scales.high and isfinite(scales.low) and scales.low > 0 else None
+    if scale == 1:
         return ": the stored scale is 1; the real scale was dropped"
-    if one is not None and not _near(one, 1, ALIKE):
-        for power, description in POWERS.items():
-            if _near(factor, one**power, doubt):
+    if scale is not None and not _is_near(scale, 1, FACTOR_TOLERANCE):
+        for power, description in SCALE_POWERS.items():
+            if _is_near(factor, scale**power, doubt):
                 return f": {description}"
-    number = min(LARGEST, key=lambda number: abs(abs(log(factor)) - log(number)) if factor else 0.0)
-    if _near(factor, number, doubt) or _near(factor, 1 / number, doubt):
-        return f": {number:g}, {LARGEST[number]}, was omitted or applied twice"
-    if _is_power(factor, doubt) and all(_is_power(other, ALIKE) for other in others):
+    number = min(LARGEST_CODES, key=lambda number: abs(abs(log(factor)) - log(number)) if factor else 0.0)
+    if _is_near(factor, number, doubt) or _is_near(factor, 1 / number, doubt):
+        return f": {number:g}, {LARGEST_CODES[number]}, was omitted or applied twice"
+    if _is_power(factor, doubt) and all(_is_power(other, FACTOR_TOLERANCE) for other in others):
         return ": a power of two, as a wrong exponent produces"
     return ""
 
@@ -75,28 +76,28 @@ def explain_factors(factors: Tensor, stored: Tensor) -> str:
     if not usable:
         return ""
     f, s = factors.log(), stored.log()
-    if float(s.std()) < ALIKE:
+    if float(s.std()) < FACTOR_TOLERANCE:
         return f": every stored scale is {float(stored[0]):.4g}; the real scales were dropped"
-    for power, description in POWERS.items():
-        if _all_near(f, power * s):
+    for power, description in SCALE_POWERS.items():
+        if _is_median_near(f, power * s):
             return f": {description}"
     right = s - f
     for by in (1, -1, len(s) // 2):
-        if _all_near(right, s.roll(by)):
+        if _is_median_near(right, s.roll(by)):
             return f": each scale belongs {count(abs(by), 'place')} {'later' if by > 0 else 'earlier'}"
     return ""
 
 
 def _is_power(factor: float, doubt: float) -> bool:
     """Return True for a power of two, other than 1."""
-    return factor > 0 and round(log2(factor)) != 0 and _near(factor, 2.0 ** round(log2(factor)), doubt)
+    return factor > 0 and round(log2(factor)) != 0 and _is_near(factor, 2.0 ** round(log2(factor)), doubt)
 
 
-def _all_near(a: Tensor, b: Tensor) -> bool:
+def _is_median_near(a: Tensor, b: Tensor) -> bool:
     """Return True if the median difference of two tensors of logarithms is small."""
-    return float((a - b).abs().median()) < ALIKE
+    return float((a - b).abs().median()) < FACTOR_TOLERANCE
 
 
-def _near(a: float, b: float, doubt: float) -> bool:
-    """Return True if two positive numbers are equal but for a relative error."""
+def _is_near(a: float, b: float, doubt: float) -> bool:
+    """Return True if two positive numbers are equal within the relative error ``doubt``."""
     return a > 0 and b > 0 and abs(log(a) - log(b)) < doubt

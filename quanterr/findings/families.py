@@ -1,7 +1,7 @@
 """The loaders of quantized checkpoints, by families of formats and by the quant_methods of config.json.
 
-A family has the formats that the same loaders read. Formats that are in none describe themselves: GGUF, the files of
-exllama, layouts of ComfyUI.
+A family has the formats that the same loaders read. Formats in no family need no quant_method, as their files describe
+them: GGUF, the files of exllama, layouts of ComfyUI.
 """
 
 from typing import NamedTuple
@@ -9,18 +9,25 @@ from typing import NamedTuple
 from quanterr.advice.runtimes import OF_COMFYUI
 
 MLX = "MLX"
-OF_OWN_TENSORS = ("bitsandbytes", "GPTQ", "AWQ", "HQQ", "quanto", "torchao")  # families: only their loaders read them
+EXCLUSIVE_FAMILIES = (
+    "bitsandbytes",
+    "GPTQ",
+    "AWQ",
+    "HQQ",
+    "quanto",
+    "torchao",
+)  # families: only their loaders read them
 
 
-def _words(text: str) -> frozenset[str]:
+def _split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 # Formats that ComfyUI reads by their labels.
-OF_COMFY = OF_COMFYUI - {"int4_tensorwise"}
+COMFYUI_FORMATS = OF_COMFYUI - {"int4_tensorwise"}
 
 
-OF_ANY_PROGRAM = _words("fp8_tensor fp8_row int8_tensor int8_row")  # plain codes with a scale: easy to read
+COMMON_FORMATS = _split_words("fp8_tensor fp8_row int8_tensor int8_row")  # plain codes with a scale: easy to read
 
 
 class Family(NamedTuple):
@@ -29,15 +36,17 @@ class Family(NamedTuple):
     name: str
     formats: frozenset[str]
     methods: frozenset[str] = frozenset()  # empty: several loaders read such tensors
-    tensors: str = ""  # families with the same have the same names of tensors: a loader of the other refuses the shapes
-    has_own: bool = False  # the file describes them itself, in its header or in tensors
+    tensors: str = ""  # families with an equal value name tensors alike, so the loader of another refuses their shapes
+    has_own: bool = False  # the file describes its weights itself, in its header or in tensors
 
 
 def _make_family(name: str, formats: str, methods: str = "", tensors: str = "", has_own: bool = False) -> Family:
-    return Family(name, _words(formats), _words(methods), tensors, has_own)
+    return Family(name, _split_words(formats), _split_words(methods), tensors, has_own)
 
 
-SEVERAL = _words("auto-round auto_round intel/auto-round inc ipex moe_wna16 rtn")  # methods with layouts of others
+MULTI_LAYOUT_METHODS = _split_words(
+    "auto-round auto_round intel/auto-round inc ipex moe_wna16 rtn"
+)  # methods with layouts of others
 FAMILIES = (
     _make_family("bitsandbytes", "bnb_nf4 bnb_fp4 bnb_int8", "bitsandbytes bitsandbytes_4bit bitsandbytes_8bit"),
     _make_family(
@@ -81,27 +90,29 @@ FAMILIES = (
 )
 # Other methods that some loader knows: transformers' AUTO_QUANTIZER_MAPPING, vLLM's and SGLang's QUANTIZATION_METHODS,
 # diffusers' and those of programs that have formats of their own.
-OTHER_METHODS = _words(
+OTHER_METHODS = _split_words(
     "aqlm autoawq bitnet blockwise_int8 deepspeedfp eetq exl2 exl3 experts_int8 fbgemm_fp8 finegrained_fp8 "
     "fouroversix fp8 fp_quant gemma gguf higgs hqq humming int8 metal mlx modelopt modelopt_fp4 modelopt_fp8 "
     "modelopt_mixed modelopt_mxfp8 mx mxfp4 mxfp6 mxfp8 nunchaku nvfp4 nvidia petit_nvfp4 prism "
     "ptpc_fp8 qoq qserve quanto quark quartet quip quip# quip_sharp sdnq smoothquant spinquant spqr svdquant "
     "torchao tpu_int8 vptq w4a8_awq w8a8_fp8 w8a8_int8"
 )
-KNOWN = OTHER_METHODS.union(SEVERAL, *(family.methods for family in FAMILIES))
-OF_OTHERS = frozenset[str]().union(*(family.methods for family in FAMILIES if family.name in OF_OWN_TENSORS))
+KNOWN_METHODS = OTHER_METHODS.union(MULTI_LAYOUT_METHODS, *(family.methods for family in FAMILIES))
+EXCLUSIVE_METHODS = frozenset[str]().union(
+    *(family.methods for family in FAMILIES if family.name in EXCLUSIVE_FAMILIES)
+)
 # Formats of scaled codes that the loaders of a method read, where these are not all:
 # vllm-project/vllm model_executor/layers/quantization/fp8.py Fp8LinearMethod.create_weights, and what the names say.
-OF_METHOD = {
-    "fp8": _words("fp8_tensor fp8_row fp8_block mxfp8 nvfp4"),
-    "w4afp8": _words("fp8_tensor fp8_row fp8_block"),
-    "mxfp8": _words("mxfp8"),
-    "w8a8_int8": _words("int8_tensor int8_row int8_block"),
-    "blockwise_int8": _words("int8_block"),
+FORMATS_BY_METHOD = {
+    "fp8": _split_words("fp8_tensor fp8_row fp8_block mxfp8 nvfp4"),
+    "w4afp8": _split_words("fp8_tensor fp8_row fp8_block"),
+    "mxfp8": _split_words("mxfp8"),
+    "w8a8_int8": _split_words("int8_tensor int8_row int8_block"),
+    "blockwise_int8": _split_words("int8_block"),
 }
 INVERSE, COMPRESSED = "_scale_inv", "compressed-tensors"  # the end of a scale's name; a method that does not write it
 # Settings that quant_method bitsandbytes needs or forbids: transformers' AutoHfQuantizer.supports_quant_method.
-LOADS = {
+BNB_SETTINGS = {
     "bnb_nf4": ("load_in_4bit", "load_in_8bit"),
     "bnb_fp4": ("load_in_4bit", "load_in_8bit"),
     "bnb_int8": ("load_in_8bit", "load_in_4bit"),

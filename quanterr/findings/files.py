@@ -13,12 +13,12 @@ from quanterr.findings.contents import Contents
 from quanterr.util.text import count, display, listed
 
 NOTE = "nonstandard_file"
-LEFT = "left_unquantized"
-UNREAD, FALLBACK = "unread_weights", "fallback_recipe"
+LEFT_UNQUANTIZED = "left_unquantized"
+UNREAD_WEIGHTS, FALLBACK = "unread_weights", "fallback_recipe"
 MAX_NOTES = 20
 
 
-@check(NOTE, LEFT, FALLBACK, needs=HEADERS, of=EACH)
+@check(NOTE, LEFT_UNQUANTIZED, FALLBACK, needs=HEADERS, of=EACH)
 def check_notes(contents: Contents) -> Iterator[Finding]:
     """Report the notes about a checkpoint's files, or about a recipe."""
     yield from report_notes(contents.checkpoint)
@@ -27,9 +27,9 @@ def check_notes(contents: Contents) -> Iterator[Finding]:
 def report_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report the notes made when the files were opened.
 
-    A recipe's notes name the weights that it cannot store; weights that its fallback stores are reported too.
+    A recipe's notes name the weights that it cannot store. Weights that its fallback recipe stores are reported too.
     """
-    code = LEFT if checkpoint.kind == RECIPE else NOTE
+    code = LEFT_UNQUANTIZED if checkpoint.kind == RECIPE else NOTE
     for note in checkpoint.notes[:MAX_NOTES]:
         yield make_finding(code, "warning", None, note)
     if more := checkpoint.notes[MAX_NOTES:]:
@@ -39,25 +39,25 @@ def report_notes(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _report_fallbacks(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Report each recipe of a virtual checkpoint that stores weights by its fallback."""
+    """Report the weights that a recipe's fallback stores, with one finding for each recipe and fallback."""
     from quanterr.recipes.quantized_file import QuantizedFile  # a comparison of files needs no recipes
 
     files = (entry.file for entry in checkpoint.entries.values())
     fallen: dict[tuple[str, str], list[QuantizedFile]] = {}
     for file in (file for file in files if isinstance(file, QuantizedFile) and file.fell_back):
         fallen.setdefault((file.wanted.name, file.recipe.name), []).append(file)
-    for (wanted, stored), own in fallen.items():
-        names = listed([file.weight for file in own], 3)
-        columns = " or ".join(f"{n:,}" for n in sorted({file.source.cols for file in own}))
-        verb = "is" if len(own) == 1 else "are"
+    for (wanted, stored), fallbacks in fallen.items():
+        names = listed([file.weight for file in fallbacks], 3)
+        columns = " or ".join(f"{n:,}" for n in sorted({file.source.cols for file in fallbacks}))
+        verb = "is" if len(fallbacks) == 1 else "are"
         message = (
-            f"{wanted}: {count(len(own), 'weight')} {verb} stored as {stored}, as llama-quantize does: {names} "
+            f"{wanted}: {count(len(fallbacks), 'weight')} {verb} stored as {stored}, as llama-quantize does: {names} "
             f"({columns} columns do not fill blocks of {wanted})"
         )
         yield make_finding(FALLBACK, "info", None, message)
 
 
-@check(UNREAD, needs=HEADERS, of=EACH)
+@check(UNREAD_WEIGHTS, needs=HEADERS, of=EACH)
 def check_unread(contents: Contents) -> Iterator[Finding]:
     """Report weight files in the folder that were not read, unless the other side reads them.
 
@@ -66,22 +66,22 @@ def check_unread(contents: Contents) -> Iterator[Finding]:
     checkpoint, other = contents.checkpoint, contents.other
     read = {_resolve(file.path) for file in other.files} if other else set()
     unread = [
-        one for one in checkpoint.unread if checkpoint.folder and _resolve(checkpoint.folder / one.name) not in read
+        file for file in checkpoint.unread if checkpoint.folder and _resolve(checkpoint.folder / file.name) not in read
     ]
     if not unread:
         return
     where = display(checkpoint.path)
-    for file in (one for one in unread if one.differing):
+    for file in (file for file in unread if file.differing):
         message = (
             f"{where}: {display(file.name)}, which was not read, stores {count(len(file.differing), 'tensor')} of the "
             f"same name with another shape or size: {listed(list(file.differing), 3)}"
         )
         remedy = "remove the file, or compare it by its own path: some runtimes read it instead of the others"
-        yield make_finding(UNREAD, "warning", None, message, remedy, files=[file.name])
-    if others := [one.name for one in unread if not one.differing]:
+        yield make_finding(UNREAD_WEIGHTS, "warning", None, message, remedy, files=[file.name])
+    if others := [file.name for file in unread if not file.differing]:
         message = f"{where}: weight files in the same folder were not read: {listed(others, 3)}"
         remedy = "nothing, if they are for another runtime; otherwise a quantizer may have left them unchanged"
-        yield make_finding(UNREAD, "info", None, message, remedy, files=others)
+        yield make_finding(UNREAD_WEIGHTS, "info", None, message, remedy, files=others)
 
 
 def _resolve(place: object) -> str:

@@ -37,13 +37,13 @@ def check_labels(contents: Contents) -> Iterator[Finding]:
         message = f"the header{contents.whose} labels layers that are not stored: {listed(list(labels.orphans))}"
         yield make_finding("label_without_layer", "warning", None, message)
     if not contents.is_alone:  # alone, such a checkpoint is right: only its weights are not the original's
-        fused = find_fused_transforms(labels.config, [one.weight for one in contents.stored])
+        fused = find_fused_transforms(labels.config, [stored.weight for stored in contents.stored])
         if rotated := ", ".join(f"{display(each.group)} ({display(each.kind)})" for each in fused):
             message = f"config.json{contents.whose} declares rotations fused into its weights: {rotated}"
             remedy = "compare the checkpoint from before the rotations were fused, or use the rotated original"
             yield make_finding("rotated_weights", "error", None, message, remedy)
-    is_whole = all(one.bucket is Bucket.CONSUMED for one in contents.pairing.leftovers)
-    is_plain = contents.stored and is_whole and not any(one.weight.has_codes for one in contents.stored)
+    is_whole = all(leftover.bucket is Bucket.CONSUMED for leftover in contents.pairing.leftovers)
+    is_plain = contents.stored and is_whole and not any(stored.weight.has_codes for stored in contents.stored)
     if contents.side == "quantized" and labels.method and is_plain:
         message = f"the configuration declares {display(labels.method)}, but no weight is stored quantized"
         yield make_finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
@@ -56,7 +56,7 @@ def check_sides(comparison: Comparison) -> Iterator[Finding]:
     coded = sum(pair.original.has_codes and pair.original.n > 0 for pair in pairs)
     if coded and not any(pair.quantized.has_codes for pair in pairs):
         stores = f"the original stores {count(coded, 'weight')} quantized, the quantized checkpoint none"
-        if comparison.least_snr_db >= ROUNDED_DB:
+        if comparison.min_snr_db >= ROUNDED_DB:
             message = f"{stores}: it is the original's copy in floats, as dequantize writes it"
             yield make_finding("swapped_sides", "info", None, message)
             return
@@ -67,7 +67,7 @@ def check_sides(comparison: Comparison) -> Iterator[Finding]:
 @check("dummy_scale", needs=HEADERS, of=QUANTIZED)
 def check_unused_scales(contents: Contents) -> Iterator[Finding]:
     """Report scales of weights that are not quantized."""
-    if contents.is_alone and not any(one.weight.has_codes for one in contents.stored):
+    if contents.is_alone and not any(stored.weight.has_codes for stored in contents.stored):
         return  # what ends in scale is then an ordinary parameter
     if names := contents.pairing.names_with_unused_scale:
         layer = names[0] if len(names) == 1 else None
@@ -79,7 +79,7 @@ def check_unused_scales(contents: Contents) -> Iterator[Finding]:
 @check("computed_buffer", needs=HEADERS, of=EACH)
 def check_buffers(contents: Contents) -> Iterator[Finding]:
     """Report tensors that only one side stores, as the model computes them."""
-    if computed := [one.name for one in contents.leftovers if one.reason == COMPUTED]:
+    if computed := [leftover.name for leftover in contents.leftovers if leftover.reason == COMPUTED]:
         message = (
             f"only the {contents.side} checkpoint stores {count(len(computed), 'tensor')} that the model computes: "
             f"{listed(computed, 3)}; the stored values equal the computed ones"
@@ -103,7 +103,7 @@ def check_reordered(comparison: Comparison) -> Iterator[Finding]:
 def check_dropped_head(comparison: Comparison) -> Iterator[Finding]:
     """Report a stored output layer that loaders drop, as config.json ties it to the embedding."""
     leftovers = comparison.pairing.leftovers
-    tensors = [one.name for one in leftovers if (one.side, one.reason) == ("quantized", DROPPED)]
+    tensors = [leftover.name for leftover in leftovers if (leftover.side, leftover.reason) == ("quantized", DROPPED)]
     if not tensors:
         return
     head = tensors[0].rpartition(".")[0] + ".weight"  # the first tensor holds its elements
@@ -130,7 +130,7 @@ def check_omissions(comparison: Comparison) -> Iterator[Finding]:
 @check("fp8_without_scale", needs=HEADERS, of=QUANTIZED)
 def check_plain_casts(contents: Contents) -> Iterator[Finding]:
     """Report FP8 weights that are read without a scale."""
-    if casts := [one.name for one in contents.stored if one.weight.encoding == "cast"]:
+    if casts := [stored.name for stored in contents.stored if stored.weight.encoding == "cast"]:
         message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
         remedy = "if the model was quantized with scales, they are missing from this file"
         yield make_finding("fp8_without_scale", "info", None, message, remedy)
@@ -139,15 +139,17 @@ def check_plain_casts(contents: Contents) -> Iterator[Finding]:
 @check("codes_without_scale", needs=HEADERS, of=ALONE)
 def check_bare_codes(contents: Contents) -> Iterator[Finding]:
     """Report codes that no format takes for want of a scale."""
-    weights = [one.weight for one in contents.stored]
-    if bare := [one.name for one in weights if one.format == "verbatim" and one.codes.dtype in CODE_DTYPES]:
+    weights = [stored.weight for stored in contents.stored]
+    if bare := [weight.name for weight in weights if weight.format == "verbatim" and weight.codes.dtype in CODE_DTYPES]:
         yield make_finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
 
 
 @check("ambiguous_layout", needs=HEADERS, of=ALONE)
 def check_layouts_alone(contents: Contents) -> Iterator[Finding]:
     """Report the weights of one checkpoint that have more than one reading."""
-    yield from report_layouts((one.name, warning) for one in contents.stored for warning in one.weight.warnings)
+    yield from report_layouts(
+        (stored.name, warning) for stored in contents.stored for warning in stored.weight.warnings
+    )
 
 
 @check("ambiguous_layout", needs=HEADERS, of=BOTH)
@@ -199,7 +201,7 @@ def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
 def group_omissions(leftovers: Iterable[Leftover]) -> dict[tuple[str, str], list[str]]:
     """Return the names of tensors that a converter leaves to another file by its rules, by side and reason."""
     omitted: dict[tuple[str, str], list[str]] = {}
-    for one in leftovers:
-        if one.bucket is Bucket.FILTERED_OUT and one.reason != NOT_SELECTED:
-            omitted.setdefault((one.side, one.reason), []).append(one.name)
+    for leftover in leftovers:
+        if leftover.bucket is Bucket.FILTERED_OUT and leftover.reason != NOT_SELECTED:
+            omitted.setdefault((leftover.side, leftover.reason), []).append(leftover.name)
     return omitted

@@ -1,4 +1,4 @@
-"""What an importance matrix, or a sensitivity, says nothing about."""
+"""Weights that the importance matrix, or the sensitivity, does not cover."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import BOTH, HEADERS, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Comparison
-from quanterr.findings.limits import FEW
+from quanterr.findings.limits import MINOR_SHARE
 from quanterr.pairing.model import Pairing
 from quanterr.selection.roles import role_of
 from quanterr.util.text import count, listed
@@ -20,29 +20,29 @@ def check_importance(comparison: Comparison) -> Iterator[Finding]:
     covered = comparison.pairing.covered
     if covered is None:
         return
-    missing = [one.name for one in covered if one.uncovered is None]
+    missing = [weight.name for weight in covered if weight.uncovered is None]
     if len(missing) == len(covered):
         message = "the importance matrix names none of the compared weights"
         remedy = "pass the importance matrix that was made for this model"
         yield make_finding("importance_unmatched", "error", None, message, remedy)
     elif missing:
         yield _report_uncovered(comparison.pairing, missing)
-    partly = [one for one in covered if one.uncovered]
+    partly = [weight for weight in covered if weight.uncovered]
     if partly:
-        n = sum(one.uncovered or 0 for one in partly)
+        n = sum(weight.uncovered or 0 for weight in partly)
         message = (
             f"no activations for {count(n, 'expert')}, whose inputs are weighted equally: "
-            f"{listed([one.name for one in partly], 3)}"
+            f"{listed([weight.name for weight in partly], 3)}"
         )
         yield make_finding("importance_uncovered", "warning", None, message, experts=n)
 
 
 def _report_uncovered(plan: Pairing, missing: Sequence[str]) -> Finding:
-    """Report weights missing from the importance matrix: a warning if more than embeddings, head and a few others."""
+    """Report weights missing from the importance matrix: a warning if others than embeddings, head and a few are."""
     quantized = [pair for pair in plan.pairs if pair.quantized.has_codes and role_of(pair.name) not in NOT_COLLECTED]
     left = [pair for pair in quantized if pair.name in set(missing)]
     share = sum(pair.original.n for pair in left) / max(1, sum(pair.original.n for pair in quantized))
-    if max(share, len(left) / max(1, len(quantized))) > FEW:
+    if max(share, len(left) / max(1, len(quantized))) > MINOR_SHARE:
         message = (
             f"the importance matrix does not cover {len(left):,} of {count(len(quantized), 'quantized weight')}, "
             f"{share:.0%} of their elements: {listed([pair.name for pair in left], 3)}"

@@ -14,7 +14,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.error_figures import EXACT_DB, Figures
 from quanterr.findings.explanations import NEAR, UNDERFLOWS
 from quanterr.findings.factors import explain_factor
-from quanterr.findings.limits import ALIGNED, ALIKE, BIT_DB, DEVIATIONS, FINE_DB, PEERS
+from quanterr.findings.limits import ALIGNED_COSINE, BIT_DB, CHANCE_DEVIATIONS, FACTOR_TOLERANCE, FINE_DB, MIN_PEERS
 from quanterr.formats import find_rows
 from quanterr.formats.reading import Reader
 from quanterr.formats.shared.scale_statistics import ScaleStatistics
@@ -66,7 +66,7 @@ def detect_offset(pair: Pair, sums: Sums) -> float | None:
     if sums.n < 2 or not _is_norm(pair):
         return None
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
-    return round(mean) if abs(abs(mean) - 1) < ALIKE and square - mean * mean < ALIKE**2 else None
+    return round(mean) if abs(abs(mean) - 1) < FACTOR_TOLERANCE and square - mean * mean < FACTOR_TOLERANCE**2 else None
 
 
 def is_norm_of_ones(pair: Pair, sums: Sums) -> bool:
@@ -78,19 +78,23 @@ def is_norm_of_ones(pair: Pair, sums: Sums) -> bool:
 
 def find_common_factor(seen: Sequence[WeightSummary]) -> list[WeightSummary]:
     """Return the weights that seem to be off by one factor, the same for all; empty if there is none."""
-    off = [one for one in seen if one.figures and not one.ones and _is_multiple(one.figures)]
+    off = [weight for weight in seen if weight.figures and not weight.ones and _is_multiple(weight.figures)]
     if len(off) < 2 or len({one.figures.factor > 0 for one in off if one.figures}) > 1:
         return []
     logs = {one.number: log(abs(one.figures.factor)) for one in off if one.figures}
     middle = median(logs.values())
-    near = ALIKE if any(one.figures and one.figures.gains for one in off) else min(ALIKE, abs(middle))
+    near = (
+        FACTOR_TOLERANCE
+        if any(one.figures and one.figures.gains for one in off)
+        else min(FACTOR_TOLERANCE, abs(middle))
+    )
     alike = [one for one in off if abs(logs[one.number] - middle) < near]
     return alike if len(alike) >= max(2, len(off) / 2) else []
 
 
 def _is_multiple(figures: Figures) -> bool:
     """Return True if a weight is like its original times a factor."""
-    return (figures.gains or figures.is_scaled) and abs(figures.cosine) > ALIGNED
+    return (figures.gains or figures.is_scaled) and abs(figures.cosine) > ALIGNED_COSINE
 
 
 def report_common_factor(
@@ -101,7 +105,7 @@ def report_common_factor(
     after = min(one.figures.rescaled_db for one in alike if one.figures)
     before = min(one.figures.snr_db for one in alike if one.figures)
     scales = alike[0].scales if len({one.scales for one in alike}) == 1 else None
-    factors = [abs(one.figures.factor) for one in seen if one.figures and _is_multiple(one.figures)]
+    factors = [abs(weight.figures.factor) for weight in seen if weight.figures and _is_multiple(weight.figures)]
     is_cast = all(one.pair.quantized.encoding == "cast" for one in alike)
     explained = explain_factor(factor, scales, factors, is_cast, doubt)
     gained = "all are exact" if after == EXACT_DB else f"the worst has {after:.1f} dB"
@@ -141,18 +145,18 @@ class GroupOutlier(NamedTuple):
 def find_group_outliers(seen: Iterable[WeightSummary]) -> list[GroupOutlier]:
     """Return the weights whose SNR is far below the median of their format and role."""
     groups: dict[tuple[str, int, str], list[WeightSummary]] = {}
-    for one in seen:
-        if one.figures and len(one.pair.original.shape) > 1:
-            key = one.pair.quantized.format, one.figures.bits, role_of(one.pair.name)
-            groups.setdefault(key, []).append(one)
+    for weight in seen:
+        if weight.figures and len(weight.pair.original.shape) > 1:
+            key = weight.pair.quantized.format, weight.figures.bits, role_of(weight.pair.name)
+            groups.setdefault(key, []).append(weight)
     found = []
     for (_, _, role), group in groups.items():
         levels = [one.figures.snr_db for one in group if one.figures]
-        if len(group) <= PEERS:
+        if len(group) <= MIN_PEERS:
             continue
         middle = median(levels)
         spread = median(abs(level - middle) for level in levels)
-        limit = min(middle - max(BIT_DB, DEVIATIONS * spread), FINE_DB)
+        limit = min(middle - max(BIT_DB, CHANCE_DEVIATIONS * spread), FINE_DB)
         below = [(one, level) for one, level in zip(group, levels, strict=True) if level < limit]
         found += [GroupOutlier(one, level, middle, len(group), role) for one, level in below]
     return found
@@ -200,7 +204,11 @@ def _describe_outlier(one: GroupOutlier) -> str:
 @check("scale_constant", needs=RESULT, of=WEIGHTS)
 def check_constant_scales(weights: AllWeights) -> Iterator[Finding]:
     """Report weights whose scales are all 1."""
-    ones = [one for one in weights.seen if one.scales and one.scales.number and one.scales.low == one.scales.high == 1]
+    ones = [
+        weight
+        for weight in weights.seen
+        if weight.scales and weight.scales.number and weight.scales.low == weight.scales.high == 1
+    ]
     if ones:
         names = [one.pair.name for one in ones]
         message = f"every scale of {count(len(names), 'weight')} is 1: {listed(names, 3)}"
@@ -215,7 +223,7 @@ def check_norm_offsets(weights: AllWeights) -> Iterator[Finding]:
     If all norms of a kind differ in this way, a convention explains it (a warning); otherwise it is an error.
     """
     seen, pairs = weights.seen, weights.pairing.pairs
-    off = [one for one in seen if one.offset is not None]
+    off = [weight for weight in seen if weight.offset is not None]
     if not off:
         return
     like: dict[str, list[float | None]] = {}
@@ -279,13 +287,13 @@ def check_unquantized(weights: AllWeights) -> Iterator[Finding]:
     """
     explained = _find_explained(weights.pairing)
     coded = any(pair.quantized.has_codes for pair in weights.pairing.pairs)
-    copies = [one for one in weights.seen if one.copy and one.pair.name not in explained]
+    copies = [weight for weight in weights.seen if weight.copy and weight.pair.name not in explained]
     yield from _report_coarse_casts(copies)
     changed = [one for one in copies if one.copy == Copy.CHANGED and one.figures]
     if not changed:
         return
     of = len(copies) + sum(map(_is_unquantized, weights.same))
-    many = of > PEERS and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
+    many = of > MIN_PEERS and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
     worst = min(changed, key=lambda one: one.figures.snr_db if one.figures else inf)
     worst_db = worst.figures.snr_db if worst.figures else None
     names = [one.pair.name for one in changed]
@@ -300,10 +308,10 @@ def check_unquantized(weights: AllWeights) -> Iterator[Finding]:
 
 def _find_explained(pairing: Pairing) -> set[str]:
     """Return the names of weights whose change has a known reason: moved factors, corrected biases, codes in memory."""
-    folded = {one.source.rpartition(".")[0] for one in pairing.folded}
+    folded = {fold.source.rpartition(".")[0] for fold in pairing.folded}
     beside = {pair.name for pair in pairing.pairs if pair.name.rpartition(".")[0] in folded}
     decoded = {pair.name for pair in pairing.pairs if any(map(is_dequantized, pair.quantized_codes))}
-    return find_corrected_biases(pairing.pairs).union(beside, decoded, *(one.names for one in pairing.folded))
+    return find_corrected_biases(pairing.pairs).union(beside, decoded, *(fold.names for fold in pairing.folded))
 
 
 def _report_coarse_casts(copies: Iterable[WeightSummary]) -> Iterator[Finding]:

@@ -25,17 +25,17 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG, TIED
 from quanterr.findings.contents import Contents
 from quanterr.findings.families import (
+    BNB_SETTINGS,
+    COMFYUI_FORMATS,
+    COMMON_FORMATS,
     COMPRESSED,
+    EXCLUSIVE_METHODS,
     FAMILIES,
+    FORMATS_BY_METHOD,
     INVERSE,
-    KNOWN,
-    LOADS,
+    KNOWN_METHODS,
     MLX,
-    OF_ANY_PROGRAM,
-    OF_COMFY,
-    OF_METHOD,
-    OF_OTHERS,
-    SEVERAL,
+    MULTI_LAYOUT_METHODS,
     Family,
 )
 from quanterr.findings.structure import report_model_mismatch
@@ -58,7 +58,9 @@ def check_tied_head(contents: Contents) -> Iterator[Finding]:
     """Report an output layer that is stored in another way than the embedding that is declared to replace it."""
     if contents.checkpoint.model_config.get(TIED) is not True:
         return
-    heads = [one for one in contents.stored if one.weight.has_codes and one.weight.codes.name.startswith(HEAD)]
+    heads = [
+        stored for stored in contents.stored if stored.weight.has_codes and stored.weight.codes.name.startswith(HEAD)
+    ]
     for name in (one.name for one in heads if not any(row.takes_tied_head for row in find_rows(one.weight.format))):
         yield report_model_mismatch(
             f"config.json declares {TIED}, but {display(name)} is quantized separately: "
@@ -93,7 +95,7 @@ def check_loading(contents: Contents) -> Iterator[Finding]:
     """Check that config.json, or what stands for it, lets loaders read the codes of a checkpoint's weights."""
     checkpoint, labels = contents.checkpoint, contents.labels
     # One of those that share codes.
-    weights = list({one.weight.codes.name: one.weight for one in contents.stored}.values())
+    weights = list({stored.weight.codes.name: stored.weight for stored in contents.stored}.values())
     yield from _check_labels(checkpoint, labels, weights)
     if description := checkpoint.config.get(ASCEND_CONFIG):
         yield from check_description(description, weights)
@@ -104,7 +106,7 @@ def check_loading(contents: Contents) -> Iterator[Finding]:
         yield from _check_method(labels.config, [one for one in coded if one[1].name != MLX or not says_mlx])
         if not says_mlx and "quant_method" not in labels.config and _has_layout_of_loaders(checkpoint):
             yield from _report_not_of_mlx([weight for weight, family in coded if family.name == MLX])
-        yield from _check_bits(labels.config, [weight for weight, _ in coded if weight.format in LOADS])
+        yield from _check_bits(labels.config, [weight for weight, _ in coded if weight.format in BNB_SETTINGS])
     elif (
         coded
         and _has_layout_of_loaders(checkpoint)
@@ -123,7 +125,7 @@ def check_layouts(contents: Contents) -> Iterator[Finding]:
         families.setdefault(key, {})[value] = name
     for key, formats in families.items():
         declared = formats.get(str(contents.labels.config.get(key)).lower())
-        found = [(one.name, one.weight.format) for one in contents.stored if declared]
+        found = [(stored.name, stored.weight.format) for stored in contents.stored if declared]
         other = [name for name, format_name in found if format_name in formats.values() and format_name != declared]
         if other:
             yield report_model_mismatch(
@@ -139,7 +141,7 @@ def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
     NVFP4 without labels is a warning: its bytes hold two codes each, which no other program takes from a single file.
     """
     yield from _check_label_formats(labels)
-    of_comfy = [weight for weight in weights if weight.format in OF_COMFY and weight.codes.name == weight.name]
+    of_comfy = [weight for weight in weights if weight.format in COMFYUI_FORMATS and weight.codes.name == weight.name]
     names = [weight.name for weight in of_comfy if not is_of_comfy(weight, labels)]
     if not names or labels.marker or labels.config:
         return
@@ -242,7 +244,7 @@ def _report_undeclared(weights: Sequence[Weight]) -> Iterator[Finding]:
         f"loaders {_describe_reading(weights[0])}"
     )
     remedy = "put the quantization_config that the quantizer wrote (MLX: quantization) back into config.json"
-    severity = "warning" if OF_ANY_PROGRAM.issuperset(formats) else "error"
+    severity = "warning" if COMMON_FORMATS.issuperset(formats) else "error"
     yield make_finding("undeclared_codes", severity, None, message, remedy, layers=names)
 
 
@@ -286,11 +288,15 @@ def _check_method(config: JsonFields, coded: Sequence[tuple[Weight, Family]]) ->
 
 def _reads(method: str, family: Family, weight: Weight) -> bool:
     """Return whether loaders that this quant_method selects read a weight of a family."""
-    if family.methods or method in SEVERAL:
-        return method in family.methods | SEVERAL
+    if family.methods or method in MULTI_LAYOUT_METHODS:
+        return method in family.methods | MULTI_LAYOUT_METHODS
     if method == COMPRESSED and any(entry.name.endswith(INVERSE) for entry in weight.parts.values()):
         return False
-    return method in KNOWN and method not in OF_OTHERS and weight.format in OF_METHOD.get(method, family.formats)
+    return (
+        method in KNOWN_METHODS
+        and method not in EXCLUSIVE_METHODS
+        and weight.format in FORMATS_BY_METHOD.get(method, family.formats)
+    )
 
 
 def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Finding:
@@ -300,12 +306,14 @@ def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Fi
     """
     names = [weight.name for weight in weights]
     owner = next((other for other in FAMILIES if other != family and method in other.methods), None)
-    is_refused = not family.methods and (method not in KNOWN or method in OF_METHOD or method == COMPRESSED)
+    is_refused = not family.methods and (
+        method not in KNOWN_METHODS or method in FORMATS_BY_METHOD or method == COMPRESSED
+    )
     if owner is not None and owner.tensors and owner.tensors == family.tensors:
         is_refused, does = True, f"loaders of {owner.name} refuse these shapes"
-    elif is_refused and method in KNOWN:
+    elif is_refused and method in KNOWN_METHODS:
         does = "loaders that follow it look for other scales"
-    elif method in KNOWN:
+    elif method in KNOWN_METHODS:
         does = f"loaders that follow it {_describe_reading(weights[0])}"
     else:
         does = f"no loader has this method; transformers skips it, so that loaders {_describe_reading(weights[0])}"
@@ -321,8 +329,8 @@ def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Fi
 
 def _check_bits(config: JsonFields, weights: Sequence[Weight]) -> Iterator[Finding]:
     """Report codes of bitsandbytes whose number of bits is denied, or declared twice."""
-    for needed, denied in dict.fromkeys(LOADS[weight.format] for weight in weights):
-        own = [weight for weight in weights if LOADS[weight.format] == (needed, denied)]
+    for needed, denied in dict.fromkeys(BNB_SETTINGS[weight.format] for weight in weights):
+        own = [weight for weight in weights if BNB_SETTINGS[weight.format] == (needed, denied)]
         if config.get("quant_method") is None or (config.get(needed) in (True, None) and not config.get(denied)):
             continue
         said = f"{needed} {json.dumps(config.get(needed))}, {denied} {json.dumps(config.get(denied))}"

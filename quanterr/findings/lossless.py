@@ -1,4 +1,4 @@
-"""Weights that lost nothing, or less than rounding costs: copies, and originals that were rounded before."""
+"""Weights that lost nothing, or less than rounding costs: copies, or an original that was already rounded."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,16 +6,16 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import RESULT, WEIGHTS, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import AllWeights
-from quanterr.findings.limits import ENOUGH
+from quanterr.findings.limits import MIN_VALUES
 from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import torch
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import COMPUTED, Bucket, Leftover, Pair
 from quanterr.util.text import count, listed
 
-MOST_READ = 64  # most identical weights to read again
-TERNARY = 3  # distinct values in a row of a ternary weight
-UNREAD = (Bucket.UNSUPPORTED, Bucket.ERROR, Bucket.SHAPE_MISMATCH)  # of weights that are stored on both sides
+MAX_WEIGHTS_READ = 64  # maximum number of identical weights to read again
+TERNARY_VALUES = 3  # distinct values in a row of a ternary weight
+UNREAD_BUCKETS = (Bucket.UNSUPPORTED, Bucket.ERROR, Bucket.SHAPE_MISMATCH)  # stored on both sides, but not compared
 
 
 @check("lossless_codes", "identical", needs=RESULT, of=WEIGHTS)
@@ -28,7 +28,7 @@ def check_identical(weights: AllWeights) -> Iterator[Finding]:
         yield _report_lossless(coded, weights.reader)
         return
     selected = [leftover for leftover in weights.pairing.leftovers if leftover.bucket != Bucket.FILTERED_OUT]
-    unread = sum(left.bucket in UNREAD and left.side == "original" for left in selected)
+    unread = sum(leftover.bucket in UNREAD_BUCKETS and leftover.side == "original" for leftover in selected)
     unread += len(weights.pairing.pairs) - len(same)  # pairs whose codes were refused when they were read
     yield _report_identical(same, _are_copies(selected), unread)
 
@@ -36,18 +36,23 @@ def check_identical(weights: AllWeights) -> Iterator[Finding]:
 def _are_copies(leftovers: Sequence[Leftover]) -> bool:
     """Return True if both sides store the same, apart from buffers that follow from the configuration."""
     stored = [
-        {entry.name for one in leftovers if one.side == side and one.reason != COMPUTED for entry in one.entries}
+        {
+            entry.name
+            for leftover in leftovers
+            if leftover.side == side and leftover.reason != COMPUTED
+            for entry in leftover.entries
+        }
         for side in SIDES
     ]
-    return stored[0] == stored[1] and all(one.bucket == Bucket.CONSUMED for one in leftovers)
+    return stored[0] == stored[1] and all(leftover.bucket == Bucket.CONSUMED for leftover in leftovers)
 
 
-def _report_identical(same: Sequence[Pair], whole: bool, unread: int) -> Finding:
+def _report_identical(same: Sequence[Pair], is_complete: bool, unread: int) -> Finding:
     """Report that nothing differs and nothing is quantized: the same checkpoint was given twice.
 
     Args:
         same: the pairs that are identical.
-        whole: whether everything selected is compared, so that identical tensors mean an identical model.
+        is_complete: whether everything selected is compared, so that identical tensors mean an identical model.
         unread: number of weights that are stored on both sides, but cannot be compared.
     """
     if unread:
@@ -59,7 +64,7 @@ def _report_identical(same: Sequence[Pair], whole: bool, unread: int) -> Finding
     message = "all compared tensors are identical; is this the quantized checkpoint?"
     remedy = "check that the second checkpoint is the quantized one"
     return make_finding(
-        "identical", "warning" if whole and all(map(_is_stored_alike, same)) else "info", None, message, remedy
+        "identical", "warning" if is_complete and all(map(_is_stored_alike, same)) else "info", None, message, remedy
     )
 
 
@@ -79,7 +84,7 @@ def _report_lossless(coded: Sequence[Pair], reader: Reader) -> Finding:
         f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
         f"{listed(names, 3)}"
     )
-    ternary = all(_is_ternary(pair, reader) for pair in coded[:MOST_READ])
+    ternary = all(_is_ternary(pair, reader) for pair in coded[:MAX_WEIGHTS_READ])
     if ternary:
         message += "; the original is ternary, binary or constant, like BitNet's weights, and codes hold that exactly"
         remedy = "nothing, if the model was trained so: 2-bit codes (BitNet, TQ2_0) hold it exactly in less space"
@@ -91,7 +96,7 @@ def _report_lossless(coded: Sequence[Pair], reader: Reader) -> Finding:
 
 def _is_ternary(pair: Pair, reader: Reader) -> bool:
     """Return True if each sampled row has at most three distinct values."""
-    return all(len(torch.unique(row)) <= TERNARY for row in reader.read_first_rows(pair.original, ENOUGH**2))
+    return all(len(torch.unique(row)) <= TERNARY_VALUES for row in reader.read_first_rows(pair.original, MIN_VALUES**2))
 
 
 @check("lossless_codes", needs=RESULT, of=WEIGHTS)
@@ -100,20 +105,20 @@ def check_rounded_originals(weights: AllWeights) -> Iterator[Finding]:
 
     Weights of few distinct values (ternary ones, for instance) are left out: many formats hold them exactly.
     """
-    better = [one.pair for one in weights.seen if one.too_good]
+    better = [weight.pair for weight in weights.seen if weight.too_good]
     same, reader = weights.same if weights.seen else (), weights.reader
-    coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= ENOUGH**2]
-    found = [pair.name for pair in (*better, *coded[:MOST_READ]) if _is_varied(pair, reader)]
-    if found:
+    coded = [p for p in same if p.quantized.has_codes and not p.original.has_codes and p.original.n >= MIN_VALUES**2]
+    names = [pair.name for pair in (*better, *coded[:MAX_WEIGHTS_READ]) if _is_varied(pair, reader)]
+    if names:
         message = (
-            f"{count(len(found), 'quantized weight')} lost far less than rounding costs: {listed(found, 3)}; "
+            f"{count(len(names), 'quantized weight')} lost far less than rounding costs: {listed(names, 3)}; "
             "the original was made from the quantized model, or both from the same codes"
         )
         remedy = "compare with the checkpoint from before the quantization"
-        yield make_finding("lossless_codes", "warning", None, message, remedy, layers=found)
+        yield make_finding("lossless_codes", "warning", None, message, remedy, layers=names)
 
 
 def _is_varied(pair: Pair, reader: Reader) -> bool:
     """Return True if a weight has more distinct values than codes of few bits, and its rows than their scales hold."""
-    values = reader.read_first_rows(pair.original, ENOUGH**2)
-    return values.shape[1] > TERNARY and len(torch.unique(values)) > ENOUGH
+    values = reader.read_first_rows(pair.original, MIN_VALUES**2)
+    return values.shape[1] > TERNARY_VALUES and len(torch.unique(values)) > MIN_VALUES

@@ -1,7 +1,7 @@
-"""The methods by which weights are quantized: what each leaves in the errors, and what it never does.
+"""The methods by which weights are quantized: the errors that each leaves, and those that it never makes.
 
-A method is recognized from config.json, or from a format that only one program writes. Findings compare what they see
-with the row of the method; the limits say from which experiment they come. "Real weights" are those of
+A method is recognized from config.json, or from a format that only one program writes. Findings compare measured errors
+with the row of the method, whose comment names the experiment that its limits come from. "Real weights" are those of
 all-MiniLM-L6-v2 (36 matrices of 384 to 1,536 columns), with the inputs of 28 texts.
 """
 
@@ -15,44 +15,45 @@ from quanterr.util.strict_json import JsonFields
 class Method(NamedTuple):
     """The errors that a method of quantization leaves, and the errors that it never makes."""
 
-    # dB that a weight may lose against its nearest codes. A larger loss does not come from the method.
-    most_db: float
-    # Stored / good scale of groups, or its inverse, whose values were first changed to make up for errors.
-    most_factor: float = 1.0
-    compensates: bool = False  # errors of one column are made up for in the columns that follow
-    may_compensate: bool = False  # it does, or only the errors can show it
-    rounds_first_column: bool = False  # to the nearest codes: there is nothing yet to be made up for
+    # Maximum dB that the method loses against the nearest codes. A larger loss has another cause.
+    max_loss_db: float
+    # Maximum ratio of a stored to a good scale, or its inverse: GPTQ changes values to compensate errors before it
+    # computes the scales of later groups.
+    max_factor: float = 1.0
+    compensates: bool = False  # later columns compensate the errors of earlier ones
+    may_compensate: bool = False  # it compensates, or nothing in the configuration excludes it
+    rounds_first_column: bool = False  # to the nearest codes, as there are no errors yet to compensate
     learns: bool = False  # it learns which of the two codes around a value to take
-    may_learn_ranges: bool = False  # and how far the codes of each group reach, or only the scales can show it
+    may_learn_ranges: bool = False  # it also learns the range of each group's codes, or nothing excludes it
     by_importance: bool = False  # it minimises errors weighted by column, and may give up single groups
     folded: bool = False  # factors were folded into the weight; the comparison undid them approximately
-    by_norm: bool = False  # those of columns were undone exactly: the norm before them has their inverse
+    by_norm: bool = False  # factors of columns were undone exactly: the preceding norm has their inverse
 
     @property
     def is_nearest(self) -> bool:
-        """True if codes are the nearest that its scales allow, but for scales that were rounded after the codes."""
+        """Whether each code is the nearest to its value, unless scales were rounded after the codes."""
         return not (self.compensates or self.learns)
 
 
-# Rounding to the nearest costs 0 to 0.3 dB in all files of current quantizers, because scales are rounded after the
-# codes; zero points rounded after the codes up to 2.0 (compressed-tensors) and 3.8 (MLX, 8 bits); rounding at random
-# 3.0, truncation 6.0.
-PLAIN = Method(5.0)
-# Nothing in a file of compressed-tensors may show that GPTQ or AutoRound wrote it. GPTQ costs 2.9 to 4.2 with inputs
-# correlated as real ones are.
-UNKNOWN = PLAIN._replace(may_compensate=True, may_learn_ranges=True)
+# Rounding to the nearest costs 0 to 0.3 dB in all files of current quantizers, because they round scales after the
+# codes. Zero points rounded after the codes cost up to 2.0 (compressed-tensors) and 3.8 (MLX, 8 bits), rounding at
+# random 3.0, truncation 6.0.
+ROUNDING = Method(5.0)
+# A compressed-tensors file by GPTQ or AutoRound may not name its method. GPTQ costs 2.9 to 4.2 dB with inputs that are
+# correlated like those of real models.
+UNKNOWN = ROUNDING._replace(may_compensate=True, may_learn_ranges=True)
 # Frantar et al., arXiv:2210.17323: min ‖(W - Ŵ)X‖² column by column. On real weights, with groups of 32 to 128, damping
 # of 0.01 and 0.1 and both orders of columns, a weight loses 0.5 to 6.1 dB; with columns in the order of inputs 5.3.
 GPTQ = Method(8.0, 4.0, compensates=True, may_compensate=True, rounds_first_column=True)
 # AutoRound (arXiv:2309.05516), AdaRound, stochastic rounding: each code is one of the two around its value; to 3 dB.
-LEARNED = Method(PLAIN.most_db, learns=True, may_learn_ranges=True)
+LEARNED = Method(ROUNDING.max_loss_db, learns=True, may_learn_ranges=True)
 # SpQR (arXiv:2306.03078) and QuIP# (arXiv:2402.04396) compensate as GPTQ does, with other groups.
 OTHER = GPTQ._replace(rounds_first_column=False)
-# Lin et al., arXiv:2306.00978: columns are scaled, then rounded to the nearest: what it leaves is what rounding leaves.
-AWQ = Method(PLAIN.most_db)
+# Lin et al., arXiv:2306.00978: columns are scaled, then rounded to the nearest, so the errors are those of rounding.
+AWQ = Method(ROUNDING.max_loss_db)
 # ggml-quants.c of llama.cpp: min Σ importance · e² over scales of each block, importance being x² or that of an
-# importance matrix. Codes are the nearest of a scale that is then fitted to them: with importances of 1 to 1,000,
-# single or log-uniform, on real weights 0 to 1.5 dB.
+# importance matrix. Codes are rounded to the nearest, then a scale is fitted to them. This costs 0 to 1.5 dB on real
+# weights with importances of 1 to 1,000, of single columns or log-uniform.
 GGML = Method(2.5, by_importance=True)
 
 # The first pattern that occurs in the quantization_config decides: AutoRound also exports as GPTQ and AWQ. Of
@@ -69,7 +70,7 @@ DECLARED = (
 def find_declared_method(config: JsonFields) -> Method:
     """Return the method that a quantization_config names; rounding if it names none."""
     text = json.dumps(config, default=str)
-    return next((method for pattern, method in DECLARED if pattern.search(text)), PLAIN)
+    return next((method for pattern, method in DECLARED if pattern.search(text)), ROUNDING)
 
 
 def find_method(declared: Method, format_name: str, folded: bool) -> Method:

@@ -1,7 +1,7 @@
-"""Parts of a fused or stacked weight that hold what the original has elsewhere: experts, and the halves of gate and up.
+"""Parts of a fused or stacked weight in wrong places: experts, and the halves of gate and up.
 
-A sample of each part is compared with the same sample of every part of the original. Experts are large, so that the
-first rows of a whole weight, of which repairs are tried, are those of the first expert.
+A sample of each part is compared with the same sample of every part of the original. ``repairs`` cannot find these, as
+it tries the first rows of a whole weight, which all belong to the first expert.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.limits import ALIKE, ENOUGH, LIKE
+from quanterr.findings.limits import FACTOR_TOLERANCE, MIN_VALUES, SAME_VECTOR_COSINE
 from quanterr.findings.repairs import describe_order
 from quanterr.formats import Weight
 from quanterr.formats.reading import Reader
@@ -19,7 +19,7 @@ from quanterr.pairing.names import has_equal_parts
 from quanterr.tensors.chunks import Chunk
 from quanterr.util.text import count, display, listed
 
-SAMPLED = 1 << 12  # most elements of each part to compare
+SAMPLE_ELEMENTS = 1 << 12  # maximum number of elements of each part to compare
 REMEDY = "find out where the program that wrote it put each expert"
 
 
@@ -39,27 +39,27 @@ def find_misplaced(pair: Pair, reader: Reader) -> Finding | None:
 
 
 def _find_places(pair: Pair, rows: int, parts: int, reader: Reader) -> list[int]:
-    """Return the part of the original that each part holds; empty if some hold none, or all are in their places."""
+    """Return the part of the original that each part holds; empty if all are in place, or some resemble none."""
     x = _read_parts(pair.original, rows, parts, reader)
     y = _read_parts(pair.quantized, rows, parts, reader)
-    if x.shape[1] < ENOUGH:
+    if x.shape[1] < MIN_VALUES:
         return []
-    alike, places = (y @ x.T).max(1)
-    in_place = (x * y).sum(1) > alike - ALIKE
-    found: list[int] = torch.where(in_place, torch.arange(parts), places).tolist()
-    return found if bool((alike > LIKE).all()) and found != list(range(parts)) else []
+    cosines, places = (y @ x.T).max(1)
+    in_place = (x * y).sum(1) > cosines - FACTOR_TOLERANCE
+    sources: list[int] = torch.where(in_place, torch.arange(parts), places).tolist()
+    return sources if bool((cosines > SAME_VECTOR_COSINE).all()) and sources != list(range(parts)) else []
 
 
 def _read_parts(weight: Weight, rows: int, parts: int, reader: Reader) -> Tensor:
-    """Return a sample of each part, of length 1, (parts, elements)."""
-    cols = min(weight.matrix[1], SAMPLED)
-    n = min(rows, SAMPLED // cols)
+    """Return a sample of each part, (parts, elements), scaled to unit length."""
+    cols = min(weight.matrix[1], SAMPLE_ELEMENTS)
+    n = min(rows, SAMPLE_ELEMENTS // cols)
     read = [reader.read(weight, Chunk(at * rows, at * rows + n, 0, cols)).double().flatten() for at in range(parts)]
     return torch.nn.functional.normalize(torch.stack(read)).nan_to_num(0.0)
 
 
 def _report_experts(pair: Pair, places: Sequence[int]) -> Finding:
-    """Report experts that are in other places, or there several times; ``places`` are those of the original."""
+    """Report experts in another order, or several times; ``places`` has the original's expert at each place."""
     experts, held = len(places), Counter(places)
     if len(held) == experts:
         order = describe_order(list(range(experts)), places, experts)

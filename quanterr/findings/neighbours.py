@@ -16,7 +16,7 @@ from statistics import median
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.limits import DEVIATIONS, FAR, PEERS
+from quanterr.findings.limits import CHANCE_DEVIATIONS, MIN_PEERS, OUTLIER_FACTOR
 from quanterr.findings.ranges import Ranges
 from quanterr.formats.reading import Reader
 from quanterr.pairing import SIDES
@@ -91,18 +91,18 @@ def _group_scales(scales: Mapping[str, float]) -> list[dict[str, float]]:
         module, ending = _split_name(name)
         by_module.setdefault((without_numbers(module), ending), {})[name] = value
     for (_, ending), group in by_module.items():
-        if len(group) < PEERS:
+        if len(group) < MIN_PEERS:
             by_role.setdefault((role_of(next(iter(group))), ending), {}).update(group)
-    return [*(group for group in by_module.values() if len(group) >= PEERS), *by_role.values()]
+    return [*(group for group in by_module.values() if len(group) >= MIN_PEERS), *by_role.values()]
 
 
 def _find_far(group: Mapping[str, float]) -> Found:
     """Return the scales that are far from both middle values of the others."""
     found, values = {}, sorted(group.values())
     for name, value in group.items():
-        if len(values) < 2 or values[-1] <= FAR * values[0]:  # the common case
+        if len(values) < 2 or values[-1] <= OUTLIER_FACTOR * values[0]:  # the common case
             break
-        limit = FAR_EXPERTS if role_of(name) == "experts" else FAR
+        limit = FAR_EXPERTS if role_of(name) == "experts" else OUTLIER_FACTOR
         low, high = _middle_without(values, bisect_left(values, value))
         if not low / limit <= value <= high * limit:
             found[name] = f"{name} ({value:.3g}; the others' median is {low if value < low else high:.3g})"
@@ -145,9 +145,9 @@ def _is_apart(name: str, value: float, middle: float, others: Sequence[float]) -
     module, ending = _split_name(name)
     word = _split_name(module)[1]
     is_even = ending in OF_CACHE or word in EVEN
-    limit = max(log(EVEN_APART), DEVIATIONS * median(abs(other - middle) for other in others))
+    limit = max(log(EVEN_APART), CHANCE_DEVIATIONS * median(abs(other - middle) for other in others))
     too_small = middle - value > limit and (is_even or word == "down_proj")
-    return len(others) >= PEERS and (too_small or (is_even and value - middle > limit))
+    return len(others) >= MIN_PEERS and (too_small or (is_even and value - middle > limit))
 
 
 def _middle_without(values: Sequence[float], left_out: int) -> tuple[float, float]:

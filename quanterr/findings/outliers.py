@@ -10,7 +10,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import RESULT, WEIGHTS, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import AllWeights, WeightSummary
-from quanterr.findings.limits import BIT_DB, PEERS, SMALL_DB, WORST_DB
+from quanterr.findings.limits import BIT_DB, MAX_METHOD_LOSS_DB, MIN_PEERS, SMALL_DB
 from quanterr.formats import Weight
 from quanterr.formats.reading import FIRST_ROWS, Reader
 from quanterr.lazy_torch import Tensor, torch
@@ -38,7 +38,7 @@ class _Ruling(NamedTuple):
 def check_outlier_columns(weights: AllWeights) -> Iterator[Finding]:
     """Report the columns that limit the scales, for the worst weights that are as good as their scales allow."""
     seen = weights.seen
-    low = [one for one in seen if one.near and one.figures and _is_low(one, one.figures.snr_db)]
+    low = [weight for weight in seen if weight.near and weight.figures and _is_low(weight, weight.figures.snr_db)]
     low.sort(key=lambda one: one.figures.snr_db if one.figures else 0.0)
     usual = _find_usual_levels(seen) if low else {}
     for one in low[:MOST]:
@@ -81,10 +81,10 @@ def _find_group(one: WeightSummary) -> Group:
 def _find_usual_levels(seen: Sequence[WeightSummary]) -> Mapping[Group, float]:
     """Return the median SNR in dB of the weights of each format and role, for groups of more than PEERS."""
     levels: dict[Group, list[float]] = defaultdict(list)
-    for one in seen:
-        if one.figures and len(one.pair.original.shape) > 1:
-            levels[_find_group(one)].append(one.figures.snr_db)
-    return {group: median(found) for group, found in levels.items() if len(found) > PEERS}
+    for weight in seen:
+        if weight.figures and len(weight.pair.original.shape) > 1:
+            levels[_find_group(weight)].append(weight.figures.snr_db)
+    return {group: median(found) for group, found in levels.items() if len(found) > MIN_PEERS}
 
 
 def _is_low(one: WeightSummary, snr_db: float) -> bool:
@@ -92,7 +92,9 @@ def _is_low(one: WeightSummary, snr_db: float) -> bool:
     weight = one.pair.quantized
     whole_rows = weight.block_size is None and weight.uniform_bits is not None and len(weight.shape) == 2
     return (
-        whole_rows and weight.shape[1] >= MOST_COLUMNS and snr_db < BIT_DB * ((weight.uniform_bits or 0) - 1) - WORST_DB
+        whole_rows
+        and weight.shape[1] >= MOST_COLUMNS
+        and snr_db < BIT_DB * ((weight.uniform_bits or 0) - 1) - MAX_METHOD_LOSS_DB
     )
 
 

@@ -1,8 +1,8 @@
-"""Optional parts of a layout that most weights of a kind have and some lack, from headers alone.
+"""Optional parts of a layout that most corresponding weights have and some lack, from headers alone.
 
-Weights of a kind have the same name in other blocks or as other experts, and the same format. A quantizer that did not
-see a weight during calibration, as with experts that no token reached, leaves out its factors or zero points. Runtimes
-fuse such weights, or expect the part in each: they refuse the file, or compute with numbers of nothing.
+Corresponding weights have the same format, and names that differ only in the numbers of blocks or experts. If
+calibration never reaches a weight, such as an expert to which no token is routed, quantizers leave out its factors or
+zero points. Runtimes fuse such weights, or expect the part in each: they refuse the file, or use uninitialized numbers.
 """
 
 import re
@@ -16,8 +16,8 @@ from quanterr.formats import Weight, find_rows
 from quanterr.selection.roles import without_numbers
 from quanterr.util.text import count, display, listed
 
-# Roles of parts that change a weight or its inputs, which a layout may have or not. Others are settings, orders, or
-# corrections that a quantizer adds where they pay.
+# Roles of optional parts that change a weight or its inputs. Other optional parts are settings, orders of columns, or
+# corrections that a quantizer adds only where they help.
 ROLES = frozenset(
     {
         *("pre_quant_scale", "act_pre_scale", "smooth_orig", "row_scale", "tensor_scale", "global_scale", "dual_scale"),
@@ -25,27 +25,27 @@ ROLES = frozenset(
         "zero_point",
     }
 )
-PIECE = re.compile(r"(\d+)\.(.+)")  # role of a part in a weight that is stacked from several: which one, and its role
-Kind = tuple[object, ...]
+STACKED_ROLE = re.compile(r"(\d+)\.(.+)")  # a part of a weight that is stacked from several: number and role
+GroupKey = tuple[object, ...]
 
 
 @check("missing_part", needs=HEADERS, of=QUANTIZED)
 def check_optional_parts(contents: Contents) -> Iterator[Finding]:
-    """Report parts that less than half of the weights of a kind lack, in one finding for each part."""
-    kinds: dict[Kind, list[tuple[str, frozenset[str]]]] = {}
-    for weight in (one.weight for one in contents.stored if one.weight.has_codes):
+    """Report parts that less than half of corresponding weights lack, with one finding for each part."""
+    groups: dict[GroupKey, list[tuple[str, frozenset[str]]]] = {}
+    for weight in (stored.weight for stored in contents.stored if stored.weight.has_codes):
         for name, dtype, roles in _list_pieces(weight):
-            kind = without_numbers(name), weight.format, weight.code_bits, weight.block_size, dtype
-            kinds.setdefault(kind, []).append((name, roles))
+            key = without_numbers(name), weight.format, weight.code_bits, weight.block_size, dtype
+            groups.setdefault(key, []).append((name, roles))
     lacking: dict[str, list[str]] = {}
     of: dict[str, int] = {}
-    for (_, format_name, *_), found in kinds.items():
-        for role in ROLES & set().union(*(roles for _, roles in found)):
-            without = sorted({name for name, roles in found if role not in roles})
-            if 0 < 2 * len(without) < len(found):
+    for (_, format_name, *_), members in groups.items():
+        for role in ROLES & set().union(*(roles for _, roles in members)):
+            without = sorted({name for name, roles in members if role not in roles})
+            if 0 < 2 * len(without) < len(members):
                 part = _name_part(str(format_name), role)
                 lacking.setdefault(part, []).extend(without)
-                of[part] = of.get(part, 0) + len(found)
+                of[part] = of.get(part, 0) + len(members)
     for part, names in lacking.items():
         message = (
             f"{count(len(names), 'weight')} of {of[part]} {'lacks' if len(names) == 1 else 'lack'} {part}, which the "
@@ -59,13 +59,16 @@ def check_optional_parts(contents: Contents) -> Iterator[Finding]:
 
 
 def _list_pieces(weight: Weight) -> Iterator[tuple[str, str, frozenset[str]]]:
-    """Yield for each weight as it is stored: the name of its codes, their dtype, and the roles of its parts."""
+    """Yield, for each of the weights that were stacked, the name of its codes, their dtype and the roles of its parts.
+
+    A weight that is not stacked yields one row.
+    """
     pieces: dict[str, dict[str, str]] = {}
     codes: dict[str, tuple[str, str]] = {}
     for role, entry in weight.parts.items():
-        found = PIECE.fullmatch(role)
-        number, own = (found[1], found[2]) if found else ("", role)
-        pieces.setdefault(number, {})[own] = entry.name
+        match = STACKED_ROLE.fullmatch(role)
+        number, part_role = (match[1], match[2]) if match else ("", role)
+        pieces.setdefault(number, {})[part_role] = entry.name
         codes.setdefault(number, (entry.name, entry.dtype))
     for number, parts in pieces.items():
         yield *codes[number], frozenset(parts)

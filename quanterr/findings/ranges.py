@@ -16,7 +16,7 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from quanterr.findings.limits import TRACE
+from quanterr.findings.limits import NEGLIGIBLE_SHARE
 from quanterr.formats import Weight
 from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
@@ -134,7 +134,7 @@ class Ranges:
         """True if the model may multiply by one plus the norms: without that, few elements of most are negative."""
         norms = [norm for (path, kind), norm in self._weights.items() if path.endswith(NORM) and norm.n and not kind]
         shares = [float((_read_vector(norm, self._reader) < 0).double().mean()) for norm in norms]
-        return bool(shares) and median(shares) > TRACE
+        return bool(shares) and median(shares) > NEGLIGIBLE_SHARE
 
     def _of_keys(self, block: str) -> Range | None:
         if (f"{block}.k_norm", "") in self._weights:

@@ -11,15 +11,25 @@ from math import inf, isfinite, isqrt, log10
 from typing import NamedTuple
 
 from quanterr.findings.error_figures import EXACT_DB, gain_of, level_of
-from quanterr.findings.factors import POWERS
-from quanterr.findings.limits import AGREE, ALIGNED, ALIKE, DOUBLE_DB, ENOUGH, LIKE, SEARCHED_DB, SLIGHT_DB, WORST_DB
-from quanterr.findings.methods import PLAIN
+from quanterr.findings.factors import SCALE_POWERS
+from quanterr.findings.limits import (
+    AGREEING_SHARE,
+    ALIGNED_COSINE,
+    DOUBLE_DB,
+    FACTOR_TOLERANCE,
+    MAX_METHOD_LOSS_DB,
+    MIN_VALUES,
+    SAME_VECTOR_COSINE,
+    SEARCHED_DB,
+    SLIGHT_DB,
+)
+from quanterr.findings.methods import ROUNDING
 from quanterr.lazy_torch import Tensor, torch
 
 MIN_TRANSPOSED = 4  # rows: fewer are like their transpose by chance
 MATCHED = 64  # most rows or columns to match
 # dB that a repair with more than one number must gain: factors of blocks alone gain 3.5 on codes as coarse as E5M2.
-BETTER_DB = PLAIN.most_db
+BETTER_DB = ROUNDING.max_loss_db
 BLOCKS = (16, 32, 64, 128)
 LONGEST_NIBBLES = 64  # rows or columns whose halves are the low and the high nibbles, at most
 
@@ -62,7 +72,7 @@ def find_simplest_repair(
         has_zero: whether codes are counted from a zero point, which may be wrong.
     """
     good = []
-    least = max(min(level_of(bits), WORST_DB), attainable_db - DOUBLE_DB)
+    least = max(min(level_of(bits), MAX_METHOD_LOSS_DB), attainable_db - DOUBLE_DB)
     for repair in REPAIRS:
         if repair.code == "zero_points" and not has_zero:
             continue
@@ -113,7 +123,7 @@ def _try_one_factor(sample: Sample) -> Correction | None:
     fit, check = split_halves(sample, 0)
     factor, each = _fit_factors(fit.x, fit.y, (0, 1)), _fit_factors(sample.x, sample.y, (1,))
     agree = float(((each - factor).abs() < (factor - 1).abs() / 2).double().mean())
-    if not float(factor) or agree < AGREE:
+    if not float(factor) or agree < AGREEING_SHARE:
         return None
     return _measure_correction(check, check.y * factor, f"{1 / float(factor):.4g}")._replace(factors=1 / factor)
 
@@ -225,15 +235,15 @@ def _try_column_order(sample: Sample) -> Correction | None:
 def _try_order(x: Tensor, y: Tensor) -> Correction | None:
     """Match rows of y with the most similar rows of x; their scales may have stayed in place."""
     rows, cols = x.shape
-    if rows < 2 or cols < ENOUGH:
+    if rows < 2 or cols < MIN_VALUES:
         return None
     few = torch.linspace(0, rows - 1, min(rows, MATCHED), dtype=torch.float64).round().long()
     fit, check = split_halves(Sample(x, y), 1)
     own = fit.y[few]
     alike = (own / own.norm(dim=1, keepdim=True)) @ (fit.x / fit.x.norm(dim=1, keepdim=True)).t()
     best, places = alike.nan_to_num(-1.0).max(1)
-    places = torch.where(alike.gather(1, few[:, None])[:, 0] > best - ALIKE, few, places)
-    if float((best > LIKE).double().mean()) < AGREE or torch.equal(places, few):
+    places = torch.where(alike.gather(1, few[:, None])[:, 0] > best - FACTOR_TOLERANCE, few, places)
+    if float((best > SAME_VECTOR_COSINE).double().mean()) < AGREEING_SHARE or torch.equal(places, few):
         return None
     factors = _fit_factors(fit.x[places], own, (1,))
     there, stored = check.x[places], check.y[few]
@@ -247,7 +257,7 @@ def describe_order(own: Sequence[int], there: Sequence[int], n: int) -> str:
     pairs = list(zip(own, there, strict=True))
 
     def most(fits: Callable[[int, int], bool]) -> bool:
-        return sum(fits(i, j) for i, j in pairs) > ALIGNED * len(pairs)
+        return sum(fits(i, j) for i, j in pairs) > ALIGNED_COSINE * len(pairs)
 
     if most(lambda i, j: j == i ^ 1):
         return "neighbours are swapped, as with nibbles in the wrong order"
@@ -285,7 +295,7 @@ REPAIRS = (
             "write the scales again as the runtime multiplies codes by them",
             partial(_try_power, power),
         )
-        for power, description in POWERS.items()
+        for power, description in SCALE_POWERS.items()
     ),
     ONE_FACTOR,
     Repair(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.constants import is_kept
-from quanterr.findings.limits import ENOUGH
+from quanterr.findings.limits import MIN_VALUES
 from quanterr.formats import Weight
 from quanterr.formats.reading import Reader
 from quanterr.metrics.sums import Sums, as_float
@@ -53,11 +53,11 @@ class RepeatedWeights:
     def add(self, number: int, pair: Pair, sums: Sums) -> None:
         """Add a learned matrix, or a stack of them."""
         kind, x = unify_numbers(pair.name), pair.original
-        if not is_kept(sums) or x.n < ENOUGH or SHARED.search(kind):
+        if not is_kept(sums) or x.n < MIN_VALUES or SHARED.search(kind):
             return
         self._pairs[number] = pair
         self._energies[kind, x.shape].append((as_float(sums.x_sq), number))
-        if x.matrix_rows * x.matrix[1] >= ENOUGH and role_of(kind) == "experts":
+        if x.matrix_rows * x.matrix[1] >= MIN_VALUES and role_of(kind) == "experts":
             energies = [(as_float(one.x_sq), n) for n, one in sums.matrices.items() if is_kept(one)]
             if alike := list(_group_alike(energies)):
                 self._stacks[number] = len(sums.matrices), alike

@@ -1,4 +1,4 @@
-"""What the errors of compared weights show, and which other tensors changed."""
+"""Findings from the errors of compared weights, and about changes of other tensors."""
 
 from collections.abc import Iterable, Iterator
 
@@ -19,15 +19,15 @@ MAX_BLOCKS = 512  # only synthetic models have more; grouping by block would the
     of=BOTH,
 )
 def check_weights(comparison: Comparison) -> Iterable[Finding]:
-    """Report what a ``FindingCollector`` found: by the checks of weights, by repairs, and in all weights together."""
+    """Return the findings of a ``FindingCollector``: of the checks of weights, of repairs, and about all weights."""
     return comparison.weight_findings
 
 
 @check("other_changes", needs=RESULT, of=BOTH)
 def check_vectors(comparison: Comparison) -> Iterator[Finding]:
     """Report changed 1-D tensors, except corrected biases."""
-    corrected = (one for one in comparison.weight_findings if one.code == "bias_corrected")
-    explained = {name for one in corrected for name in one.evidence["layers"]}
+    corrected = (finding for finding in comparison.weight_findings if finding.code == "bias_corrected")
+    explained = {name for finding in corrected for name in finding.evidence["layers"]}
     if names := [name for name in comparison.changed_vectors if name not in explained]:
         what = count(len(names), "norm, bias or other 1-D tensor", "norms, biases or other 1-D tensors")
         message = f"{what} changed: {listed(names, 3)}; see other_changes"
@@ -36,7 +36,7 @@ def check_vectors(comparison: Comparison) -> Iterator[Finding]:
 
 @check("many_blocks", needs=HEADERS, of=BOTH)
 def check_blocks(comparison: Comparison) -> Iterator[Finding]:
-    """Report a model of too many blocks."""
+    """Report a model that has too many blocks to group its layers by block."""
     if not comparison.has_blocks:
         message = f"more than {MAX_BLOCKS} blocks: not grouped by block"
         yield make_finding("many_blocks", "info", None, message)

@@ -53,26 +53,26 @@ MODULES: tuple[ModuleType, ...] = (
 def list_checks(*of: Of) -> list[Check]:
     """Return the checks about any of these, in the order of their findings."""
     order = {module.__name__: number for number, module in enumerate(MODULES)}
-    return sorted((one for one in CHECKS if one.of in of), key=lambda one: order[one.function.__module__])
+    return sorted((check for check in CHECKS if check.of in of), key=lambda one: order[one.function.__module__])
 
 
 def run_checks(comparison: Comparison) -> Iterator[Finding]:
     """Run the checks of both sides of a comparison, of each, and of the quantized one."""
     sides = (comparison.original, comparison.quantized)
     subjects = {BOTH: (comparison,), EACH: sides, QUANTIZED: sides[1:]}
-    for one in list_checks(*subjects):
-        for subject in subjects[one.of]:
-            yield from one.function(subject)
+    for check in list_checks(*subjects):
+        for subject in subjects[check.of]:
+            yield from check.function(subject)
 
 
 def run_checks_alone(contents: Contents, known: Needs) -> Iterator[Finding]:
     """Run the checks of one checkpoint that need no more than is ``known``."""
-    for one in list_checks(EACH, QUANTIZED, ALONE):
-        if one.needs <= known:
-            yield from one.function(contents)
+    for check in list_checks(EACH, QUANTIZED, ALONE):
+        if check.needs <= known:
+            yield from check.function(contents)
 
 
 def run_checks_of(of: Of, subject: MeasuredWeight | AllWeights) -> Iterator[Finding]:
     """Run the checks of a weight, or of all weights."""
-    for one in list_checks(of):
-        yield from one.function(subject)
+    for check in list_checks(of):
+        yield from check.function(subject)

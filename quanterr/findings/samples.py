@@ -13,7 +13,14 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.error_figures import EXACT_DB, Figures
 from quanterr.findings.factors import explain_factor, explain_factors
 from quanterr.findings.layers import WeightSummary, rate_repair
-from quanterr.findings.limits import ALIKE, ENOUGH, FINE_DB, LIKE, SLIGHT_DB, TINY
+from quanterr.findings.limits import (
+    FACTOR_TOLERANCE,
+    FINE_DB,
+    FLOAT32_TOLERANCE,
+    MIN_VALUES,
+    SAME_VECTOR_COSINE,
+    SLIGHT_DB,
+)
 from quanterr.findings.misplaced import find_misplaced
 from quanterr.findings.repairs import ONE_FACTOR, Correction, Sample, find_simplest_repair, measure_snr
 from quanterr.findings.scale_faults import find_factor
@@ -96,12 +103,12 @@ def find_cast_codes(
 ) -> Iterator[Finding]:
     """Report doubtful weights whose plain numbers are codes that were cast without their scales."""
     found: dict[str, list[WeightSummary]] = {}
-    for one in seen:
-        is_read_otherwise = one.pair.contradiction is not None
-        if one.pair.name in doubtful and one.pair.quantized.encoding == "floats" and not is_read_otherwise:
-            kind = describe_codes(reader.read_first_rows(one.pair.quantized, ENOUGH**2))
+    for weight in seen:
+        is_read_otherwise = weight.pair.contradiction is not None
+        if weight.pair.name in doubtful and weight.pair.quantized.encoding == "floats" and not is_read_otherwise:
+            kind = describe_codes(reader.read_first_rows(weight.pair.quantized, MIN_VALUES**2))
             if kind:
-                found.setdefault(f"{kind} codes as {one.pair.quantized.codes.dtype}", []).append(one)
+                found.setdefault(f"{kind} codes as {weight.pair.quantized.codes.dtype}", []).append(weight)
     for what, same in found.items():
         names = [one.pair.name for one in same]
         worst = min((one.figures.snr_db for one in same if one.figures), default=-inf)
@@ -175,7 +182,7 @@ def measure_factor(pair: Pair, figures: Figures, is_doubtful: bool, reader: Read
     """
     of_codes = read_code_sample(pair, reader)
     if of_codes and (fault := find_factor(of_codes)):
-        return fault.low, TINY
+        return fault.low, FLOAT32_TOLERANCE
     found = find_simplest_repair(read_sample(pair, reader), figures.bits) if is_doubtful and figures.gains else None
     return (figures.factor, figures.doubt) if found and found[0] is ONE_FACTOR else None
 
@@ -234,7 +241,7 @@ def _explain_scales(pair: Pair, corrected: Correction, reader: Reader) -> str:
 
 def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
     """Report a factor that removes much of the error although rows do not agree on it."""
-    if not figures.gains or figures.cosine < LIKE or figures.is_of_few:
+    if not figures.gains or figures.cosine < SAME_VECTOR_COSINE or figures.is_of_few:
         return None
     return make_finding(
         "scale_factor",
@@ -252,7 +259,7 @@ def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
 
 def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], reader: Reader) -> Finding | None:
     """Report that the values match another weight of the same shape far better: experts may be much alike."""
-    if figures.cosine > 1 - ALIKE:
+    if figures.cosine > 1 - FACTOR_TOLERANCE:
         return None
     shape = pair.original.shape
     others = [one for one in pairs if one.original.shape == shape and one.name != pair.name][:MOST_OTHERS]
@@ -260,7 +267,7 @@ def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], reader: R
     own = _cosine(reader.read_first_rows(pair.original, FIRST_ROWS // 16), y) if others else 1.0
     for other in others:
         cosine = _cosine(reader.read_first_rows(other.original, FIRST_ROWS // 16), y)
-        if cosine > LIKE and 2 * (1 - cosine) < 1 - own:
+        if cosine > SAME_VECTOR_COSINE and 2 * (1 - cosine) < 1 - own:
             return make_finding(
                 "swapped_weight",
                 "error",

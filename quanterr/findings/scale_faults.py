@@ -30,17 +30,17 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.error_figures import CAST_BF16
 from quanterr.findings.layers import WeightSummary, rate_repair
 from quanterr.findings.limits import (
-    AGREE,
-    ALIGNED,
-    ALIKE,
+    AGREEING_SHARE,
+    ALIGNED_COSINE,
     BIT_DB,
     DOUBLE_DB,
-    ENOUGH,
+    FACTOR_TOLERANCE,
     FINE_DB,
-    MANY,
+    FLOAT32_TOLERANCE,
+    MAJOR_SHARE,
+    MIN_VALUES,
+    NEGLIGIBLE_SHARE,
     SMALL_DB,
-    TINY,
-    TRACE,
 )
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
@@ -104,7 +104,7 @@ def _find_block_width(pair: Pair) -> int:
         return 0
     if steps:
         return 0 if steps.of_largest else steps.shared * block[1]
-    return block[1] if levels.number >= LEVELS_OF_BYTE and block[1] >= ENOUGH else 0
+    return block[1] if levels.number >= LEVELS_OF_BYTE and block[1] >= MIN_VALUES else 0
 
 
 def find_factor(sample: CodeSample) -> ScaleFault | None:
@@ -128,7 +128,7 @@ def _try_factors(sample: CodeSample, kind: str) -> ScaleFault | None:
     """Try one factor for all elements, or one for each row of the sample."""
     by_row = kind != "factor"
     missed = _find_missed(sample, 1.0)
-    if missed < TRACE:
+    if missed < NEGLIGIBLE_SHARE:
         return None
     factors = _fit_factors(sample, by_row)
     if not bool((factors > 0).all()) or float((factors - 1).abs().median()) <= CAST_BF16:
@@ -165,8 +165,10 @@ def _fit_factors(sample: CodeSample, by_row: bool) -> Tensor:
         found = improve(first)
         return found.where(found != 0, 1.0)
     # Codes agree with all factors of a small range, at whose ends these attempts stop: the roundest one is likely.
-    ends = [float(improve(first * beside)) for beside in (1 - ALIKE, 1 + ALIKE)]
-    return first.new_full((1, 1), _choose_round_number(min(ends) * (1 - TINY), max(ends) * (1 + TINY)))
+    ends = [float(improve(first * beside)) for beside in (1 - FACTOR_TOLERANCE, 1 + FACTOR_TOLERANCE)]
+    return first.new_full(
+        (1, 1), _choose_round_number(min(ends) * (1 - FLOAT32_TOLERANCE), max(ends) * (1 + FLOAT32_TOLERANCE))
+    )
 
 
 def _choose_round_number(low: float, high: float) -> float:
@@ -185,7 +187,7 @@ def _find_missed(sample: CodeSample, factor: Tensor | float) -> float:
     cells = sample.find_cells(factor)
     missed = (sample.y - cells.nearest).abs() > CODE_OFF * cells.width
     found = missed[cells.inside & (sample.x != 0)]
-    return float(found.float().mean()) if len(found) >= ENOUGH else 0.0
+    return float(found.float().mean()) if len(found) >= MIN_VALUES else 0.0
 
 
 def _try_zero_points(pair: Pair, sample: CodeSample) -> ScaleFault | None:
@@ -212,7 +214,7 @@ def _try_zero_points(pair: Pair, sample: CodeSample) -> ScaleFault | None:
 def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     """Try to give each column the scales of the group that fits it best."""
     block, (rows, cols) = pair.quantized.unrotated.block_size, sample.x.shape
-    if block is None or block[0] != 1 or cols % block[1] or block[1] == 1 or rows < 2 * ENOUGH:
+    if block is None or block[0] != 1 or cols % block[1] or block[1] == 1 or rows < 2 * MIN_VALUES:
         return None
     groups, width = cols // block[1], block[1]
     if groups < 2 or rows * cols * groups > MOST_TRIED:
@@ -228,7 +230,11 @@ def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     first, second = errors.argmin(1)  # the group of each column
     own = torch.arange(cols) // width
     moved = (first == second) & (first != own)
-    if not in_order or float((first == second).float().mean()) < AGREE or float(moved.float().mean()) < MANY:
+    if (
+        not in_order
+        or float((first == second).float().mean()) < AGREEING_SHARE
+        or float(moved.float().mean()) < MAJOR_SHARE
+    ):
         if "order" not in pair.quantized.parts:  # without it, single columns cannot have another group
             return None
         few = _find_few_columns(sample, errors, moved, own)
@@ -238,7 +244,7 @@ def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
         return None
     signal = float(sample.x[1::2].double().square().sum())
     by_group = first.view(groups, -1)
-    together = float((by_group == by_group.mode(1, keepdim=True).values).float().mean()) > ALIGNED
+    together = float((by_group == by_group.mode(1, keepdim=True).values).float().mean()) > ALIGNED_COSINE
     return ScaleFault("groups" if together else "order", 1.0, 1.0, level(signal, before), level(signal, after))
 
 
@@ -268,7 +274,7 @@ def _find_few_columns(sample: CodeSample, errors: Tensor, moved: Tensor, own: Te
 
 def _are_in_order(unit: Tensor) -> bool:
     """Return True if the columns of a group, (r, groups, columns), share a scale, and none is zero."""
-    return bool((unit != 0).all()) and torch.allclose(unit, unit[..., :1].expand_as(unit), TINY, 0.0)
+    return bool((unit != 0).all()) and torch.allclose(unit, unit[..., :1].expand_as(unit), FLOAT32_TOLERANCE, 0.0)
 
 
 def _try_groups(sample: CodeSample, width: int, rows: range) -> Tensor:
@@ -287,14 +293,14 @@ def _try_groups(sample: CodeSample, width: int, rows: range) -> Tensor:
 def _try_mean_errors(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     """Try to move the zero points of groups whose mean error is a step or more by whole steps."""
     block, (rows, cols) = pair.quantized.unrotated.block_size, sample.x.shape
-    if sample.shift is None or block is None or block[0] != 1 or block[1] < ENOUGH or cols % block[1]:
+    if sample.shift is None or block is None or block[0] != 1 or block[1] < MIN_VALUES or cols % block[1]:
         return None
     error, unit = (side.view(rows, -1, block[1]) for side in (sample.y - sample.x, sample.unit))
     if not _are_in_order(unit):
         return None
     means = (error / unit).mean(2, keepdim=True)
     off = torch.where(means.abs() > WHOLE_STEP, means.round(), 0.0)
-    if float((off != 0).float().mean()) < TRACE:
+    if float((off != 0).float().mean()) < NEGLIGIBLE_SHARE:
         return None
     before_db, after_db = _measure(sample.x, error, error - off * unit)
     if after_db - before_db < MEANS_DB or before_db > FINE_DB:

@@ -5,26 +5,26 @@ from math import isfinite, log2
 
 from quanterr.documents.base import Finding
 from quanterr.findings.checks import RESULT, WEIGHT, check
-from quanterr.findings.code_samples import RUN
+from quanterr.findings.code_samples import ROWS_PER_RUN
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.error_figures import bits_of
 from quanterr.findings.excess import MOST_NAMED, compare_whole_with_sample, underflows
 from quanterr.findings.limits import (
-    ALIGNED,
-    ALIKE,
-    APART,
+    ALIGNED_COSINE,
     BIT_DB,
     DOUBLE_DB,
-    ENOUGH,
-    FEW,
+    FACTOR_TOLERANCE,
     FINE_DB,
-    MANY,
+    MAJOR_SHARE,
+    MAX_METHOD_LOSS_DB,
+    MIN_VALUES,
+    MINOR_SHARE,
+    MISMATCH_FACTOR,
     NEAR_DB,
     SEARCHED_DB,
     SLIGHT_DB,
     SMALL_DB,
-    WORST_DB,
 )
 from quanterr.findings.methods import Method
 from quanterr.formats.reading import Reader
@@ -48,7 +48,7 @@ from quanterr.util.text import count, display
 WIDE = 1.2
 # AutoRound learns the range of each group in steps that sum up to half of a range: their rate falls from 1 / steps to 0
 # (auto-round 0.16.1, sign_round/quantizer.py). Symmetric codes reach 8/7 further on one side than on the other.
-LEARNED_RANGE = 0.5 * 7 / 8 - ALIKE
+LEARNED_RANGE = 0.5 * 7 / 8 - FACTOR_TOLERANCE
 POWERS = frozenset({"U8", "F8_E8M0"})  # dtypes of exponents
 REMEDY = "derive scales from the original: for each group its largest absolute value divided by the largest code"
 
@@ -58,7 +58,7 @@ def check_scales(weight: MeasuredWeight) -> Iterator[Finding]:
     """Report scales that are too large or too small, for a whole weight or for some of its groups."""
     pair, done, method, _ = weight
     found = done.attainable
-    if found is None or found.n < ENOUGH or level(found.x_sq, found.e_sq) > FINE_DB:
+    if found is None or found.n < MIN_VALUES or level(found.x_sq, found.e_sq) > FINE_DB:
         return
     severity, loss = _rate_scales(pair, done, found), found.scale_loss_db
     if severity == "error" and _is_shifted(found):
@@ -70,7 +70,7 @@ def check_scales(weight: MeasuredWeight) -> Iterator[Finding]:
     if severity in (None, "info") and "group" in parts:
         yield _report_groups(pair, done, parts["group"], method)
     elif severity:
-        part, some = parts.get("group"), 1 / APART < found.scale_ratio < APART
+        part, some = parts.get("group"), 1 / MISMATCH_FACTOR < found.scale_ratio < MISMATCH_FACTOR
         more = compare_whole_with_sample(done, found)
         whole = _describe_scales(pair, found.scale_ratio, found.snr_db)
         what = (
@@ -101,10 +101,10 @@ def check_zero_points(measured: MeasuredWeight) -> Iterator[Finding]:
     found, weight = done.attainable, pair.quantized.unrotated
     if found is None or pair.quantized.rotated or (scheme is not None and scheme.is_symmetric):
         return
-    if not found.clipped or found.scale_ratio >= 1 - ALIKE:
+    if not found.clipped or found.scale_ratio >= 1 - FACTOR_TOLERANCE:
         return
     rows, cols = weight.matrix
-    chunk = Chunk(0, min(RUN, rows), 0, cols)
+    chunk = Chunk(0, min(ROWS_PER_RUN, rows), 0, cols)
     scales = Reader().read_scaling(weight, chunk)
     if scales is None or not _are_zero_points_alike(*scales):
         return
@@ -135,7 +135,7 @@ def _are_zero_points_alike(unit: Tensor, shift: Tensor | None) -> bool:
     if shift is None:
         return False
     points = (shift / unit)[unit != 0]
-    return points.numel() >= ENOUGH and float((points - points.median()).abs().max()) < 1 - ALIGNED
+    return points.numel() >= MIN_VALUES and float((points - points.median()).abs().max()) < 1 - ALIGNED_COSINE
 
 
 def _follow_ranges(pair: Pair, chunk: Chunk, unit: Tensor) -> bool:
@@ -150,7 +150,7 @@ def _follow_ranges(pair: Pair, chunk: Chunk, unit: Tensor) -> bool:
     groups, codes = ScaleGroups(*block), (x / unit).nan_to_num(0.0, 0.0, 0.0)
     low, high = groups.min(codes).clamp(max=0.0), groups.max(codes).clamp(min=0.0)
     used = high > low
-    if int(used.sum()) < ENOUGH:
+    if int(used.sum()) < MIN_VALUES:
         return False
     sizes = (size[used].log() for size in (high - low, torch.maximum(high, -low)))
     of_ranges, of_magnitudes = (float((size - size.median()).abs().median()) for size in sizes)
@@ -167,12 +167,12 @@ def _rate_scales(pair: Pair, done: WeightResult, found: Attainable) -> str | Non
     loss, levels = found.scale_loss_db, pair.quantized.levels
     if loss is None or _suits_importance(done.sums, found):
         return None
-    if loss <= WORST_DB and _has_wrong_range(pair, found, loss):
+    if loss <= MAX_METHOD_LOSS_DB and _has_wrong_range(pair, found, loss):
         return "warning"
     if loss <= SEARCHED_DB:
         return None
     loss -= NEAR_DB if levels and levels.number <= MAX_SEARCHED_LEVELS else 0.0
-    if loss > WORST_DB:
+    if loss > MAX_METHOD_LOSS_DB:
         return "error"
     if _is_due_to_zero_points(found.scale_ratio, found.snr_db) and loss > SEARCHED_DB:
         return "info"
@@ -190,19 +190,19 @@ def _has_wrong_range(pair: Pair, found: Attainable, loss: float) -> bool:
     """Return True if all scales leave the ends of the range of codes unused, or those of floats of 8 bits clip."""
     levels, scale = pair.quantized.levels, pair.quantized.parts.get("scale")
     powers = (scale is not None and scale.dtype in POWERS) or "mxfp" in pair.quantized.format
-    if found.scale_ratio > (2 + ALIKE if powers else WIDE):
+    if found.scale_ratio > (2 + FACTOR_TOLERANCE if powers else WIDE):
         return loss > SMALL_DB
     return levels is not None and levels.mantissa > 0 and not powers and _clips_bytes(levels, found.scale_ratio)
 
 
 def _is_due_to_zero_points(ratio: float, snr_db: float) -> bool:
     """Return True if scales with this ratio and SNR are right, so that only other zero points would do better."""
-    return abs(ratio - 1) < ALIKE and snr_db > 0
+    return abs(ratio - 1) < FACTOR_TOLERANCE and snr_db > 0
 
 
 def _is_shifted(found: Attainable) -> bool:
     """Return True if scales are right, but zero points leave many values beyond the range of codes."""
-    return abs(found.scale_ratio - 1) < ALIKE and found.clipped > MANY * found.n
+    return abs(found.scale_ratio - 1) < FACTOR_TOLERANCE and found.clipped > MAJOR_SHARE * found.n
 
 
 def _report_shift(pair: Pair, found: Attainable) -> Finding:
@@ -241,13 +241,13 @@ def _report_groups(pair: Pair, done: WeightResult, part: BadRegion, method: Meth
     """Report groups whose scales are wrong."""
     found = done.attainable
     # A search by importance gives up 0.04 of Q3_K, with one column of 32 a thousand times as important as the others.
-    few = found is not None and part.is_scattered and part.number * part.size <= FEW * found.n
+    few = found is not None and part.is_scattered and part.number * part.size <= MINOR_SHARE * found.n
     suits = found is not None and _suits_importance(done.sums, found)
     narrow = 0 < part.factor < 1 or (not part.factor and pair.quantized.scale_steps is not None)
     lost, given_up = part.attainable_db - part.snr_db, method.by_importance and narrow and few
-    updated = 1 / method.most_factor < part.factor < method.most_factor
+    updated = 1 / method.max_factor < part.factor < method.max_factor
     bad = (
-        lost > (WORST_DB if updated else BIT_DB)
+        lost > (MAX_METHOD_LOSS_DB if updated else BIT_DB)
         or not part.factor
         or _clips_bytes(pair.quantized.unrotated.levels, part.factor)
     )
@@ -279,7 +279,7 @@ def _clips_bytes(levels: Levels | None, ratio: float) -> bool:
 
 def _report_underflow(pair: Pair, found: Attainable, part: BadRegion) -> Finding:
     """Report groups whose scales vanish next to far larger ones; a few such groups do not matter."""
-    many = part.number * part.size > FEW * found.n
+    many = part.number * part.size > MINOR_SHARE * found.n
     return make_finding(
         "underflow",
         "warning" if many else "info",

@@ -13,33 +13,40 @@ from quanterr.findings.layers import WeightSummary
 from quanterr.util.text import display
 
 
-def excuse_shared_scales(found: Sequence[Finding], seen: Iterable[WeightSummary]) -> list[Finding]:
-    """Return the findings, with the info shared_scale where a scale is as wide as a fused weight needs it."""
-    wide = {one.layer for one in found if _is_wide(one)}
+def excuse_shared_scales(findings: Sequence[Finding], seen: Iterable[WeightSummary]) -> list[Finding]:
+    """Return the findings; where another part of a fused weight needs the wide scale, the info shared_scale instead."""
+    wide = {finding.layer for finding in findings if _is_wide(finding)}
     if not wide:
-        return list(found)
+        return list(findings)
     sharing: dict[tuple[str, float], list[str]] = {}
-    for one in seen:
-        if one.scales and one.scales.number and one.scales.low == one.scales.high:
-            sharing.setdefault((_parent_of(one.pair.name), one.scales.low), []).append(one.pair.name)
-    fitting = {  # name of a weight whose scale is too wide → one of its group that needs the scale
+    for weight in seen:
+        if weight.scales and weight.scales.number and weight.scales.low == weight.scales.high:
+            sharing.setdefault((_parent_of(weight.pair.name), weight.scales.low), []).append(weight.pair.name)
+    fitting = {  # name of a weight whose scale is too wide → a weight of its group that needs this scale
         name: next(other for other in names if other not in wide)
         for names in sharing.values()
         if len(names) > 1 and not wide.issuperset(names)
         for name in names
         if name in wide
     }
-    return [_excuse(one, fitting[one.layer]) if _is_wide(one) and one.layer in fitting else one for one in found]
+    return [
+        _excuse(finding, fitting[finding.layer]) if _is_wide(finding) and finding.layer in fitting else finding
+        for finding in findings
+    ]
 
 
-def _is_wide(one: Finding) -> bool:
+def _is_wide(finding: Finding) -> bool:
     """Return True for the finding that the scale of a whole weight is too wide."""
-    return one.code == "scale_loss" and one.evidence.get("scale_ratio", 0.0) > 1 and "places" not in one.evidence
+    return (
+        finding.code == "scale_loss"
+        and finding.evidence.get("scale_ratio", 0.0) > 1
+        and "places" not in finding.evidence
+    )
 
 
-def _excuse(one: Finding, other: str) -> Finding:
-    message = f"{one.message}; a runtime fuses it with {display(other)}, which needs this scale"
-    return replace(one, code="shared_scale", severity="info", message=message, remedy=None)
+def _excuse(finding: Finding, other: str) -> Finding:
+    message = f"{finding.message}; a runtime fuses it with {display(other)}, which needs this scale"
+    return replace(finding, code="shared_scale", severity="info", message=message, remedy=None)
 
 
 def _parent_of(name: str) -> str:

@@ -27,11 +27,20 @@ from math import inf, log10, nan, pi, sqrt
 from typing import NamedTuple
 
 from quanterr.documents.base import Finding
-from quanterr.findings.code_samples import READ, CodeSample, read_code_sample
+from quanterr.findings.code_samples import MAX_SAMPLE_ELEMENTS, CodeSample, read_code_sample
 from quanterr.findings.codes import make_finding
 from quanterr.findings.explanations import NEAR, USUAL
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.limits import AGREE, DEVIATIONS, ENOUGH, NEAR_DB, PEERS, SLIGHT_DB, SMALL_DB, TRACE
+from quanterr.findings.limits import (
+    AGREEING_SHARE,
+    CHANCE_DEVIATIONS,
+    MIN_PEERS,
+    MIN_VALUES,
+    NEAR_DB,
+    NEGLIGIBLE_SHARE,
+    SLIGHT_DB,
+    SMALL_DB,
+)
 from quanterr.findings.methods import Method, find_method
 from quanterr.findings.scale_faults import ScaleFault, find_scale_fault, report_scale_faults
 from quanterr.formats.reading import Reader
@@ -163,7 +172,7 @@ def check_sources(seen: Sequence[WeightSummary], again: CodesReadAgain) -> Itera
 
 def _choose_weights(seen: Sequence[WeightSummary]) -> tuple[list[WeightSummary], list[WeightSummary]]:
     """Return the weights with excess error, and those of them to read again."""
-    off = [one for one in seen if _is_off(one)]
+    off = [weight for weight in seen if _is_off(weight)]
     worst = sorted(off, key=lambda one: -(one.excess_db or 0.0))[:MOST_READ]
     chosen = {one.number for one in (*off[:: max(-(-len(off) // SPREAD_READ), 1)], *worst)}
     return off, [one for one in off if one.number in chosen]
@@ -180,8 +189,8 @@ def _is_off(one: WeightSummary) -> bool:
     return (
         weight.levels is not None
         and weight.shape == one.pair.quantized.shape
-        and min(*weight.matrix) >= ENOUGH
-        and weight.matrix[1] <= READ // ENOUGH
+        and min(*weight.matrix) >= MIN_VALUES
+        and weight.matrix[1] <= MAX_SAMPLE_ELEMENTS // MIN_VALUES
     )
 
 
@@ -209,7 +218,7 @@ def find_signs(pair: Pair, of_codes: CodeSample, declared: Method) -> list[str]:
     if levels is None or levels.number <= 2**2:
         return found
     stored = 10 * log10(float(sample.error.square().sum() / sample.least.square().sum()))
-    least = method.most_db if method.by_importance else SMALL_DB
+    least = method.max_loss_db if method.by_importance else SMALL_DB
     found += ["grid"] if stored > least and not pair.quantized.rotated and _follows_grid(sample) else []
     error, nearest = _refit_both(pair, sample)
     excess = float(error.square().sum() / nearest.square().sum())
@@ -219,10 +228,10 @@ def find_signs(pair: Pair, of_codes: CodeSample, declared: Method) -> list[str]:
         (sample.error / sample.width, error / sample.width), nearest / sample.width, sample.fine
     ):
         found.append("rounding")
-    if method.may_compensate and _find_least_ratio(sample) < 1 + TRACE:
+    if method.may_compensate and _find_least_ratio(sample) < 1 + NEGLIGIBLE_SHARE:
         return found  # few directions of inputs cause the same, but the column that GPTQ rounds first has no part in it
     share, number = _measure_directions(error)
-    if share > (SHARE if number >= MANY_DIRECTIONS else AGREE) * (1 - 1 / excess):
+    if share > (SHARE if number >= MANY_DIRECTIONS else AGREEING_SHARE) * (1 - 1 / excess):
         found.append("directions")
     return found
 
@@ -270,7 +279,7 @@ def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -
         fine: elements that count, bool.
     """
     beyond = int(torch.stack([error.abs() > BEYOND for error in errors]).all(0).sum())
-    if beyond < max(PEERS + 1, BEYOND_SHARE * int(fine.sum())):
+    if beyond < max(MIN_PEERS + 1, BEYOND_SHARE * int(fine.sum())):
         return False
     of = least.square().mean(0)
     used = of > of.mean() / 2  # other columns hold so little that their codes are always the nearest
@@ -284,7 +293,7 @@ def _is_beyond_rounding(errors: Sequence[Tensor], least: Tensor, fine: Tensor) -
 
 def _is_off_everywhere(sample: ErrorSample) -> bool:
     """Return True if no column has the nearest codes, and many codes are none of the two around their values."""
-    if int((sample.error.abs() > BEYOND * sample.width).sum()) < TRACE * int(sample.fine.sum()):
+    if int((sample.error.abs() > BEYOND * sample.width).sum()) < NEGLIGIBLE_SHARE * int(sample.fine.sum()):
         return False  # rounded at random
     return _find_least_ratio(sample) > ABOVE
 
@@ -293,7 +302,7 @@ def has_nearest_column(pair: Pair, reader: Reader) -> bool:
     """Return True if a column has the nearest codes, as the one that GPTQ rounds first; False if that is unknown."""
     of_codes = read_code_sample(pair, reader)
     sample = _measure_errors(of_codes) if of_codes else None
-    return sample is not None and _find_least_ratio(sample) < 1 + TRACE
+    return sample is not None and _find_least_ratio(sample) < 1 + NEGLIGIBLE_SHARE
 
 
 def _find_least_ratio(sample: ErrorSample) -> float:
@@ -331,7 +340,7 @@ def _measure_directions(error: Tensor) -> tuple[float, int]:
     e = error.double()
     for turn in range(SPREAD + 1):
         if turn == SPREAD:
-            e = e.clamp(-DEVIATIONS, DEVIATIONS)
+            e = e.clamp(-CHANCE_DEVIATIONS, CHANCE_DEVIATIONS)
         for dim in (1, 0):
             e = e / e.square().mean(dim, keepdim=True).sqrt().clamp_(min=torch.finfo(e.dtype).tiny)
     e = e if e.shape[0] <= e.shape[1] else e.T
@@ -360,7 +369,7 @@ def _follows_grid(sample: ErrorSample) -> bool:
     found, chance = shares.amax(1).unbind(1)
     more = float(found.mean() - chance.mean())
     doubt = float((found.var() + chance.var()).sqrt()) / sqrt(len(found))
-    return more > max(FOLLOWS, DEVIATIONS * doubt)
+    return more > max(FOLLOWS, CHANCE_DEVIATIONS * doubt)
 
 
 def _exchange(rest: Tensor, used: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quanterr.checkpoints import Checkpoint, GgufMetadata
 from quanterr.documents.base import Finding
-from quanterr.findings.attention_heads import OF_BLOCK
+from quanterr.findings.attention_heads import BLOCK_PREFIX
 from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG
@@ -13,7 +13,7 @@ from quanterr.findings.contents import Contents
 from quanterr.pairing.views import find_whole
 from quanterr.util.text import count, display, listed
 
-BLOCK = re.compile(OF_BLOCK)
+BLOCK_NAME = re.compile(BLOCK_PREFIX)
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 HEADS = {
     "num_attention_heads": ("q_proj.weight", "attn_q.weight"),
@@ -50,15 +50,19 @@ def report_model_mismatch(message: str, layers: Sequence[str] = ()) -> Finding:
 
 @check("config_mismatch", needs=DECLARED, of=QUANTIZED)
 def check_blocks(contents: Contents) -> Iterator[Finding]:
-    """Check the number of blocks; blocks of multi-token prediction may follow."""
+    """Check the declared number of blocks; blocks of multi-token prediction may follow these."""
     declared, where = _read_declared(contents.checkpoint)
-    said = declared.get("num_hidden_layers")
-    found = {int(match[1]) for name in contents.checkpoint.entries if (match := BLOCK.match(name))} if said else set()
-    if not said or not found:
+    blocks = declared.get("num_hidden_layers")
+    numbers = (
+        {int(match[1]) for name in contents.checkpoint.entries if (match := BLOCK_NAME.match(name))}
+        if blocks
+        else set()
+    )
+    if not blocks or not numbers:
         return
-    stored, most = max(found) + 1, said + declared.get("num_nextn_predict_layers", 0)
-    if not said <= stored <= most:
-        yield report_model_mismatch(f"{where} declares {count(said, 'block')}, but the tensors belong to {stored}")
+    stored, highest = max(numbers) + 1, blocks + declared.get("num_nextn_predict_layers", 0)
+    if not blocks <= stored <= highest:
+        yield report_model_mismatch(f"{where} declares {count(blocks, 'block')}, but the tensors belong to {stored}")
 
 
 @check("config_mismatch", needs=DECLARED, of=QUANTIZED)
@@ -66,21 +70,21 @@ def check_sizes(contents: Contents) -> Iterator[Finding]:
     """Check the sizes of the embedding, and that the number of heads divides the rows of q and k."""
     declared, where = _read_declared(contents.checkpoint)
     width, rows = declared.get("hidden_size"), declared.get("vocab_size")
-    for one in contents.stored:
-        shape = one.weight.shape
-        if len(shape) != 2 or not one.has_shape or not one.name.endswith(EMBEDDINGS):
+    for stored in contents.stored:
+        shape = stored.weight.shape
+        if len(shape) != 2 or not stored.has_shape or not stored.name.endswith(EMBEDDINGS):
             continue
-        name = display(one.name)
+        name = display(stored.name)
         if width and shape[1] != width:
             yield report_model_mismatch(f"{where} declares a width of {width}, but {name} has {shape[1]}")
-        if rows and rows not in (shape[0], find_whole(one.weight).matrix[0]):
+        if rows and rows not in (shape[0], find_whole(stored.weight).matrix[0]):
             yield report_model_mismatch(f"{where} declares vocab_size {rows}, but {name} has {count(shape[0], 'row')}")
     for key, endings in HEADS.items():
         heads = declared.get(key)
         odd = [
-            one.name
-            for one in contents.stored
-            if one.name.endswith(endings) and heads and one.has_shape and one.weight.shape[0] % heads
+            stored.name
+            for stored in contents.stored
+            if stored.name.endswith(endings) and heads and stored.has_shape and stored.weight.shape[0] % heads
         ]
         if odd:
             yield report_model_mismatch(

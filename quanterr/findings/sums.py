@@ -10,17 +10,17 @@ from quanterr.findings.contents import MeasuredWeight
 from quanterr.findings.error_figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
 from quanterr.findings.excess import NIBBLE, allowed_overshoot, underflows
 from quanterr.findings.limits import (
-    ALIGNED,
-    APART,
+    ALIGNED_COSINE,
     BIT_DB,
-    DEVIATIONS,
+    CHANCE_DEVIATIONS,
     DOUBLE_DB,
-    ENOUGH,
-    FEW,
     FINE_DB,
-    TRACE,
-    UNRELATED,
-    WORST_DB,
+    MAX_METHOD_LOSS_DB,
+    MIN_VALUES,
+    MINOR_SHARE,
+    MISMATCH_FACTOR,
+    NEGLIGIBLE_SHARE,
+    UNRELATED_COSINE,
 )
 from quanterr.metrics import Measurement, cosine_similarity, snr_db
 from quanterr.metrics.attainable import level
@@ -109,11 +109,11 @@ def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
         return
     cosine = cosine_similarity(measured) if ratio else 0.0
     doubtful_db = min(BIT_DB * (bits - 2), 3 * DOUBLE_DB)  # plain rounding of normal weights reaches far more
-    only_length = abs(cosine) > 1 - TRACE and snr < 3 * DOUBLE_DB
-    if not (snr < doubtful_db or only_length or cosine < UNRELATED):
+    only_length = abs(cosine) > 1 - NEGLIGIBLE_SHARE and snr < 3 * DOUBLE_DB
+    if not (snr < doubtful_db or only_length or cosine < UNRELATED_COSINE):
         yield from _check_usual_level(pair, snr)
         return
-    unrelated = cosine < UNRELATED and (ratio > 0 or bits > 1)  # symmetric codes of one bit may all be zero
+    unrelated = cosine < UNRELATED_COSINE and (ratio > 0 or bits > 1)  # symmetric codes of one bit may all be zero
     broken = snr < doubtful_db - BIT_DB or only_length or unrelated
     yield make_finding(
         "implausible_error",
@@ -131,7 +131,7 @@ def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
 def _check_usual_level(pair: Pair, snr: float) -> Iterator[Finding]:
     """Report a weight far below the usual level of its format, if this level hardly depends on the weight."""
     usual = usual_of(pair.quantized.format)
-    if usual and snr < usual[0] - WORST_DB and len(pair.original.shape) > 1:
+    if usual and snr < usual[0] - MAX_METHOD_LOSS_DB and len(pair.original.shape) > 1:
         yield make_finding(
             "below_usual",
             "warning",
@@ -147,13 +147,13 @@ def _diagnose(ratio: float, cosine: float) -> str:
     """Return the likely cause of an implausible norm ratio and cosine."""
     if not ratio:
         return "all its values are zero"
-    if cosine > ALIGNED and abs(ratio - cosine) > sqrt(1 - cosine * cosine):
+    if cosine > ALIGNED_COSINE and abs(ratio - cosine) > sqrt(1 - cosine * cosine):
         return f"the scale is wrong by a factor of about {ratio:.4g}"
-    if cosine < -ALIGNED:
+    if cosine < -ALIGNED_COSINE:
         return "the sign is inverted"
-    if abs(cosine) < UNRELATED and 1 / APART < ratio < APART:
+    if abs(cosine) < UNRELATED_COSINE and 1 / MISMATCH_FACTOR < ratio < MISMATCH_FACTOR:
         return "rows or columns permuted, a rotation, or another tensor"
-    if abs(cosine) < UNRELATED:
+    if abs(cosine) < UNRELATED_COSINE:
         return "another tensor, or a wrong reading"
     return "outliers that one scale cannot represent, or a damaged layer"
 
@@ -178,7 +178,7 @@ def _check_scales(pair: Pair, done: WeightResult) -> Iterator[Finding]:
 def _check_saturation(pair: Pair, done: WeightResult) -> Iterator[Finding]:
     """Report too many codes at the ends of their range, for formats that count them."""
     sums, scales = done.sums, done.scales
-    if not scales or sums.n < ENOUGH or sums.saturated <= FEW * sums.n + WEAK * scales.number:
+    if not scales or sums.n < MIN_VALUES or sums.saturated <= MINOR_SHARE * sums.n + WEAK * scales.number:
         return
     if _is_fine(sums):  # all nonzero ternary values are at an end of the range
         return
@@ -199,7 +199,7 @@ def _check_bias(pair: Pair, sums: Sums) -> Iterator[Finding]:
         return
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     share = mean * mean / square if square else 0.0
-    by_chance = DEVIATIONS**2 / sums.n  # the mean of independent errors has a standard error of their size / √n
+    by_chance = CHANCE_DEVIATIONS**2 / sums.n  # the mean of independent errors has a standard error of their size / √n
     if not share > max(BIASED, by_chance) or _is_fine(sums):  # rounding a shift to float16 biases a constant weight
         return
     yield make_finding(
@@ -225,9 +225,9 @@ def _check_rows(pair: Pair, done: WeightResult) -> Iterator[Finding]:
     if rows < 2 or not sums.x_sq or not sums.e_sq or not pair.quantized.has_codes:
         return
     bits = bits_of(pair)
-    below, below_level = (BIT_DB, DOUBLE_DB) if bits <= NIBBLE else (WORST_DB, 2 * BIT_DB)
+    below, below_level = (BIT_DB, DOUBLE_DB) if bits <= NIBBLE else (MAX_METHOD_LOSS_DB, 2 * BIT_DB)
     if _rows_share_scales(pair, done):
-        below = WORST_DB + BIT_DB  # in real models outliers of other rows cost up to 12
+        below = MAX_METHOD_LOSS_DB + BIT_DB  # in real models outliers of other rows cost up to 12
     clipped_db = -20 * log10(allowed_overshoot(pair.quantized.levels))  # of a row whose largest value holds its energy
     limit = min(ratio_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level, clipped_db)
     worst = sums.worst_rows

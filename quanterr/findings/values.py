@@ -14,7 +14,7 @@ from quanterr.findings.checks import ALONE, VALUES, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.constants import ConstantWeights, is_learned_matrix
 from quanterr.findings.contents import Contents
-from quanterr.findings.limits import ENOUGH, FAR, FEW, PEERS
+from quanterr.findings.limits import MIN_PEERS, MIN_VALUES, MINOR_SHARE, OUTLIER_FACTOR
 from quanterr.findings.repeats import RepeatedWeights
 from quanterr.formats import Weight
 from quanterr.formats.reading import Reader
@@ -111,17 +111,17 @@ class ValueFindings:
         """Note the rows of a weight that are constant, or far larger than the others."""
         constant, in_matrix = rows.low == rows.high, weight.matrix_rows or weight.matrix[0]
         _unmark_whole(constant.view(-1, in_matrix))  # a whole expert is reported as such
-        if weight.matrix[1] >= ENOUGH and role_of(weight.name) not in UNUSED and bool(constant.any()):
+        if weight.matrix[1] >= MIN_VALUES and role_of(weight.name) not in UNUSED and bool(constant.any()):
             usual = len(weight.shape) > 3 or _are_last(constant.view(-1, in_matrix))
-            few = int(constant.sum()) <= FEW * len(constant)
+            few = int(constant.sum()) <= MINOR_SHARE * len(constant)
             weak = few and _may_lose_rows(weight) and not bool(rows.low[constant].any())
             kind = "padding" if usual else "weak_rows" if weak else "constant_rows"
             self._note(kind, weight.name, _describe_rows(constant))
         largest = torch.maximum(rows.low.abs(), rows.high.abs())
         filled = largest[(largest > 0) & largest.isfinite()]
-        if len(filled) >= PEERS:
+        if len(filled) >= MIN_PEERS:
             middle = float(filled.median())
-            far = largest.isfinite() & (largest > FAR * middle)
+            far = largest.isfinite() & (largest > OUTLIER_FACTOR * middle)
             if bool(far.any()):
                 top = float(largest[far].amax())
                 self._note("far_rows", weight.name, f"{_describe_rows(far)}: up to {top:.3g} for {middle:.3g}")
@@ -168,11 +168,12 @@ KINDS: Mapping[str, tuple[str, str, str, str]] = {
         "compare with the original, or use a scale per row",
     ),
     "far_rows": (
-        "values_unlike", "warning", f"rows are more than {FAR:,.0f} times as large as the median row", REMEDY,
+        "values_unlike", "warning",
+        f"rows are more than {OUTLIER_FACTOR:,.0f} times as large as the median row", REMEDY,
     ),
     "unlike": (
         "values_unlike", "warning",
-        f"values are {UNLIKE:.0f} times (of experts {FAR:,.0f} times) as large or small as in other blocks",
+        f"values are {UNLIKE:.0f} times (of experts {OUTLIER_FACTOR:,.0f} times) as large or small as in other blocks",
         REMEDY,
     ),
 }  # fmt: skip
@@ -221,9 +222,9 @@ def _describe_rows(marks: Tensor) -> str:
 
 def _find_unlike(group: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Return the weights whose size is far from the median of the group, with both."""
-    if len(group) < PEERS:
+    if len(group) < MIN_PEERS:
         return {}
     middle = median(group.values())
-    limits = {name: FAR if role_of(name) == "experts" else UNLIKE for name in group}
+    limits = {name: OUTLIER_FACTOR if role_of(name) == "experts" else UNLIKE for name in group}
     far = {name for name, size in group.items() if not middle / limits[name] <= size <= middle * limits[name]}
     return {name: (group[name], middle) for name in group if name in far}

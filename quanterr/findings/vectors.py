@@ -16,7 +16,15 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.error_figures import CAST_BF16
 from quanterr.findings.factors import explain_factor
 from quanterr.findings.layers import WeightSummary
-from quanterr.findings.limits import ALIGNED, ALIKE, CHANGED_DB, DEVIATIONS, ENOUGH, MANY, UNRELATED
+from quanterr.findings.limits import (
+    ALIGNED_COSINE,
+    CHANCE_DEVIATIONS,
+    CHANGED_DB,
+    FACTOR_TOLERANCE,
+    MAJOR_SHARE,
+    MIN_VALUES,
+    UNRELATED_COSINE,
+)
 from quanterr.findings.repairs import BETTER_DB, Sample, measure_snr
 from quanterr.findings.samples import read_sample
 from quanterr.formats.reading import Reader
@@ -56,31 +64,31 @@ def check_vectors(
     shifts: dict[str, _BiasShift] = {}
     weights = {pair.name: pair for pair in pairs if corrected}
     vectors = {canonicalize(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
-    for one in seen:
-        beside = weights.get(one.pair.name.removesuffix("bias") + "weight")
-        is_corrected = one.pair.name in corrected and one.copy == Copy.CHANGED and beside is not None
-        if not is_vector(one.pair) or one.offset or (not is_corrected and _is_near(one)):
+    for weight in seen:
+        beside = weights.get(weight.pair.name.removesuffix("bias") + "weight")
+        is_corrected = weight.pair.name in corrected and weight.copy == Copy.CHANGED and beside is not None
+        if not is_vector(weight.pair) or weight.offset or (not is_corrected and _is_near(weight)):
             continue
-        sample = read_sample(one.pair, reader)
+        sample = read_sample(weight.pair, reader)
         if not bool(sample.x.any()):  # check_weight reports an original of zeros
             continue
-        may_scale = one.pair.name.rpartition(".")[0] in folded
-        may_differ = may_scale or one.pair.name in corrected
-        found = _check_lost(one.pair, sample) or _check_order(one.pair, sample)
-        if not found and sample.x.numel() >= ENOUGH:
-            found = None if may_differ else _check_one_factor(one.pair, sample)
+        may_scale = weight.pair.name.rpartition(".")[0] in folded
+        may_differ = may_scale or weight.pair.name in corrected
+        found = _check_lost(weight.pair, sample) or _check_order(weight.pair, sample)
+        if not found and sample.x.numel() >= MIN_VALUES:
+            found = None if may_differ else _check_one_factor(weight.pair, sample)
             if not found and sought < MOST_SOUGHT and _changed_much(sample):
                 sought += 1
-                found = _find_swapped(one.pair, sample, pairs, reader)
-            found = found or (None if may_differ else _check_related(one.pair, sample))
+                found = _find_swapped(weight.pair, sample, pairs, reader)
+            found = found or (None if may_differ else _check_related(weight.pair, sample))
         if found:
             yield found
         elif is_corrected and beside and not may_scale:
-            shifts[one.pair.name] = _measure_shift(sample, beside, vectors, reader)
-        elif not may_scale and one.ones:
-            ones.append(one.pair.name)
+            shifts[weight.pair.name] = _measure_shift(sample, beside, vectors, reader)
+        elif not may_scale and weight.ones:
+            ones.append(weight.pair.name)
         elif not may_scale and _changed_much(sample):
-            changed.append(one.pair.name)
+            changed.append(weight.pair.name)
     if shifts:
         yield _report_corrected(shifts)
     if ones:
@@ -182,12 +190,12 @@ def _contradict_correction(bias: Sample, errors: Tensor) -> str:
     changes = y - x
     if bool(((x.abs() > TINY_F16) & (y == 0)).any()):
         return "elements became zero"
-    if len(x) < ENOUGH:
+    if len(x) < MIN_VALUES:
         return ""
-    if abs(float((changes * x).sum())) > ALIGNED * float(changes.norm() * x.norm()):
+    if abs(float((changes * x).sum())) > ALIGNED_COSINE * float(changes.norm() * x.norm()):
         return f"it was multiplied by {float((x * y).sum() / x.square().sum()):.3g}"
     shares = ((changes.abs() - CAST_BF16 * x.abs()).clamp(min=0) / errors).nan_to_num(0.0, inf)
-    few = shares > DEVIATIONS * shares.square().mean().sqrt()
+    few = shares > CHANCE_DEVIATIONS * shares.square().mean().sqrt()
     if bool(shares.isinf().any()) or bool(few.any()):
         return "rows with little error changed far more than the others"
     return ""
@@ -237,7 +245,7 @@ def is_vector(pair: Pair) -> bool:
 def _changed_much(sample: Sample) -> bool:
     """Return True if values changed by more than a cast or a correction explains."""
     x, y = sample[:2]
-    if x.numel() >= ENOUGH:
+    if x.numel() >= MIN_VALUES:
         return not measure_snr(x, y - x) >= CHANGED_DB
     kept = x != 0
     ratios = y[kept] / x[kept]
@@ -257,7 +265,12 @@ def _check_lost(pair: Pair, sample: Sample) -> Finding | None:
     x, y = sample[:2]
     lost = (x != 0) & (y == 0)
     n, of = int(lost.sum()), int((x != 0).sum())
-    if 2 * n <= of or not _changed_much(sample) or (of < ENOUGH and n < of) or float(x[lost].abs().max()) < TINY_F16:
+    if (
+        2 * n <= of
+        or not _changed_much(sample)
+        or (of < MIN_VALUES and n < of)
+        or float(x[lost].abs().max()) < TINY_F16
+    ):
         return None
     description = "all its values are zero" if n == of else f"{n:,} of its {of:,} values are zero"
     return _report_implausible(pair, sample, f"{description}; the original's are not", zeros=n)
@@ -266,7 +279,7 @@ def _check_lost(pair: Pair, sample: Sample) -> Finding | None:
 def _check_order(pair: Pair, sample: Sample) -> Finding | None:
     """Report values that are the original's in another order."""
     x, y = sample[:2]
-    if x.numel() < ENOUGH or x.numel() < pair.original.n or _correlate(x, y) > ALIGNED:
+    if x.numel() < MIN_VALUES or x.numel() < pair.original.n or _correlate(x, y) > ALIGNED_COSINE:
         return None
     x_sorted, y_sorted = x.flatten().sort().values, y.flatten().sort().values
     before, after = measure_snr(x, y - x), measure_snr(x_sorted, y_sorted - x_sorted)
@@ -285,7 +298,7 @@ def _check_one_factor(pair: Pair, sample: Sample) -> Finding | None:
         return None
     factor = float(y.square().sum()) / both
     before, after = measure_snr(x, y - x), measure_snr(x, y / factor - x, 1)
-    if not after > CHANGED_DB or after - before < BETTER_DB or abs(factor - 1) < ALIKE:
+    if not after > CHANGED_DB or after - before < BETTER_DB or abs(factor - 1) < FACTOR_TOLERANCE:
         return None
     message = (
         f"{display(pair.name)}: {before:.1f} dB; it is the original times {factor:.4g}{explain_factor(factor, None)}"
@@ -317,7 +330,7 @@ def _check_related(pair: Pair, sample: Sample) -> Finding | None:
         return _report_implausible(pair, sample, "its values are too large for their error to be measured")
     cosine = float((x * y).sum()) / both if both else 0.0
     flipped = float(x[x * y < 0].square().sum() / x.square().sum())
-    if cosine >= UNRELATED and 1 / LONGER <= ratio <= LONGER and flipped <= MANY:
+    if cosine >= UNRELATED_COSINE and 1 / LONGER <= ratio <= LONGER and flipped <= MAJOR_SHARE:
         return None
     lost_by_cast = not bool(y.any())  # _check_lost has accepted these zeros
     if lost_by_cast or bool((y == 1).all()) or (role_of(pair.name) == "norm" and _follows_other_convention(x, y)):
@@ -330,7 +343,7 @@ def _follows_other_convention(x: Tensor, y: Tensor) -> bool:
     """Return True for a norm stored minus a constant, or minus one and perhaps divided by positive factors."""
     e = y - x
     shift = abs(float(e.mean()))
-    shifted = shift <= 1 and float(e.std()) < ALIKE * shift
+    shifted = shift <= 1 and float(e.std()) < FACTOR_TOLERANCE * shift
     return shifted or (bool((x < 0).any()) and bool(((1 + x > 0) & (1 + y > 0)).all()))
 
 

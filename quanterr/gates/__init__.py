@@ -214,7 +214,11 @@ def waivers_of(rules: Sequence[Rule]) -> tuple[Waiver, ...]:
 def warn_of_waivers(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], document: "Document") -> None:
     """Say on stderr which waivers have expired, or are no longer needed."""
     gates = [gate for verdict in verdicts for gate in verdict.gates]
-    findings = [found for one in getattr(document, "candidates", [document]) for found in getattr(one, "findings", ())]
+    findings = [
+        finding
+        for candidate in getattr(document, "candidates", [document])
+        for finding in getattr(candidate, "findings", ())
+    ]
     for note in list_notes(waivers, gates, findings):
         print(f"quanterr: note: {note}", file=sys.stderr)
 

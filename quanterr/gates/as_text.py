@@ -50,7 +50,7 @@ def _say_once(gate: Gate, said: Said) -> str:
 
 
 def _format_waived(gate: Gate) -> list[str]:
-    lines = [f"      - {describe_violation(one, gate.limit)}" for one in gate.waived[:MAX_VIOLATIONS]]
+    lines = [f"      - {describe_violation(violation, gate.limit)}" for violation in gate.waived[:MAX_VIOLATIONS]]
     more = len(gate.waived) - MAX_VIOLATIONS
     return [*lines, f"      and {more:,} more waived"] if more > 0 else lines
 

@@ -109,7 +109,9 @@ def _summary_pieces(judged: HasGates, candidate: str | None) -> Iterator[str]:
                 yield f"- and {len(layers) - MOST_LAYERS:,} more\n"
         if gate.waived:
             yield f"\n{_code(gate.id)}, waived:\n\n"
-            yield from (f"- {_code(describe_violation(one, gate.limit))}\n" for one in gate.waived[:MOST_LAYERS])
+            yield from (
+                f"- {_code(describe_violation(violation, gate.limit))}\n" for violation in gate.waived[:MOST_LAYERS]
+            )
     yield "\n"
 
 

@@ -118,8 +118,10 @@ def _apply_rule(subject: Subject, rules: list[Rule], n: int, baseline: Subject |
     elif names:
         outcome = _find_outcome(subject, rules, n, baseline, names)
     violations = [
-        one if one.observed is None else replace(one, reason=subject.find_cause(rule.condition.metric, one.layer))
-        for one in outcome.violations
+        violation
+        if violation.observed is None
+        else replace(violation, reason=subject.find_cause(rule.condition.metric, violation.layer))
+        for violation in outcome.violations
     ]
     gate = _make_gate(rule, outcome._replace(violations=violations))
     if not waived:

@@ -97,7 +97,10 @@ def _make_waiver(table: dict[str, Any], where: str, rules: Sequence[str]) -> Wai
 def find_waived(waivers: Sequence[Waiver], rule: str, violations: Sequence[Violation]) -> list[Violation]:
     """Return the violations of a rule that are waived, with the waiver as their reason."""
     of_rule = [waiver for waiver in waivers if waiver.rule == rule and not waiver.is_over]
-    found = [(one, next((waiver for waiver in of_rule if waiver.takes(one.layer)), None)) for one in violations]
+    found = [
+        (violation, next((waiver for waiver in of_rule if waiver.takes(violation.layer)), None))
+        for violation in violations
+    ]
     return [replace(one, reason=str(waiver)) for one, waiver in found if waiver]
 
 
@@ -106,7 +109,7 @@ def waive_findings(document: "DocumentT", waivers: Sequence[Waiver]) -> "Documen
     candidates = getattr(document, "candidates", None)
     if candidates is None:
         return _waive(document, waivers)  # type: ignore[no-any-return]
-    return replace(document, candidates=[_waive(one, waivers) for one in candidates])
+    return replace(document, candidates=[_waive(candidate, waivers) for candidate in candidates])
 
 
 def _waive(judged: Any, waivers: Sequence[Waiver]) -> Any:
@@ -125,7 +128,11 @@ def _waive(judged: Any, waivers: Sequence[Waiver]) -> Any:
 
 
 def _waive_finding(found: Finding, waivers: Sequence[Waiver]) -> Finding:
-    fits = (one for one in waivers if one.finding == found.code and not one.is_over and one.takes(found.layer))
+    fits = (
+        waiver
+        for waiver in waivers
+        if waiver.finding == found.code and not waiver.is_over and waiver.takes(found.layer)
+    )
     waiver = None if found.severity == "info" else next(fits, None)
     if waiver is None:
         return found
@@ -144,8 +151,8 @@ def list_notes(waivers: Sequence[Waiver], gates: Sequence[Gate], findings: Seque
     notes = []
     for waiver in waivers:
         of = f"{waiver.place} of {display(waiver.rule or waiver.finding or '')}"
-        violated = [one.layer for gate in gates if gate.id == waiver.rule for one in gate.waived]
-        found = [one.layer for one in findings if one.code == waiver.finding and one.waived]
+        violated = [violation.layer for gate in gates if gate.id == waiver.rule for violation in gate.waived]
+        found = [finding.layer for finding in findings if finding.code == waiver.finding and finding.waived]
         if waiver.is_over:
             notes.append(f"{of} ended on {waiver.until}: it waives nothing")
         elif not any(map(waiver.takes, [*violated, *found])):

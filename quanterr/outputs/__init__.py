@@ -39,4 +39,4 @@ PICTURES = (
 )
 CANDIDATE_OUTPUTS = OUTPUTS + PICTURES
 # Diffs have neither lists of items to stream nor tests.
-OF_DIFFS = tuple(one for one in OUTPUTS if one.name not in ("jsonl", "junit"))
+OF_DIFFS = tuple(output for output in OUTPUTS if output.name not in ("jsonl", "junit"))

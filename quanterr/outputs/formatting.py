@@ -93,7 +93,7 @@ def list_doubts(verdict: str, findings: Iterable["Finding"]) -> list[str]:
     """Return messages of findings that question the comparison, unless the verdict is already inconclusive."""
     if verdict == "inconclusive":
         return []
-    questions = (found.message for found in findings if found.code in DOUBTS and found.severity != "info")
+    questions = (finding.message for finding in findings if finding.code in DOUBTS and finding.severity != "info")
     return list(dict.fromkeys(questions))
 
 
@@ -118,7 +118,9 @@ def describe_gate(gate: Gate) -> tuple[str, str]:
 
 def has_only_numbers(gate: Gate) -> bool:
     """Return True if a gate's observed value and margin are its whole result, without layers or a reason."""
-    return gate.observed is not None and not gate.reason and all(one.layer is None for one in gate.violations)
+    return (
+        gate.observed is not None and not gate.reason and all(violation.layer is None for violation in gate.violations)
+    )
 
 
 def describe_violation(violation: Violation, limit: float | None = None) -> str:

@@ -74,12 +74,12 @@ def _add_gate(suite: Element, gate: Gate, name: str) -> None:
     else:
         limits = f"limit {format_exact(gate.limit)}, margin {format_observed(gate.margin, 0)}"
         observed = f"observed {format_observed(gate.observed, gate.limit)}, {limits}"
-        waived = "".join(f"\n{describe_violation(one)}" for one in gate.waived[:MAX_VIOLATIONS])
+        waived = "".join(f"\n{describe_violation(violation)}" for violation in gate.waived[:MAX_VIOLATIONS])
         SubElement(case, "system-out").text = f"{sentence(gate.require)}: {observed}{waived}"
 
 
 def _format_violations(gate: Gate) -> str:
-    lines = [describe_violation(one) for one in (*gate.violations, *gate.waived)[:MAX_VIOLATIONS]]
+    lines = [describe_violation(violation) for violation in (*gate.violations, *gate.waived)[:MAX_VIOLATIONS]]
     more = len(gate.violations) + len(gate.waived) - len(lines)
     return "\n".join([*lines, *([f"and {more:,} more"] if more else [])])
 

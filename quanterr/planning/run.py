@@ -18,7 +18,7 @@ from quanterr.documents.comparison.layer import Layer, LosslessLayer, find_sizes
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.plan.model import ORIGINAL, Measure, Plan, PlannedLayer, Point, Uniform
 from quanterr.errors import Interrupted, UsageError
-from quanterr.findings.files import FALLBACK, LEFT
+from quanterr.findings.files import FALLBACK, LEFT_UNQUANTIZED
 from quanterr.options import PlanOptions, SameIn
 from quanterr.options.keywords import accept_fields_of
 from quanterr.pairing.importance import architecture_of
@@ -175,7 +175,7 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     notes = [GUESSES[measure]] if measure in GUESSES else []
     notes += [first.settings.calibration] if first.settings.calibration else []
     every = [finding for report in reports.values() for finding in report.findings]
-    notes += [finding.message for finding in every if finding.code in (LEFT, FALLBACK)]
+    notes += [finding.message for finding in every if finding.code in (LEFT_UNQUANTIZED, FALLBACK)]
     formats = {layer.format for layer in layers if layer.recipe != ORIGINAL}
     if not load_together(formats):
         notes.append(f"no known runtime loads {listed(sorted(formats), 5)} in one checkpoint; give --to recipes of one")

@@ -14,7 +14,7 @@ from support.making import numbers, store
 
 import quanterr
 from quanterr.findings.attention_heads import Heads
-from quanterr.findings.families import FAMILIES, KNOWN
+from quanterr.findings.families import FAMILIES, KNOWN_METHODS
 from quanterr.formats import FORMATS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -237,7 +237,7 @@ class TestMethods:
         names = {row.name for row in FORMATS}
 
         assert all(family.formats <= names for family in FAMILIES)
-        assert all(method == method.lower() for method in KNOWN)
+        assert all(method == method.lower() for method in KNOWN_METHODS)
 
 
 class TestReadings:

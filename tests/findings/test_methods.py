@@ -14,7 +14,7 @@ from mutation.scales import DAMAGES, ONE, case, declared_by_gptq
 from support.making import compared
 
 import quanterr
-from quanterr.findings.methods import AWQ, GGML, GPTQ, LEARNED, PLAIN, UNKNOWN, find_declared_method, find_method
+from quanterr.findings.methods import AWQ, GGML, GPTQ, LEARNED, ROUNDING, UNKNOWN, find_declared_method, find_method
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 ATTENTION = "model.layers.0.self_attn"
@@ -29,7 +29,7 @@ ROW = 9
         ({"quant_method": "awq"}, AWQ),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"actorder": "static"}}}}, GPTQ),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"actorder": None}}}}, UNKNOWN),
-        ({}, PLAIN),
+        ({}, ROUNDING),
     ],
 )
 def test_configuration_names_the_method(config, method):

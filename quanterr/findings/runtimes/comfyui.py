@@ -13,7 +13,7 @@ from functools import partial
 from quanterr.advice.runtimes import OF_COMFYUI
 from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.contents import Contents
-from quanterr.findings.families import OF_COMFY
+from quanterr.findings.families import COMFYUI_FORMATS
 from quanterr.findings.loading import OF_DENOISER, is_of_comfy
 from quanterr.findings.runtimes.conditions import check_repacked
 from quanterr.findings.runtimes.model import (
@@ -58,7 +58,7 @@ def check_labels(contents: Contents) -> Iterator[LoadingReason]:
     labels = contents.labels
     if labels.marker:
         return
-    coded = [one for one in contents.stored if one.weight.format in OF_COMFY and one.weight.has_codes]
+    coded = [one for one in contents.stored if one.weight.format in COMFYUI_FORMATS and one.weight.has_codes]
     names = [one.name for one in coded if not is_of_comfy(one.weight, labels)]
     if names:
         message = (

@@ -94,9 +94,9 @@ def _keys(evaluation: Evaluation) -> dict[str, Value]:
         "chunks": tokens.chunks,
         "command": " ".join(command) or None,
         "findings": [
-            f"{_bare(candidate.name)}: {found.code}"
+            f"{_bare(candidate.name)}: {finding.code}"
             for candidate in evaluation.candidates
-            for found in candidate.findings
+            for finding in candidate.findings
         ],
     }
     name = _bare(evaluation.candidates[0].name) if len(evaluation.candidates) == 1 else _bare(evaluation.original)

@@ -65,7 +65,7 @@ def list_metrics(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def _list_predicted(evaluation: Evaluation) -> list[str]:
-    return [name for name in PREDICTED if any(one.value(name) is not None for one in evaluation.candidates)]
+    return [name for name in PREDICTED if any(candidate.value(name) is not None for candidate in evaluation.candidates)]
 
 
 def format_metric(candidate: Evaluated | Floor, metric: str) -> str:
@@ -105,7 +105,7 @@ def order_candidates(evaluation: Evaluation) -> list[Evaluated]:
     """Return the candidates, the nearest to the original first, those without a value last."""
     metric = pick_main_metric(evaluation)
     sign = -1 if SCORES[metric].better == "higher" else 1
-    values = {id(one): one.value(metric) for one in evaluation.candidates}
+    values = {id(candidate): candidate.value(metric) for candidate in evaluation.candidates}
     return sorted(evaluation.candidates, key=lambda one: (values[id(one)] is None, sign * (values[id(one)] or 0.0)))
 
 
@@ -118,7 +118,7 @@ def conclusion(evaluation: Evaluation) -> str:
     what = f"{SCORES[metric].title} {format_metric(best, metric)}"
     name = display(best.name)
     subject = f"{name} is nearest to the original" if len(evaluation.candidates) > 1 else name
-    failing = [display(one.name) for one in evaluation.candidates if one.verdict == "fail"]
+    failing = [display(candidate.name) for candidate in evaluation.candidates if candidate.verdict == "fail"]
     failed = f"; gates do not hold for {', '.join(failing)}" if failing and len(evaluation.candidates) > 1 else ""
     first, after = next(iter(compare_neighbours(evaluation)), None), ""
     if first and first[0] is best:

@@ -168,7 +168,7 @@ def _summarize(evaluation: Evaluation) -> Iterator[str]:
     for weight in weights:
         share = f", {format_percent(weight.share_of_block)} of its block" if weight.share_of_block else ""
         yield f"largest output errors{of}: {format_percent(weight.output_error)}  {display(weight.layer_name)}{share}"
-    yield from (_missing(one) for one in evaluation.candidates if one.missing)
+    yield from (_missing(candidate) for candidate in evaluation.candidates if candidate.missing)
 
 
 def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
@@ -180,20 +180,20 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     yield Section("size", "Error and size", [dots] if dots else [], (PAGE,) if len(candidates) > 1 else ())
     yield Section("gates", "Gates", [Gates(gates)] if gates else [])
     yield Section("findings", "Findings", [merge_findings(found, len(candidates))] if found else [])
-    yield Section("texts", "By text", [_texts(one) for one in candidates if one.texts])
+    yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
     yield Section("positions", "Divergence by position", list(_positions(evaluation)), (VERBOSE, PAGE))
     yield Section("steps", "Output error by step", list(_steps(evaluation)))
     yield Section("rollout", "Rollout", list(_rollouts(evaluation)))
-    yield from [MAP] if any(one.weights for one in candidates) else []
-    tasks = [(Name(f"{task.name}, {one.name}"), task) for one in candidates for task in one.tasks]
+    yield from [MAP] if any(candidate.weights for candidate in candidates) else []
+    tasks = [(Name(f"{task.name}, {candidate.name}"), task) for candidate in candidates for task in candidate.tasks]
     yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", *fill(TASKS, tasks))] if tasks else [])
     detailed = _pick_detailed(evaluation) if top else []
     yield Section("blocks", "Hidden states by block", list(_blocks(evaluation)) if top else [])
     yield Section("worst", "Largest output errors", [_worst(one, top) for one in detailed if one.weights])
     yield Section("routers", "Experts that routers choose", [_routers(one) for one in detailed if one.routers])
-    swaps = [_swaps(one, top) for one in candidates if top and one.swaps]
+    swaps = [_swaps(candidate, top) for candidate in candidates if top and candidate.swaps]
     yield Section("swaps", "Measured alone in the original", swaps)
-    missing = [_missing(one) for one in candidates if one.missing]
+    missing = [_missing(candidate) for candidate in candidates if candidate.missing]
     yield Section("missing", "Taken from the original", [Lines(missing, warn=True)] if missing else [])
     tokens = [_worst_tokens(one, top) for one in detailed if one.worst_tokens]
     yield Section("tokens", "Worst tokens", tokens, (VERBOSE, PAGE, CARD), is_open=False)
@@ -201,7 +201,7 @@ def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
 
 def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
     """Yield lines on which differences between candidates are significant, and whether more text is needed."""
-    lines = [describe_nearer(*found) for found in compare_neighbours(evaluation)]
+    lines = [describe_nearer(*finding) for finding in compare_neighbours(evaluation)]
     lines += [found] if (found := describe_precision(evaluation)) else []
     lines += list_floor_lines(evaluation)
     if lines:
@@ -232,7 +232,7 @@ def make_scores_table(evaluation: Evaluation) -> Table:
 
 def make_dots(evaluation: Evaluation) -> Dots | None:
     """Return an error of the model over size: KLD, the error of outputs, or the distance of embeddings."""
-    found = [(one, *_pick_error(one)) for one in evaluation.candidates]
+    found = [(candidate, *_pick_error(candidate)) for candidate in evaluation.candidates]
     values = [(one, value, error) for one, _, value, error in found if value is not None]
     sizes = [(one.bytes, value) for one, value, _ in values]
     dots = [
@@ -266,7 +266,7 @@ def _texts(candidate: Evaluated) -> Part:
 
 def _worst_tokens(candidate: Evaluated, top: int) -> Part:
     """Return the predictions with the largest divergence, with their text."""
-    rows = [(f"{one.kld:.4g}", one) for one in candidate.worst_tokens[:top]]
+    rows = [(f"{token.kld:.4g}", token) for token in candidate.worst_tokens[:top]]
     return Table(f"Worst tokens, {display(candidate.name)}", "KLD", *fill(TOKENS, rows))
 
 
@@ -408,7 +408,7 @@ def _has_rounded_inputs(candidate: Evaluated) -> bool:
 
 
 def _missing(candidate: Evaluated) -> str:
-    names = [one.display_name for one in candidate.missing]
+    names = [missing.display_name for missing in candidate.missing]
     return f"{display(candidate.name)}: {count(len(names), 'missing tensor')}: {', '.join(names[:3])}"
 
 
@@ -484,8 +484,8 @@ def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
         numbers = {"value": w.output_error, "share_of_block": w.share_of_block}
         numbers |= {"input_error": w.input_error, "share_of_inputs": w.share_of_inputs}
         yield {"list": "weights", "name": w.layer_name, "block": w.block, **numbers}
-    for found in candidate.findings:
-        yield {"list": "findings", "name": found.code, "severity": found.severity, "reason": found.message}
+    for finding in candidate.findings:
+        yield {"list": "findings", "name": finding.code, "severity": finding.severity, "reason": finding.message}
 
 
 def suites(evaluation: Evaluation) -> list[Suite]:
@@ -497,7 +497,7 @@ def _suite(candidate: Evaluated) -> Suite:
     problem, message = "", ""
     if candidate.verdict == "inconclusive":
         problem, message = "error", f"inconclusive: {sentence(candidate.reasons[0])}"
-    others = [found for found in candidate.findings if found.message not in candidate.reasons]
+    others = [finding for finding in candidate.findings if finding.message not in candidate.reasons]
     noticed = "\n".join(f"{found.severity}: {sentence(found.message)}" for found in others)
     case = Case("evaluation", "evaluated completely and reliably", problem, message, output=noticed)
     return Suite(candidate.name, [case], candidate.gates)

@@ -70,7 +70,10 @@ def view(images: Images, top: int) -> View:
 
 def conclusion(images: Images) -> str:
     """Return how many pairs were compared, and the means."""
-    shown = [f"{score.title} {format_in_units(score, one.mean, one.se, 4)}" for _, score, one in _means(images)]
+    shown = [
+        f"{score.title} {format_in_units(score, candidate.mean, candidate.se, 4)}"
+        for _, score, candidate in _means(images)
+    ]
     same = f"{images.identical:,} identical" if images.identical else ""
     lost = f"{len(images.not_compared):,} not compared" if images.not_compared else ""
     return ", ".join(filter(None, [count(len(images.pairs), "pair"), same, lost, *shown]))
@@ -85,9 +88,13 @@ def _means(images: Images) -> Iterator[tuple[str, Score, Mean]]:
 
 def _sections(images: Images, top: int) -> Iterator[Section]:
     means = []
-    for _, score, one in _means(images):
-        interval = "-" if one.low is None or one.high is None else f"{one.low:.4g} to {one.high:.4g}"
-        means.append([score.title, format_in_units(score, one.mean, one.se), interval, f"{one.pairs:,}"])
+    for _, score, candidate in _means(images):
+        interval = (
+            "-" if candidate.low is None or candidate.high is None else f"{candidate.low:.4g} to {candidate.high:.4g}"
+        )
+        means.append(
+            [score.title, format_in_units(score, candidate.mean, candidate.se), interval, f"{candidate.pairs:,}"]
+        )
     yield Section("scores", "Means over pairs", [Table("Means over pairs", "metric", MEANS, means), *_notes(images)])
     if images.gates:
         yield Section("gates", "Gates", [Gates([("", gate) for gate in images.gates])])
@@ -98,9 +105,9 @@ def _sections(images: Images, top: int) -> Iterator[Section]:
     if images.worst:
         shown = {pair.name: pair for pair in images.pairs}
         pictures = [
-            Picture(Name(one.name), _describe(shown[one.name]), one.original, one.quantized)
-            for one in images.worst
-            if one.name in shown
+            Picture(Name(image.name), _describe(shown[image.name]), image.original, image.quantized)
+            for image in images.worst
+            if image.name in shown
         ]
         yield Section("pictures", "Worst pairs: original, quantized", [Pictures(pictures)], (PAGE,))
     worst = images.worst_first[:top]
@@ -131,8 +138,8 @@ def _describe(pair: ImagePair) -> str:
 
 def rows(images: Images) -> Iterator[JsonObject]:
     """Yield the rows of CSV: the means, then each pair, then images that were not compared."""
-    means = {name: one.mean for name, _, one in _means(images)}
-    errors = {f"{name}_se": one.se for name, _, one in _means(images)}
+    means = {name: candidate.mean for name, _, candidate in _means(images)}
+    errors = {f"{name}_se": candidate.se for name, _, candidate in _means(images)}
     yield {"list": "images", **means, **errors, "reason": "; ".join(images.reasons)}
     for pair in images.pairs:
         yield {"list": "pairs"} | {name: getattr(pair, name) for name in CSV_PAIR}

@@ -98,8 +98,8 @@ def _summarize(inspection: Inspection) -> Iterator[str]:
     if found:
         yield f"declared: {', '.join(found)}"
     yield _describe_checks(inspection)
-    for one in inspection.loading:
-        yield f"{one.runtime} ({one.version}): {one.describe()}"
+    for result in inspection.loading:
+        yield f"{result.runtime} ({result.version}): {result.describe()}"
     if inspection.verified:
         yield f"verified: SHA-256 of {count(inspection.verified, 'file')}"
     if inspection.decode is not None:
@@ -146,7 +146,7 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
     if inspection.decode is not None:
         yield Section("decode", "Upper bound on speed", [Lines([_describe_bound(inspection.decode)])])
     if inspection.findings:
-        yield Section("findings", "Findings", [Findings([("", found) for found in inspection.findings])])
+        yield Section("findings", "Findings", [Findings([("", finding) for finding in inspection.findings])])
     weights = [(Name(weight.name), weight) for weight in inspection.weights]
     yield Section("weights", "All weights", [Table("All weights", "weight", *fill(WEIGHTS, weights))], (VERBOSE,))
     yield MAP

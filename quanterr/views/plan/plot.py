@@ -15,9 +15,9 @@ def plot(plan: Plan) -> "Figure":
     points = sorted((point.bytes / MIB, point.cost) for point in plan.curve)
     axes.plot([size for size, _ in points], [cost for _, cost in points], lw=1, label="the best mix")
     axes.plot(plan.bytes / MIB, plan.cost, "o", label="this plan")
-    for one in plan.uniform:
-        axes.plot(one.bytes / MIB, one.cost, "x", color="gray")
-        name_point(axes, one.recipe, (one.bytes / MIB, one.cost), color="gray")
+    for result in plan.uniform:
+        axes.plot(result.bytes / MIB, result.cost, "x", color="gray")
+        name_point(axes, result.recipe, (result.bytes / MIB, result.cost), color="gray")
     axes.set(title="Cost over size", xlabel="size [MiB]", ylabel=plan.measure)
     axes.legend()
     return figure

@@ -121,7 +121,8 @@ def _describe_measurement(found: Measurement) -> str:
 
 def _uniform(plan: Plan) -> Table:
     rows = [
-        [one.recipe, size(one.bytes), _format_cost(plan, one.cost), "yes" if one.fits else "no"] for one in plan.uniform
+        [result.recipe, size(result.bytes), _format_cost(plan, result.cost), "yes" if result.fits else "no"]
+        for result in plan.uniform
     ]
     rows.append(["this plan", size(plan.bytes), _format_cost(plan, plan.cost), "yes"])
     cost = "SNR" if _find_signal(plan) else "cost"
@@ -206,8 +207,8 @@ def rows(plan: Plan) -> Iterator[JsonObject]:
     yield {"list": "plan", "bytes": plan.bytes, "cost": plan.cost, "snr_db": plan.snr_db, "reason": plan.goal}
     for layer in plan.layers:
         yield {"list": "layers"} | {name: getattr(layer, name) for name in CSV_LAYER}
-    for one in plan.uniform:
-        yield {"list": "uniform", "recipe": one.recipe, "bytes": one.bytes, "cost": one.cost}
+    for result in plan.uniform:
+        yield {"list": "uniform", "recipe": result.recipe, "bytes": result.bytes, "cost": result.cost}
 
 
 def suites(plan: Plan) -> list[Suite]:
@@ -231,7 +232,7 @@ def conclusion(plan: Plan) -> str:
 
 def _describe_gain(plan: Plan) -> str:
     """Return the change against the best single recipe within the limit: in bytes for a limit of cost, else in cost."""
-    fitting = [one for one in plan.uniform if one.fits]
+    fitting = [result for result in plan.uniform if result.fits]
     if plan.minimizes == "bytes":
         least = min(fitting, key=lambda one: one.bytes, default=None)
         return (

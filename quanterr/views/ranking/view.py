@@ -113,10 +113,10 @@ def _sections(ranking: Ranking, top: int) -> Iterator[Section]:
     if excluded and ranking.sample is not None:  # otherwise the reasons of the verdict list them
         yield Section("excluded", "Not ranked", [Lines(excluded, warn=True)])
     yield Section("candidates", "Candidates", [_candidates(ranking), *([Lines(behind)] if behind else [])])
-    yield from make_candidates_section([(one.name, one.loading) for one in ranking.candidates])
+    yield from make_candidates_section([(candidate.name, candidate.loading) for candidate in ranking.candidates])
     dots = make_dots(ranking)
     yield Section("size", "Quality and size", [dots] if dots else [], (PAGE,) if ranking.evaluation else ())
-    swaps = [_swaps(one, ranking, top) for one in (*ranking.swaps, *ranking.kept)]
+    swaps = [_swaps(layer, ranking, top) for layer in (*ranking.swaps, *ranking.kept)]
     yield Section("mix", "Layers to change", swaps)
     if len(ranking.ranked) > 1:
         yield FRONT
@@ -149,20 +149,20 @@ def _candidates(ranking: Ranking) -> Table:
             _if_ranked(lambda one: LayerName(one.worst_layer.layer_name) if one.worst_layer else NONE),
         ),
     ]
-    if any(one.excess_db is not None for one in ranking.candidates):
+    if any(candidate.excess_db is not None for candidate in ranking.candidates):
         columns.append((Column("excess dB", 8), _if_ranked(lambda one: format_if_known(one.excess_db))))
-    if any(_count_warnings(one) for one in ranking.candidates):
+    if any(_count_warnings(candidate) for candidate in ranking.candidates):
         columns.append((Column("warnings", 7), lambda one: f"{_count_warnings(one):,}"))
-    if any(one.weighted_snr_db is not None for one in ranking.candidates):
+    if any(candidate.weighted_snr_db is not None for candidate in ranking.candidates):
         columns.append((Column("weighted SNR dB", 2), lambda one: format_if_known(one.weighted_snr_db)))
     if predicted:
         columns.append((Column(PREDICTED[predicted], 2), lambda one: _format_predicted(one, predicted)))
-    if any(one.tokens_per_second is not None for one in ranking.candidates):
+    if any(candidate.tokens_per_second is not None for candidate in ranking.candidates):
         columns.append((Column("max. tokens/s", 2), lambda one: format_if_known(one.tokens_per_second, ",.0f")))
-    if any(one.gates for one in ranking.candidates):
+    if any(candidate.gates for candidate in ranking.candidates):
         held = Column("gates held", 1)
         columns.append((held, lambda one: f"{sum(gate.status == 'pass' for gate in one.gates)} of {len(one.gates)}"))
-    rows = ((Name(one.name), one) for one in ranking.candidates)
+    rows = ((Name(candidate.name), candidate) for candidate in ranking.candidates)
     return Table("Candidates, the least error first", "candidate", *fill(columns, rows))
 
 
@@ -187,7 +187,7 @@ def _list_evaluated(ranking: Ranking) -> Iterator[CellColumn[Candidate]]:
     """Yield a column for each score of an evaluation that some candidate has."""
     for rank, (name, error) in enumerate(EVALUATED.items()):
         declared = collect_scores(Candidate)[name]
-        if any(getattr(one, name) is not None for one in ranking.candidates):
+        if any(getattr(candidate, name) is not None for candidate in ranking.candidates):
             yield Column(declared.title, 2 * rank), partial(_format_evaluated, declared=declared, error=error)
 
 
@@ -198,16 +198,23 @@ def _format_evaluated(one: Candidate, declared: Score, error: str) -> str:
 
 def make_dots(ranking: Ranking) -> Dots | None:
     """Return over size the KLD from an evaluation, or the SNR if there is none."""
-    evaluated = [one for one in ranking.candidates if one.bytes is not None and one.kld_mean is not None]
+    evaluated = [
+        candidate for candidate in ranking.candidates if candidate.bytes is not None and candidate.kld_mean is not None
+    ]
     if evaluated:
-        best = find_best([(one.bytes or 0, one.kld_mean or 0.0) for one in evaluated])
+        best = find_best([(candidate.bytes or 0, candidate.kld_mean or 0.0) for candidate in evaluated])
         dots = [
             Dot(one.name, one.bytes or 0, one.kld_mean or 0.0, one.kld_mean_se or 0.0, is_best)
             for one, is_best in zip(evaluated, best, strict=True)
         ]
         return Dots("KLD [nat]", dots, all(dot.value > 0 for dot in dots))
-    ranked = [one for one in ranking.candidates if one.bytes is not None and one.snr_db is not None]
-    dots = [Dot(one.name, one.bytes or 0, one.snr_db or 0.0, is_best=one.on_front) for one in ranked]
+    ranked = [
+        candidate for candidate in ranking.candidates if candidate.bytes is not None and candidate.snr_db is not None
+    ]
+    dots = [
+        Dot(candidate.name, candidate.bytes or 0, candidate.snr_db or 0.0, is_best=candidate.on_front)
+        for candidate in ranked
+    ]
     return Dots("SNR [dB]", dots) if dots else None
 
 
@@ -222,7 +229,7 @@ def _format_worst(one: Candidate) -> str:
 
 def _find_predicted(ranking: Ranking) -> str | None:
     """Return the predicted cost that some candidate has; None if none has any."""
-    every = ((name, getattr(one, name)) for name in PREDICTED for one in ranking.candidates)
+    every = ((name, getattr(candidate, name)) for name in PREDICTED for candidate in ranking.candidates)
     return next((name for name, cost in every if cost is not None), None)
 
 
@@ -238,11 +245,11 @@ def conclusion(ranking: Ranking) -> str:
     more = "".join(f"; {_describe_change(swaps, best)}" for swaps in changes)
     failing = [display(candidate.name) for candidate in ranking.candidates if candidate.verdict == "fail"]
     if metric := _find_predicted(ranking):
-        known = [one for one in ranking.candidates if getattr(one, metric) is not None]
+        known = [candidate for candidate in ranking.candidates if getattr(candidate, metric) is not None]
         least = min(known, key=lambda one: (getattr(one, metric), one.name))
         if least.name != best.name:
             more += f"; {display(least.name)} has the least {PREDICTED[metric]} ({_format_predicted(least, metric)})"
-    evaluated = [one for one in ranking.candidates if one.kld_mean is not None]
+    evaluated = [candidate for candidate in ranking.candidates if candidate.kld_mean is not None]
     if evaluated:
         nearest = min(evaluated, key=lambda one: (one.kld_mean, one.name))
         kld = _format_evaluated(nearest, collect_scores(Candidate)["kld_mean"], "kld_mean_se")
@@ -277,7 +284,7 @@ def _describe_best(ranking: Ranking) -> str:
         return f"only {display(ranked[0].name)} can be ranked" if ranked else "no candidate can be ranked"
     best, second = ranked[:2]
     share = 100 * ((best.bytes or 0) / (second.bytes or 1) - 1)
-    front = [one for one in ranked if one.on_front]
+    front = [candidate for candidate in ranked if candidate.on_front]
     if share >= SAME_SIZE and len(front) > 1:
         points = [f"{display(one.name)} ({size(one.bytes or 0)}, {_format_level(one)})" for one in front[:MOST_POINTS]]
         more = f" and {len(front) - MOST_POINTS:,} more" if len(front) > MOST_POINTS else ""
@@ -298,8 +305,10 @@ def _format_level(one: Candidate) -> str:
 
 def _summarize(ranking: Ranking) -> Iterator[str]:
     """Yield what a reader should know of candidates besides their numbers."""
-    yield from (sentence(f.message) for one in ranking.candidates for f in one.findings if f.code == FALLBACK)
-    yield from summarize_candidates([(one.name, one.loading) for one in ranking.candidates])
+    yield from (
+        sentence(f.message) for candidate in ranking.candidates for f in candidate.findings if f.code == FALLBACK
+    )
+    yield from summarize_candidates([(candidate.name, candidate.loading) for candidate in ranking.candidates])
     if ranking.sample is not None:  # otherwise the reasons of the verdict list them
         yield from _list_excluded(ranking)
 
@@ -346,9 +355,9 @@ def _studies(ranking: Ranking) -> Table:
     heads += [f"{one.percent:g} % of columns out" for one in first.columns]
     heads += [f"scale {one.percent:+g} %" for one in first.scales]
     rows = []
-    for one in ranking.studies:
-        changes = (*one.outliers, *one.columns, *one.scales)
-        rows.append([Name(one.candidate), *(format_if_known(change.gain_db, "+.2f") for change in changes)])
+    for study in ranking.studies:
+        changes = (*study.outliers, *study.columns, *study.scales)
+        rows.append([Name(study.candidate), *(format_if_known(change.gain_db, "+.2f") for change in changes)])
     return Table(STUDY_TITLE, "candidate", [Column(head, n) for n, head in enumerate(heads)], rows)
 
 
@@ -360,7 +369,9 @@ def _gains(ranking: Ranking) -> Table:
         (Column("dB", 1), lambda gain: f"{gain.snr_gain_db:+.2f}"),
         (Column("bytes", 2), lambda gain: _format_percent(gain.bytes_change, sizes[gain.instead_of])),
     )
-    return Table("Gain of each choice", "recipe", *fill(columns, ((Name(one.candidate), one) for one in ranking.gains)))
+    return Table(
+        "Gain of each choice", "recipe", *fill(columns, ((Name(gain.candidate), gain) for gain in ranking.gains))
+    )
 
 
 def _spread_table(ranking: Ranking, top: int) -> Table:
@@ -370,8 +381,8 @@ def _spread_table(ranking: Ranking, top: int) -> Table:
     columns = [Column("best", len(names), right=False)]
     columns += [Column(display(name), n) for n, name in enumerate(names)]  # the last, the worst, is dropped first
     rows = [
-        [LayerName(one.layer_name), Name(one.best.removeprefix(prefix)), *map(_format_snr_of, one.choices)]
-        for one in layers
+        [LayerName(layer.layer_name), Name(layer.best.removeprefix(prefix)), *map(_format_snr_of, layer.choices)]
+        for layer in layers
     ]
     these = f"{len(layers):,} layers that differ" if len(layers) > 1 else "layer that differs"
     without = f"; candidates without {display(prefix)}" if prefix else ""

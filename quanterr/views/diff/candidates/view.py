@@ -32,12 +32,12 @@ def _list_changes(diff: CandidateDiff) -> Iterator[str]:
     document = find_document_kind(diff)
     scores = _find_scores(document)
     cells = [cell for _, cell in _find_words(document).columns]
-    for one in diff.candidates[:MOST]:
-        changed = [change for change in one.metrics if change.change and not change.chance][:MOST]
+    for candidate in diff.candidates[:MOST]:
+        changed = [change for change in candidate.metrics if change.change and not change.chance][:MOST]
         for change in changed:
             title, old, new, by, word = _number(change, scores[change.metric])
-            yield f"  {display(one.name)}: {title} {old} -> {new} ({by}), {word}"
-        for item in (*one.worse[:MOST], *one.better[: max(MOST - len(one.worse), 0)]):
+            yield f"  {display(candidate.name)}: {title} {old} -> {new} ({by}), {word}"
+        for item in (*candidate.worse[:MOST], *candidate.better[: max(MOST - len(candidate.worse), 0)]):
             yield f"  {display(item.layer)}: {', '.join(cell(item) for cell in cells)}"
 
 
@@ -65,7 +65,10 @@ def conclusion(diff: CandidateDiff) -> str:
     """Return the changes in a sentence, such as "fp8: KLD 0.0125 -> 0.01; 9 numbers better, 0 worse"."""
     document = find_document_kind(diff)
     scores = _find_scores(document)
-    found = [f"{display(one.name)}: {_summarize(one, scores, _find_item(document))}" for one in diff.candidates]
+    found = [
+        f"{display(candidate.name)}: {_summarize(candidate, scores, _find_item(document))}"
+        for candidate in diff.candidates
+    ]
     more = [(len(diff.added), "new"), (len(diff.gone), "gone")]
     found += [f"{count(n, 'candidate')} {word}" for n, word in more if n]
     return format_answer(diff.difference, "; ".join(found) or "no candidate is in both")
@@ -126,15 +129,15 @@ def _number(change: MetricChange, score: Score) -> Sequence[str]:
 def rows(diff: CandidateDiff) -> Iterator[JsonObject]:
     """Yield CSV rows: the metrics and the changed, new and gone items of each candidate, by ``list``."""
     ends_of = _find_words(find_document_kind(diff)).ends
-    for one in diff.candidates:
-        for change in one.metrics:
+    for candidate in diff.candidates:
+        for change in candidate.metrics:
             numbers = {key: value for key, value in asdict(change).items() if key != "metric"}
-            yield {"list": "numbers", "candidate": one.name, "name": change.metric, **numbers}
-        for word, items in (("worse", one.worse), ("better", one.better)):
+            yield {"list": "numbers", "candidate": candidate.name, "name": change.metric, **numbers}
+        for word, items in (("worse", candidate.worse), ("better", candidate.better)):
             for item in items:
                 ends = zip(("old", "new", "change"), ends_of(item), strict=True)
-                yield {"list": word, "candidate": one.name, "name": item.layer, **dict(ends)}
-        for word, names in (("new", one.added), ("gone", one.gone)):
-            yield from ({"list": word, "candidate": one.name, "name": name} for name in names)
+                yield {"list": word, "candidate": candidate.name, "name": item.layer, **dict(ends)}
+        for word, names in (("new", candidate.added), ("gone", candidate.gone)):
+            yield from ({"list": word, "candidate": candidate.name, "name": name} for name in names)
     for word, names in (("new", diff.added), ("gone", diff.gone)):
         yield from ({"list": word, "candidate": name} for name in names)
