@@ -48,7 +48,7 @@ from quanterr.findings.explanations import (
     USUAL,
     Facts,
     drop_explained,
-    weights_of,
+    list_weights,
 )
 from quanterr.findings.layers import (
     AllWeights,
@@ -194,9 +194,9 @@ class FindingCollector:
         damaged = {finding.layer for finding in single if finding.severity == "error"}  # a repair may say more of these
         faults = check_scale_faults(exact, again, ORDERS)
         faults += check_scale_faults([weight for weight in exact if weight.pair.name not in damaged], again, FACTORS)
-        corrected = alike_names.union(*map(weights_of, faults))
+        corrected = alike_names.union(*map(list_weights, faults))
         casts = list(find_cast_codes(seen, doubtful, reader))
-        others = [weight for weight in seen if weight.pair.name not in corrected.union(*map(weights_of, casts))]
+        others = [weight for weight in seen if weight.pair.name not in corrected.union(*map(list_weights, casts))]
         repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs, reader))
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs, reader))
         copies = [
@@ -204,7 +204,7 @@ class FindingCollector:
         ]
         last = run_checks_of(LAST, AllWeights(copies, self._same, self._plan, reader))
         broken = set[str]().union(
-            *(weights_of(finding) for finding in (*whole, *single, *repairs) if finding.severity == "error")
+            *(list_weights(finding) for finding in (*whole, *single, *repairs) if finding.severity == "error")
         )
         unbroken = [one for one in others if one.pair.name not in broken]
         faults += check_scale_faults(
@@ -249,7 +249,7 @@ def _gather_facts(
 
     Those whose codes fit other scales (``corrected``) have no other fact: it would be about the scales as stored.
     """
-    names = set[str]().union(*map(weights_of, found)).difference(corrected)
+    names = set[str]().union(*map(list_weights, found)).difference(corrected)
     about = [weight for weight in seen if weight.pair.name in names]
     facts = {fact: {one.pair.name for one in about if fact in one.facts} for fact in FACTS}
     return facts | {CORRECTED_SCALES: corrected}

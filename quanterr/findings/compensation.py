@@ -1,23 +1,24 @@
-"""Rows and blocks that look damaged, though a method that compensates errors left them so.
+"""Rows and blocks that look damaged although they result from a method that compensates errors.
 
 GPTQ (arXiv:2210.17323) rounds column after column and moves the error of each into the columns that follow:
 W - Ŵ = R·M, where R holds errors of rounding, at most half a step each, and M, (columns, columns), depends on the
 inputs alone. So the errors of all rows share directions, and a row with one large step spreads its error over columns
-with small steps, beside which it is large. Four facts tell this from damage:
+with small steps, where it looks too large. Four properties distinguish this from damage:
 
-direction   The error of the row points where the errors of most other rows are large, once all columns have equal
-            errors: columns that are moved or lost are no direction. On the real weights of ``methods``, the rows that
-            GPTQ leaves so have 7 to 21 times the energy of a direction drawn by chance in half of the other rows; a
-            row that is scaled, moved, noisy, another's or zero has less than other rows have among themselves, and one
-            that shares lost codes or zero points with a few others 0.6 to 1.7.
-factor      The error of a row has no more in common with the row's values than errors of other rows have with theirs: a
-            row that was scaled has. A single value that is clipped, though it holds most of a row, is no factor.
-whole       Where inputs have few directions or a few large channels, GPTQ costs 10 dB: nearly all of that is in
+direction   After columns are scaled to equal errors, which removes the effect of moved or lost columns, the error of
+            the row points where the errors of most other rows are large. On the real weights of ``methods``, such
+            rows of GPTQ have 7 to 21 times the energy of a random direction in half of the other rows. A row that is
+            scaled, moved, noisy, zero or another row has less than other rows have among themselves, and a row that
+            shares lost codes or zero points with a few others 0.6 to 1.7.
+factor      The error of the row is no more proportional to the row's values than the errors of other rows are to
+            theirs. A row that was scaled has such an error. A single clipped value is not a factor, even if it holds
+            most of the row's energy.
+whole       If inputs have few directions or a few large channels, GPTQ costs 10 dB. Nearly all of this error is in
             directions that all rows share, and the column rounded first still has the nearest codes.
-level       The error of a block is about as large as that of the coarsest block of its row, rounded to the nearest
-            codes, where compensation has cost as much as in the rest of the weight, and no factor explains it: errors
-            are moved, and not made. Where nothing declares the method, errors of most rows must share directions: by
-            1.5 to 3.1 times what chance gives on these weights, where rounding gives 1.0 to 1.2.
+level       The error of the block is about as large as the rounding error of the coarsest block of its row, plus what
+            compensation costs in the rest of the weight, and no factor explains it: the error was moved there. If the
+            configuration does not declare the method, errors of most rows must also share directions: 1.5 to 3.1 times
+            as much as random errors on these weights, where rounding has 1.0 to 1.2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,53 +50,54 @@ from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.tensors.chunks import Chunk
 
-CHANCE = 0.455  # median of a squared normal number
-DIRECTED, AMONG_OTHERS = 4.0, 2.0  # energy of the row's direction over a random one, and over other rows' directions
-MOST_DIRECTIONS = 16  # directions that rows may share; of other errors, 16 of 256 hold a tenth
-SHARED = AMONG_OTHERS * DIRECTED  # energy of rows in the directions of others where inputs have few directions
-WHOLE = ("excess_error", "implausible_error")  # findings about a whole weight
-CODES = ("excess_rows", "excess_blocks", "bad_rows", "scale_loss")  # findings about rows or blocks, with their places
+NORMAL_MEDIAN_SQUARE = 0.455  # median of the square of a normal number
+MIN_ENERGY_RATIO = 4.0  # minimum energy of other rows' errors in the direction of the row, relative to a random one
+MIN_RATIO_TO_ROWS = 2.0  # minimum of this energy relative to that in other rows' directions
+MAX_DIRECTIONS = 16  # maximum number of directions that rows share; 16 of 256 hold a tenth of unrelated errors
+SHARED_ENERGY_RATIO = MIN_RATIO_TO_ROWS * MIN_ENERGY_RATIO  # above it, inputs have few directions, which all rows share
+WEIGHT_CODES = ("excess_error", "implausible_error")  # findings about a whole weight
+PLACE_CODES = ("excess_rows", "excess_blocks", "bad_rows", "scale_loss")  # findings about rows or blocks
 
 
 def drop_compensated(
-    found: Sequence[Finding], weights: Mapping[str, WeightSummary], is_declared: bool, reader: Reader
+    findings: Sequence[Finding], weights: Mapping[str, WeightSummary], is_declared: bool, reader: Reader
 ) -> list[Finding]:
     """Return the findings without those that compensation explains; the excess of a whole weight becomes an info.
 
     Args:
-        found: findings about single weights.
-        weights: the weights by a method that compensates errors, or may, by name.
-        is_declared: whether it does.
-        reader: reads them again.
+        findings: findings about single weights.
+        weights: the weights whose method compensates errors, or may do so, by name.
+        is_declared: whether the configuration declares such a method.
+        reader: reads weights again.
     """
     # Findings about a weight come one after the other, so that its rows are read once.
     read = lru_cache(maxsize=1)(lambda name: _read_rows(weights[name].pair, reader))
 
-    def is_left(one: Finding) -> bool:
-        weight = weights.get(one.layer or "")
-        if weight is None or one.severity == "info" or weight.pair.quantized.matrix[0] < MIN_VALUES:
+    def is_left(finding: Finding) -> bool:
+        weight = weights.get(finding.layer or "")
+        if weight is None or finding.severity == "info" or weight.pair.quantized.matrix[0] < MIN_VALUES:
             return False
         if weight.excess_db is not None and weight.excess_db < 10 * log10(1 + NEGLIGIBLE_SHARE):
-            return False  # all codes are the nearest: no error was moved
+            return False  # all codes are the nearest, so no error was moved
         if not is_declared and weight.pair.quantized.uniform_bits is None:
-            return False  # steps of floats grow with the values, so that errors of rounding share directions as well
-        if one.code in WHOLE:
+            return False  # steps of float codes grow with the values, so rounding errors share directions as well
+        if finding.code in WEIGHT_CODES:
             return _is_shared(weight, read(weight.pair.name)) and has_nearest_column(weight.pair, reader)
-        places = _places_of(one) if one.code in CODES and one.severity == "warning" else []
-        factor = one.evidence.get("factor")
+        places = _list_places(finding) if finding.code in PLACE_CODES and finding.severity == "warning" else []
+        factor = finding.evidence.get("factor")
         is_scaled = factor is not None and abs(factor - 1) >= FACTOR_TOLERANCE
         if not places or (is_scaled and not is_declared):
             return False
         spread = read(weight.pair.name)
-        by_level = (is_declared or spread.alike > MISMATCH_FACTOR) and not is_scaled
+        by_level = (is_declared or spread.shared_energy > MISMATCH_FACTOR) and not is_scaled
         return all(_is_compensation(weight, *place, spread, by_level, reader) for place in places)
 
     kept = []
-    for one in found:
-        if not is_left(one):
-            kept.append(one)
-        elif one.code == "excess_error":
-            kept.append(replace(one, severity="info"))  # how much the method costs
+    for finding in findings:
+        if not is_left(finding):
+            kept.append(finding)
+        elif finding.code == "excess_error":
+            kept.append(replace(finding, severity="info"))  # it still says how much the method costs
     return kept
 
 
@@ -103,18 +105,18 @@ class _Rows(NamedTuple):
     """Rows that are spread over a weight."""
 
     numbers: Tensor  # (r,)
-    errors: Tensor  # (r, c) float64: the same in all columns, and of length 1
-    columns: Tensor  # (c,) float64: error of each column before
-    cosines: Tensor  # (r,) float64: of the errors before with the values, without the element that adds most
-    alike: float  # median energy of each in the directions of the others, relative to chance
+    errors: Tensor  # (r, c) float64: errors divided by ``columns``, and scaled to unit length
+    columns: Tensor  # (c,) float64: root mean square error of each column
+    cosines: Tensor  # (r,) float64: cosine of each row's errors with its values, without the element that adds most
+    shared_energy: float  # median energy of each row in the directions of the others, relative to random ones
 
 
-def _places_of(one: Finding) -> list[tuple[int, int]]:
+def _list_places(finding: Finding) -> list[tuple[int, int]]:
     """Return the (row, column) of the regions that a finding names; column -1 stands for the whole row."""
-    if one.code == "bad_rows":
-        return [(row, -1) for row in one.evidence.get("rows", ())]
-    whole = one.evidence.get("scale_ratio", 0.0) >= 1  # with a scale that is too wide, the nearest codes show nothing
-    return [(row, -1 if whole else col) for row, col in one.evidence.get("places", ())]
+    if finding.code == "bad_rows":
+        return [(row, -1) for row in finding.evidence.get("rows", ())]
+    is_too_wide = finding.evidence.get("scale_ratio", 0.0) >= 1  # the nearest codes of a wide scale prove nothing
+    return [(row, -1 if is_too_wide else col) for row, col in finding.evidence.get("places", ())]
 
 
 def _is_compensation(weight: WeightSummary, row: int, col: int, spread: _Rows, by_level: bool, reader: Reader) -> bool:
@@ -125,19 +127,23 @@ def _is_compensation(weight: WeightSummary, row: int, col: int, spread: _Rows, b
     error, others = errors[0], spread.errors[spread.numbers != row]
     if _has_factor(float(_measure_cosines(x, errors)), spread.cosines):
         return False
-    # Where all rows share directions, the half of a row's error that is in them is as much as compensation explains.
-    least = spread.alike / AMONG_OTHERS if spread.alike > SHARED else max(DIRECTED, AMONG_OTHERS * spread.alike)
-    if float(_measure_energy(_normalize(error / spread.columns), others)) > least:
+    # If all rows share directions, half of a row's error must be in these directions.
+    min_energy = (
+        spread.shared_energy / MIN_RATIO_TO_ROWS
+        if spread.shared_energy > SHARED_ENERGY_RATIO
+        else max(MIN_ENERGY_RATIO, MIN_RATIO_TO_ROWS * spread.shared_energy)
+    )
+    if float(_measure_energy(_normalize(error / spread.columns), others)) > min_energy:
         return True
-    level_db = DOUBLE_DB + (weight.excess_db or 0.0)  # above what the weight loses by compensation
+    level_db = DOUBLE_DB + (weight.excess_db or 0.0)  # what compensation costs in the whole weight, and a margin
     return by_level and col >= 0 and _compare_levels(weight.pair, row, col, error, reader) < level_db
 
 
 def _is_shared(weight: WeightSummary, spread: _Rows) -> bool:
-    """Return True if directions that all rows share hold so much of the error that the rest is no more than usual."""
-    if spread.alike <= SHARED or weight.excess_db is None:
+    """Return True if the error that is not in directions shared by all rows is no larger than usual."""
+    if spread.shared_energy <= SHARED_ENERGY_RATIO or weight.excess_db is None:
         return False
-    directions = torch.linalg.eigh(spread.errors.T @ spread.errors).eigenvectors[:, -MOST_DIRECTIONS:]
+    directions = torch.linalg.eigh(spread.errors.T @ spread.errors).eigenvectors[:, -MAX_DIRECTIONS:]
     rest = 1 - float((spread.errors @ directions).square().sum()) / len(spread.errors)
     return weight.excess_db + 10 * log10(max(rest, FLOAT32_TOLERANCE)) < GPTQ.max_loss_db
 
@@ -149,25 +155,25 @@ def _normalize(errors: Tensor) -> Tensor:
 
 def _measure_cosines(x: Tensor, errors: Tensor) -> Tensor:
     """Return the cosine of each row with its error, without the element that adds most to it."""
-    most = (x * errors).abs().argmax(-1, keepdim=True)
-    x, errors = (_normalize(side.scatter(-1, most, 0.0)) for side in (x, errors))
+    largest = (x * errors).abs().argmax(-1, keepdim=True)
+    x, errors = (_normalize(side.scatter(-1, largest, 0.0)) for side in (x, errors))
     return (x * errors).sum(-1)
 
 
 def _has_factor(cosine: float, others: Tensor) -> bool:
-    """Return True if a row's error points along its values, as a factor makes it, and those of other rows do not."""
+    """Return True if a row's error is proportional to its values, as by a factor, and those of other rows are not."""
     median = others.median()
-    deviation = float((others - median).abs().median()) / sqrt(CHANCE)
+    deviation = float((others - median).abs().median()) / sqrt(NORMAL_MEDIAN_SQUARE)
     return abs(cosine - float(median)) > max(UNRELATED_COSINE, CHANCE_DEVIATIONS * deviation)
 
 
 def _measure_energy(directions: Tensor, errors: Tensor) -> Tensor:
-    """Return the energy that half of the errors, (r, c) of length 1, have in each direction, relative to chance."""
-    return (directions @ errors.T).square().median(-1).values * (errors.shape[1] / CHANCE)
+    """Return the median energy of errors, (r, c) of unit length, in each direction, relative to random errors."""
+    return (directions @ errors.T).square().median(-1).values * (errors.shape[1] / NORMAL_MEDIAN_SQUARE)
 
 
 def _compare_levels(pair: Pair, row: int, col: int, error: Tensor, reader: Reader) -> float:
-    """Return by how many dB a block's error exceeds that of the nearest codes in any of its row; inf if unknown."""
+    """Return by how many dB a block's error exceeds the rounding error of any block of its row; inf if unknown."""
     if pair.quantized.rotated:
         return inf
     chunk = Chunk(row, row + 1, 0, len(error))

@@ -1,6 +1,6 @@
-"""Tensors that a checkpoint must hold and does not: by its own configuration, and by what its other blocks hold.
+"""Tensors that a checkpoint lacks although its configuration, or its other blocks, require them.
 
-Only an inspection asks for these: in a comparison, the original shows what is missing.
+Only inspections run these checks, as in a comparison the original shows what is missing.
 """
 
 import re
@@ -21,24 +21,30 @@ from quanterr.util.text import count, display, listed
 
 EMBEDDING = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?embed_tokens\.\w+")
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "embed_out.", "output.")
-# Before the blocks in names of language models, and ends of the names of classes that generate text with them.
-ROOTS = ("model.", "model.language_model.", "language_model.model.")
-GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-OF_EMBEDDINGS = ("embed", "wte.", "tok_embeddings.", "word_embeddings.")
+# Prefixes of tensors of language models, and suffixes of the names of classes that generate text with these models.
+MODEL_PREFIXES = ("model.", "model.language_model.", "language_model.model.")
+GENERATOR_SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+EMBEDDING_PREFIXES = ("embed", "wte.", "tok_embeddings.", "word_embeddings.")
 WRITE_AGAIN = "quantize or convert again: loaders refuse the checkpoint, or fill the weight with random numbers"
-# Keys of config.json that promise layers which predict several tokens; the parts of names of their tensors.
-PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
-OF_PREDICTION = re.compile(r"(?:^|\.)(?:mtp\w*|nextn\w*|eh_proj|enorm|hnorm)\.")
-# Matrices without which no block of attention or of a dense MLP works.
-NEEDED = re.compile(
+# Keys of config.json that declare layers for multi-token prediction, and parts of the names of their tensors.
+PREDICTION_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+PREDICTION_NAMES = re.compile(r"(?:^|\.)(?:mtp\w*|nextn\w*|eh_proj|enorm|hnorm)\.")
+# Matrices that every block of attention, or with a dense MLP, needs.
+REQUIRED_MODULES = re.compile(
     r"(?:.*\.)?(?:[qkvo]_proj|(?:gate|up|down)_proj|qkv|out_proj|fc[12]|attn_(?:q|k|v|qkv|output|out)|ffn_(?:gate|up|down))"
 )
 # Ends of the names of parts that are useless without the codes.
-PARTS = re.compile(r"(.+)\.(qzeros|scales|g_idx|weight_(?:scale(?:_inv|_2)?|zero_point|shape|g_idx|global_scale))")
-STACK = re.compile(r"(?:.*\.)?(?:layers|blk|h)")  # of a transformer whose blocks are alike; a denoiser's last is not
-OF_BLOCKS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")  # GGUF: a number for each block
-# Keys of config.json with which blocks differ from each other.
-UNLIKE = (
+PART_SUFFIXES = re.compile(
+    r"(.+)\.(qzeros|scales|g_idx|weight_(?:scale(?:_inv|_2)?|zero_point|shape|g_idx|global_scale))"
+)
+STACK = re.compile(r"(?:.*\.)?(?:layers|blk|h)")  # blocks that have the same matrices, unlike those of denoisers
+PER_BLOCK_KEYS = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "feed_forward_length",
+)  # GGUF: a number for each block
+# Keys of config.json of models whose blocks differ from each other.
+UNEVEN_KEYS = (
     *("num_kv_shared_layers", "cla_share_factor", "block_configs", "hybrid_override_pattern", "layers_block_type"),
     "attention_k_eq_v",  # Gemma 4: keys are values, too, in layers of full attention
 )
@@ -71,21 +77,21 @@ def check_completeness(contents: Contents) -> Iterator[Finding]:
     if not is_mlx(checkpoint):  # mlx-lm never predicts several tokens, and leaves these layers out
         yield from _check_prediction(config, names)
     yield from _check_tower(checkpoint)
-    if not any(config.get(key) for key in UNLIKE) and not _have_sizes_of_their_own(checkpoint):
+    if not any(config.get(key) for key in UNEVEN_KEYS) and not _have_blocks_own_sizes(checkpoint):
         yield from _check_blocks(names)
 
 
-def _have_sizes_of_their_own(checkpoint: Checkpoint) -> bool:
+def _have_blocks_own_sizes(checkpoint: Checkpoint) -> bool:
     """Return whether GGUF metadata describe each block apart, or blocks that share keys and values."""
     metadata = checkpoint.gguf
     if metadata is None:
         return False
-    sizes = (metadata.values.get(f"{metadata.architecture}.{key}") for key in OF_BLOCKS)
+    sizes = (metadata.values.get(f"{metadata.architecture}.{key}") for key in PER_BLOCK_KEYS)
     return any(isinstance(size, tuple) for size in sizes) or bool(metadata.get_model_int("attention.shared_kv_layers"))
 
 
 def _check_head(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
-    """Report an absent output layer that nothing replaces."""
+    """Report an absent output layer that the embedding does not replace."""
     classes = config.get("architectures")
     predicts = not isinstance(classes, list) or any("ForCausalLM" in str(name) for name in classes)
     if config.get(TIED) is not False or not predicts or any(name.startswith(HEADS) for name in names):
@@ -99,16 +105,16 @@ def _check_head(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
 def _check_ends(config: JsonFields, names: Collection[str]) -> Iterator[Finding]:
     """Report a language model without its embedding, or without the norm after its blocks if these have norms.
 
-    Blocks alone are a part of a model, as tools for a few layers store them, and no model that lacks something.
+    Blocks without either are not reported: tools store such parts of a model on purpose.
     """
     classes = config.get("architectures")
-    if not isinstance(classes, list) or not any(str(name).endswith(GENERATING) for name in classes):
+    if not isinstance(classes, list) or not any(str(name).endswith(GENERATOR_SUFFIXES) for name in classes):
         return
     has_head = any(name.startswith(HEADS) for name in names)
-    for root in ROOTS:
+    for root in MODEL_PREFIXES:
         blocks = [name for name in names if name.startswith(f"{root}layers.")]
         ends = [name for name in names if name.startswith(root) and not name.startswith(f"{root}layers.")]
-        has_embedding = any(name.startswith(OF_EMBEDDINGS, len(root)) for name in ends)
+        has_embedding = any(name.startswith(EMBEDDING_PREFIXES, len(root)) for name in ends)
         has_norm = any("norm" in name or ".ln_" in name for name in ends)
         lacking = []
         if not has_embedding and not (has_head and config.get(TIED) is not False):
@@ -122,9 +128,9 @@ def _check_ends(config: JsonFields, names: Collection[str]) -> Iterator[Finding]
 
 def _check_prediction(config: JsonFields, names: Iterable[str]) -> Iterator[Finding]:
     """Report layers of multi-token prediction that the configuration promises and that are not stored."""
-    key = next((key for key in PREDICTING if config.get(key)), None)
+    key = next((key for key in PREDICTION_KEYS if config.get(key)), None)
     blocks = config.get("num_hidden_layers")
-    if key is None or any(OF_PREDICTION.search(name) for name in names):
+    if key is None or any(PREDICTION_NAMES.search(name) for name in names):
         return
     following = f"layers.{blocks}."  # DeepSeek's names: a block after the last
     if not any(f".{following}" in f".{name}" for name in names):
@@ -139,14 +145,14 @@ def _check_tower(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report blocks of an image or audio tower that GGUF metadata promise and that are not stored."""
     if checkpoint.gguf is None:
         return
-    for kind, letter in (("vision", "v"), ("audio", "a")):
-        promised = checkpoint.gguf.get_int(f"clip.{kind}.block_count") or 0
-        own = re.compile(rf"{letter}\.blk\.(\d+)\.")
-        stored = {int(match[1]) for name in checkpoint.entries if (match := own.match(name))}
+    for tower, letter in (("vision", "v"), ("audio", "a")):
+        promised = checkpoint.gguf.get_int(f"clip.{tower}.block_count") or 0
+        block_name = re.compile(rf"{letter}\.blk\.(\d+)\.")
+        stored = {int(match[1]) for name in checkpoint.entries if (match := block_name.match(name))}
         lacking = [n for n in range(min(promised, 10_000)) if n not in stored]
         if lacking:
             message = (
-                f"the GGUF metadata (clip.{kind}.block_count) declare {count(promised, 'block')}, but no tensor is "
+                f"the GGUF metadata (clip.{tower}.block_count) declare {count(promised, 'block')}, but no tensor is "
                 f"stored for {listed([f'{letter}.blk.{n}' for n in lacking], 3)}"
             )
             yield make_finding(
@@ -155,7 +161,7 @@ def _check_tower(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _check_blocks(names: Iterable[str]) -> Iterator[Finding]:
-    """Report matrices that a block, or few, lack although all others of their stack have them."""
+    """Report matrices that at most a quarter of the blocks lack although all others of their stack have them."""
     having: dict[str, dict[str, set[int]]] = {}  # stack → module → blocks
     for name in names:
         if (place := place_of(name)) and not name.endswith(".bias"):
@@ -165,15 +171,15 @@ def _check_blocks(names: Iterable[str]) -> Iterator[Finding]:
         if not STACK.fullmatch(stack):
             continue
         blocks = set[int]().union(*modules.values())
-        for module, found in modules.items():
-            lacking = blocks - found
-            # A block that has what no other has is of another kind.
+        for module, present in modules.items():
+            lacking = blocks - present
+            # If only these blocks have some other module, they are blocks of another architecture.
             if (
-                NEEDED.fullmatch(module)
-                and 0 < 3 * len(lacking) <= len(found)
+                REQUIRED_MODULES.fullmatch(module)
+                and 0 < 3 * len(lacking) <= len(present)
                 and not any(other <= lacking for other in modules.values())
             ):
-                yield _report_gap(stack, module, sorted(lacking), len(found))
+                yield _report_gap(stack, module, sorted(lacking), len(present))
 
 
 def _report_gap(stack: str, module: str, lacking: list[int], having: int) -> Finding:
@@ -189,11 +195,11 @@ def _report_gap(stack: str, module: str, lacking: list[int], having: int) -> Fin
 def check_lone_parts(contents: Contents) -> Iterator[Finding]:
     """Report scales and zero points whose codes are not stored."""
     names = [*(pair.name for pair in contents.pairing.pairs), *(leftover.name for leftover in contents.leftovers)]
-    found: dict[str, list[str]] = {}
+    parts_by_module: dict[str, list[str]] = {}
     for name in names:
-        if match := PARTS.fullmatch(name):
-            found.setdefault(match[1], []).append(match[2])
-    for module, parts in found.items():
+        if match := PART_SUFFIXES.fullmatch(name):
+            parts_by_module.setdefault(match[1], []).append(match[2])
+    for module, parts in parts_by_module.items():
         message = f"{display(module)} has {' and '.join(sorted(parts))}, but no codes: its weight is missing"
         remedy = "quantize this layer again, or download the file again"
         yield make_finding("missing_codes", "error", f"{module}.weight", message, remedy, parts=parts)

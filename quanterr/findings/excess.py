@@ -7,7 +7,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
-from quanterr.findings.error_figures import bits_of, level_of, ratio_db
+from quanterr.findings.error_figures import compute_ratio_db, find_bits, find_min_level
 from quanterr.findings.limits import (
     BIT_DB,
     DOUBLE_DB,
@@ -107,7 +107,7 @@ def is_better_than_rounding(pair: Pair, done: WeightResult) -> bool:
         or not sums.x_nonzero
     ):
         return False
-    if bits_of(pair) < NIBBLE:
+    if find_bits(pair) < NIBBLE:
         return False
     few_errors = found.rounding * sums.n / sums.x_nonzero < MAJOR_SHARE * EVEN
     return few_errors and found.snr_db > _best_db(pair)
@@ -121,7 +121,7 @@ def _best_db(pair: Pair) -> float:
     levels = pair.quantized.levels
     if levels and levels.mantissa:
         return BIT_DB * (levels.mantissa + 1) - 10 * log10(EVEN)
-    return BIT_DB * bits_of(pair) + DOUBLE_DB
+    return BIT_DB * find_bits(pair) + DOUBLE_DB
 
 
 @check(
@@ -164,7 +164,7 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
         return "warning" if least <= excess <= MAX_METHOD_LOSS_DB else "info"
     if not method.is_nearest and excess <= method.max_loss_db:
         return "info"
-    off = bits_of(pair) >= BYTE and _off_pct(found) > 100 * MINOR_SHARE
+    off = find_bits(pair) >= BYTE and _off_pct(found) > 100 * MINOR_SHARE
     undone = method.folded and not method.may_compensate  # factors of rows and columns cost 0.7 dB if they are inexact
     if excess > (ROUNDING.max_loss_db if off else MAX_METHOD_LOSS_DB):
         return "error" if rounded is None and not (method.learns or method.may_compensate) else "warning"
@@ -178,12 +178,12 @@ def _rate_weight(pair: Pair, found: Attainable, method: Method, rounded: str | N
 def has_moved_codes(pair: Pair, done: WeightResult, method: Method) -> bool:
     """Return True if codes of 8 bits are two or more steps off, though nothing but scales was rounded after them."""
     found = done.attainable
-    return found is not None and found.off > 0 and bits_of(pair) >= BYTE and _keeps_codes(pair, method)
+    return found is not None and found.off > 0 and find_bits(pair) >= BYTE and _keeps_codes(pair, method)
 
 
 def _must_be_nearest(pair: Pair, found: Attainable, method: Method) -> bool:
     """Return True for 8 bits if no method moved values, and at most scales were rounded after the codes."""
-    return not method.may_compensate and _keeps_codes(pair, method) and found.snr_db > level_of(BYTE)
+    return not method.may_compensate and _keeps_codes(pair, method) and found.snr_db > find_min_level(BYTE)
 
 
 def _keeps_codes(pair: Pair, method: Method) -> bool:
@@ -220,7 +220,7 @@ def _off_pct(found: Attainable) -> float:
 def compare_whole_with_sample(done: WeightResult, found: Attainable) -> float:
     """Return by how many dB the SNR of the whole weight, which reports show, exceeds that of its sampled rows."""
     sums = done.sums
-    return ratio_db(sums.x_sq, sums.e_sq) - level(found.x_sq, found.e_sq) if sums.x_sq and sums.e_sq else 0.0
+    return compute_ratio_db(sums.x_sq, sums.e_sq) - level(found.x_sq, found.e_sq) if sums.x_sq and sums.e_sq else 0.0
 
 
 def _report_weight(
@@ -296,7 +296,7 @@ def _is_rounded_afterwards(pair: Pair, part: BadRegion) -> bool:
         return False
     # A scale and a minimum that are rounded to BF16 move codes of 8 bits by half a step each: 11.1 dB.
     return (has(BRANCH) and part.louder_db <= 2 * BIT_DB) or (
-        has(MINIMUM) and bits_of(pair) >= BYTE and _lost_db(part) <= 2 * BIT_DB
+        has(MINIMUM) and find_bits(pair) >= BYTE and _lost_db(part) <= 2 * BIT_DB
     )
 
 
@@ -402,7 +402,7 @@ def _clips(pair: Pair, found: Attainable) -> bool:
     if not found.clipped or few or found.snr_db > FINE_DB:
         return False
     levels = pair.quantized.levels
-    fine = bits_of(pair) >= BYTE and not (levels and levels.mantissa)
+    fine = find_bits(pair) >= BYTE and not (levels and levels.mantissa)
     if not fine and found.clipped_sq <= allowed_overshoot(levels) ** 2 * found.clipped_x_sq:
         return False
     limit = SMALL_DB if fine else NEAR_DB

@@ -1,9 +1,9 @@
 """The table of findings that explain other findings.
 
-Collectors report everything that they see; findings that others explain are dropped here. A cause is a finding of some
+Collectors report everything that they see; findings that others explain are dropped here. A cause is a finding of a
 minimum severity, or a fact about a weight that is not a finding. It explains findings about the same weights: a finding
-about several weights is dropped only if the cause covers all. Rows apply from top to bottom, and a dropped finding no
-longer explains others, so no row may explain a finding that an earlier row uses as a cause.
+about several weights is dropped only if the cause holds for all of them. Rows apply from top to bottom, and a dropped
+finding explains nothing, so no row may explain a finding that an earlier row uses as a cause.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,8 +13,8 @@ from quanterr.documents.base import SEVERITIES, Finding
 
 # Facts about single weights.
 UNDERFLOWS = "underflows"  # values below the smallest scale of the format
-NEAR = "near"  # about the nearest codes that the scales allow, and scales that are about as good as good ones
-USUAL = "usual"  # codes as far from the nearest as the method leaves them, and good scales
+NEAR = "near"  # nearly all codes are the nearest, and other scales would hardly be better
+USUAL = "usual"  # scales are good, and codes are as far from the nearest as the method leaves them
 ONE_WAY = "one way"  # values truncated, or always rounded up or down
 SIGNED = "signed"  # codes that fit the signs of their scales
 CORRECTED_SCALES = "corrected scales"  # a fault of its scales was found, and explains the weight's error
@@ -33,9 +33,9 @@ class Explanation(NamedTuple):
     """A row of EXPLANATIONS: the findings that any of the causes explains."""
 
     causes: tuple[str, ...]  # facts, or codes of findings
-    least: str  # minimum severity of a finding that is a cause
+    min_severity: str  # minimum severity of a finding that is a cause
     explained: tuple[str, ...]  # codes of findings
-    most: str  # maximum severity of a finding that is explained
+    max_severity: str  # maximum severity of a finding that is explained
     reason: str
 
 
@@ -45,35 +45,35 @@ EXPLANATIONS = (
         "error",
         (*REPAIRS, *LEVELS, *SAMPLED, "saturated", "biased_error", "bad_rows", "norm_offset", "unquantized_changed"),
         "error",
-        "it is compared as it will be loaded, and another reading fits much better",
+        "the weight is compared as it will be loaded, and decoded in another way it fits much better",
     ),
     Explanation(
         ("codes_without_scale",),
         "error",
         (*LEVELS, *REPAIRS, "bad_rows", "unquantized_changed"),
         "error",
-        "the values are codes, so that what their errors look like means nothing",
+        "the values are codes, so their errors mean nothing",
     ),
     Explanation(
         (CORRECTED_SCALES,),
         "info",
         (*LEVELS, *SAMPLED, "saturated", "biased_error", "bad_rows"),
         "error",
-        "one finding says how the scales are wrong, and what is left once they are corrected",
+        "that finding says how the scales are wrong, and which error remains after their correction",
     ),
     Explanation(
         (UNDERFLOWS,),
         "info",
         (*LEVELS, *SAMPLED, "scale_negative", "scale_zero", "saturated", "biased_error", "bad_rows", "dead_rows"),
         "error",
-        "values below the smallest scale become zeros or coarse in all rows, and no code is the nearest",
+        "values below the smallest scale become zeros, or coarse, in all rows, so the nearest codes mean nothing",
     ),
     Explanation(
         (NEAR,),
         "info",
         (*LOW, "saturated", "biased_error", "bad_rows", *REPAIRS),
         "error",
-        "other codes would be no better with these scales, and other scales not much, however low the SNR is",
+        "neither other codes nor other scales would be much better, however low the SNR is",
     ),
     Explanation(
         (USUAL,),
@@ -101,14 +101,14 @@ EXPLANATIONS = (
         "info",
         ("zero_points",),
         "error",
-        "rounding always up or down shifts values by half a step: wrong zero points are off by whole steps",
+        "rounding always up or down shifts values by half a step; wrong zero points shift them by whole steps",
     ),
     Explanation(
         REPAIRS,
         "error",
         (*SAMPLED, *LEVELS),
         "error",
-        "the repaired weight is as it should be",
+        "the repair explains the error, as the repaired weight is correct",
     ),
     Explanation(
         ("nonfinite_original", "nonfinite_quantized", "scale_nonfinite", "implausible_error"),
@@ -136,14 +136,14 @@ EXPLANATIONS = (
         "info",
         ("group_outlier",),
         "info",
-        "it names the columns that lower the SNR",
+        "the finding names the columns that lower the SNR",
     ),
     Explanation(
         ("shared_scale",),
         "info",
         (*LEVELS, "bad_rows"),
         "warning",
-        "its scale is as wide as the weight needs that it is fused into, which lowers the SNR",
+        "the fused weight needs the wide scale, which lowers the SNR of this part",
     ),
     Explanation(
         ("excess_error",),
@@ -157,7 +157,7 @@ EXPLANATIONS = (
         "info",
         ("bad_rows",),
         "error",
-        "both findings are about the same rows; this one states what their scales allow",
+        "both findings are about the same rows; excess_rows also states what their scales allow",
     ),
     Explanation(
         (*REPAIRS, *LEVELS, "zero_original"),
@@ -169,37 +169,37 @@ EXPLANATIONS = (
 )
 
 
-def drop_explained(found: Sequence[Finding], facts: Facts) -> list[Finding]:
+def drop_explained(findings: Sequence[Finding], facts: Facts) -> list[Finding]:
     """Return the findings that nothing explains, in their order.
 
     Args:
         found: all findings.
         facts: fact → names of the weights that have it.
     """
-    kept = list(found)
+    kept = list(findings)
     for row in EXPLANATIONS:
-        weights = _weights_of_causes(row, kept, facts)
-        kept = [one for one in kept if not _is_explained(one, row, weights)]
+        weights = _list_weights_of_causes(row, kept, facts)
+        kept = [finding for finding in kept if not _is_explained(finding, row, weights)]
     return kept
 
 
-def weights_of(one: Finding) -> set[str]:
+def list_weights(finding: Finding) -> set[str]:
     """Return the names of the weights that a finding is about."""
-    return {name for name in (one.layer, *one.evidence.get("layers", ())) if name}
+    return {name for name in (finding.layer, *finding.evidence.get("layers", ())) if name}
 
 
-def _weights_of_causes(row: Explanation, found: Iterable[Finding], facts: Facts) -> set[str]:
+def _list_weights_of_causes(row: Explanation, findings: Iterable[Finding], facts: Facts) -> set[str]:
     """Return the names of the weights for which a cause of the row holds."""
     weights = {name for cause in row.causes for name in facts.get(cause, ())}
-    for one in found:
-        if one.code in row.causes and one.rank <= SEVERITIES.index(row.least):
-            weights |= weights_of(one)
+    for finding in findings:
+        if finding.code in row.causes and finding.rank <= SEVERITIES.index(row.min_severity):
+            weights |= list_weights(finding)
     return weights
 
 
-def _is_explained(one: Finding, row: Explanation, weights: set[str]) -> bool:
+def _is_explained(finding: Finding, row: Explanation, weights: set[str]) -> bool:
     """Return True if a row explains a finding: its causes hold for all ``weights`` that the finding is about."""
-    if one.code not in row.explained or one.rank < SEVERITIES.index(row.most):
+    if finding.code not in row.explained or finding.rank < SEVERITIES.index(row.max_severity):
         return False
-    about = weights_of(one)
+    about = list_weights(finding)
     return bool(about) and about <= weights

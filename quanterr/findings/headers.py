@@ -1,4 +1,4 @@
-"""Findings made before any weight is compared, about headers and labels."""
+"""Findings about headers and labels, which need no comparison of weights."""
 
 import re
 from collections import Counter
@@ -36,22 +36,22 @@ def check_labels(contents: Contents) -> Iterator[Finding]:
     if labels.orphans:
         message = f"the header{contents.whose} labels layers that are not stored: {listed(list(labels.orphans))}"
         yield make_finding("label_without_layer", "warning", None, message)
-    if not contents.is_alone:  # alone, such a checkpoint is right: only its weights are not the original's
+    if not contents.is_alone:  # such a checkpoint is correct, but its weights are not comparable with the original's
         fused = find_fused_transforms(labels.config, [stored.weight for stored in contents.stored])
-        if rotated := ", ".join(f"{display(each.group)} ({display(each.kind)})" for each in fused):
+        if rotated := ", ".join(f"{display(transform.group)} ({display(transform.kind)})" for transform in fused):
             message = f"config.json{contents.whose} declares rotations fused into its weights: {rotated}"
             remedy = "compare the checkpoint from before the rotations were fused, or use the rotated original"
             yield make_finding("rotated_weights", "error", None, message, remedy)
-    is_whole = all(leftover.bucket is Bucket.CONSUMED for leftover in contents.pairing.leftovers)
-    is_plain = contents.stored and is_whole and not any(stored.weight.has_codes for stored in contents.stored)
-    if contents.side == "quantized" and labels.method and is_plain:
+    is_complete = all(leftover.bucket is Bucket.CONSUMED for leftover in contents.pairing.leftovers)
+    is_unquantized = contents.stored and is_complete and not any(stored.weight.has_codes for stored in contents.stored)
+    if contents.side == "quantized" and labels.method and is_unquantized:
         message = f"the configuration declares {display(labels.method)}, but no weight is stored quantized"
         yield make_finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
 
 
 @check("swapped_sides", needs=HEADERS, of=BOTH)
 def check_sides(comparison: Comparison) -> Iterator[Finding]:
-    """Report a quantized original beside a quantized checkpoint that is not, unless that is its copy in floats."""
+    """Report a quantized original and an unquantized second checkpoint: swapped, unless the second is a float copy."""
     pairs = comparison.pairing.pairs
     coded = sum(pair.original.has_codes and pair.original.n > 0 for pair in pairs)
     if coded and not any(pair.quantized.has_codes for pair in pairs):
@@ -68,7 +68,7 @@ def check_sides(comparison: Comparison) -> Iterator[Finding]:
 def check_unused_scales(contents: Contents) -> Iterator[Finding]:
     """Report scales of weights that are not quantized."""
     if contents.is_alone and not any(stored.weight.has_codes for stored in contents.stored):
-        return  # what ends in scale is then an ordinary parameter
+        return  # a name that ends in scale is then an ordinary parameter
     if names := contents.pairing.names_with_unused_scale:
         layer = names[0] if len(names) == 1 else None
         whose = f"{display(names[0])} is" if layer else f"{count(len(names), 'weight')} ({listed(names, 3)}) are"
@@ -138,7 +138,7 @@ def check_plain_casts(contents: Contents) -> Iterator[Finding]:
 
 @check("codes_without_scale", needs=HEADERS, of=ALONE)
 def check_bare_codes(contents: Contents) -> Iterator[Finding]:
-    """Report codes that no format takes for want of a scale."""
+    """Report codes that match no format because they lack a scale."""
     weights = [stored.weight for stored in contents.stored]
     if bare := [weight.name for weight in weights if weight.format == "verbatim" and weight.codes.dtype in CODE_DTYPES]:
         yield make_finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
@@ -146,7 +146,7 @@ def check_bare_codes(contents: Contents) -> Iterator[Finding]:
 
 @check("ambiguous_layout", needs=HEADERS, of=ALONE)
 def check_layouts_alone(contents: Contents) -> Iterator[Finding]:
-    """Report the weights of one checkpoint that have more than one reading."""
+    """Report the weights of one checkpoint whose layout is ambiguous."""
     yield from report_layouts(
         (stored.name, warning) for stored in contents.stored for warning in stored.weight.warnings
     )
@@ -154,7 +154,7 @@ def check_layouts_alone(contents: Contents) -> Iterator[Finding]:
 
 @check("ambiguous_layout", needs=HEADERS, of=BOTH)
 def check_layouts_of_both(comparison: Comparison) -> Iterator[Finding]:
-    """Report the weights of both sides that have more than one reading."""
+    """Report the weights of both sides whose layout is ambiguous."""
     pairs = comparison.pairing.pairs
     sides = ((pair.name, side) for pair in pairs for side in (pair.original, pair.quantized))
     yield from report_layouts((name, warning) for name, side in sides for warning in side.warnings)
@@ -183,14 +183,14 @@ def check_padding(comparison: Comparison) -> Iterator[Finding]:
 
 
 def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Report weights with more than one reading, given as (name, reason), in one finding for each kind of reason.
+    """Report weights with an ambiguous layout, given as (name, reason), with one finding for each reason.
 
-    Reasons that differ only in the errors of readings, or in the number of a block, are of one kind.
+    Reasons that differ only in measured errors, or in the number of a block, count as one.
     """
-    by_kind: dict[str, dict[str, str]] = {}
+    by_reason: dict[str, dict[str, str]] = {}
     for name, reason in doubts:
-        by_kind.setdefault(NUMBER.sub("", reason), {}).setdefault(name, reason)
-    for reasons in by_kind.values():
+        by_reason.setdefault(NUMBER.sub("", reason), {}).setdefault(name, reason)
+    for reasons in by_reason.values():
         names, reason = list(reasons), next(iter(reasons.values()))
         layer = names[0] if len(names) == 1 else None
         whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({listed(names, 3)})"

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
 from quanterr.findings.conventions import format_range
-from quanterr.findings.error_figures import bits_of, bits_of_weight
-from quanterr.findings.explanations import LEVELS, REPAIRS, SAMPLED, weights_of
+from quanterr.findings.error_figures import find_bits, find_bits_of_weight
+from quanterr.findings.explanations import LEVELS, REPAIRS, SAMPLED, list_weights
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import MIN_PEERS, UNRELATED_COSINE
 from quanterr.util.text import count, listed
@@ -30,9 +30,9 @@ def restate_for_quantized_originals(findings: Sequence[Finding], seen: Iterable[
     vain = [
         finding
         for finding in findings
-        if finding.code in GRID_CODES and weights_of(finding) and weights_of(finding) <= coarse.keys()
+        if finding.code in GRID_CODES and list_weights(finding) and list_weights(finding) <= coarse.keys()
     ]
-    names = set[str]().union(*map(weights_of, vain))
+    names = set[str]().union(*map(list_weights, vain))
     if not vain or 2 * len(names) < len(coarse):  # most were made from the original, so these are damaged
         return list(findings)
     weights = [weight for name, weight in coarse.items() if name in names]
@@ -56,7 +56,7 @@ def restate_for_another_original(findings: Sequence[Finding], seen: Sequence[Wei
     """Replace the findings about single weights by one if the unquantized tensors show another original."""
     changed = next((finding for finding in findings if finding.code == "unquantized_changed"), None)
     repaired = set[str]().union(
-        *(weights_of(finding) for finding in findings if finding.code in REPAIRS and finding.severity == "error")
+        *(list_weights(finding) for finding in findings if finding.code in REPAIRS and finding.severity == "error")
     )
     coded = [
         weight
@@ -67,11 +67,11 @@ def restate_for_another_original(findings: Sequence[Finding], seen: Sequence[Wei
     nothing_alike = len(unlike) > max(MIN_PEERS, UNRELATED_SHARE * len(coded))
     if changed is None or not (changed.severity == "error" or nothing_alike):
         return list(findings)
-    wrong = set[str]().union(*(weights_of(finding) for finding in findings if finding.code in VALUE_CODES))
+    wrong = set[str]().union(*(list_weights(finding) for finding in findings if finding.code in VALUE_CODES))
     off = [weight for weight in coded if weight.pair.name in wrong]
     if not off:
         return list(findings)
-    names = {weight.pair.name for weight in off} | weights_of(changed)
+    names = {weight.pair.name for weight in off} | list_weights(changed)
     message = (
         f"another original? {changed.message}; {len(off):,} of {count(len(coded), 'quantized weight')} differ by more "
         f"than rounding explains, too: {format_range([weight.figures.snr_db for weight in off if weight.figures])}"
@@ -82,7 +82,7 @@ def restate_for_another_original(findings: Sequence[Finding], seen: Sequence[Wei
     vain = [
         finding
         for finding in findings
-        if finding.code in VALUE_CODES and weights_of(finding) and weights_of(finding) <= names - repaired
+        if finding.code in VALUE_CODES and list_weights(finding) and list_weights(finding) <= names - repaired
     ]
     return [restated, *(finding for finding in findings if finding is not changed and finding not in vain)]
 
@@ -90,4 +90,6 @@ def restate_for_another_original(findings: Sequence[Finding], seen: Sequence[Wei
 def _is_coarse(weight: WeightSummary) -> bool:
     """Return True if the original has codes of as few bits as the quantized weight, or fewer."""
     pair = weight.pair
-    return pair.original.has_codes and pair.quantized.has_codes and bits_of_weight(pair.original) <= bits_of(pair)
+    return (
+        pair.original.has_codes and pair.quantized.has_codes and find_bits_of_weight(pair.original) <= find_bits(pair)
+    )

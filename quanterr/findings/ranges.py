@@ -1,12 +1,12 @@
-"""Sizes of the inputs of a weight, and of its keys and values, derived from norms and weights.
+"""Bounds of the inputs of a weight, and of keys and values, derived from norms and weights.
 
-The elements that a norm without bias returns are x = w · u, where the squares of u have a mean of 1. So no element
-exceeds max|w| · √n, and most are about as large as w. A row r of the weight behind it gives a product of about ‖r · w‖,
-and of ‖r · w‖ · √n at most. Softmax averages values, so the input of o_proj is not larger than they are; the input of
-down_proj is about the product of what gate_proj and up_proj give. At least half of the size of both is left.
+A norm without bias returns x = w · u, where the squares of u have a mean of 1. So no element exceeds max|w| · √n, and
+most are about as large as w. The product of x with a row r of the next weight is about ‖r · w‖, and at most
+‖r · w‖ · √n. Softmax averages values, so the input of o_proj is not larger than the values. The input of down_proj is
+about the product of the outputs of gate_proj and up_proj. At least half of these sizes remains, so both are halved.
 
 On SmolLM2-135M (30 layers, 4,608 tokens of English), the largest inputs, keys and values are at most 0.99 times these
-bounds, and at least 2.4 times as large as most are by this estimate.
+bounds, and at least 2.4 times the usual size by this estimate.
 """
 
 import re
@@ -24,26 +24,26 @@ from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 
-SAMPLED = 128  # most rows of a weight to read
-NORM = "input_layernorm"  # the norm of each block that bounds the inputs
-ROTATED = sqrt(2)  # the most by which rotary positions lengthen an element of a pair
-# In a block with one of these, the norm's output does not go to the block's weights.
-NOT_BEFORE = {"post_attention_layernorm": ("pre_feedforward_layernorm", "post_feedforward_layernorm")}
-LARGEST = {"F8_E4M3": 448.0, "F8_E5M2": 448.0, "I8": 127.0}  # dtype of codes → largest code of inputs
+MAX_SAMPLED_ROWS = 128  # maximum number of rows of a weight to read
+INPUT_NORM = "input_layernorm"  # the norm of each block that bounds the inputs
+ROTATION_GAIN = sqrt(2)  # maximum factor by which rotary positions lengthen an element of a pair
+# Norm → norms whose presence in the block shows that its output does not go to the block's weights.
+OUTPUT_NORM_SIGNS = {"post_attention_layernorm": ("pre_feedforward_layernorm", "post_feedforward_layernorm")}
+LARGEST_CODES = {"F8_E4M3": 448.0, "F8_E5M2": 448.0, "I8": 127.0}  # dtype of codes → largest code of inputs
 LARGEST_NVFP4 = 2688.0  # of inputs in NVFP4: 448 · 6
-SCALED = "pre_quant_scale"  # the end of the name of factors of inputs, which change their range
-OF_KEYS, OF_VALUES = ("k_scale", "k_cache_scale"), ("v_scale", "v_cache_scale")
+FACTORS_SUFFIX = "pre_quant_scale"  # the end of the name of factors of inputs, which change their range
+KEY_SCALES, VALUE_SCALES = ("k_scale", "k_cache_scale"), ("v_scale", "v_cache_scale")
 
 
 class Range(NamedTuple):
-    """Sizes of numbers that a scale is for."""
+    """Sizes of the numbers that a scale has to represent."""
 
     usual: float  # most are about as large as this
-    most: float  # none is larger
+    limit: float  # none is larger
 
 
 class _Normed(NamedTuple):
-    """The output of a norm, by element: bounds of the size of its weight."""
+    """The output of a norm: lower and upper bounds of |w| for each element, as w may be stored minus one."""
 
     low: Tensor
     high: Tensor
@@ -57,7 +57,7 @@ class Ranges:
     """The ranges that the weights of one side allow."""
 
     def __init__(self, pairs: Sequence[Pair], side: int, reader: Reader) -> None:
-        """Take the weights of a side; they are looked up, and read, when they are asked for."""
+        """Keep the weights of a side, which are read only when a range is needed."""
         self._pairs, self._side, self._reader = pairs, side, reader
 
     @cached_property
@@ -70,52 +70,52 @@ class Ranges:
         return {
             canonicalize(pair.name)[0]
             for pair in self._pairs
-            if any(entry.name.endswith(SCALED) for entry in pair.consumed[self._side])
+            if any(entry.name.endswith(FACTORS_SUFFIX) for entry in pair.consumed[self._side])
         }
 
-    def of_scale(self, name: str) -> Range | None:
-        """Return the range of what a scale is for; None if unknown."""
+    def find_range(self, name: str) -> Range | None:
+        """Return the range of the numbers that a scale has to represent; None if unknown."""
         module, _, ending = name.rpartition(".")
         path = canonicalize(module)[0]
         block = path.removesuffix(".k_proj").removesuffix(".v_proj").removesuffix(".attn")
-        if ending in OF_KEYS:
-            return self._of_keys(block)
-        if ending in OF_VALUES:
-            return self._of_products(f"{block}.v_proj")
+        if ending in KEY_SCALES:
+            return self._find_key_range(block)
+        if ending in VALUE_SCALES:
+            return self._find_product_range(f"{block}.v_proj")
         block, _, word = path.rpartition(".")
         if word == "o_proj":
-            values = self._of_products(f"{block}.v_proj")
-            return None if values is None else Range(values.usual / 2, values.most)
+            values = self._find_product_range(f"{block}.v_proj")
+            return None if values is None else Range(values.usual / 2, values.limit)
         if word == "down_proj":
-            return self._of_gated(block)
+            return self._find_gated_range(block)
         normed = self._find_norm(path)
         return None if normed is None else normed.range
 
-    def reach_of(self, name: str, scale: float) -> float | None:
+    def find_reach(self, name: str, scale: float) -> float | None:
         """Return the largest number that a scale represents; None if unknown."""
         module, _, ending = name.rpartition(".")
-        if ending in (*OF_KEYS, *OF_VALUES):
-            return LARGEST["F8_E4M3"] * scale
+        if ending in (*KEY_SCALES, *VALUE_SCALES):
+            return LARGEST_CODES["F8_E4M3"] * scale
         place = canonicalize(f"{module}.weight")
         weight = self._weights.get(place)
         if weight is None or place[0] in self._scaled or ending not in ("input_scale", "input_global_scale"):
             return None
         if "nvfp4" in weight.format:
             return LARGEST_NVFP4 * scale if ending == "input_scale" else LARGEST_NVFP4 / scale
-        largest = LARGEST.get(weight.codes.dtype)
+        largest = LARGEST_CODES.get(weight.codes.dtype)
         return None if largest is None or ending != "input_scale" else largest * scale
 
     def _find_norm(self, path: str) -> _Normed | None:
         """Return the output of the norm that feeds a module."""
         for norms, fed in FED_BY_NORM:
-            if found := re.search(rf"\.(?:{fed})$", path):
-                block = path[: found.start()]
+            if match := re.search(rf"\.(?:{fed})$", path):
+                block = path[: match.start()]
                 names = [name for name in norms.split("|") if self._is_before(block, name)]
                 return self._read_norm(f"{block}.{names[0]}") if names else None
         return None
 
     def _is_before(self, block: str, norm: str) -> bool:
-        others = NOT_BEFORE.get(norm, ())
+        others = OUTPUT_NORM_SIGNS.get(norm, ())
         return (f"{block}.{norm}", "") in self._weights and not any(
             (f"{block}.{other}", "") in self._weights for other in others
         )
@@ -131,34 +131,38 @@ class Ranges:
 
     @cached_property
     def _may_be_minus_one(self) -> bool:
-        """True if the model may multiply by one plus the norms: without that, few elements of most are negative."""
-        norms = [norm for (path, kind), norm in self._weights.items() if path.endswith(NORM) and norm.n and not kind]
+        """True if the model may multiply by one plus the norm; otherwise few elements of its norms are negative."""
+        norms = [
+            norm
+            for (path, suffix), norm in self._weights.items()
+            if path.endswith(INPUT_NORM) and norm.n and not suffix
+        ]
         shares = [float((_read_vector(norm, self._reader) < 0).double().mean()) for norm in norms]
         return bool(shares) and median(shares) > NEGLIGIBLE_SHARE
 
-    def _of_keys(self, block: str) -> Range | None:
+    def _find_key_range(self, block: str) -> Range | None:
         if (f"{block}.k_norm", "") in self._weights:
             normed = self._read_norm(f"{block}.k_norm")
-            found = None if normed is None else normed.range
+            products = None if normed is None else normed.range
         else:
-            found = self._of_products(f"{block}.k_proj")
-        return None if found is None else Range(found.usual, ROTATED * found.most)
+            products = self._find_product_range(f"{block}.k_proj")
+        return None if products is None else Range(products.usual, ROTATION_GAIN * products.limit)
 
-    def _of_products(self, path: str) -> Range | None:
+    def _find_product_range(self, path: str) -> Range | None:
         """Return the range of a weight's products."""
         if (lengths := self._measure_rows(path)) is None:
             return None
         low, high, n = lengths
         return Range(float(low.median()), float(high.max()) * sqrt(n) + self._read_bias(path))
 
-    def _of_gated(self, block: str) -> Range | None:
-        """Return the range of products of gate_proj and up_proj; all rows are read, as one may be far above others."""
-        gate, up = (self._measure_rows(f"{block}.{word}", whole=True) for word in ("gate_proj", "up_proj"))
+    def _find_gated_range(self, block: str) -> Range | None:
+        """Return the range of products of gate_proj and up_proj; all rows are read, as one may exceed all others."""
+        gate, up = (self._measure_rows(f"{block}.{word}", reads_all=True) for word in ("gate_proj", "up_proj"))
         if gate is None or up is None or len(gate[0]) != len(up[0]):
             return None
         return Range(float((gate[0] * up[0]).median()) / 2, float((gate[1] * up[1]).max()) * gate[2])
 
-    def _measure_rows(self, path: str, whole: bool = False) -> tuple[Tensor, Tensor, int] | None:
+    def _measure_rows(self, path: str, reads_all: bool = False) -> tuple[Tensor, Tensor, int] | None:
         """Return bounds of ‖r · w‖ for sampled rows of a weight after a norm, and the number of columns."""
         weight, normed = self._weights.get((path, "")), self._find_norm(path)
         if weight is None or normed is None or weight.matrix[1] != len(normed.low):
@@ -166,8 +170,8 @@ class Ranges:
         rows, cols = weight.matrix
         places: list[int] | slice = slice(None)
         chunks: Iterable[Chunk] = Cut(rows, cols, CPU_CHUNK)
-        if not whole and rows > SAMPLED:
-            places = torch.linspace(0, rows - 1, SAMPLED, dtype=torch.float64).round().long().tolist()
+        if not reads_all and rows > MAX_SAMPLED_ROWS:
+            places = torch.linspace(0, rows - 1, MAX_SAMPLED_ROWS, dtype=torch.float64).round().long().tolist()
             chunks = [Chunk(at, at + 1, 0, cols) for at in places]
         squares = torch.zeros(2, rows, dtype=torch.float64)
         for chunk in chunks:

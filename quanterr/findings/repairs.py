@@ -10,7 +10,7 @@ from functools import partial
 from math import inf, isfinite, isqrt, log10
 from typing import NamedTuple
 
-from quanterr.findings.error_figures import EXACT_DB, gain_of, level_of
+from quanterr.findings.error_figures import EXACT_DB, find_max_gain, find_min_level
 from quanterr.findings.factors import SCALE_POWERS
 from quanterr.findings.limits import (
     AGREEING_SHARE,
@@ -72,16 +72,16 @@ def find_simplest_repair(
         has_zero: whether codes are counted from a zero point, which may be wrong.
     """
     good = []
-    least = max(min(level_of(bits), MAX_METHOD_LOSS_DB), attainable_db - DOUBLE_DB)
+    least = max(min(find_min_level(bits), MAX_METHOD_LOSS_DB), attainable_db - DOUBLE_DB)
     for repair in REPAIRS:
         if repair.code == "zero_points" and not has_zero:
             continue
-        better = gain_of(bits) if repair is ONE_FACTOR else BETTER_DB
+        better = find_max_gain(bits) if repair is ONE_FACTOR else BETTER_DB
         better += SLIGHT_DB * (repair.code == "zero_points")  # half a step costs 6.0, rounding to 16 bits up to 5.1
         corrected = repair.mend(sample)
         if corrected and corrected.snr_db >= least and corrected.gained_db > better:
             good.append((repair, corrected))
-            if corrected.snr_db > level_of(bits):
+            if corrected.snr_db > find_min_level(bits):
                 break
     best = max((corrected.snr_db for _, corrected in good), default=inf)
     return next(((repair, corrected) for repair, corrected in good if corrected.snr_db >= best - SEARCHED_DB), None)

@@ -1,6 +1,6 @@
 """Diagnosis of the worst weights: the repair that corrects a sample shows the fault.
 
-Valid weights are never read again; of a few doubtful weights, only the first rows are.
+Only the first rows of a few doubtful weights are read again.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,15 +34,15 @@ from quanterr.samples.good_scales import find_groups, measure_losses
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.util.text import count, display, listed
 
-MOST_WRONG = 8  # most weights with a finding to read again
-MOST_LOW = 3  # most weights to read again that are merely below the usual level
-MOST_OTHERS = 64  # most other weights to compare a weight with
+MAX_FAULTY_WEIGHTS = 8  # maximum number of weights with a finding to read again
+MAX_LOW_WEIGHTS = 3  # maximum number of weights to read again that are only below the usual level
+MAX_CANDIDATES = 64  # maximum number of other weights to compare a weight with
 
 
 def diagnose(
     seen: Sequence[WeightSummary], doubtful: Collection[str | None], pairs: Sequence[Pair], reader: Reader
 ) -> Iterator[Finding]:
-    """Report what corrects the worst of the doubtful weights.
+    """Report repairs that correct the worst of the doubtful weights.
 
     These are weights with a doubtful finding, weights that one factor improves, and weights below the usual level.
 
@@ -53,20 +53,22 @@ def diagnose(
         reader: reads the first rows of weights.
     """
     matrices = [
-        (o, o.figures) for o in seen if o.figures and o.figures.snr_db < FINE_DB and _is_repairable_shape(o.pair)
+        (weight, weight.figures)
+        for weight in seen
+        if weight.figures and weight.figures.snr_db < FINE_DB and _is_repairable_shape(weight.pair)
     ]
     matrices.sort(key=lambda item: item[1].snr_db)
     wrong = [item for item in matrices if item[0].pair.name in doubtful or item[1].gains]
     low = [item for item in matrices if item[0].pair.name not in doubtful and item[1].low and not item[1].gains]
-    chosen = [*wrong[:MOST_WRONG], *low[:MOST_LOW]]
+    chosen = [*wrong[:MAX_FAULTY_WEIGHTS], *low[:MAX_LOW_WEIGHTS]]
     factors = [abs(figures.factor) for _, figures in wrong if figures.gains]
     diagnoses: list[_Diagnosis] = []
-    for one, figures in sorted(chosen, key=lambda item: item[0].number):
-        elsewhere = find_misplaced(one.pair, reader) or _find_swapped(one.pair, figures, pairs, reader)
-        found = _Diagnosis(elsewhere) if elsewhere else _diagnose_weight(one, figures, factors, reader)
-        if found:
-            diagnoses.append(found)
-    unread = [one.pair.name for one, _ in wrong[MOST_WRONG:]]
+    for weight, figures in sorted(chosen, key=lambda item: item[0].number):
+        elsewhere = find_misplaced(weight.pair, reader) or _find_swapped(weight.pair, figures, pairs, reader)
+        diagnosis = _Diagnosis(elsewhere) if elsewhere else _diagnose_weight(weight, figures, factors, reader)
+        if diagnosis:
+            diagnoses.append(diagnosis)
+    unread = [weight.pair.name for weight, _ in wrong[MAX_FAULTY_WEIGHTS:]]
     yield from _merge_diagnoses(diagnoses, unread if len(diagnoses) >= len(chosen) else ())
 
 
@@ -74,25 +76,25 @@ class _Diagnosis(NamedTuple):
     """A finding about one weight."""
 
     finding: Finding
-    cause: tuple[str, ...] = ()  # the same for weights that have the same fault; empty if weights have their own
+    cause: tuple[str, ...] = ()  # the same for all weights with the same fault; empty if the fault is not shared
 
 
 def _merge_diagnoses(diagnoses: Sequence[_Diagnosis], unread: Sequence[str]) -> Iterator[Finding]:
-    """Merge findings that have one cause; ``unread`` are doubtful weights that have it, too, if all others have it."""
+    """Merge findings that have one cause; if all have the same, it is assumed for ``unread`` doubtful weights, too."""
     by_cause: dict[tuple[str, ...], list[Finding]] = {}
-    for one in diagnoses:
-        by_cause.setdefault((*one.cause, one.finding.severity) if one.cause else (str(one.finding.layer),), []).append(
-            one.finding
-        )
-    for same in by_cause.values():
-        names = [str(one.layer) for one in same]
+    for diagnosis in diagnoses:
+        by_cause.setdefault(
+            (*diagnosis.cause, diagnosis.finding.severity) if diagnosis.cause else (str(diagnosis.finding.layer),), []
+        ).append(diagnosis.finding)
+    for findings in by_cause.values():
+        names = [str(finding.layer) for finding in findings]
         if len(by_cause) == 1 and len(names) > 1:
             names += unread
         if len(names) == 1:
-            yield same[0]
+            yield findings[0]
             continue
-        worst = min(same, key=lambda one: float(one.evidence["snr_db"]))
-        again = f", of which {len(same)} were read again" if len(names) > len(same) else ""
+        worst = min(findings, key=lambda finding: float(finding.evidence["snr_db"]))
+        again = f", of which {len(findings)} were read again" if len(names) > len(findings) else ""
         message = f"{count(len(names), 'weight')}{again}; the worst: {worst.message}"
         evidence = {**worst.evidence, "layers": names, "worst": worst.layer}
         yield make_finding(worst.code, worst.severity, None, message, worst.remedy, **evidence)
@@ -102,16 +104,16 @@ def find_cast_codes(
     seen: Sequence[WeightSummary], doubtful: Collection[str | None], reader: Reader
 ) -> Iterator[Finding]:
     """Report doubtful weights whose plain numbers are codes that were cast without their scales."""
-    found: dict[str, list[WeightSummary]] = {}
+    weights_by_codes: dict[str, list[WeightSummary]] = {}
     for weight in seen:
         is_read_otherwise = weight.pair.contradiction is not None
         if weight.pair.name in doubtful and weight.pair.quantized.encoding == "floats" and not is_read_otherwise:
-            kind = describe_codes(reader.read_first_rows(weight.pair.quantized, MIN_VALUES**2))
-            if kind:
-                found.setdefault(f"{kind} codes as {weight.pair.quantized.codes.dtype}", []).append(weight)
-    for what, same in found.items():
-        names = [one.pair.name for one in same]
-        worst = min((one.figures.snr_db for one in same if one.figures), default=-inf)
+            codes = describe_codes(reader.read_first_rows(weight.pair.quantized, MIN_VALUES**2))
+            if codes:
+                weights_by_codes.setdefault(f"{codes} codes as {weight.pair.quantized.codes.dtype}", []).append(weight)
+    for what, weights in weights_by_codes.items():
+        names = [weight.pair.name for weight in weights]
+        worst = min((weight.figures.snr_db for weight in weights if weight.figures), default=-inf)
         message = (
             f"{count(len(names), 'weight')} ({listed(names, 3)}) hold {what} numbers, without their scales: the codes "
             f"were cast, not dequantized; the worst has {worst:.1f} dB"
@@ -120,26 +122,26 @@ def find_cast_codes(
         yield make_finding("codes_without_scale", "error", None, message, remedy, layers=names, snr_db=worst)
 
 
-def drop_harmless_zero_scales(found: Sequence[Finding], pairs: Mapping[str, Pair], reader: Reader) -> list[Finding]:
+def drop_harmless_zero_scales(findings: Sequence[Finding], pairs: Mapping[str, Pair], reader: Reader) -> list[Finding]:
     """Drop findings about zero scales if the original is zero there too, as in pruned weights.
 
     Whole weights are read to decide.
     """
-    suspects = {one.layer for one in found if one.code == "scale_zero"}
+    suspects = {finding.layer for finding in findings if finding.code == "scale_zero"}
     harmless = {name for name, pair in pairs.items() if name in suspects and not _loses_to_zero_scales(pair, reader)}
-    return [one for one in found if one.code != "scale_zero" or one.layer not in harmless]
+    return [finding for finding in findings if finding.code != "scale_zero" or finding.layer not in harmless]
 
 
-def drop_limited_rows(found: Sequence[Finding], pairs: Mapping[str, Pair], reader: Reader) -> list[Finding]:
+def drop_limited_rows(findings: Sequence[Finding], pairs: Mapping[str, Pair], reader: Reader) -> list[Finding]:
     """Drop findings about bad rows if these are as good as rounding to the scales that their groups need.
 
-    Groups with large values of both signs may have no code near zero, which then moves all other values.
+    The codes of a group with large values of both signs may not include zero, which shifts all small values.
     """
     return [
-        one
-        for one in found
-        if one.code != "bad_rows"
-        or not all(_is_limited(pairs[str(one.layer)], row, reader) for row in one.evidence["rows"])
+        finding
+        for finding in findings
+        if finding.code != "bad_rows"
+        or not all(_is_limited(pairs[str(finding.layer)], row, reader) for row in finding.evidence["rows"])
     ]
 
 
@@ -156,8 +158,8 @@ def _is_limited(pair: Pair, row: int, reader: Reader) -> bool:
         return False
     x, y = (side.float() for side in reader.read_both((pair.original, weight), chunk))
     losses = measure_losses(levels, x, None, scales, groups, y=y)
-    most_sq = float(torch.maximum(losses.worst_sq, losses.good_sq.amax(0)).sum())
-    return level(float((y - x).double().square().sum()), most_sq) < SLIGHT_DB
+    max_sq = float(torch.maximum(losses.worst_sq, losses.good_sq.amax(0)).sum())
+    return level(float((y - x).double().square().sum()), max_sq) < SLIGHT_DB
 
 
 def _loses_to_zero_scales(pair: Pair, reader: Reader) -> bool:
@@ -183,8 +185,8 @@ def measure_factor(pair: Pair, figures: Figures, is_doubtful: bool, reader: Read
     of_codes = read_code_sample(pair, reader)
     if of_codes and (fault := find_factor(of_codes)):
         return fault.low, FLOAT32_TOLERANCE
-    found = find_simplest_repair(read_sample(pair, reader), figures.bits) if is_doubtful and figures.gains else None
-    return (figures.factor, figures.doubt) if found and found[0] is ONE_FACTOR else None
+    simplest = find_simplest_repair(read_sample(pair, reader), figures.bits) if is_doubtful and figures.gains else None
+    return (figures.factor, figures.doubt) if simplest and simplest[0] is ONE_FACTOR else None
 
 
 def _is_repairable_shape(pair: Pair) -> bool:
@@ -193,24 +195,28 @@ def _is_repairable_shape(pair: Pair) -> bool:
 
 
 def _diagnose_weight(
-    one: WeightSummary, figures: Figures, factors: Sequence[float], reader: Reader
+    weight: WeightSummary, figures: Figures, factors: Sequence[float], reader: Reader
 ) -> _Diagnosis | None:
     """Report the simplest repair that corrects a sample of a weight; ``factors`` are those of all such weights."""
-    pair, bits = one.pair, figures.bits
+    pair, bits = weight.pair, figures.bits
     if bits < 2:
         return None
     sample = read_sample(pair, reader)
     levels = pair.quantized.levels
     has_zero = levels is None or not (levels.table or levels.mantissa)
-    found = find_simplest_repair(sample, bits, -inf if one.attainable_db is None else one.attainable_db, has_zero)
-    if found is None:
+    simplest = find_simplest_repair(
+        sample, bits, -inf if weight.attainable_db is None else weight.attainable_db, has_zero
+    )
+    if simplest is None:
         partial_factor = _report_partial_factor(pair, figures)
         return _Diagnosis(partial_factor) if partial_factor else None
-    repair, corrected = found
+    repair, corrected = simplest
     if figures.is_peaked and repair.code == "scale_factor" and repair is not ONE_FACTOR:
-        return None  # the factor of the column, or row, that holds the largest value: rounding it has one
+        return None  # rounding of the largest value looks like a factor of its row or column
     explanation = (
-        explain_factor(float(corrected.factors), one.scales, factors, pair.quantized.encoding == "cast", figures.doubt)
+        explain_factor(
+            float(corrected.factors), weight.scales, factors, pair.quantized.encoding == "cast", figures.doubt
+        )
         if repair is ONE_FACTOR and corrected.factors is not None
         else _explain_scales(pair, corrected, reader)
     )
@@ -235,7 +241,7 @@ def _explain_scales(pair: Pair, corrected: Correction, reader: Reader) -> str:
     """Explain the factors of a correction by the stored scales, if there is one scale per factor."""
     if corrected.factors is None or pair.quantized.scale is None or pair.quantized.scale.n != corrected.factors.numel():
         return ""
-    stored = torch.cat([piece.flatten().double() for piece in reader.iterate_scales(pair.quantized.scale)])
+    stored = torch.cat([chunk.flatten().double() for chunk in reader.iterate_scales(pair.quantized.scale)])
     return explain_factors(corrected.factors.flatten(), stored)
 
 
@@ -250,7 +256,7 @@ def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
         f"{display(pair.name)}: {figures.snr_db:.1f} dB as {pair.quantized.format}; its values are "
         f"{figures.factor:.4g} times the original's overall, {figures.rescaled_db:.1f} dB without that factor: "
         "some of its scales are wrong, or large values were clipped",
-        "compare its scales with what the quantizer wrote",
+        "quantize this layer again; if the error returns, the quantizer writes wrong scales",
         snr_db=figures.snr_db,
         snr_db_repaired=figures.rescaled_db,
         found=f"{figures.factor:.4g}",
@@ -258,16 +264,16 @@ def _report_partial_factor(pair: Pair, figures: Figures) -> Finding | None:
 
 
 def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], reader: Reader) -> Finding | None:
-    """Report that the values match another weight of the same shape far better: experts may be much alike."""
+    """Report that the values match another weight of the same shape far better; experts may resemble each other."""
     if figures.cosine > 1 - FACTOR_TOLERANCE:
         return None
     shape = pair.original.shape
-    others = [one for one in pairs if one.original.shape == shape and one.name != pair.name][:MOST_OTHERS]
+    others = [other for other in pairs if other.original.shape == shape and other.name != pair.name][:MAX_CANDIDATES]
     y = reader.read_first_rows(pair.quantized, FIRST_ROWS // 16)
-    own = _cosine(reader.read_first_rows(pair.original, FIRST_ROWS // 16), y) if others else 1.0
+    cosine_in_place = _compute_cosine(reader.read_first_rows(pair.original, FIRST_ROWS // 16), y) if others else 1.0
     for other in others:
-        cosine = _cosine(reader.read_first_rows(other.original, FIRST_ROWS // 16), y)
-        if cosine > SAME_VECTOR_COSINE and 2 * (1 - cosine) < 1 - own:
+        cosine = _compute_cosine(reader.read_first_rows(other.original, FIRST_ROWS // 16), y)
+        if cosine > SAME_VECTOR_COSINE and 2 * (1 - cosine) < 1 - cosine_in_place:
             return make_finding(
                 "swapped_weight",
                 "error",
@@ -281,7 +287,7 @@ def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], reader: R
     return None
 
 
-def _cosine(x: Tensor, y: Tensor) -> float:
+def _compute_cosine(x: Tensor, y: Tensor) -> float:
     """Return the cosine similarity of two tensors."""
     return float((x * y).sum() / (x.norm() * y.norm()))
 
@@ -298,5 +304,5 @@ def _read_unit(weight: Weight, rows: int, reader: Reader) -> Tensor | None:
     if weight.rotated or weight.levels is None or weight.matrix[1] > FIRST_ROWS:
         return None
     chunk = Chunk(0, rows, 0, weight.matrix[1])
-    found = reader.read_scaling(weight, chunk)
-    return found.unit.double() if found else None
+    scaling = reader.read_scaling(weight, chunk)
+    return scaling.unit.double() if scaling else None

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from quanterr.documents.base import Finding
 from quanterr.findings.code_samples import CodeSample
 from quanterr.findings.codes import make_finding
-from quanterr.findings.error_figures import CAST_BF16
+from quanterr.findings.error_figures import BF16_ERROR
 from quanterr.findings.layers import WeightSummary, rate_repair
 from quanterr.findings.limits import (
     AGREEING_SHARE,
@@ -131,7 +131,7 @@ def _try_factors(sample: CodeSample, kind: str) -> ScaleFault | None:
     if missed < NEGLIGIBLE_SHARE:
         return None
     factors = _fit_factors(sample, by_row)
-    if not bool((factors > 0).all()) or float((factors - 1).abs().median()) <= CAST_BF16:
+    if not bool((factors > 0).all()) or float((factors - 1).abs().median()) <= BF16_ERROR:
         return None
     if FEWER * _find_missed(sample, factors) > missed:
         return None

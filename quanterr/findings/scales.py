@@ -8,7 +8,7 @@ from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.code_samples import ROWS_PER_RUN
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
-from quanterr.findings.error_figures import bits_of
+from quanterr.findings.error_figures import find_bits
 from quanterr.findings.excess import MOST_NAMED, compare_whole_with_sample, underflows
 from quanterr.findings.limits import (
     ALIGNED_COSINE,
@@ -231,7 +231,7 @@ def _describe_scales(pair: Pair, ratio: float, snr_db: float) -> str:
     if ratio < 1:
         return f"scales are {ratio:.2g} x what the values need: larger values are clipped"
     weight = pair.quantized.unrotated
-    bits, uniform = bits_of(pair), weight.levels is not None and not (weight.levels.mantissa or weight.levels.table)
+    bits, uniform = find_bits(pair), weight.levels is not None and not (weight.levels.mantissa or weight.levels.table)
     used = max(round(bits - log2(ratio)), 0) if uniform and isfinite(ratio) else bits
     what = f"codes use {used} of {bits} bits: " if used < bits else ""
     return f"{what}scales are {ratio:.3g} x what the values need"

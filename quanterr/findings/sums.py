@@ -7,7 +7,13 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import RESULT, WEIGHT, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import MeasuredWeight
-from quanterr.findings.error_figures import bits_of, level_of, norm_ratio, ratio_db, usual_of
+from quanterr.findings.error_figures import (
+    compute_norm_ratio,
+    compute_ratio_db,
+    find_bits,
+    find_min_level,
+    find_usual_range,
+)
 from quanterr.findings.excess import NIBBLE, allowed_overshoot, underflows
 from quanterr.findings.limits import (
     ALIGNED_COSINE,
@@ -28,9 +34,9 @@ from quanterr.metrics.sums import KEPT_ROWS, RowSums, Sums, as_float
 from quanterr.pairing.model import Pair, WeightResult
 from quanterr.util.text import count, display
 
-BIASED = 0.3  # share of the squared error that comes from the mean error; rounding causes 1 / n
-# Correct scales may lose a row whose energy is this many times less than the mean, and saturate this many codes each.
-WEAK = 4
+MAX_MEAN_SHARE = 0.3  # share of the squared error that comes from the mean error; rounding causes 1 / n
+# Correct scales may lose a row whose energy is less than the mean by this factor, and may each saturate so many codes.
+WEAK_ROW_FACTOR = 4
 
 
 @check(
@@ -40,7 +46,7 @@ WEAK = 4
     of=WEIGHT,
 )
 def check_weight(weight: MeasuredWeight) -> Iterator[Finding]:
-    """Report what the scales and sums of one weight show."""
+    """Report faults that the scales and sums of one weight show."""
     pair, done, sums = weight.pair, weight.done, weight.done.sums
     if underflows(pair, sums) and not sums.nonfinite:
         yield _report_underflow(pair, level(as_float(sums.x_sq), as_float(sums.e_sq)))
@@ -70,7 +76,7 @@ def check_weight(weight: MeasuredWeight) -> Iterator[Finding]:
 
 
 def _report_underflow(pair: Pair, snr_db: float) -> Finding:
-    """Report a weight whose values are too small for its format: an error if most of it is gone."""
+    """Report a weight whose values are too small for its format; an error if most of its energy is lost."""
     message = (
         f"{display(pair.name)}: its values are too small for the scales of {pair.quantized.format}, which are float16: "
         f"they become zeros, or a few coarse values ({snr_db:.1f} dB)"
@@ -80,7 +86,7 @@ def _report_underflow(pair: Pair, snr_db: float) -> Finding:
 
 
 def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
-    """Report a weight whose error no correct reading of its bit width explains: misread, or broken."""
+    """Report a weight whose error is larger than quantization to its bits explains: misread, or broken."""
     if sums.nonfinite:  # reported already
         return
     if (sums.x_abs and not sums.x_sq) or (sums.e_abs and not sums.e_sq):
@@ -95,8 +101,8 @@ def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
     if not sums.x_sq or not sums.e_sq or (len(pair.original.shape) < 2 and not pair.quantized.has_codes):
         return
     measured = Measurement(sums)
-    bits = bits_of(pair)
-    snr, ratio = snr_db(measured), norm_ratio(sums)
+    bits = find_bits(pair)
+    snr, ratio = snr_db(measured), compute_norm_ratio(sums)
     if snr == inf:
         return
     if not isfinite(snr):
@@ -108,7 +114,7 @@ def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
         )
         return
     cosine = cosine_similarity(measured) if ratio else 0.0
-    doubtful_db = min(BIT_DB * (bits - 2), 3 * DOUBLE_DB)  # plain rounding of normal weights reaches far more
+    doubtful_db = min(BIT_DB * (bits - 2), 3 * DOUBLE_DB)  # rounding of normal weights to the nearest has far more
     only_length = abs(cosine) > 1 - NEGLIGIBLE_SHARE and snr < 3 * DOUBLE_DB
     if not (snr < doubtful_db or only_length or cosine < UNRELATED_COSINE):
         yield from _check_usual_level(pair, snr)
@@ -121,7 +127,9 @@ def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
         pair.name,
         f"{display(pair.name)}: {snr:.1f} dB as {pair.quantized.format}; norm {ratio:.4g} times the "
         f"original's, cosine {cosine:.4f}: {_diagnose(ratio, cosine)}",
-        "compare the scale and the rows of this layer with what the quantizer wrote" if broken else None,
+        "quantize this layer again; if the error returns, the quantizer writes wrong codes or scales"
+        if broken
+        else None,
         snr_db=snr,
         norm_ratio=ratio,
         cosine_similarity=cosine,
@@ -130,7 +138,7 @@ def _check_plausibility(pair: Pair, sums: Sums) -> Iterator[Finding]:
 
 def _check_usual_level(pair: Pair, snr: float) -> Iterator[Finding]:
     """Report a weight far below the usual level of its format, if this level hardly depends on the weight."""
-    usual = usual_of(pair.quantized.format)
+    usual = find_usual_range(pair.quantized.format)
     if usual and snr < usual[0] - MAX_METHOD_LOSS_DB and len(pair.original.shape) > 1:
         yield make_finding(
             "below_usual",
@@ -154,8 +162,8 @@ def _diagnose(ratio: float, cosine: float) -> str:
     if abs(cosine) < UNRELATED_COSINE and 1 / MISMATCH_FACTOR < ratio < MISMATCH_FACTOR:
         return "rows or columns permuted, a rotation, or another tensor"
     if abs(cosine) < UNRELATED_COSINE:
-        return "another tensor, or a wrong reading"
-    return "outliers that one scale cannot represent, or a damaged layer"
+        return "another tensor, or decoded in a wrong way"
+    return "large outliers, beside which other values become zeros, or a damaged layer"
 
 
 def _check_scales(pair: Pair, done: WeightResult) -> Iterator[Finding]:
@@ -178,7 +186,7 @@ def _check_scales(pair: Pair, done: WeightResult) -> Iterator[Finding]:
 def _check_saturation(pair: Pair, done: WeightResult) -> Iterator[Finding]:
     """Report too many codes at the ends of their range, for formats that count them."""
     sums, scales = done.sums, done.scales
-    if not scales or sums.n < MIN_VALUES or sums.saturated <= MINOR_SHARE * sums.n + WEAK * scales.number:
+    if not scales or sums.n < MIN_VALUES or sums.saturated <= MINOR_SHARE * sums.n + WEAK_ROW_FACTOR * scales.number:
         return
     if _is_fine(sums):  # all nonzero ternary values are at an end of the range
         return
@@ -194,13 +202,14 @@ def _check_saturation(pair: Pair, done: WeightResult) -> Iterator[Finding]:
 
 
 def _check_bias(pair: Pair, sums: Sums) -> Iterator[Finding]:
-    """Report errors with a mean beyond chance: wrong zero points, or rounding that always goes one way."""
+    """Report errors whose mean is not due to chance: wrong zero points, or rounding that always goes one way."""
     if not sums.e_sq or len(pair.original.shape) < 2 or not pair.quantized.has_codes:
         return
     mean, square = as_float(sums.e) / sums.n, as_float(sums.e_sq) / sums.n
     share = mean * mean / square if square else 0.0
     by_chance = CHANCE_DEVIATIONS**2 / sums.n  # the mean of independent errors has a standard error of their size / √n
-    if not share > max(BIASED, by_chance) or _is_fine(sums):  # rounding a shift to float16 biases a constant weight
+    # Rounding an offset to float16 biases a constant weight, whose SNR is high.
+    if not share > max(MAX_MEAN_SHARE, by_chance) or _is_fine(sums):
         return
     yield make_finding(
         "biased_error",
@@ -208,7 +217,8 @@ def _check_bias(pair: Pair, sums: Sums) -> Iterator[Finding]:
         pair.name,
         f"{display(pair.name)}: the error is biased: its mean {mean:.4g} makes up {share:.0%} of the squared "
         "error; the zero points are wrong, or rounding always goes one way",
-        "compare zero points (some formats store them minus one) and rounding with the quantizer's",
+        "quantize it again; if the bias returns, check the quantizer's zero points (some formats store them minus one) "
+        "and its rounding",
         mean_error=mean,
         share=share,
     )
@@ -220,22 +230,26 @@ def _is_fine(sums: Sums) -> bool:
 
 
 def _check_rows(pair: Pair, done: WeightResult) -> Iterator[Finding]:
-    """Report rows that were lost, or are far worse than their weight, among the few worst that are kept."""
+    """Report rows that were lost, or are far worse than their weight, among the KEPT_ROWS worst rows."""
     rows, sums = pair.original.matrix[0], done.sums
     if rows < 2 or not sums.x_sq or not sums.e_sq or not pair.quantized.has_codes:
         return
-    bits = bits_of(pair)
+    bits = find_bits(pair)
     below, below_level = (BIT_DB, DOUBLE_DB) if bits <= NIBBLE else (MAX_METHOD_LOSS_DB, 2 * BIT_DB)
     if _rows_share_scales(pair, done):
         below = MAX_METHOD_LOSS_DB + BIT_DB  # in real models outliers of other rows cost up to 12
-    clipped_db = -20 * log10(allowed_overshoot(pair.quantized.levels))  # of a row whose largest value holds its energy
-    limit = min(ratio_db(sums.x_sq, sums.e_sq) - below, level_of(bits) - below_level, clipped_db)
+    clipped_db = -20 * log10(allowed_overshoot(pair.quantized.levels))  # of a row whose energy is in one clipped value
+    limit = min(compute_ratio_db(sums.x_sq, sums.e_sq) - below, find_min_level(bits) - below_level, clipped_db)
     worst = sums.worst_rows
     if not any(row.zeroed for _, row in worst) and _is_above(worst, limit):
         return
-    strong = [(n, row) for n, row in worst if row.x_sq * rows * WEAK > sums.x_sq]
+    strong = [(n, row) for n, row in worst if row.x_sq * rows * WEAK_ROW_FACTOR > sums.x_sq]
     dead = [n for n, row in strong if row.dead]
-    bad = [n for n, row in strong if n not in dead and row.e_sq and bits > 1 and ratio_db(row.x_sq, row.e_sq) < limit]
+    bad = [
+        n
+        for n, row in strong
+        if n not in dead and row.e_sq and bits > 1 and compute_ratio_db(row.x_sq, row.e_sq) < limit
+    ]
     if dead and sums.y_sq:
         number, numbers = max(sums.dead_rows, len(dead)), ", ".join(map(str, dead))
         message = (
@@ -246,19 +260,19 @@ def _check_rows(pair: Pair, done: WeightResult) -> Iterator[Finding]:
             "dead_rows", "warning", pair.name, message, "quantize this layer again", rows=dead, number=number
         )
     if bad:
-        worst_db = ratio_db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
-        least = "at least " if len(bad) == KEPT_ROWS else ""
+        worst_db = compute_ratio_db(*next((row.x_sq, row.e_sq) for n, row in strong if n == bad[0]))
+        at_least = "at least " if len(bad) == KEPT_ROWS else ""
         message = (
-            f"{display(pair.name)}: {worst_db:.1f} dB in row {bad[0]}, {ratio_db(sums.x_sq, sums.e_sq):.1f} dB "
+            f"{display(pair.name)}: {worst_db:.1f} dB in row {bad[0]}, {compute_ratio_db(sums.x_sq, sums.e_sq):.1f} dB "
             "overall: "
-            f"{least}{count(len(bad), 'row')} with far more error than the rest ({', '.join(map(str, bad))})"
+            f"{at_least}{count(len(bad), 'row')} with far more error than the rest ({', '.join(map(str, bad))})"
         )
         yield make_finding("bad_rows", "warning", pair.name, message, rows=bad, worst_row_snr_db=worst_db)
 
 
 def _is_above(worst: Sequence[tuple[int, RowSums]], limit: float) -> bool:
     """Return True if no row, the worst first, has an SNR below a limit in dB."""
-    return not worst or (worst[0][1].x_sq > 0 and ratio_db(worst[0][1].x_sq, worst[0][1].e_sq) >= limit)
+    return not worst or (worst[0][1].x_sq > 0 and compute_ratio_db(worst[0][1].x_sq, worst[0][1].e_sq) >= limit)
 
 
 def _rows_share_scales(pair: Pair, done: WeightResult) -> bool:

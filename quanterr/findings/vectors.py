@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from quanterr.documents.base import Finding
 from quanterr.findings.codes import make_finding
-from quanterr.findings.error_figures import CAST_BF16
+from quanterr.findings.error_figures import BF16_ERROR
 from quanterr.findings.factors import explain_factor
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import (
@@ -194,7 +194,7 @@ def _contradict_correction(bias: Sample, errors: Tensor) -> str:
         return ""
     if abs(float((changes * x).sum())) > ALIGNED_COSINE * float(changes.norm() * x.norm()):
         return f"it was multiplied by {float((x * y).sum() / x.square().sum()):.3g}"
-    shares = ((changes.abs() - CAST_BF16 * x.abs()).clamp(min=0) / errors).nan_to_num(0.0, inf)
+    shares = ((changes.abs() - BF16_ERROR * x.abs()).clamp(min=0) / errors).nan_to_num(0.0, inf)
     few = shares > CHANCE_DEVIATIONS * shares.square().mean().sqrt()
     if bool(shares.isinf().any()) or bool(few.any()):
         return "rows with little error changed far more than the others"
@@ -283,7 +283,7 @@ def _check_order(pair: Pair, sample: Sample) -> Finding | None:
         return None
     x_sorted, y_sorted = x.flatten().sort().values, y.flatten().sort().values
     before, after = measure_snr(x, y - x), measure_snr(x_sorted, y_sorted - x_sorted)
-    if bool(((y_sorted - x_sorted).abs() > CAST_BF16 * x_sorted.abs()).any()) or not after - before > BETTER_DB:
+    if bool(((y_sorted - x_sorted).abs() > BF16_ERROR * x_sorted.abs()).any()) or not after - before > BETTER_DB:
         return None
     message = f"{display(pair.name)}: {before:.1f} dB; its values are a permutation of the original's"
     remedy = "look for a permutation that only one side undoes"

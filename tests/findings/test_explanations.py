@@ -181,7 +181,7 @@ def rank(severity):
 @pytest.mark.parametrize(("earlier", "later"), list(combinations_with_replacement(EXPLANATIONS, 2)))
 def test_no_row_explains_an_earlier_cause(earlier, later):
     """So the order of findings, and of unrelated rows, does not matter."""
-    assert set(earlier.causes).isdisjoint(later.explained) or rank(later.most) < rank(earlier.least)
+    assert set(earlier.causes).isdisjoint(later.explained) or rank(later.max_severity) < rank(earlier.min_severity)
 
 
 def a_finding(code, severity, layer, **evidence):
@@ -190,8 +190,8 @@ def a_finding(code, severity, layer, **evidence):
 
 @pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
 def test_cause_does_not_explain_other_weights(row):
-    effect = a_finding(row.explained[0], row.most, "a")
-    cause = a_finding(row.causes[0], row.least, "b")
+    effect = a_finding(row.explained[0], row.max_severity, "a")
+    cause = a_finding(row.causes[0], row.min_severity, "b")
 
     assert [effect, cause] == drop_explained([effect, cause], {row.causes[0]: {"b"}})
 
