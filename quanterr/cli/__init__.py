@@ -29,6 +29,7 @@ from quanterr.cli import (
     render,
     settings,
     sweep,
+    verify,
 )
 from quanterr.cli.display import write_failures
 from quanterr.cli.options import Command, ProgramGroup, wrap_help
@@ -116,6 +117,7 @@ for heading, command in (
     (HELP, formats.formats),
     (STORED, gate.gate),
     (STORED, diff.diff),
+    (STORED, verify.verify),
     (HELP, guide.guide),
     (HELP, guide.explain),
     (ADVANCED, ppl.ppl),

@@ -70,9 +70,13 @@ def compare(
     from quanterr.findings.runtimes.judging import choose_runtimes
     from quanterr.gates import prepare
     from quanterr.gates.fail_fast import make_violation_check
+    from quanterr.outputs import OUTPUTS, STATEMENT
 
     sides = _resolve_sides(original, quantized, original_option, quantized_option)
-    to = show.targets([*sides, options.baseline, options.importance, options.sensitivity, planned])
+    inputs = [*sides, options.baseline, options.importance, options.sensitivity, planned]
+    to = show.targets(inputs, (*OUTPUTS, STATEMENT))
+    if not options.every_code and any(target.output is STATEMENT for target in to):
+        raise UsageError(f"-o FILE{STATEMENT.suffix}: a statement of origin needs --every-code")
     rules = prepare(options)
     choose_runtimes([*options.runtimes, *rules.runtimes])  # raises before torch is imported
     violated = make_violation_check(rules.rules, next(iter(rules.before), None)) if fail_fast else None
@@ -90,6 +94,8 @@ def compare(
             deliver(error.document, to, show, Status.USAGE, view=_view)
             raise
         warn(report.findings)
+        if not report.complete:  # what was not looked at is not shown
+            to = [target for target in to if target.output is not STATEMENT]
         status = decide_status(report, show.allow_partial, interrupt)
         deliver(report, to, show, status, suggest_after_report(report, sides, command_line(), to), _view)
         report_verdict(report, quiet=show.quiet)  # the one line lists the gates that do not hold

@@ -87,11 +87,15 @@ def _format_fields(row: "Format") -> dict[str, str]:
 
 def schema(
     kind: Annotated[
-        Literal["report", "ranking", "evaluation", "plan", "inspection", "images"],
+        Literal["report", "ranking", "evaluation", "plan", "inspection", "images", "origin"],
         typer.Argument(help="The kind of document."),
     ] = "report",
 ) -> None:
     """Print the JSON Schema of a kind of document."""
     from quanterr.documents.kinds import KINDS
+    from quanterr.documents.statement import make_schema
 
+    if kind == "origin":
+        print(json.dumps(make_schema(), indent=2))
+        return
     print(json.dumps(KINDS[f"quanterr.{kind}"].model.json_schema(), indent=2))

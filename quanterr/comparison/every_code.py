@@ -3,14 +3,16 @@
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from quanterr.checkpoints import Checkpoint, CheckpointFile
+from quanterr.checkpoints import MAX_NAMES, Checkpoint, CheckpointFile
 from quanterr.checkpoints.checksums import compute_sha256
 from quanterr.comparison.inputs import Inputs
-from quanterr.documents.comparison.model import Report, Side
+from quanterr.documents.comparison.model import ComparedFile, Report, Side
 from quanterr.errors import Interrupted
 from quanterr.kernel.library import Kernel
 from quanterr.origin.classes import classify
@@ -18,6 +20,7 @@ from quanterr.origin.exact import requantize
 from quanterr.origin.tracing import trace_pairs
 from quanterr.pairing.importance import make_importance_lookup
 from quanterr.pairing.model import Pairing
+from quanterr.util.small_file import read_small
 
 HASHING_THREADS = 2
 
@@ -37,7 +40,7 @@ def add_origin(
     second.
     """
     original, found = inputs.original, []
-    with _hash_files([original, *inputs.candidates]) as sums:
+    with hash_files([original, *inputs.candidates]) as sums:
         for report, candidate, pairing, same in zip(reports, inputs.candidates, pairings, equal, strict=True):
             made = requantize(original, pairing.pairs, make_importance_lookup(original, inputs.means))
             try:
@@ -56,7 +59,7 @@ def add_origin(
 
 
 @contextmanager
-def _hash_files(checkpoints: Sequence[Checkpoint]) -> Iterator[Mapping[CheckpointFile, Future[str]]]:
+def hash_files(checkpoints: Sequence[Checkpoint]) -> Iterator[Mapping[CheckpointFile, Future[str]]]:
     """Compute the SHA-256 of all files in threads, beside the other work."""
     files = {file for checkpoint in checkpoints for file in checkpoint.files}
     pool = ThreadPoolExecutor(HASHING_THREADS)
@@ -68,4 +71,17 @@ def _hash_files(checkpoints: Sequence[Checkpoint]) -> Iterator[Mapping[Checkpoin
 
 def _add_checksums(side: Side, checkpoint: Checkpoint, sums: Mapping[CheckpointFile, "Future[str]"]) -> Side:
     known = zip(side.files, checkpoint.files, strict=True)
-    return replace(side, files=[replace(one, sha256=sums[file].result()) for one, file in known])
+    files = [replace(one, sha256=sums[file].result()) for one, file in known]
+    return replace(side, files=files, configs=hash_configs(checkpoint))
+
+
+def hash_configs(checkpoint: Checkpoint) -> list[ComparedFile]:
+    """Return the configurations of a checkpoint on a local disk, with their SHA-256."""
+    found, folder = list[ComparedFile](), checkpoint.folder
+    if not isinstance(folder, Path):
+        return found
+    for name in sorted(checkpoint.config):
+        with suppress(OSError, ValueError):
+            raw = read_small(folder / name, MAX_NAMES)
+            found.append(ComparedFile(name=name, bytes=len(raw), sha256=sha256(raw).hexdigest()))
+    return found

@@ -97,7 +97,9 @@ def prepare(
 
 def _check_needs(rules: list[Rule], options: GateOptions) -> None:
     """Raise UsageError if a metric is undefined in every layer, as it needs an option that is not given."""
-    for rule in rules if isinstance(options, CompareOptions) else ():
+    if not isinstance(options, CompareOptions):
+        return
+    for rule in rules:
         if rule.condition.metric in SHARES.values() and not options.every_code:
             raise UsageError(f"{display(rule.condition.text)}: {rule.condition.metric} needs --every-code")
         needs = NEEDS.get(rule.condition.metric)

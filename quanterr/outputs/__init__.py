@@ -38,5 +38,7 @@ PICTURES = (
     Output("png", ".png", "the same, drawn by matplotlib", "quanterr.outputs.png"),
 )
 CANDIDATE_OUTPUTS = OUTPUTS + PICTURES
+# What compare --every-code shows, for programs that sign and attest.
+STATEMENT = Output("intoto", ".intoto.json", "a statement of origin, for signatures", "quanterr.documents.statement")
 # Diffs have neither lists of items to stream nor tests.
 OF_DIFFS = tuple(output for output in OUTPUTS if output.name not in ("jsonl", "junit"))

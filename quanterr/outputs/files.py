@@ -70,8 +70,9 @@ def _make_target(
     where = f"{option} {display(given)}"
     with _name_errors(where):
         path = Path(given) if _is_special(Path(given)) else Path(os.path.realpath(given))
-        suffix = ".json" if _is_packed(given) else Path(given).suffix.lower()
-        output = output or next((row for row in outputs if row.suffix == suffix), None)
+        name = Path(given).name.lower().removesuffix(".gz" if _is_packed(given) else "")
+        fitting = [row for row in outputs if name.endswith(row.suffix) and name != row.suffix]
+        output = output or max(fitting, key=lambda row: len(row.suffix), default=None)
         if output is None and not _is_special(path):
             known = ", ".join(output.suffix for output in outputs)
             raise UsageError(f"{where}: unknown suffix; choose one of {known}, or - for stdout")

@@ -42,6 +42,7 @@ class Side(Model):
     bytes: Count
     prefix: Annotated[str, doc("prefix stripped from tensor names before matching")]
     notes: list[str]
+    configs: Annotated[list[ComparedFile], doc("only with --every-code: configurations that say how to read it")] = []
 
 
 class BucketSize(Model):

@@ -1,0 +1,161 @@
+"""The statement of origin: an in-toto Statement, and its verification."""
+
+import json
+
+import jsonschema
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import save_file
+from support.forked import call
+
+import quanterr
+from quanterr.comparison.statement_check import check_files, compare_again
+from quanterr.documents.statement import make_schema, make_statement, read_statement
+from quanterr.errors import CheckpointError, ReportError, UsageError
+from quanterr.options import CompareOptions
+from quanterr.recipes.tensors import quantize_tensor
+
+NAMES = ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj")
+OPTIONS = CompareOptions(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """An original, a folder with its quantized checkpoint, and the report of both."""
+    place, generator = tmp_path_factory.mktemp("origin"), torch.Generator().manual_seed(0)
+    weights = {f"{name}.weight": torch.randn(48, 64, generator=generator).bfloat16() for name in NAMES}
+    (place / "quantized").mkdir()
+    (place / "quantized" / "config.json").write_text('{"a": 1}')
+    save_file(weights, place / "original.safetensors")
+    save_file(quantized(weights), place / "quantized" / "model.safetensors")
+    report = quanterr.compare(place / "original.safetensors", place / "quantized", every_code=True, device="cpu")
+    return place / "original.safetensors", place / "quantized", report
+
+
+def quantized(weights):
+    found = {}
+    for name, weight in weights.items():
+        stored = quantize_tensor(weight, "fp8_row")
+        found |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in stored.items()}
+    return found
+
+
+@pytest.fixture
+def written(pair, tmp_path):
+    """The file of the statement."""
+    path = tmp_path / "origin.intoto.json"
+    path.write_text(make_statement(pair[2]).to_json())
+    return path
+
+
+class TestStatement:
+    def test_schema_describes_it(self, written):
+        schema, found = make_schema(), json.loads(written.read_text())
+
+        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.validate(found, schema)
+
+        assert ["model.safetensors", "config.json"] == [one["name"] for one in found["subject"]]
+        assert {"exact": 2} == {kind: size["tensors"] for kind, size in found["predicate"]["classes"].items()}
+        assert found["predicate"]["verdict"] == "shown"
+
+    def test_it_is_the_same_each_time(self, pair, written):
+        assert written.read_text() == make_statement(pair[2]).to_json()
+
+    def test_tensor_that_is_not_shown_decides_the_verdict(self, pair):
+        lost = replace(pair[2].origin[0], kind="not_shown")
+
+        predicate = make_statement(replace(pair[2], origin=[lost, *pair[2].origin[1:]])).predicate
+
+        assert (predicate.verdict, predicate.reasons) == ("not shown", [f"1 tensor not shown: {lost.layer_name}"])
+
+    def test_tensors_that_were_not_selected_decide_the_verdict(self, pair):
+        report = quanterr.compare(*pair[:2], layers="up_proj", every_code=True, device="cpu")
+
+        assert make_statement(report).predicate.reasons == ["2 tensors not selected"]
+
+    @pytest.mark.parametrize("change", [{"complete": False}, {"settings": {"every_code": False}}])
+    def test_other_reports_give_none(self, pair, change):
+        report = pair[2]
+        more = change if "complete" in change else {"settings": replace(report.settings, every_code=False)}
+
+        with pytest.raises(UsageError, match="complete comparison with --every-code"):
+            make_statement(replace(report, **more))
+
+
+class TestReading:
+    def test_it_can_be_read_again(self, pair, written):
+        assert read_statement(written).predicate.tensors == pair[2].origin
+
+    @pytest.mark.parametrize(
+        ("old", "new", "said"),
+        [
+            ('"exact"', '"nearest"', "was edited"),
+            ('"verdict": "shown"', '"verdict": "not shown"', "was edited"),
+            ("origin/v1", "origin/v2", "this version reads"),
+            ('"schema_version": "1.0"', '"schema_version": "2.0"', r"reads quanterr.origin 1\.x"),
+            ("in-toto.io/Statement/v1", "in-toto.io/Statement/v2", "no in-toto statement"),
+        ],
+    )
+    def test_changed_statement_is_refused(self, old, new, said, written):
+        text = written.read_text()
+        assert old in text
+        written.write_text(text.replace(old, new, 1))
+
+        with pytest.raises(ReportError, match=said):
+            read_statement(written)
+
+
+class TestVerification:
+    def test_files_are_those_of_the_statement(self, pair, written):
+        found = read_statement(written)
+
+        assert check_files(pair[1], found.subject, "quantized", OPTIONS) == 2
+        assert check_files(pair[0], found.predicate.materials, "original", OPTIONS) == 1
+
+    def test_each_changed_byte_is_found(self, pair, written, tmp_path):
+        found = read_statement(written)
+        for name in ("model.safetensors", "config.json"):
+            copy = tmp_path / name.partition(".")[0]
+            copy.mkdir()
+            for file in pair[1].iterdir():
+                (copy / file.name).write_bytes(file.read_bytes())
+            raw = bytearray((copy / name).read_bytes())
+            raw[-1 if name.endswith("safetensors") else 2] ^= 3  # the a of config.json becomes a b
+            (copy / name).write_bytes(raw)
+
+            with pytest.raises(CheckpointError, match=f"{name} was changed"):
+                check_files(copy, found.subject, "quantized", OPTIONS)
+
+    def test_missing_and_additional_files_are_named(self, pair, written):
+        found = read_statement(written)
+
+        with pytest.raises(CheckpointError, match="other is missing"):
+            check_files(pair[1], [*found.subject, replace(found.subject[0], name="other")], "quantized", OPTIONS)
+        with pytest.raises(CheckpointError, match=r"config\.json is not in the statement"):
+            check_files(pair[1], found.subject[:1], "quantized", OPTIONS)
+
+    def test_comparison_is_repeated(self, pair, written):
+        found = read_statement(written)
+        compare_again(found, *pair[:2], OPTIONS)
+        found.predicate.tensors[1].kind = "identical"
+
+        with pytest.raises(CheckpointError, match=r"up_proj\.weight is identical in the statement, and exact now"):
+            compare_again(found, *pair[:2], OPTIONS)
+
+
+@pytest.mark.session
+def test_commands_write_and_verify_it(pair, tmp_path):
+    path = tmp_path / "origin.intoto.json"
+    made = call("compare", *pair[:2], "--every-code", "-q", "-o", path)
+    good = call("verify", path, pair[1], "--original", pair[0], "--again")
+    path.write_text(path.read_text().replace('"exact"', '"nearest"', 1))
+    edited = call("verify", path, pair[1])
+    refused = call("compare", *pair[:2], "-o", path)
+
+    assert (made.returncode, good.returncode, edited.returncode, refused.returncode) == (0, 0, 3, 2)
+    assert good.stdout == (
+        "verified: 2 files of the quantized side and 1 of the original as stated; compared again, with the same "
+        "result; shown: 2 exact\n"
+    )
