@@ -92,6 +92,14 @@ def report_metrics() -> str:
     return "\n".join([*rows, *(f"| `{name}` | {row.summary} |" for name, row in REPORT_METRICS.items())])
 
 
+def classes() -> str:
+    """Return a table of the classes of tensors by their origin."""
+    from quanterr.documents.comparison.origin import CLASSES
+
+    rows = ["| class | what is shown |", "|---|---|"]
+    return "\n".join([*rows, *(f"| `{name}` | {shown} |" for name, shown in CLASSES.items())])
+
+
 def thresholds() -> str:
     """Return the annotated example of thresholds."""
     return f"```toml\n{(ROOT / 'examples/ci/thresholds.toml').read_text()}```"
@@ -256,6 +264,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "scores": scores,
     "functions": functions,
     "report-metrics": report_metrics,
+    "classes": classes,
     "thresholds": thresholds,
     "presets": presets,
     "formats": formats,

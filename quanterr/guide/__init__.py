@@ -45,6 +45,7 @@ TOPICS = (
     "evaluate-rounding",
     "inspect",
     "dequantize",
+    "origin",
     "scale",
     "outputs",
     "settings",

@@ -1,6 +1,9 @@
 """The statement of origin: an in-toto Statement, and its verification."""
 
 import json
+import re
+import shutil
+import subprocess
 
 import jsonschema
 import pytest
@@ -13,6 +16,7 @@ import quanterr
 from quanterr.comparison.statement_check import check_files, compare_again
 from quanterr.documents.statement import make_schema, make_statement, read_statement
 from quanterr.errors import CheckpointError, ReportError, UsageError
+from quanterr.guide import read_page
 from quanterr.options import CompareOptions
 from quanterr.recipes.tensors import quantize_tensor
 
@@ -159,3 +163,23 @@ def test_commands_write_and_verify_it(pair, tmp_path):
         "verified: 2 files of the quantized side and 1 of the original as stated; compared again, with the same "
         "result; shown: 2 exact\n"
     )
+
+
+@pytest.mark.session
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
+def test_signature_by_the_commands_of_the_guide_holds_until_a_byte_changes(written):
+    home = written.parent
+    key = home / ".ssh" / "id_ed25519"
+    key.parent.mkdir()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    (home / "allowed_signers").write_text(f"you@example.org {key.with_suffix('.pub').read_text()}")
+    sign, verify = re.findall(r"^ssh-keygen .*$", read_page("origin"), re.MULTILINE)
+
+    def run(command):
+        return subprocess.run(
+            command, shell=True, cwd=home, env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, capture_output=True
+        )
+
+    assert (run(sign).returncode, run(verify).returncode) == (0, 0)
+    written.write_text(written.read_text().replace("exact", "equal", 1))
+    assert run(verify).returncode != 0

@@ -11,10 +11,12 @@ NOT_SHOWN: OriginClass = "not_shown"
 # What is shown of a tensor of each class, the most certain first.
 CLASSES: Mapping[OriginClass, str] = {
     "identical": "the original's bits, or those of a cast",
-    "exact": "the codes and scales that a deterministic recipe gives for the original",
-    "nearest": "each code is the nearest level to the original's value: only scales could carry anything",
-    "compensated": "codes as a method that moves errors leaves them: a likelihood, no proof",
-    "not_shown": "anything else",
+    "exact": "the values that `recipe`, which is deterministic, gives for the original: nothing is free",
+    "nearest": "each code is the nearest level to the original's value in the arithmetic that is named: only scales "
+    "(`scale_bits`), and codes near a bound between two levels (`free_codes`), could carry anything",
+    "compensated": "codes as the declared method (GPTQ, AutoRound, AWQ, an importance matrix) leaves them, in number "
+    "and distance, and no warning about the layer: a likelihood, no proof, as a small change before it stays hidden",
+    "not_shown": "anything else, with the places",
 }
 
 
