@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from quanterr.checkpoints import foreign_files, gguf_file, hub_cache, ollama_store, pickle_file, safetensors_file
+from quanterr.checkpoints import (
+    foreign_files,
+    gguf_file,
+    hub_cache,
+    ollama_store,
+    onnx_file,
+    pickle_file,
+    safetensors_file,
+)
 from quanterr.checkpoints.base import Checkpoint, CheckpointFile, Entry, Unread, close_all, make_open_error
 from quanterr.checkpoints.ggml_blocks import type_blocks
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
@@ -71,9 +79,9 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint and read its headers; no weight is read.
 
-    ``path`` is a ``.safetensors``, ``.sft`` or ``.gguf`` file, a file of torch.save (``.bin``, ``.pt``, ``.pth``,
-    ``.ckpt``, of which nothing is executed), a folder with an index or with the shards of one model, an index,
-    ``org/name`` in the local Hugging Face cache, ``ollama:NAME`` in Ollama's store, or an address
+    ``path`` is a ``.safetensors``, ``.sft``, ``.gguf`` or ``.onnx`` file, a file of torch.save (``.bin``, ``.pt``,
+    ``.pth``, ``.ckpt``, of which nothing is executed), a folder with an index or with the shards of one model, an
+    index, ``org/name`` in the local Hugging Face cache, ``ollama:NAME`` in Ollama's store, or an address
     (``hf://org/name@revision/file``, ``https://…``, ``s3://…``). One shard of a split GGUF opens all of them, and the
     folder of a pipeline of diffusers its denoiser.
 
@@ -227,6 +235,7 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
     if not found:
         indexes = [name for name in names if name.endswith(PICKLE_INDEX_SUFFIX)]
         found = indexes or [name for name in names if name.endswith(PICKLES) and not OTHER_PICKLES.fullmatch(name)]
+        found = found or [name for name in names if name.endswith(onnx_file.SUFFIX)]
     if len(indexes) == 1:
         return "folder", *_read_index(folder / indexes[0])
     if any(not name.startswith("consolidated") for name in found):
@@ -236,7 +245,9 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
         found = [name for name in found if not ADAPTER.match(name)]
     if not found:
         seen = f"it holds {listed(names)}" if names else "it is empty"
-        kinds = ", ".join(f"*{suffix}" for suffix in (INDEX_SUFFIX, *SUFFIXES, PICKLE_INDEX_SUFFIX, *PICKLES))
+        kinds = ", ".join(
+            f"*{suffix}" for suffix in (INDEX_SUFFIX, *SUFFIXES, PICKLE_INDEX_SUFFIX, *PICKLES, onnx_file.SUFFIX)
+        )
         raise CheckpointError(
             f"{display(str(folder))}: no checkpoint found (looked for {kinds}; {seen}){foreign_files.advise(names)}"
         )
@@ -320,11 +331,12 @@ def _open_files(
     try:
         for path in paths:
             files.append(open_file(path))
-            found, header, odd = _read_header(files[-1], lenient)
+            found, header, odd, beside = _read_header(files[-1], folder, lenient)
             if isinstance(header, GgufMetadata):
                 ggufs.append(header)
                 header = {}
-            metadata.append(header)
+            files += beside
+            metadata += [header, *({} for _ in beside)]
             stated.append((header, [entry.name for entry in found]))
             notes += odd
             _add(entries, found)
@@ -388,19 +400,26 @@ def _add(entries: dict[str, Entry], found: Iterable[Entry]) -> None:
         entries[entry.name] = entry
 
 
-def _read_header(file: CheckpointFile, lenient: bool) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str]]:
-    """Read the entries, metadata and notes of a file; its first bytes decide the format, not its name."""
+def _read_header(
+    file: CheckpointFile, folder: Place, lenient: bool
+) -> tuple[list[Entry], dict[str, str] | GgufMetadata, list[str], list[CheckpointFile]]:
+    """Read the entries, metadata and notes of a file; its first bytes decide the format, not its name.
+
+    The last part of the result are further files, opened here, that hold the bytes of its tensors.
+    """
+    if onnx_file.is_onnx(file):
+        return onnx_file.read_header(file, folder, lenient)
     if pickle_file.is_pickle(file):
-        return pickle_file.read_header(file, lenient)
+        return *pickle_file.read_header(file, lenient), []
     if not gguf_file.is_gguf(file):
         found = safetensors_file.read_header(file, lenient)
         if file.path.suffix == GGUF:
             found[2].append(f"{file}: is a safetensors file, despite its name")
-        return found
+        return *found, []
     header = gguf_file.read_header(file, lenient)
     if file.path.suffix in WEIGHTS:
         header.notes.append(f"{file}: is a GGUF file, despite its name")
-    return header
+    return *header, []
 
 
 def _check_split(files: list[CheckpointFile], found: list[GgufMetadata], n_tensors: int) -> None:

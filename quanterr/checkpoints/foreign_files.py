@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 BEFORE = "compare the checkpoint that it was exported from"
-ONNX = f"an ONNX model, which is not read; {BEFORE}"
 LITERT = f"a LiteRT (TensorFlow Lite) model, which is not read; {BEFORE}"
 # First bytes of a file, from byte 0 on → what it is.
 STORIES = (
@@ -20,7 +19,6 @@ STORIES = (
 # Ending of a file's name in a folder without weights → what it is.
 IN_FOLDERS = (
     ("qmodel.pt", "objects of hqq; AutoHQQHFModel.save_to_safetensors(model, folder) of hqq writes safetensors"),
-    (".onnx", ONNX),
     ("openvino_model.xml", f"an OpenVINO model, which is not read; {BEFORE}"),
     (".mlpackage", f"a Core ML model, which is not read; {BEFORE}"),
     (".tflite", LITERT),
@@ -47,8 +45,6 @@ def describe(start: bytes) -> str | None:
             return description
     if start[4:8] == b"TFL3":
         return f"is {LITERT}"
-    if start[:1] == b"\x08" and start[2:3] in (b"\x12", b"\x3a"):  # ir_version, then producer_name or graph
-        return f"is {ONNX}"
     text = start.lstrip()
     if text.startswith(b"version https://git-lfs"):
         sizes = [line.split()[-1] for line in text.splitlines() if line.startswith(b"size ")]

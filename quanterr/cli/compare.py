@@ -58,8 +58,8 @@ def compare(
     [bold]quanterr compare original-folder/ quantized-folder/ -l attn,mlp -o report.json[/bold]
     [bold]quanterr compare org/name quant.safetensors -q -o - | jq .aggregate.overall_snr_db[/bold]
 
-    Each side is a .safetensors, .sft, .gguf, .bin, .pt, .pth or .ckpt file, a folder of shards, an index, or org/name
-    in the local Hugging Face cache.
+    Each side is a .safetensors, .sft, .gguf, .onnx, .bin, .pt, .pth or .ckpt file, a folder of shards, an index, or
+    org/name in the local Hugging Face cache.
 
     Exit status: 0 compared completely; 1 a gate does not hold; 2 wrong usage; 3 an input is unreadable; 4 something was
     not compared, or the result is meaningless; 5 memory, device or disk; 70 a bug.

@@ -24,7 +24,7 @@ from quanterr.util.toml_file import read_toml
 
 FILE, PROJECT = "quanterr.toml", "pyproject.toml"
 PREFIX = "QUANTERR"
-WEIGHTS = (".safetensors", ".sft", ".gguf", ".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = (".safetensors", ".sft", ".gguf", ".onnx", ".bin", ".pt", ".pth", ".ckpt")
 FILES = ("FILE", "FOLDER")  # metavars of options whose paths are relative to the settings file
 NAMED = "[NAME=]"  # begins the metavar of files that may have a name
 INPUTS = ("original", "quantized")  # these must be on the command line

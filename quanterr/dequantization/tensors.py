@@ -69,6 +69,8 @@ def list_tensors(checkpoint: Checkpoint, selection: LayerSelection, dtype: str) 
             refused.append(f"{display(name)}: {weight.format} does not store its shape: give --like ORIGINAL")
         elif weight.has_codes:
             found.append(WrittenTensor(name, dtype, weight.shape, weight))
+        elif weight.codes.name != name:  # floats in another order
+            found.append(WrittenTensor(name, weight.codes.dtype, weight.shape, weight))
         elif not is_auxiliary(name):
             found.append(WrittenTensor(name, weight.codes.dtype, weight.codes.shape, None, weight.codes))
     _refuse(checkpoint, refused)

@@ -64,6 +64,16 @@ class Convention:
 
 CONVENTIONS = (
     Convention(
+        "ONNX Runtime GenAI",
+        renames=(
+            (r"(layers\.\d+)\.attn\.((?:q|k|v|o|qkv)_proj)", r"\1.self_attn.\2"),
+            (r"(layers\.\d+)\.attn\.([qk]_norm)\.layernorm", r"\1.self_attn.\2"),
+            (r"layers\.\d+\.final_norm_layernorm", r"norm"),
+            (r"(layers\.\d+)\.moe\.(router|gate|experts\..*)", r"\1.mlp.\2"),
+            (r"(layers\.\d+)\.moe\.weight_([123])", r"\1.mlp.experts.w\2"),
+        ),
+    ),
+    Convention(
         "transformers, vLLM",
         renames=(
             (r"(.*)\.block_sparse_moe\.(.*)", r"\1.mlp.\2"),

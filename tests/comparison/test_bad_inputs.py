@@ -250,7 +250,6 @@ PATHS = [
     *(
         Row(3, f"a folder with {name}", path(partial(other_weights, name=name)), UNREADABLE, says)
         for name, says in (
-            ("model.onnx", "model.onnx holds an ONNX model, which is not read; compare the checkpoint"),
             ("openvino_model.xml", "holds an OpenVINO model, which is not read; compare the checkpoint"),
             ("tensor-cache.json", "holds a model of MLC-LLM, which is not read; compare the checkpoint"),
         )
@@ -277,7 +276,7 @@ IMPOSTORS = [
         Row(11, f"pickle {name}", raw(PICKLE, name), UNREADABLE, "is a Python pickle, not a file of torch.save; save "),
         Row(11, f"zip {name}", raw(ZIP, name), UNREADABLE, "the zip archive is damaged or truncated: "),
         Row(11, f"LiteRT {name}", raw(b"\x1c\0\0\0TFL3\0\0", name), UNREADABLE, "is a LiteRT (TensorFlow Lite) model"),
-        Row(11, f"ONNX {name}", raw(b"\x08\x07\x12\x07torch", name), UNREADABLE, "is an ONNX model, which is not "),
+        Row(11, f"ONNX {name}", raw(b"\x08\x07\x12\x07torch", name), UNREADABLE, "truncated or damaged: a field of"),
         Row(11, f"NumPy {name}", raw(b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'", name), UNREADABLE, "is a NumPy file"),
         Row(11, f"GGML {name}", raw(b"tjgg\x03\0\0\0", name), UNREADABLE, "is a GGML file from before GGUF; convert"),
     )

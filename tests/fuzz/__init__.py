@@ -4,6 +4,7 @@
     safetensors_bytes.py   a .safetensors file; beside the safetensors library
     gguf_bytes.py          a .gguf file and an importance matrix; beside the gguf library
     pickle_bytes.py        a file of torch.save; beside torch
+    onnx_bytes.py          an ONNX model
     folders.py             an index, configurations and labels, and whole comparisons
     stored_reports.py      report.json and thresholds.toml, judged, compared and rendered
     finding.py             what counts as a defect

@@ -47,6 +47,7 @@ NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, scaled rota
     "gguf_iq4_kss",
     "gguf_iq4_kt",
     "nunchaku_bias",
+    "onnx_float",
     "paroquant",
     "quip_sharp",
     "spqr",
