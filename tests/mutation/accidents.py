@@ -83,14 +83,14 @@ class Weight:
 
 @dataclass
 class Stored:
-    """A checkpoint whose bytes may be changed: a safetensors file, a folder with one, or a GGUF file."""
+    """A checkpoint whose bytes may be changed: a safetensors file, a folder with one, a GGUF file or an ONNX model."""
 
     case: Path
     weights: list[Weight]
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
-    whole: bytes  # the bytes of a GGUF file
-    offsets: dict[str, int]
+    whole: bytes  # the bytes of a GGUF file or an ONNX model
+    offsets: dict[str, int]  # of the tensors that lie in the file as they are
 
     @classmethod
     def read(cls, case: Path, weights: list[Weight]) -> "Stored":
@@ -100,13 +100,15 @@ class Stored:
         tensors, offsets, metadata = {}, {}, {}
         with open_checkpoint(case) as checkpoint:
             for name, entry in checkpoint.entries.items():
-                data = np.frombuffer(raw, np.uint8, entry.nbytes, entry.offset).copy()
-                block = BLOCK_BYTES.get(entry.dtype, 0)
-                tensors[name], offsets[name] = Tensor(entry.dtype, entry.shape, data, block), entry.offset
+                data, block = np.frombuffer(entry.read(), np.uint8).copy(), BLOCK_BYTES.get(entry.dtype, 0)
+                tensors[name] = Tensor(entry.dtype, entry.shape, data, block)
+                if entry.file is checkpoint.files[0]:
+                    offsets[name] = entry.offset
         if path.suffix == ".safetensors":
             header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
             metadata = header.get("__metadata__", {})
-        return cls(case, weights, tensors, metadata, raw if path.suffix == ".gguf" else b"", offsets)
+        in_place = path.suffix in (".gguf", ".onnx")
+        return cls(case, weights, tensors, metadata, raw if in_place else b"", offsets)
 
     @property
     def gguf(self) -> bool:
@@ -125,8 +127,9 @@ class Stored:
 
     def _gguf(self) -> bytes:
         raw = bytearray(self.whole)
-        for name, tensor in self.tensors.items():
-            raw[self.offsets[name] : self.offsets[name] + len(tensor.data)] = tensor.data.tobytes()
+        for name, offset in self.offsets.items():
+            data = self.tensors[name].data.tobytes()
+            raw[offset : offset + len(data)] = data
         return bytes(raw)
 
     def _safetensors(self) -> bytes:
