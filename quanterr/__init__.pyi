@@ -458,9 +458,9 @@ def plan(
     layers_to_compare: Iterable[str] = (),
     measure: bool = False,
 ) -> Plan:
-    """Choose a recipe for each layer: the least cost within a budget, or the least size within a limit on the cost.
+    """Choose a recipe for each layer: the minimum cost within a budget, or the minimum size within a limit on the cost.
 
-    Every layer may also stay as it is. With ``sensitivity``, the cost is the predicted KLD or output error; with
+    Every layer may also be left unquantized. With ``sensitivity``, the cost is the predicted KLD or output error; with
     ``importance`` alone, the squared error weighted by the importance matrix; otherwise the squared error.
 
     Keyword Args:
@@ -498,7 +498,7 @@ def plan(
         on_layer: Called from a thread of the run with each layer that differs, as soon as it is compared.
 
     Raises:
-        UsageError: there is no goal or more than one; the goal cannot be met (the message gives the least possible); or
+        UsageError: there is no goal or more than one; the goal cannot be met (the message states the minimum); or
             as ``sweep``.
         CheckpointError, ResourceError: as ``sweep``.
         Interrupted: the run was stopped."""

@@ -1,7 +1,8 @@
 """The tensor types of ggml: their ids in a GGUF file, and the layout of their blocks.
 
 Reference: ggml-org/llama.cpp ggml/include/ggml.h (enum ggml_type) and ggml/src/ggml-common.h (block layouts); I2_S and
-the ids from 133 on: ikawrakow/ik_llama.cpp, the same files, and ggml/src/ggml.c (row_meta_size, ggml_nbytes).
+the ids from 133 on: ikawrakow/ik_llama.cpp, the same files, and ggml/src/ggml.c (row_meta_size, ggml_nbytes); 100 and
+101: ciru-ai/ROCmFPX ggml/rocmfp4/rocmfp4.h.
 """
 
 from math import prod
@@ -69,6 +70,8 @@ _TYPES = (
     GgmlType(40, "NVFP4", 64, 36),
     GgmlType(41, "Q1_0", 128, 18),
     GgmlType(42, "Q2_0", 64, 18),
+    GgmlType(100, "Q4_0_ROCMFP4", 32, 18),
+    GgmlType(101, "Q4_0_ROCMFP4_FAST", 32, 17),
     GgmlType(133, "Q6_0", 32, 26),
     GgmlType(134, "IQ1_BN", 64, 13, head=2),
     GgmlType(135, "IQ2_BN", 64, 16, head=4),
@@ -143,6 +146,10 @@ REFUSED = {
     **{number: (name, _INPUTS) for number, name in {9: "Q8_1", 15: "Q8_K", 97: "Q8_0_X4", 98: "Q8_1_X4"}.items()},
     **{number: (name, _INPUTS) for number, name in {99: "Q8_2_X4", 136: "Q8_K64", 147: "Q8_K16"}.items()},
     **{number: (name, _INPUTS) for number, name in {148: "Q8_K32", 149: "Q8_KR8", 150: "Q8_K128"}.items()},
+    **{
+        number: (name, "of TurboQuant's forks of llama.cpp, which give different blocks this id; compare another file")
+        for number, name in {44: "TQ3_1S", 45: "TQ3_1S or TQ4_1S", 46: "TQ3_4S"}.items()
+    },
     230: ("BF16_R16", f"which {_IK} makes when it loads a model; convert the model without repacking"),
 }
 # Id → (name, reason) for tensors whose bytes do not fit the type above with this id.

@@ -1,9 +1,11 @@
-"""GGUF: 4-bit codes that index a table: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
+"""GGUF: 4-bit codes that index a table: IQ4_NL, IQ4_XS, MXFP4, NVFP4 and ROCmFP4.
 
     bytes   IQ4_NL    d f16, codes 16                                blocks of 32 elements
             IQ4_XS    d f16, upper 2, lower 4, codes 128             256
             MXFP4     exponent 1, codes 16                           32
             NVFP4     scales 4, codes 32                             64
+            Q4_0_ROCMFP4         codes 16, scales 2                  32
+            Q4_0_ROCMFP4_FAST    codes 16, scale 1                   32
 
     IQ4_NL            element = table[code] * d
     IQ4_XS            element = table[code] * (d * (scale - 32)), a scale of 6 bits for 32 elements
@@ -11,12 +13,13 @@
     NVFP4             element = table[code] * scale / 2, a scale for 16 elements
     NVFP4 if X.weight has a tensor X.scale (f32, one, or one per expert): the same times X.scale
                       (some converters call it X.weight.scale, which llama.cpp does not look for)
+    Q4_0_ROCMFP4      element = table[code] * scale / 2, a scale for 16 elements; _FAST: for 32
 
-The tables are IQ4 and E2M1 below; E2M1 holds doubled E2M1 values. Byte j of the codes of 32 elements holds the code of
-element j in its lower half and of element 16 + j in its upper half (NVFP4: of 16 elements, j and 8 + j). IQ4_XS: the
-lower four bits of the scales are the halves of 4 bytes, the upper two bits are fields of the u16, the lowest first.
-NVFP4: the scale is an E4M3 number whose sign is ignored; 0x7F is 0. An MXFP4 exponent of 255 is an ordinary number:
-ggml knows no NaN there.
+The tables are IQ4, E2M1 and ROCM below; E2M1 holds doubled E2M1 values. Byte j of the codes of 32 elements holds the
+code of element j in its lower half and of element 16 + j in its upper half (NVFP4: of 16 elements, j and 8 + j).
+IQ4_XS: the lower four bits of the scales are the halves of 4 bytes, the upper two bits are fields of the u16, the
+lowest first. NVFP4 and ROCmFP4: the scale is an E4M3 number whose sign is ignored; 0x7F is 0, and so is ROCmFP4's 0xFF. An
+MXFP4 exponent of 255 is an ordinary number: ggml knows no NaN there.
 
 Computed in float32: table[code] * scale is exact, multiplying by X.scale rounds once.
 
@@ -24,7 +27,8 @@ The types …_R4 and …_R8 of ik_llama.cpp interleave 4 or 8 rows. The places o
 shared/ggml_fields.py.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequantize_row_iq4_nl, iq4_xs, mxfp4, nvfp4;
-ggml/src/ggml-impl.h ggml_e8m0_to_fp32_half, ggml_ue4m3_to_fp32; X.scale: src/llama-graph.cpp build_lora_mm.
+ggml/src/ggml-impl.h ggml_e8m0_to_fp32_half, ggml_ue4m3_to_fp32; X.scale: src/llama-graph.cpp build_lora_mm;
+ciru-ai/ROCmFPX@ca7cfcca ggml/rocmfp4/rocmfp4.c rocmfp4_dequantize_row_q4_0, its docs/ROCmFP4-SPEC.md v1.2.
 """
 
 from math import ldexp
@@ -40,6 +44,7 @@ from quanterr.kernel.grid import Grid
 from quanterr.kernel.interpreter import Native
 
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+ROCM = (0, 1, 2, 3, 4, 6, 8, 10, 0, -1, -2, -3, -4, -6, -8, -10)
 HALVED_POWERS = tuple(ldexp(1.0, exponent - 128) for exponent in range(256))
 
 
@@ -53,6 +58,7 @@ def _halve_e4m3(code: int) -> float:
 
 IQ4_NL, IQ4_XS = Numbers(32, IQ4), Numbers(32, IQ4, offset=-32)
 MXFP4 = Numbers(32, E2M1, scale_levels=HALVED_POWERS)
+ROCM_SCALES = tuple(0.0 if code == 0xFF else _halve_e4m3(code) for code in range(256))
 NVFP4 = BlockType(
     "E2M1 codes, an E4M3 scale for 16",
     (19, 21),
@@ -114,6 +120,21 @@ TYPES = (
                 Layout((Field(64, "76543kkk10:2", 4),), (Field(32, "65kkk:7", 4), Field(16, "5kkk:76", 2, 4))),
             ),
         },
+    ),
+    *(
+        BlockType(
+            f"4-bit codes for a table, an E4M3 scale for {part} (ROCmFPX)",
+            (18, 21),
+            {
+                name: Block(
+                    Numbers(part, ROCM, scale_levels=ROCM_SCALES),
+                    Layout((Field(0, "3210:4", 4),), (Field(16, of_scale),), d=None),
+                )
+            },
+            levels.nibbles(ROCM),
+            least_scale=0.0,
+        )
+        for name, part, of_scale in (("Q4_0_ROCMFP4", 16, "4"), ("Q4_0_ROCMFP4_FAST", 32, ""))
     ),
 )
 FORMATS = (

@@ -60,11 +60,16 @@ HALVES = {
     "Q2_0": (0,),
     "PQ2_0": (0,),
     "PTQ1_0": (26,),
+    "Q4_0_ROCMFP4": (),
+    "Q4_0_ROCMFP4_FAST": (),
 }
+ROCM = ("Q4_0_ROCMFP4", "Q4_0_ROCMFP4_FAST")
 SIZES = {kind.name: sizes for kind, sizes in GGML_QUANT_SIZES.items()} | {
     "Q2_0": (64, 18),
     "PQ2_0": (128, 34),
     "PTQ1_0": (128, 28),
+    "Q4_0_ROCMFP4": (32, 18),
+    "Q4_0_ROCMFP4_FAST": (32, 17),
 }
 ODD_HALVES = (0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x3C00)
 
@@ -100,10 +105,22 @@ def ptq1_0(blocks: np.ndarray) -> np.ndarray:
     return values * d
 
 
+def rocmfp4(blocks: np.ndarray) -> np.ndarray:
+    """Dequantize by hand: the code's entry in a table times half of an E4M3 number, of both halves or of each."""
+    table = np.array([0, 1, 2, 3, 4, 6, 8, 10, 0, -1, -2, -3, -4, -6, -8, -10], np.float32)
+    codes, scales = blocks[:, :16], blocks[:, 16:]
+    exponent, fraction = (scales >> 3 & 15).astype(np.int32), (scales & 7).astype(np.float32)
+    halved = np.where(exponent > 0, (fraction + 8) * 2.0 ** (exponent - 11), fraction / 1024).astype(np.float32)
+    halved[(scales & 0x7F) == 0x7F] = 0  # 0x7F and 0xFF
+    return np.concatenate([table[codes & 15] * halved[:, :1], table[codes >> 4] * halved[:, -1:]], 1)
+
+
 BY_HAND: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q1_0": q1_0, "Q2_0": q2_0, "PQ2_0": q2_0, "PTQ1_0": ptq1_0}
-NOT_IN_GGUF_PY = ("Q2_0", "PQ2_0", "PTQ1_0")
+BY_HAND |= dict.fromkeys(ROCM, rocmfp4)
+NOT_IN_GGUF_PY = ("Q2_0", "PQ2_0", "PTQ1_0", *ROCM)
 HAND = {"producer": f"hand-made with numpy {np.__version__}"}
 HOW_BY_HAND = "by the formula of llama.cpp (P…: PrismML's fork) ggml/src/ggml-quants.c dequantize_row_"
+HOW_OF_ROCM = "by the formula of ROCmFPX's fork of llama.cpp, ggml/rocmfp4/rocmfp4.c rocmfp4_dequantize_row_"
 
 
 def values_of(kind: str, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -210,7 +227,8 @@ def random_case(kind: str) -> None:
         assert np.isfinite(values[name]).any()
         assert np.isfinite(values[name]).all() or not tame
     origin = HAND if kind in BY_HAND else GGUF_PY
-    how = HOW_BY_HAND + kind.lower() if kind in BY_HAND else "gguf.quants.dequantize"
+    by_hand = (HOW_OF_ROCM if kind in ROCM else HOW_BY_HAND) + kind.lower()
+    how = by_hand if kind in BY_HAND else "gguf.quants.dequantize"
     origin = origin | {"how": f"blocks of random bytes, read by {how}"}
     save(f"gguf_{kind.lower()}", "random_blocks", kind, stored, values, origin)
 
@@ -316,6 +334,13 @@ def plain() -> None:
     save("verbatim", "gguf_integers", "F32", integers, integers, GGUF_PY | {"how": "written by gguf.GGUFWriter"})
 
 
+def rocm() -> None:
+    """Write the types of ROCmFPX, from random numbers of their own."""
+    RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
+    for kind in ROCM:
+        random_case(kind)
+
+
 def main() -> None:
     fixtures = Path(sys.argv[1]) / "gguf"
     for kind in FIXTURES:
@@ -324,12 +349,14 @@ def main() -> None:
         cut_rows(fixtures / f"gguf_py_{kind.lower()}", f"gguf_{kind.lower()}", kind, 3)
     cut_rows(fixtures / "gguf_bf16", "dense", "BF16", 3)
     for kind in HALVES:
-        random_case(kind)
+        if kind not in ROCM:
+            random_case(kind)
     every_index()
     every_exponent()
     scaled(fixtures)
     reshaped(fixtures)
     plain()
+    rocm()
 
 
 if __name__ == "__main__":
