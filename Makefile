@@ -11,7 +11,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow test-all test-matrix lint types tests mutate producers loaders fuzz sanitize bench bench-evaluate bench-scale wheels docs clean
+.PHONY: help install demo test test-fast test-slow test-all test-matrix test-triton lint types tests mutate producers loaders fuzz sanitize bench bench-evaluate bench-scale wheels docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,16 @@ test-all: lint ## lint, types and all tests: what CI runs
 
 test-matrix: install ## the tests under other instruction sets, threads, kernels, oldest and newest libraries (an hour)
 	$(BIN)/python tests/matrix.py -n $(WORKERS)
+
+# In a folder of its own: with a GPU, it comes with torch; without one, it slows down every process that imports torch.
+TRITON = .triton
+
+$(TRITON)/installed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --upgrade --target $(TRITON) triton==3.9.0
+	@touch $@
+
+test-triton: $(TRITON)/installed ## the sums of accelerators, by Triton's interpreter and compiled for GPUs (1 GB; minutes)
+	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q -n $(WORKERS) tests/kernel/test_fused_sums.py
 
 ARGS ?=
 
@@ -119,4 +129,4 @@ wheels: ## wheels of all systems and the source, cross-compiled by zig and check
 	.wheels/bin/python .github/make_wheels.py dist
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-lowest .venv-newest .wheels $(DEMO) .bench .bench-evaluate .bench-denoise .bench-smollm2 .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-lowest .venv-newest .wheels $(TRITON) $(DEMO) .bench .bench-evaluate .bench-denoise .bench-smollm2 .fuzz .producers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -18,7 +18,8 @@ from quanterr.documents.comparison.model import Report, Settings
 from quanterr.documents.sensitivity import Sensitivity
 from quanterr.errors import UsageError
 from quanterr.formats.reading import open_reader
-from quanterr.kernel.library import KernelChoice, choose_kernel
+from quanterr.kernel.fused_sums import can_fuse
+from quanterr.kernel.library import choose_kernel
 from quanterr.metrics import METRICS_VERSION
 from quanterr.options import ComparisonOptions
 from quanterr.pairing import pair
@@ -91,11 +92,12 @@ def compare_each(
         complete = run.run(on_progress)
         if sharing is not None:
             complete = sharing.collect(run, complete, lambda: on_progress(progress))
-        used = KernelChoice(None) if run.device.type != "cpu" else choice
+        on_device = "triton" if can_fuse(run.device) else "torch"
+        used = str(choice) if run.device.type == "cpu" else on_device
         described = describe_device(run.device)
         if run.moved_at:
             described += f"; also cpu, as memory ran out at {display(run.moved_at)}"
-        info = clock.describe_run(options.command, described, run.threads, progress.done_bytes, str(used))
+        info = clock.describe_run(options.command, described, run.threads, progress.done_bytes, used)
         del run  # its tasks take about 200 bytes per weight
         give_back_memory()  # the workers' buffers
         findings = _check(builders, inputs, complete)

@@ -80,9 +80,9 @@ class RunInfo(Model, kw_only=True):
     seconds: float
     device: str
     threads: int
-    kernel: Annotated[str | None, doc("kernel that computed the sums: native (with its instruction set) or torch")] = (
-        None
-    )
+    kernel: Annotated[
+        str | None, doc("kernel that computed the sums: native (its instruction set), triton or torch")
+    ] = None
     torch: str
     python: str
     read_bytes: int

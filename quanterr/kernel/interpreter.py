@@ -82,7 +82,7 @@ def _skip_padding(decoder: Decoder, chunk: Chunk) -> Iterator[Chunk]:
 
 
 def _interpret_piece(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
-    outer = _widen(decoder, chunk)
+    outer = widen(decoder, chunk)
     inside = slice(chunk.col - outer.col, chunk.stop_col - outer.col)
     if decoder.read is not None:
         stored = decoder.read(outer, workspace)
@@ -113,7 +113,7 @@ def _interpret_piece(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Va
     return Values(values.contiguous(), saturated)
 
 
-def _widen(decoder: Decoder, chunk: Chunk) -> Chunk:
+def widen(decoder: Decoder, chunk: Chunk) -> Chunk:
     """Return a chunk of whole units of storage and groups, or of whole rows if columns are not stored in order."""
     if decoder.order != Order.ROWS or decoder.columns is not None:
         return chunk._replace(col=0, stop_col=decoder.cols)

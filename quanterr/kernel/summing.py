@@ -1,7 +1,8 @@
-"""The sums of two weights: by the compiled kernel, else by its specification in torch."""
+"""The sums of two weights: by the compiled kernel, by Triton's, or by their specification in torch."""
 
 from collections.abc import Callable, Sequence
 
+from quanterr.kernel.fused_sums import See, can_fuse, sum_fused
 from quanterr.kernel.library import Kernel
 from quanterr.kernel.native_sums import KeptRows, NativeSums, Operand, Task
 from quanterr.kernel.specification import Load, SumOptions, exact_sums
@@ -10,15 +11,17 @@ from quanterr.metrics.sums import Sums
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-See = Callable[[Tensor, Tensor], None]  # takes x and y, (r, c), before they are overwritten
-
 
 class Summer:
     """Computes sums with one thread's buffers."""
 
     def __init__(self, kernel: Kernel | None, workspace: Workspace, outlier: float) -> None:
-        """Compute on the workspace's device; ``kernel`` is None for torch. |e| above ``outlier`` is an outlier."""
+        """Compute on the workspace's device; on the CPU, ``kernel`` is None for torch.
+
+        |e| above ``outlier`` is an outlier.
+        """
         self._native = NativeSums(kernel, outlier) if kernel else None
+        self._is_fused = can_fuse(workspace.device)
         self._workspace, self._outlier = workspace, outlier
 
     @property
@@ -39,6 +42,8 @@ class Summer:
         ``kept`` receives rows if the compiled kernel decodes them; then ``see`` is not called.
         """
         wide = any(operand.weight.needs_float64 for operand in operands)
+        if self._is_fused and not wide:
+            return Sums.merge(sum_fused(operands, chunk, self._outlier, wanted, see) for chunk in chunks)
         sums = None if self._native is None or wide else self._native.sums(operands, chunks, wanted, kept)
         return self._sum_with_torch(operands, chunks, wanted, see) if sums is None else sums
 

@@ -14,8 +14,8 @@ from support.modules import MODULES as FILES
 
 from quanterr.util import platform
 
-# Except for code that runs at import, and code that only hatch runs.
-MODULES = sorted(FILES.keys() - {"quanterr.__main__", "quanterr.kernel.build"})
+# Except for code that runs at import, and code that only hatch or Triton runs.
+MODULES = sorted(FILES.keys() - {"quanterr.__main__", "quanterr.kernel.build", "quanterr.kernel.triton_sums"})
 # A child executes this before the command: it lacks all that Windows lacks, and preadv as old macOS does.
 HIDDEN = f"""
 import os, sys
