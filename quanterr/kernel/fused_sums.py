@@ -19,7 +19,7 @@ from quanterr.kernel.native_sums import Operand
 from quanterr.kernel.specification import SUMS_ALONE, SumOptions, add_matrices, add_rows, are_whole, exact_sums
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics import OUTLIER, RELATIVE_OUTLIER
-from quanterr.metrics.histogram import BINS, LAST, Histogram
+from quanterr.metrics.histogram import BINS, LAST_BIN, Histogram
 from quanterr.metrics.peaks import WINDOW
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.tensors.chunks import Chunk
@@ -188,7 +188,7 @@ def _launch(
             ROWS=tile // width,
             COLS=width,
             WINDOW=WINDOW,
-            LAST=LAST,
+            LAST=LAST_BIN,
             enable_fp_fusion=False,  # each operation rounds
         )
     return found, histogram
