@@ -33,7 +33,7 @@ from quanterr.checkpoints.places import (
     read_small_file,
 )
 from quanterr.checkpoints.stores import remote_path
-from quanterr.checkpoints.unread import ADAPTER, WEIGHTS, find_unread
+from quanterr.checkpoints.unread import ADAPTER, COMPUTED, WEIGHTS, find_unread
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
 from quanterr.util.addresses import is_address, strip_credentials
@@ -65,9 +65,10 @@ SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffi
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION_CONFIGS = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 ASCEND_CONFIG = "quant_model_description.json"  # written by ModelSlim: the type of each tensor, by its name
+JANG_CONFIG = "jang_config.json"  # beside MLX's codes: the widths and the group of all of them
 SINQ_CONFIG, QUANTO_MAP = "model.safetensors.index.json.meta.json", "quanto_qmap.json"  # settings of each layer
 OF_CODES = {SINQ_CONFIG: ".W_q", QUANTO_MAP: "._data"}  # files that are beside codes of such names only
-CONFIGS = ("config.json", MODELOPT_CONFIG, *QUANTIZATION_CONFIGS, ASCEND_CONFIG, "params.json")
+CONFIGS = ("config.json", MODELOPT_CONFIG, *QUANTIZATION_CONFIGS, ASCEND_CONFIG, JANG_CONFIG, "params.json")
 PIPELINE = "model_index.json"  # at the root of a pipeline of diffusers
 DENOISERS = ("transformer", "transformer_2", "unet")  # folders of a pipeline
 MAX_INDEX = 256 * 2**20
@@ -231,7 +232,7 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if "model" + INDEX_SUFFIX in indexes:
         indexes = ["model" + INDEX_SUFFIX]
-    found = indexes or [name for name in names if name.endswith(SUFFIXES)]
+    found = indexes or [name for name in names if name.endswith(SUFFIXES) and name != COMPUTED]
     if not found:
         indexes = [name for name in names if name.endswith(PICKLE_INDEX_SUFFIX)]
         found = indexes or [name for name in names if name.endswith(PICKLES) and not OTHER_PICKLES.fullmatch(name)]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from quanterr.checkpoints import (
     ASCEND_CONFIG,
+    JANG_CONFIG,
     MODELOPT_CONFIG,
     QUANTIZATION_CONFIGS,
     QUANTO_MAP,
@@ -36,6 +37,7 @@ CONFIG = "config.json"
 MARKER = "scaled_fp8"
 MARKER_SIZE = 2  # a larger tensor is not a marker
 QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # of config.json and its sections
+SEED = "mxtq_seed"  # of the rotation of JANGTQ
 HEADER_KEY = "_quantization_metadata"
 MAX_LABEL = 1 << 16  # bytes of one .comfy_quant tensor
 
@@ -197,12 +199,15 @@ def find_quantization_config(config: Mapping[str, JsonObject]) -> tuple[JsonObje
     beside = as_object(main.get("quip_params"))  # settings of QuIP#
     if layers := config.get(SINQ_CONFIG):
         beside = beside | {SINQ_CONFIG: layers}
+    if SEED in (jang := config.get(JANG_CONFIG, {})):
+        beside = beside | {SEED: jang[SEED]}
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
         for key in QUANTIZATION_KEYS:
             if key in place and (found := as_object(place[key])):
                 return beside | found, CONFIG
-    if found := as_object(config.get(MODELOPT_CONFIG, {}).get("quantization")):
-        return found, MODELOPT_CONFIG
+    for name in (MODELOPT_CONFIG, JANG_CONFIG):
+        if found := as_object(config.get(name, {}).get("quantization")):
+            return beside | found, name
     others = ((config.get(name), name) for name in (*QUANTIZATION_CONFIGS, QUANTO_MAP))
     return next(((found, name) for found, name in others if found), (beside, CONFIG))
 

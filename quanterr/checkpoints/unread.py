@@ -15,6 +15,7 @@ from quanterr.errors import QuanterrError
 
 WEIGHTS = (".safetensors", ".sft")
 ADAPTER = re.compile(r"(?:adapters?|pytorch_lora_weights)[._].*")
+COMPUTED = "jangtq_runtime.safetensors"  # signs and codebooks of JANGTQ, which follow from the numbers of columns
 ADAPTER_CONFIG = "adapter_config.json"
 SHARD = re.compile(r"-\d{5}-of-\d{5}")
 
@@ -25,7 +26,7 @@ def find_unread(
     """Yield the files of weights among ``stored`` that are not in ``read``; no header is fetched from a store."""
     variants = tuple(f"{_stem(name)}." for name in read)
     for name in stored:
-        if name in read or not name.endswith(WEIGHTS) or _stem(name).startswith(variants):
+        if name in (*read, COMPUTED) or not name.endswith(WEIGHTS) or _stem(name).startswith(variants):
             continue
         if ADAPTER.match(name) and ADAPTER_CONFIG not in stored:
             continue

@@ -17,9 +17,9 @@
 
 The tables are IQ4, E2M1 and ROCM below; E2M1 holds doubled E2M1 values. Byte j of the codes of 32 elements holds the
 code of element j in its lower half and of element 16 + j in its upper half (NVFP4: of 16 elements, j and 8 + j).
-IQ4_XS: the lower four bits of the scales are the halves of 4 bytes, the upper two bits are fields of the u16, the
-lowest first. NVFP4 and ROCmFP4: the scale is an E4M3 number whose sign is ignored; 0x7F is 0, and so is ROCmFP4's 0xFF.
-An MXFP4 exponent of 255 is an ordinary number: ggml knows no NaN there.
+IQ4_XS: the lower four bits of the scales are halves of 4 bytes, the upper two bits fields of the u16, the lowest first.
+NVFP4 and ROCmFP4: the scale is an E4M3 number whose sign is ignored; 0x7F is 0, and so is ROCmFP4's 0xFF. An MXFP4
+exponent of 255 is an ordinary number: ggml knows no NaN there.
 
 Computed in float32: table[code] * scale is exact, multiplying by X.scale rounds once.
 

@@ -16,11 +16,13 @@
 
 The shapes give only bits times group. The original's number of columns gives both and wins over config.json, whose
 layer names often differ from the tensors' names. Without an original (`inspect`), config.json decides, by layer or for
-all layers, unless the shapes leave only one possibility.
+all layers, unless the shapes leave only one possibility; without its quantization, the widths and the block_size that
+jang_config.json lists for the files of JANG.
 
 Reference: ml-explore/mlx@846d1762 mlx/ops.cpp quantize and dequantize, mlx/backend/cpu/quantized.cpp;
 ml-explore/mlx-lm@d78bf58e mlx_lm/utils.py; huggingface/transformers@5.23.0 integrations/metal_quantization.py
-(qbiases); ollama/ollama@fb307609 x/create/prequant.go, x/mlxrunner/model/linear.go.
+(qbiases); jjang-ai/vmlx@3e256e3f vmlx_engine/utils/jang_loader.py; ollama/ollama@fb307609 x/create/prequant.go,
+x/mlxrunner/model/linear.go.
 """
 
 from collections.abc import Iterator
@@ -125,6 +127,8 @@ def _declared_layouts(config: object, layer: str | None = None) -> Iterator[tupl
     """Yield (bits, group) that config.json declares: for a layer, for all layers ("") or anywhere (None)."""
     if not isinstance(config, dict):
         return
+    if isinstance(widths := config.get("bit_widths_used"), list) and layer in (None, ""):
+        yield from ((bits, config["block_size"]) for bits in widths if "block_size" in config)
     places = {"": config} | {key: value for key, value in config.items() if isinstance(value, dict)}
     for name, configured in places.items():
         if layer not in (None, name) or not {"bits", "group_size"} & configured.keys():

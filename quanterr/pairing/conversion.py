@@ -15,7 +15,7 @@ from functools import cache, cached_property
 
 from msgspec.structs import replace
 
-from quanterr.checkpoints import Checkpoint, Entry
+from quanterr.checkpoints import JANG_CONFIG, Checkpoint, Entry
 from quanterr.checkpoints.base import RECIPE
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import FormatMismatch
@@ -633,4 +633,5 @@ def _find_model_types(checkpoint: Checkpoint) -> Iterator[str]:
 def is_mlx(checkpoint: Checkpoint) -> bool:
     """Return whether mlx-lm wrote a checkpoint: its metadata, or how its config.json declares the quantization."""
     quantization = as_object(checkpoint.config.get("config.json", {}).get("quantization"))
-    return "group_size" in quantization or any(each.get("format") == "mlx" for each in checkpoint.metadata)
+    is_declared = "group_size" in quantization or JANG_CONFIG in checkpoint.config
+    return is_declared or any(each.get("format") == "mlx" for each in checkpoint.metadata)

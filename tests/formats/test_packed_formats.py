@@ -142,6 +142,24 @@ class TestMLX:
 
         assert found == (stored.code_bits, stored.block_size[1])
 
+    def test_jang_config_decides_where_config_json_does_not(self, tmp_path):
+        path = store(tmp_path / "quantized", mlx(4, 64), config={})
+        jang = {"quantization": {"bit_widths_used": [2, 4, 8], "block_size": 64}}
+        (path / "jang_config.json").write_text(json.dumps(jang))
+        stored = inspect(path).weights[0]
+
+        assert (4, 64) == (stored.code_bits, stored.block_size[1])
+
+    def test_jangtq_needs_no_file_of_its_runtime(self, tmp_path):
+        tensors = load_file(GOLDEN / "jangtq" / "layers.safetensors")
+        path = store(tmp_path / "quantized", tensors, config={})
+        (path / "jang_config.json").write_text(json.dumps({"mxtq_seed": 42, "quantization": {"block_size": 64}}))
+        store(path / "jangtq_runtime.safetensors", {"signs.64.42": torch.ones(64)})
+        report = quanterr.compare(GOLDEN / "jangtq" / "layers.expected.safetensors", path, device="cpu")
+
+        assert ([], []) == (report.not_compared, [each.code for each in report.findings if each.code == "unread_file"])
+        assert all(layer.snr_db > 120 for layer in report.layers)  # the file's values are rounded to float32
+
     def test_mlx_single_possibility_is_taken_without_original_and_config_json(self, tmp_path):
         stored = inspect(store(tmp_path / "quantized.safetensors", mlx(3, 32))).weights[0]
 

@@ -46,6 +46,7 @@ NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, scaled rota
     "gguf_iq3_xxs",
     "gguf_iq4_kss",
     "gguf_iq4_kt",
+    "jangtq",
     "nunchaku_bias",
     "onnx_float",
     "paroquant",
