@@ -3,6 +3,7 @@
     X.qweight        i8            (rows, cols / 2)
     X.wscales        bf16, f16     (cols / 64, rows): int4, signed codes
                      f8_e4m3       (cols / 16, rows): nvfp4, E2M1 codes
+                     u8            (cols / 32, rows): mxfp4, E2M1 codes, E8M0 exponents (AutoRound)
     X.smooth         bf16, f16     (cols,)
     X.smooth_orig    bf16, f16     (cols,), optional
     X.lora_down      bf16, f16     (cols, rank)
@@ -25,22 +26,21 @@ before this layer: there V[j, :] = stored * smooth_orig[j], here
     weight = (residual + lora_up @ lora_down) / smooth_orig                             float64, rounded
 
 Reference: mit-han-lab/deepcompressor@69f3473 backend/nunchaku/convert.py, utils.py; nunchaku-tech/nunchaku@3a3cc3d
-nunchaku/models/linear.py, models/transformers/transformer_flux_v2.py.
+nunchaku/models/linear.py, models/transformers/transformer_flux_v2.py; intel/auto-round@b9f3d007
+auto_round/export/svdquant_mxfp4.py, svdquant_nunchaku.py (format svdquant_nunchaku).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec.structs import replace
-
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Parts, PartSpec, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.nunchaku_order import CODES, DOWN, OF_BYTES, OF_ROWS, TILE, UP
+from quanterr.formats.shared.nunchaku_order import CODES, DOWN, OF_BYTES, OF_EXPONENTS, OF_ROWS, TILE, UP
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.decoder import LowRank
-from quanterr.kernel.grid import Grid
+from quanterr.kernel.grid import E8M0, Grid
 from quanterr.kernel.interpreter import Nested
 from quanterr.kernel.levels import E2M1, INT4
 from quanterr.lazy_torch import Tensor, torch
@@ -49,8 +49,9 @@ from quanterr.util.text import display
 
 HALVES = frozenset({"BF16", "F16"})
 ONE = {"BF16": b"\x80\x3f", "F16": b"\x00\x3c"}
-GROUPS = {"int4": 64, "nvfp4": 16}
-NAMES = {"int4": "int4", "fp4_e2m1_all": "nvfp4"}  # names in quantization_config
+GROUPS = {"int4": 64, "nvfp4": 16, "mxfp4": 32}
+OF_SCALES = {"F8_E4M3": "nvfp4", "U8": "mxfp4"}  # dtype of scales → codes; of others, int4
+NAMES = {"int4": ("int4",), "fp4_e2m1_all": ("nvfp4", "mxfp4")}  # names in quantization_config
 
 # Fused projections, and the projection that consumes their V rows; relative to the name of the block.
 BEFORE = {
@@ -63,7 +64,7 @@ BEFORE = {
 
 NEEDS = {
     "codes": PartSpec(("{module}.qweight",), frozenset({"I8"})),
-    "scale": PartSpec(("{module}.wscales",), HALVES | {"F8_E4M3"}),
+    "scale": PartSpec(("{module}.wscales",), HALVES | OF_SCALES.keys()),
     "smooth": PartSpec(("{module}.smooth", "{module}.smooth_factor"), HALVES),
     "down": PartSpec(("{module}.lora_down", "{module}.proj_down"), HALVES),
     "up": PartSpec(("{module}.lora_up", "{module}.proj_up"), HALVES),
@@ -85,7 +86,7 @@ class NunchakuLayout:
 
 def fit(codes: str, parts: Parts) -> Weight | None:
     """Return the weight, without its padding, if its codes are of this kind."""
-    if codes != ("nvfp4" if parts["scale"].dtype == "F8_E4M3" else "int4"):
+    if codes != OF_SCALES.get(parts["scale"].dtype, "int4"):
         return None
     layout = _fit_layout(codes, parts)
     declared = f"{codes} codes in fragments, a branch of rank {parts['down'].shape[1]}"
@@ -97,7 +98,7 @@ def fit(codes: str, parts: Parts) -> Weight | None:
         layout.padded.shape,
         _read(parts, layout),
         code_bits=4,
-        levels=E2M1 if codes == "nvfp4" else INT4,
+        levels=INT4 if codes == "int4" else E2M1,
         uniform_bits=None,  # the product takes errors of codes away
         block_size=(1, layout.group),
         evidence=(declared,),
@@ -128,8 +129,8 @@ def _fit_layout(codes: str, parts: Parts) -> NunchakuLayout:
     if not cols - TILE < scaled <= cols or (scaled // group) % (TILE // 64 if codes == "int4" else 4):
         raise FormatMismatch(f"{scale} should be [{cols // group}, {rows}] for codes {stored}")
     for role in ("tensor_scale", "row_scale"):
-        if codes == "int4" and (part := parts.get(role)):
-            raise FormatMismatch(f"{part} is not expected with int4 codes")
+        if codes != "nvfp4" and (part := parts.get(role)):
+            raise FormatMismatch(f"{part} is not expected with {codes} codes")
     if rank % 16 or not rank:
         raise FormatMismatch(f"{parts['down']} should have a rank in multiples of 16")
     if (tensor_scale := parts.get("tensor_scale")) and tensor_scale.n != 1:
@@ -174,21 +175,22 @@ def _find_doubts(codes: str, parts: Parts) -> Iterable[str]:
         return
     weight = config.get("weight") if isinstance(config, dict) else None
     dtype = weight.get("dtype") if isinstance(weight, dict) else None
-    if dtype is not None and NAMES.get(str(dtype)) != codes:
+    if dtype is not None and codes not in NAMES.get(str(dtype), ()):
         yield f"quantization_config in the header declares {display(str(dtype))}, but {parts['scale']} is of {codes}"
 
 
 def _read(parts: Parts, layout: NunchakuLayout) -> Decoder:
     """Return the decoder of the weight: codes with smoothing undone, plus the product, times V factors."""
-    codes, padded, group, is_int4 = parts.codes, layout.padded, layout.group, layout.group == GROUPS["int4"]
+    codes, padded, group = parts.codes, layout.padded, layout.group
     cols, rank = 2 * codes.shape[1], parts["up"].shape[1]
-    levels, order = (element_types.INT4, OF_ROWS) if is_int4 else (element_types.E2M1, OF_BYTES)
-    scale = Grid(parts["scale"], parts["scale"].shape[0], group, tiles=order)
+    levels = element_types.INT4 if group == GROUPS["int4"] else element_types.E2M1
+    order, of_scales = {16: (OF_BYTES, element_types.E4M3), 32: (OF_EXPONENTS, E8M0), 64: (OF_ROWS, ())}[group]
+    scale = Grid(parts["scale"], parts["scale"].shape[0], group, levels=of_scales, tiles=order)
     tensor_scale, row_scale = parts.get("tensor_scale"), parts.get("row_scale")
     decoder = Decoder(
         codes,
         padded.stored_cols,
-        scale=scale if is_int4 else replace(scale, levels=element_types.E4M3),
+        scale=scale,
         group=group,
         factor=Grid(tensor_scale, key="tensor_scale") if tensor_scale else None,
         read=Grid(codes, cols, 1, key="codes", tiles=CODES, levels=levels),
@@ -222,5 +224,5 @@ FORMATS = tuple(
         summary=f"{codes} codes of a smoothed weight and a branch of low rank, in the order of Nunchaku",
         usual_db=usual_db,
     )
-    for codes, usual_db in (("int4", (23, 24)), ("nvfp4", (24, 25)))
+    for codes, usual_db in (("int4", (23, 24)), ("nvfp4", (24, 25)), ("mxfp4", (22, 25)))
 )
